@@ -1,4 +1,4 @@
-"""What several folders of tests share: the demo pair, exported once, and a tiny bundle.
+"""What several folders of tests share: pairs of models, exported once, and a tiny bundle.
 
 What imports torch is imported inside of functions: the process that only hands out the tests would
 wait for it for seconds, and so would one that runs a file without models.
@@ -71,3 +71,12 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     path = tmp_path_factory.mktemp("bundles") / "tiny"
     write_tiny_bundle(path)
     return open_bundle(path)
+
+
+@pytest.fixture(scope="session")
+def source_pair(tmp_path_factory: pytest.TempPathFactory, captures: SharedCaptures) -> Path:
+    """Marian drafted by T5, which has the same tokens; beside the bundle their checkpoints."""
+    from tests.encoder_decoder_pair import exported
+
+    make = partial(exported, "marian", "t5", captures)
+    return made_once(tmp_path_factory, "encoder-decoders", make)

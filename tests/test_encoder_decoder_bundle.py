@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import re
@@ -13,14 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from click.testing import CliRunner
-from transformers import AutoModelForSeq2SeqLM
 
 import dsbd_ort
-from dsbd_export.checkpoint import quiet_libraries
-from dsbd_export.config import ExportConfig
-from dsbd_export.pipeline import export_bundle
 from dsbd_ort.cli import inspect
 from dsbd_ort.decoding import DecodingError, DecodingRequest, result_of
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
@@ -31,86 +25,21 @@ from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.errors import BundleError, CapacityError, InputError, ProviderError
 from dsbd_runtime.ort_encoder import OrtEncoder
 from dsbd_runtime.ort_module import import_ort
-from scripts.family_checkpoints import SOURCE_READERS, write_family_checkpoint
-from tests.made_once import made_once
+from scripts.family_checkpoints import SOURCE_READERS
+from tests.encoder_decoder_pair import (
+    DEFAULTS,
+    NO_DEFAULTS,
+    exported,
+    generated,
+    some_sources,
+)
 from tests.runtime.bundle_edits import edited
 
-DEFAULTS = {
-    "num_beams": 4,
-    "length_penalty": 0.6,
-    "early_stopping": True,
-    "max_length": 17,
-    "min_length": 4,
-    "no_repeat_ngram_size": 3,
-    "forced_bos_token_id": 7,
-    "forced_eos_token_id": 1,
-}
-NO_DEFAULTS = {"max_length": 17, "forced_eos_token_id": None}
-
-
-def with_defaults(folder: Path, defaults: dict[str, Any]) -> Path:
-    """The checkpoint with a generation_config.json that says these."""
-    file = folder / "generation_config.json"
-    content = json.loads(file.read_text())
-    file.write_text(json.dumps({**content, **defaults}))
-    return folder
-
-
-def exported(target: str, draft: str | None, captures, folder: Path, defaults=DEFAULTS) -> Path:
-    names = [target] if draft is None else [target, draft]
-    sources = [
-        str(with_defaults(write_family_checkpoint(name, folder / name), defaults)) for name in names
-    ]
-    config = ExportConfig(
-        target=sources[0], draft=None if draft is None else sources[1], output=folder / "bundle"
-    )
-    export_bundle(config, report=lambda _: None, source_of=captures)
-    return folder
-
 
 @pytest.fixture(scope="session")
-def pair(captures, tmp_path_factory) -> Path:
-    """Marian drafted by T5, which has the same tokens; beside the bundle their checkpoints."""
-    return made_once(
-        tmp_path_factory,
-        "encoder-decoders",
-        lambda folder: exported("marian", "t5", captures, folder),
-    )
-
-
-@pytest.fixture(scope="session")
-def pipe(pair):
-    with dsbd_ort.Pipeline.from_bundle(pair / "bundle", num_threads=1) as opened:
+def pipe(source_pair):
+    with dsbd_ort.Pipeline.from_bundle(source_pair / "bundle", num_threads=1) as opened:
         yield opened
-
-
-def some_sources(number: int) -> list[list[int]]:
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(1, 30, number)
-    return [[*rng.integers(3, 290, length).tolist(), 1] for length in lengths]
-
-
-@functools.cache
-def model_of(folder: Path) -> Any:
-    with quiet_libraries():
-        return AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-
-def generated(folder: Path, source: list[int], **options: Any) -> tuple[list[list[int]], Any]:
-    """The new tokens of transformers' sequences up to their end, and their scores."""
-    with quiet_libraries(), torch.no_grad():
-        output = model_of(folder).generate(
-            torch.tensor([source]),
-            attention_mask=torch.ones(1, len(source), dtype=torch.int64),
-            output_scores=True,
-            return_dict_in_generate=True,
-            use_cache="t5" not in folder.name,  # which fails with another number of encoder layers
-            **options,
-        )
-    rows = [row[1:] for row in output.sequences.tolist()]
-    ended = [row[: row.index(1) + 1] if 1 in row else row for row in rows]
-    scores = getattr(output, "sequences_scores", None)
-    return ended, None if scores is None else scores.numpy()
 
 
 def check_equal(pipe, folder: Path, source: list[int], **options: Any) -> None:
@@ -141,10 +70,10 @@ SEARCHES = [
 ]
 
 
-def test_the_defaults_and_searches_of_the_model(pipe, pair):
+def test_the_defaults_and_searches_of_the_model(pipe, source_pair):
     for index, source in enumerate(some_sources(10)):
         for options in SEARCHES if index < 2 else SEARCHES[:1]:
-            check_equal(pipe, pair / "marian", source, **options)
+            check_equal(pipe, source_pair / "marian", source, **options)
     stats = pipe.generate(source=source, draft_length=3).stats
     assert stats.num_draft_tokens > 0
 
@@ -240,10 +169,10 @@ def test_a_preempted_request_goes_on_with_its_source(pipe):
     assert [result.sequences[0].token_ids for result in results] == wanted
 
 
-def test_rows_of_sources_are_bounded_and_read_again(pair):
-    entry = open_bundle(pair / "bundle").entry("target").encoder
+def test_rows_of_sources_are_bounded_and_read_again(source_pair):
+    entry = open_bundle(source_pair / "bundle").entry("target").encoder
     ort = import_ort()
-    path = pair / "bundle" / "target" / "encoder.onnx"
+    path = source_pair / "bundle" / "target" / "encoder.onnx"
     encoder = OrtEncoder(ort, path, entry, lambda file: ort.InferenceSession(str(file)), 4_000)
     one, other = (5, 6, 1), (7, 8, 9, 1)
     first = encoder.cross_rows(one)
@@ -259,12 +188,12 @@ def test_rows_of_sources_are_bounded_and_read_again(pair):
     assert encoder.num_bytes == 0
 
 
-def test_a_stream_and_a_service(pipe, pair):
+def test_a_stream_and_a_service(pipe, source_pair):
     source = some_sources(3)[-1]
     wanted = pipe.generate(source=source).sequences[0]
     assert "".join(piece.text for piece in pipe.stream(source)) == wanted.text
     with (
-        dsbd_ort.Pipeline.from_bundle(pair / "bundle", num_threads=1) as own,
+        dsbd_ort.Pipeline.from_bundle(source_pair / "bundle", num_threads=1) as own,
         Service(own) as service,
     ):
         assert service.generate(source).sequences[0].token_ids == wanted.token_ids
@@ -310,9 +239,9 @@ def test_what_an_encoder_decoder_has_not(pipe):
         pipe.generate()
 
 
-def test_a_gpu_is_refused(pair):
+def test_a_gpu_is_refused(source_pair):
     with pytest.raises(ProviderError, match="engine of an encoder-decoder, which provider 'cuda'"):
-        dsbd_ort.Pipeline.from_bundle(pair / "bundle", provider="cuda")
+        dsbd_ort.Pipeline.from_bundle(source_pair / "bundle", provider="cuda")
 
 
 def test_a_source_of_a_decoder_is_refused(demo_bundle):
@@ -345,9 +274,9 @@ def test_n_grams_of_a_source_without_tokens_are_refused(pipe):
             result_of(iterations_of(request, target, None, None))
 
 
-def changed(pair: Path, folder: Path, edit) -> Path:
+def changed(source_pair: Path, folder: Path, edit) -> Path:
     """A copy of the bundle whose manifest was edited."""
-    shutil.copytree(pair / "bundle", folder / "bundle")
+    shutil.copytree(source_pair / "bundle", folder / "bundle")
     return edited(folder / "bundle", edit)
 
 
@@ -362,45 +291,49 @@ DAMAGED = [  # (field of the target's encoder, value, words)
 
 
 @pytest.mark.parametrize(("field", "value", "words"), DAMAGED)
-def test_a_manifest_that_contradicts_itself_or_its_graphs(field, value, words, pair, tmp_path):
+def test_a_manifest_that_contradicts_itself_or_its_graphs(
+    field, value, words, source_pair, tmp_path
+):
     def edit(data: dict[str, Any]) -> None:
         data["target"]["encoder"][field] = value
 
     with pytest.raises(BundleError, match=re.escape(words)):
-        dsbd_ort.Pipeline.from_bundle(changed(pair, tmp_path, edit))
+        dsbd_ort.Pipeline.from_bundle(changed(source_pair, tmp_path, edit))
 
 
-def test_cross_rows_of_another_shape(pair, tmp_path):
+def test_cross_rows_of_another_shape(source_pair, tmp_path):
     def edit(data: dict[str, Any]) -> None:
         data["target"]["encoder"]["cross"][1]["key_width"] = 16
 
     with pytest.raises(BundleError, match=r"cross\.1\.key of shape"):
-        dsbd_ort.Pipeline.from_bundle(changed(pair, tmp_path, edit))
+        dsbd_ort.Pipeline.from_bundle(changed(source_pair, tmp_path, edit))
 
 
-def test_an_encoder_that_is_not_listed(pair, tmp_path):
+def test_an_encoder_that_is_not_listed(source_pair, tmp_path):
     def edit(data: dict[str, Any]) -> None:
         del data["files"]["target/encoder.onnx"]
 
     with pytest.raises(BundleError, match=r"lists no target/encoder\.onnx"):
-        dsbd_ort.Pipeline.from_bundle(changed(pair, tmp_path, edit))
+        dsbd_ort.Pipeline.from_bundle(changed(source_pair, tmp_path, edit))
 
 
-def test_a_draft_that_alone_reads_a_source(pair, tmp_path):
+def test_a_draft_that_alone_reads_a_source(source_pair, tmp_path):
     def edit(data: dict[str, Any]) -> None:
         data["target"]["encoder"] = None
 
     with pytest.raises(BundleError, match="reads a source, which requests to its target do not"):
-        dsbd_ort.Pipeline.from_bundle(changed(pair, tmp_path, edit))
+        dsbd_ort.Pipeline.from_bundle(changed(source_pair, tmp_path, edit))
 
 
-def test_what_an_inspection_says(pair):
-    done = CliRunner().invoke(inspect, [str(pair / "bundle")])
+def test_what_an_inspection_says(source_pair):
+    done = CliRunner().invoke(inspect, [str(source_pair / "bundle")])
     assert done.exit_code == 0, done.output
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert any("source │ 256 tokens of 300 │ 256 tokens of 300" in line for line in lines), lines
     assert any("bytes a source token │ 768 │ 768" in line for line in lines)
-    content = json.loads(CliRunner().invoke(inspect, [str(pair / "bundle"), "--json"]).stdout)
+    content = json.loads(
+        CliRunner().invoke(inspect, [str(source_pair / "bundle"), "--json"]).stdout
+    )
     assert content["target"]["encoder"]["start_token_id"] == 2
     cuda = next(each for each in content["providers"] if each["name"] == "cuda")
     assert any("engine of an encoder-decoder" in problem for problem in cuda["problems"])

@@ -18,17 +18,11 @@ from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.loading import load_causal_lm, load_pair
 from scripts.family_checkpoints import write_family_checkpoint
+from tests.encoder_decoder_pair import DEFAULTS, some_sources, with_defaults
 from tests.export.cut_decoders import cut_decoder
 from tests.made_once import made_once
 from tests.runtime.bundle_edits import edited
-from tests.test_encoder_decoder_bundle import (
-    DEFAULTS,
-    SAMPLING,
-    SEARCHES,
-    check_equal,
-    some_sources,
-    with_defaults,
-)
+from tests.test_encoder_decoder_bundle import SAMPLING, SEARCHES, check_equal
 
 
 @pytest.fixture(scope="session")

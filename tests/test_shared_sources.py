@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,26 +18,15 @@ from dsbd_ort.decoding import DecodeResult, DecodingRequest
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.engine import Service
 from dsbd_runtime.errors import InputError
-from tests.made_once import made_once
+from tests.encoder_decoder_pair import generated, some_sources
 from tests.robustness.preempting import ForcedPreemptions
-from tests.test_encoder_decoder_bundle import exported, generated, some_sources
 
 NUM_TOGETHER = 8
 
 
 @pytest.fixture(scope="session")
-def pair(captures, tmp_path_factory) -> Path:
-    """The bundle of ``test_encoder_decoder_bundle``: Marian drafted by T5."""
-    return made_once(
-        tmp_path_factory,
-        "encoder-decoders",
-        lambda folder: exported("marian", "t5", captures, folder),
-    )
-
-
-@pytest.fixture(scope="session")
-def pipe(pair):
-    with dsbd_ort.Pipeline.from_bundle(pair / "bundle", num_threads=1) as opened:
+def pipe(source_pair):
+    with dsbd_ort.Pipeline.from_bundle(source_pair / "bundle", num_threads=1) as opened:
         yield opened
 
 
@@ -130,7 +118,7 @@ def check_together(
 @pytest.mark.parametrize(
     "options", STRATEGIES, ids=lambda options: "-".join(map(str, options.values()))
 )
-def test_a_strategy_with_several_sources(options, pipe, pair):
+def test_a_strategy_with_several_sources(options, pipe, source_pair):
     sources = some_sources(4)
     num_sources = check_together(pipe, sources, [options] * len(sources))
     assert max(num_sources) == len(sources)
@@ -138,7 +126,7 @@ def test_a_strategy_with_several_sources(options, pipe, pair):
         more = {name: options[name] for name in OF_TRANSFORMERS if name in options}
         beams = {"num_beams": 1} if options["strategy"] == "greedy" else {}
         for source in sources:
-            wanted, _ = generated(pair / "marian", source, **more, **beams)
+            wanted, _ = generated(source_pair / "marian", source, **more, **beams)
             assert tokens(pipe.generate(source, **options)) == wanted
 
 
@@ -254,11 +242,11 @@ def test_a_source_that_is_refused_ends_no_other_request(pipe):
     assert [tokens(ended[index]) for index in (0, 2, 3)] == wanted
 
 
-def test_a_service_with_several_sources(pipe, pair):
+def test_a_service_with_several_sources(pipe, source_pair):
     sources = some_sources(12)
     wanted = [tokens(pipe.generate(source, seed=0)) for source in sources]
     with (
-        dsbd_ort.Pipeline.from_bundle(pair / "bundle", num_threads=1) as own,
+        dsbd_ort.Pipeline.from_bundle(source_pair / "bundle", num_threads=1) as own,
         Service(own) as service,
         ThreadPoolExecutor(6) as pool,
     ):

@@ -6,62 +6,22 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.processors import TemplateProcessing
 
 import dsbd_ort
-from dsbd_export.config import ExportConfig
-from dsbd_export.pipeline import export_bundle
 from dsbd_ort.engine import Service
 from dsbd_runtime.errors import InputError
-from scripts.family_checkpoints import tiny_tokenizer, write_family_checkpoint
 from tests.commands.test_run import assert_one_line_error, dsbd_run
+from tests.encoder_decoder_pair import LANGUAGES, exported_translator
 from tests.made_once import made_once
 from tests.openai_server.running_server import MODEL, running_server
 
-LANGUAGES = {"eng_Latn": 290, "fra_Latn": 291, "zho_Hans": 292}
 TEXT = "def read"
-
-
-def with_languages(folder: Path) -> Path:
-    """A checkpoint as NLLB's: a source is its language, its tokens, and the end."""
-    content = json.loads(tiny_tokenizer().to_str())
-    vocab = content["model"]["vocab"]
-    taken = {token: i for token, i in vocab.items() if i in LANGUAGES.values()}
-    for token, (language, index) in zip(taken, LANGUAGES.items(), strict=False):
-        del vocab[token]
-        vocab[language] = index
-    content["model"]["merges"] = [
-        merge for merge in content["model"]["merges"] if "".join(merge) in vocab
-    ]
-    vocab |= {name: index for name, index in LANGUAGES.items() if name not in vocab}
-    tokenizer = Tokenizer.from_str(json.dumps(content))
-    tokenizer.add_special_tokens(["<|begin|>", "<|end|>", *LANGUAGES])
-    tokenizer.post_processor = TemplateProcessing(
-        single="eng_Latn $A <|end|>",
-        pair="eng_Latn $A $B <|end|>",
-        special_tokens=[("eng_Latn", 290), ("<|end|>", 1)],
-    )
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": "<|end|>",
-        "extra_special_tokens": list(LANGUAGES),
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    file = folder / "generation_config.json"
-    defaults = {**json.loads(file.read_text()), "num_beams": 3, "max_length": 9}
-    file.write_text(json.dumps(defaults))
-    return folder
 
 
 @pytest.fixture(scope="session")
 def bundle(captures, tmp_path_factory) -> Path:
     def exported(folder: Path) -> Path:
-        target = with_languages(write_family_checkpoint("m2m_100", folder / "m2m_100"))
-        config = ExportConfig(target=str(target), output=folder / "bundle")
-        export_bundle(config, report=lambda _: None, source_of=captures)
-        return folder / "bundle"
+        return exported_translator(None, captures, folder) / "bundle"
 
     return made_once(tmp_path_factory, "translation", exported)
 

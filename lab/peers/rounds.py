@@ -24,11 +24,13 @@ class Prompt:
     Attributes:
         work: names the rows that its requests belong to, where a comparison has several kinds.
         json_schema: text of the schema that the answer follows; None: free text, full length.
+        max_new_tokens: of this request; None: those of the plan.
     """
 
     token_ids: list[int]
     work: str = ""
     json_schema: str | None = None
+    max_new_tokens: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +157,7 @@ def _one_round(
 def _asked(prompt: Prompt, plan: Plan, seed: int) -> Asked:
     return Asked(
         prompt_ids=prompt.token_ids,
-        max_new_tokens=plan.max_new_tokens,
+        max_new_tokens=prompt.max_new_tokens or plan.max_new_tokens,
         seed=seed,
         json_schema=prompt.json_schema,
         ids_file=None if plan.ids is None else str(plan.ids.file.resolve()),

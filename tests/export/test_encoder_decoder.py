@@ -166,6 +166,12 @@ def test_a_wrong_source_or_wrong_positions_fail(mutate, captures, tmp_path):
 
 WRONG_OPTIONS = [
     ({"dtype": "fp16"}, "dtype='fp16' has no form for the target, an encoder-decoder"),
+    ({"dtype": "bf16"}, "dtype='bf16' has no form for .*: its engines run on the CPU; use"),
+    ({"attention": "exact"}, "attention='exact' has no form for .*: exact sums over the rows of"),
+    (
+        {"engine": "tensorrt-rtx", "compute_capability": "8.6"},
+        "engine='tensorrt-rtx' has no form for .*: TensorRT has no place",
+    ),
     ({"quantize": "int8-dynamic"}, r"attention='exact' \(the default with int8-dynamic\)"),
     ({"features": True}, "features=True has no form"),
     ({"max_source": 8}, "max_source=8 is too short"),

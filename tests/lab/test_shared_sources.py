@@ -11,17 +11,12 @@ from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
 from lab.shared_sources import Setting, SourceCalls
 from tests.lab.lab_run import lab_run
-from tests.made_once import made_once
 from tests.runtime.tiny_graph import write_tiny_bundle
-from tests.test_encoder_decoder_bundle import exported
 
 
 @pytest.fixture(scope="session")
-def bundle(captures, tmp_path_factory) -> Path:
-    def new_pair(folder: Path) -> Path:
-        return exported("marian", "t5", captures, folder)
-
-    return made_once(tmp_path_factory, "encoder-decoders", new_pair) / "bundle"
+def bundle(source_pair) -> Path:
+    return source_pair / "bundle"
 
 
 def test_both_ways_compute_the_same_rows_and_drop_them(bundle):

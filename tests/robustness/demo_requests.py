@@ -1,4 +1,4 @@
-"""Whole requests drawn at random for the demo engines, and what must hold of each."""
+"""Whole requests drawn at random for real engines, and what must hold of each."""
 
 from __future__ import annotations
 
@@ -10,30 +10,65 @@ import numpy as np
 from hypothesis import strategies as st
 
 from dsbd_errors import DsbdError
-from dsbd_ort import DecodingConfig, GenerationResult, Pipeline, Service
+from dsbd_ort import Canonical, DecodingConfig, GenerationResult, Pipeline, Regex, Service
 from dsbd_ort.decoding import STRATEGIES, WithResult
 from tests.robustness.preempting import PreemptedPipeline
 from tests.robustness.whole_request_checks import config_without_draft
 from tests.robustness.whole_requests import VALUES, constraint_of, has_meaning
 
-PROMPTS = [
-    "import os",
-    "def read_json(path):",
-    "class Node:\n    def __init__(self):",
-    "x = 'é😀'",
-    "\n",
-]
-VOCAB_SIZE = 4096
-STOPS = ["\n", "(", "self", "é", "return None", "\n\n"]
+
+@dataclass(frozen=True)
+class Texts:
+    """What requests to a bundle are drawn from.
+
+    Attributes:
+        prompts: texts or tokens; of an encoder-decoder its sources.
+        languages: names that such a model translates between.
+    """
+
+    prompts: tuple[Any, ...]
+    stops: tuple[str, ...]
+    vocab_size: int
+    languages: tuple[str, ...] = ()
+
+
+DEMO_TEXTS = Texts(
+    prompts=(
+        "import os",
+        "def read_json(path):",
+        "class Node:\n    def __init__(self):",
+        "x = 'é😀'",
+        "\n",
+    ),
+    stops=("\n", "(", "self", "é", "return None", "\n\n"),
+    vocab_size=4096,
+)
+CANONICAL = Canonical(Regex("((de|re|in|se|x)[ (]?)+"))
+"""Words that tokenizers write in several ways, of which theirs is one."""
 
 
 @dataclass(frozen=True)
 class DemoRequest:
-    """A prompt, the fields of DecodingConfig, and whether a Service is to answer as well."""
+    """A prompt, the options of a request, and whether a Service is to answer as well.
 
-    prompt: str
+    Attributes:
+        options: fields of DecodingConfig, and languages.
+        beside: the prompt of a request that shares the engine calls; None: there is none.
+    """
+
+    prompt: Any
     options: dict[str, Any]
     is_shared: bool
+    beside: Any = None
+
+    @property
+    def languages(self) -> dict[str, str]:
+        """The language of the source; that of the target is its first token to a config."""
+        return {name: self.options[name] for name in ("src_lang",) if name in self.options}
+
+    def given(self, pipes: Pipes) -> dict[str, Any]:
+        """The prompt by the name that it has to the model."""
+        return {"source" if pipes.reads_source else "prompt": self.prompt}
 
 
 @dataclass(frozen=True)
@@ -44,13 +79,18 @@ class Pipes:
     forced: PreemptedPipeline
 
     @property
+    def reads_source(self) -> bool:
+        """Whether the bundle is an encoder-decoder's."""
+        return self.calm.bundle.manifest.target.encoder is not None
+
+    @property
     def is_bit_exact(self) -> bool:
         """Whether the bundle claims that a row's logits are a function of its path."""
         return bool(self.calm.bundle.manifest.target.bit_exact)
 
 
 @st.composite
-def demo_requests(draw: st.DrawFn, most_top_k: int = 0) -> DemoRequest:
+def demo_requests(draw: st.DrawFn, most_top_k: int = 0, texts: Texts = DEMO_TEXTS) -> DemoRequest:
     """Draw a request; one in ten also has a field that it may not have.
 
     most_top_k: of engines with a top-k head, from which no more tokens can be drawn.
@@ -67,10 +107,29 @@ def demo_requests(draw: st.DrawFn, most_top_k: int = 0) -> DemoRequest:
     }
     if most_top_k and STRATEGIES[strategy].rule != "search":
         options["top_k"] = draw(st.integers(1, most_top_k))
-    options["constraint"] = constraint_of(options.get("constraint", "none"), VOCAB_SIZE, ())
+    kind = options.get("constraint", "none")
+    options["constraint"] = constraint_of(kind, texts.vocab_size, ())
+    if kind != "none" and draw(st.booleans()):
+        options["constraint"] = CANONICAL
     if draw(st.booleans()):
-        options["stop_strings"] = draw(st.lists(st.sampled_from(STOPS), min_size=1, max_size=2))
-    return DemoRequest(draw(st.sampled_from(PROMPTS)), options, draw(st.booleans()))
+        stops = st.lists(st.sampled_from(texts.stops), min_size=1, max_size=2)
+        options["stop_strings"] = draw(stops)
+    if texts.languages:
+        options |= draw(languages_of_requests(texts.languages))
+        if "tgt_lang" in options and not rarely:  # both say how a target begins
+            options.pop("forced_bos_token_id", None)
+    prompts = st.sampled_from(texts.prompts)
+    beside = None
+    if texts.languages:  # a text, which every language fits
+        in_text = [prompt for prompt in texts.prompts if isinstance(prompt, str)]
+        beside = draw(st.none() | st.sampled_from(in_text))
+    return DemoRequest(draw(prompts), options, draw(st.booleans()), beside)
+
+
+def languages_of_requests(languages: tuple[str, ...]) -> st.SearchStrategy[dict[str, str]]:
+    """Draw the languages of a request, or none; one in many is unknown."""
+    name = st.sampled_from([*languages * 5, "xxx_Latn"])
+    return st.fixed_dictionaries({}, optional={"src_lang": name, "tgt_lang": name})
 
 
 def check_demo_request(pipes: Pipes, request: DemoRequest) -> bool:
@@ -80,7 +139,7 @@ def check_demo_request(pipes: Pipes, request: DemoRequest) -> bool:
     """
     try:
         config = pipes.calm.prepare(request.prompt, request.options).config
-        result = pipes.calm.generate(request.prompt, **request.options)
+        result = pipes.calm.generate(**request.given(pipes), **request.options)
     except DsbdError as error:
         assert 10 < len(str(error)) < 600, error
         return False
@@ -93,10 +152,13 @@ def check_demo_request(pipes: Pipes, request: DemoRequest) -> bool:
     assert "".join(pieces) == result.sequences[0].text
     others = [stream.result]
     if (plain := config_without_draft(config)) is not None:
-        others.append(pipes.forced.generate(request.prompt, **vars(plain)))
+        others.append(pipes.forced.generate(request.prompt, **vars(plain), **request.languages))
     if request.is_shared:
         with Service(pipes.forced) as service:
             others.append(service.generate(request.prompt, **request.options))
+    if request.beside is not None:
+        asked = [request.prompt, request.beside]
+        others.append(pipes.forced.generate(asked, **request.options)[0])
     for other in others:
         assert [s.token_ids for s in other.sequences] == [s.token_ids for s in result.sequences]
         assert [s.text for s in other.sequences] == [s.text for s in result.sequences]

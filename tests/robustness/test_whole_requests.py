@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import shutil
 import tracemalloc
@@ -24,9 +25,12 @@ from dsbd_ort import Pipeline
 from dsbd_ort.decoding import STRATEGIES
 from dsbd_runtime.bundle import MODEL_FILE, ROLES, open_bundle, write_manifest
 from scripts.shared_captures import SharedCaptures
+from tests.encoder_decoder_pair import LANGUAGES, exported_translator
+from tests.made_once import made_once
 from tests.robustness.demo_requests import (
     DemoRequest,
     Pipes,
+    Texts,
     check_demo_request,
     demo_requests,
 )
@@ -38,6 +42,12 @@ THOROUGH = settings(deadline=None, suppress_health_check=list(HealthCheck), data
 
 
 NUM_TOP = 8
+SOURCE_TEXTS = Texts(
+    prompts=("def read", "return x", "import os, re", "é", [290, 7, 50, 1], [5], [70] * 40),
+    stops=("re", "(", "self", "\n"),
+    vocab_size=300,
+    languages=tuple(LANGUAGES),
+)
 
 
 @contextlib.contextmanager
@@ -125,6 +135,39 @@ def test_any_request_on_the_demo_engines(demo_pipes: Pipes) -> None:
 
     holds()
     assert sum(accepted) >= 100, "most drawn requests are refused: draw others"
+
+
+@pytest.fixture(scope="module")
+def source_pipes(
+    captures: SharedCaptures, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pipes]:
+    """M2M100, which has languages, drafted by BART, which has the same tokens."""
+    make = functools.partial(exported_translator, "bart", captures)
+    folder = made_once(tmp_path_factory, "translator-pair", make)
+    with opened(folder / "bundle") as pipes:
+        yield pipes
+
+
+def check_requests_with_sources(pipes: Pipes, number: int) -> None:
+    accepted: list[bool] = []
+
+    @settings(THOROUGH, max_examples=number)
+    @given(request=demo_requests(texts=SOURCE_TEXTS))
+    def holds(request: DemoRequest) -> None:
+        note(repr(request))
+        accepted.append(check_demo_request(pipes, request))
+
+    holds()
+    assert sum(accepted) >= number / 3, "most drawn requests are refused: draw others"
+
+
+def test_any_request_with_a_source(source_pipes: Pipes) -> None:
+    check_requests_with_sources(source_pipes, 40)
+
+
+@pytest.mark.long
+def test_any_of_many_requests_with_a_source(source_pipes: Pipes) -> None:
+    check_requests_with_sources(source_pipes, 1500)
 
 
 def check_requests_in_int8(pipes: Pipes, number: int) -> None:

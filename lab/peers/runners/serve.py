@@ -36,8 +36,9 @@ class Job:
         task: "beam-search", "beam-sampling", "assisted", "sampling" or "lookup" (drafted by what
             followed the last tokens before), where every sequence has the full length;
             "json-beam-search" or "json-sampling", where a document under a schema ends by itself;
-            or "retrieval", a beam search that returns all beams, held to the ids of a file where
-            the tool can be.
+            "retrieval", a beam search that returns all beams, held to the ids of a file where
+            the tool can be; or "translation", where the prompt is the source of an encoder-decoder
+            and its target ends by itself.
         options: further options of the task.
         num_threads: of the tool; the environment variables of OpenMP say the same.
     """

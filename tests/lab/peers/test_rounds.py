@@ -51,6 +51,12 @@ def test_rounds_alternate_and_every_request_is_what_was_asked_for(tmp_path):
     assert first.tokens_per_s == 3 / first.seconds
 
 
+def test_a_prompt_may_say_how_many_tokens_it_asks_for(tmp_path):
+    prompts = [Prompt(token_ids=[5]), Prompt(token_ids=[5], max_new_tokens=1)]
+    found = outcomes(tmp_path, run_of("a"), plan=replace(PLAN, prompts=prompts, num_rounds=1))
+    assert [request.token_ids for request in found] == [[6, 7, 8], [6]]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
