@@ -204,17 +204,18 @@ class ThroughputDraftPolicy:
                 self._needed = 0.0 if self._layers else needed
                 return False
             self._stake = needed
-        if not num_rows and self._has_draft_model:  # what the layer costs is not known yet
+        share = self._prompt_share if num_rows else 0.0
+        self._call, self._prompt = call + prompt, share
+        if not (num_rows or num_whole) and self._has_draft_model:  # its call is not known yet
             return True
         worth = self._worth + self._usual_call - call
         if not self._layers or self._layers[-1] is None:
             worth = float(self._worth_of_more(self._reach, self._num_rows, call))
         if num_whole:  # what is selected is among them: an iteration is saved
+            self._stake = self._credit
             saved = float(costs.target[min(num_whole, self._num_beams)])
             saved += estimator.loop.iteration
             worth += max(self._reach * saved - self._seconds_of_rows(num_whole) - call, 0.0)
-        share = self._prompt_share if num_rows else 0.0
-        self._call, self._prompt = call + prompt, share
         if is_wanted := worth > share or self._is_probe:
             if num_rows:  # only before the first of its layers
                 self._prompt_share = self._unread_prompt = 0.0
