@@ -69,7 +69,7 @@ def late_samples(
 
 @pytest.mark.parametrize("preempts", [False, True])
 def test_a_prompt_that_the_draft_reads_late_is_read_once(preempts: bool) -> None:
-    samples, draft = late_samples(preempts, (5, 9, 1000))
+    samples, draft = late_samples(preempts, (5, 30, 1000))  # not in one iteration: both would read
     for sample in samples:
         expected = run(
             dataclasses.replace(sample.config, draft_policy="fixed"),
