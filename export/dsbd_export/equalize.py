@@ -159,7 +159,7 @@ class Equalizer:
         matrix = self._store.constant(f"rotation_{block}", rotation(block))
         turned = tape.op("MatMul", [tape.op("Reshape", [rows, blocks]), matrix])
         rotated = tape.op("Reshape", [turned, whole])
-        rotated.shape = rows.shape
+        rotated.shape, rotated.type = rows.shape, rows.type
         return rotated
 
     def _turn_back(self, lookup: ir.Node, weight: ir.Value, form: RowForm) -> None:

@@ -69,8 +69,12 @@ def test_sigterm_ends_it():
 
 OF_AUDIO = ("task", "language", "initial_prompt", "condition_on_previous_text", "output_dir")
 THRESHOLDS = ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold")
+CHOICES = ("best_of", "hot_word_gain")
 NO_AUDIO = SpeechArguments(
-    timestamps=False, output_format="txt", **dict.fromkeys((*OF_AUDIO, *THRESHOLDS))
+    timestamps=False,
+    output_format="txt",
+    hot_words=(),
+    **dict.fromkeys((*OF_AUDIO, *THRESHOLDS, *CHOICES)),
 )
 
 

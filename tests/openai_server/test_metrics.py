@@ -57,6 +57,8 @@ def test_what_was_answered_is_counted(fresh: RunningServer) -> None:
         "max_tokens": 9,
         "seed": 1,
         "num_return_sequences": 2,
+        "draft_policy": "fixed",
+        "draft_length": 2,
     }
     answer = httpx2.post(f"{fresh.url}/v1/completions", json=body).json()
     httpx2.post(f"{fresh.url}/v1/completions", json={**body, "n": 99})
