@@ -337,7 +337,8 @@ def test_drafted_is_plain(speech_pipe):
         found = speech_pipe.transcribe(samples, num_beams=3, **options, **FEW, **NO_FALLBACK)
         texts[name] = [(segment.token_ids, segment.start) for segment in found.segments]
         sure[name] = [segment.avg_logprob for segment in found.segments]
-        assert (found.stats.num_draft_tokens > 0) == (name != "plain")
+        if name != "default":  # which drafts where it pays: times decide
+            assert (found.stats.num_draft_tokens > 0) == (name != "plain")
     assert texts["model"] == texts["ngram"] == texts["default"] == texts["plain"]
     for of_drafts in sure.values():
         assert of_drafts == pytest.approx(sure["plain"], abs=1e-4)
