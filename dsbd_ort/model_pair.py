@@ -112,7 +112,7 @@ class KeptEstimators:
 
     def of(self, setting: object) -> AcceptanceEstimator:
         """Return the estimator that all requests of a setting update."""
-        estimator = self._estimators.pop(setting, None) or AcceptanceEstimator.initial()
+        estimator = self._estimators.pop(setting, None) or AcceptanceEstimator()
         self._estimators[setting] = estimator
         if len(self._estimators) > MOST_ESTIMATORS:
             self._estimators.popitem(last=False)

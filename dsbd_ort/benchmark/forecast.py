@@ -133,7 +133,7 @@ def forecasts(
             draft_policy="throughput",
             eos_token_id=[*ends] or None,
         )
-        calls, estimator = PricedCalls(costs), AcceptanceEstimator.initial()
+        calls, estimator = PricedCalls(costs), AcceptanceEstimator()
         num_iterations, num_layers = 0, 0
         for seed, (prompt, source) in enumerate(zip(prompts, sources, strict=True)):
             rng = np.random.default_rng(seed)

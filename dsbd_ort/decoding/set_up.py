@@ -280,7 +280,7 @@ def _draft_policy(
             most_beams=most_beams,
             has_draft_model=config.has_draft_model,
         ),
-        request.estimator or AcceptanceEstimator.initial(),
+        request.estimator or AcceptanceEstimator(),
         rule.draft_scores,
         forest,
         num_beams=config.width,

@@ -32,8 +32,8 @@ _log = logging.getLogger(__name__)
 def huge_pages() -> Iterator[None]:
     """Ask for huge pages for the memory that the process takes meanwhile.
 
-    Linux 6.1 and later gathers what is there at the end at once, in a thread, at half a GiB a
-    second or more; earlier ones by and by. Nothing happens on other systems, nor where the
+    Linux 6.1 and later gathers what is there at the end at once, in a thread, as that takes
+    seconds; earlier ones by and by. Nothing happens on other systems, nor where the
     administrator has said ``never``. A refusal costs speed alone, and is logged at level DEBUG.
     """
     if not are_offered():

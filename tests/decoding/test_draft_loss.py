@@ -65,7 +65,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 
 def ratios(draft: str, num_beams: int, num_answers: int, clock: list[float]) -> list[float]:
     """Return how many times as long as without a draft each answer of a process takes."""
-    experience = AcceptanceEstimator.initial()
+    experience = AcceptanceEstimator()
     costs = LearnedCosts(target_bytes=140_000_000, draft_bytes=20_000_000)
     rows = TARGET_CURVE.up_to(64)
     plain = float(rows[PROMPT - 1] + rows[1] + (NUM_TOKENS - 1) * rows[num_beams])

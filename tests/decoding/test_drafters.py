@@ -93,7 +93,7 @@ def decoded(request: DecodingRequest, target: LogitsOf = TARGET) -> DecodeResult
 
 def check_invisible(num_prompts: int, strategy: str, plain: str, shape: dict, name: str) -> None:
     common = {**shape, **PROCESSING[name], "max_new_tokens": 24, "eos_token_id": EOS}
-    pool, estimator = NGramPool(512), AcceptanceEstimator.initial()
+    pool, estimator = NGramPool(512), AcceptanceEstimator()
     for seed in range(num_prompts):
         expected = decoded(request_of(DecodingConfig(strategy=plain, **common), seed))
         for drafter, policy in itertools.product(DRAFTERS, POLICIES):

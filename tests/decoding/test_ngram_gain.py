@@ -88,7 +88,7 @@ def answered(
             np.random.default_rng(0),
             clock=lambda: model.now,
             costs=costs,
-            estimator=AcceptanceEstimator.initial(),
+            estimator=AcceptanceEstimator(),
         )
     )
     list(steps)

@@ -72,7 +72,7 @@ def generate(
 @pytest.mark.parametrize(("strategy", "plain", "num_beams"), PAIRS)
 def test_the_output_is_that_without_a_draft(strategy, plain, num_beams, draft, costs):
     common = {"num_beams": num_beams, "num_return_sequences": num_beams}
-    experience = AcceptanceEstimator.initial()
+    experience = AcceptanceEstimator()
     for seed in range(6):
         expected = generate(None, seed, strategy=plain, **common)
         result = generate(
@@ -173,7 +173,7 @@ def test_a_draft_that_is_never_right_is_given_up_but_tried_again():
 
 
 def test_experience_is_carried_from_request_to_request():
-    experience = AcceptanceEstimator.initial()
+    experience = AcceptanceEstimator()
     options = {"num_beams": 2, "max_new_tokens": 60, "eos_token_id": None}
     for seed in range(4):
         generate(HOSTILE, seed, FREE_ROWS, experience, draft_policy="throughput", **options)
@@ -224,7 +224,7 @@ def test_the_worth_of_further_layers_is_that_of_as_many_as_pay_together() -> Non
 
 
 def test_experience_counts_by_gap_and_depth():
-    experience = AcceptanceEstimator.initial()
+    experience = AcceptanceEstimator()
     gaps = np.array([0.01, 0.7, 5.0])
     first_guess = experience.accepted(gaps, 0)
     assert (np.diff(first_guess) > 0).all()
@@ -241,7 +241,7 @@ def test_experience_counts_by_gap_and_depth():
 
 
 def test_a_draft_that_agrees_with_little_is_known_after_a_few_layers_of_any_gap() -> None:
-    experience, others = AcceptanceEstimator.initial(), np.array([0.7, 1.1, 1.8])
+    experience, others = AcceptanceEstimator(), np.array([0.7, 1.1, 1.8])
     before = experience.accepted(others, 0)
     for gap in (0.01, 0.15, 0.5, 2.2, 3.5, 5.0, 7.0, 9.0):
         experience.learn(np.array([gap]), 1, 0)
@@ -255,7 +255,7 @@ def test_a_wider_gap_is_never_worse():
 
 
 def test_what_was_never_seen_stays_a_guess_however_long_it_runs():
-    experience = AcceptanceEstimator.initial()
+    experience = AcceptanceEstimator()
     seen_gap, other_gap = np.array([0.01]), np.array([5.0])
     first_guess = experience.accepted(other_gap, 0)
     for _ in range(100_000):

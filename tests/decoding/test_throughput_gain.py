@@ -58,7 +58,7 @@ TRUE = {  # seconds of target and draft; guessed from the same sizes of weights 
 
 def seconds_of(true: EngineCosts, draft: str, costs: Costs | None = None, **options: Any) -> float:
     """Return the seconds of six requests of 64 tokens, after one to learn from."""
-    clock, experience, began = [0.0], AcceptanceEstimator.initial(), 0.0
+    clock, experience, began = [0.0], AcceptanceEstimator(), 0.0
     models = (
         TimedTable(TARGET, true.target, clock),
         TimedTable(DRAFTS[draft], true.draft, clock),
@@ -160,7 +160,7 @@ def short_requests(
     draft: LogitsOf, costs: EngineCosts, num_requests: int, prompt_length: int, **options: object
 ) -> list[float]:
     """Return the seconds of each request by ``costs``, prompts of the target left out."""
-    experience, models = AcceptanceEstimator.initial(), [CalledTable(TARGET), CalledTable(draft)]
+    experience, models = AcceptanceEstimator(), [CalledTable(TARGET), CalledTable(draft)]
     curves = (costs.target.up_to(512), costs.draft.up_to(512))
     seconds = []
     for seed in range(num_requests):
@@ -231,7 +231,7 @@ def test_what_a_draft_would_have_brought_is_learned_without_a_row_of_the_target(
     costs = EngineCosts(CostCurve((1, 64), (1e-3, 64e-3)), CHEAP_DRAFT)
     config = DecodingConfig(num_beams=4, max_new_tokens=200, eos_token_id=None, seed=0)
     target, draft = CalledTable(TARGET), CalledTable(HOSTILE)
-    experience = AcceptanceEstimator.initial()
+    experience = AcceptanceEstimator()
     before = experience.seen.sum()
     result_of(
         decode_iterations(

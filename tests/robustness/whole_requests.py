@@ -120,7 +120,7 @@ class WholeRequest:
             rng=np.random.default_rng(config.seed),
             stop=ends_with(*self.stop) if self.stop else None,
             costs=costs,
-            estimator=AcceptanceEstimator.initial(),
+            estimator=AcceptanceEstimator(),
             trace=trace,
             preempts=preempts,
         )

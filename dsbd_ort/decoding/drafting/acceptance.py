@@ -63,11 +63,6 @@ class AcceptanceEstimator:
     probe_after: int = FIRST_PROBE
     loop: LoopCost = field(default_factory=LoopCost)
 
-    @classmethod
-    def initial(cls) -> AcceptanceEstimator:
-        """Return what is known before the first layer."""
-        return cls()
-
     def accepted(self, gaps: Floats, depth: int) -> Floats:
         """Return the estimated probability that a layer with this gap is accepted.
 
