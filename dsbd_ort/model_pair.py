@@ -18,6 +18,7 @@ from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.decoding.cache_view import PrefixCache, RowIdentity
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
+from dsbd_ort.decoding.drafting.cost_curve import LearnedCosts, learn_from_first_calls
 from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.option_table import OPTION_TABLE
 from dsbd_ort.pipeline_options import PipelineOptions
@@ -206,3 +207,21 @@ def loaded_pair(bundle: Bundle, options: PipelineOptions) -> tuple[CausalLM, Cau
         unfused_attention=options.unfused_attention,
     )
     return target, None
+
+
+def learned_costs(bundle: Bundle, draft: CausalLM | None) -> LearnedCosts:
+    """Return the costs of a pair that was just opened: those of its requests will teach them more.
+
+    A draft over sounds is not called: to read a window would take longer than a request may wait.
+    """
+    costs = LearnedCosts(
+        bundle.num_bytes("target"), bundle.num_bytes("draft"), bundle.num_encoder_bytes("draft")
+    )
+    if draft is None:
+        return costs
+    encoder = bundle.manifest.target.encoder
+    if encoder is None:
+        learn_from_first_calls(costs, draft)
+    elif encoder.speech is None:
+        learn_from_first_calls(costs, draft, source=(0,))
+    return costs

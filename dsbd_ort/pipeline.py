@@ -27,7 +27,7 @@ from dsbd_ort.decoding import (
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.decoding.cache_view import RowIdentity
 from dsbd_ort.decoding.decode import Iterations, iterations_of
-from dsbd_ort.decoding.drafting.cost_curve import Costs, LearnedCosts
+from dsbd_ort.decoding.drafting.cost_curve import Costs
 from dsbd_ort.decoding.logits_processing.allowed_mass import AllowedMass
 from dsbd_ort.decoding.request import check_prompt
 from dsbd_ort.decoding.set_up import check_decodable
@@ -40,6 +40,7 @@ from dsbd_ort.model_pair import (
     capacity_error,
     check_drafter,
     drafting_setting,
+    learned_costs,
     loaded_pair,
 )
 from dsbd_ort.pipeline_options import OpeningOptions, PipelineOptions
@@ -128,9 +129,7 @@ class Pipeline:
         self.defaults.log()
         self._target = target
         self._draft = draft
-        self.costs = costs or LearnedCosts(
-            bundle.num_bytes("target"), bundle.num_bytes("draft"), bundle.num_encoder_bytes("draft")
-        )
+        self.costs = costs or learned_costs(bundle, draft)
         self._lock = RequestLock()
         self.reuses_prefix = prefix_cache
         self._rows = KeptRows(self._models, are_reused=prefix_cache)

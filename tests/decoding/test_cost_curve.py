@@ -15,6 +15,7 @@ from dsbd_ort.decoding.drafting.cost_curve import (
     LearnedCosts,
     LearnedCurve,
     LoopCost,
+    learn_from_first_calls,
     measure_costs,
     observe_call,
 )
@@ -33,15 +34,17 @@ def test_who_shares_a_call_pays_a_share_of_it():
 
 
 class TimedModel(TableModel):
-    """A table model whose calls take a given time on a clock of its own."""
+    """A table model whose calls take a given time on a clock of its own, the first one more."""
 
-    def __init__(self, clock: list[float], per_row: float) -> None:
+    def __init__(self, clock: list[float], per_row: float, opening: float = 0.0) -> None:
         super().__init__(2, lambda path: np.zeros(2))
         self._clock = clock
         self._per_row = per_row
+        self._opening = opening
 
     def forward(self, forward):
-        self._clock[0] += 1.0 + self._per_row * forward.num_new
+        self._clock[0] += 1.0 + self._per_row * forward.num_new + self._opening
+        self._opening = 0.0
         return super().forward(forward)
 
 
@@ -135,6 +138,15 @@ def test_costs_stay_the_same_object_between_two_fits() -> None:
     known = costs.now()
     costs.observe("target", 4, 1.0)
     assert costs.now() is known
+
+
+def test_the_first_calls_of_a_draft_say_what_it_costs_but_for_the_very_first() -> None:
+    clock = [0.0]
+    draft = TimedModel(clock, 0.0, opening=9.0)
+    costs = LearnedCosts(10**9, 10**9)
+    learn_from_first_calls(costs, draft, clock=lambda: clock[0])
+    assert costs.now().draft.seconds[0] == pytest.approx(1.0, rel=0.1)
+    assert draft.num_rows == 0
 
 
 def taught_loop_cost(layer_counts: list[int], drafting: float, verifying: float) -> LoopCost:

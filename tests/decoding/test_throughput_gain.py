@@ -112,13 +112,19 @@ def test_no_fixed_shape_is_more_than_5_percent_faster(true: str, num_beams: int)
 
 def draft_layers_an_iteration(layer_seconds: float, monkeypatch: pytest.MonkeyPatch) -> float:
     """Return how much is drafted by a perfect draft where the loop takes so long for a layer."""
-    clock, choose = [0.0], ThroughputDraftPolicy.choose
+    clock, policy = [0.0], ThroughputDraftPolicy
+    begin, choose = policy.begin, policy.choose
+
+    def timed_begin(*args: Any) -> None:
+        begin(*args)
+        clock[0] += 2e-4
 
     def slow_choose(*args: Any) -> Any:
         clock[0] += layer_seconds
         return choose(*args)
 
-    monkeypatch.setattr(ThroughputDraftPolicy, "choose", slow_choose)
+    monkeypatch.setattr(policy, "begin", timed_begin)
+    monkeypatch.setattr(policy, "choose", slow_choose)
     iterations = decode_iterations(
         TimedTable(TARGET, FREE_ROWS.target, clock),
         TimedTable(TARGET, CHEAP_DRAFT, clock),

@@ -50,6 +50,7 @@ _RATE_MEMORY = 0.9
 _LAYERS_AHEAD = np.arange(LOOK_AHEAD + 1)
 _LONGEST_REST = 16  # iterations: calls may turn out cheaper, by what others learn
 _HELD_BACK = 0.6  # iterations of the credit that one draft leaves to others, half of it at most
+_FIRST_WITHOUT = 3  # iterations before the first draft, which say what one without a draft costs
 _NONE = np.arange(0)
 
 
@@ -117,6 +118,8 @@ class ThroughputDraftPolicy:
         self._began = self._drafting = 0.0
         self._layers: list[_Layer | None] = []  # None: a forced one
         self._num_forced = 0
+        self._calls: list[tuple[int, float]] = []  # rows, and seconds of a prompt read before
+        self._call_parts = 0, 0.0  # of the layer that is next
         self._num_rows = self._num_needed = self._limit = 0
         self._reach = self._seconds = self._token_seconds = self._call = self._prompt = 0.0
         self._usual = self._called = self._layer = self._credit = self._stake = 0.0  # seconds
@@ -146,13 +149,14 @@ class ThroughputDraftPolicy:
         self._begin_request(prompt)
         self._layers, self._num_forced = [], 0
         self._num_rows = self._num_needed = min(num_pending, costs.most_rows)
-        self._limit = min(self._most_layers, most_layers)
+        is_first = not estimator.num_learned and estimator.num_without < _FIRST_WITHOUT
+        self._limit = 0 if is_first else min(self._most_layers, most_layers)
         self._reach = self._expected = 1.0  # an iteration commits one token without a draft
         self._parent_deficits = None
         self._seconds = float(costs.target[self._num_rows]) + estimator.loop.iteration
         self._token_seconds = costs.target_row * estimator.calls / estimator.tokens
         self._powers[1:] = (estimator.acceptance ** _LAYERS_AHEAD[1:]).cumsum()
-        self._called, self._needed = 0.0, 0.0
+        self._called, self._needed, self._calls = 0.0, 0.0, []
         self._credit = self._usual * estimator.credit.balance
         # The less there is, the smaller the drafts: else one or two that fail would be all.
         self._stake = max(0.5 * self._credit, self._credit - _HELD_BACK * self._usual)
@@ -196,7 +200,7 @@ class ThroughputDraftPolicy:
         call = costs.draft(num_rows) + self._layer
         prompt = self._unread_prompt if num_rows else 0.0
         if not estimator.num_learned:  # on trust
-            prompt = min(prompt, self._stake)
+            prompt = min(prompt, 0.5 * self._stake)  # the rest is for the first drafts
         least = self._seconds_of_rows(self._num_beams) if num_rows and not self._is_probe else 0.0
         needed = self._spent() + call + prompt + least
         if needed > self._stake:
@@ -205,7 +209,7 @@ class ThroughputDraftPolicy:
                 return False
             self._stake = needed
         share = self._prompt_share if num_rows else 0.0
-        self._call, self._prompt = call + prompt, share
+        self._call, self._prompt, self._call_parts = call + prompt, share, (num_rows, prompt)
         if not (num_rows or num_whole) and self._has_draft_model:  # its call is not known yet
             return True
         worth = self._worth + self._usual_call - call
@@ -231,6 +235,7 @@ class ThroughputDraftPolicy:
         """Return the candidates that a layer takes; see ``choose``."""
         self._seconds += self._call + self._prompt
         self._called += self._call
+        self._calls.append(self._call_parts)
         best, deficits = self._least_deficits(joint, self._scores(joint, depth))
         if not len(best):  # every candidate ends its sequence: there is nothing to verify
             self._reach = 0.0
@@ -312,13 +317,13 @@ class ThroughputDraftPolicy:
     def _settle(self, num_won: int) -> None:
         """Add to the credit what the draft has won: the iterations saved, less its cost.
 
-        Rows and layers may have been found dearer than they were thought.
+        Its calls, rows and layers cost what they are thought to now that they have been made.
         """
         won, loop = float(num_won), self._estimator.loop
         if self._layers:
-            won -= self._called / self._usual
-            self._called = (len(self._layers) - self._num_forced) * (loop.layer - self._layer)
             self._costs.refresh()
+            calls = (self._costs.draft(num_rows) + prompt for num_rows, prompt in self._calls)
+            self._called = sum(calls) + len(self._calls) * loop.layer
             won -= self._spent() / (self._costs.usual + loop.iteration)
         if won:
             self._estimator.credit.add(won)
