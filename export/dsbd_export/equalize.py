@@ -216,19 +216,19 @@ class Equalizer:
             return None
         if _keeps_channels(maker) and maker.inputs[0] is not None:
             return self._divides(maker.inputs[0], {maker})
-        vectors = [i for i in range(1, len(maker.inputs)) if _is_vector(maker.inputs[i])]
+        vectors = [i for i in range(1, len(maker.inputs)) if is_vector(maker.inputs[i])]
         if maker.op_type in _NORMS:
-            return self._divides_inputs(maker, vectors) if 1 in vectors else None
+            return self.divides_inputs(maker, vectors) if 1 in vectors else None
         if maker.op_type != "Mul":
             return None
-        vectors = [i for i in (0, 1) if _is_vector(maker.inputs[i])]
+        vectors = [i for i in (0, 1) if is_vector(maker.inputs[i])]
         if vectors:
-            return self._divides_inputs(maker, vectors)
+            return self.divides_inputs(maker, vectors)
         factors = (self.divides_product(value, maker) for value in reversed(maker.inputs) if value)
         return next((divide for divide in factors if divide is not None), None)
 
-    def _divides_inputs(self, maker: ir.Node, indices: Sequence[int]) -> Divide:
-        """Return what divides the vectors that a norm or a product by channel reads."""
+    def divides_inputs(self, maker: ir.Node, indices: Sequence[int]) -> Divide:
+        """Return what divides the vectors that a norm, or something else by channel, reads."""
 
         def divide(scales: NDArray[np.float32]) -> None:
             for index in indices:
@@ -333,7 +333,8 @@ def is_read_by(value: ir.Value, readers: set[ir.Node]) -> bool:
     return not value.is_graph_output() and all(user in readers for user in users)
 
 
-def _is_vector(value: ir.Value | None) -> bool:
+def is_vector(value: ir.Value | None) -> bool:
+    """Return whether a value is an initializer (n,) of more than one number."""
     is_known = value is not None and value.is_initializer() and value.const_value is not None
     return is_known and len(shape_of(value)) == 1 and shape_of(value)[0] > 1
 

@@ -1,7 +1,7 @@
 """Constant factors of attention folded into the weights of products: a node less each.
 
-    (rows @ weight) * f = rows @ (weight * f)         f a number, or one a column
-    (rows * f) @ weight = rows @ (f * weight)         f one a channel, as rows of a weight
+    (rows @ weight + bias) * f = rows @ (weight * f) + bias * f      f a number, or one a column
+    (rows * f) @ weight        = rows @ (f * weight)                 f one a channel
 
 Exact attention multiplies queries by 1 / root(D), new values by what makes integers of them, and
 what it attends to by what makes values of those again. The first two take the way back to the
@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from dsbd_export.equalize import Equalizer, is_read_by, weight_by_output
+from dsbd_export.equalize import Divide, Equalizer, is_read_by, is_vector, weight_by_output
 from dsbd_export.row_forms import RowForm, takes_scales
 from dsbd_export.weighted_layers import Linear
 
@@ -53,7 +53,8 @@ def _factor(node: ir.Node) -> tuple[ir.Value, NDArray[np.float32]] | None:
         if tensor is None or tensor.dtype != ir.DataType.FLOAT:
             continue
         shape = tuple(tensor.shape.numpy())
-        if tensor.size == 1 or (len(shape) == 4 and shape[0] == shape[2] == 1):
+        is_number = tensor.size == 1 and len(shape) < 2  # more axes could be new ones
+        if is_number or (len(shape) == 4 and shape[0] == shape[2] == 1 < tensor.size):
             return value, tensor.numpy()
     return None
 
@@ -68,17 +69,30 @@ def _fold_before(
             return False
         steps.append(maker)
         value, reader = maker.inputs[0], maker
-    divide = equalizer.divides_product(value, reader)
+    dividers = _dividers(equalizer, value, reader)
     width = None if value.shape is None else value.shape[-1]
-    if divide is None or not isinstance(width, int):
+    if not dividers or not isinstance(width, int):
         return False
-    if factor.size == 1:
-        divide(np.full(width, 1 / factor.item(), np.float32))
-        return True
-    if factor.size != width or not _are_heads_of_columns(steps, factor.shape):
+    if factor.size > 1 and (factor.size != width or not _are_heads_of_columns(steps, factor.shape)):
         return False
-    divide(np.asarray(1 / factor.ravel(), np.float32))
+    scales = np.broadcast_to(1 / factor.ravel(), width).astype(np.float32)
+    for divide in dividers:
+        divide(scales)
     return True
+
+
+def _dividers(equalizer: Equalizer, value: ir.Value, reader: ir.Node) -> list[Divide]:
+    """Return what together divides what a product gives, with a bias or without; none: nothing."""
+    maker = value.producer()
+    bias: list[Divide] = []
+    if maker is not None and maker.op_type == "Add" and is_read_by(value, {reader}):
+        vectors = [index for index in (0, 1) if is_vector(maker.inputs[index])]
+        if len(vectors) != 1 or (sum_of := maker.inputs[1 - vectors[0]]) is None:
+            return []
+        bias = [equalizer.divides_inputs(maker, vectors)]
+        value, reader = sum_of, maker
+    divide = equalizer.divides_product(value, reader)
+    return [] if divide is None else [divide, *bias]
 
 
 def _are_heads_of_columns(steps: list[ir.Node], shape: tuple[int, ...]) -> bool:
@@ -90,9 +104,7 @@ def _are_heads_of_columns(steps: list[ir.Node], shape: tuple[int, ...]) -> bool:
 
 def _fold_behind(equalizer: Equalizer, node: ir.Node, factor: NDArray[np.float32]) -> bool:
     """Fold a factor of what is attended to into the product that alone reads it."""
-    if factor.ndim != 4 or factor.size == 1:
-        return False
-    joined = _joined_heads(node)
+    joined = _joined_heads(node) if factor.size > 1 else None
     if joined is None:
         return False
     num_heads, linear = joined[0], _only_product(equalizer, joined[1])

@@ -34,6 +34,7 @@ def layer(
     behind: NDArray[np.float32] = BEHIND,
     outputs: tuple[str, ...] = OUTPUTS,
     is_o_shared: bool = False,
+    is_bias_added: bool = False,
 ) -> ir.Model:
     """Return a product of query, key and value with the factors of exact attention, and one behind.
 
@@ -42,6 +43,7 @@ def layer(
     numbers = {
         "qkv": draw(0, COLUMNS, WIDTH),
         "bias": draw(1, COLUMNS),
+        "v_bias": draw(9, KEY_HEADS * DEPTH),
         "o": draw(2, WIDTH, WIDTH),
         "sizes": np.array([HEADS * DEPTH, KEY_HEADS * DEPTH, KEY_HEADS * DEPTH]),
         "flat": np.array([-1, WIDTH]),
@@ -58,7 +60,12 @@ def layer(
     node = helper.make_node
     nodes = [
         node("Reshape", ["rows", "flat"], ["flat_rows"]),
-        node("Gemm", ["flat_rows", "qkv", "bias"], ["flat_columns"], transB=1),
+        node(
+            "Gemm",
+            ["flat_rows", "qkv", *([] if is_bias_added else ["bias"])],
+            ["flat_columns"],
+            transB=1,
+        ),
         node("Split", ["flat_columns", "sizes"], ["q", "k", "v"], axis=-1),
         node("Reshape", ["q", "query_heads"], ["q_heads"]),
         node("Transpose", ["q_heads"], ["q_turned"], perm=[0, 2, 1, 3]),
@@ -67,7 +74,8 @@ def layer(
         node("Reshape", ["q_scaled", "group"], ["query"]),
         node("Reshape", ["k", "key_heads"], ["k_heads"]),
         node("Transpose", ["k_heads"], ["key"], perm=[0, 2, 1, 3]),
-        node("Reshape", ["v", "key_heads"], ["v_heads"]),
+        *([node("Add", ["v_bias", "v"], ["v_sum"])] if is_bias_added else []),
+        node("Reshape", ["v_sum" if is_bias_added else "v", "key_heads"], ["v_heads"]),
         node("Transpose", ["v_heads"], ["v_turned"], perm=perm),
         node("Mul", ["v_turned", "per_value"], ["v_scaled"]),
         node("Abs", ["v_scaled"], ["integers"]),
@@ -87,6 +95,7 @@ def layer(
         "q": ["S", HEADS * DEPTH],
         "k": ["S", KEY_HEADS * DEPTH],
         "v": ["S", KEY_HEADS * DEPTH],
+        "v_sum": ["S", KEY_HEADS * DEPTH],
         "v_turned": [1, KEY_HEADS, "S", DEPTH],
         "by_head": [1, HEADS, "S", DEPTH],
         "o_rows": [1, "S", WIDTH],
@@ -107,7 +116,11 @@ def layer(
         [info[name] for name in inputs],
         [info[name] for name in outputs],
         [numpy_helper.from_array(array, name) for name, array in numbers.items() if name in used],
-        value_info=[info[name] for name in info if name not in (*inputs, *outputs)],
+        value_info=[
+            info[name]
+            for name in info
+            if name not in (*inputs, *outputs) and (is_bias_added or name != "v_sum")
+        ],
     )
     opset = [helper.make_opsetid("", 24)]
     return ir.serde.deserialize_model(helper.make_model(graph, opset_imports=opset, ir_version=10))
@@ -150,9 +163,10 @@ def num_factors(model: ir.Model) -> int:
     return sum(node.op_type == "Mul" for node in model.graph)
 
 
-def test_a_graph_without_its_factors_computes_the_same() -> None:
-    wanted = run(layer())
-    model = layer()
+@pytest.mark.parametrize("is_bias_added", [False, True])
+def test_a_graph_without_its_factors_computes_the_same(is_bias_added: bool) -> None:
+    wanted = run(layer(is_bias_added=is_bias_added))
+    model = layer(is_bias_added=is_bias_added)
     assert num_factors(model) == 3 and folded(model, seen_behind()) == 3
     assert num_factors(model) == 0
     for found, each in zip(run(model), wanted, strict=True):
