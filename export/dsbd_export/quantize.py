@@ -15,12 +15,13 @@ between experts by small differences. MatMulNBits knows no batch of matrices.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 from onnx_ir.passes import PassManager, common
 
 from dsbd_export.equalize import NOTHING_EQUALIZED, EqualizedProducts, Equalizer
+from dsbd_export.folded_factors import fold_factors
 from dsbd_export.product_rows import RowsOfProducts
 from dsbd_export.quantize_blockwise import MICROSOFT_DOMAIN, BlockwiseQuantizer
 from dsbd_export.quantize_dynamic import DynamicQuantizer
@@ -105,14 +106,16 @@ def _dynamic(
 ) -> EqualizedProducts:
     """Quantize everything, in forms that lose little on these rows; return how many forms."""
     equalizer = Equalizer(model.graph, linears, embeddings, rows)
-    linears, embeddings = equalizer.equalize(), equalizer.embeddings
+    equalizer.equalize()
+    num_folded = fold_factors(model.graph, equalizer)
+    linears, embeddings = equalizer.linears, equalizer.embeddings
     looked_up = {node.inputs[0] for node in embeddings}
     quantizer = DynamicQuantizer(model.graph)
     for linear in linears:
         quantizer.quantize_linear(linear, is_shared=linear.weight in looked_up)
     for node in embeddings:
         quantizer.quantize_embedding(node)
-    return equalizer.done
+    return replace(equalizer.done, num_folded=num_folded)
 
 
 def _blockwise(

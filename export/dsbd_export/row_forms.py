@@ -121,8 +121,7 @@ def chosen_form(
     is_behind_attention: the rows are what the heads of attention give.
     """
     largest = np.maximum(weight.max(0), -weight.min(0)).astype(np.float32)
-    outputs = np.linspace(0, len(weight) - 1, min(len(weight), _MOST_OUTPUTS)).astype(np.int64)
-    some = weight[outputs].astype(np.float32)
+    some = _some_outputs(weight)
     scales: list[NDArray[np.float32] | None] = [None]
     if can_scale:
         scales += [_channel_scales(seen.largest, largest, power) for power in _POWERS]
@@ -136,6 +135,22 @@ def chosen_form(
         if rotated[0] < _WORTH * error:
             return rotated[1]
     return form
+
+
+def takes_scales(seen: ProductRows, weight: NDArray[Any], scales: NDArray[np.float32]) -> bool:
+    """Return whether rows behind attention, over scales, lose little, or no more than as they are.
+
+    weight: (out, in). scales: (in,).
+    """
+    some = _some_outputs(weight)
+    error = int8_error(RowForm(scales), seen.rows, some)
+    return error <= max(_TOLERABLE_OF_HEADS, int8_error(AS_IT_IS, seen.rows, some))
+
+
+def _some_outputs(weight: NDArray[Any]) -> NDArray[np.float32]:
+    """Return those of a weight (out, in) by which a product's error is judged."""
+    outputs = np.linspace(0, len(weight) - 1, min(len(weight), _MOST_OUTPUTS)).astype(np.int64)
+    return np.asarray(weight[outputs], np.float32)
 
 
 def _best(
