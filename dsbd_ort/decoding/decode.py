@@ -177,6 +177,7 @@ def _made(call: EngineCall, caches: Caches, clock: Clock) -> tuple[ForwardResult
     (result,) = caches[call.role].forward([call])
     seconds = clock() - began
     call.meter.count(call.num_rows, seconds)
+    call.meter.waited += seconds
     return result, seconds
 
 

@@ -34,7 +34,7 @@ class Forest:
         tokens, parents, positions: (room,) int64. An oldest node's parent is ``NO_NODE``.
         path_keys: (room,) uint64. Chained from the root's, see ``noise``.
         is_absorbing: (room,) int64, 0 or 1. A sequence ends with the node: it costs no row.
-        slots: (2, room) int64. By engine, the node's place in its ``CacheView`` and distributions;
+        slots: by engine, (room,) int64. The node's place in its ``CacheView`` and distributions;
             ``NOT_COMPUTED``, or 0 for an absorbing node, which needs none.
         path_states: what else is known of the path of every node, kept in step.
         has_ends: whether there is an absorbing node.
@@ -136,7 +136,8 @@ class Forest:
         if len(ends):
             self.has_ends = True
             self.is_absorbing[first + ends] = 1
-            self.slots[:, first + ends] = 0
+            for slots in self.slots:
+                slots[first + ends] = 0
         return np.arange(first, last)
 
     def _reserve(self, num_nodes: int) -> None:
@@ -146,8 +147,8 @@ class Forest:
         columns = np.repeat(_UNUSED, 2 * num_nodes, axis=1)
         columns[:, : self._num_nodes] = self._columns[:, : self._num_nodes]
         self.tokens, self.parents, self.positions, keys, self.is_absorbing = columns[:5]
-        self.path_keys, self.slots = keys.view(np.uint64), columns[5:]
-        self.slots[:, NO_NODE] = 0
+        self.path_keys, self.slots = keys.view(np.uint64), (columns[5], columns[6])
+        columns[5:, NO_NODE] = 0
         self._columns = columns
 
     def stopped(self, joint: JointDistribution, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:

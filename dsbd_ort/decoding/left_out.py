@@ -39,6 +39,8 @@ class LeftOutTokens:
 
     Attributes:
         gone: (n,) int64. Which of the beams that were asked about last have lost their logits.
+        has_tokens: whether any were read that count.
+        slots_above: of nodes that have to be computed once more, the slots that see what is above.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -53,7 +55,8 @@ class LeftOutTokens:
         self._first_slot, self._logits = 0, None  # type: int, Logits | None
         self._read_slots = self._slots = self._tokens = _NOTHING  # (n,); (num_tokens,) by slot
         self._raw_log_probs = np.zeros(0)
-        self._slots_above: dict[int, int] = {}  # by node to be computed again whose parent is gone
+        self.has_tokens = False
+        self.slots_above: dict[int, int] = {}  # by node
 
     def follow(self, first_slot: int, logits: Logits) -> None:
         """Take the logits of the engine's latest call, of ``first_slot`` and the slots behind."""
@@ -106,13 +109,12 @@ class LeftOutTokens:
         self._slots = np.append(self._slots, np.repeat(slots, counts.sum(axis=1)))
         self._tokens = np.append(self._tokens, tokens[counts])
         self._raw_log_probs = np.append(self._raw_log_probs, raw[counts])
+        self.has_tokens = len(self._tokens) > 0
 
     def added_to(
         self, joint: JointDistribution, log_weights: Floats, slots: Slots
     ) -> JointDistribution:
         """Return a raw joint distribution of the beams at ``slots`` with their left-out tokens."""
-        if not self._slots.size:
-            return joint
         order = slots.argsort()
         place = order.take(slots.searchsorted(self._slots, sorter=order), mode="clip")
         is_here = slots[place] == self._slots
@@ -132,15 +134,9 @@ class LeftOutTokens:
 
     def set_back(self, nodes: Nodes, slots: Slots) -> None:
         """Note that these nodes have to be computed once more; their slots see what is above."""
-        self._slots_above |= dict(zip(nodes.tolist(), slots.tolist(), strict=True))
-
-    @property
-    def are_set_back(self) -> bool:
-        """Whether some nodes have to be computed once more."""
-        return bool(self._slots_above)
+        self.slots_above |= dict(zip(nodes.tolist(), slots.tolist(), strict=True))
 
     def add_slots_above(self, parent_slots: Slots, nodes: Nodes, parents: Nodes) -> None:
         """Put the slots that see what is above nodes set back, whose parents the forest forgot."""
-        if self._slots_above:
-            for index in (parents == NO_NODE).nonzero()[0].tolist():
-                parent_slots[index] = self._slots_above.get(int(nodes[index]), 0)
+        for index in (parents == NO_NODE).nonzero()[0].tolist():
+            parent_slots[index] = self.slots_above.get(int(nodes[index]), 0)

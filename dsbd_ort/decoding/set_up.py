@@ -187,12 +187,12 @@ def _engines(
         align_prefixes(target.prefix, draft.prefix)
         of_target = TargetFeatures(target)
         draft.own_features = of_draft = DraftFeatures(forest, of_target)
-    shared = paths.processing, request.clock
-    of_engine = ForestRunner("target", target, forest, target_warp, *shared, of_target, tops)
+    processing = paths.processing
+    of_engine = ForestRunner("target", target, forest, target_warp, processing, of_target, tops)
     if draft is None:
         return _Engines(of_engine, None, None, tops, scorer)
     draft_warp = warp.within(draft.spec.head.num_top_logits)
-    draft_cache = ForestRunner("draft", draft, forest, draft_warp, *shared, of_draft)
+    draft_cache = ForestRunner("draft", draft, forest, draft_warp, processing, of_draft)
     return _Engines(of_engine, draft_cache, draft_cache if of_draft else None, tops, scorer)
 
 

@@ -95,12 +95,12 @@ class LayerNeeds:
     """What is known of a layer before it is drafted.
 
     Attributes:
-        num_rows: rows of the model that it needs.
+        pending: (n,) int64. Nodes that the model has to compute for it, parents first.
         is_forced: whether the constraint leaves one token to every path that has not ended.
         num_whole: candidates of a layer of all that the constraint allows, else 0.
     """
 
-    num_rows: int
+    pending: Nodes
     is_forced: bool = False
     num_whole: int = 0
 
@@ -120,8 +120,8 @@ class Drafter(Protocol):
         Such a layer has nothing to verify: the target selects it from the distributions above.
         """
 
-    def compute(self, nodes: Nodes) -> EngineCalls[None]:
-        """Make that call."""
+    def compute(self, pending: Nodes) -> EngineCalls[None]:
+        """Let the model compute what the layer needs."""
 
     def joint(
         self, nodes: Nodes, log_weights: NDArray[np.float64], copies: NDArray[np.int64] | None
@@ -254,9 +254,9 @@ def draft_forest(
         if needs is None:
             break
         is_forced = needs.is_forced and not keeps_distributions  # else drawn as they are
-        if not is_forced and not policy.wants_layer(needs.num_rows, needs.num_whole):
+        if not is_forced and not policy.wants_layer(len(needs.pending), needs.num_whole):
             break
-        yield from drafter.compute(nodes)
+        yield from drafter.compute(needs.pending)
         joint = drafter.joint(nodes, log_u, copies)
         if not len(joint.tokens):  # none is known, or processors and constraint leave none
             break
