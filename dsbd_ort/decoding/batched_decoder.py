@@ -303,12 +303,10 @@ class BatchedDecoder:
 
     def _preempt_as_asked(self, members: list[BatchMember], progress: list[Progress]) -> None:
         """Preempt the youngest request, and remove it from ``members``, if its schedule says so."""
-        call = self._members[-1].call if members else None
-        if (
-            call is not None
-            and self._members[-1] in members
-            and self._members[-1].request.preempts(call)
-        ):
+        if not members or (youngest := self._members[-1]) not in members:
+            return
+        call, preempts = youngest.call, youngest.request.preempts
+        if preempts is not None and call is not None and preempts(call):
             self._preempt_youngest(members, progress)
 
     def _preempt_youngest(self, members: list[BatchMember], progress: list[Progress]) -> None:

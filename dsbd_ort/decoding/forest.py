@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.joint_distribution import JointDistribution
 from dsbd_ort.decoding.logits_processing.path_states import PathStates
-from dsbd_ort.decoding.noise import Keys, child_keys, root_key
+from dsbd_ort.decoding.noise import Keys, mix64, root_key
 
 NO_NODE = -1
 NOT_COMPUTED = -1
@@ -74,9 +74,9 @@ class Forest:
             keys = self.path_keys[joint.nodes]
             if joint.num_tokens:
                 tokens = joint.tokens.reshape(-1, joint.num_tokens)
-                joint.path_keys = child_keys(keys[:, None], tokens).ravel()
+                joint.path_keys = mix64(keys[:, None], tokens).ravel()
             else:
-                joint.path_keys = child_keys(keys[joint.parents], joint.tokens)
+                joint.path_keys = mix64(keys[joint.parents], joint.tokens)
         return joint.path_keys
 
     def descend(self, joint: JointDistribution, chosen: NDArray[np.int64]) -> Nodes:
@@ -84,7 +84,8 @@ class Forest:
 
         An absorbing beam stays the node it is.
         """
-        if not len(chosen):
+        num_chosen = len(chosen)
+        if not num_chosen:
             return chosen
         parents, tokens = joint.nodes[joint.parents[chosen]], joint.tokens[chosen]
         if not self.has_ends and parents[parents.argmin()] >= self._first_leaf:
@@ -95,7 +96,7 @@ class Forest:
             nodes[stays] = parents[stays]
             self.num_met -= len(stays)
         missing = (nodes < 0).nonzero()[0]
-        self.num_met += len(nodes) - len(missing)
+        self.num_met += num_chosen - len(missing)
         if len(missing):
             added = self._add(parents[missing], tokens[missing], joint, chosen[missing])
             nodes[missing] = added
@@ -107,7 +108,8 @@ class Forest:
         known = (self.parents[: self._num_nodes] << _UPPER_HALF) + self.tokens[: self._num_nodes]
         order = known.argsort()
         found = order.take(known.searchsorted(wanted, sorter=order), mode="clip")
-        return np.where(known[found] == wanted, found, NO_NODE)
+        found[known[found] != wanted] = NO_NODE
+        return found
 
     def _add(
         self,
@@ -117,17 +119,19 @@ class Forest:
         chosen: NDArray[np.int64],
     ) -> Nodes:
         """Add a node for each of these candidates of ``joint``; return the new nodes."""
-        first, last = self._num_nodes, self._num_nodes + len(tokens)
-        self._reserve(last)
+        num_new = len(tokens)
+        first, last = self._num_nodes, self._num_nodes + num_new
+        if last >= self._columns.shape[1]:
+            self._reserve(last)
         if joint.path_keys is None:
-            keys = child_keys(self.path_keys[parents], tokens)
+            keys = mix64(self.path_keys[parents], tokens)
         else:
             keys = joint.path_keys[chosen]
         self.tokens[first:last], self.parents[first:last] = tokens, parents
         self.positions[first:last] = self.positions[parents] + _ONE
         self.path_keys[first:last] = keys
         self._num_nodes = last
-        self.num_added += len(tokens)
+        self.num_added += num_new
         self._first_leaf = first
         ends = (tokens == self._eos_ids).nonzero()[1]
         for states in self.path_states:
@@ -142,8 +146,6 @@ class Forest:
 
     def _reserve(self, num_nodes: int) -> None:
         """Make room for ``num_nodes`` nodes, and behind them for what stands for no node."""
-        if num_nodes < self._columns.shape[1]:
-            return
         columns = np.repeat(_UNUSED, 2 * num_nodes, axis=1)
         columns[:, : self._num_nodes] = self._columns[:, : self._num_nodes]
         self.tokens, self.parents, self.positions, keys, self.is_absorbing = columns[:5]
@@ -181,7 +183,7 @@ class Forest:
         num_found, num_before = len(roots), 0
         while num_found > num_before:
             is_below[:-1] |= is_below[parents]
-            num_found, num_before = int(np.count_nonzero(is_below)), num_found
+            num_found, num_before = len(is_below.nonzero()[0]), num_found
         is_below[roots] = False
         return is_below[:-1]
 
@@ -189,7 +191,8 @@ class Forest:
         """Drop the nodes that are not kept, (num_nodes,); return new number by old, or NO_NODE."""
         kept = is_kept.nonzero()[0]
         num_before, num_kept = self._num_nodes, len(kept)
-        renumbered = np.full(num_before + 1, NO_NODE)  # the last is that of NO_NODE
+        renumbered = np.empty(num_before + 1, np.int64)
+        renumbered.fill(NO_NODE)  # the last is that of NO_NODE
         renumbered[kept] = np.arange(num_kept)
         self._columns[:, :num_kept] = self._columns.take(kept, axis=1)
         self._columns[:, num_kept:num_before] = _UNUSED
@@ -198,7 +201,7 @@ class Forest:
             states.prune(kept, self.is_absorbing[:num_kept])
         parents = renumbered[self.parents[:num_kept]]
         self.parents[:num_kept] = parents
-        self._first_leaf = int(parents.max(initial=NO_NODE)) + 1
+        self._first_leaf = 1 + int(parents[parents.argmax()]) if num_kept else 0
         return renumbered
 
 

@@ -131,7 +131,10 @@ class ForestRunner:
             )
             result = yield call
             self._num_calls += 1
-            self._check(result.logits, len(logit_rows))
+            try:
+                result.logits.check(view.spec, len(logit_rows), 0)
+            except ModelError as error:
+                raise self._error(error) from error
             if scorer:
                 scorer.append(result.logits)
             view.prefix.tokens = tokens[: start + len(chunk)]
@@ -258,7 +261,7 @@ class ForestRunner:
             found, unread = self._read(logits, nodes, allowed)
             if self._tops is not None:
                 self._tops.append(logits)
-            self._left_out.follow(first_slot, logits)
+            self._left_out.latest = first_slot, logits
             if self._distributions is None:
                 self._distributions = found.behind_unused_row()
             else:
@@ -357,16 +360,15 @@ class ForestRunner:
 
     def keep_needed(self, is_kept: NDArray[np.bool_]) -> None:
         """Keep the nodes as well that are needed to compute kept ones later: (num_nodes,) bool."""
-        pending = self.pending(is_kept.nonzero()[0], self._slots_after_pruning())
+        slots = None if self._features is None else self._slots_after_pruning(self._features)
+        pending = self.pending(is_kept.nonzero()[0], slots)
         is_kept[pending] = True
         parents = self._forest.parents[pending]
         is_kept[parents[parents != NO_NODE]] = True
 
-    def _slots_after_pruning(self) -> NDArray[np.int64]:
+    def _slots_after_pruning(self, features: NodeFeatures) -> NDArray[np.int64]:
         """Return the slots without those that pruning will take from their nodes."""
-        if self._features is None:
-            return self.slots
-        return np.where(self._features.outdated(self.slots), NOT_COMPUTED, self.slots)
+        return np.where(features.outdated(self.slots), NOT_COMPUTED, self.slots)
 
     def prune(self) -> None:
         """Forget the nodes that the forest has dropped, and what is outdated."""
@@ -374,12 +376,13 @@ class ForestRunner:
             num_bytes = self._distributions.num_bytes
             self.distribution_bytes_peak = max(self.distribution_bytes_peak, num_bytes)
         self._left_out.forget()
-        slots = self.slots[: len(self._forest)]
+        slots = self._forest.slots[self._engine][: len(self._forest)]
         if self._features is not None:
-            slots[:] = self._slots_after_pruning()[: len(slots)]
-        computed = (slots > 0).nonzero()[0]
+            slots[:] = self._slots_after_pruning(self._features)[: len(slots)]
+        computed = (slots > _FIRST).nonzero()[0]
         kept = slots[computed]
-        if not len(kept):  # all beams have ended: ``finish`` looks at the rows as they were
+        num_kept = len(kept)
+        if not num_kept:  # all beams have ended: ``finish`` looks at the rows as they were
             return
         self._view.keep(kept)
         if self._distributions is not None:
@@ -388,14 +391,7 @@ class ForestRunner:
             self._tops.keep(kept)
         if self._features is not None:
             self._features.keep(kept)
-        slots[computed] = np.arange(1, 1 + len(kept))
-
-    def _check(self, logits: Logits, num_rows: int, num_pairs: int = 0) -> None:
-        """Raise ModelError for logits that a call cannot have; it says which call of the engine."""
-        try:
-            logits.check(self._view.spec, num_rows, num_pairs)
-        except ModelError as error:
-            raise self._error(error) from error
+        slots[computed] = np.arange(1, 1 + num_kept)
 
     def _error(self, error: ModelError) -> ModelError:
         return ModelError(f"call {self._num_calls} of the {self._role}: {error}")
@@ -407,14 +403,14 @@ class ForestRunner:
 
         allowed: after them, None without processors or constraint.
         """
-        gathers = allowed is not None and self._gathers(allowed)
-        self._check(logits, len(nodes), allowed.num_pairs if allowed and gathers else 0)
+        spec, num_pairs = self._view.spec, 0
+        if allowed is not None and self._gathers(allowed):
+            num_pairs = allowed.num_pairs
         try:
+            logits.check(spec, len(nodes), num_pairs)
             if self._processing is None or allowed is None:
                 if self._looks_beyond:
-                    return distributions_beyond_top_k(
-                        self._warp, logits, self._view.spec.vocab_size
-                    )
+                    return distributions_beyond_top_k(self._warp, logits, spec.vocab_size)
                 return self._warp.distributions(logits), _NOTHING
             is_draft = self._role == "draft"
             return self._processing.distributions(logits, nodes, allowed, is_draft=is_draft)

@@ -24,6 +24,7 @@ Floats = NDArray[np.float64]
 Slots = NDArray[np.int64]
 
 _NOTHING = np.arange(0)
+_NO_NUMBERS = np.zeros(0)
 
 
 class LeftOut(Enum):
@@ -39,6 +40,7 @@ class LeftOutTokens:
 
     Attributes:
         gone: (n,) int64. Which of the beams that were asked about last have lost their logits.
+        latest: first slot and logits of the engine's latest call, set by who makes it.
         has_tokens: whether any were read that count.
         slots_above: of nodes that have to be computed once more, the slots that see what is above.
     """
@@ -52,15 +54,11 @@ class LeftOutTokens:
     def forget(self) -> None:
         """Forget all of them: slots have other nodes from now on."""
         self.gone = _NOTHING
-        self._first_slot, self._logits = 0, None  # type: int, Logits | None
+        self.latest: tuple[int, Logits] | None = None
         self._read_slots = self._slots = self._tokens = _NOTHING  # (n,); (num_tokens,) by slot
-        self._raw_log_probs = np.zeros(0)
+        self._raw_log_probs = _NO_NUMBERS
         self.has_tokens = False
         self.slots_above: dict[int, int] = {}  # by node
-
-    def follow(self, first_slot: int, logits: Logits) -> None:
-        """Take the logits of the engine's latest call, of ``first_slot`` and the slots behind."""
-        self._first_slot, self._logits = first_slot, logits
 
     def read(
         self,
@@ -87,14 +85,15 @@ class LeftOutTokens:
         unsure = unsure[~np.isin(slots[unsure], self._read_slots)]
         if not len(unsure):
             return LeftOut.NOTHING
-        full = None if self._logits is None else self._logits.full
-        if self._logits is None or full is None:
+        full = None if self.latest is None else self.latest[1].full
+        if self.latest is None or full is None:
             self.gone = unsure
             return LeftOut.GONE
-        is_there = slots[unsure] >= self._first_slot + full.first_row
+        first_slot, logits = self.latest
+        is_there = slots[unsure] >= first_slot + full.first_row
         there, self.gone = unsure[is_there], unsure[~is_there]
         if len(there):
-            rows, normalizers = self._logits.read(slots[there] - self._first_slot)
+            rows, normalizers = logits.read(slots[there] - first_slot)
             tokens, scores = largest_logits(rows, most)
             raw = (scores - normalizers)[:, known.num_tokens :]
             counts = log_weights[there, None] + raw >= threshold

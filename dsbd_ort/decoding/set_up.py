@@ -56,6 +56,7 @@ class LoopParts:
             else None.
         drafter: what drafts: the same, or it and others; None where nothing does.
         observers: of every iteration, before it is pruned.
+        caches: of the engines in use.
     """
 
     request: DecodingRequest
@@ -73,11 +74,7 @@ class LoopParts:
     observers: list[Observer]
     tops: TopTokens | None
     scorer: PromptScorer | None
-
-    @property
-    def caches(self) -> list[ForestRunner]:
-        """Of the engines in use."""
-        return [self.target, self.draft] if self.draft else [self.target]
+    caches: list[ForestRunner]
 
 
 def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None) -> LoopParts:
@@ -129,6 +126,7 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
         observers=observers,
         tops=engines.tops,
         scorer=engines.scorer,
+        caches=[engines.target, engines.draft] if engines.draft else [engines.target],
     )
 
 

@@ -113,8 +113,9 @@ def log_normalised(scores: Floats) -> Floats:
     The largest of a row is 0, or the log of what was the largest probability: no exp can overflow,
     nor all of a row underflow.
     """
-    terms = _whole_blocks(scores.shape)
-    np.exp(scores, out=terms[:, : scores.shape[1]])
+    num_rows, num_columns = scores.shape
+    terms = np.zeros((num_rows, -(-num_columns // _SUMMED_TOGETHER) * _SUMMED_TOGETHER))
+    np.exp(scores, out=terms[:, :num_columns])
     normalised: Floats = scores - np.log(_block_sums(terms))
     return normalised
 
@@ -126,22 +127,17 @@ def row_sums(terms: Floats) -> Floats:
     the rows that a call happens to have. So blocks of columns are added one after the other, the
     last one filled up.
     """
-    blocks = _whole_blocks(terms.shape)
-    blocks[:, : terms.shape[1]] = terms
+    num_rows, num_columns = terms.shape
+    blocks = np.zeros((num_rows, -(-num_columns // _SUMMED_TOGETHER) * _SUMMED_TOGETHER))
+    blocks[:, :num_columns] = terms
     return _block_sums(blocks)
-
-
-def _whole_blocks(shape: tuple[int, ...]) -> Floats:
-    """Return zeros for rows of terms, as wide as the blocks of columns that hold them."""
-    num_rows, num_columns = shape
-    return np.zeros((num_rows, -(-num_columns // _SUMMED_TOGETHER) * _SUMMED_TOGETHER))
 
 
 def _block_sums(terms: Floats) -> Floats:
     """Return the sum of every row of whole blocks, (num_rows, 1): see ``row_sums``."""
     num_rows, num_columns = terms.shape
     if num_columns <= _SUMMED_TOGETHER:  # as a rule
-        sums: Floats = terms.sum(axis=1, keepdims=True)
+        sums: Floats = np.add.reduce(terms, axis=1, keepdims=True)
     else:
         blocks = terms.reshape(num_rows, num_columns // _SUMMED_TOGETHER, _SUMMED_TOGETHER).sum(
             axis=2

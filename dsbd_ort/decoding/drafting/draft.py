@@ -195,11 +195,8 @@ class FixedDraftPolicy:
 
     def wants_layer(self, num_rows: int, num_whole: int = 0) -> bool:
         """See DraftPolicy.wants_layer."""
-        return self._layer < len(self._layer_widths) and self._has_layers_left
-
-    @property
-    def _has_layers_left(self) -> bool:
-        return self._layer + self._num_forced < self._most_layers
+        num_layers = self._layer + self._num_forced
+        return self._layer < len(self._layer_widths) and num_layers < self._most_layers
 
     def choose(self, joint: JointDistribution, depth: int) -> NDArray[np.int64]:
         """See DraftPolicy.choose."""
@@ -209,7 +206,8 @@ class FixedDraftPolicy:
 
     def choose_forced(self, joint: JointDistribution) -> NDArray[np.int64]:
         """See DraftPolicy.choose_forced."""
-        if self._num_forced == MOST_FORCED_LAYERS or not self._has_layers_left:
+        has_layers_left = self._layer + self._num_forced < self._most_layers
+        if self._num_forced == MOST_FORCED_LAYERS or not has_layers_left:
             return np.arange(0)
         self._num_forced += 1
         return np.arange(len(joint.tokens))
@@ -247,7 +245,7 @@ def draft_forest(
     """
     layers: list[DraftLayer] = []
     nodes, log_u, copies = beams.nodes, beams.log_weights, beams.copies
-    while not forest.are_absorbing(nodes):
+    while not (forest.has_ends and forest.are_absorbing(nodes)):
         if not drafter.forces and not policy.wants_layer(0):
             break
         needs = drafter.look_up(nodes, policy.takes_all)
