@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.joint_distribution import JointDistribution
+from dsbd_ort.decoding.joint_distribution import FEW_TOKENS, JointDistribution
 from dsbd_ort.decoding.logits_processing.path_states import PathStates
 from dsbd_ort.decoding.noise import Keys, mix64, root_key
 
@@ -50,7 +50,7 @@ class Forest:
         path_states: Sequence[PathStates] = (),
     ):
         """Start with one node, the last token of the prompt."""
-        self._eos_ids = np.array(sorted(eos_ids), dtype=np.int64)[:, None]
+        self._eos_ids = eos_ids
         self.path_states = path_states
         self.has_ends = False
         self.num_added = self.num_met = 0
@@ -72,7 +72,7 @@ class Forest:
         """Return the path keys of all candidates, (num_candidates,) uint64."""
         if joint.path_keys is None:
             keys = self.path_keys[joint.nodes]
-            if joint.num_tokens:
+            if joint.num_tokens > FEW_TOKENS:
                 tokens = joint.tokens.reshape(-1, joint.num_tokens)
                 joint.path_keys = mix64(keys[:, None], tokens).ravel()
             else:
@@ -107,7 +107,7 @@ class Forest:
         wanted = (parents << _UPPER_HALF) + tokens
         known = (self.parents[: self._num_nodes] << _UPPER_HALF) + self.tokens[: self._num_nodes]
         order = known.argsort()
-        found = order.take(known.searchsorted(wanted, sorter=order), mode="clip")
+        found: Nodes = order.take(known.searchsorted(wanted, sorter=order), mode="clip")
         found[known[found] != wanted] = NO_NODE
         return found
 
@@ -133,7 +133,9 @@ class Forest:
         self._num_nodes = last
         self.num_added += num_new
         self._first_leaf = first
-        ends = (tokens == self._eos_ids).nonzero()[1]
+        ends = _NOTHING
+        if not self._eos_ids.isdisjoint(token_list := tokens.tolist()):
+            ends = np.array([i for i, token in enumerate(token_list) if token in self._eos_ids])
         for states in self.path_states:
             if (stops := states.add(parents, tokens)) is not None:
                 ends = np.append(ends, stops.nonzero()[0])
@@ -149,7 +151,8 @@ class Forest:
         columns = np.repeat(_UNUSED, 2 * num_nodes, axis=1)
         columns[:, : self._num_nodes] = self._columns[:, : self._num_nodes]
         self.tokens, self.parents, self.positions, keys, self.is_absorbing = columns[:5]
-        self.path_keys, self.slots = keys.view(np.uint64), (columns[5], columns[6])
+        self.path_keys = keys.view(np.uint64)
+        self.slots: tuple[Nodes, Nodes] = columns[5], columns[6]
         columns[5:, NO_NODE] = 0
         self._columns = columns
 
@@ -205,5 +208,6 @@ class Forest:
         return renumbered
 
 
+_NOTHING = np.arange(0)
 _ONE, _UPPER_HALF = np.array(1), np.array(32)  # faster in an operation than numbers
 _UNUSED = np.array([[0, NO_NODE, 0, 0, 0, NOT_COMPUTED, NOT_COMPUTED]]).T  # a column without node

@@ -132,6 +132,7 @@ def joint_distribution(
         is_left[first] = True
         tokens, log_probs, raw = tokens[is_left], log_probs[is_left], raw[is_left]
         parents, num_tokens = parents[is_left], 0
+    if num_tokens <= FEW_TOKENS:
         weights = log_probs + log_weights[parents]
     else:
         weights = (log_probs.reshape(-1, num_tokens) + log_weights[:, None]).ravel()
@@ -139,6 +140,8 @@ def joint_distribution(
     return JointDistribution(nodes, parents, tokens, weights, masses, raw, num_tokens)
 
 
+FEW_TOKENS = 256
+"""Of each beam; so few are sooner added to what was gathered for each than to one for all."""
 _FEW_CANDIDATES = 4096
 
 

@@ -26,8 +26,9 @@ def added_up(logits: NDArray[np.float32]) -> Floats:
     size = max(1, _BLOCK // logits.shape[1])
     for first in range(0, len(logits), size):
         block = logits[first : first + size]
-        largest = finite(block.max(axis=1, keepdims=True))
-        sums = np.exp(block - largest).sum(axis=1, dtype=np.float64, keepdims=True)
+        largest = finite(np.maximum.reduce(block, axis=1, keepdims=True))
+        terms = np.exp(block - largest)
+        sums = np.add.reduce(terms, axis=1, dtype=np.float64, keepdims=True)
         normalizers[first : first + size] = np.log(sums) + largest
     return normalizers
 
@@ -83,13 +84,16 @@ def _least_of_largest(scores: NDArray[np.floating], number: int) -> NDArray[np.f
         last = num_columns - number
         return np.partition(scores, last, axis=1)[:, last, None]
     whole = num_columns // _NUM_PARTS * _NUM_PARTS
-    maxima = scores[:, :whole].reshape(len(scores), -1, _NUM_PARTS).max(axis=1)
-    bounds = np.partition(maxima, _NUM_PARTS - number, axis=1)[:, _NUM_PARTS - number]
+    parts = scores[:, :whole].reshape(len(scores), -1, _NUM_PARTS)
+    maxima = np.maximum.reduce(parts, axis=1)
+    maxima.partition(_NUM_PARTS - number, axis=1)
+    bounds = maxima[:, _NUM_PARTS - number]
     found = np.empty((len(scores), 1), scores.dtype)
     for index, (row, bound) in enumerate(zip(scores, bounds, strict=True)):
         kept = row[row > bound] if bound == -np.inf else row[row >= bound]
-        if len(kept) >= number:
-            found[index] = np.partition(kept, len(kept) - number)[len(kept) - number]
+        if (last := len(kept) - number) >= 0:
+            kept.partition(last)
+            found[index] = kept[last]
         elif bound == -np.inf:  # fewer entries are above it than wanted
             found[index] = bound
         else:  # NaN, which nothing is above

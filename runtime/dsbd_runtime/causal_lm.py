@@ -83,7 +83,8 @@ class CausalLM:
         self._reads_positions = entry.encoder is not None and entry.encoder.reads_positions
         self._most_new_rows = most_new_rows(entry.caches, MAX_FORWARD_ROWS)
         self.num_rows = 0
-        self._row_positions = np.empty(0, np.int64)  # (capacity,); the first num_rows are valid
+        # (capacity,); the first num_rows are valid
+        self._row_positions = np.zeros(session.capacity, np.int64)
         self._kv_bytes_peak = session.kv_bytes
         self._grows_in_calls = memory is not None or self.spec.reads_source
 
@@ -95,7 +96,7 @@ class CausalLM:
     @property
     def num_free_rows(self) -> int:
         """See SteppedEngine."""
-        return self._session.capacity - self.num_rows
+        return len(self._row_positions) - self.num_rows
 
     @property
     def kv_bytes(self) -> int:
@@ -227,7 +228,8 @@ class CausalLM:
     def close(self) -> None:
         """Release the engine and the caches; calling it again does nothing."""
         self.num_rows = 0
-        self._expire_full_logits()
+        if self._full is not None:
+            self._full.expire()
         self._session.close()
 
     def __enter__(self) -> CausalLM:
@@ -246,7 +248,8 @@ class CausalLM:
     def _run_all(self, forward: Forward, features: Features | None) -> EngineOutputs:
         """Make the calls of a forward; return the outputs of its logit rows."""
         num_before, num_new = self.num_rows, len(forward.token_ids)
-        self._expire_full_logits()
+        if self._full is not None:
+            self._full.expire()
         if not num_before or num_before + num_new > len(self._row_positions):
             self._reserve(num_before + num_new, num_before)
         if self._recent is not None:
@@ -285,11 +288,6 @@ class CausalLM:
                 "bundle with --logits gather"
             )
         check_gather(gather, len(forward.logit_rows), self.spec.vocab_size)
-
-    def _expire_full_logits(self) -> None:
-        if self._full is not None:
-            self._full.expire()
-            self._full = None
 
     def _reserve(self, num_rows: int, num_used: int) -> None:
         self._session.reserve(num_rows, num_used)

@@ -142,7 +142,7 @@ def _check_parents_first(mask: NDArray[np.bool_], num_rows: int) -> None:
         block = mask[start : start + _BLOCK_ROWS]
         size, first, stop = block.shape[0], num_rows + start, num_rows + start + block.shape[0]
         is_later = _IS_LATER[:size, :size]
-        sees_later = (block[:, first:stop] & is_later).any()
+        sees_later = np.logical_or.reduce(block[:, first:stop] & is_later, axis=None)
         if sees_later or (stop < mask.shape[1] and block[:, stop:].any()):
             raise InputError(
                 "mask lets a row see a later row of the same forward; order the rows so that "
@@ -178,8 +178,12 @@ class ForwardMasks:
         """
         mask = inputs.mask
         num_new, num_rows = mask.shape
-        masks = {name: self._buffer(name, capacity)[:num_new] for name in self._names}
-        for padded in masks.values():
+        masks = {}
+        for name in self._names:
+            buffer = self._buffers.get(name)
+            if buffer is None or buffer.shape[1] != capacity:
+                buffer = self._buffers[name] = np.empty((self._max_rows, capacity), np.bool_)
+            masks[name] = padded = buffer[:num_new]
             padded[:, num_rows:] = False
         if ATTENTION_MASK in masks:
             masks[ATTENTION_MASK][:, :num_rows] = mask
@@ -188,9 +192,3 @@ class ForwardMasks:
             in_window = row_positions > (inputs.positions - self._sliding_window)[:, None]
             np.logical_and(mask, in_window, out=masks[ATTENTION_MASK_SLIDING][:, :num_rows])
         return masks
-
-    def _buffer(self, name: str, capacity: int) -> NDArray[np.bool_]:
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.shape[1] != capacity:
-            buffer = self._buffers[name] = np.empty((self._max_rows, capacity), np.bool_)
-        return buffer

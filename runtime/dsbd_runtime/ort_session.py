@@ -81,11 +81,13 @@ class OrtSession:
         check_runnable(row, entry, model_path)
         self._model_path = model_path
         self._head = entry.head
-        self._full = None if entry.kept_output is None else HostLogits(entry.vocab_size)
         self._num_full_bound: int | None = None
         self._features = entry.features
         self._feature_type = NUMPY_DTYPES[entry.dtype]
         self._ort = import_ort_for(row)
+        self._full: HostLogits | None = None
+        if entry.kept_output is not None:
+            self._full = HostLogits(entry.vocab_size, self._ort.OrtValue.ortvalue_from_numpy)
 
         def new_options() -> Any:
             options = session_options(self._ort, entry, num_threads, spin_us)
@@ -207,7 +209,8 @@ class OrtSession:
 
     def run(self, inputs: EngineInputs) -> EngineOutputs:
         """Append S rows at ``first_row``; return the outputs of the head for the R logit rows."""
-        self._open_cache()
+        if self._cache is None:
+            raise self._closed_error()
         self._values.bind_inputs(_engine_inputs(inputs))
         if inputs.recent is not None:
             self._bind_recent(inputs.recent)
@@ -215,7 +218,9 @@ class OrtSession:
         num_logit_rows = len(forward.logit_rows)
         self._values.bind_outputs(self._head, num_logit_rows, forward.num_pairs)
         if self._full is not None and num_logit_rows != self._num_full_bound:
-            self._bind_full_logits(self._full.room_for(num_logit_rows))
+            value = self._full.room_for(num_logit_rows)
+            self._binding.bind_ortvalue_output(graph.LOGITS, value)
+            self._num_full_bound = num_logit_rows
         if inputs.features is not None:
             self._bind_features(inputs)
         if self._sources is not None:
@@ -251,8 +256,11 @@ class OrtSession:
 
     def _open_cache(self) -> KVCache:
         if self._cache is None:
-            raise EngineError(f"the engine {self._model_path} is closed; load it again")
+            raise self._closed_error()
         return self._cache
+
+    def _closed_error(self) -> EngineError:
+        return EngineError(f"the engine {self._model_path} is closed; load it again")
 
     def _call_error(self, inputs: EngineInputs, error: Exception) -> EngineError | CapacityError:
         """Return the error for a failed call: the engine, the sizes of the call, and the reason."""
@@ -293,11 +301,6 @@ class OrtSession:
             if name in outputs:
                 self._binding.bind_ortvalue_output(outputs[name], value)
             self._recent_bound[name] = memory
-
-    def _bind_full_logits(self, logits: NDArray[np.float32]) -> None:
-        """Bind the output that stays here, for calls of as many rows."""
-        self._binding.bind_ortvalue_output(graph.LOGITS, self._ort_value(logits))
-        self._num_full_bound = len(logits)
 
     def _bind_sources(self, sources: CrossSlots, of_rows: RowSources) -> None:
         """Bind what the decoder reads of sources, unless it is bound, and which row reads which."""
