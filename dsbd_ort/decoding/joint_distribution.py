@@ -141,7 +141,7 @@ def joint_distribution(
 
 
 FEW_TOKENS = 256
-"""Of each beam; so few are sooner added to what was gathered for each than to one for all."""
+"""Of a beam: up to here a gather and an operation on it take less time than one that broadcasts."""
 _FEW_CANDIDATES = 4096
 
 

@@ -93,6 +93,9 @@ class SampleRule(BeamSetRule):
 
     Or until ``early_stopping`` ends it, a function of the beams alone: so what is returned is the
     same with and without speculation, and every layer has the same distribution as without it.
+
+    Attributes:
+        propose: see SelectionRule: that of the coupling.
     """
 
     def __init__(self, config: DecodingConfig, builder: LayerBuilder, coupling: Coupling) -> None:

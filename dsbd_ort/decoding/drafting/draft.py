@@ -121,7 +121,7 @@ class Drafter(Protocol):
         """
 
     def compute(self, pending: Nodes) -> EngineCalls[None]:
-        """Let the model compute what the layer needs."""
+        """Let the model compute nodes, those that the layer needs."""
 
     def joint(
         self, nodes: Nodes, log_weights: NDArray[np.float64], copies: NDArray[np.int64] | None
