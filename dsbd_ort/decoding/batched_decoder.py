@@ -47,6 +47,7 @@ class BatchMember:
         loop: of the request.
         request: as it was given.
         wanted: the engine call that the loop waits for, None once it is over, and before it starts.
+        waits_since: when it began to wait for that, on the clock of the request.
         has_started: whether the loop runs; before, the prompt is being computed for another.
         preempted: by engine, rows that must be computed again before.
         recomputation: of these, once it is resumed.
@@ -57,6 +58,7 @@ class BatchMember:
     loop: DecodingLoop
     request: DecodingRequest
     wanted: EngineCall | None = None
+    waits_since: float = 0.0
     has_started: bool = False
     preempted: dict[Role, PreemptedRows] = field(default_factory=dict)
     recomputation: EngineCalls[None] | None = None
@@ -205,6 +207,7 @@ class BatchedDecoder:
                 continue  # its rows could not be computed again without features
             view.prefix = self.caches[role].longest_prefix(member.request.reusable_prompt(role))
         member.wanted = next(member.loop)  # type: ignore[assignment]  # a call precedes any output
+        member.waits_since = member.request.clock()
 
     def leave(self, member: BatchMember) -> None:
         """Give up a request between two iterations; one that is over has left already."""
@@ -300,12 +303,10 @@ class BatchedDecoder:
 
     def _preempt_as_asked(self, members: list[BatchMember], progress: list[Progress]) -> None:
         """Preempt the youngest request, and remove it from ``members``, if its schedule says so."""
-        call = self._members[-1].call if members else None
-        if (
-            call is not None
-            and self._members[-1] in members
-            and self._members[-1].request.preempts(call)
-        ):
+        if not members or (youngest := self._members[-1]) not in members:
+            return
+        call, preempts = youngest.call, youngest.request.preempts
+        if preempts is not None and call is not None and preempts(call):
             self._preempt_youngest(members, progress)
 
     def _preempt_youngest(self, members: list[BatchMember], progress: list[Progress]) -> None:
@@ -360,11 +361,13 @@ class BatchedDecoder:
             if member.recomputation is not None:
                 self._recompute(member, result)
                 return
+            assert member.wanted is not None  # the call with this result
+            member.wanted.meter.waited += member.request.clock() - member.waits_since
             wanted = member.loop.send(result)
             while isinstance(wanted, IterationOutput):
                 progress.append(Progress(member, wanted))
                 wanted = member.loop.send(None)
-            member.wanted = wanted
+            member.wanted, member.waits_since = wanted, member.request.clock()
         except StopIteration as stop:
             self._end(member, stop.value, progress)
         except BaseException as error:  # of this request alone

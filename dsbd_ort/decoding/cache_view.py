@@ -156,6 +156,7 @@ class CacheView:
         spec: of the engine.
         prefix: the tokens of the prompt's rows.
         meter: counts the engine calls of the request.
+        num_slots: slots in use, slot 0 included.
         num_rows_at_end: rows that it held when it ended.
         own_features: that its rows come from, of a feature draft.
     """
@@ -170,18 +171,13 @@ class CacheView:
         self.num_rows_at_end = 0
         self._hides_first = self.spec.reads_features
         self._seen = np.zeros((64, 32), dtype=np.uint8)  # (slot capacity, bytes)
-        self._num_slots = 1
+        self.num_slots = 1
 
     @property
     def num_rows(self) -> int:
         """Rows that a node of this view sees."""
-        seen = np.bitwise_or.reduce(self._seen[: self._num_slots])
+        seen = np.bitwise_or.reduce(self._seen[: self.num_slots])
         return max(int(np.unpackbits(seen).sum()), len(self.prefix.tokens))
-
-    @property
-    def num_slots(self) -> int:
-        """Slots in use, slot 0 included."""
-        return self._num_slots
 
     def begin(self) -> None:
         """Let slot 0 see the prompt, whose rows are all there."""
@@ -213,11 +209,13 @@ class CacheView:
         Returns:
             (S, first_row + S) bool.
         """
-        size, first = len(parent_slots), self._num_slots
+        size, first = len(parent_slots), self.num_slots
         num_rows = first_row + size
-        self._reserve(size, num_rows)
-        self._num_slots += size
-        own, begin = _own_bits(size, first_row & 7), first_row >> 3
+        if first + size > self._seen.shape[0] or num_rows > 8 * self._seen.shape[1]:
+            self._reserve(size, num_rows)
+        self.num_slots += size
+        own_bits = _remembered_own_bits if size <= _FEW_ROWS else _own_bits
+        own, begin = own_bits(size, first_row & 7), first_row >> 3
         seen = self._seen.take(parent_slots, axis=0)
         seen_of_own = seen[:, begin : begin + own.shape[1]]
         is_new = parent_slots >= first
@@ -228,8 +226,8 @@ class CacheView:
             seen_of_own |= own
             above = np.where(is_new, parent_slots - first, np.arange(size))
             self._add_ancestors(seen, above)
-        self._seen[first : self._num_slots] = seen
-        mask = _unpacked(seen, num_rows)
+        self._seen[first : self.num_slots] = seen
+        mask = np.unpackbits(seen, axis=1, count=num_rows, bitorder="little").view(np.bool_)
         if self._hides_first and not len(self.prefix.rows):
             self._hide_root(mask, (parent_slots == 0).nonzero()[0], first)
         return mask
@@ -241,7 +239,7 @@ class CacheView:
         first_row = mask.shape[1] - len(mask)
         for root in roots.tolist():
             row = first_row + root
-            self._seen[first_slot : self._num_slots, row >> 3] &= 255 ^ (1 << (row & 7))
+            self._seen[first_slot : self.num_slots, row >> 3] &= 255 ^ (1 << (row & 7))
             mask[:, row] = False
             mask[root, row] = True
 
@@ -269,7 +267,7 @@ class CacheView:
     def keep(self, slots: NDArray[np.int64]) -> None:
         """Keep slot 0 and these, (num_kept,) int64, which become 1, 2, ...; drop all others."""
         self._seen[1 : 1 + len(slots)] = self._seen.take(slots, axis=0)
-        self._num_slots = 1 + len(slots)
+        self.num_slots = 1 + len(slots)
 
     def end(self, agreed_tokens: list[int]) -> None:
         """Leave to the next request the rows that all slots see; free the others.
@@ -277,7 +275,7 @@ class CacheView:
         agreed_tokens: from position 0 on, those that all paths share.
         """
         self.num_rows_at_end = self.num_rows
-        seen = self._seen[min(1, self._num_slots - 1) : self._num_slots]
+        seen = self._seen[min(1, self.num_slots - 1) : self.num_slots]
         seen_by_all = _unpacked(np.bitwise_and.reduce(seen)[None], self.row_cache.model.num_rows)[0]
         if self._hides_first:
             seen_by_all[self.prefix.rows[:1]] = True
@@ -285,14 +283,14 @@ class CacheView:
         self.prefix.rows = seen_by_all.nonzero()[0]
         self.prefix.tokens = agreed_tokens[: len(self.prefix.rows)]
         self.prefix.shorten(len(self.prefix.tokens))
-        self._num_slots = 1
+        self.num_slots = 1
         self._seen[0] = 0  # the prefix is all that is left
 
     def used(self) -> NDArray[np.bool_]:
         """See UsedRows.used."""
         num_rows = self.row_cache.model.num_rows
         self._reserve(0, num_rows)
-        seen = np.bitwise_or.reduce(self._seen[: self._num_slots])
+        seen = np.bitwise_or.reduce(self._seen[: self.num_slots])
         is_used: NDArray[np.bool_] = _unpacked(seen[None], num_rows)[0]
         is_used[self.prefix.rows[: len(self.prefix.tokens)]] = True
         return is_used
@@ -300,7 +298,7 @@ class CacheView:
     def renumber(self, kept: Rows, new_rows: Rows) -> None:
         """See UsedRows.renumber."""
         self.prefix.rows = new_rows[self.prefix.rows[: len(self.prefix.tokens)]]
-        bits = _unpacked(self._seen[: self._num_slots], len(new_rows))
+        bits = _unpacked(self._seen[: self.num_slots], len(new_rows))
         self.show(bits[:, kept])
 
     def hide(self, rows: Rows) -> NDArray[np.bool_]:
@@ -308,9 +306,9 @@ class CacheView:
 
         Slot 0 sees those of the prompt, also before ``begin``.
         """
-        bits = _unpacked(self._seen[: self._num_slots], self.row_cache.model.num_rows)
+        bits = _unpacked(self._seen[: self.num_slots], self.row_cache.model.num_rows)
         bits[0, self.prefix.rows[: len(self.prefix.tokens)]] = True
-        self._seen = np.zeros((self._num_slots, 32), dtype=np.uint8)
+        self._seen = np.zeros((self.num_slots, 32), dtype=np.uint8)
         return bits[:, rows]
 
     def show(self, bits: NDArray[np.bool_]) -> None:
@@ -319,18 +317,18 @@ class CacheView:
         if self._hides_first:
             bits[:, self.prefix.rows[:1]] = False
         packed = np.packbits(bits, axis=1, bitorder="little")
-        self._seen[: self._num_slots] = 0
-        self._seen[: self._num_slots, : packed.shape[1]] = packed
+        self._seen[: self.num_slots] = 0
+        self._seen[: self.num_slots, : packed.shape[1]] = packed
 
     def _reserve(self, num_more_slots: int, num_rows: int) -> None:
         slots, size = self._seen.shape
-        num_slots = self._num_slots + num_more_slots
+        num_slots = self.num_slots + num_more_slots
         if num_slots <= slots and num_rows <= 8 * size:
             return
         more_slots = max(slots, 2 * num_slots if num_slots > slots else 0)
         more_bytes = max(size, num_rows // 4 if num_rows > 8 * size else 0)
         larger = np.zeros((more_slots, more_bytes), dtype=np.uint8)
-        larger[: self._num_slots, :size] = self._seen[: self._num_slots]
+        larger[: self.num_slots, :size] = self._seen[: self.num_slots]
         self._seen = larger
 
 
@@ -339,15 +337,11 @@ _FEW_ROWS = 64
 
 def _own_bits(num_rows: int, shift: int) -> NDArray[np.uint8]:
     """Return the bits by which new rows see themselves, beginning at bit ``shift`` of a byte."""
-    return (_remembered_own_bits if num_rows <= _FEW_ROWS else _new_own_bits)(num_rows, shift)
-
-
-def _new_own_bits(num_rows: int, shift: int) -> NDArray[np.uint8]:
     bits = np.eye(num_rows, num_rows + shift, shift, dtype=np.bool_)
     return np.packbits(bits, axis=1, bitorder="little")
 
 
-_remembered_own_bits = lru_cache(maxsize=8 * _FEW_ROWS)(_new_own_bits)
+_remembered_own_bits = lru_cache(maxsize=8 * _FEW_ROWS)(_own_bits)
 
 
 def _unpacked(packed: NDArray[np.uint8], num_bits: int) -> NDArray[np.bool_]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 
@@ -31,11 +31,7 @@ from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import Costs, measure_costs, observe_call
-from dsbd_ort.decoding.drafting.draft import (
-    DraftLayer,
-    Iteration,
-    draft_forest,
-)
+from dsbd_ort.decoding.drafting.draft import Drafter, DraftLayer, Iteration, draft_forest
 from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.engine_call import Clock, EngineCall, EngineCalls, Role
 from dsbd_ort.decoding.errors import ModelError
@@ -47,10 +43,10 @@ from dsbd_ort.decoding.request import (
     DecodeResult,
     DecodingRequest,
     IterationOutput,
+    Preempts,
     check_request,
     decoded_sequences,
     most_descendants,
-    only_for_room,
     result_of,
 )
 from dsbd_ort.decoding.set_up import LoopParts, set_up
@@ -96,7 +92,7 @@ def decode_iterations(
     costs: Costs | None = None,
     estimator: AcceptanceEstimator | None = None,
     ngram_pool: NGramPool | None = None,
-    preempts: Callable[[EngineCall], bool] = only_for_room,
+    preempts: Preempts | None = None,
     prefixes: Prefixes | None = None,
     trace: TraceRecorder | None = None,
     source: Source = None,
@@ -158,7 +154,7 @@ def iterations_of(
             result: DecodeResult = end.value
             break
         if isinstance(needed, EngineCall):
-            if request.preempts(needed):
+            if request.preempts is not None and request.preempts(needed):
                 _compute_again(views, caches, request.clock)
             answer, seconds = _made(needed, caches, request.clock)
             if request.costs:
@@ -177,6 +173,7 @@ def _made(call: EngineCall, caches: Caches, clock: Clock) -> tuple[ForwardResult
     (result,) = caches[call.role].forward([call])
     seconds = clock() - began
     call.meter.count(call.num_rows, seconds)
+    call.meter.waited += seconds
     return result, seconds
 
 
@@ -209,7 +206,7 @@ def decoding_loop(
     yield from _prefill(run)
     beams, depth = Beams.initial(), 0
     while not rule.is_finished(beams, depth):
-        drafted = yield from _draft(run, beams, depth)
+        drafted = (yield from _draft(run, run.drafter, beams, depth)) if run.drafter else []
         committed, num_accepted = yield from _verify_and_select(run, beams, drafted, depth)
         iteration = _iteration(run, drafted, committed, num_accepted)
         for observer in run.observers:
@@ -237,24 +234,22 @@ def _prefill(run: LoopParts) -> EngineCalls[None]:
         run.tracer.begin(prompt.tolist(), run.request.config)
 
 
-def _draft(run: LoopParts, beams: Beams, depth: int) -> EngineCalls[list[DraftLayer]]:
-    """Add the layers that the draft policy chooses to the forest."""
-    if not run.drafter:
-        return []
+def _draft(
+    run: LoopParts, drafter: Drafter, beams: Beams, depth: int
+) -> EngineCalls[list[DraftLayer]]:
+    """Return what adds the layers to the forest that the draft policy chooses."""
     num_pending = run.target.num_missing(beams.nodes)
     most_layers = run.request.config.max_new_tokens - depth - 1
     unread = (run.draft.num_unread, run.draft.num_unread_source) if run.draft else (0, 0)
     run.policy.begin(num_pending, most_layers, *unread)
-    return (
-        yield from draft_forest(
-            run.forest,
-            run.drafter,
-            beams,
-            run.policy,
-            depth,
-            keeps_distributions=run.rule.reads_draft_distributions,
-            repeats=run.request.config.replacement,
-        )
+    return draft_forest(
+        run.forest,
+        drafter,
+        beams,
+        run.policy,
+        depth,
+        keeps_distributions=run.rule.reads_draft_distributions,
+        repeats=run.request.config.replacement,
     )
 
 
@@ -307,7 +302,7 @@ def _iteration(
         beams=beams,
         hypotheses=run.rule.live(beams),
         survivors=survivors,
-        num_draft_tokens=sum(layer.num_new for layer in drafted),
+        num_draft_tokens=sum([layer.num_new for layer in drafted]),
         num_accepted_tokens=num_accepted,
     )
 

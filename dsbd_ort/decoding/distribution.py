@@ -38,19 +38,12 @@ class TopDistributions:
     are kept as they are.
     """
 
-    def __init__(self, entries: Floats) -> None:
-        """Take (3, num_rows, K) entries."""
-        self._entries = entries
-        self._size = int(entries.shape[1])
-
-    @classmethod
-    def of(
-        cls, tokens: NDArray[np.int64], log_probs: Floats, raw_log_probs: Floats
-    ) -> TopDistributions:
-        """Return distributions, (num_rows, K) each; see TokenDistribution."""
-        entries = np.empty((3, *tokens.shape))
-        entries[0], entries[1], entries[2].view(np.int64)[:] = log_probs, raw_log_probs, tokens
-        return cls(entries)
+    def __init__(self, tokens: NDArray[np.int64], log_probs: Floats, raw_log_probs: Floats) -> None:
+        """Take distributions, (num_rows, K) each; see TokenDistribution."""
+        self._size = len(tokens)
+        self._entries = np.empty((3, *tokens.shape))
+        self._entries[0], self._entries[1] = log_probs, raw_log_probs
+        self._entries[2].view(np.int64)[:] = tokens
 
     def __len__(self) -> int:
         return self._size
@@ -62,7 +55,8 @@ class TopDistributions:
 
     def behind_unused_row(self) -> TopDistributions:
         """Return a copy whose row 0 is no distribution."""
-        return TopDistributions(np.concatenate([self._entries[:, :1], self._entries], axis=1))
+        log_probs, raw, tokens = np.concatenate([self._entries[:, :1], self._entries], axis=1)
+        return TopDistributions(tokens.view(np.int64), log_probs, raw)
 
     def append(self, more: TopDistributions) -> None:
         """Add rows."""

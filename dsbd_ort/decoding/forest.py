@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.joint_distribution import JointDistribution
+from dsbd_ort.decoding.joint_distribution import FEW_TOKENS, JointDistribution
 from dsbd_ort.decoding.logits_processing.path_states import PathStates
-from dsbd_ort.decoding.noise import Keys, child_keys, root_key
+from dsbd_ort.decoding.noise import Keys, mix64, root_key
 
 NO_NODE = -1
 NOT_COMPUTED = -1
@@ -34,7 +34,7 @@ class Forest:
         tokens, parents, positions: (room,) int64. An oldest node's parent is ``NO_NODE``.
         path_keys: (room,) uint64. Chained from the root's, see ``noise``.
         is_absorbing: (room,) int64, 0 or 1. A sequence ends with the node: it costs no row.
-        slots: (2, room) int64. By engine, the node's place in its ``CacheView`` and distributions;
+        slots: by engine, (room,) int64. The node's place in its ``CacheView`` and distributions;
             ``NOT_COMPUTED``, or 0 for an absorbing node, which needs none.
         path_states: what else is known of the path of every node, kept in step.
         has_ends: whether there is an absorbing node.
@@ -50,7 +50,7 @@ class Forest:
         path_states: Sequence[PathStates] = (),
     ):
         """Start with one node, the last token of the prompt."""
-        self._eos_ids = np.array(sorted(eos_ids), dtype=np.int64)[:, None]
+        self._eos_ids = eos_ids
         self.path_states = path_states
         self.has_ends = False
         self.num_added = self.num_met = 0
@@ -72,11 +72,11 @@ class Forest:
         """Return the path keys of all candidates, (num_candidates,) uint64."""
         if joint.path_keys is None:
             keys = self.path_keys[joint.nodes]
-            if joint.num_tokens:
+            if joint.num_tokens > FEW_TOKENS:
                 tokens = joint.tokens.reshape(-1, joint.num_tokens)
-                joint.path_keys = child_keys(keys[:, None], tokens).ravel()
+                joint.path_keys = mix64(keys[:, None], tokens).ravel()
             else:
-                joint.path_keys = child_keys(keys[joint.parents], joint.tokens)
+                joint.path_keys = mix64(keys[joint.parents], joint.tokens)
         return joint.path_keys
 
     def descend(self, joint: JointDistribution, chosen: NDArray[np.int64]) -> Nodes:
@@ -84,7 +84,8 @@ class Forest:
 
         An absorbing beam stays the node it is.
         """
-        if not len(chosen):
+        num_chosen = len(chosen)
+        if not num_chosen:
             return chosen
         parents, tokens = joint.nodes[joint.parents[chosen]], joint.tokens[chosen]
         if not self.has_ends and parents[parents.argmin()] >= self._first_leaf:
@@ -95,7 +96,7 @@ class Forest:
             nodes[stays] = parents[stays]
             self.num_met -= len(stays)
         missing = (nodes < 0).nonzero()[0]
-        self.num_met += len(nodes) - len(missing)
+        self.num_met += num_chosen - len(missing)
         if len(missing):
             added = self._add(parents[missing], tokens[missing], joint, chosen[missing])
             nodes[missing] = added
@@ -106,8 +107,9 @@ class Forest:
         wanted = (parents << _UPPER_HALF) + tokens
         known = (self.parents[: self._num_nodes] << _UPPER_HALF) + self.tokens[: self._num_nodes]
         order = known.argsort()
-        found = order.take(known.searchsorted(wanted, sorter=order), mode="clip")
-        return np.where(known[found] == wanted, found, NO_NODE)
+        found: Nodes = order.take(known.searchsorted(wanted, sorter=order), mode="clip")
+        found[known[found] != wanted] = NO_NODE
+        return found
 
     def _add(
         self,
@@ -117,37 +119,41 @@ class Forest:
         chosen: NDArray[np.int64],
     ) -> Nodes:
         """Add a node for each of these candidates of ``joint``; return the new nodes."""
-        first, last = self._num_nodes, self._num_nodes + len(tokens)
-        self._reserve(last)
+        num_new = len(tokens)
+        first, last = self._num_nodes, self._num_nodes + num_new
+        if last >= self._columns.shape[1]:
+            self._reserve(last)
         if joint.path_keys is None:
-            keys = child_keys(self.path_keys[parents], tokens)
+            keys = mix64(self.path_keys[parents], tokens)
         else:
             keys = joint.path_keys[chosen]
         self.tokens[first:last], self.parents[first:last] = tokens, parents
         self.positions[first:last] = self.positions[parents] + _ONE
         self.path_keys[first:last] = keys
         self._num_nodes = last
-        self.num_added += len(tokens)
+        self.num_added += num_new
         self._first_leaf = first
-        ends = (tokens == self._eos_ids).nonzero()[1]
+        ends = _NOTHING
+        if not self._eos_ids.isdisjoint(token_list := tokens.tolist()):
+            ends = np.array([i for i, token in enumerate(token_list) if token in self._eos_ids])
         for states in self.path_states:
             if (stops := states.add(parents, tokens)) is not None:
                 ends = np.append(ends, stops.nonzero()[0])
         if len(ends):
             self.has_ends = True
             self.is_absorbing[first + ends] = 1
-            self.slots[:, first + ends] = 0
+            for slots in self.slots:
+                slots[first + ends] = 0
         return np.arange(first, last)
 
     def _reserve(self, num_nodes: int) -> None:
         """Make room for ``num_nodes`` nodes, and behind them for what stands for no node."""
-        if num_nodes < self._columns.shape[1]:
-            return
         columns = np.repeat(_UNUSED, 2 * num_nodes, axis=1)
         columns[:, : self._num_nodes] = self._columns[:, : self._num_nodes]
         self.tokens, self.parents, self.positions, keys, self.is_absorbing = columns[:5]
-        self.path_keys, self.slots = keys.view(np.uint64), columns[5:]
-        self.slots[:, NO_NODE] = 0
+        self.path_keys = keys.view(np.uint64)
+        self.slots: tuple[Nodes, Nodes] = columns[5], columns[6]
+        columns[5:, NO_NODE] = 0
         self._columns = columns
 
     def stopped(self, joint: JointDistribution, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -180,7 +186,7 @@ class Forest:
         num_found, num_before = len(roots), 0
         while num_found > num_before:
             is_below[:-1] |= is_below[parents]
-            num_found, num_before = int(np.count_nonzero(is_below)), num_found
+            num_found, num_before = len(is_below.nonzero()[0]), num_found
         is_below[roots] = False
         return is_below[:-1]
 
@@ -188,7 +194,8 @@ class Forest:
         """Drop the nodes that are not kept, (num_nodes,); return new number by old, or NO_NODE."""
         kept = is_kept.nonzero()[0]
         num_before, num_kept = self._num_nodes, len(kept)
-        renumbered = np.full(num_before + 1, NO_NODE)  # the last is that of NO_NODE
+        renumbered = np.empty(num_before + 1, np.int64)
+        renumbered.fill(NO_NODE)  # the last is that of NO_NODE
         renumbered[kept] = np.arange(num_kept)
         self._columns[:, :num_kept] = self._columns.take(kept, axis=1)
         self._columns[:, num_kept:num_before] = _UNUSED
@@ -197,9 +204,10 @@ class Forest:
             states.prune(kept, self.is_absorbing[:num_kept])
         parents = renumbered[self.parents[:num_kept]]
         self.parents[:num_kept] = parents
-        self._first_leaf = int(parents.max(initial=NO_NODE)) + 1
+        self._first_leaf = 1 + int(parents[parents.argmax()]) if num_kept else 0
         return renumbered
 
 
+_NOTHING = np.arange(0)
 _ONE, _UPPER_HALF = np.array(1), np.array(32)  # faster in an operation than numbers
 _UNUSED = np.array([[0, NO_NODE, 0, 0, 0, NOT_COMPUTED, NOT_COMPUTED]]).T  # a column without node

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.forward import Forward, ForwardResult
+from dsbd_forward.forward import Forward
 from dsbd_forward.logits import Logits
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.beyond_top_k import distributions_beyond_top_k
@@ -17,7 +17,7 @@ from dsbd_ort.decoding.distribution import (
     TokenDistributions,
 )
 from dsbd_ort.decoding.drafting.draft import LayerNeeds
-from dsbd_ort.decoding.engine_call import Clock, EngineCall, EngineCalls, Role, Wanted
+from dsbd_ort.decoding.engine_call import EngineCall, EngineCalls, Role, Wanted
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.forest import NO_NODE, NOT_COMPUTED, Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import (
@@ -62,7 +62,6 @@ class ForestRunner:
         forest: Forest,
         warp: Warp,
         processing: RequestProcessing | None,
-        clock: Clock,
         features: NodeFeatures | None = None,
         tops: TopTokens | None = None,
     ) -> None:
@@ -74,7 +73,6 @@ class ForestRunner:
             forest: of the request.
             warp: of the logits.
             processing: the processors and the constraint, None without any.
-            clock: seconds, for the statistics.
             features: of the nodes, for a request with a feature draft.
             tops: keeps the most probable tokens after every node, for a request that returns them.
         """
@@ -86,7 +84,6 @@ class ForestRunner:
         self._warp = warp
         self._processing = processing
         self._tops = tops
-        self._clock = clock
         self._features = features
         self._num_calls = 0
         self._unread: NDArray[np.int64] | None = None
@@ -98,8 +95,7 @@ class ForestRunner:
     @property
     def slots(self) -> NDArray[np.int64]:
         """Slot of every node, see ``Forest.slots``: negative where it is not computed."""
-        slots: NDArray[np.int64] = self._forest.slots[self._engine]
-        return slots
+        return self._forest.slots[self._engine]
 
     def prefill(
         self,
@@ -133,8 +129,12 @@ class ForestRunner:
                 view.prefix.source,
                 is_prefill=True,
             )
-            result = yield from self._answered(call)
-            self._check(result.logits, len(logit_rows))
+            result = yield call
+            self._num_calls += 1
+            try:
+                result.logits.check(view.spec, len(logit_rows), 0)
+            except ModelError as error:
+                raise self._error(error) from error
             if scorer:
                 scorer.append(result.logits)
             view.prefix.tokens = tokens[: start + len(chunk)]
@@ -157,14 +157,6 @@ class ForestRunner:
         positions = np.arange(start, start + len(chunk))
         source = self._view.prefix.source
         return Forward(chunk, positions, mask, logit_rows, None, *features, source=source)
-
-    def _answered(self, call: EngineCall) -> EngineCalls[ForwardResult]:
-        """Wait for a call; return its result."""
-        began = self._clock()
-        result = yield call
-        self.meter.waited += self._clock() - began
-        self._num_calls += 1
-        return result
 
     def prefill_later(self, token_ids: NDArray[np.int64]) -> None:
         """Compute the prompt but for its last token just before the first node, if one is wanted.
@@ -204,18 +196,22 @@ class ForestRunner:
 
     def are_computed(self, nodes: Nodes) -> bool:
         """Return whether the distribution after each is known; an absorbing one needs none."""
-        return not self.num_missing(nodes)
+        slots = self._forest.slots[self._engine][nodes]
+        return not len((slots < _FIRST).nonzero()[0])
 
     def num_missing(self, nodes: Nodes) -> int:
         """Return how many of ``nodes`` are not computed."""
-        return len((self.slots[nodes] < _FIRST).nonzero()[0])
+        return len((self._forest.slots[self._engine][nodes] < _FIRST).nonzero()[0])
 
-    def _pending(self, nodes: Nodes, slots: NDArray[np.int64] | None = None) -> Nodes:
+    def pending(self, nodes: Nodes, slots: NDArray[np.int64] | None = None) -> Nodes:
         """Return what must be computed before the distributions after ``nodes``, parents first.
 
         slots: other ones than those of now.
         """
-        slots, parents = self.slots if slots is None else slots, self._forest.parents
+        forest = self._forest
+        parents = forest.parents
+        if slots is None:
+            slots = forest.slots[self._engine]
         found = nodes[slots[nodes] < _FIRST]
         above = parents[found]
         above = above[slots[above] < _FIRST]
@@ -223,7 +219,7 @@ class ForestRunner:
             return found
         is_pending = np.zeros(len(slots), dtype=np.bool_)
         is_pending[found] = True
-        trunk = self._forest.trunk_length
+        trunk = forest.trunk_length
         while len(above):
             is_pending[above] = True
             in_trunk = above[above < trunk]
@@ -238,38 +234,34 @@ class ForestRunner:
 
     def look_up(self, nodes: Nodes, takes_all: object) -> LayerNeeds:
         """See Drafter.look_up: every row needs the model, and what it has not computed above."""
-        return LayerNeeds(self.num_pending(nodes))
+        return LayerNeeds(self.pending(nodes))
 
-    def num_pending(self, nodes: Nodes) -> int:
-        """Return the rows of the call that computes ``nodes``, the prompt aside."""
-        return len(self._pending(nodes))
-
-    def compute(self, nodes: Nodes | None = None) -> EngineCalls[None]:
-        """Compute ``nodes`` (all by default) and their pending ancestors in one call, if any.
+    def compute(self, pending: Nodes | None = None) -> EngineCalls[None]:
+        """Compute nodes as ``pending`` returns them (all that are by default) in one call, if any.
 
         Further calls are needed where logits count that a top-k head has left out and that a later
         part of the same forward has overwritten: each call brings some of them. And of a feature
         draft for nodes that come from features of the call before.
         """
-        forest, view, slots = self._forest, self._view, self.slots
-        if nodes is None:
-            pending = (slots[: len(forest)] < 0).nonzero()[0]
-        else:
-            pending = self._pending(nodes)
+        forest, view = self._forest, self._view
+        slots = forest.slots[self._engine]
+        if pending is None:
+            pending = (slots[: len(forest)] < _FIRST).nonzero()[0]
         if len(pending) and self._unread is not None:
             yield from self._read_prompt()
         while len(pending):
             nodes = pending if self._features is None else self._features.ready(pending)
             size, first_slot = len(nodes), view.num_slots
-            allowed = self._allowed_after(nodes)
-            result = yield from self._answered(self._call(nodes, allowed))
+            allowed = None if self._processing is None else self._processing.allowed_after(nodes)
+            result = yield self._call(nodes, allowed)
+            self._num_calls += 1
             if self._features:
                 self._features.take(result, size)
             logits = result.logits
             found, unread = self._read(logits, nodes, allowed)
             if self._tops is not None:
                 self._tops.append(logits)
-            self._left_out.follow(first_slot, logits)
+            self._left_out.latest = first_slot, logits
             if self._distributions is None:
                 self._distributions = found.behind_unused_row()
             else:
@@ -282,12 +274,14 @@ class ForestRunner:
 
     def _call(self, nodes: Nodes, allowed: AllowedAfter | None) -> EngineCall:
         """Return the call that computes these nodes, and give them their slots."""
-        forest, view, slots = self._forest, self._view, self.slots
+        forest, view, size = self._forest, self._view, len(nodes)
+        slots, left_out = forest.slots[self._engine], self._left_out
         features = self._features.for_nodes(nodes) if self._features else NO_FEATURES
-        slots[nodes] = np.arange(view.num_slots, view.num_slots + len(nodes))
+        slots[nodes] = np.arange(view.num_slots, view.num_slots + size)
         parents = forest.parents[nodes]
         parent_slots = slots[parents]
-        self._left_out.add_slots_above(parent_slots, nodes, parents)
+        if left_out.slots_above:
+            left_out.add_slots_above(parent_slots, nodes, parents)
         gather = allowed.pairs() if allowed is not None and self._gathers(allowed) else None
 
         def forward_at(first_row: int) -> Forward:
@@ -295,26 +289,20 @@ class ForestRunner:
                 tokens,
                 positions,
                 view.append(parent_slots, first_row),
-                np.arange(len(nodes)),
+                np.arange(size),
                 gather,
                 *features,
-                source=view.prefix.source,
+                source=source,
             )
 
         tokens, positions = forest.tokens[nodes], forest.positions[nodes]
         wanted: Wanted = "all logits" if gather is None else "some logits"
         num_top = view.spec.head.num_top_logits
         has_few = self._tops is not None and 0 < num_top < self._tops.number
-        if (
-            has_few or self._left_out.are_set_back
-        ):  # computed once more: no rows of others lie behind these
+        if has_few or left_out.slots_above:  # computed once more: no rows of others lie behind
             wanted = "logits again"
         source = view.prefix.source
-        return EngineCall(self._role, self.meter, len(nodes), forward_at, wanted, source)
-
-    def _allowed_after(self, nodes: Nodes) -> AllowedAfter | None:
-        """Return what the constraint allows after nodes; None without processors or constraint."""
-        return None if self._processing is None else self._processing.allowed_after(nodes)
+        return EngineCall(self._role, self.meter, size, forward_at, wanted, source)
 
     def _gathers(self, allowed: AllowedAfter) -> bool:
         """Return whether the logits of the allowed tokens alone are wanted of the engine."""
@@ -329,14 +317,21 @@ class ForestRunner:
     ) -> JointDistribution:
         """Return the joint distribution over the continuations of computed beams."""
         assert self._distributions is not None  # of computed nodes
-        slots, has_ends = self.slots[nodes], self._forest.has_ends
+        slots = self._forest.slots[self._engine][nodes]
         joint = joint_distribution(
-            nodes, log_weights, copies, self._distributions, slots, has_ends=has_ends
+            nodes,
+            log_weights,
+            copies,
+            self._distributions,
+            slots,
+            has_ends=self._forest.has_ends,
         )
         if self._processing is not None and self._role == "target":
             is_stuck = np.bincount(joint.parents, minlength=len(nodes)) == 0
             self._processing.check_continues(nodes[is_stuck], len(joint.tokens))
-        return self._left_out.added_to(joint, log_weights, slots)
+        if self._left_out.has_tokens:
+            joint = self._left_out.added_to(joint, log_weights, slots)
+        return joint
 
     def read_left_out(self, beams: Beams, threshold: float, most: int) -> LeftOut:
         """See NodeDistributions.read_left_out."""
@@ -365,16 +360,15 @@ class ForestRunner:
 
     def keep_needed(self, is_kept: NDArray[np.bool_]) -> None:
         """Keep the nodes as well that are needed to compute kept ones later: (num_nodes,) bool."""
-        pending = self._pending(is_kept.nonzero()[0], self._slots_after_pruning())
+        slots = None if self._features is None else self._slots_after_pruning(self._features)
+        pending = self.pending(is_kept.nonzero()[0], slots)
         is_kept[pending] = True
         parents = self._forest.parents[pending]
         is_kept[parents[parents != NO_NODE]] = True
 
-    def _slots_after_pruning(self) -> NDArray[np.int64]:
+    def _slots_after_pruning(self, features: NodeFeatures) -> NDArray[np.int64]:
         """Return the slots without those that pruning will take from their nodes."""
-        if self._features is None:
-            return self.slots
-        return np.where(self._features.outdated(self.slots), NOT_COMPUTED, self.slots)
+        return np.where(features.outdated(self.slots), NOT_COMPUTED, self.slots)
 
     def prune(self) -> None:
         """Forget the nodes that the forest has dropped, and what is outdated."""
@@ -382,12 +376,13 @@ class ForestRunner:
             num_bytes = self._distributions.num_bytes
             self.distribution_bytes_peak = max(self.distribution_bytes_peak, num_bytes)
         self._left_out.forget()
-        slots = self.slots[: len(self._forest)]
+        slots = self._forest.slots[self._engine][: len(self._forest)]
         if self._features is not None:
-            slots[:] = self._slots_after_pruning()[: len(slots)]
-        computed = (slots > 0).nonzero()[0]
+            slots[:] = self._slots_after_pruning(self._features)[: len(slots)]
+        computed = (slots > _FIRST).nonzero()[0]
         kept = slots[computed]
-        if not len(kept):  # all beams have ended: ``finish`` looks at the rows as they were
+        num_kept = len(kept)
+        if not num_kept:  # all beams have ended: ``finish`` looks at the rows as they were
             return
         self._view.keep(kept)
         if self._distributions is not None:
@@ -396,14 +391,7 @@ class ForestRunner:
             self._tops.keep(kept)
         if self._features is not None:
             self._features.keep(kept)
-        slots[computed] = np.arange(1, 1 + len(kept))
-
-    def _check(self, logits: Logits, num_rows: int, num_pairs: int = 0) -> None:
-        """Raise ModelError for logits that a call cannot have; it says which call of the engine."""
-        try:
-            logits.check(self._view.spec, num_rows, num_pairs)
-        except ModelError as error:
-            raise self._error(error) from error
+        slots[computed] = np.arange(1, 1 + num_kept)
 
     def _error(self, error: ModelError) -> ModelError:
         return ModelError(f"call {self._num_calls} of the {self._role}: {error}")
@@ -415,14 +403,14 @@ class ForestRunner:
 
         allowed: after them, None without processors or constraint.
         """
-        gathers = allowed is not None and self._gathers(allowed)
-        self._check(logits, len(nodes), allowed.num_pairs if allowed and gathers else 0)
+        spec, num_pairs = self._view.spec, 0
+        if allowed is not None and self._gathers(allowed):
+            num_pairs = allowed.num_pairs
         try:
+            logits.check(spec, len(nodes), num_pairs)
             if self._processing is None or allowed is None:
                 if self._looks_beyond:
-                    return distributions_beyond_top_k(
-                        self._warp, logits, self._view.spec.vocab_size
-                    )
+                    return distributions_beyond_top_k(self._warp, logits, spec.vocab_size)
                 return self._warp.distributions(logits), _NOTHING
             is_draft = self._role == "draft"
             return self._processing.distributions(logits, nodes, allowed, is_draft=is_draft)

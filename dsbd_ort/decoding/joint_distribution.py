@@ -121,8 +121,10 @@ def joint_distribution(
         weights = log_probs + log_weights[parents]
         masses = weights if copies is None else weights + np.log(copies)[parents]
         return JointDistribution(nodes, parents, tokens, weights, masses, raw, 0)
-    num_tokens = len(tokens) // len(rows)
-    parents = _parents(len(rows), num_tokens)
+    num_beams, num_candidates = len(rows), len(tokens)
+    num_tokens = num_candidates // num_beams
+    parents_of = _remembered_parents if num_candidates <= _FEW_CANDIDATES else _parents
+    parents = parents_of(num_beams, num_tokens)
     if has_ends and not rows.all():
         first = num_tokens * (rows == 0).nonzero()[0]
         tokens[first], log_probs[first], raw[first] = STAY, 0.0, 0.0
@@ -130,6 +132,7 @@ def joint_distribution(
         is_left[first] = True
         tokens, log_probs, raw = tokens[is_left], log_probs[is_left], raw[is_left]
         parents, num_tokens = parents[is_left], 0
+    if num_tokens <= FEW_TOKENS:
         weights = log_probs + log_weights[parents]
     else:
         weights = (log_probs.reshape(-1, num_tokens) + log_weights[:, None]).ravel()
@@ -137,24 +140,19 @@ def joint_distribution(
     return JointDistribution(nodes, parents, tokens, weights, masses, raw, num_tokens)
 
 
+FEW_TOKENS = 256
+"""Of a beam: up to here a gather and an operation on it take less time than one that broadcasts."""
 _FEW_CANDIDATES = 4096
 
 
 def _parents(num_beams: int, num_tokens: int) -> NDArray[np.int64]:
     """Return the beam of every candidate: (2, 3) gives [0, 0, 0, 1, 1, 1]."""
-    few = num_beams * num_tokens <= _FEW_CANDIDATES
-    return (
-        _remembered_parents(num_beams, num_tokens) if few else _new_parents(num_beams, num_tokens)
-    )
-
-
-def _new_parents(num_beams: int, num_tokens: int) -> NDArray[np.int64]:
     parents = np.repeat(np.arange(num_beams), num_tokens)
     parents.flags.writeable = False
     return parents
 
 
-_remembered_parents = lru_cache(maxsize=64)(_new_parents)  # the same few recur in every layer
+_remembered_parents = lru_cache(maxsize=64)(_parents)  # the same few recur in every layer
 
 _SORTED_WHOLE = 256  # up to here sorting all candidates is faster than finding the best first
 
@@ -165,10 +163,11 @@ def best_candidates(scores: NDArray[np.float64], num_wanted: int) -> NDArray[np.
     Equal scores go by index, so by beam and then by token: what comes first does not depend on
     how many are wanted.
     """
-    if len(scores) <= _SORTED_WHOLE or not 0 < num_wanted < len(scores):
+    num_candidates = len(scores)
+    if num_candidates <= _SORTED_WHOLE or not 0 < num_wanted < num_candidates:
         best = (-scores).argsort(kind="stable")[:num_wanted]
     else:
-        last = len(scores) - num_wanted
+        last = num_candidates - num_wanted
         best = (scores >= np.partition(scores, last)[last]).nonzero()[0]  # more where some tie
         best = best[(-scores[best]).argsort(kind="stable")[:num_wanted]]
     if len(best) and scores[best[-1]] == -np.inf:

@@ -72,7 +72,7 @@ class JointSpeculativeRule(_JointDecoding):
             yield self._next_beams(target, beams, 1)
         else:
             joint = target.joint(beams.nodes, beams.log_weights, None)
-            yield self._builder.descended(beams, joint, self._gumbel.draw(joint, 1, depth))
+            yield self._builder.descended(beams, joint, self._gumbel.propose(joint, 1, depth))
 
     def _accepted_path(
         self, target: NodeDistributions, beams: Beams, drafted: list[DraftLayer]

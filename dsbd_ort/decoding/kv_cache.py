@@ -48,6 +48,8 @@ class SharedKVCache:
     ) -> None:
         """Take an engine; without ``shares_prefixes`` no view begins with rows of another."""
         self.model = model
+        is_stepped = model.spec.memory.grows_in_steps
+        self._stepped = cast(SteppedEngine, model) if is_stepped else None
         self.max_rows = max_rows
         self._shares_prefixes = shares_prefixes
         self._views: list[UsedRows] = []
@@ -141,18 +143,22 @@ class SharedKVCache:
 
     def forward(self, calls: Sequence[EngineCall]) -> list[ForwardResult]:
         """Make calls that share a group in one forward of the engine; return the result of each."""
-        self._make_room(sum(call.num_rows for call in calls))
+        num_new = 0
+        for call in calls:
+            num_new += call.num_rows
+        self._make_room(num_new)
         forwards, first_row = [], self.model.num_rows
         for call in calls:
-            forward = call.forward_at(first_row)
-            self._record(forward, first_row)
+            forward, end = call.forward_at(first_row), first_row + call.num_rows
+            self._record(forward, first_row, end)
             forwards.append(forward)
-            first_row += call.num_rows
+            first_row = end
+        if len(forwards) == 1:  # as a rule
+            return [self.model.forward(forwards[0])]
         return self.model.forward(joined_forward(forwards)).parts(forwards)
 
-    def _record(self, forward: Forward, first_row: int) -> None:
+    def _record(self, forward: Forward, first_row: int, end: int) -> None:
         """Remember tokens and positions of new rows."""
-        end = first_row + forward.num_new
         if end > self._recorded.shape[1]:
             larger = np.zeros((2, 2 * end), dtype=np.int64)
             larger[:, :first_row] = self._recorded[:, :first_row]
@@ -168,10 +174,7 @@ class SharedKVCache:
         """Drop the unused rows if they are many, or if ``num_new`` rows do not fit beside them."""
         num_rows = self.model.num_rows
         is_full = self.max_rows is not None and num_rows + num_new > self.max_rows
-        grows = (
-            self.model.spec.memory.grows_in_steps
-            and num_new > cast(SteppedEngine, self.model).num_free_rows
-        )
+        grows = self._stepped is not None and num_new > self._stepped.num_free_rows
         if num_rows <= self._next_check and not (is_full or grows):
             return
         is_used = self._used()

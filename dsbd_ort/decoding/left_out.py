@@ -24,6 +24,7 @@ Floats = NDArray[np.float64]
 Slots = NDArray[np.int64]
 
 _NOTHING = np.arange(0)
+_NO_NUMBERS = np.zeros(0)
 
 
 class LeftOut(Enum):
@@ -39,6 +40,9 @@ class LeftOutTokens:
 
     Attributes:
         gone: (n,) int64. Which of the beams that were asked about last have lost their logits.
+        latest: first slot and logits of the engine's latest call, set by who makes it.
+        has_tokens: whether any were read that count.
+        slots_above: of nodes that have to be computed once more, the slots that see what is above.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -50,14 +54,11 @@ class LeftOutTokens:
     def forget(self) -> None:
         """Forget all of them: slots have other nodes from now on."""
         self.gone = _NOTHING
-        self._first_slot, self._logits = 0, None  # type: int, Logits | None
+        self.latest: tuple[int, Logits] | None = None
         self._read_slots = self._slots = self._tokens = _NOTHING  # (n,); (num_tokens,) by slot
-        self._raw_log_probs = np.zeros(0)
-        self._slots_above: dict[int, int] = {}  # by node to be computed again whose parent is gone
-
-    def follow(self, first_slot: int, logits: Logits) -> None:
-        """Take the logits of the engine's latest call, of ``first_slot`` and the slots behind."""
-        self._first_slot, self._logits = first_slot, logits
+        self._raw_log_probs = _NO_NUMBERS
+        self.has_tokens = False
+        self.slots_above: dict[int, int] = {}  # by node
 
     def read(
         self,
@@ -84,14 +85,15 @@ class LeftOutTokens:
         unsure = unsure[~np.isin(slots[unsure], self._read_slots)]
         if not len(unsure):
             return LeftOut.NOTHING
-        full = None if self._logits is None else self._logits.full
-        if self._logits is None or full is None:
+        full = None if self.latest is None else self.latest[1].full
+        if self.latest is None or full is None:
             self.gone = unsure
             return LeftOut.GONE
-        is_there = slots[unsure] >= self._first_slot + full.first_row
+        first_slot, logits = self.latest
+        is_there = slots[unsure] >= first_slot + full.first_row
         there, self.gone = unsure[is_there], unsure[~is_there]
         if len(there):
-            rows, normalizers = self._logits.read(slots[there] - self._first_slot)
+            rows, normalizers = logits.read(slots[there] - first_slot)
             tokens, scores = largest_logits(rows, most)
             raw = (scores - normalizers)[:, known.num_tokens :]
             counts = log_weights[there, None] + raw >= threshold
@@ -106,13 +108,12 @@ class LeftOutTokens:
         self._slots = np.append(self._slots, np.repeat(slots, counts.sum(axis=1)))
         self._tokens = np.append(self._tokens, tokens[counts])
         self._raw_log_probs = np.append(self._raw_log_probs, raw[counts])
+        self.has_tokens = len(self._tokens) > 0
 
     def added_to(
         self, joint: JointDistribution, log_weights: Floats, slots: Slots
     ) -> JointDistribution:
         """Return a raw joint distribution of the beams at ``slots`` with their left-out tokens."""
-        if not self._slots.size:
-            return joint
         order = slots.argsort()
         place = order.take(slots.searchsorted(self._slots, sorter=order), mode="clip")
         is_here = slots[place] == self._slots
@@ -132,15 +133,9 @@ class LeftOutTokens:
 
     def set_back(self, nodes: Nodes, slots: Slots) -> None:
         """Note that these nodes have to be computed once more; their slots see what is above."""
-        self._slots_above |= dict(zip(nodes.tolist(), slots.tolist(), strict=True))
-
-    @property
-    def are_set_back(self) -> bool:
-        """Whether some nodes have to be computed once more."""
-        return bool(self._slots_above)
+        self.slots_above |= dict(zip(nodes.tolist(), slots.tolist(), strict=True))
 
     def add_slots_above(self, parent_slots: Slots, nodes: Nodes, parents: Nodes) -> None:
         """Put the slots that see what is above nodes set back, whose parents the forest forgot."""
-        if self._slots_above:
-            for index in (parents == NO_NODE).nonzero()[0].tolist():
-                parent_slots[index] = self._slots_above.get(int(nodes[index]), 0)
+        for index in (parents == NO_NODE).nonzero()[0].tolist():
+            parent_slots[index] = self.slots_above.get(int(nodes[index]), 0)

@@ -205,13 +205,15 @@ class DraftFeatures:
 
         Of a chain that was drafted without the model, only the first.
         """
-        of_target, own = self._forest.slots[:, self._forest.parents[nodes]]
+        parents = self._forest.parents[nodes]
+        of_target, own = (slots[parents] for slots in self._forest.slots)
         ready: Nodes = nodes[(of_target >= 0) | (own > 0)]
         return ready
 
     def for_nodes(self, nodes: Nodes) -> FeatureNeeds:
         """See TargetFeatures."""
-        of_target, own = self._forest.slots[:, self._forest.parents[nodes]]
+        parents = self._forest.parents[nodes]
+        of_target, own = (slots[parents] for slots in self._forest.slots)
         is_from_own = of_target < 0
         self._next_parents = np.where(is_from_own, own, 0)
         forwards, sources, rows = self._target.table.places(np.maximum(of_target, 0))

@@ -43,6 +43,7 @@ _STRIDE, _FACTOR_1, _FACTOR_2 = (
 _SHIFT_1, _SHIFT_2, _SHIFT_3, _DROPPED_BITS = map(_constant, (30, 27, 31, 12))
 _EXPONENT_OF_1, _HALF_STEP_BELOW_1 = _constant(0x3FF << 52), np.array(1.0 - 2.0**-53)
 NOISE_DOMAIN = _constant(0xD1B54A32D192ED03)
+_NO_MASS = np.array(0.0)
 
 Keys = NDArray[np.uint64]
 
@@ -54,7 +55,7 @@ def mix64(key: Keys, index: NDArray[np.int64] | int) -> Keys:
     0xE220A8397B1DCDAF, the first output of SplitMix64 seeded with 0.
     """
     if isinstance(index, int):
-        z: Keys = key + _constant((index + 1) * _GOLDEN & _MASK)
+        z: Keys = key + np.array((index + 1) * _GOLDEN & _MASK, np.uint64)
     else:
         z = index.view(np.uint64) * _STRIDE + (key + _STRIDE)
     z ^= z >> _SHIFT_1
@@ -100,18 +101,13 @@ def gumbel_noise(keys: Keys, depth: int, draw: int | None = None) -> NDArray[np.
 
     With ``draw``, those that belong to one of several draws with replacement.
     """
-    return -_negative_noise(keys, depth, draw)
+    return noisy(_NO_MASS, keys, depth, draw)
 
 
 def noisy(
     log_masses: NDArray[np.float64], keys: Keys, depth: int, draw: int | None = None
 ) -> NDArray[np.float64]:
     """Return ``log_masses`` plus ``gumbel_noise``, (num_candidates,) float64."""
-    noisy: NDArray[np.float64] = log_masses - _negative_noise(keys, depth, draw)
-    return noisy
-
-
-def _negative_noise(keys: Keys, depth: int, draw: int | None) -> NDArray[np.float64]:
     bits = mix64(keys ^ NOISE_DOMAIN, depth)
     if draw is not None:
         bits = mix64(bits, draw)
@@ -121,5 +117,5 @@ def _negative_noise(keys: Keys, depth: int, draw: int | None) -> NDArray[np.floa
     u -= _HALF_STEP_BELOW_1  # exact
     np.log(u, out=u)
     np.negative(u, out=u)
-    np.log(u, out=u)
-    return u
+    np.log(u, out=u)  # -G
+    return np.subtract(log_masses, u, out=u)

@@ -37,9 +37,7 @@ def _one() -> int:
     return 1
 
 
-def only_for_room(call: EngineCall) -> bool:
-    """Return False: no request gives up its rows but where others need the room."""
-    return False
+Preempts = Callable[[EngineCall], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +65,7 @@ class DecodingRequest:
         allowed_mass: is told what processors leave of the target's distributions; None: nothing is.
         preempts: returns whether the rows of the request are dropped before this engine call, to be
             computed again (see ``preemption``), although nobody needs the room: for tests of that.
-            Of requests that run together the youngest alone is asked.
+            Of requests that run together the youngest alone is asked. None: only for room.
     """
 
     prompt_ids: Sequence[int]
@@ -85,7 +83,7 @@ class DecodingRequest:
     source: Source = None
     copied_ids: Sequence[int] = ()
     allowed_mass: AllowedMass | None = None
-    preempts: Callable[[EngineCall], bool] = only_for_room
+    preempts: Preempts | None = None
 
     @property
     def running_constraint(self) -> Constraint | None:

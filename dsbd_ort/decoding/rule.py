@@ -164,9 +164,8 @@ class BeamSetRule:
 
     def is_finished(self, beams: Beams, num_layers: int) -> bool:
         """Return whether all beams have ended or reached ``max_new_tokens``."""
-        if num_layers == self._config.max_new_tokens:
-            return True
-        return self._builder.forest.are_absorbing(beams.nodes)
+        forest = self._builder.forest
+        return num_layers == self._config.max_new_tokens or forest.are_absorbing(beams.nodes)
 
     def live(self, beams: Beams) -> NDArray[np.int64]:
         """See SelectionRule.live."""

@@ -64,17 +64,13 @@ class GumbelCoupling:
         self._forest = forest
         self._replacement = replacement
 
-    def propose(self, joint: JointDistribution, num_draws: int, depth: int) -> NDArray[np.int64]:
-        """Draw the draft's candidates of one layer, as ``draw``."""
-        return self.draw(joint, num_draws, depth)
-
     def choose(
         self, joint: JointDistribution, layer: DraftLayer | None, num_draws: int, depth: int
     ) -> tuple[NDArray[np.int64], bool]:
         """Draw the target's candidates, whatever was drafted; always willing to go on."""
-        return self.draw(joint, num_draws, depth), True
+        return self.propose(joint, num_draws, depth), True
 
-    def draw(self, joint: JointDistribution, num_draws: int, depth: int) -> NDArray[np.int64]:
+    def propose(self, joint: JointDistribution, num_draws: int, depth: int) -> NDArray[np.int64]:
         """Return the drawn candidates in order, (<= num_draws,) int64.
 
         Fewer than ``num_draws`` come back if fewer have positive probability. With replacement,
@@ -84,7 +80,8 @@ class GumbelCoupling:
             keys = self._forest.candidate_keys(joint)
             scores = [noisy(joint.log_masses, keys, depth, j) for j in range(num_draws)]
             return np.array([score.argmax() for score in scores])
-        return best_candidates(self.scores(joint, depth), num_draws)
+        keys = self._forest.candidate_keys(joint)
+        return best_candidates(noisy(joint.log_masses, keys, depth), num_draws)
 
     def scores(self, joint: JointDistribution, depth: int) -> NDArray[np.float64]:
         """Return log P + G of every candidate, (num_candidates,) float64."""
@@ -96,6 +93,9 @@ class SampleRule(BeamSetRule):
 
     Or until ``early_stopping`` ends it, a function of the beams alone: so what is returned is the
     same with and without speculation, and every layer has the same distribution as without it.
+
+    Attributes:
+        propose: see SelectionRule: that of the coupling.
     """
 
     def __init__(self, config: DecodingConfig, builder: LayerBuilder, coupling: Coupling) -> None:
@@ -105,10 +105,8 @@ class SampleRule(BeamSetRule):
             coupling.reads_draft_distributions or config.width_policy == "threshold"
         )
         self._coupling = coupling
-
-    def propose(self, joint: JointDistribution, num_draws: int, depth: int) -> NDArray[np.int64]:
-        """See SelectionRule.propose."""
-        return self._coupling.propose(joint, num_draws, depth)
+        self.propose = coupling.propose
+        self._width = config.width
 
     def draft_scores(self, joint: JointDistribution, depth: int) -> NDArray[np.float64]:
         """See SelectionRule.draft_scores."""
@@ -124,7 +122,9 @@ class SampleRule(BeamSetRule):
         while may_go_on and target.are_computed(beams.nodes):
             joint = target.joint(beams.nodes, beams.log_weights, beams.copies)
             layer = next(layers, None)
-            width = layer_width(self._config, joint, layer)
+            width = self._width
+            if layer is not None and self._config.width_policy != "fixed":
+                width = layer_width(self._config, joint, layer)
             drawn, may_go_on = self._coupling.choose(joint, layer, width, depth)
             beams = self._builder.descended(beams, joint, drawn)
             depth += 1
@@ -132,10 +132,12 @@ class SampleRule(BeamSetRule):
 
     def is_finished(self, beams: Beams, num_layers: int) -> bool:
         """See SelectionRule.is_finished."""
+        if not self._builder.forest.has_ends:
+            return num_layers == self._config.max_new_tokens
         if super().is_finished(beams, num_layers):
             return True
         # Memory "single" goes on with one beam of an iteration, whether that has ended or not.
-        if not self._builder.forest.has_ends or self._config.memory == "single":
+        if self._config.memory == "single":
             return False
         num_wanted = self._config.num_return_sequences
         best = self.results(beams).scores[:num_wanted]

@@ -56,6 +56,7 @@ class LoopParts:
             else None.
         drafter: what drafts: the same, or it and others; None where nothing does.
         observers: of every iteration, before it is pruned.
+        caches: of the engines in use.
     """
 
     request: DecodingRequest
@@ -73,11 +74,7 @@ class LoopParts:
     observers: list[Observer]
     tops: TopTokens | None
     scorer: PromptScorer | None
-
-    @property
-    def caches(self) -> list[ForestRunner]:
-        """Of the engines in use."""
-        return [self.target, self.draft] if self.draft else [self.target]
+    caches: list[ForestRunner]
 
 
 def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None) -> LoopParts:
@@ -129,6 +126,7 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
         observers=observers,
         tops=engines.tops,
         scorer=engines.scorer,
+        caches=[engines.target, engines.draft] if engines.draft else [engines.target],
     )
 
 
@@ -187,12 +185,12 @@ def _engines(
         align_prefixes(target.prefix, draft.prefix)
         of_target = TargetFeatures(target)
         draft.own_features = of_draft = DraftFeatures(forest, of_target)
-    shared = paths.processing, request.clock
-    of_engine = ForestRunner("target", target, forest, target_warp, *shared, of_target, tops)
+    processing = paths.processing
+    of_engine = ForestRunner("target", target, forest, target_warp, processing, of_target, tops)
     if draft is None:
         return _Engines(of_engine, None, None, tops, scorer)
     draft_warp = warp.within(draft.spec.head.num_top_logits)
-    draft_cache = ForestRunner("draft", draft, forest, draft_warp, *shared, of_draft)
+    draft_cache = ForestRunner("draft", draft, forest, draft_warp, processing, of_draft)
     return _Engines(of_engine, draft_cache, draft_cache if of_draft else None, tops, scorer)
 
 

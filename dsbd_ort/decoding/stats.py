@@ -93,8 +93,8 @@ class StatsRecorder:
         self.num_draft_tokens += iteration.num_draft_tokens
         self.num_accepted_tokens += iteration.num_accepted_tokens
         self.accepted.append(len(iteration.committed) - 1)
-        widths = (max(beams.width, 1) for beams in iteration.committed)  # a search ends with none
-        self.widths.extend(widths)
+        for beams in iteration.committed:
+            self.widths.append(beams.width or 1)  # a search ends with none
 
     def stats(self, num_output_tokens: int) -> DecodingStats:
         """Return the statistics of the request up to now."""

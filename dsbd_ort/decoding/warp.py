@@ -84,21 +84,16 @@ class Warp:
         Raises:
             ModelError: a row without a finite largest logit or logsumexp (NaN, +inf, or all -inf).
         """
-        rows = logits.whole
-        if rows is None or self.top_k:
+        rows = None if self.top_k else logits.whole
+        if rows is None:
             normalizers = logits.log_normalizers  # refuses rows that have no largest
-            return self._best(*logits.most_probable(self.top_k), normalizers)
+            tokens, scores = logits.most_probable(self.top_k)
+            raw = scores - normalizers
+            log_probs = raw if self.is_raw else self.warped(scores - scores[:, :1])
+            return TopDistributions(tokens, log_probs, raw)
         largest = finite(rows.max(axis=1)) if len(rows) else rows[:, 0]
         given = None if logits.logsumexp is None else logits.log_normalizers
         return DenseDistributions(rows, largest, None if self.is_raw else self.warped, given)
-
-    def _best(
-        self, tokens: NDArray[np.int64], scores: Floats, normalizers: Floats
-    ) -> TopDistributions:
-        """Return distributions; tokens and scores: (num_rows, n) by decreasing score."""
-        raw = scores - normalizers
-        log_probs = raw if self.is_raw else self.warped(scores - scores[:, :1])
-        return TopDistributions.of(tokens, log_probs, raw)
 
     def warped(self, centred: Floats) -> Floats:
         """Return warped log-probabilities of logits, both (num_rows, n) float64."""

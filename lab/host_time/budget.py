@@ -26,7 +26,7 @@ from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
 from dsbd_ort.decoding.forest_runner import ForestRunner
 from dsbd_ort.decoding.kv_cache import SharedKVCache
 from dsbd_ort.decoding.rule import LayerBuilder
-from dsbd_ort.decoding.sample_rule import SampleRule
+from dsbd_ort.decoding.sample_rule import GumbelCoupling, SampleRule
 from dsbd_ort.decoding.search_rule import SearchRule
 from dsbd_ort.decoding.stats import StatsRecorder
 from dsbd_runtime.causal_lm import CausalLM
@@ -36,7 +36,7 @@ ENGINE = "engine"
 _LOOP = importlib.import_module("dsbd_ort.decoding.decode")  # the package's `decode` is a function
 _POLICY = "begin", "wants_layer", "takes_all", "choose", "choose_forced", "observe"
 STEPS: dict[str, tuple[tuple[type | ModuleType, tuple[str, ...]], ...]] = {
-    "draft": ((_LOOP, ("_draft",)), (FixedDraftPolicy, _POLICY)),
+    "draft": ((_LOOP, ("_draft", "draft_forest")), (FixedDraftPolicy, _POLICY)),
     "policy": ((ThroughputDraftPolicy, _POLICY),),
     "forward": (
         (_LOOP, ("_made",)),
@@ -48,7 +48,8 @@ STEPS: dict[str, tuple[tuple[type | ModuleType, tuple[str, ...]], ...]] = {
     "select": (
         (_LOOP, ("_verify_and_select",)),
         (ForestRunner, ("joint", "are_computed", "read_left_out")),
-        (SampleRule, ("propose", "draft_scores", "is_finished")),
+        (GumbelCoupling, ("propose",)),
+        (SampleRule, ("draft_scores", "is_finished")),
         (SearchRule, ("propose", "draft_scores", "is_finished")),
         (LayerBuilder, ("descended",)),
     ),

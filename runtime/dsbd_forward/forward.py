@@ -59,9 +59,12 @@ class RowSources:
         return RowSources(distinct, order.argsort()[index])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Forward:
     """The rows that a forward appends to an engine's cache, and what is wanted of them.
+
+    Nobody changes one; it is not frozen, as it is made for every call: a frozen record of nine
+    fields takes four times as long.
 
     Attributes:
         token_ids: (S,) int64.

@@ -233,8 +233,8 @@ class TopLogits(Logits):
     def most_probable(self, number: int) -> tuple[Ints, Floats]:
         """See Logits; no more than K are known."""
         logits = self.top_logits
-        is_behind = logits <= finite(logits[:, :1])  # not where it is NaN
-        if is_behind.size and not is_behind.item(is_behind.argmin()):
+        finite(logits[:, 0])
+        if len(logits.argmax(axis=1).nonzero()[0]):  # that of a row with NaN is there
             raise ModelError(
                 "the model returned top_logits with NaN or a larger one behind the first; check "
                 "the engine's precision and the export's parity report"

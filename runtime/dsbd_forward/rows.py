@@ -26,8 +26,9 @@ def added_up(logits: NDArray[np.float32]) -> Floats:
     size = max(1, _BLOCK // logits.shape[1])
     for first in range(0, len(logits), size):
         block = logits[first : first + size]
-        largest = finite(block.max(axis=1, keepdims=True))
-        sums = np.exp(block - largest).sum(axis=1, dtype=np.float64, keepdims=True)
+        largest = finite(np.maximum.reduce(block, axis=1, keepdims=True))
+        terms = np.exp(block - largest)
+        sums = np.add.reduce(terms, axis=1, dtype=np.float64, keepdims=True)
         normalizers[first : first + size] = np.log(sums) + largest
     return normalizers
 
@@ -83,13 +84,16 @@ def _least_of_largest(scores: NDArray[np.floating], number: int) -> NDArray[np.f
         last = num_columns - number
         return np.partition(scores, last, axis=1)[:, last, None]
     whole = num_columns // _NUM_PARTS * _NUM_PARTS
-    maxima = scores[:, :whole].reshape(len(scores), -1, _NUM_PARTS).max(axis=1)
-    bounds = np.partition(maxima, _NUM_PARTS - number, axis=1)[:, _NUM_PARTS - number]
+    parts = scores[:, :whole].reshape(len(scores), -1, _NUM_PARTS)
+    maxima = np.maximum.reduce(parts, axis=1)
+    maxima.partition(_NUM_PARTS - number, axis=1)
+    bounds = maxima[:, _NUM_PARTS - number]
     found = np.empty((len(scores), 1), scores.dtype)
     for index, (row, bound) in enumerate(zip(scores, bounds, strict=True)):
         kept = row[row > bound] if bound == -np.inf else row[row >= bound]
-        if len(kept) >= number:
-            found[index] = np.partition(kept, len(kept) - number)[len(kept) - number]
+        if (last := len(kept) - number) >= 0:
+            kept.partition(last)
+            found[index] = kept[last]
         elif bound == -np.inf:  # fewer entries are above it than wanted
             found[index] = bound
         else:  # NaN, which nothing is above
@@ -113,8 +117,9 @@ def log_normalised(scores: Floats) -> Floats:
     The largest of a row is 0, or the log of what was the largest probability: no exp can overflow,
     nor all of a row underflow.
     """
-    terms = _whole_blocks(scores.shape)
-    np.exp(scores, out=terms[:, : scores.shape[1]])
+    num_rows, num_columns = scores.shape
+    terms = np.zeros((num_rows, -(-num_columns // _SUMMED_TOGETHER) * _SUMMED_TOGETHER))
+    np.exp(scores, out=terms[:, :num_columns])
     normalised: Floats = scores - np.log(_block_sums(terms))
     return normalised
 
@@ -126,22 +131,17 @@ def row_sums(terms: Floats) -> Floats:
     the rows that a call happens to have. So blocks of columns are added one after the other, the
     last one filled up.
     """
-    blocks = _whole_blocks(terms.shape)
-    blocks[:, : terms.shape[1]] = terms
+    num_rows, num_columns = terms.shape
+    blocks = np.zeros((num_rows, -(-num_columns // _SUMMED_TOGETHER) * _SUMMED_TOGETHER))
+    blocks[:, :num_columns] = terms
     return _block_sums(blocks)
-
-
-def _whole_blocks(shape: tuple[int, ...]) -> Floats:
-    """Return zeros for rows of terms, as wide as the blocks of columns that hold them."""
-    num_rows, num_columns = shape
-    return np.zeros((num_rows, -(-num_columns // _SUMMED_TOGETHER) * _SUMMED_TOGETHER))
 
 
 def _block_sums(terms: Floats) -> Floats:
     """Return the sum of every row of whole blocks, (num_rows, 1): see ``row_sums``."""
     num_rows, num_columns = terms.shape
     if num_columns <= _SUMMED_TOGETHER:  # as a rule
-        sums: Floats = terms.sum(axis=1, keepdims=True)
+        sums: Floats = np.add.reduce(terms, axis=1, keepdims=True)
     else:
         blocks = terms.reshape(num_rows, num_columns // _SUMMED_TOGETHER, _SUMMED_TOGETHER).sum(
             axis=2

@@ -59,7 +59,11 @@ class CausalLM:
     """One engine as decoding calls it; a context manager that closes its session.
 
     The cache is a list of rows. ``forward`` appends rows, ``keep`` drops some; either leaves the
-    rows valid when it raises, and ``num_rows`` says how many.
+    rows valid when it raises.
+
+    Attributes:
+        spec: what the engine is.
+        num_rows: rows now in the cache.
     """
 
     def __init__(self, session: Session, entry: ModelEntry) -> None:
@@ -78,9 +82,11 @@ class CausalLM:
         self._recent = None if memory is None else RecentRows(memory, num_ancestors(entry.caches))
         self._reads_positions = entry.encoder is not None and entry.encoder.reads_positions
         self._most_new_rows = most_new_rows(entry.caches, MAX_FORWARD_ROWS)
-        self._num_rows = 0
-        self._row_positions = np.empty(0, np.int64)  # (capacity,); the first num_rows are valid
+        self.num_rows = 0
+        # (capacity,); the first num_rows are valid
+        self._row_positions = np.zeros(session.capacity, np.int64)
         self._kv_bytes_peak = session.kv_bytes
+        self._grows_in_calls = memory is not None or self.spec.reads_source
 
     @property
     def context_length(self) -> int:
@@ -88,14 +94,9 @@ class CausalLM:
         return self._context_length
 
     @property
-    def num_rows(self) -> int:
-        """Rows now in the cache."""
-        return self._num_rows
-
-    @property
     def num_free_rows(self) -> int:
         """See SteppedEngine."""
-        return self._session.capacity - self._num_rows
+        return len(self._row_positions) - self.num_rows
 
     @property
     def kv_bytes(self) -> int:
@@ -123,11 +124,12 @@ class CausalLM:
         """
         check_forward(
             forward,
-            num_rows=self._num_rows,
+            num_rows=self.num_rows,
             vocab_size=self.spec.vocab_size,
             context_length=self._context_length,
         )
-        self._check_gather(forward)
+        if forward.gather is not None:
+            self._check_gather(forward, forward.gather)
         forward = self._with_features(forward)
         features = None
         if forward.feature_rows is not None:
@@ -179,7 +181,7 @@ class CausalLM:
         if num_rows <= self._session.capacity:
             return
         try:
-            self._reserve(num_rows, self._num_rows)
+            self._reserve(num_rows, self.num_rows)
         except CapacityError:  # the request may need less, and grows as it goes
             _log.debug("no memory for the %d rows that are expected", num_rows)
 
@@ -204,15 +206,15 @@ class CausalLM:
         Rows before the first gap stay where they are: of the rows [0, 1, 4, 6] the last two move,
         to 2 and 3. Keeping nothing also shrinks the caches to their smallest size.
         """
-        check_keep(rows, self._num_rows)
+        check_keep(rows, self.num_rows)
         num_kept = rows.shape[0]
         num_in_place = int(np.count_nonzero(rows == np.arange(num_kept)))
-        self._num_rows = num_in_place  # still valid should the move fail
+        self.num_rows = num_in_place  # still valid should the move fail
         if num_in_place < num_kept:
             moved = rows[num_in_place:]
             self._session.move_rows(moved, num_in_place)
             self._row_positions[num_in_place:num_kept] = self._row_positions[moved]
-            self._num_rows = num_kept
+            self.num_rows = num_kept
         if self._recent is not None:
             self._recent.keep(rows)
         if num_kept == 0:
@@ -220,13 +222,14 @@ class CausalLM:
 
     def shrink(self) -> None:
         """Free the memory that the rows in use do not need."""
-        self._session.shrink(self._num_rows)
-        self._fit_positions(self._num_rows)
+        self._session.shrink(self.num_rows)
+        self._fit_positions(self.num_rows)
 
     def close(self) -> None:
         """Release the engine and the caches; calling it again does nothing."""
-        self._num_rows = 0
-        self._expire_full_logits()
+        self.num_rows = 0
+        if self._full is not None:
+            self._full.expire()
         self._session.close()
 
     def __enter__(self) -> CausalLM:
@@ -244,19 +247,23 @@ class CausalLM:
 
     def _run_all(self, forward: Forward, features: Features | None) -> EngineOutputs:
         """Make the calls of a forward; return the outputs of its logit rows."""
-        num_new = forward.num_new
-        self._expire_full_logits()
-        self._reserve(self._num_rows + num_new, self._num_rows)
+        num_before, num_new = self.num_rows, len(forward.token_ids)
+        if self._full is not None:
+            self._full.expire()
+        if not num_before or num_before + num_new > len(self._row_positions):
+            self._reserve(num_before + num_new, num_before)
         if self._recent is not None:
-            self._recent.truncate(self._num_rows)
-        starts = self._call_starts(forward)
-        if len(starts) == 1:
-            outputs = self._run(self._num_rows, forward, features, 0)
+            self._recent.truncate(num_before)
+        last_start = 0
+        if num_new <= self._most_new_rows and forward.sources is None:  # as a rule
+            outputs = self._run(num_before, forward, features, 0)
         else:
+            starts = self._call_starts(forward)
+            last_start = starts[-1]
             outputs = self._run_in_chunks(forward, features, starts)
-        self._num_rows += num_new
+        self.num_rows = num_before + num_new
         if self.spec.head.keeps_full_logits:
-            self._full = KeptLogits(self._session, forward.logit_rows, starts[-1])
+            self._full = KeptLogits(self._session, forward.logit_rows, last_start)
         return outputs
 
     def _call_starts(self, forward: Forward) -> list[int]:
@@ -274,20 +281,13 @@ class CausalLM:
             together.add(source)
         return starts
 
-    def _check_gather(self, forward: Forward) -> None:
-        if forward.gather is None:
-            return
+    def _check_gather(self, forward: Forward, gather: Gather) -> None:
         if not self.spec.head.gathers_logits:
             raise InputError(
                 "a gather is given, but the engine has no gather head; leave it out, or export the "
                 "bundle with --logits gather"
             )
-        check_gather(forward.gather, len(forward.logit_rows), self.spec.vocab_size)
-
-    def _expire_full_logits(self) -> None:
-        if self._full is not None:
-            self._full.expire()
-            self._full = None
+        check_gather(gather, len(forward.logit_rows), self.spec.vocab_size)
 
     def _reserve(self, num_rows: int, num_used: int) -> None:
         self._session.reserve(num_rows, num_used)
@@ -310,7 +310,7 @@ class CausalLM:
         for start, stop in zip(starts, [*starts[1:], forward.num_new], strict=True):
             is_in_chunk = forward.logit_rows_in(start, stop)  # (R,)
             chunk = forward.part(start, stop)
-            found = self._run(self._num_rows + start, chunk, features, first_feature)
+            found = self._run(self.num_rows + start, chunk, features, first_feature)
             for name, array in found.items():
                 place = is_in_chunk
                 if forward.gather is not None and name == GATHERED_LOGITS:
@@ -356,9 +356,9 @@ class CausalLM:
         first_feature: int,
         new: NewRows | None,
     ) -> EngineOutputs:
-        stop = first_row + forward.num_new
+        stop, capacity = first_row + len(forward.token_ids), len(self._row_positions)
         self._row_positions[first_row:stop] = forward.positions
-        masks = self._masks.padded(forward, self._row_positions[:stop], self._session.capacity)
+        masks = self._masks.padded(forward, self._row_positions[:stop], capacity)
         reads_whole = forward.gather is None and self.spec.head.gathers_logits
         if reads_whole:
             forward = dataclasses.replace(forward, gather=Gather(_NONE, _NONE))
@@ -367,7 +367,8 @@ class CausalLM:
         outputs = self._session.run(
             EngineInputs(forward, masks, first_row, features, first_feature, recent, positions)
         )
-        self._kv_bytes_peak = max(self._kv_bytes_peak, self._session.kv_bytes)
+        if self._grows_in_calls:
+            self._kv_bytes_peak = max(self._kv_bytes_peak, self._session.kv_bytes)
         if reads_whole:
             rows = np.arange(len(forward.logit_rows))
             whole = self._session.read_full_logits(rows)

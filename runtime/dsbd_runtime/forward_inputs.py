@@ -9,13 +9,19 @@ from numpy.typing import NDArray
 
 from dsbd_forward.forward import Forward
 from dsbd_forward.logits import Gather
-from dsbd_runtime.errors import CapacityError, InputError
+from dsbd_runtime.errors import CapacityError, DsbdError, InputError
 from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING, GATHER_IDS, GATHER_ROWS
 
 # A mask is looked at in blocks of this many rows, so that the check makes no second (S, S) array.
 _BLOCK_ROWS = 256
 _FEW = 64  # numbers, which a list tells sooner than numpy, whose code is cold behind an engine call
 _INT64, _BOOL = np.dtype(np.int64), np.dtype(np.bool_)
+_ARRAYS = (
+    ("token_ids", _INT64, 1),
+    ("positions", _INT64, 1),
+    ("mask", _BOOL, 2),
+    ("logit_rows", _INT64, 1),
+)
 _IS_LATER = ~np.tri(_BLOCK_ROWS, dtype=np.bool_)  # (_BLOCK_ROWS, _BLOCK_ROWS)
 
 
@@ -34,20 +40,26 @@ def check_gather(gather: Gather, num_logit_rows: int, vocab_size: int) -> None:
 
 def check_forward(inputs: Forward, *, num_rows: int, vocab_size: int, context_length: int) -> None:
     """Raise InputError or CapacityError unless a model with ``num_rows`` rows takes the inputs."""
-    _check_array("token_ids", inputs.token_ids, _INT64, 1)
-    num_new = inputs.num_new
+    for name, dtype, num_dims in _ARRAYS:
+        array = getattr(inputs, name)
+        if not (isinstance(array, np.ndarray) and array.dtype == dtype and array.ndim == num_dims):
+            raise _wrong_array(name, array, dtype, num_dims)
+    tokens, positions, mask = inputs.token_ids, inputs.positions, inputs.mask
+    num_new = len(tokens)
     if num_new == 0:
         raise InputError("token_ids is empty, expected at least one row; skip the forward")
-    _check_array("positions", inputs.positions, _INT64, 1)
-    _check_array("mask", inputs.mask, _BOOL, 2)
-    _check_array("logit_rows", inputs.logit_rows, _INT64, 1)
-    _check_shape("positions", inputs.positions, (num_new,))
-    _check_shape("mask", inputs.mask, (num_new, num_rows + num_new))
-    _check_range("token_ids", inputs.token_ids, vocab_size)
-    _check_positions(inputs.positions, context_length)
-    _check_range("logit_rows", inputs.logit_rows, num_new)
+    if positions.shape != (num_new,):
+        raise _wrong_shape("positions", positions, (num_new,))
+    if mask.shape != (num_new, num_rows + num_new):
+        raise _wrong_shape("mask", mask, (num_new, num_rows + num_new))
+    if not _are_below(tokens, vocab_size):
+        raise _out_of_range("token_ids", tokens, vocab_size)
+    if not _are_below(positions, context_length):
+        raise _wrong_position(positions, context_length)
+    if not _are_below(inputs.logit_rows, num_new):
+        raise _out_of_range("logit_rows", inputs.logit_rows, num_new)
     if num_new > 1:
-        _check_parents_first(inputs.mask, num_rows)
+        _check_parents_first(mask, num_rows)
 
 
 def check_keep(rows: NDArray[np.int64], num_rows: int) -> None:
@@ -81,34 +93,39 @@ def check_read(rows: NDArray[np.int64], first_row: int, num_rows: int) -> None:
 def _check_array(name: str, array: Any, dtype: np.dtype[Any], num_dims: int) -> None:
     if isinstance(array, np.ndarray) and array.dtype == dtype and array.ndim == num_dims:
         return
-    found = f"is a {type(array).__name__}"
-    if isinstance(array, np.ndarray):
-        found = f"has shape {array.shape} and type {array.dtype}"
-    raise InputError(f"{name} {found}, expected a numpy array of {num_dims} dimensions, {dtype}")
-
-
-def _check_shape(name: str, array: NDArray[Any], expected: tuple[int, ...]) -> None:
-    if array.shape != expected:
-        raise InputError(
-            f"{name} has shape {array.shape}, expected {expected} from token_ids and the cache"
-        )
+    raise _wrong_array(name, array, dtype, num_dims)
 
 
 def _check_range(name: str, array: NDArray[np.int64], stop: int) -> None:
     if not _are_below(array, stop):
-        index = int(np.argmax((array < 0) | (array >= stop)))
-        raise InputError(f"{name}[{index}] is {array[index]}, expected 0 to {stop - 1}")
+        raise _out_of_range(name, array, stop)
 
 
-def _check_positions(positions: NDArray[np.int64], context_length: int) -> None:
-    if _are_below(positions, context_length):
-        return
-    if (highest := positions.max()) >= context_length:
-        raise CapacityError(
-            f"position {highest} does not fit, the model was made for {context_length} "
-            f"positions (0 to {context_length - 1}); shorten the prompt or ask for fewer new tokens"
-        )
-    _check_range("positions", positions, context_length)
+def _wrong_array(name: str, array: Any, dtype: np.dtype[Any], num_dims: int) -> InputError:
+    found = f"is a {type(array).__name__}"
+    if isinstance(array, np.ndarray):
+        found = f"has shape {array.shape} and type {array.dtype}"
+    return InputError(f"{name} {found}, expected a numpy array of {num_dims} dimensions, {dtype}")
+
+
+def _wrong_shape(name: str, array: NDArray[Any], expected: tuple[int, ...]) -> InputError:
+    return InputError(
+        f"{name} has shape {array.shape}, expected {expected} from token_ids and the cache"
+    )
+
+
+def _out_of_range(name: str, array: NDArray[np.int64], stop: int) -> InputError:
+    index = int(np.argmax((array < 0) | (array >= stop)))
+    return InputError(f"{name}[{index}] is {array[index]}, expected 0 to {stop - 1}")
+
+
+def _wrong_position(positions: NDArray[np.int64], context_length: int) -> DsbdError:
+    if (highest := positions.max()) < context_length:
+        return _out_of_range("positions", positions, context_length)
+    return CapacityError(
+        f"position {highest} does not fit, the model was made for {context_length} "
+        f"positions (0 to {context_length - 1}); shorten the prompt or ask for fewer new tokens"
+    )
 
 
 def _are_below(array: NDArray[np.int64], stop: int) -> bool:
@@ -125,7 +142,7 @@ def _check_parents_first(mask: NDArray[np.bool_], num_rows: int) -> None:
         block = mask[start : start + _BLOCK_ROWS]
         size, first, stop = block.shape[0], num_rows + start, num_rows + start + block.shape[0]
         is_later = _IS_LATER[:size, :size]
-        sees_later = (block[:, first:stop] & is_later).any()
+        sees_later = np.logical_or.reduce(block[:, first:stop] & is_later, axis=None)
         if sees_later or (stop < mask.shape[1] and block[:, stop:].any()):
             raise InputError(
                 "mask lets a row see a later row of the same forward; order the rows so that "
@@ -161,8 +178,12 @@ class ForwardMasks:
         """
         mask = inputs.mask
         num_new, num_rows = mask.shape
-        masks = {name: self._buffer(name, capacity)[:num_new] for name in self._names}
-        for padded in masks.values():
+        masks = {}
+        for name in self._names:
+            buffer = self._buffers.get(name)
+            if buffer is None or buffer.shape[1] != capacity:
+                buffer = self._buffers[name] = np.empty((self._max_rows, capacity), np.bool_)
+            masks[name] = padded = buffer[:num_new]
             padded[:, num_rows:] = False
         if ATTENTION_MASK in masks:
             masks[ATTENTION_MASK][:, :num_rows] = mask
@@ -171,9 +192,3 @@ class ForwardMasks:
             in_window = row_positions > (inputs.positions - self._sliding_window)[:, None]
             np.logical_and(mask, in_window, out=masks[ATTENTION_MASK_SLIDING][:, :num_rows])
         return masks
-
-    def _buffer(self, name: str, capacity: int) -> NDArray[np.bool_]:
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.shape[1] != capacity:
-            buffer = self._buffers[name] = np.empty((self._max_rows, capacity), np.bool_)
-        return buffer

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -64,14 +67,23 @@ class HostLogits:
     engine would take the same memory for its intermediate result.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, value_on: Callable[[NDArray[np.float32]], Any]) -> None:
+        """Take V, and what returns the value by which an engine writes into an array."""
         self._buffer = np.empty((0, vocab_size), np.float32)
+        self._value_on = value_on
+        self._values: dict[int, Any] = {}  # by rows; to make one takes longer than to bind it
 
-    def room_for(self, num_rows: int) -> NDArray[np.float32]:
-        """Return (num_rows, vocab_size) for the next call; the logits of the last one are lost."""
+    def room_for(self, num_rows: int) -> Any:
+        """Return the value of (num_rows, vocab_size) for the next call.
+
+        The logits of the last one are lost.
+        """
         if num_rows > len(self._buffer):
             self._buffer = np.empty((_room(num_rows), self._buffer.shape[1]), np.float32)
-        return self._buffer[:num_rows]
+            self._values.clear()
+        if num_rows not in self._values:
+            self._values[num_rows] = self._value_on(self._buffer[:num_rows])
+        return self._values[num_rows]
 
     def read(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return a copy of some rows of the last call."""

@@ -73,6 +73,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -130,8 +131,8 @@ SRC_RECENT_ROWS = "src_recent_rows"
 FOLDED_ROWS = "folded_rows"
 
 ROW_INPUTS: dict[str, Callable[[Forward], Ints]] = {
-    INPUT_IDS: lambda forward: forward.token_ids,
-    POSITION_IDS: lambda forward: forward.positions,
+    INPUT_IDS: attrgetter("token_ids"),
+    POSITION_IDS: attrgetter("positions"),
 }
 """The inputs [1,S] with an integer for each node: what a forward says of its rows beside masks."""
 

@@ -5,7 +5,6 @@ An OrtValue for each array of each call takes longer than all else around a call
 
 from __future__ import annotations
 
-import math
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -43,17 +42,19 @@ class HostValues:
         """Note that the binding has been cleared."""
         self._bound.clear()
 
-    def bind_input(self, name: str, array: NDArray[Any]) -> None:
-        """Let the next call read an array, which stays as it is until then."""
-        if array.nbytes > _MOST_BYTES:
-            array = np.ascontiguousarray(array)
-            kept = _Kept(array, self._value_on(array))
-        else:
-            kept = self._kept_of(name, array.shape, array.dtype)
-            kept.array[...] = array
-        if self._bound.get(name) is not kept:
-            self._binding.bind_ortvalue_input(name, kept.value)
-            self._bound[name] = kept
+    def bind_inputs(self, arrays: dict[str, NDArray[Any]]) -> None:
+        """Let the next call read arrays by name, which stay as they are until then."""
+        for name, array in arrays.items():
+            kept = self._kept.get((name, array.shape))
+            if kept is not None:  # as a rule
+                kept.array[...] = array
+            elif array.nbytes > _MOST_BYTES:
+                kept = self._on(np.ascontiguousarray(array))
+            else:
+                kept = self._keep(name, array.copy())
+            if self._bound.get(name) is not kept:
+                self._binding.bind_ortvalue_input(name, kept.value)
+                self._bound[name] = kept
 
     def bind_outputs(
         self, head: tuple[HeadOutput, ...], num_logit_rows: int, num_pairs: int
@@ -61,12 +62,10 @@ class HostValues:
         """Let the next call write the outputs of R logit rows and N pairs."""
         for output in head:
             name, shape = output.name, output.shape(num_logit_rows, num_pairs)
-            num_bytes = math.prod(shape) * output.dtype().itemsize
-            if num_bytes > _MOST_BYTES:
+            kept = self._kept.get((name, shape))
+            if kept is None:
                 array = np.empty(shape, output.dtype)
-                kept = _Kept(array, self._value_on(array))
-            else:
-                kept = self._kept_of(name, shape, output.dtype)
+                kept = self._on(array) if array.nbytes > _MOST_BYTES else self._keep(name, array)
             if self._bound.get(name) is not kept:
                 self._binding.bind_ortvalue_output(name, kept.value)
                 self._bound[name] = kept
@@ -80,15 +79,13 @@ class HostValues:
             found[output.name] = array.copy() if is_kept else self._bound.pop(output.name).array
         return found
 
-    def _kept_of(self, name: str, shape: tuple[int, ...], dtype: Any) -> _Kept:
-        kept = self._kept.get((name, shape))
-        if kept is None:
-            if len(self._kept) == _MOST_KEPT:
-                self._kept.clear()
-            array = np.empty(shape, dtype)
-            kept = self._kept[name, shape] = _Kept(array, self._value_on(array))
+    def _keep(self, name: str, array: NDArray[Any]) -> _Kept:
+        """Keep memory for the calls whose array of this name has this shape."""
+        if len(self._kept) == _MOST_KEPT:
+            self._kept.clear()
+        kept = self._kept[name, array.shape] = self._on(array)
         return kept
 
-    def _value_on(self, array: NDArray[Any]) -> Any:
-        """Return an OrtValue on the memory of an array, which the value keeps alive."""
-        return self._ort.OrtValue.ortvalue_from_numpy(array)
+    def _on(self, array: NDArray[Any]) -> _Kept:
+        """Return an array with an OrtValue on its memory, which the value keeps alive."""
+        return _Kept(array, self._ort.OrtValue.ortvalue_from_numpy(array))

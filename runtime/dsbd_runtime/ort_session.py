@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -82,11 +81,13 @@ class OrtSession:
         check_runnable(row, entry, model_path)
         self._model_path = model_path
         self._head = entry.head
-        self._full = None if entry.kept_output is None else HostLogits(entry.vocab_size)
         self._num_full_bound: int | None = None
         self._features = entry.features
         self._feature_type = NUMPY_DTYPES[entry.dtype]
         self._ort = import_ort_for(row)
+        self._full: HostLogits | None = None
+        if entry.kept_output is not None:
+            self._full = HostLogits(entry.vocab_size, self._ort.OrtValue.ortvalue_from_numpy)
 
         def new_options() -> Any:
             options = session_options(self._ort, entry, num_threads, spin_us)
@@ -208,14 +209,18 @@ class OrtSession:
 
     def run(self, inputs: EngineInputs) -> EngineOutputs:
         """Append S rows at ``first_row``; return the outputs of the head for the R logit rows."""
-        self._open_cache()
-        for name, array in _engine_inputs(inputs):
-            self._values.bind_input(name, array)
+        if self._cache is None:
+            raise self._closed_error()
+        self._values.bind_inputs(_engine_inputs(inputs))
         if inputs.recent is not None:
             self._bind_recent(inputs.recent)
         forward = inputs.forward
-        self._values.bind_outputs(self._head, len(forward.logit_rows), forward.num_pairs)
-        self._bind_full_logits(len(forward.logit_rows))
+        num_logit_rows = len(forward.logit_rows)
+        self._values.bind_outputs(self._head, num_logit_rows, forward.num_pairs)
+        if self._full is not None and num_logit_rows != self._num_full_bound:
+            value = self._full.room_for(num_logit_rows)
+            self._binding.bind_ortvalue_output(graph.LOGITS, value)
+            self._num_full_bound = num_logit_rows
         if inputs.features is not None:
             self._bind_features(inputs)
         if self._sources is not None:
@@ -251,8 +256,11 @@ class OrtSession:
 
     def _open_cache(self) -> KVCache:
         if self._cache is None:
-            raise EngineError(f"the engine {self._model_path} is closed; load it again")
+            raise self._closed_error()
         return self._cache
+
+    def _closed_error(self) -> EngineError:
+        return EngineError(f"the engine {self._model_path} is closed; load it again")
 
     def _call_error(self, inputs: EngineInputs, error: Exception) -> EngineError | CapacityError:
         """Return the error for a failed call: the engine, the sizes of the call, and the reason."""
@@ -293,13 +301,6 @@ class OrtSession:
             if name in outputs:
                 self._binding.bind_ortvalue_output(outputs[name], value)
             self._recent_bound[name] = memory
-
-    def _bind_full_logits(self, num_logit_rows: int) -> None:
-        """Bind the output that stays here, unless a call of as many rows has bound it."""
-        if self._full is not None and num_logit_rows != self._num_full_bound:
-            logits = self._full.room_for(num_logit_rows)
-            self._binding.bind_ortvalue_output(graph.LOGITS, self._ort_value(logits))
-            self._num_full_bound = num_logit_rows
 
     def _bind_sources(self, sources: CrossSlots, of_rows: RowSources) -> None:
         """Bind what the decoder reads of sources, unless it is bound, and which row reads which."""
@@ -377,20 +378,23 @@ def _shared_encoder(request: EngineOptions) -> OrtEncoder | None:
     return OrtEncoder(ort, bundle.encoder_path("target"), entry.encoder, open_engine)
 
 
-def _engine_inputs(inputs: EngineInputs) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield name and array of each input besides the caches, in the engine's shapes."""
+def _engine_inputs(inputs: EngineInputs) -> dict[str, NDArray[Any]]:
+    """Return the inputs by name besides the caches, in the engine's shapes."""
     forward = inputs.forward
+    arrays: dict[str, NDArray[Any]] = {
+        graph.WRITE_INDICES: np.array([inputs.first_row], np.int64),  # (1,)
+        graph.LOGIT_ROWS: forward.logit_rows,  # (R,)
+    }
     for name, of_rows in graph.ROW_INPUTS.items():
-        yield name, of_rows(forward)[None]  # (1, S)
-    yield graph.WRITE_INDICES, np.array([inputs.first_row], np.int64)  # (1,)
-    yield graph.LOGIT_ROWS, forward.logit_rows  # (R,)
-    if forward.gather is not None:
-        yield graph.GATHER_ROWS, forward.gather.rows  # (N,)
-        yield graph.GATHER_IDS, forward.gather.token_ids  # (N,)
-    if inputs.row_positions is not None:
-        yield ROW_POSITIONS, inputs.row_positions  # (C,)
+        arrays[name] = of_rows(forward)[None]  # (1, S)
     for name, mask in inputs.masks.items():
-        yield name, mask[None, None]  # (1, 1, S, C)
+        arrays[name] = mask[None, None]  # (1, 1, S, C)
+    if forward.gather is not None:
+        arrays[graph.GATHER_ROWS] = forward.gather.rows  # (N,)
+        arrays[graph.GATHER_IDS] = forward.gather.token_ids  # (N,)
+    if inputs.row_positions is not None:
+        arrays[ROW_POSITIONS] = inputs.row_positions  # (C,)
+    return arrays
 
 
 def _new_cache(model_path: Path, entry: ModelEntry) -> KVCache:

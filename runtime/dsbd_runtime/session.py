@@ -49,9 +49,11 @@ class EngineOptions:
         return self.cuda_graphs and provider.has_cuda_graphs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EngineInputs:
     """One engine call: a forward of at most ``MAX_FORWARD_ROWS`` rows, and where its results go.
+
+    Not frozen, see ``Forward``.
 
     The masks may be views of a buffer that the next call reuses: a session must not keep them.
 

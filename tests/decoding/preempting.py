@@ -19,7 +19,7 @@ from dsbd_ort.decoding.batched_decoder import (
 )
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
-from dsbd_ort.decoding.request import IterationOutput, only_for_room
+from dsbd_ort.decoding.request import IterationOutput
 
 COSTS = EngineCosts(CostCurve((1, 16), (1e-3, 2e-3)), CostCurve((1, 16), (1e-4, 2e-4)))
 
@@ -109,7 +109,7 @@ class Together:
             self.streams[number] = event.agreed_tokens
         elif isinstance(event, Preempted):
             assert number == max(self.running), "an older request is preempted"
-            is_forced = self.requests[number].preempts is not only_for_room
+            is_forced = self.requests[number].preempts is not None
             assert is_forced or len(self.running) > 1, "one that has all rows is preempted"
             self.running.remove(number)
             self.waiting.appendleft(number)

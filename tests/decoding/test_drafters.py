@@ -283,7 +283,7 @@ def test_what_the_model_lists_does_not_count_as_unlisted():
     ]
     drafter = set_up(request, *views).drafter
     assert isinstance(drafter, ChainedDrafter)
-    assert drafter.look_up(np.array([0]), lambda *_: False).num_rows == 0  # a long match
+    assert drafter.look_up(np.array([0]), lambda *_: False).pending.tolist() == []  # a long match
     listed = drafter.joint(np.array([0]), np.zeros(1), None)
     mass = np.exp(listed.log_masses).sum() + np.exp(listed.log_unlisted)
     assert mass == pytest.approx(1.0)
@@ -294,7 +294,7 @@ def test_what_the_model_lists_does_not_count_as_unlisted():
     ]
     drafter = set_up(request, *views).drafter
     assert isinstance(drafter, ChainedDrafter)
-    assert drafter.look_up(np.array([0]), lambda *_: False).num_rows == 1
+    assert drafter.look_up(np.array([0]), lambda *_: False).pending.tolist() == [0]
     assert drafter._layer is not None
     assert drafter._layer.unlisted.tolist() == [0.0]
 

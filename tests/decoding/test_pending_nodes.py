@@ -46,5 +46,5 @@ def test_pending_nodes_are_those_of_a_walk_over_the_parents(seed: int) -> None:
     runner._forest, runner._engine = forest, 0
     nodes = rng.choice(num_nodes, size=int(rng.integers(1, num_nodes + 1)), replace=False)
     expected = pending_by_walking(forest.parents, slots, nodes)
-    found = runner._pending(nodes).tolist()
+    found = runner.pending(nodes).tolist()
     assert sorted(found) == expected

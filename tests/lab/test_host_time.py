@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import pytest
 
 from dsbd_ort.decoding import DecodingConfig, decode, decode_iterations, result_of
 from dsbd_ort.decoding.forest_runner import ForestRunner
@@ -51,3 +52,24 @@ def test_the_budget_has_the_whole_time_and_leaves_functions_as_they_were():
     assert again.sequences[0].token_ids == result.sequences[0].token_ids
     assert all(counted.calls[step] > 0 for step in NAMES if step != "policy")
     assert (ForestRunner.compute, DenseBigram.forward) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({"strategy": "beam-sample", "num_beams": 4, "top_k": 8}, 220),
+        ({"strategy": "greedy"}, 225),
+        ({"strategy": "dsbd", "num_beams": 4, "top_k": 8, "width_policy": "fixed"}, 830),
+    ],
+)
+def test_an_iteration_makes_few_calls(options, most):
+    """A tenth more than it takes: a layer of calls that only forward has to be worth it."""
+    target, draft = (TopKBigram(each, 16) for each in random_pair(300, 0.85))
+    config = DecodingConfig(**options, draft_policy="fixed", max_new_tokens=32)
+    counted = Budget()
+    with counted.counted((DenseBigram, "forward")):
+        rng = np.random.default_rng(0)
+        iterations = decode_iterations(target, draft, (1, 2, 3), config, rng, clock=lambda: 0.0)
+        stats = result_of(iterations).stats
+    num_calls = sum(counted.calls[step] for step in NAMES) / stats.num_iterations
+    assert num_calls <= most

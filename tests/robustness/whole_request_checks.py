@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,8 @@ from dsbd_ort.decoding import (
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, BatchMember, Preempted
 from dsbd_ort.decoding.cache_view import PrefixCache
 from dsbd_ort.decoding.decode import Iterations
-from dsbd_ort.decoding.engine_call import EngineCall
 from dsbd_ort.decoding.errors import ConfigError, ConstraintError
-from dsbd_ort.decoding.request import IterationOutput, most_rows, only_for_room
+from dsbd_ort.decoding.request import IterationOutput, Preempts, most_rows
 from tests.decoding.early_ends import beams_of, first_end
 from tests.decoding.preempting import together
 from tests.robustness.whole_requests import OF_DRAFT, OF_DSBD, WholeRequest
@@ -101,7 +99,7 @@ def begun(
     models: tuple[Any, Any],
     prefixes: tuple[PrefixCache, PrefixCache] | None = None,
     trace: RequestTrace | None = None,
-    preempts: Callable[[EngineCall], bool] = only_for_room,
+    preempts: Preempts | None = None,
 ) -> Iterations:
     asked = request.request(config, trace)
     return decode_iterations(
@@ -124,7 +122,7 @@ def decoded(
     models: tuple[Any, Any] | None = None,
     prefixes: tuple[PrefixCache, PrefixCache] | None = None,
     trace: RequestTrace | None = None,
-    preempts: Callable[[EngineCall], bool] = only_for_room,
+    preempts: Preempts | None = None,
 ) -> tuple[DecodeResult, list[IterationOutput]]:
     models = models or request.models()
     outputs = WithResult(begun(request, config, models, prefixes, trace, preempts))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +17,7 @@ from dsbd_ort.decoding import (
 )
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
-from dsbd_ort.decoding.engine_call import EngineCall
-from dsbd_ort.decoding.request import DecodingRequest, only_for_room
+from dsbd_ort.decoding.request import DecodingRequest, Preempts
 from tests.decoding.feature_tables import pair_of
 from tests.decoding.gather_table import GatherTable
 from tests.decoding.path_constraint import PathConstraint, chains, some_tokens
@@ -108,7 +106,7 @@ class WholeRequest:
         self,
         config: DecodingConfig,
         trace: RequestTrace | None = None,
-        preempts: Callable[[EngineCall], bool] = only_for_room,
+        preempts: Preempts | None = None,
     ) -> DecodingRequest:
         costs = EngineCosts(
             CostCurve((1, 16), (1e-3, 1e-3 + 15 * self.seconds_a_row)),

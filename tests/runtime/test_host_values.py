@@ -67,8 +67,7 @@ class Engine:
         rng = np.random.default_rng(seed)
         rows = rng.normal(size=(3, num_rows)).astype(np.float32).T  # not contiguous
         weights, index = rng.normal(size=num_pairs).astype(np.float32), np.array([seed])
-        for name, array in (("rows", rows), ("weights", weights), ("index", index)):
-            self.values.bind_input(name, array)
+        self.values.bind_inputs({"rows": rows, "weights": weights, "index": index})
         self.values.bind_outputs(HEAD, num_rows, num_pairs)
         self.session.run_with_iobinding(self.binding.binding)
         found = self.values.take_outputs(HEAD)

@@ -160,8 +160,12 @@ def observe_call(
     if reading is not None:
         costs.observe_source(role, reading.num_tokens, reading.own_seconds)
         seconds -= reading.seconds
-    if not any(call.is_prefill for call in calls):
-        costs.observe(role, sum(call.num_rows for call in calls), seconds)
+    num_rows = 0
+    for call in calls:
+        if call.is_prefill:
+            return
+        num_rows += call.num_rows
+    costs.observe(role, num_rows, seconds)
 
 
 class LearnedCurve:

@@ -95,12 +95,12 @@ class LayerNeeds:
     """What is known of a layer before it is drafted.
 
     Attributes:
-        num_rows: rows of the model that it needs.
+        pending: (n,) int64. Nodes that the model has to compute for it, parents first.
         is_forced: whether the constraint leaves one token to every path that has not ended.
         num_whole: candidates of a layer of all that the constraint allows, else 0.
     """
 
-    num_rows: int
+    pending: Nodes
     is_forced: bool = False
     num_whole: int = 0
 
@@ -120,8 +120,8 @@ class Drafter(Protocol):
         Such a layer has nothing to verify: the target selects it from the distributions above.
         """
 
-    def compute(self, nodes: Nodes) -> EngineCalls[None]:
-        """Make that call."""
+    def compute(self, pending: Nodes) -> EngineCalls[None]:
+        """Let the model compute nodes, those that the layer needs."""
 
     def joint(
         self, nodes: Nodes, log_weights: NDArray[np.float64], copies: NDArray[np.int64] | None
@@ -195,11 +195,8 @@ class FixedDraftPolicy:
 
     def wants_layer(self, num_rows: int, num_whole: int = 0) -> bool:
         """See DraftPolicy.wants_layer."""
-        return self._layer < len(self._layer_widths) and self._has_layers_left
-
-    @property
-    def _has_layers_left(self) -> bool:
-        return self._layer + self._num_forced < self._most_layers
+        num_layers = self._layer + self._num_forced
+        return self._layer < len(self._layer_widths) and num_layers < self._most_layers
 
     def choose(self, joint: JointDistribution, depth: int) -> NDArray[np.int64]:
         """See DraftPolicy.choose."""
@@ -209,7 +206,8 @@ class FixedDraftPolicy:
 
     def choose_forced(self, joint: JointDistribution) -> NDArray[np.int64]:
         """See DraftPolicy.choose_forced."""
-        if self._num_forced == MOST_FORCED_LAYERS or not self._has_layers_left:
+        has_layers_left = self._layer + self._num_forced < self._most_layers
+        if self._num_forced == MOST_FORCED_LAYERS or not has_layers_left:
             return np.arange(0)
         self._num_forced += 1
         return np.arange(len(joint.tokens))
@@ -247,16 +245,16 @@ def draft_forest(
     """
     layers: list[DraftLayer] = []
     nodes, log_u, copies = beams.nodes, beams.log_weights, beams.copies
-    while not forest.are_absorbing(nodes):
+    while not (forest.has_ends and forest.are_absorbing(nodes)):
         if not drafter.forces and not policy.wants_layer(0):
             break
         needs = drafter.look_up(nodes, policy.takes_all)
         if needs is None:
             break
         is_forced = needs.is_forced and not keeps_distributions  # else drawn as they are
-        if not is_forced and not policy.wants_layer(needs.num_rows, needs.num_whole):
+        if not is_forced and not policy.wants_layer(len(needs.pending), needs.num_whole):
             break
-        yield from drafter.compute(nodes)
+        yield from drafter.compute(needs.pending)
         joint = drafter.joint(nodes, log_u, copies)
         if not len(joint.tokens):  # none is known, or processors and constraint leave none
             break

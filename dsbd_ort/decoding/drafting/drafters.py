@@ -24,6 +24,7 @@ from dsbd_ort.decoding.logits_processing.request_processing import RequestProces
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+_NOTHING = np.arange(0)
 
 
 @dataclass(frozen=True)
@@ -118,16 +119,13 @@ class ChainedDrafter:
             self._ask_ngram(lists, nodes)
         self._layer = lists.proposed()
         unknown = nodes[~self._layer.is_known]
-        num_rows = 0
-        if self._model is not None and len(unknown):
-            num_rows = self._model.num_pending(unknown)
-        return LayerNeeds(num_rows, is_forced, num_whole)
+        pending = _NOTHING if self._model is None else self._model.pending(unknown)
+        return LayerNeeds(pending, is_forced, num_whole)
 
-    def compute(self, nodes: Nodes) -> EngineCalls[None]:
+    def compute(self, pending: Nodes) -> EngineCalls[None]:
         """See Drafter.compute."""
-        assert self._layer is not None  # looked up
-        if self._model is not None and len(rest := nodes[~self._layer.is_known]):
-            yield from self._model.compute(rest)
+        if self._model is not None:
+            yield from self._model.compute(pending)
 
     def joint(self, nodes: Nodes, log_weights: Floats, copies: Ints | None) -> JointDistribution:
         """See Drafter.joint."""
@@ -216,8 +214,7 @@ class _Lists:
     def proposed(self) -> _Proposed:
         """Return all of them, by beam."""
         if not self._parts:
-            none = np.arange(0)
-            return _Proposed(self.is_known, none, none, np.zeros(0), self.unlisted)
+            return _Proposed(self.is_known, _NOTHING, _NOTHING, np.zeros(0), self.unlisted)
         parents, tokens, log_probs = self._parts[0]
         if len(self._parts) > 1:
             parents, tokens, log_probs = map(np.concatenate, zip(*self._parts, strict=True))
