@@ -21,6 +21,7 @@ from dsbd_export.config import CUDA, EXACT, GROUPED, INT8_ROWS, ExportConfig, Mo
 from dsbd_export.cuda_graph import use_cuda_operators
 from dsbd_export.draft_vocabulary import shorter_head_advice, with_draft_vocabulary
 from dsbd_export.encoder_decoder.agreement import check_readers
+from dsbd_export.encoder_decoder.alignment import add_alignment_graph, alignment_cases
 from dsbd_export.encoder_decoder.languages import with_languages
 from dsbd_export.encoder_decoder.shared_weights import share_weights
 from dsbd_export.errors import ExportError
@@ -252,6 +253,7 @@ def _write_model(
     source = source_of(checkpoint)
     report(f"{role}: computing reference logits")
     wanted = source.references(model)
+    aligned = alignment_cases(model, checkpoint)
     seen = source.largest_values(model) if config.sums_integers else None
     rows = None
     if config.quantize == INT8_ROWS:
@@ -275,6 +277,10 @@ def _write_model(
         _save(encoder, place, f"{role}: saving the encoder and its weights", report)
         if num_bytes := share_weights(folder):
             report(f"{role}: {num_bytes:,} bytes of weights of both graphs are stored once")
+    if aligned:
+        report(f"{role}: comparing how it attends to the sound, for times of words")
+        is_exact = config.quantized_form == "none"
+        checkpoint = add_alignment_graph(folder, checkpoint, aligned, is_exact=is_exact)
     _release_weights(model, [graph] if encoder is None else [graph, encoder])
     return checkpoint, wanted
 
