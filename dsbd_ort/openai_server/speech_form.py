@@ -12,6 +12,7 @@ from dsbd_ort.openai_server.errors import bad_request
 from dsbd_ort.openai_server.settings import ServingSettings, check_limit
 from dsbd_ort.speech.formats import WITH_TIMES
 from dsbd_ort.speech.hot_words import MOST_WORDS
+from dsbd_ort.speech.speech_request import WORD_TIMES
 
 _OPTIONS = (
     "language",
@@ -71,15 +72,7 @@ class SpeechForm(BaseModel):
         Raises:
             ErrorResponse: a field is not supported, contradicts another or exceeds a limit.
         """
-        granularities = self.timestamp_granularities or []
-        if "word" in granularities:
-            raise bad_request(
-                'timestamp_granularities[] has "word", but times of words are not decoded; use '
-                '"segment"',
-                "timestamp_granularities",
-                "unsupported",
-            )
-        if granularities and self.response_format != "verbose_json":
+        if self.timestamp_granularities and self.response_format != "verbose_json":
             raise bad_request(
                 "timestamp_granularities[] needs response_format verbose_json, which is "
                 f"{self.response_format}; set it, or leave timestamp_granularities[] out",
@@ -129,6 +122,8 @@ class SpeechForm(BaseModel):
             options["temperature"] = (defaults["temperature"],)
         else:
             options.pop("temperature", None)
-        if self.format in WITH_TIMES:
+        if WORD_TIMES in (self.timestamp_granularities or ()):
+            options["return_timestamps"] = WORD_TIMES
+        elif self.format in WITH_TIMES:
             options["return_timestamps"] = True
         return options

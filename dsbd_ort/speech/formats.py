@@ -63,13 +63,17 @@ def usage(transcript: Transcript) -> dict[str, Any]:
 
 
 def verbose_fields(transcript: Transcript) -> dict[str, Any]:
-    """Return the fields of OpenAI's verbose JSON."""
+    """Return the fields of OpenAI's verbose JSON; ``words`` where their times were asked for."""
+    segments = transcript.segments
+    words = [dataclasses.asdict(word) for segment in segments for word in segment.words or ()]
+    has_words = any(segment.words is not None for segment in segments)
     return {
         "task": transcript.task,
         "language": transcript.language,
         "duration": round(transcript.duration, 3),
         "text": as_text(transcript),
-        "segments": [_segment_fields(segment) for segment in transcript.segments],
+        **({"words": words} if has_words else {}),
+        "segments": [_segment_fields(segment) for segment in segments],
         "usage": usage(transcript),
         "dsbd": {
             "language_probability": transcript.language_probability,
@@ -81,12 +85,17 @@ def verbose_fields(transcript: Transcript) -> dict[str, Any]:
 
 def transcript_object(transcript: Transcript, audio: str) -> dict[str, Any]:
     """Return the fields of a transcript as commands print it; ``audio`` is its file."""
-    return {"version": JSON_VERSION, "audio": audio, **dataclasses.asdict(transcript)}
+    fields = dataclasses.asdict(transcript)
+    for segment in fields["segments"]:
+        if segment["words"] is None:  # were not asked for
+            del segment["words"]
+    return {"version": JSON_VERSION, "audio": audio, **fields}
 
 
 def _segment_fields(segment: Segment) -> dict[str, Any]:
     fields = dataclasses.asdict(segment)
     fields["tokens"] = list(fields.pop("token_ids"))
+    del fields["words"]  # those of all segments stand beside them
     return fields
 
 

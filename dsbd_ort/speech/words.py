@@ -66,8 +66,9 @@ def token_times(
     weights = aligned.weights[..., :num_positions]
     positions = token_positions(weights, speech.alignment.median_filter_width)
     a_position = speech.seconds_per_frame * speech.num_frames / speech.num_positions
-    end = seek * speech.seconds_per_frame + positions * a_position
-    start = np.concatenate(([seek * speech.seconds_per_frame], end[:-1]))
+    begin = seek * speech.seconds_per_frame
+    end = np.asarray(begin + positions * a_position, np.float64)
+    start = np.append(begin, end[:-1])
     return TokenTimes(start, end, _probabilities(aligned.logits, token_ids, start_token_id))
 
 

@@ -21,7 +21,11 @@ from dsbd_export.config import CUDA, EXACT, GROUPED, INT8_ROWS, ExportConfig, Mo
 from dsbd_export.cuda_graph import use_cuda_operators
 from dsbd_export.draft_vocabulary import shorter_head_advice, with_draft_vocabulary
 from dsbd_export.encoder_decoder.agreement import check_readers
-from dsbd_export.encoder_decoder.alignment import add_alignment_graph, alignment_cases
+from dsbd_export.encoder_decoder.alignment import (
+    alignment_cases,
+    with_alignment,
+    write_alignment_graph,
+)
 from dsbd_export.encoder_decoder.languages import with_languages
 from dsbd_export.encoder_decoder.shared_weights import share_weights
 from dsbd_export.errors import ExportError
@@ -278,9 +282,11 @@ def _write_model(
         if num_bytes := share_weights(folder):
             report(f"{role}: {num_bytes:,} bytes of weights of both graphs are stored once")
     if aligned:
+        assert checkpoint.encoder is not None and checkpoint.encoder.speech is not None
         report(f"{role}: comparing how it attends to the sound, for times of words")
+        write_alignment_graph(folder, checkpoint.encoder.speech)
         is_exact = config.quantized_form == "none"
-        checkpoint = add_alignment_graph(folder, checkpoint, aligned, is_exact=is_exact)
+        checkpoint = with_alignment(folder, checkpoint, aligned, is_exact=is_exact)
     _release_weights(model, [graph] if encoder is None else [graph, encoder])
     return checkpoint, wanted
 

@@ -389,11 +389,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"temperature": (0.0, -1.0)}, "temperature has -1.0; expected numbers from 0"),
     ({"temperature": "hot"}, "temperature is 'hot'; expected a finite number"),
     ({"logprob_threshold": float("nan")}, "logprob_threshold is nan"),
-    ({"return_timestamps": "yes"}, "return_timestamps is 'yes'; expected True or False"),
-    (
-        {"return_timestamps": "word"},
-        "return_timestamps is 'word'; expected True or False; times of words",
-    ),
+    ({"return_timestamps": "yes"}, "return_timestamps is 'yes'; expected True or False, or \"word"),
+    ({"condition_on_previous_text": "word"}, "text is 'word'; expected True or False$"),
     ({"initial_prompt": "<|startoftranscript|> now"}, "initial_prompt has the special token 281"),
     ({"initial_prompt": 5}, "initial_prompt is a int; expected a text"),
     ({"best_of": 0}, "best_of is 0; expected a whole number from 1 to 64"),

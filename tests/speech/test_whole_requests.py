@@ -26,7 +26,7 @@ def drawn(seed: int) -> tuple[np.ndarray, dict[str, Any]]:
     choices: dict[str, list[Any]] = {
         "language": ["en", "german"],
         "task": ["transcribe", "translate"],
-        "return_timestamps": [False, True],
+        "return_timestamps": [False, True, "word"],
         "initial_prompt": ["The quick", ""],
         "condition_on_previous_text": [False, True],
         "temperature": [0.0, (0.0, 0.7), 0.9],
@@ -69,6 +69,13 @@ def _probs_of(part: Any) -> dict[str, float]:
 def check_whole(found: Transcript, options: dict[str, Any]) -> None:
     assert all(a.start <= a.end for a in found.segments)
     assert np.isfinite([each.avg_logprob for each in found.segments]).all()
+    for segment in found.segments:
+        assert (segment.words is None) == (options.get("return_timestamps") != "word")
+        words = segment.words or ()
+        assert not words or "".join(word.word for word in words) == segment.text
+        times = [time for word in words for time in (word.start, word.end)]
+        assert times == sorted(times)
+        assert all(0.0 <= word.probability <= 1.0 for word in words)
     by_window: dict[int, list[Any]] = {}
     for each in found.alternatives:
         by_window.setdefault(each.seek, []).append(each)

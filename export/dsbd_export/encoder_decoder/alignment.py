@@ -119,26 +119,22 @@ def _eager_attention(model: PreTrainedModel) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-def add_alignment_graph(
+def with_alignment(
     folder: Path, checkpoint: Checkpoint, cases: Sequence[AlignmentCase], *, is_exact: bool
 ) -> Checkpoint:
-    """Put the graph beside the decoder's and compare it; return the checkpoint that has it.
+    """Compare the graph in a folder with a checkpoint; return the checkpoint that has it.
 
     Args:
-        folder: of the model, with its finished graphs, no head put on them yet.
+        folder: of the model.
         checkpoint: whose model it is.
-        cases: from ``alignment_cases``; without any the checkpoint stays as it is.
+        cases: from ``alignment_cases``, at least one.
         is_exact: whether the weights of the graph are the checkpoint's, so that the limit counts.
 
     Raises:
         ExportError: the graph attends otherwise than the checkpoint.
     """
-    if not cases:
-        return checkpoint
     encoder = checkpoint.encoder
     assert encoder is not None and encoder.speech is not None  # as asked for the cases
-    assert encoder.speech.alignment_heads is not None
-    write_alignment_graph(folder, encoder.speech.alignment_heads)
     error = max(
         float(np.abs(found - case.weights).max())
         for found, case in zip(_graph_weights(folder, checkpoint, cases), cases, strict=True)
@@ -156,11 +152,14 @@ def add_alignment_graph(
     return replace(checkpoint, encoder=replace(encoder, speech=speech))
 
 
-def write_alignment_graph(folder: Path, heads: Sequence[Sequence[int]]) -> None:
+def write_alignment_graph(folder: Path, speech: SpeechEntry) -> None:
     """Write alignment.onnx beside a decoder's model.onnx, whose weights it reads.
 
-    heads: layer and head of each.
+    folder: of the model, no head put on its graph yet.
+    speech: with alignment heads.
     """
+    assert speech.alignment_heads is not None  # the caller has asked
+    heads = speech.alignment_heads
     model = onnx.load(folder / MODEL_FILE, load_external_data=False)
     graph = model.graph
     attentions = {node.input[1]: node for node in graph.node if node.op_type == "Attention"}
