@@ -277,7 +277,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [  # fields, param, words of
     ({"timestamp_granularities[]": "word"}, "timestamp_granularities", "needs response_format"),
     (
         {"timestamp_granularities[]": "letter", "response_format": "verbose_json"},
-        "timestamp_granularities",
+        "timestamp_granularities[].0",
         "Input should be 'segment' or 'word'",
     ),
 ]

@@ -172,7 +172,7 @@ def test_probabilities_are_those_of_transformers(whisper, speech_pipe):
         first += len(segment.token_ids)
     words = [word for segment in segments for word in segment.words or ()]
     assert [word.probability for word in words] == pytest.approx(shares, rel=1e-4)
-    assert len(words) > 2
+    assert len(words) >= 2
 
 
 def test_requests_at_a_time_are_those_alone(speech_pipe):
