@@ -12,7 +12,9 @@ from dsbd_ort.openai_server.errors import bad_request
 from dsbd_ort.openai_server.settings import ServingSettings, check_limit
 from dsbd_ort.speech.formats import WITH_TIMES
 from dsbd_ort.speech.hot_words import MOST_WORDS
-from dsbd_ort.speech.speech_request import WORD_TIMES
+from dsbd_ort.speech.speech_request import WORD_TIMES, check_word_times
+from dsbd_runtime.errors import InputError
+from dsbd_runtime.speech_entry import SpeechEntry
 
 _OPTIONS = (
     "language",
@@ -66,8 +68,8 @@ class SpeechForm(BaseModel):
         """Name of the response's format in ``dsbd_ort.speech.formats``."""
         return "txt" if self.response_format == "text" else self.response_format
 
-    def check(self, settings: ServingSettings) -> None:
-        """Refuse what this server does not do.
+    def check(self, settings: ServingSettings, speech: SpeechEntry) -> None:
+        """Refuse what this server does not do, with its model.
 
         Raises:
             ErrorResponse: a field is not supported, contradicts another or exceeds a limit.
@@ -78,6 +80,11 @@ class SpeechForm(BaseModel):
                 f"{self.response_format}; set it, or leave timestamp_granularities[] out",
                 "timestamp_granularities",
             )
+        if WORD_TIMES in (self.timestamp_granularities or ()):
+            try:
+                check_word_times(speech)
+            except InputError as error:
+                raise bad_request(str(error), "timestamp_granularities", "unsupported") from error
         if self.include:
             raise bad_request(
                 f"include[] has {self.include[0]!r}, which is not returned; leave it out: "

@@ -209,7 +209,7 @@ def check_word_times(speech: SpeechEntry) -> None:
             "this bundle was made without the graph that they need; export it again with this "
             "version of dsbd-ort"
         )
-    raise InputError(f'return_timestamps is "{WORD_TIMES}", times of words, but {why}')
+    raise InputError(f"times of words are asked for, but {why}")
 
 
 def read_temperatures(temperature: object) -> tuple[float, ...]:

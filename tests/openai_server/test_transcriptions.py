@@ -125,6 +125,20 @@ def test_words(
     assert answer.words[0].to_dict()["probability"] == 0.5
 
 
+def test_a_bundle_that_knows_no_times_of_words() -> None:
+    pipeline = FakeSpeechPipeline()
+    pipeline.prompts.encoder.speech.alignment = None
+    with served(pipeline) as server:
+        answer = posted(
+            server,
+            **{"timestamp_granularities[]": "word", "response_format": "verbose_json"},
+        )
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "timestamp_granularities")
+    assert "times of words are asked for" in error["message"]
+    assert "export it again" in error["message"] and not pipeline.calls
+
+
 @pytest.mark.parametrize(
     ("format", "kind", "has_times"),
     [("text", "text/plain", False), ("srt", "text/plain", True), ("vtt", "text/vtt", True)],

@@ -121,7 +121,8 @@ class FakeSpeechPipeline:
         self.calls: list[dict[str, Any]] = []
         self.before_segment = before_segment
         self.bundle = SimpleNamespace(path=Path("speech"), context_length=448)
-        self.prompts = SimpleNamespace(encoder=SimpleNamespace(speech=SimpleNamespace()))
+        speech = SimpleNamespace(alignment="any", alignment_heads=[[0, 0]])
+        self.prompts = SimpleNamespace(encoder=SimpleNamespace(speech=speech))
         self._lock = threading.Lock()
 
     def transcribe(

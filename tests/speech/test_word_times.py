@@ -236,7 +236,7 @@ def test_a_bundle_without_the_graph(edit, words, speech_bundle, tmp_path):
     folder = Path(shutil.copytree(speech_bundle, tmp_path / "bundle"))
     edited(folder, edit)
     with Pipeline.from_bundle(folder, num_threads=1) as pipe:
-        with pytest.raises(InputError, match=f"times of words, but .*{words}"):
+        with pytest.raises(InputError, match=f"times of words are asked for, but .*{words}"):
             pipe.transcribe(sound(1.0), **WORDS)
         assert pipe.transcribe(sound(0.5), **FEW, **{**WORDS, "return_timestamps": True}).text
         with pytest.raises(InputError, match="the engine has no alignment graph"):
