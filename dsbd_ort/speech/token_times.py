@@ -57,9 +57,9 @@ def warped(costs: Matrix) -> NDArray[np.int64]:
         costs: (S, N) float32, of each token at each position.
 
     The way goes from the first token and position to the last of both, by steps to the next token,
-    the next position, or both. Of equal ones the step by a position counts. Sums are float32, as
-    transformers has them. Cells with the same sum of token and position depend on none of each
-    other: they are computed together.
+    the next position, or both. As in transformers sums are float32, and the step is one by a
+    position wherever neither of the others is cheaper than both others. Cells with the same sum of
+    token and position do not depend on each other: they are computed together.
     """
     num_tokens, num_positions = costs.shape
     tokens = np.arange(num_tokens)[:, None]

@@ -36,7 +36,6 @@ from dsbd_runtime.bundle import ENCODER_FILE, MODEL_FILE
 from dsbd_runtime.cache_entries import parts_of, past_name
 from dsbd_runtime.encoder_entry import SOURCE_LENGTHS, cross_name
 from dsbd_runtime.graph import INPUT_IDS, LOGIT_ROWS, LOGITS, POSITION_IDS, WRITE_INDICES
-from dsbd_runtime.kv_cache import NUMPY_DTYPES
 from dsbd_runtime.speech_entry import (
     ALIGNMENT_FILE,
     ALIGNMENT_WEIGHTS,
@@ -238,15 +237,12 @@ def _graph_weights(
 ) -> Iterator[NDArray[np.float32]]:
     """Yield what the written graph weighs in each case, (A, S, N)."""
     assert checkpoint.encoder is not None  # as asked
-    dtype = checkpoint.caches[0].dtype
-    sources = ParitySources(parity_session(folder / ENCODER_FILE, dtype), checkpoint.encoder)
-    session = parity_session(folder / ALIGNMENT_FILE, dtype)
+    sources = ParitySources(parity_session(folder / ENCODER_FILE, "fp32"), checkpoint.encoder)
+    session = parity_session(folder / ALIGNMENT_FILE, "fp32")
     for case in cases:
         length = len(case.token_ids)
-        caches = {
-            past_name(cache.layer, part): np.zeros(
-                cache.shape(part, length), NUMPY_DTYPES[cache.dtype]
-            )
+        caches = {  # in fp32, as all of encoder-decoders
+            past_name(cache.layer, part): np.zeros(cache.shape(part, length), np.float32)
             for cache, part in parts_of(checkpoint.caches)
         }
         mask = np.tril(np.ones((length, length), np.bool_))[None, None]
