@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dsbd_ort.results import JSON_VERSION, json_text
-from dsbd_ort.speech.transcript import Segment, Transcript
+from dsbd_ort.speech.transcript import Segment, SpokenWord, Transcript
 
 WITH_TIMES = ("srt", "vtt", "verbose_json")
 """Formats that say when something is said: a request for one asks for timestamps."""
@@ -65,7 +65,7 @@ def usage(transcript: Transcript) -> dict[str, Any]:
 def verbose_fields(transcript: Transcript) -> dict[str, Any]:
     """Return the fields of OpenAI's verbose JSON; ``words`` where their times were asked for."""
     segments = transcript.segments
-    words = [dataclasses.asdict(word) for segment in segments for word in segment.words or ()]
+    words = [_word_fields(word) for segment in segments for word in segment.words or ()]
     has_words = any(segment.words is not None for segment in segments)
     return {
         "task": transcript.task,
@@ -97,6 +97,11 @@ def _segment_fields(segment: Segment) -> dict[str, Any]:
     fields["tokens"] = list(fields.pop("token_ids"))
     del fields["words"]  # those of all segments stand beside them
     return fields
+
+
+def _word_fields(word: SpokenWord) -> dict[str, Any]:
+    """Return the fields of a word, which OpenAI has without the space in front."""
+    return {**dataclasses.asdict(word), "word": word.word.strip()}
 
 
 def _alternatives(transcript: Transcript) -> dict[str, Any]:

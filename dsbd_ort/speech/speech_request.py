@@ -136,7 +136,7 @@ class SpeechRequest:
             InputError: a value is invalid, or the model does not know it.
         """
         own = {name: value for name, value in options.items() if name in _OWN}
-        if own.get("return_timestamps") == WORD_TIMES:
+        if _is_word_times(own.get("return_timestamps")):
             check_word_times(speech)
         given = {name: value for name, value in options.items() if name not in SPEECH_OPTIONS}
         if wrong := sorted(_OF_TRANSCRIPTION & given.keys()):
@@ -175,13 +175,13 @@ class SpeechRequest:
         for name in ("return_timestamps", "condition_on_previous_text"):
             known = f', or "{WORD_TIMES}"' * (name == "return_timestamps")
             value = getattr(self, name)
-            if not isinstance(value, bool) and not (known and value == WORD_TIMES):
+            if not isinstance(value, bool) and not (known and _is_word_times(value)):
                 raise InputError(f"{name} is {value!r}; expected True or False{known}")
 
     @property
     def has_word_times(self) -> bool:
         """Whether words are to have times."""
-        return self.return_timestamps == WORD_TIMES
+        return _is_word_times(self.return_timestamps)
 
     def _check_alternatives(self) -> None:
         """Raise InputError where a window has fewer texts than are to be returned."""
@@ -193,6 +193,10 @@ class SpeechRequest:
                     f"num_return_sequences is {self.num_return_sequences}, but {name} is {value}: "
                     f"a window has no more texts; raise {name}"
                 )
+
+
+def _is_word_times(value: object) -> bool:
+    return isinstance(value, str) and value == WORD_TIMES
 
 
 def check_word_times(speech: SpeechEntry) -> None:

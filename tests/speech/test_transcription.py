@@ -390,6 +390,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"temperature": "hot"}, "temperature is 'hot'; expected a finite number"),
     ({"logprob_threshold": float("nan")}, "logprob_threshold is nan"),
     ({"return_timestamps": "yes"}, "return_timestamps is 'yes'; expected True or False, or \"word"),
+    ({"return_timestamps": np.ones(2)}, r"return_timestamps is array\(\[1., 1.\]\); expected True"),
     ({"condition_on_previous_text": "word"}, "text is 'word'; expected True or False$"),
     ({"initial_prompt": "<|startoftranscript|> now"}, "initial_prompt has the special token 281"),
     ({"initial_prompt": 5}, "initial_prompt is a int; expected a text"),
