@@ -111,14 +111,13 @@ def test_a_graph_that_attends_by_another_head_is_refused(captures, tmp_path):
     assert found.max_abs_error > 1e-3
 
 
-def test_without_alignment_heads_there_is_no_graph(captures, tmp_path):
-    source = write_whisper(tmp_path / "checkpoint")
-    edited(source, "generation_config.json", alignment_heads=None)
-    config = ExportConfig(target="", output=tmp_path)
-    checkpoint = open_checkpoint("target", source, config)
-    entry = export_model(checkpoint, tmp_path, config, lambda _line: None, captures)
-    assert entry.encoder.speech.alignment is None
-    assert not (tmp_path / "target" / ALIGNMENT_FILE).exists()
+def test_drafts_and_checkpoints_without_alignment_heads_have_no_graph(captures, tmp_path):
+    checkpoint, _ = export_alone(tmp_path, captures)
+    model, encoder = load_model(checkpoint), checkpoint.encoder
+    assert len(alignment_cases(model, checkpoint)) == 2
+    unknown = replace(encoder, speech=replace(encoder.speech, alignment_heads=None))
+    assert alignment_cases(model, replace(checkpoint, encoder=unknown)) == []
+    assert alignment_cases(model, replace(checkpoint, role="draft")) == []
 
 
 def hear_other_rows(graph: onnx.GraphProto) -> None:
