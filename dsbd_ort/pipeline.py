@@ -15,6 +15,7 @@ from typing import Any, Unpack, cast, overload
 import numpy as np
 
 from dsbd_errors import DsbdError
+from dsbd_forward.forward import Source
 from dsbd_ort.constraints.binding import ConstraintBinding, items_of
 from dsbd_ort.decoding import (
     DecodeResult,
@@ -71,6 +72,7 @@ from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.chat_messages import Message
 from dsbd_runtime.chat_template import ChatTemplate
 from dsbd_runtime.errors import InputError
+from dsbd_runtime.session import AlignedTokens
 from dsbd_runtime.stream_decoder import TextWindow
 from dsbd_runtime.tokenizer import Tokenizer
 
@@ -228,8 +230,14 @@ class Pipeline:
             InputError: the bundle is of no speech model, or the audio or an option is invalid.
             DecodingError, CapacityError, BusyError, EngineError: as ``generate``.
         """
-        steps = self.transcription(audio, options).steps(on_segment)
+        steps = self.transcription(audio, options).steps(on_segment, self._align)
         return answered(steps, lambda request: result_of(self._iterations(request)))
+
+    def _align(
+        self, source: Source, prompt_ids: Sequence[int], token_ids: Sequence[int]
+    ) -> AlignedTokens:
+        with self._lock.held(), self._failures_cleaned_up():
+            return self._target.align(source, prompt_ids, token_ids)
 
     def transcription(self, audio: Audio, options: Mapping[str, Any]) -> Transcription:
         """Return the transcription of an audio, whose requests are still to be decoded."""

@@ -258,6 +258,8 @@ def _source_cells(model: ModelSummary) -> dict[str, str]:
     languages = model.encoder.languages
     if (speech := model.encoder.speech) is not None:
         source = f"{speech.chunk_seconds} s of sound, {speech.num_mels} mels"
+        if speech.alignment is not None:
+            source += f"\ntimes of words, by {len(speech.alignment_heads or ())} heads"
         languages = speech.languages
     if languages is not None:
         source += f"\n{len(languages)} languages: {', '.join(list(languages)[:3])}, ..."

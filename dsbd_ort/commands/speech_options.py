@@ -12,10 +12,12 @@ import click
 from dsbd_ort.commands.option_types import COUNT, PATH, FiniteRange
 from dsbd_ort.commands.options import group, option
 from dsbd_ort.speech.formats import WITH_TIMES
+from dsbd_ort.speech.speech_request import WORD_TIMES
 from dsbd_ort.speech.transcript import TASKS
 
 SECTION = "Speech (models that read audio)"
 _FORMATS = ("txt", "json", "srt", "vtt")
+_TIMED = ("segment", WORD_TIMES)
 _ON_STDOUT = ("txt", "json")
 """Formats of which several can stand one behind the other."""
 
@@ -61,14 +63,14 @@ class SpeechArguments:
             default.
         condition_on_previous_text: None: its default.
         hot_words: see there; empty: none.
-        timestamps: whether the text's times are wanted, whatever the format.
+        timestamps: "segment" or "word": whose times are wanted, whatever the format; None: none.
         output_format: see ``dsbd_ort.speech.formats``.
         output_dir: folder for one file an audio; None: stdout.
     """
 
     task: str | None
     language: str | None
-    timestamps: bool
+    timestamps: str | None
     initial_prompt: str | None
     condition_on_previous_text: bool | None
     compression_ratio_threshold: float | None
@@ -110,12 +112,19 @@ class SpeechArguments:
             "best_of": self.best_of,
             "hot_words": list(self.hot_words) or None,
             "hot_word_gain": self.hot_word_gain,
-            "return_timestamps": self.timestamps or self.output_format in WITH_TIMES or None,
+            "return_timestamps": self._return_timestamps,
         }
         if "temperature" in decoding:
             own["temperature"] = (decoding["temperature"],)
         given = {name: value for name, value in own.items() if value is not None}
         return {**decoding, **given}
+
+    @property
+    def _return_timestamps(self) -> bool | str | None:
+        """The keyword of ``Pipeline.transcribe``."""
+        if self.timestamps == WORD_TIMES:
+            return WORD_TIMES
+        return True if self.timestamps or self.output_format in WITH_TIMES else None
 
 
 def speech_options() -> Any:
@@ -132,8 +141,12 @@ def speech_options() -> Any:
             metavar="CODE", help="Language of the audio, such as de [detected in its first 30 s]."
         ),
         timestamps=option(
-            is_flag=True,
-            help="Decode when each segment is said, as always for srt and vtt; words have none.",
+            is_flag=False,
+            flag_value=_TIMED[0],
+            type=click.Choice(_TIMED),
+            metavar="[segment|word]",
+            help="Decode when each segment is said, as always for srt and vtt, or each word too: a "
+            "line of txt, and in json.",
         ),
         initial_prompt=option(
             metavar="TEXT", help="Text before the audio: names and spellings that it has."

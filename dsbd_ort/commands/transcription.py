@@ -258,9 +258,18 @@ class _Shown:
         if kind == "json":
             return json_text(transcript_object(transcript, str(file)))
         if kind == "txt" and self._arguments.speech.timestamps:
-            return "\n".join(map(_timed, transcript.segments))
+            return "\n".join(_timed_lines(transcript))
         return as_text(transcript) if kind == "txt" else FORMATS[kind](transcript)
 
 
-def _timed(segment: Segment) -> str:
-    return f"[{segment.start:.2f} --> {segment.end:.2f}] {segment.text.strip()}"
+def _timed_lines(transcript: Transcript) -> Iterator[str]:
+    """Yield a line of each segment, or of each word where words have times."""
+    for segment in transcript.segments:
+        if segment.words is None:
+            yield _timed(segment.start, segment.end, segment.text)
+        else:
+            yield from (_timed(word.start, word.end, word.word) for word in segment.words)
+
+
+def _timed(start: float, end: float, text: str) -> str:
+    return f"[{start:.2f} --> {end:.2f}] {text.strip()}"

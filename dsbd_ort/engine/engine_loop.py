@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
 
 from dsbd_errors import DsbdError
 from dsbd_forward.forward import Source
@@ -28,6 +31,17 @@ _log = logging.getLogger(__name__)
 _LONGEST_SLEEP_S = 5.0  # until it is seen that the service was abandoned, where nothing said so
 
 
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What another thread waits for: what is run, and what ends it with an error instead."""
+
+    run: Callable[[CausalLM], None]
+    fail: Callable[[BaseException], None]
+
+
 class EngineLoop:
     """Runs requests in a thread of its own, from ``start`` to ``close``.
 
@@ -40,7 +54,8 @@ class EngineLoop:
     def __init__(self, pipeline: Pipeline, scheduler: Scheduler) -> None:
         self._pipeline = pipeline
         self._scheduler = scheduler
-        self._changed = threading.Condition()  # guards the scheduler and the next two
+        self._changed = threading.Condition()  # guards the scheduler and the next three
+        self._calls: list[_Call] = []
         self._failure: str | None = None
         self._is_closing = False
         self._start_error: BaseException | None = None
@@ -72,12 +87,40 @@ class EngineLoop:
             CapacityError, QueueFullError: see ``Scheduler.enqueue``.
         """
         with self._changed:
-            if self._failure is not None:
-                raise EnginesEndedError(self._failure)
-            if self._is_closing:
-                raise ServiceClosedError("the service is closed or closing; use another one")
+            self._check_is_open()
             self._scheduler.enqueue(request)
             self._changed.notify()
+
+    def call(self, work: Callable[[CausalLM], _Result]) -> _Result:
+        """Return what ``work`` makes of the target, in the loop's thread between two iterations.
+
+        For another thread, which waits. A failure of it ends nothing else.
+
+        Raises:
+            ServiceClosedError, EnginesEndedError: nothing is done any more.
+            DsbdError: the work failed.
+        """
+        done: Future[_Result] = Future()
+
+        def run(target: CausalLM) -> None:
+            try:
+                result = work(target)
+            except BaseException as error:
+                done.set_exception(_as_dsbd_error(error))
+            else:
+                done.set_result(result)
+
+        with self._changed:
+            self._check_is_open()
+            self._calls.append(_Call(run, done.set_exception))
+            self._changed.notify()
+        return done.result()
+
+    def _check_is_open(self) -> None:
+        if self._failure is not None:
+            raise EnginesEndedError(self._failure)
+        if self._is_closing:
+            raise ServiceClosedError("the service is closed or closing; use another one")
 
     def wake(self) -> None:
         """Wake the thread, if it is waiting, to look for cancelled requests."""
@@ -134,7 +177,7 @@ class EngineLoop:
             self._deliver(decoder, request_by_member[progress.member], progress)
 
     def _schedule(self, decoder: BatchedDecoder) -> bool:
-        """End cancelled requests and admit waiting ones, until at least one runs.
+        """Make calls, end cancelled requests and admit waiting ones, until at least one runs.
 
         Returns:
             False when the loop is closing and no request is left.
@@ -142,12 +185,15 @@ class EngineLoop:
         scheduler = self._scheduler
         while True:
             with self._changed:
+                calls, self._calls = self._calls, []
                 cancelled = scheduler.cancelled
                 admitted = [] if cancelled else self._admit(decoder)
-                if not scheduler.unfinished and self._is_closing:
+                if not calls and not scheduler.unfinished and self._is_closing:
                     return False
-                if not cancelled and not scheduler.running:
+                if not calls and not cancelled and not scheduler.running:
                     self._changed.wait(_LONGEST_SLEEP_S)
+            for call in calls:
+                call.run(self.models[0])
             for request in cancelled:  # unlocked: on_event may wait for a thread that submits
                 if request.member is not None:
                     decoder.leave(request.member)
@@ -229,8 +275,11 @@ class EngineLoop:
         with self._changed:
             self._failure, self._is_closing = failure, True
             unfinished = self._scheduler.unfinished
+            calls, self._calls = self._calls, []
             for request in unfinished:
                 self._scheduler.release(request)
+        for call in calls:
+            call.fail(EnginesEndedError(failure))
         for request in unfinished:
             _notify(request, EnginesEndedError(failure))
         if self._has_started.is_set():

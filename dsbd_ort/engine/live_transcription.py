@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 from dsbd_errors import DsbdError
@@ -14,6 +14,9 @@ from dsbd_ort.engine.scheduler import Cancelled, LiveRequest, ServiceEvent
 from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_ort.speech.transcription import Transcription, answered
+from dsbd_ort.speech.words import Align
+from dsbd_runtime.session import AlignedTokens
+from dsbd_runtime.speech_entry import SoundFeatures
 
 _log = logging.getLogger(__name__)
 
@@ -41,12 +44,17 @@ class LiveTranscription:
         self,
         transcription: Transcription,
         submit: Submit,
+        align: Align,
         on_event: Callable[[SpeechEvent], None],
         on_end: Callable[[LiveTranscription], None],
     ) -> None:
-        """``on_event`` is called in the thread; ``on_end`` behind the last event."""
+        """``on_event`` is called in the thread; ``on_end`` behind the last event.
+
+        align: waits for the engines, which say how they attend to a window.
+        """
         self._transcription = transcription
         self._submit = submit
+        self._align = align
         self._on_event = on_event
         self._on_end = on_end
         self._is_cancelled = False
@@ -82,7 +90,8 @@ class LiveTranscription:
 
     def _ending(self) -> SpeechEnding:
         try:
-            return answered(self._transcription.steps(self._on_event), self._decoded)
+            steps = self._transcription.steps(self._on_event, self._aligned)
+            return answered(steps, self._decoded)
         except _Cancellation:
             return Cancelled()
         except DsbdError as error:
@@ -92,6 +101,13 @@ class LiveTranscription:
             return InternalError(
                 f"internal error, {type(error).__name__}: {error}; see the service's log"
             )
+
+    def _aligned(
+        self, source: SoundFeatures, prompt_ids: Sequence[int], token_ids: Sequence[int]
+    ) -> AlignedTokens:
+        if self._is_cancelled:
+            raise _Cancellation
+        return self._align(source, prompt_ids, token_ids)
 
     def _decoded(self, request: DecodingRequest) -> DecodeResult:
         """Return the result of a request that the service runs."""

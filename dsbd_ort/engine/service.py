@@ -151,6 +151,7 @@ class Service:
         live = LiveTranscription(
             self.pipeline.transcription(audio, options),
             self._submitted,
+            lambda *window: self._loop.call(lambda target: target.align(*window)),
             on_event,
             self._transcriptions.discard,
         )

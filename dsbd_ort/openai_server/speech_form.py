@@ -12,6 +12,9 @@ from dsbd_ort.openai_server.errors import bad_request
 from dsbd_ort.openai_server.settings import ServingSettings, check_limit
 from dsbd_ort.speech.formats import WITH_TIMES
 from dsbd_ort.speech.hot_words import MOST_WORDS
+from dsbd_ort.speech.speech_request import WORD_TIMES, check_word_times
+from dsbd_runtime.errors import InputError
+from dsbd_runtime.speech_entry import SpeechEntry
 
 _OPTIONS = (
     "language",
@@ -65,26 +68,23 @@ class SpeechForm(BaseModel):
         """Name of the response's format in ``dsbd_ort.speech.formats``."""
         return "txt" if self.response_format == "text" else self.response_format
 
-    def check(self, settings: ServingSettings) -> None:
-        """Refuse what this server does not do.
+    def check(self, settings: ServingSettings, speech: SpeechEntry) -> None:
+        """Refuse what this server does not do, with its model.
 
         Raises:
             ErrorResponse: a field is not supported, contradicts another or exceeds a limit.
         """
-        granularities = self.timestamp_granularities or []
-        if "word" in granularities:
-            raise bad_request(
-                'timestamp_granularities[] has "word", but times of words are not decoded; use '
-                '"segment"',
-                "timestamp_granularities",
-                "unsupported",
-            )
-        if granularities and self.response_format != "verbose_json":
+        if self.timestamp_granularities and self.response_format != "verbose_json":
             raise bad_request(
                 "timestamp_granularities[] needs response_format verbose_json, which is "
                 f"{self.response_format}; set it, or leave timestamp_granularities[] out",
                 "timestamp_granularities",
             )
+        if WORD_TIMES in (self.timestamp_granularities or ()):
+            try:
+                check_word_times(speech)
+            except InputError as error:
+                raise bad_request(str(error), "timestamp_granularities", "unsupported") from error
         if self.include:
             raise bad_request(
                 f"include[] has {self.include[0]!r}, which is not returned; leave it out: "
@@ -129,6 +129,8 @@ class SpeechForm(BaseModel):
             options["temperature"] = (defaults["temperature"],)
         else:
             options.pop("temperature", None)
-        if self.format in WITH_TIMES:
+        if WORD_TIMES in (self.timestamp_granularities or ()):
+            options["return_timestamps"] = WORD_TIMES
+        elif self.format in WITH_TIMES:
             options["return_timestamps"] = True
         return options

@@ -65,7 +65,9 @@ class TranscriptionHandler:
         """
         if form.model != self._settings.model_name:
             raise unknown_model(form.model, self._settings.model_name)
-        form.check(self._settings)
+        encoder = self._service.pipeline.prompts.encoder
+        assert encoder is not None and encoder.speech is not None  # else it has no such route
+        form.check(self._settings, encoder.speech)
         with contextlib.ExitStack() as on_end:
             self._gate.enter()
             on_end.callback(self._gate.leave)

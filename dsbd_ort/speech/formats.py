@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dsbd_ort.results import JSON_VERSION, json_text
-from dsbd_ort.speech.transcript import Segment, Transcript
+from dsbd_ort.speech.transcript import Segment, SpokenWord, Transcript
 
 WITH_TIMES = ("srt", "vtt", "verbose_json")
 """Formats that say when something is said: a request for one asks for timestamps."""
@@ -63,13 +63,17 @@ def usage(transcript: Transcript) -> dict[str, Any]:
 
 
 def verbose_fields(transcript: Transcript) -> dict[str, Any]:
-    """Return the fields of OpenAI's verbose JSON."""
+    """Return the fields of OpenAI's verbose JSON; ``words`` where their times were asked for."""
+    segments = transcript.segments
+    words = [_word_fields(word) for segment in segments for word in segment.words or ()]
+    has_words = any(segment.words is not None for segment in segments)
     return {
         "task": transcript.task,
         "language": transcript.language,
         "duration": round(transcript.duration, 3),
         "text": as_text(transcript),
-        "segments": [_segment_fields(segment) for segment in transcript.segments],
+        **({"words": words} if has_words else {}),
+        "segments": [_segment_fields(segment) for segment in segments],
         "usage": usage(transcript),
         "dsbd": {
             "language_probability": transcript.language_probability,
@@ -81,13 +85,23 @@ def verbose_fields(transcript: Transcript) -> dict[str, Any]:
 
 def transcript_object(transcript: Transcript, audio: str) -> dict[str, Any]:
     """Return the fields of a transcript as commands print it; ``audio`` is its file."""
-    return {"version": JSON_VERSION, "audio": audio, **dataclasses.asdict(transcript)}
+    fields = dataclasses.asdict(transcript)
+    for segment in fields["segments"]:
+        if segment["words"] is None:  # were not asked for
+            del segment["words"]
+    return {"version": JSON_VERSION, "audio": audio, **fields}
 
 
 def _segment_fields(segment: Segment) -> dict[str, Any]:
     fields = dataclasses.asdict(segment)
     fields["tokens"] = list(fields.pop("token_ids"))
+    del fields["words"]  # those of all segments stand beside them
     return fields
+
+
+def _word_fields(word: SpokenWord) -> dict[str, Any]:
+    """Return the fields of a word, which OpenAI has without the space in front."""
+    return {**dataclasses.asdict(word), "word": word.word.strip()}
 
 
 def _alternatives(transcript: Transcript) -> dict[str, Any]:

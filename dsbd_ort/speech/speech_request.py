@@ -7,7 +7,7 @@ import numbers
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,8 @@ COMPRESSION_RATIO = 1.35  # of token ids; of texts, as other programs count, 2.4
 LOGPROB = -1.0
 NO_SPEECH = 0.6
 NUM_BEAMS = 5
+WORD_TIMES = "word"
+"""What ``return_timestamps`` is besides True and False: words have times too."""
 _MOST_TEMPERATURES = 16
 _HIGHEST_TEMPERATURE = 10.0
 _MOST_SAMPLES = 64
@@ -45,7 +47,8 @@ class SpeechOptions(RequestOptions, total=False):
             what is detected in the first window.
         task: "transcribe", or "translate": into English.
         return_timestamps: whether texts have times, which divide them into segments. An audio of
-            more than one window has them in any case: they say where the next begins.
+            more than one window has them in any case: they say where the next begins. "word": the
+            words of each segment have times too.
         num_beams: of the search; 1 is greedy.
         initial_prompt: text that is taken for what was said before, such as names. Its last tokens
             count, one less than half of the model's context.
@@ -67,7 +70,7 @@ class SpeechOptions(RequestOptions, total=False):
 
     language: str | None
     task: str
-    return_timestamps: bool
+    return_timestamps: bool | Literal["word"]
     initial_prompt: str | None
     condition_on_previous_text: bool
     temperature: float | Sequence[float]  # type: ignore[misc]  # several here
@@ -104,7 +107,7 @@ class SpeechRequest:
     most_previous: int
     language: str | None = None
     task: str = "transcribe"
-    return_timestamps: bool = False
+    return_timestamps: bool | Literal["word"] = False
     num_beams: int = NUM_BEAMS
     prompt_ids: tuple[int, ...] = ()
     condition_on_previous_text: bool = False
@@ -133,6 +136,8 @@ class SpeechRequest:
             InputError: a value is invalid, or the model does not know it.
         """
         own = {name: value for name, value in options.items() if name in _OWN}
+        if _is_word_times(own.get("return_timestamps")):
+            check_word_times(speech)
         given = {name: value for name, value in options.items() if name not in SPEECH_OPTIONS}
         if wrong := sorted(_OF_TRANSCRIPTION & given.keys()):
             raise InputError(
@@ -168,9 +173,15 @@ class SpeechRequest:
                 f"hot_word_gain is {self.hot_word_gain}; expected 0 to {_HIGHEST_GAIN:g}, as 2"
             )
         for name in ("return_timestamps", "condition_on_previous_text"):
-            if not isinstance(value := getattr(self, name), bool):
-                words = "; times of words are not decoded" * (value == "word")
-                raise InputError(f"{name} is {value!r}; expected True or False{words}")
+            known = f', or "{WORD_TIMES}"' * (name == "return_timestamps")
+            value = getattr(self, name)
+            if not isinstance(value, bool) and not (known and _is_word_times(value)):
+                raise InputError(f"{name} is {value!r}; expected True or False{known}")
+
+    @property
+    def has_word_times(self) -> bool:
+        """Whether words are to have times."""
+        return _is_word_times(self.return_timestamps)
 
     def _check_alternatives(self) -> None:
         """Raise InputError where a window has fewer texts than are to be returned."""
@@ -182,6 +193,27 @@ class SpeechRequest:
                     f"num_return_sequences is {self.num_return_sequences}, but {name} is {value}: "
                     f"a window has no more texts; raise {name}"
                 )
+
+
+def _is_word_times(value: object) -> bool:
+    return isinstance(value, str) and value == WORD_TIMES
+
+
+def check_word_times(speech: SpeechEntry) -> None:
+    """Raise InputError for a model that does not tell when a word is said."""
+    if speech.alignment is not None:
+        return
+    if speech.alignment_heads is None:
+        why = (
+            "the checkpoint of this bundle names no alignment_heads; add those of the model that "
+            "it was made from to its generation_config.json, and export it again"
+        )
+    else:
+        why = (
+            "this bundle was made without the graph that they need; export it again with this "
+            "version of dsbd-ort"
+        )
+    raise InputError(f"times of words are asked for, but {why}")
 
 
 def read_temperatures(temperature: object) -> tuple[float, ...]:

@@ -13,6 +13,21 @@ TASKS: tuple[Task, ...] = ("transcribe", "translate")
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpokenWord:
+    """A word and when it is said; times are seconds from the start of the audio.
+
+    Attributes:
+        word: as it stands in the text, as a rule with a space in front, and with its punctuation.
+        probability: of its tokens among those of texts and their end, the mean.
+    """
+
+    word: str
+    start: float
+    end: float
+    probability: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Segment:
     """A part of the text and when it is said; times are seconds from the start of the audio.
 
@@ -27,6 +42,7 @@ class Segment:
         compression_ratio: bytes of the window's text over those of it compressed; repetitions
             raise it.
         no_speech_prob: probability that nobody speaks in its window.
+        words: of the text, in their order; None unless their times are asked for.
     """
 
     id: int
@@ -39,6 +55,7 @@ class Segment:
     avg_logprob: float
     compression_ratio: float
     no_speech_prob: float
+    words: tuple[SpokenWord, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

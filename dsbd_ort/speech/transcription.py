@@ -22,6 +22,7 @@ from dsbd_ort.decoding.stats import DecodingStats, summed_stats
 from dsbd_ort.model_defaults import DRAFTING
 from dsbd_ort.sources import RequestInputs
 from dsbd_ort.speech.hot_words import HotWords
+from dsbd_ort.speech.languages import ENGLISH
 from dsbd_ort.speech.log_mel import LogMel, Samples
 from dsbd_ort.speech.segmentation import (
     WindowParts,
@@ -30,7 +31,8 @@ from dsbd_ort.speech.segmentation import (
     without_second_end,
 )
 from dsbd_ort.speech.speech_request import SpeechRequest
-from dsbd_ort.speech.transcript import Alternative, Segment, Transcript
+from dsbd_ort.speech.transcript import TASKS, Alternative, Segment, SpokenWord, Transcript
+from dsbd_ort.speech.words import Align, TokenTimes, token_times, words_of_segment
 from dsbd_runtime.speech_entry import SoundFeatures, SpeechEntry
 from dsbd_runtime.tokenizer import Tokenizer
 
@@ -133,8 +135,11 @@ class Transcription:
         self._stats: list[DecodingStats] = []
         self._conditions = request.condition_on_previous_text
 
-    def steps(self, on_segment: Callable[[Segment], None] | None = None) -> Steps:
-        """Decode window after window; call ``on_segment`` with each segment once it is known."""
+    def steps(self, on_segment: Callable[[Segment], None] | None, align: Align) -> Steps:
+        """Decode window after window; call ``on_segment`` with each segment once it is known.
+
+        align: says how the model attends to a window, where words are to have times.
+        """
         seek, num_frames = 0, self._windows.num_frames
         num_heard = -(-self._num_samples // self._speech.hop_length)  # the rest is padding
         while seek < min(num_frames, num_heard):
@@ -153,7 +158,11 @@ class Transcription:
             if self._request.num_return_sequences > 1:
                 self._alternatives += [self._alternative(each, seek) for each in answers]
             found = parts_of_window(answer.token_ids, seek, part, self._speech)
-            for segment in self._new_segments(found, seek, answer, heard):
+            times = None
+            if self._request.has_word_times:
+                num_heard_here = min(num_frames, num_heard) - seek
+                times = self._times(source, before, answer, seek, min(num_heard_here, part), align)
+            for segment in self._new_segments(found, seek, answer, heard, times):
                 if on_segment is not None:
                     on_segment(segment)
             seek += found.num_frames
@@ -243,7 +252,7 @@ class Transcription:
     def _has_times(self) -> bool:
         """Whether texts have times: where wanted, and where they lead to the next window."""
         is_long = self._windows.num_frames > self._speech.num_frames
-        return self._request.return_timestamps or is_long
+        return bool(self._request.return_timestamps) or is_long
 
     def _options_at(self, temperature: float) -> dict[str, Any]:
         """Return the options of a window's request: a search at 0, samples above."""
@@ -311,10 +320,38 @@ class Transcription:
             compression_ratio=answer.compression_ratio,
         )
 
+    def _times(
+        self,
+        source: SoundFeatures,
+        before: list[int],
+        answer: _Answer,
+        seek: int,
+        num_frames: int,
+        align: Align,
+    ) -> TokenTimes:
+        """Return when the tokens of a window are said; ``num_frames`` of it are sound."""
+        new = answer.sequence.token_ids
+        aligned = align(source, [*before, *self._first_tokens()], new)
+        return token_times(aligned, new, seek, num_frames, self._speech, self._start)
+
+    def _words(
+        self, token_ids: tuple[int, ...], first: int, times: TokenTimes
+    ) -> tuple[SpokenWord, ...]:
+        """Return the words of a segment, whose first token is so far in its window."""
+        language = self._language if self._request.task == TASKS[0] else ENGLISH
+        tokenizer = self._pipeline.tokenizer
+        return words_of_segment(token_ids, times, first, language, self._speech, tokenizer)
+
     def _new_segments(
-        self, found: WindowParts, seek: int, answer: _Answer, heard: _Heard
+        self,
+        found: WindowParts,
+        seek: int,
+        answer: _Answer,
+        heard: _Heard,
+        times: TokenTimes | None,
     ) -> Iterator[Segment]:
         """Yield the segments of a window, and keep them."""
+        first = 0  # segments follow each other without a gap
         for part in found.parts:
             segment = Segment(
                 id=len(self._segments),
@@ -327,7 +364,9 @@ class Transcription:
                 avg_logprob=answer.avg_logprob,
                 compression_ratio=answer.compression_ratio,
                 no_speech_prob=heard.no_speech_prob,
+                words=None if times is None else self._words(part.token_ids, first, times),
             )
+            first += len(part.token_ids)
             self._segments.append(segment)
             self._said.append(without_second_end(part.token_ids, self._speech.first_timestamp))
             yield segment

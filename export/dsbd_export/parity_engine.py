@@ -113,17 +113,17 @@ class ForestEngine:
         self._cache_values = [ort.OrtValue.ortvalue_from_numpy(cache) for cache in self.caches]
         dtype = caches[0].dtype
         self._weights_file = folder / WEIGHTS_FILE
-        self._model = _session(folder / MODEL_FILE, dtype)
-        self._prune = _session(folder / PRUNE_FILE, dtype)
-        self._fold = _session(folder / FOLD_FILE, "fp32") if recurrent(caches) else None
+        self._model = parity_session(folder / MODEL_FILE, dtype)
+        self._prune = parity_session(folder / PRUNE_FILE, dtype)
+        self._fold = parity_session(folder / FOLD_FILE, "fp32") if recurrent(caches) else None
         encoder = checkpoint.encoder
         self._sources = None
         if encoder is not None:
             shared = folder.with_name("target") / ENCODER_FILE if encoder.is_shared else None
             self._sources = ParitySources(
-                _session(folder / ENCODER_FILE, dtype),
+                parity_session(folder / ENCODER_FILE, dtype),
                 encoder,
-                None if shared is None else _session(shared, dtype),
+                None if shared is None else parity_session(shared, dtype),
             )
         self._reads_positions = encoder is not None and encoder.reads_positions
         self._masks = checkpoint.masks
@@ -211,7 +211,7 @@ class ForestEngine:
         recent_rows = {name: cache for name, cache, is_recent in names if is_recent}
         if self._fold is not None:
             wanted = self._recent.folded_names
-            with _as_export_errors():
+            with as_export_errors():
                 found = self._fold.run(wanted, self._recent.fold_inputs(rows, recent_rows))
             self._recent.take(found)
         for cache in recent_rows.values():
@@ -282,7 +282,7 @@ class ForestEngine:
             return {}
         sources = [each.source_ids if each.sound is None else each.sound for each in requests]
         known = [source for source in sources if source is not None]
-        with _as_export_errors():
+        with as_export_errors():
             return self._sources.inputs(known, np.repeat(np.arange(len(known)), num_rows))
 
     def _feature_inputs(
@@ -348,7 +348,7 @@ class ForestEngine:
         ):
             binding.bind_ortvalue_input(past, value)
             binding.bind_ortvalue_output(present, value)
-        with _as_export_errors(), dropped_pages(self._weights_file):
+        with as_export_errors(), dropped_pages(self._weights_file):
             session.run_with_iobinding(binding)
         return [binding.get_outputs()[index].numpy() for index in range(len(outputs))]
 
@@ -364,10 +364,10 @@ def _gather_inputs(
     return {GATHER_ROWS: rows, GATHER_IDS: gather.token_ids[is_pair]}
 
 
-def _session(file: Path, dtype: str) -> Any:
+def parity_session(file: Path, dtype: str) -> Any:
     """Open a graph of ``dtype``: in bf16 its twin in fp32."""
     ort = import_ort()
-    with _as_export_errors():
+    with as_export_errors():
         operators = _operators(file)
         is_quantized = not _QUANTIZED_PRODUCTS.isdisjoint(operators)
         is_widened = dtype != "fp32" and not is_quantized
@@ -405,7 +405,7 @@ def _operators(file: Path) -> set[str]:
 
 
 @contextlib.contextmanager
-def _as_export_errors() -> Iterator[None]:
+def as_export_errors() -> Iterator[None]:
     """Turn any failure of ONNX Runtime, whose exceptions share no base, into ExportError."""
     try:
         yield

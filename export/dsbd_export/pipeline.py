@@ -21,6 +21,11 @@ from dsbd_export.config import CUDA, EXACT, GROUPED, INT8_ROWS, ExportConfig, Mo
 from dsbd_export.cuda_graph import use_cuda_operators
 from dsbd_export.draft_vocabulary import shorter_head_advice, with_draft_vocabulary
 from dsbd_export.encoder_decoder.agreement import check_readers
+from dsbd_export.encoder_decoder.alignment import (
+    alignment_cases,
+    with_alignment,
+    write_alignment_graph,
+)
 from dsbd_export.encoder_decoder.languages import with_languages
 from dsbd_export.encoder_decoder.shared_weights import share_weights
 from dsbd_export.errors import ExportError
@@ -252,6 +257,7 @@ def _write_model(
     source = source_of(checkpoint)
     report(f"{role}: computing reference logits")
     wanted = source.references(model)
+    aligned = alignment_cases(model, checkpoint)
     seen = source.largest_values(model) if config.sums_integers else None
     rows = None
     if config.quantize == INT8_ROWS:
@@ -275,6 +281,12 @@ def _write_model(
         _save(encoder, place, f"{role}: saving the encoder and its weights", report)
         if num_bytes := share_weights(folder):
             report(f"{role}: {num_bytes:,} bytes of weights of both graphs are stored once")
+    if aligned:
+        assert checkpoint.encoder is not None and checkpoint.encoder.speech is not None
+        report(f"{role}: comparing how it attends to the sound, for times of words")
+        write_alignment_graph(folder, checkpoint.encoder.speech)
+        is_exact = config.quantized_form == "none"
+        checkpoint = with_alignment(folder, checkpoint, aligned, is_exact=is_exact)
     _release_weights(model, [graph] if encoder is None else [graph, encoder])
     return checkpoint, wanted
 

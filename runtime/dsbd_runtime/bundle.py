@@ -38,6 +38,7 @@ from dsbd_runtime.manifest import (
     entry_by_role,
     manifest_from_file,
 )
+from dsbd_runtime.speech_entry import ALIGNMENT_FILE
 from dsbd_runtime.typed_json import in_short, name_in_short
 
 __all__ = [
@@ -132,13 +133,14 @@ class Bundle:
     def num_bytes(self, role: str) -> int:
         """Return the size of the files of "target" or "draft", 0 where it is absent.
 
-        Without those of an encoder, which no call of the engine reads.
+        Without those of an encoder and of an alignment, which no call of the engine reads.
         """
         _check_role(role)
         return sum(
             entry.size
             for name, entry in self.manifest.files.items()
-            if name.startswith(f"{role}/") and not name.startswith(f"{role}/{ENCODER_FILE}")
+            if name.startswith(f"{role}/")
+            and not name.startswith((f"{role}/{ENCODER_FILE}", f"{role}/{ALIGNMENT_FILE}"))
         )
 
     def num_encoder_bytes(self, role: str) -> int:
@@ -245,6 +247,7 @@ def _graphs(entry: ModelEntry) -> list[str]:
         PRUNE_FILE,
         *([FOLD_FILE] if recurrent(entry.caches) else []),
         *([ENCODER_FILE] if entry.encoder is not None else []),
+        *([ALIGNMENT_FILE] if entry.has_alignment else []),
     ]
 
 

@@ -32,7 +32,13 @@ from dsbd_runtime.graph import (
 )
 from dsbd_runtime.manifest import ModelEntry
 from dsbd_runtime.recent_rows import NewRows, RecentRows
-from dsbd_runtime.session import MAX_FORWARD_ROWS, EngineInputs, EngineOutputs, Session
+from dsbd_runtime.session import (
+    MAX_FORWARD_ROWS,
+    AlignedTokens,
+    EngineInputs,
+    EngineOutputs,
+    Session,
+)
 
 
 def engine_spec(entry: ModelEntry) -> EngineSpec:
@@ -199,6 +205,23 @@ class CausalLM:
         """See SourceReader."""
         if self._session.sources is not None:
             self._session.sources.release(source)
+
+    def align(
+        self, source: Source, prompt_ids: Sequence[int], token_ids: Sequence[int]
+    ) -> AlignedTokens:
+        """Return how a speech model attends to a sound as it reads new tokens behind a prompt.
+
+        The cache stays as it is. Raises as ``Aligner.align``, and InputError for an engine that has
+        no graph for it.
+        """
+        if self._session.aligner is None:
+            raise InputError(
+                "the engine has no alignment graph, which tells how it attends to a sound; export "
+                "a speech model's bundle again, of a checkpoint that names alignment_heads"
+            )
+        found = self._session.aligner.align(source, prompt_ids, token_ids)
+        self._session.take_reading()  # where the source was read again: it is of no forward
+        return found
 
     def keep(self, rows: NDArray[np.int64]) -> None:
         """Keep the cache rows ``rows``, (K,) int64 strictly increasing; drop all others.

@@ -104,8 +104,7 @@ class CrossSlots:
             CapacityError: one is too long, for the encoder or for the memory.
         """
         if len(sources) == 1 and sources[0] not in self._slots:
-            rows = self._encoder.cross_rows(sources[0])
-            return CallSources(rows.values, np.array([rows.num_tokens]), np.zeros(1, np.int64))
+            return self.alone(sources[0])
         missing = [source for source in sources if source not in self._slots]
         self._released.difference_update(sources)
         if missing or self._was_released:
@@ -116,6 +115,19 @@ class CrossSlots:
         first, stop = int(slots.min()), int(slots.max()) + 1
         values = self._values_of(first, stop)
         return CallSources(values, self._lengths[first:stop], slots - first)
+
+    def alone(self, source: Source) -> CallSources:
+        """Return what a call reads that has one source; neither takes a slot nor frees one.
+
+        The values are valid until the next call. Raises as ``of_call``.
+        """
+        item = np.zeros(1, np.int64)
+        if source not in self._slots:
+            rows = self._encoder.cross_rows(source)
+            return CallSources(rows.values, np.array([rows.num_tokens]), item)
+        slot, new_value = self._slots[source], self._ort.OrtValue.ortvalue_from_numpy
+        values = {name: new_value(each[slot : slot + 1]) for name, each in self._buffers.items()}
+        return CallSources(values, self._lengths[slot : slot + 1], item)
 
     def read(self, source: Source) -> None:
         """See SourceMemory."""

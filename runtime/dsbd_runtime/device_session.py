@@ -84,6 +84,10 @@ class DeviceSession:
         """None: providers with caches on a device refuse engines that read sources."""
 
     @property
+    def aligner(self) -> None:
+        """None, as ``sources``."""
+
+    @property
     def feature_kind(self) -> type:
         """See Session."""
         return DeviceFeatures

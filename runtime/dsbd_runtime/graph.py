@@ -405,9 +405,21 @@ class TensorInfo(Protocol):
         """Shape; a name or None stands for a dynamic dimension."""
 
 
+class Contract(Protocol):
+    """The inputs and outputs that a graph must have."""
+
+    @property
+    def inputs(self) -> dict[str, TensorSpec]:
+        """The inputs by name."""
+
+    @property
+    def outputs(self) -> dict[str, TensorSpec]:
+        """The outputs by name."""
+
+
 def check_graph(
     model_path: Path,
-    contract: GraphContract | EncoderContract,
+    contract: Contract,
     inputs: Sequence[TensorInfo],
     outputs: Sequence[TensorInfo],
 ) -> None:

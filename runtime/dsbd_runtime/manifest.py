@@ -167,6 +167,12 @@ class ModelEntry:
         )
 
     @property
+    def has_alignment(self) -> bool:
+        """Whether a graph beside the engine says how it attends to the sound."""
+        speech = None if self.encoder is None else self.encoder.speech
+        return speech is not None and speech.alignment is not None
+
+    @property
     def is_feature_draft(self) -> bool:
         """Whether the engine reads features."""
         return self.features is not None and self.features.own_width is not None

@@ -30,6 +30,7 @@ from dsbd_runtime.host_values import HostValues
 from dsbd_runtime.huge_pages import huge_pages
 from dsbd_runtime.kv_cache import NUMPY_DTYPES, KVCache, bucket_capacity
 from dsbd_runtime.manifest import ModelEntry
+from dsbd_runtime.ort_alignment import OrtAligner
 from dsbd_runtime.ort_encoder import OrtEncoder
 from dsbd_runtime.ort_module import LOG_ERRORS, check_offered, import_ort_for, session_options
 from dsbd_runtime.prepared_engine import PreparedEngine
@@ -37,6 +38,7 @@ from dsbd_runtime.providers import Provider, check_runnable, find_provider
 from dsbd_runtime.recent_memory import HostRecentMemory
 from dsbd_runtime.recent_rows import RecentInputs
 from dsbd_runtime.session import EngineInputs, EngineOptions, EngineOutputs
+from dsbd_runtime.speech_entry import ALIGNMENT_FILE
 
 _NO_MEMORY = ("Failed to allocate memory", "bad allocation", "bad_alloc")
 
@@ -114,6 +116,15 @@ class OrtSession:
                 shared=shared_encoder,
             )
             self._sources = CrossSlots(self._ort, self._encoder, entry.encoder)
+        self._aligner: OrtAligner | None = None
+        if self._sources is not None and entry.has_alignment:
+            self._aligner = OrtAligner(
+                self._ort,
+                model_path.with_name(ALIGNMENT_FILE),
+                entry,
+                self._sources,
+                lambda path: open_engine(path, _without_packing(new_options(), entry)),
+            )
         self._next_options: Any = None  # of the next call
         self._cache: KVCache | None = _new_cache(model_path, entry)
         self._recent = None
@@ -156,6 +167,11 @@ class OrtSession:
     def sources(self) -> CrossSlots | None:
         """See Session."""
         return self._sources
+
+    @property
+    def aligner(self) -> OrtAligner | None:
+        """See Session."""
+        return self._aligner
 
     @property
     def feature_kind(self) -> type:
@@ -253,6 +269,8 @@ class OrtSession:
             self._sources.forget()
         if self._encoder is not None:
             self._encoder.close()
+        if self._aligner is not None:
+            self._aligner.close()
 
     def _open_cache(self) -> KVCache:
         if self._cache is None:
@@ -406,6 +424,17 @@ def _new_cache(model_path: Path, entry: ModelEntry) -> KVCache:
             f"{entry.caches[0]} and as many as {len(entry.caches)} in all: {error}; "
             "close other programs that use the memory, or export again"
         ) from error
+
+
+def _without_packing(options: Any, entry: ModelEntry) -> Any:
+    """Let an engine read weights as they lie in the file, which another engine has mapped too.
+
+    Packed they would be a second copy in memory for a few calls of many rows. Blocks are packed in
+    any case: otherwise they compute in another precision.
+    """
+    if entry.quantization in ("none", "int8-dynamic"):
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    return options
 
 
 def _releasing_options(ort: ModuleType) -> Any:

@@ -99,6 +99,37 @@ class SourceMemory(Protocol):
         """Let what is kept of a source go when it is in the way: no request reads it any more."""
 
 
+@dataclass(frozen=True)
+class AlignedTokens:
+    """How a speech model attends to the sound as it reads a text, and what it predicts.
+
+    With 4 prompt tokens and 3 new ones, the last of which ends the text: weights of the first 2,
+    logits of all 3.
+
+    Attributes:
+        weights: (A, n - 1, N) float32. What each of the A alignment heads weighs the N positions of
+            the sound, for the n new tokens but the last.
+        logits: (n, V) float32. Of each new token, behind those before it.
+    """
+
+    weights: NDArray[np.float32]
+    logits: NDArray[np.float32]
+
+
+class Aligner(Protocol):
+    """A graph that says how an engine attends to a source."""
+
+    def align(
+        self, source: Source, prompt_ids: Sequence[int], token_ids: Sequence[int]
+    ) -> AlignedTokens:
+        """Return how the engine attends to a source as it reads new tokens behind a prompt.
+
+        Raises:
+            CapacityError: no memory, or too long a text.
+            BundleError, EngineError: the graph cannot be opened, or fails.
+        """
+
+
 class Session(Protocol):
     """One engine together with the key/value caches that it updates in place."""
 
@@ -117,6 +148,10 @@ class Session(Protocol):
     @property
     def sources(self) -> SourceMemory | None:
         """What is kept of sources; None of an engine that reads none."""
+
+    @property
+    def aligner(self) -> Aligner | None:
+        """What says how the engine attends to a source; None of a bundle without such a graph."""
 
     @property
     def feature_kind(self) -> type:

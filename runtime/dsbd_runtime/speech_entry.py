@@ -21,6 +21,23 @@ Features = NDArray[np.float32]
 FRAMES_A_POSITION = 2
 """Frames that the encoder joins, by the stride of its second convolution."""
 
+ALIGNMENT_FILE = "alignment.onnx"
+ALIGNMENT_WEIGHTS = "alignment_weights"
+_WIDEST_FILTER = 99
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignmentEntry:
+    """Manifest entry of the graph that says how the alignment heads attend to the sound.
+
+    Attributes:
+        median_filter_width: positions of the median that smooths the weights of a token; odd.
+        max_abs_error: largest difference of a weight from the checkpoint's that the export saw.
+    """
+
+    median_filter_width: int
+    max_abs_error: float
+
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechEntry:
@@ -44,6 +61,8 @@ class SpeechEntry:
         language: code of the language of requests that name none; None: it is detected.
         max_initial_timestamp_index: the last of the times that a text may begin with; None: any.
         alignment_heads: layer and head of the attentions that follow the sound; None: not known.
+        alignment: of a target whose bundle has the graph of these heads, which times of words need;
+            None: it has none.
     """
 
     sampling_rate: int
@@ -62,6 +81,7 @@ class SpeechEntry:
     language: str | None = None
     max_initial_timestamp_index: int | None = None
     alignment_heads: list[list[int]] | None = None
+    alignment: AlignmentEntry | None = None
 
     @property
     def first_timestamp(self) -> int:
@@ -148,3 +168,16 @@ def check_speech(speech: SpeechEntry, vocab_size: int, where: str) -> None:
     if speech.language is not None and speech.language not in (speech.languages or {}):
         known = f"one of {', '.join(list(speech.languages or {})[:5])}, ..."
         raise mismatch(known, speech.language, f"{where}: language")
+    if speech.alignment is not None:
+        _check_alignment(speech.alignment, speech.alignment_heads, where)
+
+
+def _check_alignment(alignment: AlignmentEntry, heads: list[list[int]] | None, where: str) -> None:
+    """Raise BundleError unless there are heads whose weights a graph returns, and a filter."""
+    if not heads or not all(len(head) == 2 and min(head) >= 0 for head in heads):
+        expected = "the layer and head of each, which its alignment graph weighs"
+        raise mismatch(expected, heads, f"{where}: alignment_heads")
+    width = alignment.median_filter_width
+    if not 1 <= width <= _WIDEST_FILTER or width % 2 == 0:
+        expected = f"an odd number from 1 to {_WIDEST_FILTER}"
+        raise mismatch(expected, width, f"{where}: alignment: median_filter_width")

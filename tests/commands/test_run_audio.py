@@ -120,6 +120,22 @@ def test_a_text_with_times(transcribe: Run, files: list[Path]) -> None:
     ]
 
 
+def test_words_with_times(transcribe: Run, files: list[Path], pipeline: FakeSpeechPipeline) -> None:
+    done = transcribe("--audio", files[0], "--timestamps", "word")
+    first, *_, last = done.stdout.splitlines()
+    assert (first, last[:18]) == ("[0.00 --> 5.00] loud", "[11.00 --> 12.00] ")
+    done = transcribe("--audio", files[0], "--timestamps", "word", "--output-format", "json")
+    segments = json.loads(done.stdout)["segments"]
+    wanted = {"word": " loud", "start": 0.0, "end": 5.0, "probability": 0.5}
+    assert segments[0]["words"][0] == wanted
+    done = transcribe("--audio", files[0], "--timestamps", "word", "--output-format", "srt")
+    assert done.stdout.count(" --> ") == 2  # a cue a segment
+    assert pipeline.calls == [{"return_timestamps": "word"}] * 3
+    done = transcribe("--audio", files[0], "--timestamps", "--output-format", "json")
+    assert pipeline.calls[3:] == [{"return_timestamps": True}]
+    assert "words" not in json.loads(done.stdout)["segments"][0]
+
+
 def test_json_has_everything(transcribe: Run, files: list[Path]) -> None:
     done = transcribe("--audio", *files, "--output-format", "json")
     first, second = map(json.loads, done.stdout.splitlines())
@@ -199,6 +215,7 @@ def test_a_text_model_of_a_bundle_reads_no_audio(tiny_bundle: Bundle, files: lis
 USER_ERRORS: list[tuple[list[Any], str]] = [
     (["--language", "de"], "--language needs --audio; add it, or leave --language out"),
     (["--prompt", "x", "--timestamps"], "--timestamps needs --audio"),
+    (["--audio", "a.wav", "--timestamps", "letter"], "'letter' is not one of 'segment', 'word'"),
     (["--output-format", "srt"], "--output-format needs --audio"),
     (["--audio", "a.wav", "--prompt", "x"], "--audio and --prompt contradict each other"),
     (["--audio", "a.wav", "--chat"], "--audio and --chat contradict each other"),

@@ -183,6 +183,35 @@ def test_when_the_engines_end_every_request_ends_at_once(
     in_time(service.close)
 
 
+def test_when_the_engines_end_no_call_waits(pipeline: Pipeline) -> None:
+    """A call is made between two iterations: behind one that ends the thread it never comes."""
+    service = Service(pipeline, ServiceLimits(max_requests=1))
+    may_end, session = threading.Event(), pipeline._target._session
+
+    def ending(inputs: Any) -> Any:
+        may_end.wait(SECONDS)
+        raise SystemExit
+
+    run = session.run
+    session.run = ending  # type: ignore[method-assign]
+    try:
+        generating = started(lambda: service.generate("x", **SHORT))
+        while not service.stats().num_running:
+            time.sleep(0.001)
+        calling = started(lambda: service._loop.call(lambda target: target.num_rows))
+        while not service._loop._calls:
+            time.sleep(0.001)
+        may_end.set()
+        for caller in (calling, generating):
+            with pytest.raises(EnginesEndedError, match="the engines has ended"):
+                caller.result(SECONDS)
+        with pytest.raises(EnginesEndedError, match="open it again"):
+            in_time(lambda: service._loop.call(lambda target: target.num_rows))
+        in_time(service.close)
+    finally:
+        session.run = run  # type: ignore[method-assign]
+
+
 def test_a_callback_may_submit_cancel_and_close(pipeline: Pipeline) -> None:
     service = Service(pipeline, ServiceLimits(max_requests=1))
     live, _ = endless(service)

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from dsbd_export.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
+from dsbd_export.encoder_decoder.alignment import alignment_cases, with_alignment
 from dsbd_export.encoder_decoder.reference import source_cases
 from dsbd_export.encoder_decoder.speech import heard_sounds
 from dsbd_export.errors import ExportError
@@ -21,6 +22,8 @@ from dsbd_export.model_loading import load_model
 from dsbd_export.parity import MAX_ABS_ERROR, ParityLimit
 from dsbd_export.parity_cases import Reference, reference_logits
 from dsbd_export.pipeline import export_bundle, export_model
+from dsbd_runtime.bundle import MODEL_FILE
+from dsbd_runtime.speech_entry import ALIGNMENT_FILE, ALIGNMENT_WEIGHTS
 from scripts.family_checkpoints import write_family_checkpoint
 from scripts.speech_checkpoint import NUM_MELS, TOKENS, write_whisper
 from tests.export.gate import check_parity
@@ -70,6 +73,51 @@ def test_english_alone_and_int8_of_both_graphs(captures, tmp_path):
     for file in ("model.onnx", "encoder.onnx"):
         graph = onnx.load(tmp_path / "target" / file, load_external_data=False).graph
         assert any(node.op_type == "MatMulInteger" for node in graph.node)
+
+
+@pytest.mark.parametrize(
+    ("options", "limit"), [({}, 1e-5), ({"quantize": "int8-dynamic", "attention": "fused"}, 0.1)]
+)
+def test_the_alignment_graph_reads_the_decoders_weights(options, limit, captures, tmp_path):
+    _, entry = export_alone(tmp_path, captures, **options)
+    folder = tmp_path / "target"
+    assert 0.0 < entry.encoder.speech.alignment.max_abs_error < limit
+    model, aligned = (
+        onnx.load(folder / name, load_external_data=False) for name in (MODEL_FILE, ALIGNMENT_FILE)
+    )
+    assert [output.name for output in aligned.graph.output] == [ALIGNMENT_WEIGHTS, "logits"]
+    stored = {w.name: w.external_data for w in model.graph.initializer if w.external_data}
+    again = {w.name: w.external_data for w in aligned.graph.initializer if w.external_data}
+    assert again == stored != {}
+    assert {file.name for file in folder.iterdir() if file.suffix == ".data"} == {
+        "model.onnx.data",
+        "encoder.onnx.data",
+    }
+
+
+def test_a_graph_that_attends_by_another_head_is_refused(captures, tmp_path):
+    checkpoint, _ = export_alone(tmp_path, captures)
+    folder = tmp_path / "target"
+    cases = alignment_cases(load_model(checkpoint), checkpoint)
+    again = with_alignment(folder, checkpoint, cases, is_exact=True)
+    assert again.encoder == checkpoint.encoder
+    graph = onnx.load(folder / ALIGNMENT_FILE, load_external_data=False)
+    [heads] = [each for each in graph.graph.initializer if each.name == "alignment.0.heads"]
+    heads.CopyFrom(onnx.numpy_helper.from_array(np.array([2]), heads.name))
+    onnx.save(graph, folder / ALIGNMENT_FILE)
+    with pytest.raises(ExportError, match=r"the attention to the sound of the target .* differs"):
+        with_alignment(folder, checkpoint, cases, is_exact=True)
+    found = with_alignment(folder, checkpoint, cases, is_exact=False).encoder.speech.alignment
+    assert found.max_abs_error > 1e-3
+
+
+def test_drafts_and_checkpoints_without_alignment_heads_have_no_graph(captures, tmp_path):
+    checkpoint, _ = export_alone(tmp_path, captures)
+    model, encoder = load_model(checkpoint), checkpoint.encoder
+    assert len(alignment_cases(model, checkpoint)) == 2
+    unknown = replace(encoder, speech=replace(encoder.speech, alignment_heads=None))
+    assert alignment_cases(model, replace(checkpoint, encoder=unknown)) == []
+    assert alignment_cases(model, replace(checkpoint, role="draft")) == []
 
 
 def hear_other_rows(graph: onnx.GraphProto) -> None:
@@ -130,6 +178,8 @@ WRONG = [  # (file, changes, words)
     ("preprocessor_config.json", {"feature_size": 8}, "8 mels and 100 frames of 1 s, its encoder"),
     ("preprocessor_config.json", {"chunk_length": 2}, "16 mels and 200 frames of 2 s"),
     ("preprocessor_config.json", {"dither": 0.5}, "made with noise \\(dither 0.5\\)"),
+    ("generation_config.json", {"alignment_heads": [[1, 4]]}, "has \\[1, 4\\] in alignment_heads"),
+    ("generation_config.json", {"alignment_heads": [3]}, "expected a layer and one of its 4 heads"),
     (
         "generation_config.json",
         {"prev_sot_token_id": None, "suppress_tokens": None},

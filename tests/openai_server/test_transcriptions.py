@@ -104,6 +104,41 @@ def test_verbose_json(client: openai.OpenAI, calls: list[dict[str, Any]]) -> Non
     assert calls == [{"task": "transcribe", "language": "de", "return_timestamps": True}]
 
 
+@pytest.mark.parametrize("granularities", [["word"], ["segment", "word"]])
+def test_words(
+    client: openai.OpenAI, calls: list[dict[str, Any]], granularities: list[Any]
+) -> None:
+    answer = client.audio.transcriptions.create(
+        file=FILE,
+        model=MODEL,
+        response_format="verbose_json",
+        timestamp_granularities=granularities,
+    )
+    assert calls == [{"task": "transcribe", "return_timestamps": "word"}]
+    assert answer.words is not None and answer.segments is not None
+    assert len(answer.segments) == 3 and "words" not in answer.segments[0].to_dict()
+    assert [(each.word, each.start, each.end) for each in answer.words[:3]] == [
+        ("loud", 0.0, 5.0),
+        (WANTED.segments[0].text.split()[1], 5.0, 10.0),
+        ("loud", 10.0, 15.0),
+    ]
+    assert answer.words[0].to_dict()["probability"] == 0.5
+
+
+def test_a_bundle_that_knows_no_times_of_words() -> None:
+    pipeline = FakeSpeechPipeline()
+    pipeline.prompts.encoder.speech.alignment = None
+    with served(pipeline) as server:
+        answer = posted(
+            server,
+            **{"timestamp_granularities[]": "word", "response_format": "verbose_json"},
+        )
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "timestamp_granularities")
+    assert "times of words are asked for" in error["message"]
+    assert "export it again" in error["message"] and not pipeline.calls
+
+
 @pytest.mark.parametrize(
     ("format", "kind", "has_times"),
     [("text", "text/plain", False), ("srt", "text/plain", True), ("vtt", "text/vtt", True)],
@@ -253,10 +288,11 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [  # fields, param, words of
     ({"chunking_strategy": "vad"}, "chunking_strategy", "leave it out or use auto"),
     ({"stream": "true", "response_format": "srt"}, "stream", "is written as a whole"),
     ({"timestamp_granularities[]": "segment"}, "timestamp_granularities", "needs response_format"),
+    ({"timestamp_granularities[]": "word"}, "timestamp_granularities", "needs response_format"),
     (
-        {"timestamp_granularities[]": ["segment", "word"], "response_format": "verbose_json"},
-        "timestamp_granularities",
-        "times of words are not decoded",
+        {"timestamp_granularities[]": "letter", "response_format": "verbose_json"},
+        "timestamp_granularities[].0",
+        "Input should be 'segment' or 'word'",
     ),
 ]
 

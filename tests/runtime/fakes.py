@@ -56,6 +56,7 @@ class FakeSession:
     grows_at_a_cost = False
     recent = None
     sources = None
+    aligner = None
 
     def shrink(self, num_used: int) -> None:
         self.rows = self.rows[: max(64, -(-num_used // 64) * 64)]

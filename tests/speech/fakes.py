@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from dsbd_errors import DsbdError
 from dsbd_ort.engine import Cancelled, ServiceClosedError, ServiceLimits, ServiceStats
-from dsbd_ort.speech.transcript import Segment, Transcript
+from dsbd_ort.speech.transcript import Segment, SpokenWord, Transcript
 from dsbd_runtime.errors import InputError
 from tests.speech.sounds import RATE
 from tests.speech.transcripts import transcript
@@ -28,6 +29,17 @@ def heard(samples: NDArray[np.float32], **changes: Any) -> Transcript:
         for i, part in enumerate(parts)
     ]
     return transcript(segments, duration=len(samples) / RATE, **changes)
+
+
+def with_words(segment: Segment) -> Segment:
+    """A segment whose words take as long each."""
+    texts = [f" {text}" for text in segment.text.split()]
+    times = np.linspace(segment.start, segment.end, len(texts) + 1).tolist()
+    words = (
+        SpokenWord(word=text, start=start, end=end, probability=0.5)
+        for text, start, end in zip(texts, times, times[1:], strict=False)
+    )
+    return replace(segment, words=tuple(words))
 
 
 class FakeSpeechService:
@@ -109,7 +121,8 @@ class FakeSpeechPipeline:
         self.calls: list[dict[str, Any]] = []
         self.before_segment = before_segment
         self.bundle = SimpleNamespace(path=Path("speech"), context_length=448)
-        self.prompts = SimpleNamespace(encoder=SimpleNamespace(speech=SimpleNamespace()))
+        speech = SimpleNamespace(alignment="any", alignment_heads=[[0, 0]])
+        self.prompts = SimpleNamespace(encoder=SimpleNamespace(speech=speech))
         self._lock = threading.Lock()
 
     def transcribe(
@@ -124,6 +137,8 @@ class FakeSpeechPipeline:
             if options.get("language") == "xx":
                 raise InputError("language is 'xx'; expected one of en, de")
             done = heard(audio, task=options.get("task", "transcribe"))
+            if options.get("return_timestamps") == "word":
+                done = replace(done, segments=tuple(map(with_words, done.segments)))
             for segment in done.segments:
                 self.before_segment(segment)
                 if on_segment is not None:

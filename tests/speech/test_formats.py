@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from dsbd_ort.speech.formats import FORMATS, transcript_object
+from dsbd_ort.speech.transcript import SpokenWord
 from tests.speech.transcripts import transcript
 
 SRT = """\
@@ -48,6 +50,27 @@ def test_json() -> None:
         "text": TEXT,
         "usage": {"type": "duration", "seconds": 11.0},
     }
+
+
+def test_words() -> None:
+    (first, second, *others) = transcript().segments
+    words = (
+        SpokenWord(word=" And", start=0.0, end=0.5, probability=0.75),
+        SpokenWord(word=" so,", start=0.5, end=1.02, probability=0.25),
+    )
+    made = transcript()
+    segments = (replace(first, words=words), replace(second, words=()), *others)
+    made = replace(made, segments=segments)
+    fields = json.loads(FORMATS["verbose_json"](made))
+    assert fields["words"] == [
+        {"word": "And", "start": 0.0, "end": 0.5, "probability": 0.75},
+        {"word": "so,", "start": 0.5, "end": 1.02, "probability": 0.25},
+    ]
+    assert all("words" not in segment for segment in fields["segments"])
+    [one, other, *rest] = transcript_object(made, "a.wav")["segments"]
+    assert [word["word"] for word in one["words"]] == [" And", " so,"]
+    assert other["words"] == () and "words" not in rest[0]
+    assert FORMATS["srt"](made) == SRT
 
 
 def test_verbose_json() -> None:

@@ -64,6 +64,7 @@ def test_inspect_says_what_it_hears(whisper):
     assert shown.exit_code == 0, shown.output
     assert "1 s of sound, 16 mels" in shown.output
     assert "3 languages: en, de, fr" in shown.output
+    assert "times of words, by 2 heads" in shown.output
     shown = CliRunner().invoke(inspect, [str(whisper / "english-bundle"), "--json"])
     speech = json.loads(shown.output)["target"]["encoder"]["speech"]
     assert (speech["languages"], speech["sampling_rate"]) == (None, 16_000)

@@ -85,6 +85,27 @@ def test_eight_at_a_time_over_http(server: RunningServer, wanted: dict[str, Tran
             ]
 
 
+def test_words_over_http_and_on_the_command_line(
+    server: RunningServer, speech_bundle: Path, folder: Path
+) -> None:
+    with Pipeline.from_bundle(speech_bundle, num_threads=1) as pipe:
+        wanted = pipe.transcribe(BYTES["long"], return_timestamps="word", **QUICK)
+    words = [vars(word) for segment in wanted.segments for word in segment.words or ()]
+    with patient(server) as client:
+        found = client.audio.transcriptions.create(
+            file=("long.wav", BYTES["long"]),
+            model=MODEL,
+            response_format="verbose_json",
+            timestamp_granularities=["word", "segment"],
+        )
+    stripped = [{**word, "word": word["word"].strip()} for word in words]
+    assert [each.to_dict() for each in found.words or ()] == stripped != []
+    arguments = ["--output-format", "json", "--timestamps", "word"]
+    done = dsbd_run(speech_bundle, "--audio", folder / "long.wav", *QUICK_FLAGS, *arguments)
+    segments = json.loads(done.stdout)["segments"]
+    assert [word for segment in segments for word in segment["words"]] == words
+
+
 def test_a_stream_is_the_text(server: RunningServer, wanted: dict[str, Transcript]) -> None:
     with patient(server) as client:  # of several windows, which have times in any case
         *deltas, done = client.audio.transcriptions.create(
@@ -123,6 +144,7 @@ def test_json_on_stdout(speech_bundle: Path, folder: Path, wanted: dict[str, Tra
     assert fields["text"] == wanted["short"].text
     for found, each in zip(fields["segments"], wanted["short"].segments, strict=True):
         expected = {**vars(each), "token_ids": list(each.token_ids)}
+        assert expected.pop("words") is None
         assert found.pop("avg_logprob") == pytest.approx(expected.pop("avg_logprob"), abs=1e-5)
         assert found.pop("no_speech_prob") == pytest.approx(expected.pop("no_speech_prob"))
         assert found == expected

@@ -104,17 +104,27 @@ def speech_entry(
         tasks=tasks,
         language=_default_language(role, folder, generation, languages),
         max_initial_timestamp_index=generation.get("max_initial_timestamp_index"),
-        alignment_heads=_alignment_heads(generation, config.decoder_layers),
+        alignment_heads=_alignment_heads(role, folder, generation, config),
     )
 
 
-def _alignment_heads(generation: dict[str, Any], num_layers: int) -> list[list[int]] | None:
+def _alignment_heads(
+    role: str, folder: Path, generation: dict[str, Any], config: PreTrainedConfig
+) -> list[list[int]] | None:
     """Return layer and head of each; None where none is of a layer that the decoder has.
 
     A draft of some layers has the generation_config.json of all.
     """
-    heads = generation.get("alignment_heads") or []
-    return [list(head) for head in heads if head[0] < num_layers] or None
+    heads, num_heads = generation.get("alignment_heads") or [], config.decoder_attention_heads
+    for head in heads:
+        is_pair = isinstance(head, list | tuple) and [type(each) for each in head] == [int, int]
+        if not is_pair or head[0] < 0 or not 0 <= head[1] < num_heads:
+            raise ExportError(
+                f"generation_config.json of the {role} at {folder} has {head!r} in "
+                f"alignment_heads, expected a layer and one of its {num_heads} heads; {_COPY}, or "
+                "remove alignment_heads: times of words need them, and nothing else"
+            )
+    return [list(head) for head in heads if head[0] < config.decoder_layers] or None
 
 
 def _languages_and_tasks(

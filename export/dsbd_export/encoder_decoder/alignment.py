@@ -1,0 +1,260 @@
+"""Alignment graph of a speech model: how some heads of its decoder attend to the sound.
+
+It is the decoder's graph with another output, put beside the finished file: all weights are those
+of model.onnx.data, and none is stored a second time. A call has the tokens of one text, all at
+once, and says by the attentions that follow the sound (``alignment_heads``) which token is heard
+where; the shapes are those of ``dsbd_runtime.ort_alignment``.
+
+    alignment_weights = Softmax(scale * query @ cross.key^T)       of these heads, (A, S, N)
+
+Dynamic quantization is that of the decoder: the weights differ as its logits do, and are compared
+with the checkpoint's in every precision, but held to a limit in fp32 alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from transformers import PreTrainedModel
+
+from dsbd_export.checkpoint import Checkpoint, quiet_libraries
+from dsbd_export.encoder_decoder.parity_sources import ParitySources
+from dsbd_export.encoder_decoder.speech import heard_sounds
+from dsbd_export.errors import ExportError
+from dsbd_export.parity_cases import ComputeIn, num_drawn
+from dsbd_export.parity_engine import as_export_errors, parity_session
+from dsbd_runtime.bundle import ENCODER_FILE, MODEL_FILE
+from dsbd_runtime.cache_entries import parts_of, past_name
+from dsbd_runtime.encoder_entry import SOURCE_LENGTHS, cross_name
+from dsbd_runtime.graph import INPUT_IDS, LOGIT_ROWS, LOGITS, POSITION_IDS, WRITE_INDICES
+from dsbd_runtime.speech_entry import (
+    ALIGNMENT_FILE,
+    ALIGNMENT_WEIGHTS,
+    AlignmentEntry,
+    SoundFeatures,
+    SpeechEntry,
+)
+
+LIMIT = 1e-4
+"""Of a weight, which is between 0 and 1, in fp32."""
+_NUM_TOKENS = 40  # of a compared text
+_PREFIX = "alignment."  # of the names inside
+_MEDIAN_FILTER_WIDTH = 7  # of a config that names none, as transformers has it
+
+
+@dataclass(frozen=True)
+class AlignmentCase:
+    """A text of a sound, and how the checkpoint attends.
+
+    Attributes:
+        token_ids: (S,) int64.
+        weights: (A, S, N) float32.
+    """
+
+    sound: SoundFeatures
+    token_ids: NDArray[np.int64]
+    weights: NDArray[np.float32]
+
+
+def alignment_cases(model: PreTrainedModel, checkpoint: Checkpoint) -> list[AlignmentCase]:
+    """Return what the graph is compared with; none where a bundle is to have no such graph.
+
+    That is one of no speech model, a draft, and a checkpoint that names no alignment heads.
+
+    model: of the checkpoint, as transformers loads it.
+    """
+    speech = _aligned_speech(checkpoint)
+    if speech is None:
+        return []
+    assert checkpoint.encoder is not None and speech.alignment_heads is not None  # as asked
+    heads = speech.alignment_heads
+    rng = np.random.default_rng(4)
+    length = min(_NUM_TOKENS, checkpoint.context_length)
+    cases = []
+    for sound in heard_sounds(speech)[:2]:
+        token_ids = rng.integers(0, num_drawn(checkpoint), length, dtype=np.int64)
+        token_ids[0] = checkpoint.encoder.start_token_id
+        with (
+            torch.no_grad(),
+            quiet_libraries(),
+            ComputeIn(torch.float32),
+            _eager_attention(model),
+        ):
+            layers = model(
+                input_features=torch.from_numpy(sound.values[None].copy()),
+                decoder_input_ids=torch.from_numpy(token_ids[None]),
+                output_attentions=True,
+                use_cache=False,
+            ).cross_attentions
+        weights = [layers[layer][0, head].float().numpy() for layer, head in heads]
+        cases.append(AlignmentCase(sound, token_ids, np.stack(weights)))
+    return cases
+
+
+def _aligned_speech(checkpoint: Checkpoint) -> SpeechEntry | None:
+    encoder = checkpoint.encoder
+    if encoder is None or encoder.speech is None or checkpoint.role != "target":
+        return None
+    return encoder.speech if encoder.speech.alignment_heads is not None else None
+
+
+@contextlib.contextmanager
+def _eager_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Let a model attend by the code that returns weights."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def with_alignment(
+    folder: Path, checkpoint: Checkpoint, cases: Sequence[AlignmentCase], *, is_exact: bool
+) -> Checkpoint:
+    """Compare the graph in a folder with a checkpoint; return the checkpoint that has it.
+
+    Args:
+        folder: of the model.
+        checkpoint: whose model it is.
+        cases: from ``alignment_cases``, at least one.
+        is_exact: whether the weights of the graph are the checkpoint's, so that the limit counts.
+
+    Raises:
+        ExportError: the graph attends otherwise than the checkpoint.
+    """
+    encoder = checkpoint.encoder
+    assert encoder is not None and encoder.speech is not None  # as asked for the cases
+    error = max(
+        float(np.abs(found - case.weights).max())
+        for found, case in zip(_graph_weights(folder, checkpoint, cases), cases, strict=True)
+    )
+    if is_exact and not error <= LIMIT:  # also when it is NaN
+        raise ExportError(
+            f"parity failed: the attention to the sound of the {checkpoint.role} (family "
+            f"{checkpoint.family}) differs from the checkpoint's by {error:.3g}, the limit is "
+            f"{LIMIT:g}; remove alignment_heads from generation_config.json to export without "
+            "times of words"
+        )
+    width = int(getattr(checkpoint.config, "median_filter_width", _MEDIAN_FILTER_WIDTH))
+    entry = AlignmentEntry(median_filter_width=width, max_abs_error=error)
+    speech = replace(encoder.speech, alignment=entry)
+    return replace(checkpoint, encoder=replace(encoder, speech=speech))
+
+
+def write_alignment_graph(folder: Path, speech: SpeechEntry) -> None:
+    """Write alignment.onnx beside a decoder's model.onnx, whose weights it reads.
+
+    folder: of the model, no head put on its graph yet.
+    speech: with alignment heads.
+    """
+    assert speech.alignment_heads is not None  # the caller has asked
+    heads = speech.alignment_heads
+    model = onnx.load(folder / MODEL_FILE, load_external_data=False)
+    graph = model.graph
+    attentions = {node.input[1]: node for node in graph.node if node.op_type == "Attention"}
+    parts = []
+    for place, (layer, of_layer) in enumerate(_runs(heads)):
+        key = cross_name(layer, "key")
+        parts.append(_append_weights(graph, attentions[key], of_layer, f"{_PREFIX}{place}."))
+    graph.initializer.append(numpy_helper.from_array(np.zeros(1, np.int64), f"{_PREFIX}first"))
+    graph.node.extend(
+        [
+            helper.make_node("Concat", parts, [f"{_PREFIX}weights"], axis=1),
+            helper.make_node(
+                "Squeeze", [f"{_PREFIX}weights", f"{_PREFIX}first"], [ALIGNMENT_WEIGHTS]
+            ),
+        ]
+    )
+    [logits] = [output for output in graph.output if output.name == LOGITS]
+    weights = helper.make_tensor_value_info(
+        ALIGNMENT_WEIGHTS, TensorProto.FLOAT, [len(heads), "S", None]
+    )
+    kept = onnx.ValueInfoProto()
+    kept.CopyFrom(logits)
+    del graph.output[:]
+    graph.output.extend([weights, kept])
+    onnx.save(model, folder / ALIGNMENT_FILE)
+
+
+def _runs(heads: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[int]]]:
+    """Yield each layer with its heads, in the order of the heads: a layer again where it changes.
+
+    [[1, 0], [1, 3], [2, 5]] are (1, [0, 3]) and (2, [5]).
+    """
+    run: list[int] = []
+    for index, (layer, head) in enumerate(heads):
+        run.append(head)
+        if index + 1 == len(heads) or heads[index + 1][0] != layer:
+            yield layer, run
+            run = []
+
+
+def _append_weights(
+    graph: onnx.GraphProto, attention: onnx.NodeProto, heads: list[int], prefix: str
+) -> str:
+    """Put what some heads of an attention over the sound weigh on a graph; return its name.
+
+    It is (1, A, S, N) of the one source of a call, behind whose rows others may lie.
+    """
+    query, key, *_ = attention.input
+    scale = next(each.f for each in attention.attribute if each.name == "scale")
+    numbers = {
+        "heads": np.array(heads, np.int64),
+        "begin": np.zeros(1, np.int64),
+        "axis": np.array([2], np.int64),
+        "scale": np.array(scale, np.float32),
+    }
+    graph.initializer.extend(
+        numpy_helper.from_array(value, prefix + name) for name, value in numbers.items()
+    )
+
+    def node(kind: str, inputs: list[str], output: str, **attributes: Any) -> str:
+        graph.node.append(helper.make_node(kind, inputs, [prefix + output], **attributes))
+        return prefix + output
+
+    queries = node("Gather", [query, f"{prefix}heads"], "queries", axis=1)
+    keys = node("Gather", [key, f"{prefix}heads"], "all_keys", axis=1)
+    ends = [f"{prefix}begin", SOURCE_LENGTHS, f"{prefix}axis"]
+    keys = node("Slice", [keys, *ends], "keys")
+    turned = node("Transpose", [keys], "turned", perm=[0, 1, 3, 2])
+    scores = node("MatMul", [queries, turned], "products")
+    scores = node("Mul", [scores, f"{prefix}scale"], "scores")
+    return node("Softmax", [scores], "weights", axis=-1)
+
+
+def _graph_weights(
+    folder: Path, checkpoint: Checkpoint, cases: Sequence[AlignmentCase]
+) -> Iterator[NDArray[np.float32]]:
+    """Yield what the written graph weighs in each case, (A, S, N)."""
+    assert checkpoint.encoder is not None  # as asked
+    sources = ParitySources(parity_session(folder / ENCODER_FILE, "fp32"), checkpoint.encoder)
+    session = parity_session(folder / ALIGNMENT_FILE, "fp32")
+    for case in cases:
+        length = len(case.token_ids)
+        caches = {  # in fp32, as all of encoder-decoders
+            past_name(cache.layer, part): np.zeros(cache.shape(part, length), np.float32)
+            for cache, part in parts_of(checkpoint.caches)
+        }
+        mask = np.tril(np.ones((length, length), np.bool_))[None, None]
+        with as_export_errors():
+            inputs = {
+                INPUT_IDS: case.token_ids[None],
+                POSITION_IDS: np.arange(length)[None],
+                WRITE_INDICES: np.zeros(1, np.int64),
+                LOGIT_ROWS: np.zeros(0, np.int64),
+                **dict.fromkeys(checkpoint.masks, mask),
+                **caches,
+                **sources.inputs([case.sound], np.zeros(length, np.int64)),
+            }
+            [found] = session.run([ALIGNMENT_WEIGHTS], inputs)
+        yield found
