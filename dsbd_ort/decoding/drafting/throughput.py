@@ -50,7 +50,7 @@ _RATE_MEMORY = 0.9
 _LAYERS_AHEAD = np.arange(LOOK_AHEAD + 1)
 _LONGEST_REST = 16  # iterations: calls may turn out cheaper, by what others learn
 _HELD_BACK = 0.6  # iterations of the credit that one draft leaves to others, half of it at most
-_FIRST_WITHOUT = 3  # iterations before the first draft, which say what one without a draft costs
+_FIRST_WITHOUT = 3  # iterations before the model's first draft: they say what one without costs
 _NONE = np.arange(0)
 
 
@@ -126,7 +126,7 @@ class ThroughputDraftPolicy:
         self._expected = 1.0
         self._worth = self._usual_call = 0.0  # of what may follow the last layer, by such calls
         self._unread_prompt = self._prompt_share = 0.0
-        self._is_probe = self._has_probed = False
+        self._is_probe = self._has_probed = self._is_first = False
         self._is_usual = num_beams == 1  # the first iteration has one row, the next ones as many
         self._parent_deficits: Floats | None = None  # None: they all lack nothing
         self._powers = np.zeros(LOOK_AHEAD + 1)
@@ -149,8 +149,8 @@ class ThroughputDraftPolicy:
         self._begin_request(prompt)
         self._layers, self._num_forced = [], 0
         self._num_rows = self._num_needed = min(num_pending, costs.most_rows)
-        is_first = not estimator.num_learned and estimator.num_without < _FIRST_WITHOUT
-        self._limit = 0 if is_first else min(self._most_layers, most_layers)
+        self._is_first = not estimator.num_learned and estimator.num_without < _FIRST_WITHOUT
+        self._limit = min(self._most_layers, most_layers)
         self._reach = self._expected = 1.0  # an iteration commits one token without a draft
         self._parent_deficits = None
         self._seconds = float(costs.target[self._num_rows]) + estimator.loop.iteration
@@ -194,7 +194,7 @@ class ThroughputDraftPolicy:
 
     def wants_layer(self, num_rows: int, num_whole: int = 0) -> bool:
         """See DraftPolicy.wants_layer."""
-        if len(self._layers) >= self._limit or self._reach == 0.0:
+        if len(self._layers) >= self._limit or self._reach == 0.0 or (num_rows and self._is_first):
             return False
         estimator, costs = self._estimator, self._costs
         call = costs.draft(num_rows) + self._layer
