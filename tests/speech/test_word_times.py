@@ -117,7 +117,10 @@ def test_a_long_audio(num_beams, conditions, whisper, speech_pipe):
     plain = speech_pipe.transcribe(
         samples, num_beams=num_beams, **FEW, **previous, **{**WORDS, "return_timestamps": True}
     )
-    assert plain.segments == tuple(replace(each, words=None) for each in found.segments)
+    # The last bit of a logarithm depends on how many rows were drafted, which is a matter of time.
+    for segment, with_words in zip(plain.segments, found.segments, strict=True):
+        assert segment.avg_logprob == pytest.approx(with_words.avg_logprob)
+        assert segment == replace(with_words, words=None, avg_logprob=segment.avg_logprob)
 
 
 @pytest.mark.long

@@ -24,6 +24,7 @@ class RequestCosts:
             a request can have cost as much as these: more are pending only after a restart.
         target_row: of a target call of one row that the request shares with none.
         num_sharers: requests that share the calls.
+        are_learned: whether calls teach them.
         most_known: rows of the largest target call whose cost may be relied on.
     """
 
@@ -63,6 +64,7 @@ class RequestCosts:
         self._known = costs, num_sharers
         self.num_sharers, self._reading = num_sharers, costs
         self.target_row = costs.target.seconds[0]
+        self.are_learned = costs.target.seen is not None
         draft = costs.draft if self._has_draft_model else FREE
         self.target, self._draft = _shares(costs.target, draft, *self._shape, num_sharers)
         self._ahead: tuple[int, Floats] | None = None

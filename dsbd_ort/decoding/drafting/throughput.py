@@ -149,7 +149,8 @@ class ThroughputDraftPolicy:
         self._begin_request(prompt)
         self._layers, self._num_forced = [], 0
         self._num_rows = self._num_needed = min(num_pending, costs.most_rows)
-        self._is_first = not estimator.num_learned and estimator.num_without < _FIRST_WITHOUT
+        is_new = costs.are_learned and not estimator.num_learned
+        self._is_first = is_new and estimator.num_without < _FIRST_WITHOUT
         self._limit = min(self._most_layers, most_layers)
         self._reach = self._expected = 1.0  # an iteration commits one token without a draft
         self._parent_deficits = None
