@@ -1,10 +1,11 @@
 """What an iteration costs: engine calls by their rows, measured or learned, and the loop itself.
 
 Learned (docs/algorithm.md 3.5) from the calls that requests make anyway, so that no request waits
-for a measurement. Known before any call: one row reads every weight once, and a further row costs
-a small part of that. Of the latest calls of each size the first quartile counts (a disturbance
-only ever lengthens a call), the very first excepted, which warms up. Sizes that were never called
-lie on a line through the others, which two guessed points hold where all calls are of one size.
+for a measurement, and of a draft from three when its pair is opened. Known before any call: one row
+reads every weight once, and a further row costs a small part of that. Of the latest calls of each
+size the first quartile counts (a disturbance only ever lengthens a call), the very first excepted,
+which warms up. Sizes that were never called lie on a line through the others, which two guessed
+points hold where all calls are of one size.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from dsbd_ort.decoding.engine_call import EngineCall, Role
 Floats = NDArray[np.float64]
 MEASURED_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48)
 _REPETITIONS = 5
-_FIRST_CALLS = 3
+_FIRST_CALLS = 3  # of a draft when its pair is opened; the very first warms up
 
 LEARNED_ROWS = (*MEASURED_ROWS, 64, 96, 128, 192, 256)  # calls that requests share are larger
 _REMEMBERED = 9  # calls of a size
