@@ -109,7 +109,7 @@ class ExportArguments:
         default=(),
         metavar="TEXTS",
         help="File, folder or pattern of texts like those of your requests, by which int8-dynamic "
-        "chooses the form of each product [a text of ours]. May be repeated.",
+        "and int8 choose the form of each product [a text of ours]. May be repeated.",
         section=_ENGINES,
     )
     logits: str = option(
@@ -126,7 +126,8 @@ class ExportArguments:
     )
     attention: str | None = option(
         help="fused; grouped: query heads that share a key head become rows of one head; exact: "
-        "logits depend on a row's path alone, bit for bit [exact with int8-dynamic, else fused].",
+        "logits depend on a row's path alone, bit for bit [exact with int8-dynamic and "
+        "int8, but in fp16, else fused].",
         section=_ENGINES,
     )
     form: str = option(

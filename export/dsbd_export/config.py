@@ -21,6 +21,7 @@ _MOST_THREADS = 1024
 LEAST_DRAFT_VOCAB = 32  # has room for the tokens that end a sequence, and is a mistake below
 
 INT8_ROWS = "int8-dynamic"
+INT8_BLOCKS = "int8"
 FULL, AUTO = "full", "auto"
 LARGE_VOCABULARY = 16_384  # from here on the head of a row costs more than the tokens of it
 USUAL_TOP_LOGITS = 64
@@ -30,7 +31,7 @@ ONNX = "onnx"
 _QUANTIZED_DTYPES = {  # those of onnxruntime's CPU provider, on which parity runs
     "none": DTYPES,
     INT8_ROWS: ("fp32",),
-    "int8": ("fp32", "fp16"),
+    INT8_BLOCKS: ("fp32", "fp16"),
     "int4": ("fp32", "fp16"),
 }
 
@@ -48,13 +49,13 @@ class ModelOptions:
     Attributes:
         dtype: precision of weights and caches: "fp32", "fp16" or "bf16".
         quantize: weight compression: "none", "int8-dynamic", "int8" or "int4"; see ``quantize``.
-        calibration_texts: files, folders or patterns of texts, by which the forms of products with
-            int8 rows are chosen; none: by a text of ours.
+        calibration_texts: files, folders or patterns of texts, by which the forms of products are
+            chosen that round their rows to int8; none: by a text of ours.
         logits: output of the engines: "full", "topk:K" for the K largest of a row, "gather" for
             those of the tokens that a call names, or "auto" for "topk:64" with a large vocabulary
             and else "full": see ``for_vocabulary``.
         attention: "fused", "grouped" (see ``optimize``) or "exact" (see ``exact_attention``); None
-            for "exact" with int8-dynamic, else "fused".
+            for "exact" with int8-dynamic and, in fp32, int8, else "fused".
         form: "portable", or "cuda" for operators of ONNX Runtime with fewer kernels on a GPU, see
             ``cuda_graph``.
         engine: "onnx", or "tensorrt" or "tensorrt-rtx" for engines beside the ONNX files.
@@ -136,7 +137,7 @@ class ModelOptions:
         """Return the form of attention, chosen or by the precision."""
         if self.attention is not None:
             return self.attention
-        return EXACT if self.quantize == INT8_ROWS else FUSED
+        return EXACT if self.rounds_rows else FUSED
 
     @property
     def quantized_form(self) -> str:
@@ -147,6 +148,16 @@ class ModelOptions:
         """
         is_symmetric = (self.quantize, self.dtype) == ("int4", "fp16")
         return INT4_SYMMETRIC if is_symmetric else self.quantize
+
+    @property
+    def rounds_rows(self) -> bool:
+        """Return whether products round their rows to int8, so that their forms matter."""
+        return self._rounds_rows(self.quantize)
+
+    def _rounds_rows(self, quantize: str | None) -> bool:
+        if quantize == INT8_BLOCKS:  # whose products take rows of fp16 as they are, on a GPU
+            return (self.dtype, self.form) == ("fp32", PORTABLE)
+        return quantize == INT8_ROWS
 
     @property
     def sums_integers(self) -> bool:
@@ -181,14 +192,15 @@ class ModelOptions:
                 f"{' or '.join(map(repr, dtypes))}, or quantize='none'"
             )
 
-    def _has_int8_rows(self) -> bool:
-        return self.quantize == INT8_ROWS
+    def _takes_texts(self) -> bool:
+        return self.rounds_rows
 
     def _check_calibration(self) -> None:
-        if self.calibration_texts and not self._has_int8_rows():
+        if self.calibration_texts and not self._takes_texts():
             raise ExportError(
                 f"calibration_texts={self.calibration_texts[0]!r} has no meaning with quantize="
-                f"{self.quantize!r}; use quantize={INT8_ROWS!r}, or leave it out"
+                f"{self.quantize!r}, dtype={self.dtype!r} and form={self.form!r}; use quantize="
+                f"{INT8_ROWS!r} or {INT8_BLOCKS!r} in fp32, or leave it out"
             )
 
     def _check_attention(self) -> None:
@@ -332,7 +344,7 @@ class ExportConfig(DraftedOptions):
         if self.draft_quantize is None or self.draft_quantize == self.quantize:
             return self
         # The limits are those of the target's precision.
-        texts = self.calibration_texts if self.draft_quantize == INT8_ROWS else ()
+        texts = self.calibration_texts if self._rounds_rows(self.draft_quantize) else ()
         return dataclasses.replace(
             self,
             quantize=self.draft_quantize,
@@ -342,8 +354,8 @@ class ExportConfig(DraftedOptions):
             max_kl=None,
         )
 
-    def _has_int8_rows(self) -> bool:
-        return INT8_ROWS in (self.quantize, self.draft_quantize)
+    def _takes_texts(self) -> bool:
+        return self.rounds_rows or self._rounds_rows(self.draft_quantize)
 
     def _check_of_draft(self) -> None:
         for field in ("draft_quantize", "draft_vocab", "draft_adapter"):

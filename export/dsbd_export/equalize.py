@@ -22,7 +22,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from dsbd_export.product_rows import ProductRows, RowsOfProducts, key_of
-from dsbd_export.row_forms import AS_IT_IS, ChooseForm, RowForm, chosen_form, rotation
+from dsbd_export.row_forms import AS_IT_IS, FormChoice, RowForm, rotation
 from dsbd_export.weighted_layers import Linear, Store, replace_node, shape_of, weight_chunks
 
 _NORMS = ("RMSNormalization", "LayerNormalization")
@@ -71,17 +71,17 @@ class Equalizer:
         linears: Sequence[Linear],
         embeddings: Sequence[ir.Node],
         seen: RowsOfProducts,
-        choose: ChooseForm = chosen_form,
+        choice: FormChoice,
     ) -> None:
         """Take a graph, its products and lookups of tokens, and rows that were seen.
 
-        ``embeddings`` and ``done`` are those of the graph as it is.
+        ``embeddings`` and ``done`` are those of the graph as it is. ``choice``: of the forms.
         """
         self._graph = graph
         self._store = Store(graph, "equalize")
         self._linears = {linear.node: linear for linear in linears}
         self._seen = seen
-        self._choose = choose
+        self.choice = choice
         self._num_rewritten = 0
         self.embeddings = list(embeddings)
         self.done = NOTHING_EQUALIZED
@@ -139,7 +139,7 @@ class Equalizer:
         can_scale = self._divides(rows, {linear.node for linear in group}) is not None
         can_rotate = _row_shape(rows, 1) is not None
         maker = _maker(rows)
-        return self._choose(
+        return self.choice.form(
             seen,
             weight,
             can_scale=can_scale,

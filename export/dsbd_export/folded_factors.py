@@ -17,7 +17,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from dsbd_export.equalize import Divide, Equalizer, is_read_by, is_vector, weight_by_output
-from dsbd_export.row_forms import RowForm, takes_scales
+from dsbd_export.row_forms import RowForm
 from dsbd_export.weighted_layers import Linear
 
 _HEADS_AND_ROWS = [0, 2, 1, 3]  # swaps the two, either way
@@ -115,7 +115,9 @@ def _fold_behind(equalizer: Equalizer, node: ir.Node, factor: NDArray[np.float32
     weight = weight_by_output(linear)
     seen = equalizer.seen_rows([weight])
     scales = np.asarray(of_heads.ravel(), np.float32)
-    if seen is None or len(scales) != weight.shape[1] or not takes_scales(seen, weight, scales):
+    if seen is None or len(scales) != weight.shape[1]:
+        return False
+    if not equalizer.choice.takes_scales(seen, weight, scales):
         return False
     equalizer.reform(linear, RowForm(scales))
     return True

@@ -260,7 +260,7 @@ def _write_model(
     aligned = alignment_cases(model, checkpoint)
     seen = source.largest_values(model) if config.sums_integers else None
     rows = None
-    if config.quantize == INT8_ROWS:
+    if config.rounds_rows:
         rows = source.product_rows(model, config.calibration_texts)
     convert_weights(model, config.dtype)
     report(f"{role}: capturing the graph")
@@ -328,7 +328,7 @@ def _graph_passes(
     """Return the passes that give a graph the form of attention and the precision that are wanted.
 
     seen: the largest values of ``attend_exactly`` for an exact graph of integers.
-    rows: of the products, seen over a text, for int8 rows.
+    rows: of the products, seen over a text, for rows that are rounded to int8.
     """
     is_exact = config.attention_form == EXACT
 

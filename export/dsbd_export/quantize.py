@@ -23,13 +23,19 @@ from onnx_ir.passes import PassManager, common
 from dsbd_export.equalize import NOTHING_EQUALIZED, EqualizedProducts, Equalizer
 from dsbd_export.folded_factors import fold_factors
 from dsbd_export.product_rows import RowsOfProducts
-from dsbd_export.quantize_blockwise import MICROSOFT_DOMAIN, BlockwiseQuantizer
+from dsbd_export.quantize_blockwise import MICROSOFT_DOMAIN, BlockwiseQuantizer, block_size
 from dsbd_export.quantize_dynamic import DynamicQuantizer
+from dsbd_export.row_forms import FormChoice
 from dsbd_export.weighted_layers import Linear, find_embeddings, find_linears
 from dsbd_runtime.manifest import INT4_SYMMETRIC
 
 _BITS = {"int8": 8, "int4": 4, INT4_SYMMETRIC: 4}
 _HEAD_BITS = 8
+# By what rounds rows to int8; in int4 the weights lose more than any form could save.
+_CHOICES = {
+    "int8-dynamic": FormChoice(),
+    "int8": FormChoice(shared=block_size(8)),
+}
 _MICROSOFT_OPSET = 1
 
 
@@ -70,15 +76,21 @@ def quantize_graph(
 
     kind: "int8-dynamic", "int8", "int4" or "int4-symmetric".
     is_exact: whether a row's products may not depend on other rows, by one bit.
-    rows: of the products, seen over a text, for int8-dynamic.
+    rows: of the products, seen over a text, for what rounds rows to int8.
     """
     linears = find_linears(model.graph)
     routers = [linear for linear in linears if linear.is_router]
     others = [linear for linear in linears if not linear.is_router]
     embeddings = find_embeddings(model.graph)
     num_left, equalized = 0, NOTHING_EQUALIZED
+    if (choice := _CHOICES.get(kind)) is not None:
+        equalizer = Equalizer(model.graph, others, embeddings, rows or {}, choice)
+        equalizer.equalize()
+        num_folded = fold_factors(model.graph, equalizer)
+        equalized = replace(equalizer.done, num_folded=num_folded)
+        others, embeddings = equalizer.linears, equalizer.embeddings
     if kind == "int8-dynamic":  # whose products are exact in any case
-        equalized = _dynamic(model, others, embeddings, rows or {})
+        _dynamic(model, others, embeddings)
     else:
         num_left = _blockwise(model, others, embeddings, kind, is_exact=is_exact)
     PassManager([common.RemoveUnusedNodesPass(), common.RemoveUnusedOpsetsPass()])(model)
@@ -101,21 +113,14 @@ def _release(graph: ir.Graph, weights: list[ir.Value | None]) -> None:
             weight.const_value = None
 
 
-def _dynamic(
-    model: ir.Model, linears: list[Linear], embeddings: list[ir.Node], rows: RowsOfProducts
-) -> EqualizedProducts:
-    """Quantize everything, in forms that lose little on these rows; return how many forms."""
-    equalizer = Equalizer(model.graph, linears, embeddings, rows)
-    equalizer.equalize()
-    num_folded = fold_factors(model.graph, equalizer)
-    linears, embeddings = equalizer.linears, equalizer.embeddings
+def _dynamic(model: ir.Model, linears: list[Linear], embeddings: list[ir.Node]) -> None:
+    """Quantize everything."""
     looked_up = {node.inputs[0] for node in embeddings}
     quantizer = DynamicQuantizer(model.graph)
     for linear in linears:
         quantizer.quantize_linear(linear, is_shared=linear.weight in looked_up)
     for node in embeddings:
         quantizer.quantize_embedding(node)
-    return replace(equalizer.done, num_folded=num_folded)
 
 
 def _blockwise(

@@ -1,11 +1,11 @@
-"""Weights alone as int8 or int4 in blocks of 32 inputs: com.microsoft's MatMulNBits.
+"""Weights alone as int8 or int4 in blocks of inputs: com.microsoft's MatMulNBits.
 
 ``accuracy_level`` 4 lets ONNX Runtime quantize the rows on the fly, block by block, and multiply
 integers; at level 0 int8 is a hundred times slower on a CPU. At level 4 a row's products are the
 same bits for any number of rows and threads, but for 4 bits on x86 without AVX-512, where a single
 row takes another kernel; an exact graph puts a row of zeros beside it. (At levels 0 and 1 a single
-row takes another kernel everywhere.) The weights shrink; the time of a call grows with its rows, so
-on a CPU speculation gains less than with ``quantize_dynamic``.
+row takes another kernel everywhere, and with blocks of 128 beside VNNI.) A call of few rows takes
+less time than with ``quantize_dynamic``, one of more than about six rows more.
 
 On CUDA, rows in fp16 are multiplied with integers as they are (``ep.cuda.fpa_intb_gemm``) where no
 block has a zero point; otherwise a call of more than a few rows dequantizes the whole weight first.
@@ -24,7 +24,7 @@ from dsbd_export.weighted_layers import Linear, Store, replace_node, shape_of, w
 
 MICROSOFT_DOMAIN = "com.microsoft"
 _ACCURACY_LEVEL = 4
-BLOCK_SIZE = 32
+_BLOCK_SIZES = {8: 64, 4: 32}  # by bits; rows are rounded to int8 in the same blocks
 _ZERO_POINT = 128  # of 8 bits, which are symmetric
 _MIDDLE = 8  # of symmetric 4 bits, which MatMulNBits takes without zero points
 
@@ -34,7 +34,7 @@ class Blocks:
     """How the blocks of a weight (out, in) are scaled: value = (integer - zero_point) * scale.
 
     Attributes:
-        scales: (out, in / 32 rounded up) float32.
+        scales: (out, in / block size rounded up) float32.
         zero_points: the same shape, uint8.
     """
 
@@ -75,7 +75,7 @@ class BlockwiseQuantizer:
             "K": num_inputs,
             "N": num_outputs,
             "bits": bits,
-            "block_size": BLOCK_SIZE,
+            "block_size": block_size(bits),
             "accuracy_level": _ACCURACY_LEVEL,
         }
         result = tape.op("MatMulNBits", inputs, attributes, domain=MICROSOFT_DOMAIN)
@@ -98,15 +98,16 @@ class BlockwiseQuantizer:
             f"zero_point.{weight.dtype.name}", np.array(128, weight.dtype.numpy())
         )
         tape = ir.tape.Tape()
-        blocks = tape.op("Gather", [self._integers(weight, 8), token_ids])  # (1, S, blocks, 32)
+        blocks = tape.op("Gather", [self._integers(weight, 8), token_ids])  # (1, S, blocks, 64)
         blocks = tape.op("Sub", [tape.op("Cast", [blocks], to_float), zero_point])
         scales = tape.op("Gather", [self._scales(weight, 8), token_ids])  # (1, S, blocks)
         last_axis = self._integer("last_axis", -1)
         blocks = tape.op("Mul", [blocks, tape.op("Unsqueeze", [scales, last_axis])])
-        flat = self._store.constant("flat", np.array([0, 0, -1], np.int64))
-        result = tape.op("Reshape", [blocks, flat])
         hidden_size = shape_of(weight)[1]
-        if hidden_size % BLOCK_SIZE:
+        width = _grid(weight, True, 8)[1] * block_size(8)
+        flat = self._store.constant(f"flat_{width}", np.array([0, 0, width], np.int64))
+        result = tape.op("Reshape", [blocks, flat])
+        if hidden_size != width:
             first, end = self._integer("first", 0), self._integer("hidden_size", hidden_size)
             result = tape.op("Slice", [result, first, end, last_axis])
         replace_node(self._graph, node, tape, result)
@@ -134,7 +135,7 @@ class BlockwiseQuantizer:
             values = values if by_output else values.T
             return block_integers(values, self._blocks_of(values, bits), bits)
 
-        shape = (*_grid(weight, by_output), BLOCK_SIZE * bits // 8)
+        shape = (*_grid(weight, by_output, bits), block_size(bits) * bits // 8)
         return self._store.derived(weight, f"int{bits}", integers, ir.DataType.UINT8, shape)
 
     def _scales(self, weight: ir.Value, bits: int, *, by_output: bool = True) -> ir.Value:
@@ -145,7 +146,7 @@ class BlockwiseQuantizer:
             blocks = self._blocks_of(values if by_output else values.T, bits)
             return blocks.scales.astype(dtype.numpy())
 
-        return self._store.derived(weight, "scales", scales, dtype, _grid(weight, by_output))
+        return self._store.derived(weight, "scales", scales, dtype, _grid(weight, by_output, bits))
 
     def _blocks_of(self, weight: NDArray[Any], bits: int) -> Blocks:
         return blocks_of(weight, bits, is_symmetric=self._is_symmetric)
@@ -155,15 +156,20 @@ class BlockwiseQuantizer:
             blocks = self._blocks_of(values if by_output else values.T, 4)
             return pack_nibbles(blocks.zero_points)
 
-        num_outputs, num_blocks = _grid(weight, by_output)
+        num_outputs, num_blocks = _grid(weight, by_output, 4)
         shape = (num_outputs, -(-num_blocks // 2))
         return self._store.derived(weight, "zero_points", zero_points, ir.DataType.UINT8, shape)
 
 
-def _grid(weight: ir.Value, by_output: bool) -> tuple[int, int]:
+def block_size(bits: int) -> int:
+    """Return how many inputs of an output share a scale."""
+    return _BLOCK_SIZES[bits]
+
+
+def _grid(weight: ir.Value, by_output: bool, bits: int) -> tuple[int, int]:
     """Return the number of outputs and the number of blocks of their inputs."""
     num_outputs, num_inputs = shape_of(weight)[:: 1 if by_output else -1]
-    return num_outputs, -(-num_inputs // BLOCK_SIZE)
+    return num_outputs, -(-num_inputs // block_size(bits))
 
 
 def blocks_of(weight: NDArray[Any], bits: int, *, is_symmetric: bool = False) -> Blocks:
@@ -174,12 +180,12 @@ def blocks_of(weight: NDArray[Any], bits: int, *, is_symmetric: bool = False) ->
     Symmetric 4 bits are those around 8, whose lowest, -8, is the value of the largest magnitude: a
     block from -1 to 4 has the scale -0.5, and only values below -3.5 of a block to 4 are clipped.
     """
-    num_blocks = -(-weight.shape[1] // BLOCK_SIZE)
+    num_blocks = -(-weight.shape[1] // block_size(bits))
     scales = np.empty((weight.shape[0], num_blocks), np.float32)
     middle = _ZERO_POINT if bits == 8 else _MIDDLE
     zero_points = np.full(scales.shape, middle, np.uint8)
     for rows in weight_chunks(weight.shape):
-        blocks = _blocked(weight[rows])
+        blocks = _blocked(weight[rows], bits)
         low, high = np.minimum(blocks.min(-1), 0), np.maximum(blocks.max(-1), 0)
         if bits == 8:
             span = np.maximum(high, -low) / 127
@@ -194,14 +200,14 @@ def blocks_of(weight: NDArray[Any], bits: int, *, is_symmetric: bool = False) ->
 
 
 def block_integers(weight: NDArray[Any], blocks: Blocks, bits: int) -> NDArray[np.uint8]:
-    """Return the integers of a weight (out, in): (out, in / 32 rounded up, 32 * bits / 8) uint8.
+    """Return the integers of a weight (out, in): (out, in / block size rounded up, bytes) uint8.
 
     Two of 4 bits share a byte, the first in the lower half: 3 and 5 give 0x53. A last block that
     is not full is filled with zeros.
     """
-    integers = np.empty((*blocks.scales.shape, BLOCK_SIZE * bits // 8), np.uint8)
+    integers = np.empty((*blocks.scales.shape, block_size(bits) * bits // 8), np.uint8)
     for rows in weight_chunks(weight.shape):
-        scaled = np.rint(_blocked(weight[rows]) / blocks.scales[rows, :, None])
+        scaled = np.rint(_blocked(weight[rows], bits) / blocks.scales[rows, :, None])
         piece = np.clip(scaled + blocks.zero_points[rows, :, None], 0, 2**bits - 1).astype(np.uint8)
         integers[rows] = pack_nibbles(piece) if bits == 4 else piece
     return integers
@@ -214,8 +220,8 @@ def pack_nibbles(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.asarray(values[..., 0::2] | (values[..., 1::2] << 4), np.uint8)
 
 
-def _blocked(rows: NDArray[Any]) -> NDArray[np.float32]:
-    """Return rows (n, in) as (n, blocks, 32) float32, filled up with zeros."""
-    padding = -rows.shape[1] % BLOCK_SIZE
-    full = np.pad(rows.astype(np.float32), [(0, 0), (0, padding)])
-    return full.reshape(rows.shape[0], -1, BLOCK_SIZE)
+def _blocked(rows: NDArray[Any], bits: int) -> NDArray[np.float32]:
+    """Return rows (n, in) as (n, blocks, block size) float32, filled up with zeros."""
+    size = block_size(bits)
+    full = np.pad(rows.astype(np.float32), [(0, 0), (0, -rows.shape[1] % size)])
+    return full.reshape(rows.shape[0], -1, size)

@@ -1,9 +1,9 @@
 """Forms of a product in which int8 rows and weights lose little: channels scaled, blocks rotated.
 
-An int8 row has one scale, its largest magnitude over 127. Real models have channels that are
-hundreds of times larger than the median one (Dettmers et al. 2022, LLM.int8()), and products of an
-MLP's halves have long tails: what is left of the other channels is a few integers. Neither of these
-changes a product but for rounding:
+An int8 row has one scale, its largest magnitude over 127, or one a block of channels. Real models
+have channels that are hundreds of times larger than the median one (Dettmers et al. 2022,
+LLM.int8()), and products of an MLP's halves have long tails: what is left of the other channels is
+a few integers. Neither of these changes a product but for rounding:
 
     rows @ weight = (rows / s) @ (s * weight)            a number a channel (Xiao et al. 2022,
                                                          SmoothQuant)
@@ -12,13 +12,13 @@ changes a product but for rounding:
 Channels become alike by s, which a norm's weight takes in at no cost at run time. R spreads what is
 left over its block, for two shapes and a small product. A row still depends on itself alone.
 
-``chosen_form`` tries them on rows that were seen, and takes what loses least.
+``FormChoice`` tries them on rows that were seen, and takes what loses least.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,21 +70,6 @@ class RowForm:
 AS_IT_IS = RowForm()
 
 
-class ChooseForm(Protocol):
-    """Chooses the form of a product, as ``chosen_form`` does."""
-
-    def __call__(
-        self,
-        seen: ProductRows,
-        weight: NDArray[Any],
-        *,
-        can_scale: bool,
-        can_rotate: bool,
-        is_behind_attention: bool,
-    ) -> RowForm:
-        """Return a form; see ``chosen_form``."""
-
-
 def rotation(block: int) -> NDArray[np.float32]:
     """Return the Hadamard matrix (block, block) over its root: symmetric, and its own inverse.
 
@@ -105,61 +90,75 @@ def block_of(num_channels: int) -> int:
     return next(fitting, 0)
 
 
-def chosen_form(
-    seen: ProductRows,
-    weight: NDArray[Any],
-    *,
-    can_scale: bool,
-    can_rotate: bool,
-    is_behind_attention: bool = False,
-) -> RowForm:
-    """Return the form of a product that loses least, and rotates only where much is lost.
+@dataclass(frozen=True)
+class FormChoice:
+    """Chooses the forms of products that are rounded to int8 in one way.
 
-    weight: (out, in).
-    can_scale: whether something takes in the scales.
-    can_rotate: whether the rows can be rotated.
-    is_behind_attention: the rows are what the heads of attention give.
+    Attributes:
+        shared: channels in a row that share a scale; None: all of them.
+        rotates: whether a rotation may be chosen.
     """
-    largest = np.maximum(weight.max(0), -weight.min(0)).astype(np.float32)
-    some = _some_outputs(weight)
-    scales: list[NDArray[np.float32] | None] = [None]
-    if can_scale:
-        scales += [_channel_scales(seen.largest, largest, power) for power in _POWERS]
-    error, form = _best([RowForm(each) for each in scales], seen.rows, some)
-    block = block_of(weight.shape[1])
-    tolerable = _TOLERABLE_OF_HEADS if is_behind_attention else _TOLERABLE
-    if can_rotate and block and error > tolerable:
-        # Before a rotation even powers are about as good as the best.
-        tried = [form.scales, *scales[_EVEN : _EVEN + 1]]
-        rotated = _best([RowForm(each, block) for each in tried], seen.rows, some)
-        if rotated[0] < _WORTH * error:
-            return rotated[1]
-    return form
 
+    shared: int | None = None
+    rotates: bool = True
 
-def takes_scales(seen: ProductRows, weight: NDArray[Any], scales: NDArray[np.float32]) -> bool:
-    """Return whether rows behind attention, over scales, lose little, or no more than as they are.
+    def form(
+        self,
+        seen: ProductRows,
+        weight: NDArray[Any],
+        *,
+        can_scale: bool,
+        can_rotate: bool,
+        is_behind_attention: bool = False,
+    ) -> RowForm:
+        """Return the form of a product that loses least, and rotates only where much is lost.
 
-    weight: (out, in). scales: (in,).
-    """
-    some = _some_outputs(weight)
-    error = int8_error(RowForm(scales), seen.rows, some)
-    return error <= max(_TOLERABLE_OF_HEADS, int8_error(AS_IT_IS, seen.rows, some))
+        weight: (out, in).
+        can_scale: whether something takes in the scales.
+        can_rotate: whether the rows can be rotated.
+        is_behind_attention: the rows are what the heads of attention give.
+        """
+        largest = np.maximum(weight.max(0), -weight.min(0)).astype(np.float32)
+        some = _some_outputs(weight)
+        scales: list[NDArray[np.float32] | None] = [None]
+        if can_scale:
+            scales += [_channel_scales(seen.largest, largest, power) for power in _POWERS]
+        error, form = self._best([RowForm(each) for each in scales], seen.rows, some)
+        block = block_of(weight.shape[1])
+        tolerable = _TOLERABLE_OF_HEADS if is_behind_attention else _TOLERABLE
+        if can_rotate and self.rotates and block and error > tolerable:
+            # Before a rotation even powers are about as good as the best.
+            tried = [form.scales, *scales[_EVEN : _EVEN + 1]]
+            rotated = self._best([RowForm(each, block) for each in tried], seen.rows, some)
+            if rotated[0] < _WORTH * error:
+                return rotated[1]
+        return form
+
+    def takes_scales(
+        self, seen: ProductRows, weight: NDArray[Any], scales: NDArray[np.float32]
+    ) -> bool:
+        """Return whether rows behind attention, over scales, lose little, or no more than before.
+
+        weight: (out, in). scales: (in,).
+        """
+        some = _some_outputs(weight)
+        error = int8_error(RowForm(scales), seen.rows, some, self.shared)
+        as_it_is = int8_error(AS_IT_IS, seen.rows, some, self.shared)
+        return error <= max(_TOLERABLE_OF_HEADS, as_it_is)
+
+    def _best(
+        self, forms: list[RowForm], rows: NDArray[np.float32], weight: NDArray[np.float32]
+    ) -> tuple[float, RowForm]:
+        """Return the form with the smallest error, and before it the error."""
+        errors = [int8_error(form, rows, weight, self.shared) for form in forms]
+        best = int(np.argmin(errors))
+        return errors[best], forms[best]
 
 
 def _some_outputs(weight: NDArray[Any]) -> NDArray[np.float32]:
     """Return those of a weight (out, in) by which a product's error is judged."""
     outputs = np.linspace(0, len(weight) - 1, min(len(weight), _MOST_OUTPUTS)).astype(np.int64)
     return np.asarray(weight[outputs], np.float32)
-
-
-def _best(
-    forms: list[RowForm], rows: NDArray[np.float32], weight: NDArray[np.float32]
-) -> tuple[float, RowForm]:
-    """Return the form with the smallest error, and before it the error."""
-    errors = [int8_error(form, rows, weight) for form in forms]
-    best = int(np.argmin(errors))
-    return errors[best], forms[best]
 
 
 def _channel_scales(
@@ -169,27 +168,40 @@ def _channel_scales(
 
     rows, weights: (in,). The largest magnitude of every channel.
     """
-    loud, heavy = (
-        np.maximum(each, max(_QUIETEST * float(np.median(each)), 1e-20)) for each in (rows, weights)
-    )
+    loud, heavy = (np.maximum(each, _quietest(each)) for each in (rows, weights))
     logs = power * np.log(loud) - (1 - power) * np.log(heavy)
     return np.asarray(np.exp(logs - logs.mean()), np.float32)
 
 
-def int8_error(form: RowForm, rows: NDArray[np.float32], weight: NDArray[np.float32]) -> float:
-    """Return the square error of a row's W8A8 product in a form over its square, mean of the rows.
+def _quietest(channels: NDArray[np.float32]) -> float:
+    """Return the magnitude below which a channel counts as silent; padded ones are nothing."""
+    heard = channels[channels > 0]
+    return _QUIETEST * float(np.median(heard)) if heard.size else 1.0
+
+
+def int8_error(
+    form: RowForm,
+    rows: NDArray[np.float32],
+    weight: NDArray[np.float32],
+    shared: int | None = None,
+) -> float:
+    """Return the square error of a row's product of int8s in a form over its square, their mean.
 
     Of each row by itself: a first token's may be thousands of times as large as all others.
 
-    rows: (n, in). weight: (out, in).
+    rows: (n, in). weight: (out, in). shared: see ``FormChoice``.
     """
     wanted = rows @ weight.T
-    found = _as_int8(form.of_rows(rows)) @ _as_int8(form.of_weight(weight)).T
+    found = _as_int8(form.of_rows(rows), shared) @ _as_int8(form.of_weight(weight), shared).T
     errors, squares = np.square(found - wanted).sum(1), np.square(wanted).sum(1)
     return float((errors / np.maximum(squares, 1e-30)).mean())
 
 
-def _as_int8(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return rows as int8 with a scale a row gives them back."""
-    scales = np.maximum(np.abs(rows).max(1, keepdims=True) / np.float32(127), np.float32(1e-30))
-    return np.asarray(np.rint(rows / scales) * scales)
+def _as_int8(rows: NDArray[np.float32], shared: int | None) -> NDArray[np.float32]:
+    """Return what rows (n, in) are as int8, with a scale for so many channels."""
+    size = rows.shape[1]
+    padding = 0 if shared is None else -size % shared
+    blocks = np.pad(rows, [(0, 0), (0, padding)]).reshape(len(rows), -1, shared or size)
+    scales = np.abs(blocks).max(-1, keepdims=True) / np.float32(127)
+    scales = np.maximum(scales, np.float32(1e-30))
+    return np.asarray((np.rint(blocks / scales) * scales).reshape(len(rows), -1)[:, :size])

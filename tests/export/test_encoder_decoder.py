@@ -172,7 +172,7 @@ WRONG_OPTIONS = [
         {"engine": "tensorrt-rtx", "compute_capability": "8.6"},
         "engine='tensorrt-rtx' has no form for .*: TensorRT has no place",
     ),
-    ({"quantize": "int8-dynamic"}, r"attention='exact' \(the default with int8-dynamic\)"),
+    ({"quantize": "int8-dynamic"}, r"attention='exact' \(the default with int8 in fp32\)"),
     ({"features": True}, "features=True has no form"),
     ({"max_source": 8}, "max_source=8 is too short"),
 ]

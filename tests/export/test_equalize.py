@@ -20,8 +20,9 @@ from dsbd_export.product_rows import (
     rows_of,
 )
 from dsbd_export.quantize import Quantized, quantize_graph
+from dsbd_export.quantize_blockwise import MICROSOFT_DOMAIN, BlockwiseQuantizer
 from dsbd_export.quantize_dynamic import DynamicQuantizer
-from dsbd_export.row_forms import RowForm, block_of, chosen_form, int8_error, rotation
+from dsbd_export.row_forms import FormChoice, RowForm, block_of, int8_error, rotation
 from dsbd_export.weighted_layers import find_embeddings, find_linears
 
 WIDTH, INNER, VOCAB = 128, 256, 90
@@ -65,7 +66,7 @@ def test_a_form_keeps_the_product(form: RowForm) -> None:
 def test_loud_channels_are_scaled_and_tails_rotated() -> None:
     def chosen(rows: NDArray[np.float32], **can: bool) -> tuple[RowForm, float]:
         options = {"can_scale": True, "can_rotate": True, **can}
-        form = chosen_form(rows_of(rows), WEIGHT, **options)
+        form = FormChoice().form(rows_of(rows), WEIGHT, **options)
         return form, int8_error(form, rows, WEIGHT) / int8_error(RowForm(), rows, WEIGHT)
 
     form, error = chosen(loud_rows(), can_rotate=False)
@@ -81,11 +82,37 @@ def test_loud_channels_are_scaled_and_tails_rotated() -> None:
     assert form.scales is None and not form.block
 
 
+def test_a_rotation_is_chosen_by_what_shares_a_scale() -> None:
+    """A loud channel takes the integers of those that share its scale alone."""
+    rows = rows_of(loud_rows((3,)))
+    errors = [int8_error(RowForm(), rows.rows, WEIGHT, shared) for shared in (None, 64, 32)]
+    by_hand = rows.rows.reshape(64, 2, 64)
+    scales = np.abs(by_hand).max(-1, keepdims=True) / np.float32(127)
+    rounded = (np.rint(by_hand / scales) * scales).reshape(64, WIDTH)
+    blocks = WEIGHT.reshape(96, 2, 64)
+    steps = np.abs(blocks).max(-1, keepdims=True) / np.float32(127)
+    weight = (np.rint(blocks / steps) * steps).reshape(96, WIDTH)
+    wanted = rows.rows @ WEIGHT.T
+    off = np.square(rounded @ weight.T - wanted).sum(1) / np.square(wanted).sum(1)
+    assert errors[1] == pytest.approx(off.mean(), rel=1e-4)
+    assert errors[0] > errors[1] > errors[2]
+
+
 def test_a_channel_that_was_silent_is_not_magnified_without_bound() -> None:
     rows = loud_rows()
     rows[:, 7] = 0
-    form = chosen_form(rows_of(rows), WEIGHT, can_scale=True, can_rotate=False)
+    form = FormChoice().form(rows_of(rows), WEIGHT, can_scale=True, can_rotate=False)
     assert form.scales is not None and form.scales[7] > 0.05 * np.median(form.scales)
+
+
+def test_channels_that_are_mostly_silent_are_not_magnified_either() -> None:
+    """Those that a model was widened by; what is heard of them elsewhere must not drown the rest."""
+    rows, weight = loud_rows(), WEIGHT.copy()
+    silent = np.arange(WIDTH) % 4 != 0
+    rows[:, silent] = 0
+    weight[:, silent] = 0
+    form = FormChoice().form(rows_of(rows), weight, can_scale=True, can_rotate=False)
+    assert form.scales is not None and form.scales.max() < 1e4 * form.scales.min()
 
 
 def test_rows_of_products_are_observed_by_their_weights() -> None:
@@ -215,18 +242,21 @@ def seen_in(**form: bool) -> RowsOfProducts:
     return found
 
 
-def in_any_form(
-    seen: ProductRows,
-    weight: NDArray[np.float32],
-    *,
-    can_scale: bool,
-    can_rotate: bool,
-    is_behind_attention: bool,
-) -> RowForm:
-    """Choose both where both can be."""
-    assert len(seen.largest) == weight.shape[1] and not is_behind_attention
-    scales = np.exp(draw(3, weight.shape[1])) if can_scale else None
-    return RowForm(scales, block_of(weight.shape[1]) if can_rotate else 0)
+class Both(FormChoice):
+    """Scales and rotates where both can be."""
+
+    def form(
+        self,
+        seen: ProductRows,
+        weight: NDArray[np.float32],
+        *,
+        can_scale: bool,
+        can_rotate: bool,
+        is_behind_attention: bool = False,
+    ) -> RowForm:
+        assert len(seen.largest) == weight.shape[1] and not is_behind_attention
+        scales = np.exp(draw(3, weight.shape[1])) if can_scale else None
+        return RowForm(scales, block_of(weight.shape[1]) if can_rotate else 0)
 
 
 FORMS = [{"is_tied": True}, {"is_tied": False, "is_merged": False}, {"is_tied": False}]
@@ -237,7 +267,7 @@ def test_in_fp32_the_graph_computes_the_same(form: dict[str, bool]) -> None:
     model = decoder(**form)
     [wanted] = run(model, ["logits"])
     linears, embeddings = find_linears(model.graph), find_embeddings(model.graph)
-    equalizer = Equalizer(model.graph, linears, embeddings, seen_in(**form), in_any_form)
+    equalizer = Equalizer(model.graph, linears, embeddings, seen_in(**form), Both())
     after = equalizer.equalize()
     assert equalizer.done == EqualizedProducts(num_scaled=3, num_rotated=3)
     assert [linear.node for linear in after] == [linear.node for linear in linears]
@@ -250,7 +280,7 @@ def test_rows_that_something_else_reads_are_not_scaled() -> None:
     [wanted] = run(model, ["rows"])
     linears, embeddings = find_linears(model.graph), find_embeddings(model.graph)
     seen = seen_in(is_tied=False, reads_norm=True)
-    equalizer = Equalizer(model.graph, linears, embeddings, seen, in_any_form)
+    equalizer = Equalizer(model.graph, linears, embeddings, seen, Both())
     equalizer.equalize()
     assert equalizer.done == EqualizedProducts(num_scaled=2, num_rotated=3)
     assert np.array_equal(run(model, ["rows"])[0], wanted)
@@ -263,25 +293,29 @@ def test_layers_that_share_a_norm_get_scales_of_their_own() -> None:
     norms[1].replace_input_with(1, norms[0].inputs[1])
     [wanted] = run(model, ["logits"])
     linears, embeddings = find_linears(model.graph), find_embeddings(model.graph)
-    equalizer = Equalizer(model.graph, linears, embeddings, seen_in(is_tied=False), in_any_form)
+    equalizer = Equalizer(model.graph, linears, embeddings, seen_in(is_tied=False), Both())
     equalizer.equalize()
     assert equalizer.done.num_scaled == 3
     [found] = run(model, ["logits"])
     np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=2e-5 * np.abs(wanted).max())
 
 
-def quantized(**form: bool) -> tuple[ir.Model, Quantized]:
+KINDS = ["int8-dynamic", "int8"]
+
+
+def quantized(kind: str = "int8-dynamic", **form: bool) -> tuple[ir.Model, Quantized]:
     model = decoder(**form)
-    return model, quantize_graph(model, "int8-dynamic", is_exact=True, rows=seen_in(**form))
+    return model, quantize_graph(model, kind, is_exact=True, rows=seen_in(**form))
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("form", FORMS)
-def test_int8_is_nearer_in_these_forms(form: dict[str, bool]) -> None:
+def test_int8_is_nearer_in_these_forms(form: dict[str, bool], kind: str) -> None:
     [wanted] = run(decoder(**form), ["logits"])
     as_it_is = decoder(**form)
-    done = quantize_graph(as_it_is, "int8-dynamic", is_exact=True)
+    done = quantize_graph(as_it_is, kind, is_exact=True)
     assert done.equalized == NOTHING_EQUALIZED and "scaled" not in str(done)
-    model, done = quantized(**form)
+    model, done = quantized(kind, **form)
     assert done.equalized.num_scaled and f"{done.equalized.num_scaled} groups scaled" in str(done)
     before, after = (
         np.square(run(each, ["logits"])[0] - wanted).mean() for each in (as_it_is, model)
@@ -296,17 +330,25 @@ def test_what_is_written_warns_of_nothing() -> None:
     assert not [value for value in values if value.shape is not None and value.type is None]
 
 
-def test_a_row_does_not_depend_on_its_neighbours() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_does_not_depend_on_its_neighbours(kind: str) -> None:
     """The first product of rows is one of few rows and of many, rotated in blocks."""
     form = {"is_tied": True}
     model = decoder(**form)
     linears, embeddings = find_linears(model.graph), find_embeddings(model.graph)
-    equalizer = Equalizer(model.graph, linears, embeddings, seen_in(**form), in_any_form)
+    equalizer = Equalizer(model.graph, linears, embeddings, seen_in(**form), Both())
     linears, embeddings = equalizer.equalize(), equalizer.embeddings
-    quantizer = DynamicQuantizer(model.graph)
-    for linear in linears:
-        quantizer.quantize_linear(linear, is_shared=linear.weight is embeddings[0].inputs[0])
-    quantizer.quantize_embedding(embeddings[0])
+    if kind == "int8":
+        blocks = BlockwiseQuantizer(model.graph, is_exact=True)
+        model.graph.opset_imports[MICROSOFT_DOMAIN] = 1
+        for linear in linears:
+            blocks.quantize_linear(linear, 8)
+        blocks.quantize_embedding(embeddings[0])
+    else:
+        quantizer = DynamicQuantizer(model.graph)
+        for linear in linears:
+            quantizer.quantize_linear(linear, is_shared=linear.weight is embeddings[0].inputs[0])
+        quantizer.quantize_embedding(embeddings[0])
     [whole] = run(model, ["logits"], 33)
     for size in (1, 2, 5, 20):
         assert np.array_equal(run(model, ["logits"], size)[0], whole[:size])

@@ -13,6 +13,7 @@ from dsbd_export.equalize import Equalizer
 from dsbd_export.folded_factors import fold_factors
 from dsbd_export.product_rows import RowsOfProducts, key_of, rows_of
 from dsbd_export.quantize import quantize_graph
+from dsbd_export.row_forms import FormChoice
 from dsbd_export.weighted_layers import find_embeddings, find_linears
 
 HEADS, KEY_HEADS, DEPTH = 4, 2, 16
@@ -155,7 +156,7 @@ def seen_behind() -> RowsOfProducts:
 def folded(model: ir.Model, seen: RowsOfProducts) -> int:
     """Fold the factors of a graph as they are, and return how many."""
     graph = model.graph
-    equalizer = Equalizer(graph, find_linears(graph), find_embeddings(graph), seen)
+    equalizer = Equalizer(graph, find_linears(graph), find_embeddings(graph), seen, FormChoice())
     return fold_factors(graph, equalizer)
 
 

@@ -138,7 +138,8 @@ def test_every_product_is_quantized(bundles, options, operator, count):
     folder, _, report = bundles(**options)
     graph = graph_of(folder)
     counts = operators(graph)
-    of_attention = 2 * LAYERS if options["quantize"] == "int8-dynamic" else 0  # exact, in pieces
+    is_exact = options["quantize"] in ("int8-dynamic", "int8")
+    of_attention = 2 * LAYERS if is_exact else 0  # in pieces
     floats = [t for t in graph.initializer if t.data_type in FLOAT_TYPES.values()]
     rotations = {t.name for t in floats if t.name.startswith("equalize.rotation_")}
     num_rotated = sum(
@@ -195,9 +196,10 @@ def logits_beside_others(folder, num_rows, seed):
         return logits_of(model, tokens, np.full(num_rows, 5), mask, compared)
 
 
-def test_a_row_does_not_depend_on_its_neighbours_bit_for_bit(bundles):
-    """W8A8 by row: alone, beside others, and beside other others."""
-    folder = bundles(quantize="int8-dynamic")[0]
+@pytest.mark.parametrize("quantize", ["int8-dynamic", "int8"])
+def test_a_row_does_not_depend_on_its_neighbours_bit_for_bit(bundles, quantize):
+    """Rows of int8, with a scale each or one a block: alone, beside others, and beside others."""
+    folder = bundles(quantize=quantize)[0]
     wanted = logits_beside_others(folder, 2, seed=0)
     for num_rows in (1, 6, 20, 33):
         for seed in (1, 2):
@@ -212,7 +214,7 @@ def test_a_missing_mask_is_found_in_every_precision(bundles, tmp_path, quantize)
     wanted = references(load_model(checkpoint), checkpoint)
     limit = parity_limit(config_of(config.target, config.draft, tmp_path, quantize=quantize))
     model = onnx.load(folder / "target" / "model.onnx")
-    if quantize == "int8-dynamic":  # exact attention, in pieces
+    if quantize != "int4":  # exact attention, in pieces
         where = next(node for node in model.graph.node if node.op_type == "Where")
         where.input[2] = where.input[1]
     else:

@@ -34,7 +34,12 @@ ROWS = [  # (checkpoint, quantization, what is said, operators of products)
         "9 products and 1 embeddings quantized",
         {"MatMulInteger": 9, "MatMul": OF_ATTENTION},
     ),
-    ("gpt2", "int8", "9 products and 1 embeddings quantized", {"MatMulNBits": 9}),
+    (
+        "gpt2",
+        "int8",
+        "9 products and 1 embeddings quantized",
+        {"MatMulNBits": 9, "MatMul": OF_ATTENTION},
+    ),
 ]
 
 

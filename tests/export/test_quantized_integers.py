@@ -9,7 +9,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from dsbd_export.quantize import quantize_graph
-from dsbd_export.quantize_blockwise import Blocks, block_integers, blocks_of, pack_nibbles
+from dsbd_export.quantize_blockwise import (
+    Blocks,
+    block_integers,
+    block_size,
+    blocks_of,
+    pack_nibbles,
+)
 from dsbd_export.quantize_dynamic import channel_integers, channel_scales
 
 
@@ -39,9 +45,10 @@ def test_blocks_are_within_half_a_step(bits, is_symmetric, num_inputs, dtype):
     weight[0] = 0
     blocks = blocks_of(weight, bits, is_symmetric=is_symmetric)
     integers = block_integers(weight, blocks, bits)
-    assert integers.shape == (6, -(-num_inputs // 32), 4 * bits)
+    size = block_size(bits)
+    assert integers.shape == (6, -(-num_inputs // size), size * bits // 8)
     values = dequantized(integers, blocks, bits)[:, :num_inputs]
-    steps = np.repeat(abs(blocks.scales), 32, axis=1)[:, :num_inputs]
+    steps = np.repeat(abs(blocks.scales), size, axis=1)[:, :num_inputs]
     # The zero point of 4 bits is rounded, too: the ends of the range may be a step off. So may the
     # end of a symmetric range that lies opposite to its largest magnitude.
     assert (np.abs(values - weight) <= steps * (1.01 if bits == 4 else 0.501)).all()

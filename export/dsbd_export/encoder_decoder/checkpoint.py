@@ -101,7 +101,7 @@ def _check_options(role: str, config: PreTrainedConfig, options: ModelOptions) -
     }
     for field, (value, needed, reason) in wrong.items():
         if value != needed:
-            default = " (the default with int8-dynamic)" if options.attention is None else ""
+            default = " (the default with int8 in fp32)" if options.attention is None else ""
             note = default if field == "attention" else ""
             raise ExportError(
                 f"{field}={value!r}{note} has no form for the {role}, an encoder-decoder (family "
