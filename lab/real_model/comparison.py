@@ -15,8 +15,7 @@ from lab.peers.rounds import Prompt
 from lab.peers.summary import Bar
 
 SECTION = "real model, speed"
-PRECISIONS = ("fp32", "int8", "int4")
-QUANTIZE = {"fp32": "none", "int8": "int8-dynamic", "int4": "int4"}
+PRECISIONS = ("fp32", "int8", "int8-dynamic", "int4")
 LLAMA_CPP_PRECISIONS = ("Q4_1", "Q8_0")
 LLAMA_CPP_INSTALLS = (("xllamacpp==2026.10.11549",),)
 SAMPLED: dict[str, Any] = {"temperature": 0.7, "top_p": 0.9}
