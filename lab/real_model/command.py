@@ -109,6 +109,10 @@ class Settings:
         """The folder of the draft."""
         return self.work / "draft"
 
+    def pair(self, precision: str) -> Path:
+        """Return where a target and its draft are: a bundle of ours, or the folder of GGUF files."""
+        return self.bundle(precision, drafted=True) if precision in PRECISIONS else self.gguf
+
     def bundle(self, name: str, *, drafted: bool) -> Path:
         """Return the folder of a bundle, with the draft or without."""
         return self.work / "bundles" / (f"{name}-drafted" if drafted else name)
