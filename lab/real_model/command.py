@@ -110,7 +110,7 @@ class Settings:
         return self.work / "draft"
 
     def pair(self, precision: str) -> Path:
-        """Return where a target and its draft are: a bundle of ours, or the folder of GGUF files."""
+        """Return where a target and its draft are: a bundle of ours, or the GGUF files."""
         return self.bundle(precision, drafted=True) if precision in PRECISIONS else self.gguf
 
     def bundle(self, name: str, *, drafted: bool) -> Path:
@@ -263,11 +263,7 @@ def speed(settings: Settings) -> None:
         pair = Pair(
             target=settings.checkpoint,
             draft=settings.draft,
-            bundle_of=lambda precision: (
-                settings.bundle(precision, drafted=True)
-                if precision in PRECISIONS
-                else settings.gguf
-            ),
+            bundle_of=settings.pair,
         )
         tokenizer = Tokenizer.from_file(str(settings.checkpoint / "tokenizer.json"))
         plan = Plan(
