@@ -55,7 +55,8 @@ class ModelOptions:
             those of the tokens that a call names, or "auto" for "topk:64" with a large vocabulary
             and else "full": see ``for_vocabulary``.
         attention: "fused", "grouped" (see ``optimize``) or "exact" (see ``exact_attention``); None
-            for "exact" with int8-dynamic and, in fp32, int8, else "fused".
+            for "exact" with int8-dynamic and, in fp32, int8, where the model has such a form,
+            else "fused".
         form: "portable", or "cuda" for operators of ONNX Runtime with fewer kernels on a GPU, see
             ``cuda_graph``.
         engine: "onnx", or "tensorrt" or "tensorrt-rtx" for engines beside the ONNX files.
@@ -289,6 +290,12 @@ class DraftedOptions(ModelOptions):
     draft_vocab: int | None = None
     draft_texts: tuple[str, ...] = ()
     draft_adapter: str | None = None
+
+    def for_attention(self, *, has_exact: bool) -> Self:
+        """Return the options of a model whose ``attention`` is chosen: exact where it has that."""
+        if self.attention is not None or has_exact:
+            return self
+        return dataclasses.replace(self, attention=FUSED)
 
     def _usual_top_logits(self) -> str:
         return f"topk:{min(USUAL_TOP_LOGITS, self.draft_vocab or USUAL_TOP_LOGITS)}"

@@ -167,15 +167,32 @@ def _without_sink(tape: ir.tape.Tape, store: Store, columns: ir.Value) -> ir.Val
     return tape.op("Slice", [columns, *bounds])
 
 
-def _check_values(node: ir.Node) -> None:
-    """Refuse values that are computed from what is cached: such a product depends on its place."""
-    value = node.inputs[2]
-    producer = None if value is None else value.producer()
-    if producer is None or producer.op_type != "TensorScatter":
-        raise ExportError(
-            "attention='exact' is for values as they are cached, but this family computes them "
-            "from what it caches (latent attention); use attention='fused'"
+def without_exact_form(model: ir.Model, layers: Sequence[int]) -> str | None:
+    """Return why a graph of the contract has no exact form of attention, None where it has one.
+
+    layers: those that attend.
+    """
+    nodes = [node for node in model.graph if node.op_type == "Attention"]
+    if not all(_is_scattered(node.inputs[2]) for node in nodes):
+        return (
+            "its values are computed from what is cached (latent attention), which depends on "
+            "where a row lies"
         )
+    num_found = len(nodes) + len(_softmaxes(model.graph))
+    if num_found != len(layers):
+        return (
+            f"{num_found} attentions read the values of {len(layers)} layers, expected one a layer"
+        )
+    unknown = (n for n in model.graph if n.op_type in _BY_PACKET and _last_size(n) is None)
+    if (node := next(unknown, None)) is not None:
+        return f"how many rotary angles the {node.op_type} node {node.name} gets is not known"
+    return None
+
+
+def _is_scattered(value: ir.Value | None) -> bool:
+    """Return whether a value is what a cache holds after a call."""
+    producer = None if value is None else value.producer()
+    return producer is not None and producer.op_type == "TensorScatter"
 
 
 def attend_exactly(
@@ -194,8 +211,10 @@ def attend_exactly(
             integers; None for sums in double.
 
     Raises:
-        ExportError: some cached value is read in an unknown way.
+        ExportError: it has no exact form.
     """
+    if reason := without_exact_form(model, layers):
+        raise ExportError(f"attention='exact' has no form here: {reason}; use attention='fused'")
     graph = model.graph
     store = Store(graph, "exact")
     num_columns = context_length + any(_drops_sink(steps) for *_, steps in _softmaxes(graph))
@@ -205,16 +224,9 @@ def attend_exactly(
         else IntegerSums(store, num_columns, largest_values)
     )
     nodes = [node for node in graph if node.op_type == "Attention"]
-    for node in nodes:
-        _check_values(node)
     score_products = [_replace_attention(graph, node, sums, store) for node in nodes]
     num_found = len(nodes) + _replace_softmaxes(graph, sums)
     _prepare_values(graph, sums, layers)
-    if num_found != len(layers):
-        raise ExportError(
-            "attention='exact' is for layers that attend once, each to values of its own, but "
-            f"{num_found} attentions read the values of {len(layers)} layers; use attention='fused'"
-        )
     keys = {present_name(layer, KEY) for layer in layers}
     for node in list(graph):
         if node.op_type == "MatMul" and node not in score_products:
@@ -351,15 +363,17 @@ def _add_row(graph: ir.Graph, node: ir.Node, store: Store) -> None:
     replace_node(graph, node, tape, tape.op("Slice", [product, first, last, row_axis]))
 
 
+def _last_size(node: ir.Node) -> int | None:
+    """Return how many numbers a row of a node's first input has, None where that is not known."""
+    rows = node.inputs[0]
+    width = None if rows is None or rows.shape is None else rows.shape[-1]
+    return width if isinstance(width, int) else None
+
+
 def _fill_packets(graph: ir.Graph, node: ir.Node, store: Store) -> None:
     """Let a function see rows of whole packets, so that no number of rows leaves some over."""
-    angles = node.inputs[0]
-    width = None if angles is None or angles.shape is None else angles.shape[-1]
-    if angles is None or not isinstance(width, int):
-        raise ExportError(
-            f"attention='exact' cannot see how many rotary angles the {node.op_type} node "
-            f"{node.name} gets; the family is not known, use attention='fused'"
-        )
+    angles, width = node.inputs[0], _last_size(node)
+    assert angles is not None and width is not None  # as ``without_exact_form`` has seen
     if width % _PACKET == 0:
         return
     last_axis, missing = _integers(store, -1), _integers(store, 0, -width % _PACKET)

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from dsbd_export.adapter import report_adapter
 from dsbd_export.changed_bundle import writing
 from dsbd_export.checkpoint import Checkpoint, limited_threads, open_pair
-from dsbd_export.config import CUDA, EXACT, GROUPED, INT8_ROWS, ExportConfig, ModelOptions
+from dsbd_export.config import CUDA, EXACT, FUSED, GROUPED, INT8_ROWS, ExportConfig, ModelOptions
 from dsbd_export.cuda_graph import use_cuda_operators
 from dsbd_export.draft_vocabulary import shorter_head_advice, with_draft_vocabulary
 from dsbd_export.encoder_decoder.agreement import check_readers
@@ -29,7 +29,7 @@ from dsbd_export.encoder_decoder.alignment import (
 from dsbd_export.encoder_decoder.languages import with_languages
 from dsbd_export.encoder_decoder.shared_weights import share_weights
 from dsbd_export.errors import ExportError
-from dsbd_export.exact_attention import attend_exactly
+from dsbd_export.exact_attention import attend_exactly, without_exact_form
 from dsbd_export.feature_draft.agreement import check_form, layers_read
 from dsbd_export.feature_draft.config import default_layers
 from dsbd_export.fold_graph import write_fold_graph
@@ -189,7 +189,7 @@ def export_model(
     folder.mkdir()
     if target is not None:
         checkpoint = replace(checkpoint, target_encoder=target.encoder)
-    checkpoint, wanted = _write_model(checkpoint, source_of, folder, config, report)
+    checkpoint, config, wanted = _write_model(checkpoint, source_of, folder, config, report)
     gc.collect()  # the capture leaves cycles that hold the weights; parity needs that memory
     report(f"{role}: writing the prune graph")
     write_prune_graph(checkpoint.caches, folder / PRUNE_FILE)
@@ -242,10 +242,10 @@ def _copy_record(checkpoint: Checkpoint, folder: Path) -> None:
 
 def _write_model(
     checkpoint: Checkpoint, source_of: SourceOf, folder: Path, config: ModelOptions, report: Report
-) -> tuple[Checkpoint, list[Reference]]:
+) -> tuple[Checkpoint, ModelOptions, list[Reference]]:
     """Write model.onnx and its weights.
 
-    Returns the checkpoint with its caches, and its own logits, for parity.
+    Returns the checkpoint with its caches, its options, and its own logits, for parity.
     """
     role, source = checkpoint.role, source_of(checkpoint)
     report(f"{role}: loading the checkpoint")
@@ -253,7 +253,7 @@ def _write_model(
     if advice := shorter_head_advice(model, checkpoint):
         report(advice)
     checkpoint = source.probed(model, config.dtype)
-    _check_recurrence(checkpoint, config)
+    config = _with_attention(checkpoint, None, config, report)
     source = source_of(checkpoint)
     report(f"{role}: computing reference logits")
     wanted = source.references(model)
@@ -265,6 +265,7 @@ def _write_model(
     convert_weights(model, config.dtype)
     report(f"{role}: capturing the graph")
     graph, encoder = source.capture(model, report), source.capture_encoder(model, report)
+    config = _with_attention(checkpoint, graph, config, report)
     passes = _graph_passes(checkpoint, config, seen, rows)
     for phase, graph_pass in passes:
         report(f"{role}: {phase}")
@@ -288,7 +289,7 @@ def _write_model(
         is_exact = config.quantized_form == "none"
         checkpoint = with_alignment(folder, checkpoint, aligned, is_exact=is_exact)
     _release_weights(model, [graph] if encoder is None else [graph, encoder])
-    return checkpoint, wanted
+    return checkpoint, config, wanted
 
 
 def _save(graph: ir.Model, place: tuple[Path, str], phase: str, report: Report) -> None:
@@ -306,13 +307,39 @@ def _save(graph: ir.Model, place: tuple[Path, str], phase: str, report: Report) 
     ir.save(graph, file, external_data=weights, callback=written)
 
 
-def _check_recurrence(checkpoint: Checkpoint, config: ModelOptions) -> None:
-    """Raise for a form of attention that the recurrent layers of a checkpoint have not."""
-    if recurrent(checkpoint.caches) and config.attention_form == EXACT:
+def _with_attention(
+    checkpoint: Checkpoint, graph: ir.Model | None, config: ModelOptions, report: Report
+) -> ModelOptions:
+    """Return the options with the form of attention that a model gets, as far as is known.
+
+    graph: as captured, None before.
+
+    Raises:
+        ExportError: exact attention was asked for, and it has no such form.
+    """
+    if config.attention_form != EXACT:
+        return config
+    if checkpoint.encoder is not None:
+        missing: str | None = "it reads a source, over whose rows sums are not exact"
+    elif recurrent(checkpoint.caches):
+        missing = "it has recurrent layers, whose sums over rows are not exact"
+    elif graph is None:
+        return config
+    else:
+        layers = [cache.layer for cache in attending(checkpoint.caches)]
+        missing = without_exact_form(graph, layers)
+    if missing is None:
+        return config
+    model = f"the {checkpoint.role} (family {checkpoint.family})"
+    if config.attention == EXACT:
         raise ExportError(
-            f"the {checkpoint.role} (family {checkpoint.family}) has recurrent layers, whose sums "
-            "over rows attention='exact' does not make exact; use attention='fused'"
+            f"attention={EXACT!r} has no form for {model}: {missing}; use attention={FUSED!r}"
         )
+    report(
+        f"{checkpoint.role}: attention is {FUSED}, not {EXACT} as usual in {config.quantize}: "
+        f"{missing}; drafts may decide a near-tie otherwise"
+    )
+    return replace(config, attention=FUSED)
 
 
 GraphPass = tuple[str, Callable[[ir.Model], str]]

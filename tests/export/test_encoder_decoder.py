@@ -63,16 +63,14 @@ def test_a_family_passes_the_whole_gate(name, captures, tmp_path):
 
 
 def test_int8_rows_of_both_graphs(captures, tmp_path):
-    _, entry = export_alone(
-        "marian", tmp_path, captures, quantize="int8-dynamic", attention="fused"
-    )
+    _, entry = export_alone("marian", tmp_path, captures, quantize="int8-dynamic")
     assert entry.quantization == "int8-dynamic"
     for file in ("model.onnx", "encoder.onnx"):
         graph = onnx.load(tmp_path / "target" / file, load_external_data=False).graph
         assert any(node.op_type == "MatMulInteger" for node in graph.node)
 
 
-@pytest.mark.parametrize("options", [{}, {"quantize": "int8-dynamic", "attention": "fused"}])
+@pytest.mark.parametrize("options", [{}, {"quantize": "int8-dynamic"}])
 def test_an_embedding_of_both_graphs_is_stored_once(options, captures, tmp_path):
     export_alone("marian", tmp_path, captures, **options)
     folder = tmp_path / "target"
@@ -172,7 +170,6 @@ WRONG_OPTIONS = [
         {"engine": "tensorrt-rtx", "compute_capability": "8.6"},
         "engine='tensorrt-rtx' has no form for .*: TensorRT has no place",
     ),
-    ({"quantize": "int8-dynamic"}, r"attention='exact' \(the default with int8 in fp32\)"),
     ({"features": True}, "features=True has no form"),
     ({"max_source": 8}, "max_source=8 is too short"),
 ]

@@ -106,7 +106,7 @@ def test_a_channel_that_was_silent_is_not_magnified_without_bound() -> None:
 
 
 def test_channels_that_are_mostly_silent_are_not_magnified_either() -> None:
-    """Those that a model was widened by; what is heard of them elsewhere must not drown the rest."""
+    """Those that a model was widened by: what else is heard of them must not drown the rest."""
     rows, weight = loud_rows(), WEIGHT.copy()
     silent = np.arange(WIDTH) % 4 != 0
     rows[:, silent] = 0

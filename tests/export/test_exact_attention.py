@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -9,13 +10,19 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
+from dsbd_export.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.exact_attention import IntegerSums, attend_exactly
-from dsbd_export.pipeline import export_bundle
+from dsbd_export.pipeline import export_bundle, export_model
 from dsbd_export.weighted_layers import Store
 from dsbd_runtime.bundle import open_bundle
 from lab.invariance.ways import PathEngine, count_differing
+from scripts.family_checkpoints import (
+    FAMILY_CHECKPOINTS,
+    SOURCE_READERS,
+    write_family_checkpoint,
+)
 
 NUM_TOKENS, NUM_WAYS = 90, 16
 LOOSE = 10.0  # random weights make distributions that no quantization keeps
@@ -202,3 +209,32 @@ REFUSED = [
 def test_precisions_without_an_exact_form(options, named, tmp_path):
     with pytest.raises(ExportError, match=f"attention='exact' has no form for {named}"):
         ExportConfig(target="t", draft="d", output=tmp_path, attention="exact", **options)
+
+
+@pytest.mark.parametrize("quantize", ["int8-dynamic", "int8"])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("marian", "it reads a source"),
+        ("qwen3_5", "it has recurrent layers"),
+        ("deepseek_v3", "its values are computed from what is cached"),
+    ],
+)
+def test_a_model_without_exact_form_gets_the_other_and_says_so(
+    name, reason, quantize, captures, tmp_path
+):
+    folder = write_family_checkpoint(name, tmp_path / "checkpoint")
+    length = {**FAMILY_CHECKPOINTS, **SOURCE_READERS}[name].max_context
+    config = ExportConfig(
+        target="", output=tmp_path, quantize=quantize, max_context=length, max_kl=LOOSE
+    )
+    report: list[str] = []
+    checkpoint = open_checkpoint("target", folder, config)
+    entry = export_model(checkpoint, tmp_path, config, report.append, captures)
+    assert entry.bit_exact is False and entry.quantization == quantize
+    said = f"target: attention is fused, not exact as usual in {quantize}: {reason}"
+    assert any(line.startswith(said) for line in report)
+    shutil.rmtree(tmp_path / "target")
+    with pytest.raises(ExportError, match=r"attention='exact' has no form for .*: .*fused"):
+        asked = replace(config, attention="exact")
+        export_model(open_checkpoint("target", folder, asked), tmp_path, asked, print, captures)

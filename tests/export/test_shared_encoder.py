@@ -122,9 +122,7 @@ def last_weight(model):
 def test_a_draft_that_is_added_later_shares_it_too_or_has_its_own(captures, tmp_path):
     target = write_family_checkpoint("marian", tmp_path / "target")
     output = tmp_path / "bundle"
-    config = ExportConfig(
-        target=str(target), output=output, quantize="int8-dynamic", attention="fused"
-    )
+    config = ExportConfig(target=str(target), output=output, quantize="int8-dynamic")
     export_bundle(config, report=lambda _: None, source_of=captures)
     for name, edit, is_shared in (
         ("same", lambda _model: None, True),

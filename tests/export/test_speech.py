@@ -214,7 +214,6 @@ def test_settings_that_are_found_elsewhere(tmp_path):
 OPTIONS = [
     ({"max_source": 64}, "max_source=64 has no meaning for the target"),
     ({"dtype": "fp16"}, "dtype='fp16' has no form for the target, an encoder-decoder"),
-    ({"quantize": "int8-dynamic"}, r"attention='exact' \(the default with int8 in fp32\)"),
 ]
 
 

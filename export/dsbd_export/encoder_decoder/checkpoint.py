@@ -94,16 +94,14 @@ def _check_options(role: str, config: PreTrainedConfig, options: ModelOptions) -
         "engine": (options.engine, "onnx", "TensorRT has no place for the rows of a source"),
         "form": (options.form, "portable", "its engines run on the CPU"),
         "attention": (
-            options.attention_form,
+            options.attention or "fused",
             "fused",
             "exact sums over the rows of a source are not supported",
         ),
     }
     for field, (value, needed, reason) in wrong.items():
         if value != needed:
-            default = " (the default with int8 in fp32)" if options.attention is None else ""
-            note = default if field == "attention" else ""
             raise ExportError(
-                f"{field}={value!r}{note} has no form for the {role}, an encoder-decoder (family "
+                f"{field}={value!r} has no form for the {role}, an encoder-decoder (family "
                 f"{config.model_type}): {reason}; use {field}={needed!r}"
             )
