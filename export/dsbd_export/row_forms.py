@@ -60,6 +60,11 @@ class RowForm:
         """Return the weight (out, in) of rows in this form."""
         return self._rotated(weight if self.scales is None else weight * self.scales)
 
+    def weight_of(self, weight: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the weight (out, in) that ``of_weight`` gives this form."""
+        turned = self._rotated(weight)
+        return turned if self.scales is None else turned / self.scales
+
     def _rotated(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         if not self.block:
             return rows
@@ -110,6 +115,8 @@ class FormChoice:
         can_scale: bool,
         can_rotate: bool,
         is_behind_attention: bool = False,
+        is_head: bool = False,
+        is_looked_up: bool = False,
     ) -> RowForm:
         """Return the form of a product that loses least, and rotates only where much is lost.
 
@@ -117,19 +124,30 @@ class FormChoice:
         can_scale: whether something takes in the scales.
         can_rotate: whether the rows can be rotated.
         is_behind_attention: the rows are what the heads of attention give.
+        is_head: the products are logits.
+        is_looked_up: outputs of the weight are also embeddings of tokens.
         """
         largest = np.maximum(weight.max(0), -weight.min(0)).astype(np.float32)
-        some = _some_outputs(weight)
+        some = _likely_outputs(weight, seen.rows) if is_head else _some_outputs(weight)
         scales: list[NDArray[np.float32] | None] = [None]
         if can_scale:
             scales += [_channel_scales(seen.largest, largest, power) for power in _POWERS]
-        error, form = self._best([RowForm(each) for each in scales], seen.rows, some)
+
+        def best(forms: list[RowForm]) -> tuple[float, RowForm]:
+            errors = [int8_error(each, seen.rows, some, self.shared) for each in forms]
+            if is_looked_up:
+                lost = [_lookup_error(each, some, self.shared) for each in forms]
+                errors = [sum(pair) for pair in zip(errors, lost, strict=True)]
+            chosen = int(np.argmin(errors))
+            return errors[chosen], forms[chosen]
+
+        error, form = best([RowForm(each) for each in scales])
         block = block_of(weight.shape[1])
         tolerable = _TOLERABLE_OF_HEADS if is_behind_attention else _TOLERABLE
         if can_rotate and self.rotates and block and error > tolerable:
             # Before a rotation even powers are about as good as the best.
             tried = [form.scales, *scales[_EVEN : _EVEN + 1]]
-            rotated = self._best([RowForm(each, block) for each in tried], seen.rows, some)
+            rotated = best([RowForm(each, block) for each in tried])
             if rotated[0] < _WORTH * error:
                 return rotated[1]
         return form
@@ -146,18 +164,21 @@ class FormChoice:
         as_it_is = int8_error(AS_IT_IS, seen.rows, some, self.shared)
         return error <= max(_TOLERABLE_OF_HEADS, as_it_is)
 
-    def _best(
-        self, forms: list[RowForm], rows: NDArray[np.float32], weight: NDArray[np.float32]
-    ) -> tuple[float, RowForm]:
-        """Return the form with the smallest error, and before it the error."""
-        errors = [int8_error(form, rows, weight, self.shared) for form in forms]
-        best = int(np.argmin(errors))
-        return errors[best], forms[best]
-
 
 def _some_outputs(weight: NDArray[Any]) -> NDArray[np.float32]:
     """Return those of a weight (out, in) by which a product's error is judged."""
     outputs = np.linspace(0, len(weight) - 1, min(len(weight), _MOST_OUTPUTS)).astype(np.int64)
+    return np.asarray(weight[outputs], np.float32)
+
+
+def _likely_outputs(weight: NDArray[Any], rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return those of a head (out, in) that rows (n, in) find most likely.
+
+    How far the logit of a token is off that nobody draws does not matter, however large it is.
+    """
+    most = min(max(_MOST_OUTPUTS // len(rows), 1), len(weight))
+    logits = rows @ np.asarray(weight, np.float32).T
+    outputs = np.unique(np.argpartition(logits, -most, axis=1)[:, -most:])
     return np.asarray(weight[outputs], np.float32)
 
 
@@ -194,6 +215,17 @@ def int8_error(
     wanted = rows @ weight.T
     found = _as_int8(form.of_rows(rows), shared) @ _as_int8(form.of_weight(weight), shared).T
     errors, squares = np.square(found - wanted).sum(1), np.square(wanted).sum(1)
+    return float((errors / np.maximum(squares, 1e-30)).mean())
+
+
+def _lookup_error(form: RowForm, weight: NDArray[np.float32], shared: int | None) -> float:
+    """Return the square error of outputs (out, in) that are looked up over their square.
+
+    The mean of the channels: what embeddings hold in one that is quiet in a form is lost to all
+    that follows.
+    """
+    found = form.weight_of(_as_int8(form.of_weight(weight), shared))
+    errors, squares = np.square(found - weight).sum(0), np.square(weight).sum(0)
     return float((errors / np.maximum(squares, 1e-30)).mean())
 
 

@@ -115,6 +115,24 @@ def test_channels_that_are_mostly_silent_are_not_magnified_either() -> None:
     assert form.scales is not None and form.scales.max() < 1e4 * form.scales.min()
 
 
+def test_the_form_of_a_head_keeps_what_is_likely_or_looked_up() -> None:
+    """A constant channel that makes 900 tokens unlikely, and that all embeddings hold."""
+    rows = loud_rows((3,))
+    rows[:, 7] = 1
+    head = np.concatenate([WEIGHT, np.zeros((900, WIDTH), np.float32)])
+    head[:96, 7], head[96:, 7] = 0.02, -300
+    lost = {}
+    for knows in (True, False):
+        form = FormChoice(shared=64).form(
+            rows_of(rows), head, can_scale=True, can_rotate=True, is_head=knows, is_looked_up=knows
+        )
+        formed = form.of_weight(head[:96]).reshape(96, 2, 64)
+        steps = np.abs(formed).max(-1, keepdims=True) / np.float32(127)
+        found = form.weight_of((np.rint(formed / steps) * steps).reshape(96, WIDTH))
+        lost[knows] = np.abs(found - head[:96])[:, 7].mean()
+    assert lost[True] < 0.01 <= lost[False]
+
+
 def test_rows_of_products_are_observed_by_their_weights() -> None:
     model = nn.Sequential(nn.Linear(WIDTH, INNER), nn.Linear(INNER, 8))
     rows = loud_rows(num_rows=300)
@@ -253,6 +271,8 @@ class Both(FormChoice):
         can_scale: bool,
         can_rotate: bool,
         is_behind_attention: bool = False,
+        is_head: bool = False,
+        is_looked_up: bool = False,
     ) -> RowForm:
         assert len(seen.largest) == weight.shape[1] and not is_behind_attention
         scales = np.exp(draw(3, weight.shape[1])) if can_scale else None
