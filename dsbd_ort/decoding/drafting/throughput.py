@@ -131,15 +131,18 @@ class ThroughputDraftPolicy:
         self._parent_deficits: Floats | None = None  # None: they all lack nothing
         self._powers = np.zeros(LOOK_AHEAD + 1)
 
+    def rest(self) -> int:
+        """See DraftPolicy.rest."""
+        num_to_rest = self._num_to_rest
+        self._is_resting = num_to_rest > 0
+        if num_to_rest:
+            self._num_to_rest = num_to_rest - 1
+        return num_to_rest
+
     def begin(
         self, num_pending: int, most_layers: int, num_unread: int, num_unread_source: int = 0
     ) -> None:
         """See DraftPolicy.begin."""
-        self._is_resting = self._num_to_rest > 0
-        if self._is_resting:
-            self._num_to_rest -= 1
-            self._limit = 0
-            return
         self._began, self._drafting = self._host_seconds(), 0.0
         costs, estimator = self._costs, self._estimator
         costs.refresh()
@@ -302,7 +305,8 @@ class ThroughputDraftPolicy:
         num_won = len(iteration.committed) - 1
         if self._is_resting:
             estimator.num_without += 1
-            estimator.credit.add(num_won)  # by nodes of an earlier draft
+            if num_won:  # by nodes of an earlier draft
+                estimator.credit.add(num_won)
             return
         rest = self._host_seconds() - self._began - self._drafting
         estimator.loop.learn(len(self._layers), self._drafting, rest)
