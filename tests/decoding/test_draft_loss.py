@@ -122,7 +122,8 @@ def test_a_draft_that_agrees_with_little_costs_at_most_3_percent(
 ) -> None:
     found = ratios("hostile", num_beams, 8, clock)
     assert found[0] < 1.031  # the first answer of a process, of which nothing is known
-    assert sum(found) < 1.031 * len(found)
+    assert sum(found[:4]) < 4 * 1.031
+    assert sum(found[4:]) < 4 * 1.015  # drafts have lost before, so that they are hardly tried
 
 
 @pytest.mark.parametrize("num_beams", [1, 2])

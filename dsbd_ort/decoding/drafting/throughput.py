@@ -22,12 +22,14 @@ there are, the more a row costs beside the call, and the less is drafted.
 
 Whatever is estimated, no draft may cost more than the credit (``credit.py``), and while there is
 too little for one nothing is thought about. What a layer would have brought is learned without it
-too, where that needs no engine call. The very first prompt is read by the draft on trust, as a
-draft model was made for its target.
+too, where that needs no engine call. Where drafts have lost (``AcceptanceEstimator.gained``) no
+estimate is believed: one layer is tried now and then, the more rarely the more often that failed.
+The very first prompt is read by the draft on trust, as a draft model was made for its target.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -49,7 +51,9 @@ Floats = NDArray[np.float64]
 _RATE_MEMORY = 0.9
 _LAYERS_AHEAD = np.arange(LOOK_AHEAD + 1)
 _LONGEST_REST = 16  # iterations: calls may turn out cheaper, by what others learn
+_LONGEST_HOPELESS_REST = 64  # where drafts have lost
 _HELD_BACK = 0.6  # iterations of the credit that one draft leaves to others, half of it at most
+_LAST_FREE_PROBE = 64  # of the longest wait for a try that costs no engine call
 _FIRST_WITHOUT = 3  # iterations before the model's first draft: they say what one without costs
 _NONE = np.arange(0)
 
@@ -125,8 +129,9 @@ class ThroughputDraftPolicy:
         self._usual = self._called = self._layer = self._credit = self._stake = 0.0  # seconds
         self._expected = 1.0
         self._worth = self._usual_call = 0.0  # of what may follow the last layer, by such calls
-        self._unread_prompt = self._prompt_share = 0.0
-        self._is_probe = self._has_probed = self._is_first = False
+        self._unread_prompt = self._prompt_share = self._patience = 0.0
+        self._is_probe = self._is_first = False
+        self._most_patience = LAST_PROBE if has_draft_model else _LAST_FREE_PROBE
         self._is_usual = num_beams == 1  # the first iteration has one row, the next ones as many
         self._parent_deficits: Floats | None = None  # None: they all lack nothing
         self._powers = np.zeros(LOOK_AHEAD + 1)
@@ -172,7 +177,10 @@ class ThroughputDraftPolicy:
             num_left = min(num_left, max(num_unread_source, 2))
         self._prompt_share = 2.0 * prompt / num_left
         probe = (prompt + costs.draft(self._num_beams)) / self._seconds
-        self._is_probe = estimator.num_without >= estimator.probe_after * max(2.0 * probe, 1.0)
+        self._patience = estimator.patience * max(2.0 * probe, 1.0)
+        self._is_probe = estimator.num_without >= self._patience
+        if self._has_draft_model and estimator.have_lost and self._may_rest and not self._is_probe:
+            self._limit = 0
 
     def _begin_request(self, prompt: float) -> None:
         """Begin the estimates, and give credit for the prompt, once a request.
@@ -310,16 +318,16 @@ class ThroughputDraftPolicy:
             return
         rest = self._host_seconds() - self._began - self._drafting
         estimator.loop.learn(len(self._layers), self._drafting, rest)
-        self._settle(num_won)
+        gained = self._settle(num_won)
         self._learn(iteration.committed)
         if self._is_usual:
             estimator.tokens = _RATE_MEMORY * estimator.tokens + self._expected
             calls = self._seconds / self._costs.target_row
             estimator.calls = _RATE_MEMORY * estimator.calls + calls
         self._is_usual = True
-        self._count_probes()
+        self._count_probes(gained)
 
-    def _settle(self, num_won: int) -> None:
+    def _settle(self, num_won: int) -> float:
         """Add to the credit what the draft has won: the iterations saved, less its cost.
 
         Its calls, rows and layers cost what they are thought to now that they have been made.
@@ -330,8 +338,10 @@ class ThroughputDraftPolicy:
             calls = (self._costs.draft(num_rows) + prompt for num_rows, prompt in self._calls)
             self._called = sum(calls) + len(self._calls) * loop.layer
             won -= self._spent() / (self._costs.usual + loop.iteration)
+            self._estimator.count_gain(won)
         if won:
             self._estimator.credit.add(won)
+        return won
 
     def _learn(self, committed: Sequence[Beams]) -> None:
         """Count of every layer that was reached which widths would have been enough."""
@@ -407,38 +417,36 @@ class ThroughputDraftPolicy:
         """Return the seconds that further rows add to the target's call."""
         return self._costs.rows(self._num_rows, num_new)
 
-    def _count_probes(self) -> None:
-        """Try one layer after 8 iterations without a draft, then after 16, 32 and 64.
+    def _count_probes(self, gained: float) -> None:
+        """Try one layer after 8 iterations without a draft, then after 16, 32, ... and 512.
 
         The target computes no row for it. Where it costs more than half an iteration, as where the
         draft model has a prompt to read, it is tried the more rarely: so it never takes more than
-        one part in 16 of the time, after several without a gain one in 128.
-        Where tries did not help, the next one, three or seven iterations are not even thought
+        one part in 16 of the time, after several without a gain one in 1024.
+        Where tries did not help, an eighth of the iterations to the next one are not even thought
         about, nor are any that the credit has too little for.
         """
         estimator = self._estimator
         if len(self._layers) == self._num_forced:
             estimator.num_without += 1
             self._rest()
-            return
-        if estimator.num_without >= estimator.probe_after:
-            estimator.probe_after = min(2 * estimator.probe_after, LAST_PROBE)
-            self._has_probed = True
-        elif not self._has_probed:  # else it drafts with a prompt that it would not have read
-            estimator.probe_after = FIRST_PROBE
-        estimator.num_without = 0
+        else:
+            estimator.count_draft(has_paid=gained > 0.0, most_patience=self._most_patience)
 
     def _rest(self) -> None:
         """Think about no draft for as long as none will be made."""
         if not self._may_rest:
             return
         estimator = self._estimator
-        if self._needed:
+        if self._has_draft_model and estimator.have_lost:
+            rest = math.ceil(self._patience) - estimator.num_without
+            self._num_to_rest = min(max(rest, 0), _LONGEST_HOPELESS_REST)
+        elif self._needed:
             rest = estimator.credit.iterations_until(self._needed / self._usual)
             self._num_to_rest = min(rest, _LONGEST_REST)
-        elif self._has_draft_model or estimator.probe_after == LAST_PROBE:
+        elif self._has_draft_model or estimator.patience == self._most_patience:
             # N-grams are not known to be wrong where there were none.
-            self._num_to_rest = estimator.probe_after // FIRST_PROBE - 1
+            self._num_to_rest = estimator.patience // FIRST_PROBE - 1
 
 
 def _gap_to_unlisted(joint: JointDistribution) -> float:
