@@ -19,6 +19,7 @@ _GUESS_WEIGHT = 2.0  # observations of each gap that the guess counts for, alway
 _LEVEL_WEIGHT = 3.0  # accepted layers that the first guess counts for, of all gaps together
 _MEMORY = 0.985  # weight that a layer's observations keep after another
 _LARGEST_WEIGHT = 1e9
+_MANY_NOTED = 8  # layers from which on a running mean takes a tenth of the next one
 _MANY, _LATER = 32, 4  # layers after which rates are taken anew only after so many more
 _GAIN_MEMORY = 0.99  # weight that a draft's gain keeps after another
 _LOST = -2.5  # iterations: drafts that have lost so much do not pay, whatever is thought of them
@@ -91,8 +92,8 @@ class AcceptanceEstimator:
         """
         if self.num_without >= LAST_PROBE:
             self.gained = max(self.gained, _FORGIVEN)
-        gained = _GAIN_MEMORY * self.gained + max(gained, _MOST_LOST_AT_ONCE)
-        self.gained = min(max(gained, _MOST_LOST), _MOST_GAINED)
+        at_once = gained if gained > _MOST_LOST_AT_ONCE else _MOST_LOST_AT_ONCE
+        self.gained = min(max(_GAIN_MEMORY * self.gained + at_once, _MOST_LOST), _MOST_GAINED)
 
     def count_draft(self, *, has_paid: bool, most_patience: int) -> None:
         """Count a draft of one layer or more, by which it is known when to try the next one.
@@ -113,7 +114,7 @@ class AcceptanceEstimator:
 
         depth: drafted layers before it.
         """
-        rates: Floats = self.rates[min(depth, 1)].take(_GAP_EDGES.searchsorted(gaps))
+        rates: Floats = self.rates[1 if depth else 0].take(_GAP_EDGES.searchsorted(gaps))
         return rates
 
     def learn(self, gaps: Floats, num_short: int, depth: int) -> None:
@@ -121,7 +122,7 @@ class AcceptanceEstimator:
 
         num_short: how many of these widths were not enough: the narrowest.
         """
-        kind = min(depth, 1)
+        kind = 1 if depth else 0
         bins = _GAP_EDGES.searchsorted(gaps)
         weight = self.weights[kind] / _MEMORY
         self.seen[kind] += weight * np.bincount(bins, minlength=_NUM_BINS)
@@ -138,7 +139,7 @@ class AcceptanceEstimator:
     def note(self, acceptance: float, width: int) -> None:
         """Count what a layer of this width promises to hold."""
         self.num_noted += 1
-        step = max(0.1, 1.0 / (self.num_noted + 2))
+        step = 0.1 if self.num_noted >= _MANY_NOTED else 1.0 / (self.num_noted + 2)
         self.acceptance += step * (acceptance - self.acceptance)
         self.rows += step * (width - self.rows) if self.rows else float(width)
 

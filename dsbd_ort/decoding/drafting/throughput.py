@@ -162,7 +162,7 @@ class ThroughputDraftPolicy:
         self._limit = min(self._most_layers, most_layers)
         self._reach = self._expected = 1.0  # an iteration commits one token without a draft
         self._parent_deficits = None
-        self._seconds = float(costs.target[self._num_rows]) + estimator.loop.iteration
+        self._seconds = costs.seconds[self._num_rows] + estimator.loop.iteration
         self._token_seconds = costs.target_row * estimator.calls / estimator.tokens
         self._powers[1:] = (estimator.acceptance ** _LAYERS_AHEAD[1:]).cumsum()
         self._called, self._needed, self._calls = 0.0, 0.0, []
@@ -176,7 +176,7 @@ class ThroughputDraftPolicy:
             # Few targets are longer than their source, whatever they may be.
             num_left = min(num_left, max(num_unread_source, 2))
         self._prompt_share = 2.0 * prompt / num_left
-        probe = (prompt + costs.draft(self._num_beams)) / self._seconds
+        probe = (prompt + costs.usual_draft) / self._seconds
         self._patience = estimator.patience * max(2.0 * probe, 1.0)
         self._is_probe = estimator.num_without >= self._patience
         if self._has_draft_model and estimator.have_lost and self._may_rest and not self._is_probe:
@@ -229,7 +229,7 @@ class ThroughputDraftPolicy:
             worth = float(self._worth_of_more(self._reach, self._num_rows, call))
         if num_whole:  # what is selected is among them: an iteration is saved
             self._stake = self._credit
-            saved = float(costs.target[min(num_whole, self._num_beams)])
+            saved = costs.seconds[min(num_whole, self._num_beams)]
             saved += estimator.loop.iteration
             worth += max(self._reach * saved - self._seconds_of_rows(num_whole) - call, 0.0)
         if is_wanted := worth > share or self._is_probe:
@@ -249,13 +249,16 @@ class ThroughputDraftPolicy:
         self._called += self._call
         self._calls.append(self._call_parts)
         best, deficits = self._least_deficits(joint, self._scores(joint, depth))
-        if not len(best):  # every candidate ends its sequence: there is nothing to verify
+        num_best = len(best)
+        if not num_best:  # every candidate ends its sequence: there is nothing to verify
             self._reach = 0.0
             return best
-        narrowest = min(self._num_beams, len(best))
-        widest = max(narrowest, min(self._most_beams, len(best)))
+        narrowest, widest = self._num_beams, self._most_beams
+        if num_best < narrowest or num_best < widest:
+            narrowest = min(narrowest, num_best)
+            widest = max(narrowest, min(widest, num_best))
         gaps = deficits[narrowest : widest + 1]
-        if len(gaps) <= widest - narrowest:  # none is left out of the widest
+        if num_best <= widest:  # none is left out of the widest
             gaps = np.append(gaps, np.inf)
         if joint.log_unlisted > -np.inf:
             gaps = np.minimum(gaps, _gap_to_unlisted(joint))
@@ -265,12 +268,13 @@ class ThroughputDraftPolicy:
         costs, before = self._costs, self._num_rows
         rows = slice(before + narrowest, before + widest + 1)
         more = costs.target[rows] - costs.target[before]
-        usual = costs.draft(self._num_beams) + self._layer
+        usual = costs.usual_draft + self._layer
         worth = self._worth_of_more(reach, rows, usual)
         gain = reach * self._token_seconds - more + worth
         # A wider layer costs no less: the widths that can be paid are the first ones.
         num_paid = int(more.searchsorted(self._stake - self._spent(), side="right"))
-        num_possible = min(num_paid, max(costs.most_known - rows.start + 1, 0))
+        num_possible = costs.most_known - rows.start + 1
+        num_possible = num_paid if num_paid < num_possible else max(num_possible, 0)
         chosen = int(gain[:num_possible].argmax()) if num_possible else 0
         width, new_reach = narrowest + chosen, float(reach[chosen])
         self._estimator.note(new_reach / self._reach, width)
@@ -280,7 +284,8 @@ class ThroughputDraftPolicy:
             return _NONE
         self._reach, self._worth, self._usual_call = new_reach, float(worth[chosen]), usual
         self._expected += new_reach
-        self._num_rows = min(before + width, costs.most_rows)
+        num_rows = before + width
+        self._num_rows = num_rows if num_rows < costs.most_rows else costs.most_rows
         self._seconds += float(more[chosen])
         self._parent_deficits = deficits[:width] if deficits[width - 1] > 0.0 else None
         return best[:width]
@@ -292,7 +297,7 @@ class ThroughputDraftPolicy:
         """
         num_new = int(np.count_nonzero(joint.tokens != STAY))
         more, most_rows = self._seconds_of_rows(num_new), self._costs.most_rows
-        is_worth_it = self._reach * float(self._costs.target[min(num_new, most_rows)]) > more
+        is_worth_it = self._reach * self._costs.seconds[min(num_new, most_rows)] > more
         is_limit = len(self._layers) >= self._limit or self._num_forced == MOST_FORCED_LAYERS
         if is_limit or not is_worth_it:
             return _NONE
@@ -348,23 +353,26 @@ class ThroughputDraftPolicy:
         for depth, (layer, beams) in enumerate(zip(self._layers, committed, strict=False)):
             if layer is None:
                 continue
-            if not len(beams.nodes):  # all that was selected has ended: no width was tested
+            num_taken = len(beams.nodes)
+            if not num_taken:  # all that was selected has ended: no width was tested
                 break
             taken = _candidate_ids(self._forest, layer.nodes, beams.nodes)
-            if len(taken) == 1:
+            if num_taken == 1:
                 found = (layer.best == taken).nonzero()[0]
             else:
                 taken.sort()
                 place = taken.searchsorted(layer.best)
                 found = (taken.take(place, mode="clip") == layer.best).nonzero()[0]
-            is_whole = len(found) == len(taken)
-            needed = int(found[-1]) + 1 - layer.narrowest if is_whole else len(layer.gaps)
-            self._estimator.learn(layer.gaps, max(needed, 0), depth)
+            if len(found) == num_taken:
+                num_short = max(int(found[-1]) + 1 - layer.narrowest, 0)
+            else:
+                num_short = len(layer.gaps)
+            self._estimator.learn(layer.gaps, num_short, depth)
 
     def _spent(self) -> float:
         """Return the seconds that the draft costs so far, its forced layers aside."""
-        seconds = self._costs.target
-        return self._called + float(seconds[self._num_rows] - seconds[self._num_needed])
+        seconds = self._costs.seconds
+        return self._called + (seconds[self._num_rows] - seconds[self._num_needed])
 
     def _least_deficits(
         self, joint: JointDistribution, scores: Floats
@@ -405,12 +413,17 @@ class ThroughputDraftPolicy:
         reach, rows: (n,) or () probability and target rows before them.
         layer_seconds: a layer's cost, its target rows aside.
         """
-        ahead = slice(min(max(self._limit - len(self._layers), 0), LOOK_AHEAD) + 1)
-        width = round(max(self._estimator.rows, self._num_beams))
+        num_ahead = self._limit - len(self._layers)
+        if num_ahead <= 0:
+            none: Floats = np.multiply(reach, 0.0)
+            return none
+        ahead = slice((num_ahead if num_ahead < LOOK_AHEAD else LOOK_AHEAD) + 1)
+        mean_rows = self._estimator.rows
+        width = round(mean_rows) if mean_rows > self._num_beams else self._num_beams
         gains = np.multiply.outer(reach, self._token_seconds * self._powers[ahead])
         gains -= self._costs.rows_ahead(width)[rows, ahead]
         gains -= layer_seconds * _LAYERS_AHEAD[ahead]
-        worth: Floats = gains.max(axis=-1)  # of no layer: 0
+        worth: Floats = np.maximum.reduce(gains, axis=-1)  # of no layer: 0
         return worth
 
     def _seconds_of_rows(self, num_new: int) -> float:
