@@ -53,7 +53,7 @@ _LAYERS_AHEAD = np.arange(LOOK_AHEAD + 1)
 _LONGEST_REST = 16  # iterations: calls may turn out cheaper, by what others learn
 _LONGEST_HOPELESS_REST = 64  # where drafts have lost
 _HELD_BACK = 0.6  # iterations of the credit that one draft leaves to others, half of it at most
-_LAST_FREE_PROBE = 64  # of the longest wait for a try that costs no engine call
+_LAST_FREE_PROBE = 64  # iterations: the longest wait for a try that costs no engine call
 _FIRST_WITHOUT = 3  # iterations before the model's first draft: they say what one without costs
 _NONE = np.arange(0)
 
