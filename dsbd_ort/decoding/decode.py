@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import Costs, measure_costs, observe_call
-from dsbd_ort.decoding.drafting.draft import Drafter, DraftLayer, Iteration, draft_forest
+from dsbd_ort.decoding.drafting.draft import DraftLayer, Iteration, draft_forest
 from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.engine_call import Clock, EngineCall, EngineCalls, Role
 from dsbd_ort.decoding.errors import ModelError
@@ -46,7 +46,6 @@ from dsbd_ort.decoding.request import (
     Preempts,
     check_request,
     decoded_sequences,
-    most_descendants,
     result_of,
 )
 from dsbd_ort.decoding.set_up import LoopParts, set_up
@@ -61,6 +60,10 @@ DecodingLoop = Generator[EngineCall | IterationOutput, ForwardResult | None, Dec
 """A running request: it is sent the result of each EngineCall, and None for an IterationOutput."""
 
 Iterations = Generator[IterationOutput, None, DecodeResult]
+
+_LONG_REST = 8
+"""Iterations without a draft from which on one more call of the draft costs less than to keep what
+it would need: its nodes, and what the target knows of them."""
 
 
 def decode(
@@ -206,7 +209,7 @@ def decoding_loop(
     yield from _prefill(run)
     beams, depth = Beams.initial(), 0
     while not rule.is_finished(beams, depth):
-        drafted = (yield from _draft(run, run.drafter, beams, depth)) if run.drafter else []
+        drafted = [] if _rests(run, beams) else (yield from _draft(run, beams, depth))
         committed, num_accepted = yield from _verify_and_select(run, beams, drafted, depth)
         iteration = _iteration(run, drafted, committed, num_accepted)
         for observer in run.observers:
@@ -229,22 +232,50 @@ def _prefill(run: LoopParts) -> EngineCalls[None]:
     if run.lockstep_draft:
         yield from run.lockstep_draft.prefill(prompt[:-1])
     elif run.draft:
-        run.draft.prefill_later(prompt[:-1])
+        run.draft.prefill_later(prompt.tolist, 0)
     if run.tracer:
         run.tracer.begin(prompt.tolist(), run.request.config)
 
 
-def _draft(
-    run: LoopParts, drafter: Drafter, beams: Beams, depth: int
-) -> EngineCalls[list[DraftLayer]]:
+def _rests(run: LoopParts, beams: Beams) -> bool:
+    """Return whether no draft is made in an iteration, as there is none or its policy rests.
+
+    A draft that will not be wanted for long has its next rows computed as a prompt is, all at once:
+    until then nothing is kept for it.
+    """
+    if run.drafter is None:
+        return True
+    num_to_rest = run.policy.rest()
+    draft = run.late_draft
+    if draft is not None and not draft.is_put_off:
+        if num_to_rest >= _LONG_REST or (num_to_rest and draft.num_unread):
+            draft.put_off(_tokens(run, beams))
+    return num_to_rest > 0
+
+
+def _tokens(run: LoopParts, beams: Beams) -> Callable[[], list[int]]:
+    """Return what returns the prompt and the new tokens of the only beam."""
+    prompt_ids, hypotheses, entries = run.request.prompt_ids, run.hypotheses, beams.hypotheses
+
+    def tokens() -> list[int]:
+        (path,) = hypotheses.paths(entries)
+        return [*prompt_ids, *hypotheses.tokens[path].tolist()]
+
+    return tokens
+
+
+def _draft(run: LoopParts, beams: Beams, depth: int) -> EngineCalls[list[DraftLayer]]:
     """Return what adds the layers to the forest that the draft policy chooses."""
+    assert run.drafter is not None
+    if run.late_draft is not None and run.late_draft.is_put_off:
+        run.late_draft.prefill_later(_tokens(run, beams), int(beams.nodes[0]))
     num_pending = run.target.num_missing(beams.nodes)
     most_layers = run.request.config.max_new_tokens - depth - 1
     unread = (run.draft.num_unread, run.draft.num_unread_source) if run.draft else (0, 0)
     run.policy.begin(num_pending, most_layers, *unread)
     return draft_forest(
         run.forest,
-        drafter,
+        run.drafter,
         beams,
         run.policy,
         depth,
@@ -291,8 +322,8 @@ def _iteration(
     config, forest = run.request.config, run.forest
     beams = _most_likely(run, committed[-1]) if config.memory == "single" else committed[-1]
     survivors = np.zeros(len(forest), dtype=np.bool_)
-    if run.drafter and run.rule.keeps_descendants:
-        survivors[forest.below(beams.nodes).nonzero()[0][: most_descendants(config)]] = True
+    if run.most_descendants:
+        survivors[forest.below(beams.nodes).nonzero()[0][: run.most_descendants]] = True
     survivors[beams.nodes] = True
     for cache in run.caches:
         cache.keep_needed(survivors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -51,6 +52,7 @@ class ForestRunner:
         meter: counts the engine calls of the request.
         distribution_bytes_peak: most bytes that the distributions took.
         forces: see Drafter: a model forces nothing.
+        is_put_off: whether nothing is kept for its next call, see ``put_off``.
     """
 
     forces = False
@@ -86,7 +88,9 @@ class ForestRunner:
         self._tops = tops
         self._features = features
         self._num_calls = 0
-        self._unread: NDArray[np.int64] | None = None
+        self._unread: Callable[[], Sequence[int]] | None = None
+        self._num_unread = 0
+        self.is_put_off = False
         self.distribution_bytes_peak = 0
         self._distributions: TokenDistributions | None = None  # as the first logits are
         self._left_out = LeftOutTokens(view.spec)
@@ -158,17 +162,39 @@ class ForestRunner:
         source = self._view.prefix.source
         return Forward(chunk, positions, mask, logit_rows, None, *features, source=source)
 
-    def prefill_later(self, token_ids: NDArray[np.int64]) -> None:
-        """Compute the prompt but for its last token just before the first node, if one is wanted.
+    def prefill_later(self, tokens: Callable[[], Sequence[int]], node: int) -> None:
+        """Compute all tokens but the last just before the first node, if one is wanted.
 
         A request that nothing is drafted for never has its prompt read by the draft.
+
+        tokens: returns the prompt, and the path to the node, which ends with the last of them.
         """
-        self._unread = token_ids
+        forest = self._forest
+        self._unread, self._num_unread = tokens, int(forest.positions[node])
+        forest.slots[self._engine][forest.parents[node]] = 0  # what it sees is that prompt
+
+    def put_off(self, tokens: Callable[[], list[int]]) -> None:
+        """Keep nothing for a next call but the rows of the one path, until ``prefill_later``.
+
+        tokens: returns the prompt and the path.
+        """
+        self.is_put_off = True
+        if self._unread is not None:
+            return
+        slots = self.slots[: len(self._forest)]
+        computed = (slots > _FIRST).nonzero()[0]
+        self._view.keep(slots[computed])
+        self._view.end(tokens())
+        self._unread = tokens
+        slots[computed] = NOT_COMPUTED
+        self._left_out.forget()
+        self._note_bytes()
+        self._distributions = None
 
     @property
     def num_unread(self) -> int:
-        """Tokens of the prompt that the engine has to read before the first node."""
-        return 0 if self._unread is None else len(self._unread) - len(self._view.prefix.tokens)
+        """Tokens that the engine has to read as a prompt before the first node."""
+        return 0 if self._unread is None else self._num_unread - len(self._view.prefix.tokens)
 
     @property
     def num_unread_source(self) -> int:
@@ -180,11 +206,12 @@ class ForestRunner:
     def _read_prompt(self) -> EngineCalls[None]:
         """Compute the prompt, but for what another request has computed by now."""
         assert self._unread is not None
-        view, token_ids, self._unread = self._view, self._unread, None
-        shared = view.row_cache.longest_prefix(RowIdentity(token_ids.tolist(), view.prefix.source))
+        view, token_ids = self._view, list(self._unread())[:-1]
+        self._unread, self.is_put_off = None, False
+        shared = view.row_cache.longest_prefix(RowIdentity(token_ids, view.prefix.source))
         if len(shared.tokens) > len(view.prefix.tokens):
             view.prefix = shared
-        yield from self.prefill(token_ids)
+        yield from self.prefill(np.array(token_ids, dtype=np.int64))
 
     def finish(self, agreed_tokens: list[int]) -> None:
         """Leave the rows that all nodes see to the next request.
@@ -360,6 +387,8 @@ class ForestRunner:
 
     def keep_needed(self, is_kept: NDArray[np.bool_]) -> None:
         """Keep the nodes as well that are needed to compute kept ones later: (num_nodes,) bool."""
+        if self.is_put_off:
+            return
         slots = None if self._features is None else self._slots_after_pruning(self._features)
         pending = self.pending(is_kept.nonzero()[0], slots)
         is_kept[pending] = True
@@ -372,9 +401,9 @@ class ForestRunner:
 
     def prune(self) -> None:
         """Forget the nodes that the forest has dropped, and what is outdated."""
-        if self._distributions is not None:
-            num_bytes = self._distributions.num_bytes
-            self.distribution_bytes_peak = max(self.distribution_bytes_peak, num_bytes)
+        if self.is_put_off:
+            return
+        self._note_bytes()
         self._left_out.forget()
         slots = self._forest.slots[self._engine][: len(self._forest)]
         if self._features is not None:
@@ -392,6 +421,11 @@ class ForestRunner:
         if self._features is not None:
             self._features.keep(kept)
         slots[computed] = np.arange(1, 1 + num_kept)
+
+    def _note_bytes(self) -> None:
+        if self._distributions is not None:
+            num_bytes = self._distributions.num_bytes
+            self.distribution_bytes_peak = max(self.distribution_bytes_peak, num_bytes)
 
     def _error(self, error: ModelError) -> ModelError:
         return ModelError(f"call {self._num_calls} of the {self._role}: {error}")

@@ -23,7 +23,12 @@ from dsbd_ort.decoding.logits_processing.path_states import PathStates, StopStat
 from dsbd_ort.decoding.logits_processing.request_processing import RequestProcessing, processing_of
 from dsbd_ort.decoding.node_features import DraftFeatures, TargetFeatures, align_prefixes
 from dsbd_ort.decoding.rejection_coupling import GeneratorSource, RejectionCoupling
-from dsbd_ort.decoding.request import DecodingRequest, check_request, expected_rows
+from dsbd_ort.decoding.request import (
+    DecodingRequest,
+    check_request,
+    expected_rows,
+    most_descendants,
+)
 from dsbd_ort.decoding.rule import LayerBuilder, SelectionRule
 from dsbd_ort.decoding.sample_rule import GumbelCoupling, SampleRule
 from dsbd_ort.decoding.search_rule import SearchRule
@@ -54,9 +59,11 @@ class LoopParts:
         draft: the draft engine's side of the forest, None where no model drafts.
         lockstep_draft: the same where it computes the prompt part by part, as the target does;
             else None.
+        late_draft: the same where it may compute a part of the one path later, as a prompt.
         drafter: what drafts: the same, or it and others; None where nothing does.
         observers: of every iteration, before it is pruned.
         caches: of the engines in use.
+        most_descendants: nodes below the beams that pruning leaves at most.
     """
 
     request: DecodingRequest
@@ -68,6 +75,7 @@ class LoopParts:
     target: ForestRunner
     draft: ForestRunner | None
     lockstep_draft: ForestRunner | None
+    late_draft: ForestRunner | None
     drafter: Drafter | None
     stats: StatsRecorder
     tracer: Tracer | None
@@ -75,6 +83,7 @@ class LoopParts:
     tops: TopTokens | None
     scorer: PromptScorer | None
     caches: list[ForestRunner]
+    most_descendants: int
 
 
 def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None) -> LoopParts:
@@ -120,6 +129,7 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
         target=engines.target,
         draft=engines.draft,
         lockstep_draft=engines.lockstep_draft,
+        late_draft=None if engines.lockstep_draft or config.width > 1 else engines.draft,
         drafter=drafter,
         stats=stats,
         tracer=tracer,
@@ -127,6 +137,7 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
         tops=engines.tops,
         scorer=engines.scorer,
         caches=[engines.target, engines.draft] if engines.draft else [engines.target],
+        most_descendants=most_descendants(config) if drafter and rule.keeps_descendants else 0,
     )
 
 

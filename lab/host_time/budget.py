@@ -34,7 +34,7 @@ from lab.frame.page import table
 
 ENGINE = "engine"
 _LOOP = importlib.import_module("dsbd_ort.decoding.decode")  # the package's `decode` is a function
-_POLICY = "begin", "wants_layer", "takes_all", "choose", "choose_forced", "observe"
+_POLICY = "rest", "begin", "wants_layer", "takes_all", "choose", "choose_forced", "observe"
 STEPS: dict[str, tuple[tuple[type | ModuleType, tuple[str, ...]], ...]] = {
     "draft": ((_LOOP, ("_draft", "draft_forest")), (FixedDraftPolicy, _POLICY)),
     "policy": ((ThroughputDraftPolicy, _POLICY),),

@@ -182,6 +182,67 @@ def test_experience_is_carried_from_request_to_request():
     assert 0 < taught.stats.draft_calls < fresh.stats.draft_calls
 
 
+DEAR_DRAFT = EngineCosts(
+    CostCurve((1, 2, 64), (9e-3, 10e-3, 54e-3)), CostCurve((1, 64), (1.8e-3, 8e-3))
+)
+"""A draft whose call takes a fifth of the target's: it pays where it is mostly right."""
+
+
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_drafts_that_lost_are_tried_the_more_rarely_and_return_where_they_agree(
+    num_beams: int,
+) -> None:
+    experience = AcceptanceEstimator()
+
+    def layers_of(draft: LogitsOf, seeds: range) -> list[tuple[int, int]]:
+        """Return drafted and accepted layers of each request."""
+        stats = [
+            generate(
+                draft,
+                seed,
+                DEAR_DRAFT,
+                experience,
+                draft_policy="throughput",
+                num_beams=num_beams,
+                max_new_tokens=64,
+                eos_token_id=None,
+            ).stats
+            for seed in seeds
+        ]
+        return [(each.num_draft_layers, each.num_accepted_layers) for each in stats]
+
+    layers_of(lambda path: -TARGET(path), range(16))
+    drafted = [drafted for drafted, _ in layers_of(lambda path: -TARGET(path), range(16, 26))]
+    assert sum(drafted) < 10
+    again = layers_of(TARGET, range(26, 46))
+    first = next(i for i, (_, accepted) in enumerate(again) if accepted > 20)
+    assert first < 15  # a try every 512 iterations, and then some
+    assert min(accepted for _, accepted in again[first + 1 :]) > 30
+
+
+def test_the_wait_for_a_try_doubles_with_each_that_fails_and_ends_with_one_that_does_not() -> None:
+    experience, waits = AcceptanceEstimator(), []
+    for has_paid in (False, False, False, True, False, False):
+        experience.num_without = experience.patience
+        experience.count_draft(has_paid=has_paid, most_patience=64)
+        waits.append(experience.patience)
+    assert waits == [16, 32, 64, 8, 64, 64]
+    experience.count_draft(has_paid=False, most_patience=64)  # not after a wait: no try
+    assert experience.patience == 64
+
+
+def test_estimates_are_not_believed_after_losses_until_these_are_old() -> None:
+    experience = AcceptanceEstimator()
+    for _ in range(5):
+        experience.count_gain(-3.0)  # each counts half an iteration
+        assert not experience.have_lost
+    experience.count_gain(-3.0)
+    assert experience.have_lost
+    experience.num_without = 512
+    experience.count_gain(-0.3)
+    assert not experience.have_lost
+
+
 def test_costs_are_measured_where_none_are_given():
     costs: EngineCosts | None = None
     result = generate(TARGET, 0, costs, draft_policy="throughput")  # type: ignore[arg-type]

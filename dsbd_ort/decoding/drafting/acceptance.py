@@ -19,8 +19,14 @@ _GUESS_WEIGHT = 2.0  # observations of each gap that the guess counts for, alway
 _LEVEL_WEIGHT = 3.0  # accepted layers that the first guess counts for, of all gaps together
 _MEMORY = 0.985  # weight that a layer's observations keep after another
 _LARGEST_WEIGHT = 1e9
+_MANY_NOTED = 8  # layers from which on a running mean takes a tenth of the next one
 _MANY, _LATER = 32, 4  # layers after which rates are taken anew only after so many more
-FIRST_PROBE, LAST_PROBE = 8, 64  # iterations without a draft after which one layer is tried
+_GAIN_MEMORY = 0.99  # weight that a draft's gain keeps after another
+_LOST = -2.5  # iterations: drafts that have lost so much do not pay, whatever is thought of them
+_FORGIVEN = -1.5  # iterations
+_MOST_LOST, _MOST_GAINED = -3.5, 4.0  # iterations: so that a few drafts can prove the contrary
+_MOST_LOST_AT_ONCE = -0.5  # iterations: a prompt to be read says nothing of the next drafts
+FIRST_PROBE, LAST_PROBE = 8, 512  # iterations without a draft after which one layer is tried
 
 
 @dataclass
@@ -43,7 +49,10 @@ class AcceptanceEstimator:
         acceptance, rows: running means of what chosen layers promised and held.
         num_noted: layers in these means.
         credit: what drafts may still cost in vain.
-        num_without, probe_after: iterations without a draft, and after how many to try one.
+        num_without, probe_after: iterations without a draft, and after how many to try one where
+            the last one failed.
+        has_failed: whether it did.
+        gained: iterations that drafts have won beyond their cost, the latest counting most.
         loop: what the loop itself costs in requests of these settings.
     """
 
@@ -61,14 +70,51 @@ class AcceptanceEstimator:
     credit: DraftCredit = field(default_factory=DraftCredit)
     num_without: int = 0
     probe_after: int = FIRST_PROBE
+    has_failed: bool = True
+    gained: float = 0.0
     loop: LoopCost = field(default_factory=LoopCost)
+
+    @property
+    def patience(self) -> int:
+        """Iterations without a draft after which one layer is tried."""
+        return self.probe_after if self.has_failed else FIRST_PROBE
+
+    @property
+    def have_lost(self) -> bool:
+        """Whether drafts have lost so much that estimates of their gain are not believed."""
+        return self.gained < _LOST
+
+    def count_gain(self, gained: float) -> None:
+        """Count the iterations that a draft has won, less its cost.
+
+        What was lost so long ago that only the rarest tries were made since is forgiven so far that
+        a few more may be made: the texts may be others by now.
+        """
+        if self.num_without >= LAST_PROBE:
+            self.gained = max(self.gained, _FORGIVEN)
+        at_once = gained if gained > _MOST_LOST_AT_ONCE else _MOST_LOST_AT_ONCE
+        self.gained = min(max(_GAIN_MEMORY * self.gained + at_once, _MOST_LOST), _MOST_GAINED)
+
+    def count_draft(self, *, has_paid: bool, most_patience: int) -> None:
+        """Count a draft of one layer or more, by which it is known when to try the next one.
+
+        Twice as late after each try that has not paid, up to ``most_patience``. One that has paid
+        is followed by another one soon: the text may have changed.
+        """
+        was_tried = self.num_without >= self.patience
+        if has_paid:
+            self.probe_after = max(self.probe_after // 2, FIRST_PROBE)
+        elif was_tried:
+            self.probe_after = min(2 * self.probe_after, most_patience)
+        self.has_failed = not has_paid
+        self.num_without = 0
 
     def accepted(self, gaps: Floats, depth: int) -> Floats:
         """Return the estimated probability that a layer with this gap is accepted.
 
         depth: drafted layers before it.
         """
-        rates: Floats = self.rates[min(depth, 1)].take(_GAP_EDGES.searchsorted(gaps))
+        rates: Floats = self.rates[1 if depth else 0].take(_GAP_EDGES.searchsorted(gaps))
         return rates
 
     def learn(self, gaps: Floats, num_short: int, depth: int) -> None:
@@ -76,7 +122,7 @@ class AcceptanceEstimator:
 
         num_short: how many of these widths were not enough: the narrowest.
         """
-        kind = min(depth, 1)
+        kind = 1 if depth else 0
         bins = _GAP_EDGES.searchsorted(gaps)
         weight = self.weights[kind] / _MEMORY
         self.seen[kind] += weight * np.bincount(bins, minlength=_NUM_BINS)
@@ -93,7 +139,7 @@ class AcceptanceEstimator:
     def note(self, acceptance: float, width: int) -> None:
         """Count what a layer of this width promises to hold."""
         self.num_noted += 1
-        step = max(0.1, 1.0 / (self.num_noted + 2))
+        step = 0.1 if self.num_noted >= _MANY_NOTED else 1.0 / (self.num_noted + 2)
         self.acceptance += step * (acceptance - self.acceptance)
         self.rows += step * (width - self.rows) if self.rows else float(width)
 

@@ -56,7 +56,10 @@ class DraftCredit:
 
     def add(self, won: float) -> None:
         """Add what a draft has won, less its cost; negative: it has lost."""
-        self.balance = min(self.balance + won, max(self.balance, self.most))
+        balance = self.balance + won
+        if won > 0.0 and balance > self.most:  # what is there beyond it stays
+            balance = self.balance if self.balance > self.most else self.most
+        self.balance = balance
 
     def iterations_until(self, needed: float) -> int:
         """Return after how many iterations their shares alone will have made it so much."""

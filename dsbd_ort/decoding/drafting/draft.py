@@ -132,6 +132,12 @@ class Drafter(Protocol):
 class DraftPolicy(Protocol):
     """Decides, layer by layer, whether to draft and how many candidates (docs/algorithm.md 3.5)."""
 
+    def rest(self) -> int:
+        """Start an iteration; return for how many, this one included, no draft is made.
+
+        Decided before: so nothing is looked up for it. 0: ``begin`` goes on.
+        """
+
     def begin(
         self, num_pending: int, most_layers: int, num_unread: int, num_unread_source: int = 0
     ) -> None:
@@ -182,6 +188,10 @@ class FixedDraftPolicy:
         self._layer = 0
         self._num_forced = 0
         self._most_layers = 0
+
+    def rest(self) -> int:
+        """See DraftPolicy.rest."""
+        return 0
 
     def begin(
         self, num_pending: int, most_layers: int, num_unread: int, num_unread_source: int = 0

@@ -22,6 +22,10 @@ class RequestCosts:
     Attributes:
         target: (room,) float64. Of a target call by its rows, 0 of none. Rows beyond the most that
             a request can have cost as much as these: more are pending only after a restart.
+        seconds: the same as plain numbers, which are looked up one by one.
+        most_rows: of the largest target call of a request.
+        usual: seconds of the target's call in an iteration without a draft.
+        usual_draft: of a draft call of as many rows as there are beams.
         target_row: of a target call of one row that the request shares with none.
         num_sharers: requests that share the calls.
         are_learned: whether calls teach them.
@@ -51,7 +55,7 @@ class RequestCosts:
         self._costs = costs
         self._sharers_now = num_sharers
         self._num_beams = num_beams
-        self._shape = most_rows, most_beams
+        self.most_rows, self._most_beams = most_rows, most_beams
         self._has_draft_model = has_draft_model
         self._known: tuple[EngineCosts | None, int] = None, 0
         self.refresh()
@@ -66,9 +70,11 @@ class RequestCosts:
         self.target_row = costs.target.seconds[0]
         self.are_learned = costs.target.seen is not None
         draft = costs.draft if self._has_draft_model else FREE
-        self.target, self._draft = _shares(costs.target, draft, *self._shape, num_sharers)
+        shape = self.most_rows, self._most_beams
+        self.target, self.seconds, self._draft = _shares(costs.target, draft, *shape, num_sharers)
+        self.usual, self.usual_draft = self.seconds[self._num_beams], self.draft(self._num_beams)
         self._ahead: tuple[int, Floats] | None = None
-        self.most_known = self._shape[0]
+        self.most_known = self.most_rows
         if costs.target.seen is not None and not self._has_draft_model:
             # Drafts without a model begin before the costs of large calls are known: no more than
             # twice the rows that were seen.
@@ -76,23 +82,14 @@ class RequestCosts:
             is_base_known = fewest <= num_sharers * self._num_beams
             self.most_known = 2 * most // num_sharers if is_base_known else 0
 
-    @property
-    def usual(self) -> float:
-        """Seconds of the target's call in an iteration without a draft."""
-        return float(self.target[self._num_beams])
-
-    @property
-    def most_rows(self) -> int:
-        """Rows of the largest target call of a request."""
-        return self._shape[0]
-
     def rows(self, num_rows: int, num_new: int) -> float:
         """Return the seconds that further rows add to a target call."""
-        return float(self.target[min(num_rows + num_new, self._shape[0])] - self.target[num_rows])
+        last, most = num_rows + num_new, self.most_rows
+        return self.seconds[last if last < most else most] - self.seconds[num_rows]
 
     def draft(self, num_rows: int) -> float:
         """Return the seconds of a draft call; 0 rows need none."""
-        return self._draft[min(num_rows, self._shape[0])]
+        return self._draft[num_rows if num_rows < self.most_rows else self.most_rows]
 
     def reading(self, num_unread: int, num_unread_source: int) -> float:
         """Return the seconds in which the draft model reads so much of prompt and source."""
@@ -118,11 +115,12 @@ class RequestCosts:
 @lru_cache(maxsize=256)  # the same few come in every request
 def _shares(
     target: CostCurve, draft: CostCurve, most_rows: int, most_beams: int, num_sharers: int
-) -> tuple[Floats, tuple[float, ...]]:
-    """Return the seconds of a target call, (room,), and of a draft call, by rows."""
+) -> tuple[Floats, tuple[float, ...], tuple[float, ...]]:
+    """Return the seconds of a target call, (room,), twice, and of a draft call, by rows."""
     seconds = np.pad(target.up_to(most_rows, num_sharers), (0, most_beams + 1), mode="edge")
     seconds.flags.writeable = False
-    return seconds, tuple(draft.up_to(most_rows, num_sharers).tolist())
+    of_draft = draft.up_to(most_rows, num_sharers)
+    return seconds, tuple(seconds.tolist()), tuple(of_draft.tolist())
 
 
 @lru_cache(maxsize=256)

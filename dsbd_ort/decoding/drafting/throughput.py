@@ -22,12 +22,14 @@ there are, the more a row costs beside the call, and the less is drafted.
 
 Whatever is estimated, no draft may cost more than the credit (``credit.py``), and while there is
 too little for one nothing is thought about. What a layer would have brought is learned without it
-too, where that needs no engine call. The very first prompt is read by the draft on trust, as a
-draft model was made for its target.
+too, where that needs no engine call. Where drafts have lost (``AcceptanceEstimator.gained``) no
+estimate is believed: one layer is tried now and then, the more rarely the more often that failed.
+The very first prompt is read by the draft on trust, as a draft model was made for its target.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -49,7 +51,9 @@ Floats = NDArray[np.float64]
 _RATE_MEMORY = 0.9
 _LAYERS_AHEAD = np.arange(LOOK_AHEAD + 1)
 _LONGEST_REST = 16  # iterations: calls may turn out cheaper, by what others learn
+_LONGEST_HOPELESS_REST = 64  # where drafts have lost
 _HELD_BACK = 0.6  # iterations of the credit that one draft leaves to others, half of it at most
+_LAST_FREE_PROBE = 64  # iterations: the longest wait for a try that costs no engine call
 _FIRST_WITHOUT = 3  # iterations before the model's first draft: they say what one without costs
 _NONE = np.arange(0)
 
@@ -125,21 +129,25 @@ class ThroughputDraftPolicy:
         self._usual = self._called = self._layer = self._credit = self._stake = 0.0  # seconds
         self._expected = 1.0
         self._worth = self._usual_call = 0.0  # of what may follow the last layer, by such calls
-        self._unread_prompt = self._prompt_share = 0.0
-        self._is_probe = self._has_probed = self._is_first = False
+        self._unread_prompt = self._prompt_share = self._patience = 0.0
+        self._is_probe = self._is_first = False
+        self._most_patience = LAST_PROBE if has_draft_model else _LAST_FREE_PROBE
         self._is_usual = num_beams == 1  # the first iteration has one row, the next ones as many
         self._parent_deficits: Floats | None = None  # None: they all lack nothing
         self._powers = np.zeros(LOOK_AHEAD + 1)
+
+    def rest(self) -> int:
+        """See DraftPolicy.rest."""
+        num_to_rest = self._num_to_rest
+        self._is_resting = num_to_rest > 0
+        if num_to_rest:
+            self._num_to_rest = num_to_rest - 1
+        return num_to_rest
 
     def begin(
         self, num_pending: int, most_layers: int, num_unread: int, num_unread_source: int = 0
     ) -> None:
         """See DraftPolicy.begin."""
-        self._is_resting = self._num_to_rest > 0
-        if self._is_resting:
-            self._num_to_rest -= 1
-            self._limit = 0
-            return
         self._began, self._drafting = self._host_seconds(), 0.0
         costs, estimator = self._costs, self._estimator
         costs.refresh()
@@ -154,7 +162,7 @@ class ThroughputDraftPolicy:
         self._limit = min(self._most_layers, most_layers)
         self._reach = self._expected = 1.0  # an iteration commits one token without a draft
         self._parent_deficits = None
-        self._seconds = float(costs.target[self._num_rows]) + estimator.loop.iteration
+        self._seconds = costs.seconds[self._num_rows] + estimator.loop.iteration
         self._token_seconds = costs.target_row * estimator.calls / estimator.tokens
         self._powers[1:] = (estimator.acceptance ** _LAYERS_AHEAD[1:]).cumsum()
         self._called, self._needed, self._calls = 0.0, 0.0, []
@@ -168,8 +176,11 @@ class ThroughputDraftPolicy:
             # Few targets are longer than their source, whatever they may be.
             num_left = min(num_left, max(num_unread_source, 2))
         self._prompt_share = 2.0 * prompt / num_left
-        probe = (prompt + costs.draft(self._num_beams)) / self._seconds
-        self._is_probe = estimator.num_without >= estimator.probe_after * max(2.0 * probe, 1.0)
+        probe = (prompt + costs.usual_draft) / self._seconds
+        self._patience = estimator.patience * max(2.0 * probe, 1.0)
+        self._is_probe = estimator.num_without >= self._patience
+        if self._has_draft_model and estimator.have_lost and self._may_rest and not self._is_probe:
+            self._limit = 0
 
     def _begin_request(self, prompt: float) -> None:
         """Begin the estimates, and give credit for the prompt, once a request.
@@ -218,7 +229,7 @@ class ThroughputDraftPolicy:
             worth = float(self._worth_of_more(self._reach, self._num_rows, call))
         if num_whole:  # what is selected is among them: an iteration is saved
             self._stake = self._credit
-            saved = float(costs.target[min(num_whole, self._num_beams)])
+            saved = costs.seconds[min(num_whole, self._num_beams)]
             saved += estimator.loop.iteration
             worth += max(self._reach * saved - self._seconds_of_rows(num_whole) - call, 0.0)
         if is_wanted := worth > share or self._is_probe:
@@ -238,13 +249,16 @@ class ThroughputDraftPolicy:
         self._called += self._call
         self._calls.append(self._call_parts)
         best, deficits = self._least_deficits(joint, self._scores(joint, depth))
-        if not len(best):  # every candidate ends its sequence: there is nothing to verify
+        num_best = len(best)
+        if not num_best:  # every candidate ends its sequence: there is nothing to verify
             self._reach = 0.0
             return best
-        narrowest = min(self._num_beams, len(best))
-        widest = max(narrowest, min(self._most_beams, len(best)))
+        narrowest, widest = self._num_beams, self._most_beams
+        if num_best < narrowest or num_best < widest:
+            narrowest = min(narrowest, num_best)
+            widest = max(narrowest, min(widest, num_best))
         gaps = deficits[narrowest : widest + 1]
-        if len(gaps) <= widest - narrowest:  # none is left out of the widest
+        if num_best <= widest:  # none is left out of the widest
             gaps = np.append(gaps, np.inf)
         if joint.log_unlisted > -np.inf:
             gaps = np.minimum(gaps, _gap_to_unlisted(joint))
@@ -254,12 +268,13 @@ class ThroughputDraftPolicy:
         costs, before = self._costs, self._num_rows
         rows = slice(before + narrowest, before + widest + 1)
         more = costs.target[rows] - costs.target[before]
-        usual = costs.draft(self._num_beams) + self._layer
+        usual = costs.usual_draft + self._layer
         worth = self._worth_of_more(reach, rows, usual)
         gain = reach * self._token_seconds - more + worth
         # A wider layer costs no less: the widths that can be paid are the first ones.
         num_paid = int(more.searchsorted(self._stake - self._spent(), side="right"))
-        num_possible = min(num_paid, max(costs.most_known - rows.start + 1, 0))
+        num_possible = costs.most_known - rows.start + 1
+        num_possible = num_paid if num_paid < num_possible else max(num_possible, 0)
         chosen = int(gain[:num_possible].argmax()) if num_possible else 0
         width, new_reach = narrowest + chosen, float(reach[chosen])
         self._estimator.note(new_reach / self._reach, width)
@@ -269,7 +284,8 @@ class ThroughputDraftPolicy:
             return _NONE
         self._reach, self._worth, self._usual_call = new_reach, float(worth[chosen]), usual
         self._expected += new_reach
-        self._num_rows = min(before + width, costs.most_rows)
+        num_rows = before + width
+        self._num_rows = num_rows if num_rows < costs.most_rows else costs.most_rows
         self._seconds += float(more[chosen])
         self._parent_deficits = deficits[:width] if deficits[width - 1] > 0.0 else None
         return best[:width]
@@ -281,7 +297,7 @@ class ThroughputDraftPolicy:
         """
         num_new = int(np.count_nonzero(joint.tokens != STAY))
         more, most_rows = self._seconds_of_rows(num_new), self._costs.most_rows
-        is_worth_it = self._reach * float(self._costs.target[min(num_new, most_rows)]) > more
+        is_worth_it = self._reach * self._costs.seconds[min(num_new, most_rows)] > more
         is_limit = len(self._layers) >= self._limit or self._num_forced == MOST_FORCED_LAYERS
         if is_limit or not is_worth_it:
             return _NONE
@@ -302,20 +318,21 @@ class ThroughputDraftPolicy:
         num_won = len(iteration.committed) - 1
         if self._is_resting:
             estimator.num_without += 1
-            estimator.credit.add(num_won)  # by nodes of an earlier draft
+            if num_won:  # by nodes of an earlier draft
+                estimator.credit.add(num_won)
             return
         rest = self._host_seconds() - self._began - self._drafting
         estimator.loop.learn(len(self._layers), self._drafting, rest)
-        self._settle(num_won)
+        gained = self._settle(num_won)
         self._learn(iteration.committed)
         if self._is_usual:
             estimator.tokens = _RATE_MEMORY * estimator.tokens + self._expected
             calls = self._seconds / self._costs.target_row
             estimator.calls = _RATE_MEMORY * estimator.calls + calls
         self._is_usual = True
-        self._count_probes()
+        self._count_probes(gained)
 
-    def _settle(self, num_won: int) -> None:
+    def _settle(self, num_won: int) -> float:
         """Add to the credit what the draft has won: the iterations saved, less its cost.
 
         Its calls, rows and layers cost what they are thought to now that they have been made.
@@ -326,31 +343,36 @@ class ThroughputDraftPolicy:
             calls = (self._costs.draft(num_rows) + prompt for num_rows, prompt in self._calls)
             self._called = sum(calls) + len(self._calls) * loop.layer
             won -= self._spent() / (self._costs.usual + loop.iteration)
+            self._estimator.count_gain(won)
         if won:
             self._estimator.credit.add(won)
+        return won
 
     def _learn(self, committed: Sequence[Beams]) -> None:
         """Count of every layer that was reached which widths would have been enough."""
         for depth, (layer, beams) in enumerate(zip(self._layers, committed, strict=False)):
             if layer is None:
                 continue
-            if not len(beams.nodes):  # all that was selected has ended: no width was tested
+            num_taken = len(beams.nodes)
+            if not num_taken:  # all that was selected has ended: no width was tested
                 break
             taken = _candidate_ids(self._forest, layer.nodes, beams.nodes)
-            if len(taken) == 1:
+            if num_taken == 1:
                 found = (layer.best == taken).nonzero()[0]
             else:
                 taken.sort()
                 place = taken.searchsorted(layer.best)
                 found = (taken.take(place, mode="clip") == layer.best).nonzero()[0]
-            is_whole = len(found) == len(taken)
-            needed = int(found[-1]) + 1 - layer.narrowest if is_whole else len(layer.gaps)
-            self._estimator.learn(layer.gaps, max(needed, 0), depth)
+            if len(found) == num_taken:
+                num_short = max(int(found[-1]) + 1 - layer.narrowest, 0)
+            else:
+                num_short = len(layer.gaps)
+            self._estimator.learn(layer.gaps, num_short, depth)
 
     def _spent(self) -> float:
         """Return the seconds that the draft costs so far, its forced layers aside."""
-        seconds = self._costs.target
-        return self._called + float(seconds[self._num_rows] - seconds[self._num_needed])
+        seconds = self._costs.seconds
+        return self._called + (seconds[self._num_rows] - seconds[self._num_needed])
 
     def _least_deficits(
         self, joint: JointDistribution, scores: Floats
@@ -391,50 +413,53 @@ class ThroughputDraftPolicy:
         reach, rows: (n,) or () probability and target rows before them.
         layer_seconds: a layer's cost, its target rows aside.
         """
-        ahead = slice(min(max(self._limit - len(self._layers), 0), LOOK_AHEAD) + 1)
-        width = round(max(self._estimator.rows, self._num_beams))
+        num_ahead = self._limit - len(self._layers)
+        if num_ahead <= 0:
+            none: Floats = np.multiply(reach, 0.0)
+            return none
+        ahead = slice((num_ahead if num_ahead < LOOK_AHEAD else LOOK_AHEAD) + 1)
+        mean_rows = self._estimator.rows
+        width = round(mean_rows) if mean_rows > self._num_beams else self._num_beams
         gains = np.multiply.outer(reach, self._token_seconds * self._powers[ahead])
         gains -= self._costs.rows_ahead(width)[rows, ahead]
         gains -= layer_seconds * _LAYERS_AHEAD[ahead]
-        worth: Floats = gains.max(axis=-1)  # of no layer: 0
+        worth: Floats = np.maximum.reduce(gains, axis=-1)  # of no layer: 0
         return worth
 
     def _seconds_of_rows(self, num_new: int) -> float:
         """Return the seconds that further rows add to the target's call."""
         return self._costs.rows(self._num_rows, num_new)
 
-    def _count_probes(self) -> None:
-        """Try one layer after 8 iterations without a draft, then after 16, 32 and 64.
+    def _count_probes(self, gained: float) -> None:
+        """Try one layer after 8 iterations without a draft, then after 16, 32, ... and 512.
 
         The target computes no row for it. Where it costs more than half an iteration, as where the
         draft model has a prompt to read, it is tried the more rarely: so it never takes more than
-        one part in 16 of the time, after several without a gain one in 128.
-        Where tries did not help, the next one, three or seven iterations are not even thought
+        one part in 16 of the time, after several without a gain one in 1024.
+        Where tries did not help, an eighth of the iterations to the next one are not even thought
         about, nor are any that the credit has too little for.
         """
         estimator = self._estimator
         if len(self._layers) == self._num_forced:
             estimator.num_without += 1
             self._rest()
-            return
-        if estimator.num_without >= estimator.probe_after:
-            estimator.probe_after = min(2 * estimator.probe_after, LAST_PROBE)
-            self._has_probed = True
-        elif not self._has_probed:  # else it drafts with a prompt that it would not have read
-            estimator.probe_after = FIRST_PROBE
-        estimator.num_without = 0
+        else:
+            estimator.count_draft(has_paid=gained > 0.0, most_patience=self._most_patience)
 
     def _rest(self) -> None:
         """Think about no draft for as long as none will be made."""
         if not self._may_rest:
             return
         estimator = self._estimator
-        if self._needed:
+        if self._has_draft_model and estimator.have_lost:
+            rest = math.ceil(self._patience) - estimator.num_without
+            self._num_to_rest = min(max(rest, 0), _LONGEST_HOPELESS_REST)
+        elif self._needed:
             rest = estimator.credit.iterations_until(self._needed / self._usual)
             self._num_to_rest = min(rest, _LONGEST_REST)
-        elif self._has_draft_model or estimator.probe_after == LAST_PROBE:
+        elif self._has_draft_model or estimator.patience == self._most_patience:
             # N-grams are not known to be wrong where there were none.
-            self._num_to_rest = estimator.probe_after // FIRST_PROBE - 1
+            self._num_to_rest = estimator.patience // FIRST_PROBE - 1
 
 
 def _gap_to_unlisted(joint: JointDistribution) -> float:

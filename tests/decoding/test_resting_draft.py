@@ -1,0 +1,124 @@
+"""A draft whose policy rests: nothing is kept for it, and it goes on where the text is by then."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsbd_ort.decoding import DecodingConfig, DecodingRequest, TableModel
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder
+from dsbd_ort.decoding.cache_view import PrefixCache
+from dsbd_ort.decoding.decode import iterations_of
+from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
+from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
+from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
+from dsbd_ort.decoding.request import DecodeResult, result_of
+from tests.decoding.tables import all_tokens, mixed_table, random_table
+
+VOCAB = 12
+TARGET = random_table(1, VOCAB)
+DRAFT = mixed_table(TARGET, random_table(2, VOCAB), 0.85)
+COSTS = EngineCosts(CostCurve((1, 8), (1e-2, 1.05e-2)), CostCurve((1, 8), (1e-4, 2e-4)))
+PROMPT = tuple(np.random.default_rng(3).integers(VOCAB, size=20).tolist())
+RESTS = [  # iterations that rest after so many that did not, over and over
+    (1, 3),  # short ones: all that the draft needs is kept
+    (1, 9),
+    (4, 12),
+    (3, 30),
+]
+PAIRS = [("speculative", "sample"), ("speculative-beam-search", "beam-search")]
+
+
+@pytest.fixture
+def restless(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> tuple[int, int]:
+    """Let every policy rest by a schedule, whatever it thinks."""
+    num_awake, num_to_rest = request.param
+    rest = ThroughputDraftPolicy.rest
+
+    def scheduled(self: Any) -> int:
+        place = self.__dict__.setdefault("_place", 0)
+        self._place = (place + 1) % (num_awake + num_to_rest)
+        self._num_to_rest = max(num_awake + num_to_rest - place, 0) if place >= num_awake else 0
+        return rest(self)
+
+    monkeypatch.setattr(ThroughputDraftPolicy, "rest", scheduled)
+    return num_awake, num_to_rest
+
+
+def request_of(strategy: str, seed: int, **options: Any) -> DecodingRequest:
+    """Return a request that drafts; the same without a draft where ``strategy`` has none."""
+    common = {"num_beams": 1, "max_new_tokens": 90, "eos_token_id": None}
+    known: dict[str, Any] = {}
+    if strategy.startswith("speculative"):
+        common["draft_policy"] = "throughput"
+        known = {"costs": COSTS, "estimator": AcceptanceEstimator()}
+    config = DecodingConfig(**{"strategy": strategy, **common, **options})  # type: ignore[arg-type]
+    rng = np.random.default_rng(seed)
+    return DecodingRequest(prompt_ids=PROMPT, config=config, rng=rng, clock=lambda: 0.0, **known)
+
+
+def decoded(request: DecodingRequest, draft: TableModel | None) -> DecodeResult:
+    return result_of(iterations_of(request, TableModel(VOCAB, TARGET), draft, None))
+
+
+@pytest.mark.parametrize("restless", RESTS, indirect=True)
+@pytest.mark.parametrize(("strategy", "plain"), PAIRS)
+@pytest.mark.parametrize("drafter", ["model", "model+ngram"])
+def test_a_draft_goes_on_behind_a_rest_with_the_same_tokens(
+    strategy: str, plain: str, drafter: str, restless: tuple[int, int]
+) -> None:
+    for seed in range(2):
+        draft = TableModel(VOCAB, DRAFT)
+        result = decoded(request_of(strategy, seed, drafter=drafter), draft)
+        assert all_tokens(result) == all_tokens(decoded(request_of(plain, seed), None))
+        stats = result.stats
+        assert stats.num_accepted_layers > 0 and stats.num_iterations > sum(restless)
+        # No token is computed twice, whether as a prompt or by itself.
+        assert len(draft.computed_paths) == len(set(draft.computed_paths))
+
+
+@pytest.mark.parametrize("restless", [(4, 12)], indirect=True)
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_request_is_preempted_while_its_draft_rests(every: int, restless: object) -> None:
+    calls = iter(range(10_000))
+    request = dataclasses.replace(
+        request_of("speculative", 0), preempts=lambda call: next(calls) % every == 0
+    )
+    expected = decoded(request_of("sample", 0), None)
+    assert all_tokens(decoded(request, TableModel(VOCAB, DRAFT))) == all_tokens(expected)
+
+
+@pytest.mark.parametrize("restless", [(4, 12)], indirect=True)
+def test_requests_whose_drafts_rest_at_different_times_share_calls(restless: object) -> None:
+    decoder = BatchedDecoder(TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT))
+    results: dict[int, DecodeResult] = {}
+    seeds: dict[Any, int] = {}
+    for iteration in range(400):
+        if iteration % 5 == 0 and iteration < 20:
+            seed = iteration // 5
+            seeds[decoder.join(request_of("speculative", seed))] = seed
+        for progress in decoder.iterate():
+            if isinstance(progress.event, DecodeResult):
+                results[seeds[progress.member]] = progress.event
+    assert sorted(results) == [0, 1, 2, 3]
+    for seed, result in results.items():
+        assert all_tokens(result) == all_tokens(decoded(request_of("sample", seed), None))
+
+
+@pytest.mark.parametrize("restless", [(1, 30)], indirect=True)
+def test_a_draft_that_rests_to_the_end_leaves_its_rows_to_the_next_request(
+    restless: object,
+) -> None:
+    target, draft = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
+    prefixes = PrefixCache(), PrefixCache()
+    request = request_of("speculative", 0, max_new_tokens=20)
+    result = result_of(iterations_of(request, target, draft, prefixes))
+    tokens = [*PROMPT, *result.sequences[0].token_ids]
+    of_draft = prefixes[1]
+    assert len(PROMPT) <= len(of_draft.tokens) == len(of_draft.rows) == draft.num_rows
+    assert of_draft.tokens == tokens[: len(of_draft.tokens)]
+    again = result_of(iterations_of(request_of("speculative", 0), target, draft, prefixes))
+    assert all_tokens(again) == all_tokens(decoded(request_of("sample", 0), None))
