@@ -157,7 +157,9 @@ class Transcription:
                 continue
             if self._request.num_return_sequences > 1:
                 self._alternatives += [self._alternative(each, seek) for each in answers]
-            found = parts_of_window(answer.token_ids, seek, part, self._speech)
+            found = parts_of_window(
+                answer.token_ids, seek, part, self._speech, has_times=self._has_times
+            )
             times = None
             if self._request.has_word_times:
                 num_heard_here = min(num_frames, num_heard) - seek
