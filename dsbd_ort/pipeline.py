@@ -420,6 +420,17 @@ class Pipeline:
             allowed_mass=allowed_mass,
         )
 
+    @contextlib.contextmanager
+    def held_source(self, source: Source) -> Iterator[None]:
+        """Let no engine read a source again while several requests for it follow each other.
+
+        They may be those of this pipeline or of a service on it, and come from any thread.
+        """
+        with contextlib.ExitStack() as held:
+            for model in self._models:
+                held.enter_context(model.held_source(source))
+            yield
+
     @property
     def has_draft(self) -> bool:
         """Whether the bundle has a draft model."""

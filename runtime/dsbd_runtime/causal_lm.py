@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 
 import numpy as np
@@ -205,6 +207,15 @@ class CausalLM:
         """See SourceReader."""
         if self._session.sources is not None:
             self._session.sources.release(source)
+
+    def held_source(self, source: Source) -> AbstractContextManager[None]:
+        """Keep what was read of a source while requests for it come and go, one after another.
+
+        It may be entered and left in any thread. Where the memory is short, the source is read
+        again all the same.
+        """
+        memory = self._session.sources
+        return contextlib.nullcontext() if memory is None else memory.held(source)
 
     def align(
         self, source: Source, prompt_ids: Sequence[int], token_ids: Sequence[int]
