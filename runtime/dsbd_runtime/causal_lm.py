@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from dsbd_forward.features import Features
 from dsbd_forward.forward import Forward, ForwardResult, Source
 from dsbd_forward.logits import DenseLogits, Gather, GatheredLogits, Logits, TopLogits
+from dsbd_forward.rows import NO_INTS
 from dsbd_forward.spec import EngineSpec, HeadSpec, MemorySpec
 from dsbd_runtime.cache_entries import most_new_rows, num_ancestors
 from dsbd_runtime.errors import CapacityError, InputError
@@ -168,7 +169,7 @@ class CausalLM:
             )
         if self.spec.returns_features:
             if rows is None:
-                return dataclasses.replace(forward, feature_rows=_NONE)
+                return dataclasses.replace(forward, feature_rows=NO_INTS)
             check_kept_rows(rows, forward.num_new)
         elif rows is not None:
             raise InputError(
@@ -375,8 +376,8 @@ class CausalLM:
         """Return a forward that asks for nothing, as the engine takes it."""
         return dataclasses.replace(
             forward,
-            gather=Gather(_NONE, _NONE) if self.spec.head.gathers_logits else None,
-            feature_rows=_NONE if self.spec.returns_features else None,
+            gather=Gather(NO_INTS, NO_INTS) if self.spec.head.gathers_logits else None,
+            feature_rows=NO_INTS if self.spec.returns_features else None,
         )
 
     def _no_features(self) -> Features | None:
@@ -395,7 +396,7 @@ class CausalLM:
         masks = self._masks.padded(forward, self._row_positions[:stop], capacity)
         reads_whole = forward.gather is None and self.spec.head.gathers_logits
         if reads_whole:
-            forward = dataclasses.replace(forward, gather=Gather(_NONE, _NONE))
+            forward = dataclasses.replace(forward, gather=Gather(NO_INTS, NO_INTS))
         recent = None if new is None else new.inputs
         positions = self._row_positions if self._reads_positions else None
         outputs = self._session.run(
@@ -410,5 +411,4 @@ class CausalLM:
         return outputs
 
 
-_NONE = np.arange(0)
 _log = logging.getLogger(__name__)
