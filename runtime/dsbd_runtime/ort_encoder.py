@@ -14,7 +14,8 @@ from typing import Any
 from dsbd_forward.forward import Source, SourceReading
 from dsbd_runtime.encoder_entry import HIDDEN_STATES, EncoderEntry, encoder_input
 from dsbd_runtime.errors import CapacityError, EngineError
-from dsbd_runtime.graph import EncoderContract, check_graph
+from dsbd_runtime.graph import EncoderContract
+from dsbd_runtime.graph_check import check_graph
 
 MOST_SOURCES = 256
 MOST_BYTES = 2**30
