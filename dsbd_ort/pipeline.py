@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack, cast, overload
 
-import numpy as np
-
 from dsbd_errors import DsbdError
 from dsbd_forward.forward import Source
-from dsbd_ort.constraints.binding import ConstraintBinding, items_of
+from dsbd_ort.bundle_requests import BundleRequests
 from dsbd_ort.decoding import (
     DecodeResult,
     DecodingConfig,
@@ -29,52 +26,37 @@ from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.decoding.cache_view import RowIdentity
 from dsbd_ort.decoding.decode import Iterations, iterations_of
 from dsbd_ort.decoding.drafting.cost_curve import Costs
-from dsbd_ort.decoding.logits_processing.allowed_mass import AllowedMass
-from dsbd_ort.decoding.request import check_prompt
 from dsbd_ort.decoding.set_up import check_decodable
-from dsbd_ort.model_defaults import ModelDefaults
 from dsbd_ort.model_pair import (
     KeptEstimators,
     KeptRows,
-    KeptTexts,
     RequestLock,
     capacity_error,
-    check_drafter,
     drafting_setting,
     learned_costs,
     loaded_pair,
 )
 from dsbd_ort.pipeline_options import OpeningOptions, PipelineOptions
-from dsbd_ort.prompts import check_context, new_seed
 from dsbd_ort.request_options import (
     Options,
     Prompt,
     Prompts,
     RequestOptions,
     given_options,
-    is_given,
     is_several,
 )
 from dsbd_ort.results import (
-    GeneratedSequence,
     GenerationResult,
-    StopSearch,
     StreamPiece,
-    TextStream,
-    text_until_stop,
 )
-from dsbd_ort.sources import SRC_LANG, PromptReader, RequestInputs, given_languages
+from dsbd_ort.sources import given_languages
 from dsbd_ort.speech.speech_request import Audio, SpeechOptions, SpeechRequest, read_samples
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_ort.speech.transcription import Transcription, answered
-from dsbd_runtime.bundle import TOKENIZER_FILE, Bundle, open_bundle
+from dsbd_runtime.bundle import Bundle, open_bundle
 from dsbd_runtime.causal_lm import CausalLM
-from dsbd_runtime.chat_messages import Message
-from dsbd_runtime.chat_template import ChatTemplate
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.session import AlignedTokens
-from dsbd_runtime.stream_decoder import TextWindow
-from dsbd_runtime.tokenizer import Tokenizer
 
 BundlePath = str | os.PathLike[str]
 _TOGETHER = 8  # prompts of a list that share the engine calls
@@ -91,17 +73,14 @@ class PipelineSettings(PipelineOptions):
         return Pipeline.from_options(self.bundle, self)
 
 
-class Pipeline:
+class Pipeline(BundleRequests):
     """An opened bundle, ready to generate; may be shared by threads.
 
     A request holds it from start to end (a stream until it is read to the end or closed) while
     those of other threads wait. Each request returns what it would return alone.
 
     Attributes:
-        bundle, tokenizer: the opened bundle and its tokenizer.
-        defaults: what requests that leave options out get.
-        constraints: what constraints need of the bundle.
-        prompts: what a prompt is to the engines; to an encoder-decoder's it is the source.
+        bundle, tokenizer, has_draft, defaults, constraints, prompts: see BundleRequests.
         costs: of the engines' calls, learned as requests make them.
         reuses_prefix: whether cache rows are reused for prompts with a common prefix.
     """
@@ -122,13 +101,13 @@ class Pipeline:
 
         Without a draft requests that need one are refused. ``costs`` None are learned.
         """
-        self.bundle = bundle
-        self.tokenizer = Tokenizer.from_bundle(bundle)
-        self.prompts = PromptReader(bundle, self.tokenizer)
-        self.defaults = ModelDefaults.from_bundle(
-            bundle, reads_file=generation_config, of_chats=chat_defaults
+        super().__init__(
+            bundle,
+            has_draft=draft is not None,
+            generation_config=generation_config,
+            chat_defaults=chat_defaults,
+            ngram_pool=ngram_pool,
         )
-        self.defaults.log()
         self._target = target
         self._draft = draft
         self.costs = costs or learned_costs(bundle, draft)
@@ -136,9 +115,6 @@ class Pipeline:
         self.reuses_prefix = prefix_cache
         self._rows = KeptRows(self._models, are_reused=prefix_cache)
         self._estimators = KeptEstimators()
-        self._texts = KeptTexts(ngram_pool)
-        vocab_size, ends = bundle.manifest.target.vocab_size, bundle.manifest.target.eos_token_ids
-        self.constraints = ConstraintBinding(bundle.path / TOKENIZER_FILE, vocab_size, ends)
 
     @classmethod
     def from_bundle(cls, path: BundlePath, **options: Unpack[OpeningOptions]) -> Pipeline:
@@ -370,97 +346,16 @@ class Pipeline:
         yield texts.finish(result.sequences[0])
         return result
 
-    def prepare(
-        self,
-        prompt: Prompt,
-        options: Options,
-        *,
-        trace: TraceRecorder | None = None,
-        caller: str = "",
-    ) -> DecodingRequest:
-        """Return the validated request that ``generate`` would decode; no engine is called.
+    @contextlib.contextmanager
+    def held_source(self, source: Source) -> Iterator[None]:
+        """Let no engine read a source again while several requests for it follow each other.
 
-        caller: whose texts the n-gram drafter looks through.
+        They may be those of this pipeline or of a service on it, and come from any thread.
         """
-        src_lang = options.get(SRC_LANG) if isinstance(options, Mapping) else None
-        inputs = self.prompts.read(prompt, src_lang)
-        return self.request_of(inputs, options, trace=trace, caller=caller)
-
-    def request_of(
-        self,
-        inputs: RequestInputs,
-        options: Options,
-        *,
-        trace: TraceRecorder | None = None,
-        caller: str = "",
-        allowed_mass: AllowedMass | None = None,
-    ) -> DecodingRequest:
-        """Return a validated request of what the engines read; see ``prepare``.
-
-        allowed_mass: is told what processors leave of the target's distributions.
-        """
-        config = self.config(options)
-        stops, token_ids = config.stop_texts, inputs.prompt_ids
-        room = self.bundle.context_length - len(token_ids)
-        if not is_given("max_new_tokens", options) and 0 < room < config.max_new_tokens:
-            config = config.varied(max_new_tokens=room)
-        check_context(self.bundle, len(token_ids), config.max_new_tokens)
-        check_prompt(token_ids, self.bundle.manifest.target.vocab_size)
-        start = self.text_start(token_ids, config)
-        return DecodingRequest(
-            prompt_ids=token_ids,
-            config=config,
-            rng=np.random.default_rng(config.seed),
-            stop=StopSearch(start, stops) if stops else None,
-            constraint=self.constraints.bound(config.constraint, start.num_dropped_spaces),
-            ngram_pool=self._texts.of(caller) if config.has_ngram_drafter else None,
-            trace=trace,
-            source=inputs.source,
-            copied_ids=inputs.copied_ids,
-            allowed_mass=allowed_mass,
-        )
-
-    @property
-    def has_draft(self) -> bool:
-        """Whether the bundle has a draft model."""
-        return self._draft is not None
-
-    def resolve(self, options: Mapping[str, Any]) -> DecodingConfig:
-        """Return the one config of a request: its options, read and checked once.
-
-        Of each option the first of these counts: what the caller gives; a server's own default
-        (``DefaultOptions``, which has filled it in before); the model's generation_config.json,
-        where the strategy reads it, and behind that the usual ones of chats, if requests are chats
-        (``ModelDefaults``); the table of options.
-
-        Raises:
-            ConfigError, ConstraintError: they are invalid, or contradict each other.
-        """
-        known = self.prompts.with_language(self.constraints.options(options))
-        return DecodingConfig.from_options(self.defaults.filled(known))
-
-    def config(self, options: Options) -> DecodingConfig:
-        """Return the config of a request on this bundle: ends, seed and drafter decided.
-
-        Options are resolved (see ``resolve``); a config is taken as it is.
-
-        Raises:
-            ConfigError, ConstraintError: they are invalid, or contradict each other.
-            InputError: they need a draft model, and the bundle has none.
-        """
-        config = options if isinstance(options, DecodingConfig) else self.resolve(options)
-        if config.eos_token_id is None:
-            config = config.varied(eos_token_id=tuple(self.bundle.manifest.target.eos_token_ids))
-        if config.seed is None:
-            config = config.varied(seed=new_seed())
-        if config.prompt_logprobs and self.prompts.encoder is not None:
-            raise InputError(
-                "prompt_logprobs is true, but the prompt of an encoder-decoder is its source, of "
-                "which it predicts no token; leave it out"
-            )
-        config = config.settled(costs_are_known=True, has_draft=self.has_draft)
-        check_drafter(config, has_draft=self.has_draft)
-        return config
+        with contextlib.ExitStack() as held:
+            for model in self._models:
+                held.enter_context(model.held_source(source))
+            yield
 
     def planned(self, request: DecodingRequest) -> DecodingRequest:
         """Return the request with the costs and the acceptance estimator of its draft policy."""
@@ -469,29 +364,6 @@ class Pipeline:
             return request
         estimator = self._estimators.of(drafting_setting(config))
         return dataclasses.replace(request, costs=self.costs, estimator=estimator)
-
-    def text_start(self, prompt_ids: Sequence[int], config: DecodingConfig) -> TextWindow:
-        """Return where the text of a request begins: behind that of its prompt."""
-        skips = config.skip_special_tokens
-        tokenizer = self.tokenizer if skips else self.tokenizer.with_special_tokens
-        return TextWindow.behind(tokenizer, prompt_ids)
-
-    def text_stream(self, request: DecodingRequest) -> TextStream:
-        """Return what turns the iterations of a request into stream pieces."""
-        config = request.config
-        start = self.text_start(request.prompt_ids, config)
-        return TextStream(start, config.stop_texts, config.min_new_tokens)
-
-    def with_text(self, result: DecodeResult, request: DecodingRequest) -> GenerationResult:
-        """Return the result of a request with the text of its sequences."""
-        sequences, config = [], request.config
-        start = self.text_start(request.prompt_ids, config)
-        for sequence in result.sequences:
-            text = text_until_stop(start, sequence.token_ids, config)
-            items = items_of(config.constraint, sequence)
-            sequences.append(GeneratedSequence(**vars(sequence), text=text, items=items))
-        assert config.seed is not None  # drawn by ``prepare``
-        return GenerationResult(sequences, result.stats, config.seed, result.prompt_logprobs)
 
     @contextlib.contextmanager
     def engines(self) -> Iterator[tuple[CausalLM, CausalLM | None]]:
@@ -505,38 +377,6 @@ class Pipeline:
                 yield self._target, self._draft
             finally:
                 self._empty_caches()
-
-    def chat_prompt(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = True,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Return the token ids of a conversation, rendered with the checkpoint's chat template.
-
-        They are a prompt for ``generate`` and ``stream``. ``chat_template_kwargs`` are more
-        variables of the template, such as ``enable_thinking``. See ChatTemplate.render.
-
-        Raises:
-            BundleError: the bundle has no chat template.
-            InputError: the template refuses the messages, or has no place for one; or the model is
-                an encoder-decoder.
-        """
-        if self.prompts.encoder is not None:
-            raise InputError(
-                f"the model of {self.bundle.path} is an encoder-decoder, which has no chats; give "
-                "the text itself as the prompt: it is the source"
-            )
-        text = self.chat_template.render(
-            messages, add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs
-        )
-        return self.tokenizer.encode(text, add_special_tokens=False)
-
-    @functools.cached_property
-    def chat_template(self) -> ChatTemplate:
-        """The checkpoint's chat template; a BundleError without one."""
-        return ChatTemplate.from_folder(self.bundle.path)
 
     def _iterations(self, request: DecodingRequest) -> Iterations:
         """Hold the pipeline for one request."""

@@ -19,7 +19,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dsbd_forward.forward import Forward
 from dsbd_runtime.bundle import Bundle, open_bundle
+from dsbd_runtime.cache_entries import most_new_rows
 from dsbd_runtime.loading import load_causal_lm
+from dsbd_runtime.session import MAX_FORWARD_ROWS
 from lab.frame.page import table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,11 +33,27 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 def bundle_log_probs(
     bundle: Bundle, role: str, token_ids: NDArray[np.int64], threads: int
 ) -> torch.Tensor:
-    """Return log-probabilities of a model of a bundle behind every token, (n, V)."""
-    model = load_causal_lm(bundle, role, provider="cpu", num_threads=threads)
-    rows = np.arange(len(token_ids))
-    result = model.forward(Forward(token_ids, rows, np.tri(len(rows), dtype=bool), rows))
-    return torch.log_softmax(torch.from_numpy(np.array(result.logits.whole)), -1)
+    """Return log-probabilities of a model of a bundle behind every token, (n, V).
+
+    A head of the largest logits keeps all of those of one call: each call's are read before the
+    next. A bundle of an older version, whose head keeps none, is a UsageError.
+    """
+    num_rows = most_new_rows(bundle.entry(role).caches, MAX_FORWARD_ROWS)
+    logits = []
+    with load_causal_lm(bundle, role, provider="cpu", num_threads=threads) as model:
+        for first in range(0, len(token_ids), num_rows):
+            positions = np.arange(first, min(first + num_rows, len(token_ids)))
+            rows = np.arange(len(positions))
+            mask = np.tri(len(rows), first + len(rows), k=first, dtype=bool)
+            forward = Forward(token_ids[positions], positions, mask, rows)
+            full = model.forward(forward).logits.full
+            if full is None:
+                raise click.UsageError(
+                    f"the {role} of {bundle.path} returns its largest logits alone "
+                    f"({bundle.entry(role).logits}); export it again, which keeps all of them"
+                )
+            logits.append(full.read(rows))
+    return torch.log_softmax(torch.from_numpy(np.concatenate(logits)), -1)
 
 
 @click.command(help=__doc__)

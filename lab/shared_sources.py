@@ -17,7 +17,7 @@ import onnxruntime as ort
 from rich.progress import track
 
 from dsbd_forward.forward import Forward, joined_forward
-from dsbd_forward.rows import Ints
+from dsbd_forward.rows import NO_INTS
 from dsbd_runtime.bundle import Bundle, open_bundle
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.loading import load_causal_lm
@@ -66,7 +66,7 @@ class SourceCalls:
             mask = np.zeros((setting.behind, first + setting.behind), np.bool_)
             mask[:, first:] = np.tri(setting.behind, dtype=np.bool_)
             tokens = rng.integers(3, model.spec.vocab_size, setting.behind)
-            model.forward(Forward(tokens, np.arange(setting.behind), mask, _NONE, source=source))
+            model.forward(Forward(tokens, np.arange(setting.behind), mask, NO_INTS, source=source))
         self._before = np.arange(model.num_rows)
 
     def together(self) -> None:
@@ -93,9 +93,6 @@ class SourceCalls:
         positions = np.full(rows, behind)
         every = np.arange(rows)
         return Forward(every + 3, positions, mask, every, source=self._sources[number])
-
-
-_NONE: Ints = np.arange(0)
 
 
 def settings(bundle: Bundle, rows: int, behind: int) -> Iterator[Setting]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.rows import NO_INTS
 from dsbd_ort.decoding.joint_distribution import FEW_TOKENS, JointDistribution
 from dsbd_ort.decoding.logits_processing.path_states import PathStates
 from dsbd_ort.decoding.noise import Keys, mix64, root_key
@@ -133,7 +134,7 @@ class Forest:
         self._num_nodes = last
         self.num_added += num_new
         self._first_leaf = first
-        ends = _NOTHING
+        ends = NO_INTS
         if not self._eos_ids.isdisjoint(token_list := tokens.tolist()):
             ends = np.array([i for i, token in enumerate(token_list) if token in self._eos_ids])
         for states in self.path_states:
@@ -208,6 +209,5 @@ class Forest:
         return renumbered
 
 
-_NOTHING = np.arange(0)
 _ONE, _UPPER_HALF = np.array(1), np.array(32)  # faster in an operation than numbers
 _UNUSED = np.array([[0, NO_NODE, 0, 0, 0, NOT_COMPUTED, NOT_COMPUTED]]).T  # a column without node

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dsbd_forward.forward import Forward
 from dsbd_forward.logits import Logits
+from dsbd_forward.rows import NO_INTS
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.beyond_top_k import distributions_beyond_top_k
 from dsbd_ort.decoding.cache_view import CacheView, RowIdentity
@@ -35,7 +36,6 @@ from dsbd_ort.decoding.warp import Warp, looks_beyond
 
 SCORED_CHUNK = 64
 """Prompt rows per call where each has logits: bounds these at SCORED_CHUNK x vocabulary."""
-_NOTHING = np.arange(0)
 _FIRST = np.array(0)  # slot; an operation takes an array faster than a number
 
 
@@ -445,7 +445,7 @@ class ForestRunner:
             if self._processing is None or allowed is None:
                 if self._looks_beyond:
                     return distributions_beyond_top_k(self._warp, logits, spec.vocab_size)
-                return self._warp.distributions(logits), _NOTHING
+                return self._warp.distributions(logits), NO_INTS
             is_draft = self._role == "draft"
             return self._processing.distributions(logits, nodes, allowed, is_draft=is_draft)
         except ModelError as error:

@@ -14,7 +14,6 @@ STAY = -1
 """The "token" by which an absorbing beam continues: it stays what it is, with probability 1."""
 
 _ALL = slice(None)
-_NOTHING = np.arange(0)
 
 
 @dataclass(slots=True)

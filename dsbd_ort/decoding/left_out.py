@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.logits import Logits
-from dsbd_forward.rows import largest_logits
+from dsbd_forward.rows import NO_INTS, largest_logits
 from dsbd_forward.spec import EngineSpec
 from dsbd_ort.decoding.distribution import TokenDistributions, TopDistributions
 from dsbd_ort.decoding.forest import NO_NODE, Nodes
@@ -23,7 +23,6 @@ from dsbd_ort.decoding.joint_distribution import JointDistribution
 Floats = NDArray[np.float64]
 Slots = NDArray[np.int64]
 
-_NOTHING = np.arange(0)
 _NO_NUMBERS = np.zeros(0)
 
 
@@ -53,9 +52,9 @@ class LeftOutTokens:
 
     def forget(self) -> None:
         """Forget all of them: slots have other nodes from now on."""
-        self.gone = _NOTHING
+        self.gone = NO_INTS
         self.latest: tuple[int, Logits] | None = None
-        self._read_slots = self._slots = self._tokens = _NOTHING  # (n,); (num_tokens,) by slot
+        self._read_slots = self._slots = self._tokens = NO_INTS  # (n,); (num_tokens,) by slot
         self._raw_log_probs = _NO_NUMBERS
         self.has_tokens = False
         self.slots_above: dict[int, int] = {}  # by node

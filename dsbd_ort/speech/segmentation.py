@@ -3,6 +3,10 @@
 As transformers' Whisper has it. Two times in a row end one segment and begin the next. A text that
 ends with one time alone says that nothing follows it in its window; one that ends with two, or with
 text behind the last two, was cut by the window's end: the next begins at the last time.
+
+A text that was asked for without times may have some all the same, in any order, and need not begin
+with one. It is divided as any other; but its segments have the times of the window, where
+transformers has what its tokens happen to be: ends before starts, and starts before the audio.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ class WindowParts:
 
 
 def parts_of_window(
-    token_ids: Sequence[int], seek: int, num_frames: int, speech: SpeechEntry
+    token_ids: Sequence[int], seek: int, num_frames: int, speech: SpeechEntry, *, has_times: bool
 ) -> WindowParts:
     """Return the segments of a window.
 
@@ -49,6 +53,7 @@ def parts_of_window(
         seek: first frame of the window.
         num_frames: those of the window that are the audio's.
         speech: of the model.
+        has_times: whether the text was asked for with times, whose rules it then keeps.
     """
     first = speech.first_timestamp
     seconds = FRAMES_A_POSITION * speech.seconds_per_frame  # from one time to the next
@@ -56,12 +61,13 @@ def parts_of_window(
     is_time = [token >= first for token in token_ids]
     ends_alone = is_time[-2:] == [False, True]
     ends = [i + 1 for i in range(len(is_time) - 1) if is_time[i] and is_time[i + 1]]
+    # in float32, as transformers: a frame less where it rounds down
+    in_seconds = np.float32(num_frames) * np.float32(speech.seconds_per_frame)
+    num_positions = int(in_seconds / np.float32(seconds))
     if not ends:
-        # in float32, as transformers: a frame less where it rounds down
-        in_seconds = np.float32(num_frames) * np.float32(speech.seconds_per_frame)
-        position = int(in_seconds / np.float32(seconds))
+        position = num_positions
         times = [token for token in token_ids if token >= first]
-        if times and times[-1] != first:
+        if has_times and times and times[-1] != first:
             position = times[-1] - first
         part = Part(offset, offset + position * seconds, tuple(token_ids))
         return WindowParts((part,), num_frames)
@@ -73,7 +79,9 @@ def parts_of_window(
     for end in ends:
         tokens = tuple(token_ids[begin:end])
         last = -2 if end == ends[-1] and not ends_alone else -1
-        start, stop = tokens[0] - first, tokens[last] - first
+        start, stop = 0, num_positions
+        if has_times:
+            start, stop = tokens[0] - first, tokens[last] - first
         parts.append(Part(offset + start * seconds, offset + stop * seconds, tokens))
         begin = end
     if ends_alone:

@@ -34,7 +34,7 @@ class Segment:
     Attributes:
         id: its place among the segments, from 0.
         seek: the first feature frame of the window that it was decoded in.
-        start, end: when it begins and ends; without timestamps those of its window.
+        start, end: when it begins and ends; of a text without times those of its window.
         text: as decoded, as a rule with a space in front.
         token_ids: its tokens, timestamps included.
         temperature: that its window was decoded at: above 0 after a fallback.

@@ -8,13 +8,16 @@ whoever runs the engines sends their results back.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.forward import Source
 from dsbd_ort.decoding import STRATEGIES, DecodeResult, DecodingConfig, DecodingRequest
 from dsbd_ort.decoding.logits_processing.allowed_mass import AllowedMass
 from dsbd_ort.decoding.request import DecodedSequence
@@ -51,6 +54,9 @@ class SpeechPipeline(Protocol):
     @property
     def has_draft(self) -> bool:
         """Whether the bundle has a draft model."""
+
+    def held_source(self, source: Source) -> AbstractContextManager[None]:
+        """Let no engine read a window again between two of its requests."""
 
     def request_of(
         self,
@@ -145,23 +151,26 @@ class Transcription:
         while seek < min(num_frames, num_heard):
             part = min(num_frames - seek, self._speech.num_frames)
             source = SoundFeatures(self._windows.window(seek, self._speech.num_frames))
-            before = self._previous()
-            heard = yield from self._hear(source, before)
-            answers = yield from self._answered(source, before, heard)
-            answer = answers[0]
+            before, times = self._previous(), None
+            with self._pipeline.held_source(source):
+                heard = yield from self._hear(source, before)
+                answers = yield from self._answered(source, before, heard)
+                answer = answers[0]
+                is_silence = answer.is_silence(self._request, heard.no_speech_prob)
+                if self._request.has_word_times and not is_silence:
+                    num_sound = min(min(num_frames, num_heard) - seek, part)
+                    times = self._times(source, before, answer, seek, num_sound, align)
             self._conditions = (
                 self._request.condition_on_previous_text and answer.temperature < _LOW_TEMPERATURE
             )
-            if answer.is_silence(self._request, heard.no_speech_prob):
+            if is_silence:
                 seek += part
                 continue
             if self._request.num_return_sequences > 1:
                 self._alternatives += [self._alternative(each, seek) for each in answers]
-            found = parts_of_window(answer.token_ids, seek, part, self._speech)
-            times = None
-            if self._request.has_word_times:
-                num_heard_here = min(num_frames, num_heard) - seek
-                times = self._times(source, before, answer, seek, min(num_heard_here, part), align)
+            found = parts_of_window(
+                answer.token_ids, seek, part, self._speech, has_times=self._has_times
+            )
             for segment in self._new_segments(found, seek, answer, heard, times):
                 if on_segment is not None:
                     on_segment(segment)
@@ -390,13 +399,14 @@ class Transcription:
 
 def answered(steps: Steps, decoded: Callable[[DecodingRequest], DecodeResult]) -> Transcript:
     """Return the transcript of steps whose requests are decoded one after another."""
-    request = next(steps)  # an audio has one window at least
-    while True:
-        try:
-            request = steps.send(decoded(request))
-        except StopIteration as end:
-            transcript: Transcript = end.value
-            return transcript
+    with contextlib.closing(steps):  # what they hold is let go with an error of ``decoded`` too
+        request = next(steps)  # an audio has one window at least
+        while True:
+            try:
+                request = steps.send(decoded(request))
+            except StopIteration as end:
+                transcript: Transcript = end.value
+                return transcript
 
 
 def _softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub import snapshot_download
 from numpy.typing import NDArray
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -21,6 +20,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from dsbd_export.adapter import Adapter, read_adapter
+from dsbd_export.checkpoint_files import located, located_adapter
 from dsbd_export.composite import unread_inputs
 from dsbd_export.config import MIN_CONTEXT, DraftConfig, ExportConfig, ModelOptions
 from dsbd_export.encoder_decoder.checkpoint import (
@@ -35,12 +35,7 @@ from dsbd_export.feature_draft.config import (
     is_feature_draft,
     read_feature_config,
 )
-from dsbd_export.gguf_file import (
-    gguf_end_ids,
-    gguf_refusal,
-    is_gguf,
-    read_gguf_config,
-)
+from dsbd_export.gguf_file import gguf_end_ids, gguf_refusal, read_gguf_config
 from dsbd_export.model_config import (
     constant_rope_length,
     layer_masks,
@@ -55,20 +50,6 @@ from dsbd_export.quantized_weights import quantization_of
 from dsbd_runtime.cache_entries import CacheEntry
 from dsbd_runtime.encoder_entry import EncoderEntry
 from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
-
-_HUB_FILES = [
-    "*.json",
-    "*.jinja",
-    "*.safetensors",
-    "vocab.txt",
-    "merges.txt",
-    "*.model",
-    "*.spm",
-    "*.tiktoken",
-]
-_HUB_CODE = ["*.py"]
-_HUB_OLD_WEIGHTS = ["pytorch_model*.bin"]
-_HUB_OLD_ADAPTERS = ["adapter_model.bin"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +176,7 @@ def _opened(sources: Mapping[str, str], options: ModelOptions) -> dict[str, Chec
             f"revision={options.revision!r} has no meaning: {' and '.join(sources)} {are}; "
             "leave it out or give a hub id"
         )
-    places = {role: _locate(source, options) for role, source in sources.items()}
+    places = {role: located(source, options) for role, source in sources.items()}
     return {
         role: (_open_gguf if place.is_file() else open_checkpoint)(role, place, options)
         for role, place in places.items()
@@ -306,7 +287,7 @@ def _adapted(checkpoint: Checkpoint, source: str | None) -> Checkpoint:
             f"the {checkpoint.role} at {checkpoint.folder} is an encoder-decoder, for which "
             "adapters are not supported; merge it into the checkpoint with PEFT, and export that"
         )
-    adapter = read_adapter(source, _locate_adapter(source))
+    adapter = read_adapter(source, located_adapter(source))
     return replace(
         checkpoint, adapter=adapter, vocab_size=adapter.vocab_size or checkpoint.vocab_size
     )
@@ -334,54 +315,6 @@ def _feature_checkpoint(role: str, folder: Path, options: ModelOptions) -> Check
         trust_remote_code=False,
         features=features,
     )
-
-
-def _locate(source: str, options: ModelOptions) -> Path:
-    """Return a checkpoint's folder, downloaded from the hub if it is not local, or GGUF file."""
-    folder = Path(source).expanduser()
-    if folder.is_dir() or is_gguf(folder):
-        return folder
-    if folder.is_file() or source.endswith(".gguf"):
-        what = "is not a GGUF file" if folder.is_file() else "is not there"
-        raise ExportError(
-            f"the file {source} {what}; give a folder with config.json, a hub id, or a GGUF file "
-            "on this machine"
-        )
-    if folder.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
-        raise ExportError(
-            f"no checkpoint at {source}: no such folder; give a folder with config.json or a hub id"
-        )
-    wanted = [*_HUB_FILES, *(_HUB_CODE if options.trust_remote_code else [])]
-    return _downloaded(source, options.revision, wanted, _HUB_OLD_WEIGHTS)
-
-
-def _locate_adapter(source: str) -> Path:
-    """Return an adapter's folder, downloaded from the hub if it is not local."""
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.is_absolute() or source.startswith((".", "~")) or source.count("/") != 1:
-        raise ExportError(
-            f"no adapter at {source}: no such folder; give a folder with adapter_config.json or a "
-            "hub id"
-        )
-    return _downloaded(source, None, _HUB_FILES, _HUB_OLD_ADAPTERS)
-
-
-def _downloaded(
-    source: str, revision: str | None, wanted: list[str], old_weights: list[str]
-) -> Path:
-    """Return the folder of a hub id's files; of old weights only where there are no others."""
-    try:
-        folder = Path(snapshot_download(source, revision=revision, allow_patterns=wanted))
-        if not any(folder.glob("*.safetensors")):
-            snapshot_download(source, revision=revision, allow_patterns=old_weights)
-    except Exception as error:
-        raise ExportError(
-            f"{source} is no local folder and cannot be downloaded from the hub: "
-            f"{reason_of(error)}; check the name and the network, or give a folder"
-        ) from error
-    return folder
 
 
 def _read_configs(

@@ -55,6 +55,7 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     multiple=True,
     help="Beside ours; all by default.",
 )
+@click.option("--words", is_flag=True, help="Equality also of words and their times.")
 @click.option("--seconds", default=3600.0, help="After which equality begins no further case.")
 @writes(RESULTS / "transcription.md")
 def main(
@@ -68,6 +69,7 @@ def main(
     cpu_time: bool,
     most: int | None,
     names: tuple[str, ...],
+    words: bool,
     seconds: float,
     page: Page,
 ) -> None:
@@ -80,7 +82,8 @@ def main(
         precision: _bundle(checkpoint, work, precision) for precision in OPTIONS_BY_PRECISION
     }
     if EQUALITY in sections:
-        _count_equal(checkpoint, bundles["fp32"], short + long, work, seconds, page)
+        cases = Cases(checkpoint, bundles["fp32"], short + long, page.threads, have_words=words)
+        _count_equal(cases, checkpoint.name, work, seconds, page)
     if SPEED in sections:
         folder = None if ct2 is None else ct2_folder(ct2, checkpoint, work)
         models = Models(checkpoint=checkpoint, ct2=folder, bundles=bundles)
@@ -89,16 +92,13 @@ def main(
         _compare(models, works, work, names, cpu_time, page)
 
 
-def _count_equal(
-    checkpoint: Path, bundle: Path, files: list[Spoken], work: Path, seconds: float, page: Page
-) -> None:
-    cases = Cases(checkpoint, bundle, files, page.threads)
-    kept = work / f"equality-{checkpoint.name}.jsonl"
+def _count_equal(cases: Cases, name: str, work: Path, seconds: float, page: Page) -> None:
+    kept = work / f"equality-{name}.jsonl"
     try:
         found = outcomes(cases, kept, seconds, lambda text: click.echo(text, err=True))
     finally:
         cases.close()
-    page.write(EQUALITY, equality_table(found), checkpoint.name)
+    page.write(EQUALITY, equality_table(found), name)
 
 
 def _bundle(checkpoint: Path, work: Path, precision: str) -> Path:

@@ -2,22 +2,26 @@
 
 Every case compares segments: their tokens, their times and the mean log-probability of their
 window. Ours are compared with transformers' on the same samples, drafted ones with plain ones, and
-those of eight requests at a time over HTTP with those of one alone.
+those of eight requests at a time over HTTP with those of one alone; on demand the words of segments
+and their times as well, with those of transformers' ``return_token_timestamps``, grouped as its
+pipeline groups them.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
+from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizer
+from transformers.models.whisper.tokenization_whisper import LANGUAGES, _collate_word_timestamps
 
 from dsbd_ort import Pipeline
 from dsbd_ort.speech.audio import SAMPLING_RATE, Samples
@@ -42,18 +46,22 @@ FALLBACK: dict[str, Any] = {
     "no_speech_threshold": 0.6,
 }
 NEVER = -1e9  # a threshold with which transformers returns scores, and that no text is below
-WINDOW = 30 * SAMPLING_RATE
 AT_A_TIME, SEED = 8, 3
+
+
+Words = tuple[tuple[str, float, float], ...]
+"""Each with its start and end, in seconds."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A segment: its times in seconds, its tokens, and how sure its window is."""
+    """A segment: its times in seconds, tokens, how sure its window is; words if asked for."""
 
     start: float
     end: float
     token_ids: tuple[int, ...]
     avg_logprob: float | None
+    words: Words | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +71,7 @@ class Outcome:
     Attributes:
         kind: a row of the table.
         name: of the case.
-        is_equal: whether tokens and times are the same.
+        is_equal: whether tokens and times are the same, and words where they are compared.
         logprob_error: largest difference of the log-probabilities of equal segments.
         difference: the first one, as text; "" where there is none.
     """
@@ -79,9 +87,8 @@ def compared(kind: str, name: str, found: Sequence[Part], wanted: Sequence[Part]
     """Return how two transcripts compare, of which ``wanted`` is what should have come out."""
     error = 0.0
     for number, (one, other) in enumerate(zip(found, wanted, strict=False)):
-        times = np.allclose((one.start, one.end), (other.start, other.end), atol=1e-6)
-        if one.token_ids != other.token_ids or not times:
-            words = f"segment {number}: {one} instead of {other}"
+        if words := _difference(one, other):
+            words = f"segment {number}: {words}"
             return Outcome(
                 kind=kind, name=name, is_equal=False, logprob_error=error, difference=words
             )
@@ -95,6 +102,19 @@ def compared(kind: str, name: str, found: Sequence[Part], wanted: Sequence[Part]
     return Outcome(kind=kind, name=name, is_equal=not words, logprob_error=error, difference=words)
 
 
+def _difference(one: Part, other: Part) -> str:
+    """Return how two segments differ, "" where they do not, but for their log-probabilities."""
+    times = np.allclose((one.start, one.end), (other.start, other.end), atol=1e-6)
+    if one.token_ids != other.token_ids or not times:
+        return f"{one} instead of {other}"
+    if one.words is None or other.words is None:
+        return ""
+    for found, wanted in itertools.zip_longest(one.words, other.words):
+        if found != wanted:
+            return f"the word {found} instead of {wanted}"
+    return ""
+
+
 class Reference:
     """transformers' Whisper in fp32."""
 
@@ -104,35 +124,79 @@ class Reference:
             checkpoint, dtype=torch.float32
         ).eval()
         self._extractor = WhisperFeatureExtractor.from_pretrained(checkpoint)
+        self._tokenizer = WhisperTokenizer.from_pretrained(checkpoint)
         self._is_multilingual = self._model.generation_config.is_multilingual
 
-    @torch.inference_mode()
     def parts(self, samples: Samples, language: str | None, **options: Any) -> list[Part]:
         """Return the segments that begin before the end of the audio."""
-        is_short = len(samples) <= WINDOW
+        segments = self._segments(samples, language, **options)
+        return [self._part(each, options["temperature"]) for each in segments]
+
+    def parts_with_words(
+        self, samples: Samples, language: str | None, **options: Any
+    ) -> list[Part]:
+        """Return the segments as ``parts``, and their words."""
+        config = self._model.config
+        usual = config._attn_implementation
+        try:  # it changes the attention of the model, for good
+            segments = self._segments(samples, language, return_token_timestamps=True, **options)
+        finally:
+            config._attn_implementation = usual
+        found, before = [], 0.0
+        for each in segments:
+            words = self._words(each, before, language)
+            found.append(replace(self._part(each, options["temperature"]), words=words))
+            before = float(each["token_timestamps"][-1])
+        return found
+
+    def _words(self, segment: dict[str, Any], before: float, language: str | None) -> Words:
+        """Return the words of a segment; a token begins where the one before it ends."""
+        special = {*self._tokenizer.all_special_ids}
+        first_time = self._model.generation_config.no_timestamps_token_id + 1
+        tokens, times = [], []
+        ends = segment["token_timestamps"].tolist()
+        for token, start, end in zip(
+            segment["tokens"].tolist(), [before, *ends[:-1]], ends, strict=True
+        ):
+            if token < first_time and token not in special:
+                tokens.append(token)
+                times.append((round(start, 2), round(end, 2)))
+        if not tokens:
+            return ()
+        name = LANGUAGES.get(language or "en")
+        made = _collate_word_timestamps(self._tokenizer, tokens, times, name, False)
+        return tuple((each["text"], *each["timestamp"]) for each in made)
+
+    @torch.inference_mode()
+    def _segments(
+        self, samples: Samples, language: str | None, **options: Any
+    ) -> list[dict[str, Any]]:
+        is_short = len(samples) <= self._extractor.n_samples
         features = self._extractor(
             samples,
             sampling_rate=SAMPLING_RATE,
             return_tensors="pt",
             truncation=False,
             padding="max_length" if is_short else "longest",
-        ).input_features
+            return_attention_mask=True,
+        )
+        if options.get("return_token_timestamps"):  # of the sound, not of what fills its window
+            options["attention_mask"] = features.attention_mask
         if self._is_multilingual:
             options |= {"language": language, "task": "transcribe"}
         if options.get("logprob_threshold") is None:
             options["logprob_threshold"] = NEVER
-        output = self._model.generate(features, return_segments=True, **options)
-        seconds = len(samples) / SAMPLING_RATE
-        return [
-            Part(
-                round(float(each["start"]), 6),
-                round(float(each["end"]), 6),
-                tuple(each["tokens"].tolist()),
-                self._logprob(each, options["temperature"]),
-            )
-            for each in output["segments"][0]
-            if float(each["start"]) < seconds
-        ]
+        output = self._model.generate(features.input_features, return_segments=True, **options)
+        end = len(samples) / SAMPLING_RATE
+        return [each for each in output["segments"][0] if float(each["start"]) < end]
+
+    def _part(self, segment: dict[str, Any], temperature: float | tuple[float, ...]) -> Part:
+        return Part(
+            round(float(segment["start"]), 6),
+            round(float(segment["end"]), 6),
+            tuple(segment["tokens"].tolist()),
+            self._logprob(segment, temperature),
+        )
 
     def _logprob(
         self, segment: dict[str, Any], temperature: float | tuple[float, ...]
@@ -152,8 +216,16 @@ class Cases:
     """All cases of one model."""
 
     def __init__(
-        self, checkpoint: Path, bundle: Path, files: Sequence[Spoken], num_threads: int
+        self,
+        checkpoint: Path,
+        bundle: Path,
+        files: Sequence[Spoken],
+        num_threads: int,
+        *,
+        have_words: bool = False,
     ) -> None:
+        """``have_words``: words and their times are compared too."""
+        self._have_words = have_words
         self._reference = Reference(checkpoint, num_threads)
         self._pipe = Pipeline.from_bundle(bundle, num_threads=num_threads)
         self._bundle, self._threads = bundle, num_threads
@@ -173,11 +245,15 @@ class Cases:
             for num_beams in (5, 1):
                 for times in (True, False):
                     yield self._of_transformers("an utterance", each, num_beams, times)
+                if self._have_words:
+                    yield self._of_transformers_words("an utterance", each, num_beams)
                 yield self._drafted(each, num_beams)
         yield from self._at_a_time(short)
         for each in long:
             for num_beams in (1, 5):
                 yield self._of_transformers("a long file", each, num_beams, True)
+                if self._have_words:
+                    yield self._of_transformers_words("a long file", each, num_beams)
                 yield self._drafted(each, num_beams)
 
     def _of_transformers(
@@ -191,7 +267,24 @@ class Cases:
             options = {"num_beams": num_beams, "return_timestamps": times}
             found = self._parts(samples, language, **options, **PLAIN)
             wanted = self._reference.parts(samples, language, temperature=0.0, **options)
-            return compared(kind, name, found, wanted)
+            return compared(kind, name, _begun(found, samples), wanted)
+
+        return kind, name, run
+
+    def _of_transformers_words(
+        self, what: str, spoken: Spoken, num_beams: int
+    ) -> tuple[str, str, Callable[[], Outcome]]:
+        kind = f"{what}, {_beams(num_beams)}, times of words"
+        name = spoken.utterance.name
+
+        def run() -> Outcome:
+            samples, language = read_samples(str(spoken.path)), spoken.utterance.language
+            found = self._parts(
+                samples, language, num_beams=num_beams, return_timestamps="word", **PLAIN
+            )
+            options = {"num_beams": num_beams, "return_timestamps": True, "temperature": 0.0}
+            wanted = self._reference.parts_with_words(samples, language, **options)
+            return compared(kind, name, _begun(found, samples), wanted)
 
         return kind, name, run
 
@@ -202,7 +295,7 @@ class Cases:
 
         def run() -> Outcome:
             options = {"num_beams": num_beams, "return_timestamps": True, **FALLBACK}
-            found = self._parts(samples, "en", **options)
+            found = _begun(self._parts(samples, "en", **options), samples)
             return compared(kind, name, found, self._reference.parts(samples, "en", **options))
 
         return kind, name, run
@@ -270,9 +363,17 @@ class Cases:
                 round(each.end, 6),
                 each.token_ids,
                 each.avg_logprob if each.temperature == 0.0 else None,
+                None
+                if each.words is None
+                else tuple((word.word, word.start, word.end) for word in each.words),
             )
             for each in found.segments
         ]
+
+
+def _begun(parts: Sequence[Part], samples: Samples) -> list[Part]:
+    """Return the segments that begin before the end of the audio, as those of ``Reference``."""
+    return [each for each in parts if each.start < len(samples) / SAMPLING_RATE]
 
 
 def _beams(num_beams: int) -> str:

@@ -12,6 +12,9 @@ from dsbd_forward.errors import ModelError
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+NO_INTS: Ints = np.arange(0)
+"""No rows, no tokens: one array, which costs nothing to hand out again."""
+
 _BLOCK = 1 << 16  # logits looked at together: they and a copy fit the processor's cache
 _SUMMED_TOGETHER = 128  # columns
 _NUM_PARTS = 512  # of a row: a multiple of what one instruction compares

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 
 import numpy as np
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 from dsbd_forward.features import Features
 from dsbd_forward.forward import Forward, ForwardResult, Source
 from dsbd_forward.logits import DenseLogits, Gather, GatheredLogits, Logits, TopLogits
+from dsbd_forward.rows import NO_INTS
 from dsbd_forward.spec import EngineSpec, HeadSpec, MemorySpec
 from dsbd_runtime.cache_entries import most_new_rows, num_ancestors
 from dsbd_runtime.errors import CapacityError, InputError
@@ -166,7 +169,7 @@ class CausalLM:
             )
         if self.spec.returns_features:
             if rows is None:
-                return dataclasses.replace(forward, feature_rows=_NONE)
+                return dataclasses.replace(forward, feature_rows=NO_INTS)
             check_kept_rows(rows, forward.num_new)
         elif rows is not None:
             raise InputError(
@@ -205,6 +208,15 @@ class CausalLM:
         """See SourceReader."""
         if self._session.sources is not None:
             self._session.sources.release(source)
+
+    def held_source(self, source: Source) -> AbstractContextManager[None]:
+        """Keep what was read of a source while requests for it come and go, one after another.
+
+        It may be entered and left in any thread. Where the memory is short, the source is read
+        again all the same.
+        """
+        memory = self._session.sources
+        return contextlib.nullcontext() if memory is None else memory.held(source)
 
     def align(
         self, source: Source, prompt_ids: Sequence[int], token_ids: Sequence[int]
@@ -364,8 +376,8 @@ class CausalLM:
         """Return a forward that asks for nothing, as the engine takes it."""
         return dataclasses.replace(
             forward,
-            gather=Gather(_NONE, _NONE) if self.spec.head.gathers_logits else None,
-            feature_rows=_NONE if self.spec.returns_features else None,
+            gather=Gather(NO_INTS, NO_INTS) if self.spec.head.gathers_logits else None,
+            feature_rows=NO_INTS if self.spec.returns_features else None,
         )
 
     def _no_features(self) -> Features | None:
@@ -384,7 +396,7 @@ class CausalLM:
         masks = self._masks.padded(forward, self._row_positions[:stop], capacity)
         reads_whole = forward.gather is None and self.spec.head.gathers_logits
         if reads_whole:
-            forward = dataclasses.replace(forward, gather=Gather(_NONE, _NONE))
+            forward = dataclasses.replace(forward, gather=Gather(NO_INTS, NO_INTS))
         recent = None if new is None else new.inputs
         positions = self._row_positions if self._reads_positions else None
         outputs = self._session.run(
@@ -399,5 +411,4 @@ class CausalLM:
         return outputs
 
 
-_NONE = np.arange(0)
 _log = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -48,7 +49,8 @@ class CrossSlots:
     """The cross rows of the sources that calls read, those in slots and those kept by themselves.
 
     A source is *live* from a call that has it among others until it is released. Live ones keep
-    their slots, unless those of one call alone take as much memory as there may be.
+    their slots, unless those of one call alone take as much memory as there may be. One that is
+    *held* is kept also while no call has it: it is released between two requests of its holder.
     """
 
     def __init__(
@@ -137,17 +139,26 @@ class CrossSlots:
     def release(self, source: Source) -> None:
         """Let the slot of a source be used for others: no request reads it any more.
 
-        A window of sound may be decoded once more: its rows go back to the encoder.
+        The rows of one that is held then go back to the encoder.
         """
         if source in self._slots:
             self._released.add(source)
             self._was_released = True
 
+    def held(self, source: Source) -> AbstractContextManager[None]:
+        """See SourceMemory."""
+        return self._encoder.held.held(source)
+
     def forget(self) -> None:
-        """Drop the rows of all sources."""
-        self._clear()
+        """Drop the rows of all sources but of those that are held, in slots or not."""
+        held = [source for source in self._slots if source in self._encoder.held]
+        if held:
+            self._slots = OrderedDict((source, self._slots[source]) for source in held)
+            self._released.intersection_update(held)
+        else:
+            self._clear()
         self._encoder.forget()
-        self._encoder.limit(self._most_bytes)
+        self._encoder.limit(self._most_bytes - self._slot_bytes)
 
     def _arrange(self, sources: Sequence[Source], missing: Sequence[Source]) -> None:
         """Give slots to the sources of a call that have none, in buffers that fit all live ones."""
@@ -163,7 +174,7 @@ class CrossSlots:
             del lengths[oldest]
         for source in [source for source in self._slots if source not in lengths]:
             slot = self._slots.pop(source)
-            if self._entry.speech is not None and source in self._released:
+            if source in self._released and source in self._encoder.held:
                 self._encoder.put_back(source, self._copy_of(slot))
         self._released.clear()
         self._was_released = False

@@ -1,4 +1,4 @@
-"""Graph contract of the engines: tensor names, the head's outputs, and the check of a graph.
+"""Graph contract of the engines: tensor names, and the head's outputs.
 
 S: forest nodes of one forward (parents before children), C: cache capacity in rows, R: rows whose
 logits are requested, V: vocabulary, K: rows to keep; Hkv, Dk, Dv: heads of one layer's cache and
@@ -74,8 +74,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,7 +100,6 @@ from dsbd_runtime.encoder_entry import (
     SOURCE_ROWS,
     EncoderEntry,
 )
-from dsbd_runtime.errors import BundleError
 
 INPUT_IDS = "input_ids"
 POSITION_IDS = "position_ids"
@@ -387,79 +385,3 @@ class EncoderContract:
         kind = _FLOAT_TYPES[self.encoder.cross[0].dtype]
         shape = (1, self._num_positions, self.encoder.hidden_width)
         return {HIDDEN_STATES: TensorSpec(kind, shape)}
-
-
-class TensorInfo(Protocol):
-    """One input or output as ONNX Runtime describes it."""
-
-    @property
-    def name(self) -> str:
-        """Name in the graph."""
-
-    @property
-    def type(self) -> str:
-        """Type such as "tensor(float)"."""
-
-    @property
-    def shape(self) -> Sequence[int | str | None]:
-        """Shape; a name or None stands for a dynamic dimension."""
-
-
-class Contract(Protocol):
-    """The inputs and outputs that a graph must have."""
-
-    @property
-    def inputs(self) -> dict[str, TensorSpec]:
-        """The inputs by name."""
-
-    @property
-    def outputs(self) -> dict[str, TensorSpec]:
-        """The outputs by name."""
-
-
-def check_graph(
-    model_path: Path,
-    contract: Contract,
-    inputs: Sequence[TensorInfo],
-    outputs: Sequence[TensorInfo],
-) -> None:
-    """Raise BundleError naming the first tensor that differs from the contract."""
-    _check_tensors(model_path, "input", contract.inputs, inputs)
-    _check_tensors(model_path, "output", contract.outputs, outputs)
-
-
-def _check_tensors(
-    model_path: Path,
-    kind: str,
-    expected_by_name: dict[str, TensorSpec],
-    found: Sequence[TensorInfo],
-) -> None:
-    found_by_name = {tensor.name: tensor for tensor in found}
-    if missing := [name for name in expected_by_name if name not in found_by_name]:
-        raise _contradiction(model_path, f"lacks the {kind} {missing[0]}")
-    if unknown := [name for name in found_by_name if name not in expected_by_name]:
-        raise _contradiction(model_path, f"has an {kind} {unknown[0]} that the manifest excludes")
-    for name, expected in expected_by_name.items():
-        tensor = found_by_name[name]
-        if tensor.type != expected.type:
-            raise _contradiction(
-                model_path, f"has {kind} {name} of {tensor.type}, the manifest says {expected.type}"
-            )
-        if not _fits(tensor.shape, expected.shape):
-            raise _contradiction(
-                model_path,
-                f"has {kind} {name} of shape {list(tensor.shape)}, expected {list(expected.shape)} "
-                "(None: dynamic)",
-            )
-
-
-def _fits(found: Sequence[int | str | None], expected: Sequence[int | None]) -> bool:
-    """Return whether each static dimension equals the expected one; dynamic ones always fit."""
-    return len(found) == len(expected) and all(
-        not isinstance(dim, int) or dim == expected_dim
-        for dim, expected_dim in zip(found, expected, strict=True)
-    )
-
-
-def _contradiction(model_path: Path, problem: str) -> BundleError:
-    return BundleError(f"{model_path} {problem}; export the bundle again")

@@ -36,11 +36,12 @@ from dsbd_runtime.graph import (
     POSITION_IDS,
     WRITE_INDICES,
     TensorSpec,
-    check_graph,
     full_output,
 )
+from dsbd_runtime.graph_check import check_graph
 from dsbd_runtime.kv_cache import NUMPY_DTYPES
 from dsbd_runtime.manifest import ModelEntry
+from dsbd_runtime.ort_module import releasing_options
 from dsbd_runtime.session import AlignedTokens
 from dsbd_runtime.speech_entry import ALIGNMENT_WEIGHTS
 
@@ -145,8 +146,7 @@ class OrtAligner:
     def _run(
         self, engine: Any, inputs: dict[str, Any], num_tokens: int
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        options = self._ort.RunOptions()  # the scores of all heads are seldom needed: let them go
-        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        options = releasing_options(self._ort)  # the scores of all heads are seldom needed
         try:
             weights, logits = engine.run_with_ort_values(
                 [ALIGNMENT_WEIGHTS, LOGITS], inputs, options

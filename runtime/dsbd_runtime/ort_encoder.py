@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,13 +14,13 @@ from typing import Any
 from dsbd_forward.forward import Source, SourceReading
 from dsbd_runtime.encoder_entry import HIDDEN_STATES, EncoderEntry, encoder_input
 from dsbd_runtime.errors import CapacityError, EngineError
-from dsbd_runtime.graph import EncoderContract, check_graph
+from dsbd_runtime.graph import EncoderContract
+from dsbd_runtime.graph_check import check_graph
 
 MOST_SOURCES = 256
 MOST_BYTES = 2**30
 """Most sources whose cross rows are kept, and most bytes of all but the last: the one that was read
 longest ago goes, and is computed again where it is needed after all."""
-_MOST_PUT_BACK = 16  # twice the requests that a service runs, unless it is told another number
 
 _NO_MEMORY = ("Failed to allocate memory", "bad allocation", "bad_alloc")
 
@@ -30,12 +32,14 @@ class CrossRows:
         values: an OrtValue (1, H, N, D) by name.
         num_bytes: that they take, with the hidden states.
         hidden: an OrtValue (1, N, W), the encoder's hidden states; None where no draft reads them.
+        was_held: whether the source was held when they were kept: let go, it is not needed again.
     """
 
     def __init__(self, values: dict[str, Any], num_bytes: int, hidden: Any = None) -> None:
         self.values = values
         self.num_bytes = num_bytes
         self.hidden = hidden
+        self.was_held = False
 
     @property
     def num_tokens(self) -> int:
@@ -43,10 +47,44 @@ class CrossRows:
         return int(next(iter(self.values.values())).shape()[2])
 
 
+class HeldSources:
+    """The sources that a caller works on between its requests too; safe to use from any thread.
+
+    A window of sound takes its time to read, and is decoded several times: first for its language,
+    at last at higher temperatures and for the times of its words. Between two of these no request
+    has it, and no row of the decoder depends on it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_holders: Counter[Source] = Counter()
+
+    def __contains__(self, source: Source) -> bool:
+        """Whether somebody holds it."""
+        return source in self._num_holders
+
+    @contextlib.contextmanager
+    def held(self, source: Source) -> Iterator[None]:
+        """Hold a source, which others may hold as well."""
+        with self._lock:
+            self._num_holders[source] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_holders[source] -= 1
+                if not self._num_holders[source]:
+                    del self._num_holders[source]
+
+
 class OrtEncoder:
     """One encoder, which reads every source once as long as its cross rows are kept.
 
     That of a draft may be the target's: then its graph makes cross rows of the hidden states there.
+
+    Attributes:
+        held: the sources that are kept while no request has them, as far as the memory goes.
+        num_bytes: of all that is kept.
     """
 
     def __init__(
@@ -80,6 +118,7 @@ class OrtEncoder:
         )
         self._kept: OrderedDict[Source, CrossRows] = OrderedDict()
         self._hidden_of_taken: OrderedDict[Source, Any] = OrderedDict()
+        self.held = HeldSources()
         self.num_bytes = 0
 
     def cross_rows(self, source: Source) -> CrossRows:
@@ -91,10 +130,10 @@ class OrtEncoder:
         """
         rows = self._kept.pop(source, None)
         if rows is None:
+            self._drop_let_go()
             rows = self._read(source)
             self.num_bytes += rows.num_bytes
-        self._kept[source] = rows
-        self._drop_oldest()
+        self._keep(source, rows)
         return rows
 
     def keep_hidden(self) -> None:
@@ -135,22 +174,15 @@ class OrtEncoder:
         return rows
 
     def put_back(self, source: Source, rows: CrossRows) -> None:
-        """Keep rows that were taken, and now are not needed, as long as few others come.
-
-        A window of sound is decoded several times, with requests of other windows between them.
-        """
+        """Keep rows that were taken, of a source that is held and that no request has now."""
         hidden = self._hidden_of_taken.pop(source, None)
         if self._keeps_hidden and hidden is None:
             return  # a draft would not find them
         if hidden is not None:
             self.num_bytes -= hidden.tensor_size_in_bytes()
             rows = CrossRows(rows.values, rows.num_bytes + hidden.tensor_size_in_bytes(), hidden)
-        self._kept[source] = rows
         self.num_bytes += rows.num_bytes
-        while len(self._kept) > _MOST_PUT_BACK:
-            _, oldest = self._kept.popitem(last=False)
-            self.num_bytes -= oldest.num_bytes
-        self._drop_oldest()
+        self._keep(source, rows)
 
     def limit(self, most_bytes: int) -> None:
         """Keep at most so many bytes of cross rows from now on, those read last in any case."""
@@ -158,17 +190,9 @@ class OrtEncoder:
         self._drop_oldest()
 
     def forget(self) -> None:
-        """Drop the cross rows of all sources; of a speech model but for the last.
-
-        A window of sound takes its time, and is decoded several times: first for its language, at
-        last at higher temperatures. Requests for it need not share a row of the decoder.
-        """
-        last = next(reversed(self._kept), None) if self._entry.speech is not None else None
-        kept = {} if last is None else {last: self._kept[last]}
-        self._kept.clear()
-        self._hidden_of_taken.clear()
-        self._kept.update(kept)
-        self.num_bytes = sum(rows.num_bytes for rows in kept.values())
+        """Drop what is kept of all sources but of those that are held."""
+        known = {*self._kept, *self._hidden_of_taken}
+        self._drop(source for source in known if source not in self.held)
 
     def close(self) -> None:
         """Release the engine and all rows."""
@@ -176,6 +200,24 @@ class OrtEncoder:
         self._kept.clear()
         self._hidden_of_taken.clear()
         self.num_bytes = 0
+
+    def _keep(self, source: Source, rows: CrossRows) -> None:
+        rows.was_held = source in self.held
+        self._kept[source] = rows
+        self._drop_oldest()
+
+    def _drop_let_go(self) -> None:
+        """Drop what was kept for a holder, and has none any more."""
+        kept = list(self._kept.items())
+        self._drop(each for each, rows in kept if rows.was_held and each not in self.held)
+
+    def _drop(self, sources: Iterable[Source]) -> None:
+        """Drop what is kept of some sources, of those of them that are there."""
+        for source in sources:
+            if (rows := self._kept.pop(source, None)) is not None:
+                self.num_bytes -= rows.num_bytes
+            if (hidden := self._hidden_of_taken.pop(source, None)) is not None:
+                self.num_bytes -= hidden.tensor_size_in_bytes()
 
     def _drop_oldest(self) -> None:
         """Drop what is of sources that were read longest ago until the others may be kept."""

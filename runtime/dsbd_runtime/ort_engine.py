@@ -18,7 +18,7 @@ from dsbd_runtime.cuda_device import CudaDevice, import_cuda_runtime
 from dsbd_runtime.device import DeviceArray
 from dsbd_runtime.device_session import DeviceSession
 from dsbd_runtime.errors import BundleError, CapacityError, EngineError, ProviderError
-from dsbd_runtime.graph import check_graph
+from dsbd_runtime.graph_check import check_graph
 from dsbd_runtime.kv_cache import bucket_capacity
 from dsbd_runtime.ort_module import LOG_ERRORS, import_ort_for
 from dsbd_runtime.providers import Provider, check_runnable

@@ -1,4 +1,4 @@
-"""ONNX Runtime: import without telemetry, check of its providers, session options."""
+"""ONNX Runtime: import without telemetry, check of its providers, options, opening of a graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dsbd_runtime.errors import InputError, ProviderError
+from dsbd_runtime.errors import BundleError, InputError, ProviderError
+from dsbd_runtime.huge_pages import huge_pages
 from dsbd_runtime.manifest import ModelEntry
 from dsbd_runtime.providers import Provider
 
@@ -96,6 +97,52 @@ def session_options(
     if entry.quantization == "int8-dynamic":
         keep_int8_products_exact(options)
     return options
+
+
+def without_packing(options: Any, entry: ModelEntry) -> Any:
+    """Let an engine read weights as they lie in the file, which another engine has mapped too.
+
+    Packed they would be a second copy in memory for a few calls of many rows. Blocks are packed in
+    any case: otherwise they compute in another precision.
+    """
+    if entry.quantization in ("none", "int8-dynamic"):
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    return options
+
+
+def releasing_options(ort: ModuleType) -> Any:
+    """Return the options of a call that releases what it does not need itself when it is over.
+
+    ONNX Runtime keeps the memory for the intermediate results of its largest call, attention's over
+    all of the caches, until a call says otherwise.
+    """
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
+
+
+def opened_engine(ort: ModuleType, provider: Provider, model_path: Path, options: Any) -> Any:
+    """Return the session of ONNX Runtime on a graph, whose provider runs it.
+
+    Raises:
+        BundleError: ONNX Runtime cannot load the graph.
+        ProviderError: it runs it on another provider.
+    """
+    try:
+        with huge_pages():
+            engine = ort.InferenceSession(
+                str(model_path),
+                options,
+                providers=[provider.ort_name],
+                enable_fallback=False,  # which would print to stdout and try the same again
+            )
+    except Exception as error:  # its exceptions share no base but this one
+        reason = " ".join(str(error).split())
+        raise BundleError(
+            f"ONNX Runtime cannot load {model_path} ({reason}); copy the bundle or export again"
+        ) from error
+    check_offered(provider, engine.get_providers(), f"the session of {model_path} runs on")
+    return engine
 
 
 def keep_int8_products_exact(options: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,19 +21,25 @@ from dsbd_runtime.encoder_entry import (
     SOURCE_PLACES,
     SOURCE_ROWS,
 )
-from dsbd_runtime.errors import BundleError, CapacityError, EngineError
+from dsbd_runtime.errors import CapacityError, EngineError
 from dsbd_runtime.features import HostFeatures, ReadFeatures, host_rows
 from dsbd_runtime.full_logits import HostLogits
-from dsbd_runtime.graph import check_graph
+from dsbd_runtime.graph_check import check_graph
 from dsbd_runtime.host_values import HostValues
-from dsbd_runtime.huge_pages import huge_pages
 from dsbd_runtime.kv_cache import NUMPY_DTYPES, KVCache, bucket_capacity
 from dsbd_runtime.manifest import ModelEntry
 from dsbd_runtime.ort_alignment import OrtAligner
 from dsbd_runtime.ort_encoder import OrtEncoder
-from dsbd_runtime.ort_module import LOG_ERRORS, check_offered, import_ort_for, session_options
+from dsbd_runtime.ort_module import (
+    LOG_ERRORS,
+    import_ort_for,
+    opened_engine,
+    releasing_options,
+    session_options,
+    without_packing,
+)
 from dsbd_runtime.prepared_engine import PreparedEngine
-from dsbd_runtime.providers import Provider, check_runnable, find_provider
+from dsbd_runtime.providers import check_runnable, find_provider
 from dsbd_runtime.recent_memory import HostRecentMemory
 from dsbd_runtime.recent_rows import RecentInputs
 from dsbd_runtime.session import EngineInputs, EngineOptions, EngineOutputs
@@ -96,7 +101,7 @@ class OrtSession:
             options.log_severity_level = log_severity
             return options
 
-        open_engine = functools.partial(_open_engine, self._ort, row)
+        open_engine = functools.partial(opened_engine, self._ort, row)
         if prepared is None:
             self._engine = open_engine(model_path, new_options())
         else:
@@ -123,7 +128,7 @@ class OrtSession:
                 model_path.with_name(ALIGNMENT_FILE),
                 entry,
                 self._sources,
-                lambda path: open_engine(path, _without_packing(new_options(), entry)),
+                lambda path: open_engine(path, without_packing(new_options(), entry)),
             )
         self._next_options: Any = None  # of the next call
         self._cache: KVCache | None = _new_cache(model_path, entry)
@@ -217,7 +222,7 @@ class OrtSession:
         self._recent_bound.clear()
         self._cross = None
         if capacity <= cache.capacity // 4:
-            self._next_options = _releasing_options(self._ort)
+            self._next_options = releasing_options(self._ort)
         try:
             cache.resize(capacity, num_used)
         finally:
@@ -391,7 +396,7 @@ def _shared_encoder(request: EngineOptions) -> OrtEncoder | None:
     def open_engine(path: Path) -> Any:
         options = session_options(ort, entry, request.num_threads, request.spin_us)
         options.log_severity_level = LOG_ERRORS
-        return _open_engine(ort, row, path, options)
+        return opened_engine(ort, row, path, options)
 
     return OrtEncoder(ort, bundle.encoder_path("target"), entry.encoder, open_engine)
 
@@ -424,43 +429,3 @@ def _new_cache(model_path: Path, entry: ModelEntry) -> KVCache:
             f"{entry.caches[0]} and as many as {len(entry.caches)} in all: {error}; "
             "close other programs that use the memory, or export again"
         ) from error
-
-
-def _without_packing(options: Any, entry: ModelEntry) -> Any:
-    """Let an engine read weights as they lie in the file, which another engine has mapped too.
-
-    Packed they would be a second copy in memory for a few calls of many rows. Blocks are packed in
-    any case: otherwise they compute in another precision.
-    """
-    if entry.quantization in ("none", "int8-dynamic"):
-        options.add_session_config_entry("session.disable_prepacking", "1")
-    return options
-
-
-def _releasing_options(ort: ModuleType) -> Any:
-    """Return the options of a call that releases what it does not need itself when it is over.
-
-    ONNX Runtime keeps the memory for the intermediate results of its largest call, attention's over
-    all of the caches, until a call says otherwise.
-    """
-    options = ort.RunOptions()
-    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-    return options
-
-
-def _open_engine(ort: ModuleType, provider: Provider, model_path: Path, options: Any) -> Any:
-    try:
-        with huge_pages():
-            engine = ort.InferenceSession(
-                str(model_path),
-                options,
-                providers=[provider.ort_name],
-                enable_fallback=False,  # which would print to stdout and try the same again
-            )
-    except Exception as error:  # its exceptions share no base but this one
-        reason = " ".join(str(error).split())
-        raise BundleError(
-            f"ONNX Runtime cannot load {model_path} ({reason}); copy the bundle or export again"
-        ) from error
-    check_offered(provider, engine.get_providers(), f"the session of {model_path} runs on")
-    return engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -96,7 +97,13 @@ class SourceMemory(Protocol):
         """
 
     def release(self, source: Source) -> None:
-        """Let what is kept of a source go when it is in the way: no request reads it any more."""
+        """Let what is kept of a source go when it is in the way: no request reads it any more.
+
+        What is kept of one that is held goes only where the memory is short.
+        """
+
+    def held(self, source: Source) -> AbstractContextManager[None]:
+        """Hold a source between requests too; may be entered and left in any thread."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dsbd_runtime.cache_entries import AttentionRows
 from dsbd_runtime.cross_slots import CallSources, CrossSlots, places_of_rows
 from dsbd_runtime.encoder_entry import EncoderEntry
 from dsbd_runtime.errors import CapacityError
-from dsbd_runtime.ort_encoder import CrossRows
+from dsbd_runtime.ort_encoder import CrossRows, HeldSources
 from dsbd_runtime.ort_module import import_ort
 from tests.runtime.test_speech_entry import ENTRY as SPEECH
 
@@ -51,6 +51,7 @@ class FakeEncoder:
 
     def __init__(self) -> None:
         self.kept: dict[Source, CrossRows] = {}
+        self.held = HeldSources()
         self.num_read = 0
         self.most_bytes = 2**80
 
@@ -82,7 +83,7 @@ class FakeEncoder:
             del self.kept[next(iter(self.kept))]
 
     def forget(self) -> None:
-        self.kept.clear()
+        self.kept = {source: rows for source, rows in self.kept.items() if source in self.held}
 
 
 def new_slots(
@@ -198,20 +199,54 @@ def test_a_call_reads_no_slots_far_behind_its_own() -> None:
     assert len(read(slots, many[2], many[7]).lengths) <= 3  # of the three that are left
 
 
-def test_a_window_of_sound_that_was_released_is_not_read_again() -> None:
+def test_a_source_that_is_held_is_not_read_again_after_its_release() -> None:
     """Its next request begins once those beside it have made their calls."""
-    for entry, num_read in ((ENTRY, 4), (replace(ENTRY, speech=SPEECH), 3)):
-        encoder, slots = new_slots(entry=entry)
-        one, two, three = (source(number, 6) for number in (1, 2, 3))
+    encoder, slots = new_slots()
+    one, two, three = (source(number, 6) for number in (1, 2, 3))
+    with slots.held(one):
         read(slots, one, two)
         slots.release(one)
         read(slots, two, three)
-        wanted = rows_of(one)
-        for call in (read(slots, one), read(slots, two, one)):
-            for name, value in call.values.items():
-                item = value.numpy()[int(call.items[-1])]
-                np.testing.assert_array_equal(item[:, :6], wanted[name][0])
-        assert encoder.num_read == num_read
+        read(slots, one)
+        read(slots, two, one)
+    assert encoder.num_read == 3
+    slots.release(one)
+    read(slots, two, three)
+    read(slots, one)
+    assert encoder.num_read == 4
+
+
+def test_a_source_that_is_held_is_not_forgotten() -> None:
+    """In slots, released or not, or as its encoder left it."""
+    encoder, slots = new_slots()
+    one, two, three = (source(number, 6) for number in (1, 2, 3))
+    with slots.held(one), slots.held(two), slots.held(three):
+        read(slots, three)
+        read(slots, one, two, source(4))
+        slots.release(one)
+        slots.forget()
+        assert set(encoder.kept) == {three} and slots.capacity == (4, 16)
+        assert encoder.most_bytes == 2**20 - 4 * 16 * BYTES_OF_TOKEN
+        read(slots, one)
+        read(slots, source(4), two)
+        read(slots, one, two, three)
+        assert encoder.num_read == 5  # the fourth twice
+    slots.forget()
+    assert (slots.num_bytes, slots.capacity, encoder.most_bytes) == (0, (0, 0), 2**20)
+    read(slots, one)
+    assert encoder.num_read == 6
+
+
+def test_a_source_is_held_until_the_last_of_its_holders_has_let_go() -> None:
+    held = HeldSources()
+    with held.held("one"), held.held("two"):
+        with held.held("one"):
+            assert "one" in held and "three" not in held
+        assert "one" in held and "two" in held
+    assert "one" not in held and "two" not in held
+    with pytest.raises(ValueError), held.held("one"):
+        raise ValueError
+    assert "one" not in held
 
 
 def test_a_window_of_sound_has_half_as_many_rows_as_frames() -> None:

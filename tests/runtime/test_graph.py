@@ -13,11 +13,11 @@ from dsbd_runtime.encoder_entry import EncoderEntry
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.graph import (
     TensorSpec,
-    check_graph,
     empty_outputs,
     head_outputs,
     parse_num_top_logits,
 )
+from dsbd_runtime.graph_check import check_graph
 from tests.runtime.tiny_graph import TinyModel
 
 KINDS = [("full", 0), ("gather", 0), ("topk:1", 1), ("topk:64", 64), ("topk:128256", 128256)]

@@ -43,9 +43,28 @@ def ids(content: list[int | str]) -> list[int]:
 
 @pytest.mark.parametrize(("content", "times", "num_frames"), LITERAL)
 def test_times_divide_a_window(content, times, num_frames):
-    found = parts_of_window(ids(content), 1000, 1000, SPEECH)
+    found = parts_of_window(ids(content), 1000, 1000, SPEECH, has_times=True)
     assert [(round(part.start, 6), round(part.end, 6)) for part in found.parts] == times
     assert found.num_frames == num_frames
+
+
+WITHOUT = [  # texts that have times all the same: in any order, texts in front, no end
+    ["a", 50, 50, "b"],
+    [90, "a", 50, 50, "b", 20],
+    [90, 50, 20],
+    [5, "a", 2],
+    [0, 0],
+    ["a"],
+]
+
+
+@pytest.mark.parametrize("content", WITHOUT)
+def test_a_text_without_times_has_those_of_its_window(content):
+    found = parts_of_window(ids(content), 1000, 600, SPEECH, has_times=False)
+    divided = parts_of_window(ids(content), 1000, 600, SPEECH, has_times=True)
+    assert [part.token_ids for part in found.parts] == [part.token_ids for part in divided.parts]
+    assert {(part.start, part.end) for part in found.parts} == {(10.0, 16.0)}
+    assert found.num_frames == divided.num_frames
 
 
 def test_segments_are_those_of_transformers():
@@ -70,7 +89,7 @@ def test_segments_are_those_of_transformers():
             return_token_timestamps=False,
             decoder_input_ids=torch.zeros(1, 4),
         )
-        found = parts_of_window(tokens.tolist(), seek, num_frames, SPEECH)
+        found = parts_of_window(tokens.tolist(), seek, num_frames, SPEECH, has_times=True)
         assert found.num_frames == int(offset)
         assert [part.token_ids for part in found.parts] == [
             tuple(each["tokens"].tolist()) for each in wanted

@@ -21,9 +21,11 @@ from transformers import (
 from dsbd_errors import DsbdError
 from dsbd_export.checkpoint import quiet_libraries
 from dsbd_ort import Pipeline
+from dsbd_ort.decoding import DecodeResult, DecodingRequest, result_of
 from dsbd_ort.speech.languages import LANGUAGE_NAMES, OTHER_NAMES, code_of
 from dsbd_ort.speech.speech_request import read_samples
 from dsbd_ort.speech.transcript import Segment, Transcript
+from dsbd_ort.speech.transcription import answered
 from dsbd_runtime.errors import InputError
 from scripts.speech_checkpoint import SAMPLING_RATE, TOKENS, generation_config
 from tests.speech.audio_files import wav_bytes
@@ -70,14 +72,20 @@ def theirs(folder: Path, samples: NDArray[np.float32], **options: Any) -> list[d
     return segments
 
 
-def check_equal(found: Transcript, wanted: list[dict[str, Any]]) -> None:
-    """Hold segments against transformers'; ours end with the last window in the audio."""
+def check_equal(found: Transcript, wanted: list[dict[str, Any]], *, has_times: bool = True) -> None:
+    """Hold segments against transformers'; ours end with the last window in the audio.
+
+    Where no times are asked for, ours have those of their window, a second of audio: theirs have
+    what the tokens happen to be.
+    """
     known = wanted[: len(found.segments)]
     assert all(float(each["start"]) >= found.duration for each in wanted[len(known) :])
     assert [segment.token_ids for segment in found.segments] == [
         tuple(each["tokens"].tolist()) for each in known
     ]
     times = [(float(each["start"]), float(each["end"])) for each in known]
+    if not has_times:
+        times = [(segment.seek / 100, 1.0) for segment in found.segments]
     assert [(segment.start, segment.end) for segment in found.segments] == times
 
 
@@ -90,7 +98,7 @@ def test_a_window_with_and_without_times(num_beams, times, whisper, speech_pipe)
     samples = sound(1.0, seed=num_beams)
     options = {"num_beams": num_beams, "return_timestamps": times, **FEW}
     found = speech_pipe.transcribe(samples, **options, **NO_FALLBACK)
-    check_equal(found, theirs(whisper / "target", samples, **options))
+    check_equal(found, theirs(whisper / "target", samples, **options), has_times=times)
     if times:
         assert found.segments[0].token_ids[0] >= TOKENS.end + len(TOKENS.names)
     with quiet_libraries():
@@ -366,6 +374,38 @@ def test_the_encoder_runs_once_a_window(whisper):
         seeks = {segment.seek for segment in found.segments}
         assert {segment.temperature for segment in found.segments} == {0.2}
         assert counted.calls == len(seeks) > 1
+
+
+def test_a_window_is_held_between_its_requests(whisper):
+    """And for the times of its words, whatever becomes of the caches; not behind its end."""
+    with Pipeline.from_bundle(whisper / "english-bundle", num_threads=1) as pipe:
+        encoder = pipe._target._session._encoder
+        encoder._engine = counted = CountedEngine(encoder._engine)
+
+        def empty_caches() -> None:  # as where the requests of all audios end together
+            with pipe.engines():
+                pass
+
+        def decoded(request: DecodingRequest) -> DecodeResult:
+            result = result_of(pipe._iterations(request))
+            empty_caches()
+            return result
+
+        options = {**NO_FALLBACK, **FEW, "num_beams": 2, "return_timestamps": "word"}
+        found = answered(pipe.transcription(sound(1.9), options).steps(None, pipe._align), decoded)
+        assert counted.calls == len({segment.seek for segment in found.segments}) > 1
+        empty_caches()
+        assert encoder.num_bytes == 0
+
+        def failing(request: DecodingRequest) -> DecodeResult:
+            decoded(request)
+            raise RuntimeError("enough")
+
+        steps = pipe.transcription(sound(1.0), options).steps(None, pipe._align)
+        with pytest.raises(RuntimeError, match="enough"):
+            answered(steps, failing)
+        empty_caches()
+        assert encoder.num_bytes == 0
 
 
 def test_segments_are_told_as_they_are_known(speech_pipe):

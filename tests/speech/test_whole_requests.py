@@ -69,8 +69,9 @@ def _probs_of(part: Any) -> dict[str, float]:
 
 
 def check_whole(found: Transcript, options: dict[str, Any]) -> None:
-    if options.get("return_timestamps") or found.duration > 1.0:  # else no rule orders times
-        assert all(a.start <= a.end for a in found.segments)
+    for times in ([a.start for a in found.segments], [a.end for a in found.segments]):
+        assert times == sorted(times)
+    assert all(0.0 <= a.start <= a.end for a in found.segments)
     assert np.isfinite([each.avg_logprob for each in found.segments]).all()
     for segment in found.segments:
         assert (segment.words is None) == (options.get("return_timestamps") != "word")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.rows import NO_INTS
 from dsbd_ort.decoding.drafting.draft import Iteration, LayerNeeds, Proposer, TakesAll
 from dsbd_ort.decoding.drafting.ngram import NGramDrafter
 from dsbd_ort.decoding.engine_call import EngineCalls
@@ -24,7 +25,6 @@ from dsbd_ort.decoding.logits_processing.request_processing import RequestProces
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-_NOTHING = np.arange(0)
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class ChainedDrafter:
             self._ask_ngram(lists, nodes)
         self._layer = lists.proposed()
         unknown = nodes[~self._layer.is_known]
-        pending = _NOTHING if self._model is None else self._model.pending(unknown)
+        pending = NO_INTS if self._model is None else self._model.pending(unknown)
         return LayerNeeds(pending, is_forced, num_whole)
 
     def compute(self, pending: Nodes) -> EngineCalls[None]:
@@ -214,7 +214,7 @@ class _Lists:
     def proposed(self) -> _Proposed:
         """Return all of them, by beam."""
         if not self._parts:
-            return _Proposed(self.is_known, _NOTHING, _NOTHING, np.zeros(0), self.unlisted)
+            return _Proposed(self.is_known, NO_INTS, NO_INTS, np.zeros(0), self.unlisted)
         parents, tokens, log_probs = self._parts[0]
         if len(self._parts) > 1:
             parents, tokens, log_probs = map(np.concatenate, zip(*self._parts, strict=True))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.rows import NO_INTS
 from dsbd_ort.decoding.logits_processing.path_states import Nodes, Tokens
 
 _DOUBTS = {8: 0.05, 5: 0.15, 3: 0.5, 2: 1.0, 1: 3.0}
@@ -25,7 +26,6 @@ _LONG_MATCH = 5
 _MOST_LISTED = 8
 _ENOUGH = 0.95
 
-_NONE = np.arange(0)
 
 Following = int | dict[int, int]
 """The tokens seen behind a context and how often; a plain token was seen alone, and once."""
@@ -185,7 +185,7 @@ class NGramDrafter:
             log_probs += listed.values()
             unlisted.append(left)
         if not tokens:
-            return Proposals(_NONE, _NONE, np.zeros(0), np.array(unlisted))
+            return Proposals(NO_INTS, NO_INTS, np.zeros(0), np.array(unlisted))
         return Proposals(*map(np.array, (paths, tokens, log_probs, unlisted)))
 
     def _following(

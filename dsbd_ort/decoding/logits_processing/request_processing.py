@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.logits import Logits
-from dsbd_forward.rows import largest_columns
+from dsbd_forward.rows import NO_INTS, largest_columns
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.distribution import ListedDistributions
 from dsbd_ort.decoding.errors import ConstraintError
@@ -33,8 +33,6 @@ from dsbd_ort.decoding.option_values import shown
 from dsbd_ort.decoding.warp import Warp
 
 Rows = NDArray[np.int64]
-
-_NONE = np.arange(0)
 
 
 class RequestProcessing:
@@ -87,11 +85,11 @@ class RequestProcessing:
         """
         if (gathered := logits.gathered) is not None:
             found = self._of_gathered(gathered, logits.log_normalizers, nodes, allowed, is_draft)
-            return found, _NONE
+            return found, NO_INTS
         if self.forbidden is not None and not is_draft:
             self.forbidden.note(logits, nodes, allowed)
         if (rows := logits.whole) is not None:
-            return self._of_all(rows, logits.log_normalizers, nodes, allowed, is_draft), _NONE
+            return self._of_all(rows, logits.log_normalizers, nodes, allowed, is_draft), NO_INTS
         found, is_complete = self._of_top(logits, nodes, allowed, is_draft)
         incomplete = np.logical_not(is_complete).nonzero()[0]
         full = logits.full

@@ -19,7 +19,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,24 +103,40 @@ class Opened:
     generate: Generate
 
 
+Verb = Callable[[dict[str, Any]], dict[str, Any]]
+"""Makes an answer of what stands behind a verb of the protocol."""
+
+
 def serve(open_job: Callable[[Job], Opened], convert: Callable[[Job], None] | None = None) -> None:
     """Answer the requests on stdin until it ends."""
+    verbs: dict[str, Verb] = {}
+
+    def open_tool(arguments: dict[str, Any]) -> dict[str, Any]:
+        opened = open_job(Job(**arguments))
+        verbs["generate"] = lambda asked: _timed(opened.generate, Asked(**asked))
+        return {"version": opened.version, "settings": opened.settings}
+
+    def convert_models(arguments: dict[str, Any]) -> dict[str, Any]:
+        assert convert is not None  # else there is no such verb
+        convert(Job(**arguments))
+        return {}
+
+    verbs["open"] = open_tool
+    if convert is not None:
+        verbs["convert"] = convert_models
+    answer_requests(verbs)
+
+
+def answer_requests(verbs: Mapping[str, Verb]) -> None:
+    """Answer the requests on stdin until it ends, or one fails; a verb may add others."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints must not end up between the answers
-    opened: Opened | None = None
     for line in sys.stdin:
         ((verb, arguments),) = json.loads(line).items()
-        answer: dict[str, Any] = {}
         try:
-            if verb == "convert" and convert:
-                convert(Job(**arguments))
-            elif verb == "open":
-                opened = open_job(Job(**arguments))
-                answer = {"version": opened.version, "settings": opened.settings}
-            elif verb == "generate" and opened:
-                answer = _timed(opened.generate, Asked(**arguments))
-            else:
+            if verb not in verbs:
                 raise ValueError(f"this runner cannot {verb} now")
+            answer = verbs[verb](arguments)
         except Exception as error:
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}

@@ -14,11 +14,7 @@ A request that fails is answered by {"error": "..."}, and the tool ends.
 from __future__ import annotations
 
 import functools
-import json
-import os
-import sys
 import time
-import traceback
 import wave
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.peers.runners.serve import peak_bytes
+from lab.peers.runners.serve import Verb, answer_requests, peak_bytes
 
 Samples = NDArray[np.float32]
 FEATURES, ENCODER = "features", "encoder"  # what else a transcription takes is the decoder's
@@ -104,28 +100,17 @@ class Stopwatch:
 
 def serve(open_job: Callable[[Job, Stopwatch], Opened]) -> None:
     """Answer the requests on stdin until it ends."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints must not end up between the answers
-    stopwatch, opened = Stopwatch(), None
-    for line in sys.stdin:
-        ((verb, arguments),) = json.loads(line).items()
-        try:
-            if verb == "open":
-                job = Job(**arguments)
-                stopwatch.clock = time.process_time if job.cpu_time else time.perf_counter
-                opened = open_job(job, stopwatch)
-                answer = {"version": opened.version, "settings": opened.settings}
-            elif verb == "transcribe" and opened:
-                answer = _timed(opened.transcribe, Asked(**arguments), stopwatch)
-            else:
-                raise ValueError(f"this runner cannot {verb} now")
-        except Exception as error:
-            traceback.print_exc()
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-        if "error" in answer:
-            sys.exit(1)
+    stopwatch, verbs = Stopwatch(), dict[str, Verb]()
+
+    def open_tool(arguments: dict[str, Any]) -> dict[str, Any]:
+        job = Job(**arguments)
+        stopwatch.clock = time.process_time if job.cpu_time else time.perf_counter
+        opened = open_job(job, stopwatch)
+        verbs["transcribe"] = lambda asked: _timed(opened.transcribe, Asked(**asked), stopwatch)
+        return {"version": opened.version, "settings": opened.settings}
+
+    verbs["open"] = open_tool
+    answer_requests(verbs)
 
 
 def _timed(transcribe: Transcribe, asked: Asked, stopwatch: Stopwatch) -> dict[str, Any]:

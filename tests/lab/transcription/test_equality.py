@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from lab.transcription.equality import Cases, Outcome, Part, compared, equality_table, outcomes
+from lab.transcription.equality import (
+    Cases,
+    Outcome,
+    Part,
+    Words,
+    compared,
+    equality_table,
+    outcomes,
+)
+from lab.transcription.speech import Spoken, Utterance, write_wav
+from tests.speech.conftest import whisper
+from tests.speech.test_transcription import sound
+
+__all__ = ["whisper"]  # a fixture
 
 ONE = [Part(0.0, 2.0, (5, 6), -0.5), Part(2.0, 3.0, (7,), -0.5)]
 OTHERS = [  # segments, the difference, that of log-probabilities
@@ -27,6 +41,47 @@ def test_segments_are_compared(found: list[Part], words: str, error: float) -> N
     outcome = compared("kind", "name", found, ONE)
     assert outcome.is_equal == (not words) and outcome.difference.startswith(words)
     assert outcome.logprob_error == pytest.approx(error)
+
+
+WORDS = ((" a", 0.0, 0.5), (" b", 0.5, 2.0))
+OTHER_WORDS: list[tuple[Words | None, str]] = [
+    (WORDS, ""),
+    (None, ""),  # not asked for
+    ((WORDS[0], (" b", 0.5, 1.98)), "segment 0: the word (' b', 0.5, 1.98) instead of (' b', 0.5"),
+    ((WORDS[0], (" c", 0.5, 2.0)), "segment 0: the word (' c', 0.5, 2.0) instead of (' b', 0.5"),
+    (WORDS[:1], "segment 0: the word None instead of (' b'"),
+    ((), "segment 0: the word None instead of (' a'"),
+]
+
+
+@pytest.mark.parametrize(("found", "difference"), OTHER_WORDS)
+def test_words_are_compared_where_both_have_them(found: Words | None, difference: str) -> None:
+    wanted = [replace(ONE[0], words=WORDS), ONE[1]]
+    outcome = compared("kind", "name", [replace(ONE[0], words=found), ONE[1]], wanted)
+    assert outcome.is_equal == (not difference) and outcome.difference.startswith(difference)
+
+
+def test_words_of_a_model(whisper: Path, tmp_path: Path) -> None:
+    """Those of transformers, on demand."""
+    files = []
+    for seed, (name, language) in enumerate(
+        (("a", "en"), ("b", "de"), ("c", "fr"), ("long", "en"))
+    ):
+        samples = sound(0.8 if name != "long" else 1.4, seed)
+        write_wav(tmp_path / f"{name}.wav", samples)
+        text = Utterance(name=name, language=language, voice="", words_per_minute=0, text="")
+        files.append(Spoken(text, tmp_path / f"{name}.wav", len(samples) / 16_000))
+    for have_words in (True, False):
+        cases = Cases(whisper / "target", whisper / "bundle", files, 1, have_words=have_words)
+        of_words = {
+            (kind, name): run for kind, name, run in cases.all() if kind.endswith("times of words")
+        }
+        assert len(of_words) == (2 * len(files) if have_words else 0)
+        for asked in (("an utterance, 5 beams", "b"), ("a long file, greedy", "long")):
+            if have_words:
+                outcome = of_words[f"{asked[0]}, times of words", asked[1]]()
+                assert outcome.is_equal, outcome.difference
+        cases.close()
 
 
 class FakeCases:

@@ -1,0 +1,212 @@
+"""Requests to a bundle: prompts and options as the engines read them, and results as text."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dsbd_ort.constraints.binding import ConstraintBinding, items_of
+from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest, TraceRecorder
+from dsbd_ort.decoding.logits_processing.allowed_mass import AllowedMass
+from dsbd_ort.decoding.request import check_prompt
+from dsbd_ort.model_defaults import ModelDefaults
+from dsbd_ort.model_pair import KeptTexts, check_drafter
+from dsbd_ort.pipeline_options import PipelineOptions
+from dsbd_ort.prompts import check_context, new_seed
+from dsbd_ort.request_options import Options, Prompt, is_given
+from dsbd_ort.results import (
+    GeneratedSequence,
+    GenerationResult,
+    StopSearch,
+    TextStream,
+    text_until_stop,
+)
+from dsbd_ort.sources import SRC_LANG, PromptReader, RequestInputs
+from dsbd_runtime.bundle import TOKENIZER_FILE, Bundle
+from dsbd_runtime.chat_messages import Message
+from dsbd_runtime.chat_template import ChatTemplate
+from dsbd_runtime.errors import InputError
+from dsbd_runtime.stream_decoder import TextWindow
+from dsbd_runtime.tokenizer import Tokenizer
+
+
+class BundleRequests:
+    """What makes the requests to a bundle, and of their results texts; it calls no engine.
+
+    Attributes:
+        bundle, tokenizer: the opened bundle and its tokenizer.
+        has_draft: whether there is a draft model.
+        defaults: what requests that leave options out get.
+        constraints: what constraints need of the bundle.
+        prompts: what a prompt is to the engines; to an encoder-decoder's it is the source.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        has_draft: bool,
+        generation_config: bool = True,
+        chat_defaults: bool = False,
+        ngram_pool: int = PipelineOptions.ngram_pool,
+    ) -> None:
+        """Read what requests need of a bundle; see PipelineOptions for the other arguments.
+
+        has_draft: whether there is a draft model; without one requests that need it are refused.
+        """
+        self.bundle = bundle
+        self.has_draft = has_draft
+        self.tokenizer = Tokenizer.from_bundle(bundle)
+        self.prompts = PromptReader(bundle, self.tokenizer)
+        self.defaults = ModelDefaults.from_bundle(
+            bundle, reads_file=generation_config, of_chats=chat_defaults
+        )
+        self.defaults.log()
+        self._texts = KeptTexts(ngram_pool)
+        vocab_size, ends = bundle.manifest.target.vocab_size, bundle.manifest.target.eos_token_ids
+        self.constraints = ConstraintBinding(bundle.path / TOKENIZER_FILE, vocab_size, ends)
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        options: Options,
+        *,
+        trace: TraceRecorder | None = None,
+        caller: str = "",
+    ) -> DecodingRequest:
+        """Return the validated request that ``generate`` would decode; no engine is called.
+
+        caller: whose texts the n-gram drafter looks through.
+        """
+        src_lang = options.get(SRC_LANG) if isinstance(options, Mapping) else None
+        inputs = self.prompts.read(prompt, src_lang)
+        return self.request_of(inputs, options, trace=trace, caller=caller)
+
+    def request_of(
+        self,
+        inputs: RequestInputs,
+        options: Options,
+        *,
+        trace: TraceRecorder | None = None,
+        caller: str = "",
+        allowed_mass: AllowedMass | None = None,
+    ) -> DecodingRequest:
+        """Return a validated request of what the engines read; see ``prepare``.
+
+        allowed_mass: is told what processors leave of the target's distributions.
+        """
+        config = self.config(options)
+        stops, token_ids = config.stop_texts, inputs.prompt_ids
+        room = self.bundle.context_length - len(token_ids)
+        if not is_given("max_new_tokens", options) and 0 < room < config.max_new_tokens:
+            config = config.varied(max_new_tokens=room)
+        check_context(self.bundle, len(token_ids), config.max_new_tokens)
+        check_prompt(token_ids, self.bundle.manifest.target.vocab_size)
+        start = self.text_start(token_ids, config)
+        return DecodingRequest(
+            prompt_ids=token_ids,
+            config=config,
+            rng=np.random.default_rng(config.seed),
+            stop=StopSearch(start, stops) if stops else None,
+            constraint=self.constraints.bound(config.constraint, start.num_dropped_spaces),
+            ngram_pool=self._texts.of(caller) if config.has_ngram_drafter else None,
+            trace=trace,
+            source=inputs.source,
+            copied_ids=inputs.copied_ids,
+            allowed_mass=allowed_mass,
+        )
+
+    def resolve(self, options: Mapping[str, Any]) -> DecodingConfig:
+        """Return the one config of a request: its options, read and checked once.
+
+        Of each option the first of these counts: what the caller gives; a server's own default
+        (``DefaultOptions``, which has filled it in before); the model's generation_config.json,
+        where the strategy reads it, and behind that the usual ones of chats, if requests are chats
+        (``ModelDefaults``); the table of options.
+
+        Raises:
+            ConfigError, ConstraintError: they are invalid, or contradict each other.
+        """
+        known = self.prompts.with_language(self.constraints.options(options))
+        return DecodingConfig.from_options(self.defaults.filled(known))
+
+    def config(self, options: Options) -> DecodingConfig:
+        """Return the config of a request on this bundle: ends, seed and drafter decided.
+
+        Options are resolved (see ``resolve``); a config is taken as it is.
+
+        Raises:
+            ConfigError, ConstraintError: they are invalid, or contradict each other.
+            InputError: they need a draft model, and the bundle has none.
+        """
+        config = options if isinstance(options, DecodingConfig) else self.resolve(options)
+        if config.eos_token_id is None:
+            config = config.varied(eos_token_id=tuple(self.bundle.manifest.target.eos_token_ids))
+        if config.seed is None:
+            config = config.varied(seed=new_seed())
+        if config.prompt_logprobs and self.prompts.encoder is not None:
+            raise InputError(
+                "prompt_logprobs is true, but the prompt of an encoder-decoder is its source, of "
+                "which it predicts no token; leave it out"
+            )
+        config = config.settled(costs_are_known=True, has_draft=self.has_draft)
+        check_drafter(config, has_draft=self.has_draft)
+        return config
+
+    def text_start(self, prompt_ids: Sequence[int], config: DecodingConfig) -> TextWindow:
+        """Return where the text of a request begins: behind that of its prompt."""
+        skips = config.skip_special_tokens
+        tokenizer = self.tokenizer if skips else self.tokenizer.with_special_tokens
+        return TextWindow.behind(tokenizer, prompt_ids)
+
+    def text_stream(self, request: DecodingRequest) -> TextStream:
+        """Return what turns the iterations of a request into stream pieces."""
+        config = request.config
+        start = self.text_start(request.prompt_ids, config)
+        return TextStream(start, config.stop_texts, config.min_new_tokens)
+
+    def with_text(self, result: DecodeResult, request: DecodingRequest) -> GenerationResult:
+        """Return the result of a request with the text of its sequences."""
+        sequences, config = [], request.config
+        start = self.text_start(request.prompt_ids, config)
+        for sequence in result.sequences:
+            text = text_until_stop(start, sequence.token_ids, config)
+            items = items_of(config.constraint, sequence)
+            sequences.append(GeneratedSequence(**vars(sequence), text=text, items=items))
+        assert config.seed is not None  # drawn by ``prepare``
+        return GenerationResult(sequences, result.stats, config.seed, result.prompt_logprobs)
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the token ids of a conversation, rendered with the checkpoint's chat template.
+
+        They are a prompt for ``generate`` and ``stream``. ``chat_template_kwargs`` are more
+        variables of the template, such as ``enable_thinking``. See ChatTemplate.render.
+
+        Raises:
+            BundleError: the bundle has no chat template.
+            InputError: the template refuses the messages, or has no place for one; or the model is
+                an encoder-decoder.
+        """
+        if self.prompts.encoder is not None:
+            raise InputError(
+                f"the model of {self.bundle.path} is an encoder-decoder, which has no chats; give "
+                "the text itself as the prompt: it is the source"
+            )
+        text = self.chat_template.render(
+            messages, add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs
+        )
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    @functools.cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The checkpoint's chat template; a BundleError without one."""
+        return ChatTemplate.from_folder(self.bundle.path)
