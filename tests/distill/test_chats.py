@@ -243,7 +243,6 @@ def test_interrupted_a_training_on_chats_ends_the_same(of_chats, chat_target, tm
 
 WRONG = [
     ({"draft_vocab": 8}, "draft_vocab=8 is out of range; use 32 or more"),
-    ({"draft_vocab": 64, "kind": "feature"}, "draft_vocab=64 has no form for kind='feature'"),
     ({"coverage": 1}, "coverage=1 is out of range; use the number of beams, 2 to 16"),
     ({"coverage": 17}, "coverage=17 is out of range"),
 ]
@@ -258,6 +257,7 @@ def test_options_that_are_refused(tmp_path, options, words):
 WRONG_VOCABULARIES = [
     ({"draft_vocab": 300}, "draft_vocab=300 leaves out none of 300 tokens"),
     ({"draft_vocab": 64, "target_layers": 1}, "draft_vocab=64 has no form for target_layers=1"),
+    ({"draft_vocab": 300, "kind": "feature"}, "draft_vocab=300 leaves out none of 300 tokens"),
 ]
 
 

@@ -13,13 +13,15 @@ from dsbd_export.checkpoint import open_checkpoint
 from dsbd_export.config import ModelOptions
 from dsbd_export.distill.acceptance import Best, HeldOutSamples, acceptance_by_depth
 from dsbd_export.distill.config import DistillConfig
+from dsbd_export.distill.draft_head import DraftHead
 from dsbd_export.distill.draft_run import distill
+from dsbd_export.distill.feature_shape import FeatureShape, new_feature_draft
 from dsbd_export.distill.rollout import (
     NUM_STEPS,
     TeacherFeatures,
     rollout,
-    rollout_logits,
     rollout_loss,
+    rollout_reads,
     visible,
 )
 from dsbd_export.distill.teacher import Sampling, TorchDevice
@@ -36,6 +38,7 @@ from scripts.family_checkpoints import VOCAB_SIZE
 from tests.distill.conftest import CONTEXT, STEPS, config_of, distilled_once
 
 EXACT = TorchDevice("cpu", uses_bf16=False)
+ALL = DraftHead(32, None, EXACT)
 WIDTH = 24
 PARAMS = "60K"
 
@@ -102,7 +105,7 @@ def test_the_loss_judges_every_step(draft):
     losses = {}
     for name, weight in (("trained", 1.0), ("flat", 0.0)):
         draft.lm_head.weight.data *= weight
-        losses[name] = rollout_loss(draft, batch, features_of, EXACT).item()
+        losses[name] = rollout_loss(draft, batch, features_of, ALL, EXACT).item()
     kl = (log_p.exp() * (log_p + torch.log(torch.tensor(32.0)))).sum(-1)
     # step j judges the rows from j on: labels behind tokens 1 + j to 8, every other but in step 0
     judged = [kl[:, 1 + step :: 2 if step else 1] for step in range(NUM_STEPS)]
@@ -202,8 +205,8 @@ def test_it_is_written_as_published_and_exports(distilled_feature, target, tmp_p
     features_of = TeacherFeatures(model, draft.features.target_layers(2))
     counted = torch.ones(1, 4, dtype=torch.bool)
     with torch.no_grad():
-        first, *_ = rollout_logits(module, tokens, counted, features_of)
-    assert first.shape == (4, VOCAB_SIZE)
+        first, *_ = rollout_reads(module, tokens, counted, features_of)
+    assert module.target_logits(first).shape == (4, VOCAB_SIZE)
 
 
 @pytest.mark.slow

@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from dsbd_export.distill.loss import Coverage, distance, log_probs_of, selected
+from dsbd_export.distill.draft_head import DraftHead
+from dsbd_export.distill.loss import Coverage, distance, selected
 from dsbd_export.distill.teacher import TorchDevice
 from dsbd_export.feature_draft.model import FeatureDraft
 from dsbd_export.target_features import layers_of
@@ -126,10 +127,14 @@ def rollout_loss(
     draft: FeatureDraft,
     batch: tuple[Tensor, ...],
     features_of: FeaturesOf,
+    head: DraftHead,
     device: TorchDevice,
     coverage: Coverage | None = None,
 ) -> Tensor:
     """Return the distance from the target's distributions, mean over the steps of a rollout.
+
+    Where the draft proposes some tokens only, it is compared with the target's distribution over
+    what can be proposed, and a place counts by the probability of all that; see ``DraftHead``.
 
     batch: see ``distillation_loss``.
     """
@@ -139,28 +144,30 @@ def rollout_loss(
     total, weights = torch.zeros((), device=tokens.device), 0.0
     with device.autocast():
         features = features_of(tokens[:, :-1])
-        steps = rollout(draft, tokens, features, min(num_steps, num_rows))
-        for step, normed in enumerate(steps):
-            behind = min(ids.shape[1], num_rows - step)  # rows that have a label, the last ones
-            judged = slice(-behind, None, _JUDGED if step else 1)
-            where = counted[:, judged]
-            if not where.any():
-                continue
-            logits = draft.lm_head(selected(normed[:, judged], where)).float()
-            log_q = log_probs_of(logits, selected(ids[:, judged], where))
-            of_step = distance(log_q, selected(log_p[:, judged], where), tv_weight, coverage)
-            total = total + _DECAY**step * of_step.mean()
-            weights += _DECAY**step
+        steps = [*rollout(draft, tokens, features, min(num_steps, num_rows))]
+    for step, normed in enumerate(steps):
+        behind = min(ids.shape[1], num_rows - step)  # rows that have a label, the last ones
+        judged = slice(-behind, None, _JUDGED if step else 1)
+        where = counted[:, judged]
+        if not where.any():
+            continue
+        of_place = selected(ids[:, judged], where)
+        proposable, mass = head.proposable(of_place, selected(log_p[:, judged], where))
+        read = selected(normed[:, judged], where)
+        log_q = head.log_probs_of_own(read, draft.lm_head.weight, of_place)
+        of_step = mass * distance(log_q, proposable, tv_weight, coverage)
+        total = total + _DECAY**step * of_step.mean()
+        weights += _DECAY**step
     return total / weights
 
 
-def rollout_logits(
+def rollout_reads(
     draft: FeatureDraft, tokens: Tensor, counted: Tensor, features_of: FeaturesOf
 ) -> Iterator[Tensor]:
-    """Yield logits behind the tokens that count, (n, V), in each step.
+    """Yield what the head reads behind the tokens that count, (n, H), in each step.
 
     counted: (B, num_new) bool. Which of the last tokens.
     """
     features, num_new = features_of(tokens[:, :-1]), counted.shape[1]
     for normed in rollout(draft, tokens, features, min(NUM_STEPS, features.shape[1] - num_new + 1)):
-        yield draft.target_logits(selected(normed[:, -num_new:], counted))
+        yield selected(normed[:, -num_new:], counted)
