@@ -28,12 +28,10 @@ from dsbd_export.distill.proposing_drafts import (
     measured,
     save,
 )
-from dsbd_export.distill.rollout import TeacherFeatures, rollout_loss, rollout_reads
+from dsbd_export.distill.rollout import rollout_loss, rollout_reads
 from dsbd_export.distill.source_draft import SoundDrafts, TextSourceDrafts
 from dsbd_export.distill.teaching import Teaching
 from dsbd_export.errors import ExportError
-from dsbd_export.feature_draft.config import default_layers
-from dsbd_export.model_config import normalized_config
 
 
 class DraftKind(Protocol):
@@ -146,8 +144,6 @@ class FeatureDrafts:
         self._teaching = teaching
         self._proposed = proposed
         self._head = DraftHead(teaching.checkpoint.vocab_size, proposed, teaching.device)
-        num_layers = normalized_config(teaching.checkpoint.config).num_layers
-        self._features_of = TeacherFeatures(teaching.target, default_layers(num_layers))
 
     @staticmethod
     def check(config: DistillConfig, target: Checkpoint) -> None:
@@ -166,13 +162,14 @@ class FeatureDrafts:
     def loss(self, draft: Any, batch: tuple[Tensor, ...]) -> Tensor:
         """See DraftKind."""
         coverage, device = coverage_of(self._config), self._teaching.device
-        return rollout_loss(draft, batch, self._features_of, self._head, device, coverage)
+        return rollout_loss(draft, batch, self._head, device, coverage)
 
     def acceptance(self, draft: Any, samples: list[HeldOutSamples]) -> Acceptance:
         """See DraftKind."""
 
-        def best_of(tokens: Tensor, counted: Tensor) -> Any:
-            for read in rollout_reads(draft, tokens, counted, self._features_of):
+        def best_of(tokens: Tensor, counted: Tensor, features: Tensor | None) -> Any:
+            assert features is not None  # the teacher keeps them
+            for read in rollout_reads(draft, tokens, counted, features):
                 yield self._head.best_of_own(read, draft.lm_head.weight)
 
         return measured(draft, best_of, samples, self._teaching)

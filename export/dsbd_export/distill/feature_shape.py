@@ -72,7 +72,7 @@ def feature_shape(
     Raises:
         ExportError: no shape has so few.
     """
-    width = len(_layers(target)) * _width(target)
+    width = len(feature_layers(target)) * feature_size(target)
     shapes = [FeatureShape(hidden_size=size) for size in hidden_sizes()]
     num_own = target.vocab_size if num_proposed is None else num_proposed
     sizes = [(shape, shape.num_parameters(target.vocab_size, num_own, width)) for shape in shapes]
@@ -112,8 +112,8 @@ def new_feature_draft(
         FeatureDraftConfig(
             layer=layer,
             draft_vocab_size=checkpoint.vocab_size if proposed is None else len(proposed),
-            target_hidden_size=_width(checkpoint),
-            layers=_layers(checkpoint),
+            target_hidden_size=feature_size(checkpoint),
+            layers=feature_layers(checkpoint),
             norm_output=True,
             fc_norm=True,
         )
@@ -169,10 +169,12 @@ def write_feature_draft(draft: FeatureDraft, target: Checkpoint, folder: Path) -
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _layers(target: Checkpoint) -> tuple[int, ...]:
+def feature_layers(target: Checkpoint) -> tuple[int, ...]:
+    """Return which layers of a target the hidden states enter that a draft reads."""
     return default_layers(normalized_config(target.config).num_layers)
 
 
-def _width(target: Checkpoint) -> int:
+def feature_size(target: Checkpoint) -> int:
+    """Return the width of one hidden state of a target."""
     width: int = normalized_config(target.config).hidden_size
     return width

@@ -159,6 +159,20 @@ def read_arrays(file: Path, names: Iterable[str]) -> list[NDArray[Any]]:
         ) from error
 
 
+def read_array(file: Path) -> NDArray[Any]:
+    """Return the array of a file that ``numpy.save`` wrote, mapped and not yet read.
+
+    Raises:
+        ExportError: the file is damaged.
+    """
+    try:
+        return np.load(file, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+    except (ValueError, EOFError, TypeError) as error:
+        raise ExportError(
+            f"{file} is damaged ({error}); remove it, and the same command makes it again"
+        ) from error
+
+
 def _object_of(file: Path) -> dict[str, Any] | None:
     """Return the JSON object of a file, None where it holds none."""
     try:
