@@ -268,3 +268,53 @@ def test_draft_vocabularies_that_are_refused(options, words, chat_target, tmp_pa
     )
     with pytest.raises(ExportError, match=words):
         distill(config, report=lambda _: None, measure_speed=None)
+
+
+@pytest.fixture(scope="session")
+def feature_of_chats(chat_target, tmp_path_factory):
+    data = write_chats(tmp_path_factory.mktemp("data") / "chats")
+    options = {"kind": "feature", "params": "60K", "draft_vocab": 150, "coverage": 4, "steps": 30}
+    return distilled_once(tmp_path_factory, "feature_of_chats", chat_target, data, **options)
+
+
+def test_a_feature_draft_of_chats_and_some_tokens(feature_of_chats, chat_target, tmp_path):
+    """It learns at every depth, the export takes it, and requests have the target's tokens."""
+    record, folder = feature_of_chats.record, feature_of_chats.config.output
+    assert record.are_chats and record.num_proposed_tokens == 150
+    assert min(record.acceptance_by_depth) > record.curve[0].acceptance + 0.05
+    weights = load_file(folder / "model.safetensors")
+    assert weights["lm_head.weight"].shape[0] == 150 == weights["t2d"].sum()
+    assert weights["embed_tokens.weight"].shape[0] == 300
+    config = ExportConfig(target=str(chat_target), draft=str(folder), output=tmp_path / "bundle")
+    export_bundle(config, report=lambda _: None)
+    with Pipeline.from_bundle(tmp_path / "bundle") as pipeline:
+        for drafted, plain, options in (
+            ("speculative", "sample", {"seed": 1}),
+            ("speculative-beam-search", "beam-search", {"num_beams": 3}),
+        ):
+            forced = {"draft_policy": "fixed", "draft_length": 3}
+            found, wanted = (
+                pipeline.generate("1 + 1", strategy=name, max_new_tokens=12, **options, **more)
+                for name, more in ((drafted, forced), (plain, {}))
+            )
+            assert found.sequences[0].token_ids == wanted.sequences[0].token_ids
+            assert found.stats.num_iterations <= wanted.stats.num_iterations
+
+
+def test_interrupted_a_feature_draft_ends_the_same(feature_of_chats, chat_target, tmp_path):
+    """Interrupted behind its last step, its features lost: labelled again, and the same bits."""
+    config = DistillConfig(**{**vars(feature_of_chats.config), "output": tmp_path / "draft"})
+
+    def interrupt(line: str) -> None:
+        if line.startswith("step 0"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        distill(config, report=interrupt, measure_speed=None)
+    [features] = (tmp_path / "draft.work" / "pool").glob("*.npy")
+    features.unlink()
+    record = distill(config, report=lambda _: None, measure_speed=None)
+    assert record.acceptance_by_depth == feature_of_chats.record.acceptance_by_depth
+    expected = load_file(feature_of_chats.config.output / "model.safetensors")
+    found = load_file(Path(config.output) / "model.safetensors")
+    assert all((found[name] == value).all() for name, value in expected.items())

@@ -5,7 +5,7 @@
     tokens/           of all texts
     held_out/         the target's samples behind held-out prompts
     windows.bin       features of sound, and in hidden_states/ what the encoder left of it
-    pool/             labelled rows
+    pool/             labelled rows, and what a feature draft reads of the target
     checkpoint.pt     the latest state of the training
     draft/            the result, until it is moved to its place
     bundle/           the exported pair, while its speed is measured
