@@ -64,9 +64,11 @@ class HeldOutSamples:
     @classmethod
     def read(cls, file: Path, *, with_features: bool = False) -> HeldOutSamples:
         """Return those of ``write``."""
-        if not with_features:
-            return cls(*read_arrays(file, _ARRAYS))
-        tokens, ids, probs, counted, features = read_arrays(file, (*_ARRAYS, "features"))
+        names = _ARRAYS if not with_features else (*_ARRAYS, "features")
+        tokens, ids, probs, counted, *others = read_arrays(file, names)
+        if not others:
+            return cls(tokens, ids, probs, counted)
+        [features] = others
         ends = np.cumsum(read_lengths(tokens, counted))
         return cls(tokens, ids, probs, counted, tuple(np.split(features, ends[:-1])))
 
@@ -76,8 +78,13 @@ class HeldOutSamples:
 
     def part(self, rows: slice) -> HeldOutSamples:
         """Return those of some prompts."""
-        arrays = (getattr(self, name)[rows] for name in _ARRAYS)
-        return HeldOutSamples(*arrays, None if self.features is None else self.features[rows])
+        return HeldOutSamples(
+            self.tokens[rows],
+            self.ids[rows],
+            self.probs[rows],
+            self.counted[rows],
+            None if self.features is None else self.features[rows],
+        )
 
 
 def held_out_samples(labelled: Labelled, sampling: Sampling) -> HeldOutSamples:
@@ -241,12 +248,13 @@ def acceptance_by_depth(
         at_once = device.rows_at_once(most, draft.config.vocab_size)
         for begin in range(0, len(part.tokens), at_once):
             some = part.part(slice(begin, begin + at_once))
-            arrays = (getattr(some, name) for name in _ARRAYS)
-            rows = [torch.from_numpy(array).to(device.name) for array in arrays]
+            tokens, ids, probs, counted = (
+                torch.from_numpy(getattr(some, name)).to(device.name) for name in _ARRAYS
+            )
             features = None
             if some.features is not None:
-                features = unpacked(some.features, some.tokens.shape[1] - 1, device.name)
-            rates.append(_rates(best_of, sampling, *rows, features))
+                features = unpacked(some.features, tokens.shape[1] - 1, device.name)
+            rates.append(_rates(best_of, sampling, tokens, ids, probs, counted, features))
     draft.train(was_training)
     by_prompt = torch.cat(rates).double().cpu().numpy()  # (num_prompts, num_depths + 2)
     greedy, covered, *by_depth = by_prompt.mean(0).tolist()

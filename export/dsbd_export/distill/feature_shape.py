@@ -127,6 +127,8 @@ def new_feature_draft(
             draft.d2t.copy_(tokens - torch.arange(len(tokens)))
             first = first[tokens]
         draft.lm_head.weight.copy_(first)
+    # As in EAGLE-3. One gradient moves a rare token's row by as much as what the row says.
+    draft.embed_tokens.weight.requires_grad_(False)
     return draft
 
 

@@ -58,6 +58,8 @@ class Pool:
         most_new: tokens of an answer, where the context does not hold its prompt; None: what a
             prompt leaves of the context, ``MOST_NEW`` at most.
         num_answers: of a round.
+        answers_a_step: of a round's answers.
+        steps_a_round: that are made until the next round is.
         splits_batches: whether rows are given a few at a time, to bound the draft's logits.
     """
 
@@ -70,11 +72,13 @@ class Pool:
     ends: Sequence[int] = ()
     most_new: int | None = None
     num_answers: int = _ROWS["answers"]
+    answers_a_step: int = _BATCH["answers"]
+    steps_a_round: int = STEPS_A_ROUND
     splits_batches: bool = True
 
     def batches(self, step: int) -> list[tuple[Tensor, ...]]:
         """Return the batches of a step, all of about the same number of labels."""
-        newest = step // STEPS_A_ROUND
+        newest = step // self.steps_a_round
         self._make(newest)
         rng = np.random.default_rng((self.seed, step, 1))
         number = int(rng.integers(max(0, newest - self.num_rounds + 1), newest + 1))
@@ -116,7 +120,8 @@ class Pool:
     def _drawn(self, number: int, kind: str, rng: np.random.Generator) -> list[tuple[Tensor, ...]]:
         """Return rows of one kind, as many at a time as are computed together."""
         rows = self._read(number, kind)
-        size = min(_BATCH[kind], len(rows.tokens))
+        most = self.answers_a_step if kind == "answers" else _BATCH[kind]
+        size = min(most, len(rows.tokens))
         chosen = np.sort(rng.choice(len(rows.tokens), size, replace=False))
         if not self.splits_batches:
             return [rows.batch(chosen, self.teacher.device)]

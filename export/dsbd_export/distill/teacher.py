@@ -162,7 +162,8 @@ def joined(parts: Sequence[Labelled]) -> Labelled:
     arrays = ((part.tokens, part.ids, part.log_probs, part.counted) for part in wide)
     rows = [row for part in parts for row in part.features or ()]
     features = None if parts[0].features is None else tuple(rows)
-    return Labelled(*map(np.concatenate, zip(*arrays, strict=True)), features)
+    tokens, ids, log_probs, counted = map(np.concatenate, zip(*arrays, strict=True))
+    return Labelled(tokens, ids, log_probs, counted, features)
 
 
 def num_labels(length: int, vocab_size: int) -> int:
