@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from dsbd_export.checkpoint import open_checkpoint
@@ -16,8 +17,10 @@ from dsbd_export.config import ExportConfig, ModelOptions
 from dsbd_export.distill.chats import Chat, ChatTokens, Prompts
 from dsbd_export.distill.config import DistillConfig
 from dsbd_export.distill.draft_run import distill
+from dsbd_export.distill.feature_shape import FeatureShape, new_feature_draft
 from dsbd_export.distill.texts import find_files, is_held_out, open_streams, write_streams
 from dsbd_export.errors import ExportError
+from dsbd_export.model_loading import load_model
 from dsbd_export.pipeline import export_bundle
 from dsbd_ort.pipeline import Pipeline
 from dsbd_runtime.draft_record import RECORD_FILE, read_record
@@ -285,6 +288,12 @@ def test_a_feature_draft_of_chats_and_some_tokens(feature_of_chats, chat_target,
     weights = load_file(folder / "model.safetensors")
     assert weights["lm_head.weight"].shape[0] == 150 == weights["t2d"].sum()
     assert weights["embed_tokens.weight"].shape[0] == 300
+    checkpoint = open_checkpoint("target", chat_target, ModelOptions())
+    proposed = weights["t2d"].nonzero().ravel().numpy()
+    shape = FeatureShape(hidden_size=weights["lm_head.weight"].shape[1])
+    first = new_feature_draft(load_model(checkpoint), checkpoint, shape, 0, proposed)
+    assert torch.equal(first.embed_tokens.weight, weights["embed_tokens.weight"])
+    assert not torch.equal(first.lm_head.weight, weights["lm_head.weight"])
     config = ExportConfig(target=str(chat_target), draft=str(folder), output=tmp_path / "bundle")
     export_bundle(config, report=lambda _: None)
     with Pipeline.from_bundle(tmp_path / "bundle") as pipeline:

@@ -14,6 +14,7 @@ from dsbd_export.checkpoint import open_target
 from dsbd_export.config import ModelOptions
 from dsbd_export.distill import pool as pool_module
 from dsbd_export.distill import teacher as module
+from dsbd_export.distill.chats import Prompts
 from dsbd_export.distill.loss import distillation_loss
 from dsbd_export.distill.pool import STEPS_A_ROUND, Pool
 from dsbd_export.distill.teacher import (
@@ -233,6 +234,25 @@ def test_old_rounds_go_and_come_back(tmp_path, teacher):
     assert all(int(file.stem) > 35 - 32 for file in tmp_path.glob("*.npz"))
     assert len(list(tmp_path.glob("*.npz"))) <= 2
     assert same(pool.batches(0), first)
+
+
+def test_answers_of_a_step_and_steps_of_a_round(tmp_path, teacher):
+    prompts = Prompts(np.arange(2, 42, dtype=np.uint32), np.arange(4, 41, 4))
+    pool = Pool(
+        folder=tmp_path,
+        texts=np.zeros(0, np.uint32),
+        prompts=prompts,
+        teacher=teacher,
+        context_length=16,
+        seed=0,
+        num_answers=6,
+        answers_a_step=2,
+        steps_a_round=5,
+    )
+    assert [len(tokens) for step in range(5) for tokens, *_ in pool.batches(step)] == [2] * 5
+    assert [file.stem for file in tmp_path.iterdir()] == ["000000"]
+    pool.batches(5)
+    assert {file.stem for file in tmp_path.iterdir()} == {"000000", "000001"}
 
 
 @pytest.fixture

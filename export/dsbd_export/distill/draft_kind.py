@@ -30,7 +30,7 @@ from dsbd_export.distill.proposing_drafts import (
 )
 from dsbd_export.distill.rollout import rollout_loss, rollout_reads
 from dsbd_export.distill.source_draft import SoundDrafts, TextSourceDrafts
-from dsbd_export.distill.teaching import Teaching
+from dsbd_export.distill.teaching import Teaching, learns_few_answers
 from dsbd_export.errors import ExportError
 
 
@@ -157,7 +157,14 @@ class FeatureDrafts:
         config, num_of_target = self._config, target.num_parameters()
         shape = feature_shape(config.num_params, num_of_target, checkpoint, config.draft_vocab)
         assert shape is not None  # the target's parameters are given
-        return new_feature_draft(target, checkpoint, shape, config.seed, self._proposed)
+        return new_feature_draft(
+            target,
+            checkpoint,
+            shape,
+            config.seed,
+            self._proposed,
+            keeps_embedding=learns_few_answers(config, self._teaching.streams),
+        )
 
     def loss(self, draft: Any, batch: tuple[Tensor, ...]) -> Tensor:
         """See DraftKind."""

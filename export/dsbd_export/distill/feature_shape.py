@@ -88,10 +88,18 @@ def new_feature_draft(
     shape: FeatureShape,
     seed: int,
     proposed: NDArray[np.int64] | None = None,
+    *,
+    keeps_embedding: bool = False,
 ) -> FeatureDraft:
     """Return a feature draft with the target's tokens; its tables are the target's, projected.
 
-    proposed: (n,) int64, ascending. Tokens that its head has logits for; None: all.
+    Args:
+        target: with weights.
+        checkpoint: its checkpoint.
+        shape: of the draft.
+        seed: of its other weights.
+        proposed: (n,) int64, ascending. Tokens that its head has logits for; None: all.
+        keeps_embedding: whether the embedding is not trained, as in EAGLE-3.
     """
     torch.manual_seed(seed)
     rope = getattr(checkpoint.config, "rope_parameters", None) or {}
@@ -127,8 +135,8 @@ def new_feature_draft(
             draft.d2t.copy_(tokens - torch.arange(len(tokens)))
             first = first[tokens]
         draft.lm_head.weight.copy_(first)
-    # As in EAGLE-3. One gradient moves a rare token's row by as much as what the row says.
-    draft.embed_tokens.weight.requires_grad_(False)
+    if keeps_embedding:
+        draft.embed_tokens.weight.requires_grad_(False)
     return draft
 
 
