@@ -41,12 +41,11 @@ from dsbd_export.pair import agreed_pair
 from dsbd_export.pipeline import export_model
 from dsbd_runtime.draft_record import RECORD_FILE, read_record
 from scripts.family_checkpoints import VOCAB_SIZE
-from tests.distill.conftest import CONTEXT, STEPS, config_of, distilled_once
+from tests.distill.conftest import CONTEXT, STEPS, config_of
 
 EXACT = TorchDevice("cpu", uses_bf16=False)
 ALL = DraftHead(32, None, EXACT)
 WIDTH = 24
-PARAMS = "60K"
 
 
 @pytest.fixture(scope="module")
@@ -73,12 +72,6 @@ def draft_of(num_proposed):
         norm_output=True,
     )
     return FeatureDraft(config).eval()
-
-
-@pytest.fixture(scope="module")
-def distilled_feature(target, texts, tmp_path_factory):
-    options = {"kind": "feature", "params": PARAMS}
-    return distilled_once(tmp_path_factory, "distilled_feature", target, texts, **options)
 
 
 def test_rows_see_their_ancestors():
@@ -266,7 +259,7 @@ def test_it_is_written_as_published_and_exports(distilled_feature, target, tmp_p
 @pytest.mark.slow
 def test_it_follows_from_the_seed(distilled_feature, target, texts, tmp_path):
     config = distilled_feature.config
-    again = config_of(target, texts, tmp_path / "draft", kind="feature", params=PARAMS)
+    again = config_of(target, texts, tmp_path / "draft", kind="feature", params="60K")
     distill(again, report=lambda _: None, measure_speed=None)
     found = load_file(tmp_path / "draft" / "model.safetensors")
     wanted = load_file(config.output / "model.safetensors")
