@@ -23,7 +23,7 @@ from lab.transcription.speech import Spoken, spoken, utterances
 from lab.transcription.tools import OURS, TOOLS, Models, ct2_folder, environment, open_tools
 
 SPEED, EQUALITY = "transcription", "equality"
-OPTIONS_BY_PRECISION = {"fp32": (), "int8": ("--quantize", "int8-dynamic", "--attention", "fused")}
+OPTIONS_BY_PRECISION = {"fp32": (), "int8": ("--quantize", "int8-dynamic")}
 EXPORT = (sys.executable, "-c", "from dsbd_ort.cli import export; export()")
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 

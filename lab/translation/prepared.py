@@ -18,7 +18,7 @@ from lab.translation.widened import text_of, write_checkpoint
 
 QUANTIZE = {
     "fp32": ("--quantize", "none"),
-    "int8": ("--quantize", "int8-dynamic", "--attention", "fused"),
+    "int8": ("--quantize", "int8-dynamic"),
 }
 NUM_DRAFT_LAYERS, DRAFT_VOCAB = 1, 8192
 _NUM_TEXTS, _TEXT_LENGTH = 2000, 24

@@ -53,6 +53,14 @@ def distilled(target: Path, texts: Path, tmp_path_factory: pytest.TempPathFactor
     return distilled_once(tmp_path_factory, "distilled", target, texts)
 
 
+@pytest.fixture(scope="session")
+def distilled_feature(
+    target: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Distilled:
+    options = {"kind": "feature", "params": "60K"}
+    return distilled_once(tmp_path_factory, "distilled_feature", target, texts, **options)
+
+
 def distilled_once(
     tmp_path_factory: pytest.TempPathFactory, name: str, target: Path, texts: Path, **options: str
 ) -> Distilled:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from dsbd_export.checkpoint import open_checkpoint
@@ -16,8 +17,10 @@ from dsbd_export.config import ExportConfig, ModelOptions
 from dsbd_export.distill.chats import Chat, ChatTokens, Prompts
 from dsbd_export.distill.config import DistillConfig
 from dsbd_export.distill.draft_run import distill
+from dsbd_export.distill.feature_shape import FeatureShape, new_feature_draft
 from dsbd_export.distill.texts import find_files, is_held_out, open_streams, write_streams
 from dsbd_export.errors import ExportError
+from dsbd_export.model_loading import load_model
 from dsbd_export.pipeline import export_bundle
 from dsbd_ort.pipeline import Pipeline
 from dsbd_runtime.draft_record import RECORD_FILE, read_record
@@ -243,7 +246,6 @@ def test_interrupted_a_training_on_chats_ends_the_same(of_chats, chat_target, tm
 
 WRONG = [
     ({"draft_vocab": 8}, "draft_vocab=8 is out of range; use 32 or more"),
-    ({"draft_vocab": 64, "kind": "feature"}, "draft_vocab=64 has no form for kind='feature'"),
     ({"coverage": 1}, "coverage=1 is out of range; use the number of beams, 2 to 16"),
     ({"coverage": 17}, "coverage=17 is out of range"),
 ]
@@ -258,6 +260,7 @@ def test_options_that_are_refused(tmp_path, options, words):
 WRONG_VOCABULARIES = [
     ({"draft_vocab": 300}, "draft_vocab=300 leaves out none of 300 tokens"),
     ({"draft_vocab": 64, "target_layers": 1}, "draft_vocab=64 has no form for target_layers=1"),
+    ({"draft_vocab": 300, "kind": "feature"}, "draft_vocab=300 leaves out none of 300 tokens"),
 ]
 
 
@@ -268,3 +271,59 @@ def test_draft_vocabularies_that_are_refused(options, words, chat_target, tmp_pa
     )
     with pytest.raises(ExportError, match=words):
         distill(config, report=lambda _: None, measure_speed=None)
+
+
+@pytest.fixture(scope="session")
+def feature_of_chats(chat_target, tmp_path_factory):
+    data = write_chats(tmp_path_factory.mktemp("data") / "chats")
+    options = {"kind": "feature", "params": "60K", "draft_vocab": 150, "coverage": 4, "steps": 30}
+    return distilled_once(tmp_path_factory, "feature_of_chats", chat_target, data, **options)
+
+
+def test_a_feature_draft_of_chats_and_some_tokens(feature_of_chats, chat_target, tmp_path):
+    """It learns at every depth, the export takes it, and requests have the target's tokens."""
+    record, folder = feature_of_chats.record, feature_of_chats.config.output
+    assert record.are_chats and record.num_proposed_tokens == 150
+    assert min(record.acceptance_by_depth) > record.curve[0].acceptance + 0.05
+    weights = load_file(folder / "model.safetensors")
+    assert weights["lm_head.weight"].shape[0] == 150 == weights["t2d"].sum()
+    assert weights["embed_tokens.weight"].shape[0] == 300
+    checkpoint = open_checkpoint("target", chat_target, ModelOptions())
+    proposed = weights["t2d"].nonzero().ravel().numpy()
+    shape = FeatureShape(hidden_size=weights["lm_head.weight"].shape[1])
+    first = new_feature_draft(load_model(checkpoint), checkpoint, shape, 0, proposed)
+    assert torch.equal(first.embed_tokens.weight, weights["embed_tokens.weight"])
+    assert not torch.equal(first.lm_head.weight, weights["lm_head.weight"])
+    config = ExportConfig(target=str(chat_target), draft=str(folder), output=tmp_path / "bundle")
+    export_bundle(config, report=lambda _: None)
+    with Pipeline.from_bundle(tmp_path / "bundle") as pipeline:
+        for drafted, plain, options in (
+            ("speculative", "sample", {"seed": 1}),
+            ("speculative-beam-search", "beam-search", {"num_beams": 3}),
+        ):
+            forced = {"draft_policy": "fixed", "draft_length": 3}
+            found, wanted = (
+                pipeline.generate("1 + 1", strategy=name, max_new_tokens=12, **options, **more)
+                for name, more in ((drafted, forced), (plain, {}))
+            )
+            assert found.sequences[0].token_ids == wanted.sequences[0].token_ids
+            assert found.stats.num_iterations <= wanted.stats.num_iterations
+
+
+def test_interrupted_a_feature_draft_ends_the_same(feature_of_chats, chat_target, tmp_path):
+    """Interrupted behind its last step, its features lost: labelled again, and the same bits."""
+    config = DistillConfig(**{**vars(feature_of_chats.config), "output": tmp_path / "draft"})
+
+    def interrupt(line: str) -> None:
+        if line.startswith("step 0"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        distill(config, report=interrupt, measure_speed=None)
+    [features] = (tmp_path / "draft.work" / "pool").glob("*.npy")
+    features.unlink()
+    record = distill(config, report=lambda _: None, measure_speed=None)
+    assert record.acceptance_by_depth == feature_of_chats.record.acceptance_by_depth
+    expected = load_file(feature_of_chats.config.output / "model.safetensors")
+    found = load_file(Path(config.output) / "model.safetensors")
+    assert all((found[name] == value).all() for name, value in expected.items())

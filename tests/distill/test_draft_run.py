@@ -31,12 +31,12 @@ from tests.distill.conftest import CONTEXT, STEPS, config_of, write_texts
 from tests.export.gguf_files import write_gguf
 
 KILLED = """
-import signal, sys
+import json, signal, sys
 from pathlib import Path
 from dsbd_export.distill.draft_run import distill
 from tests.distill.conftest import config_of
 
-target, texts, output, last = sys.argv[1:]
+target, texts, output, last, options = sys.argv[1:]
 names = []
 
 def kill(name, arguments):
@@ -46,7 +46,7 @@ def kill(name, arguments):
             signal.raise_signal(signal.SIGKILL)
 
 sys.addaudithook(kill)
-config = config_of(Path(target), Path(texts), Path(output))
+config = config_of(Path(target), Path(texts), Path(output), **json.loads(options))
 distill(config, report=print, measure_speed=None, save_every=0.0)
 """
 
@@ -119,15 +119,19 @@ def test_a_record_of_something_else_is_refused_by_the_export(distilled, target, 
 
 
 @pytest.mark.slow
-def test_killed_with_sigkill_it_ends_as_one_that_was_not(distilled, target, texts, tmp_path):
+@pytest.mark.parametrize("kind", ["model", "feature"])
+def test_killed_with_sigkill_it_ends_as_one_that_was_not(kind, request, target, texts, tmp_path):
     """Killed at its first checkpoint, and at its twentieth: bit for bit the same weights."""
+    distilled = request.getfixturevalue({"model": "distilled"}.get(kind, "distilled_feature"))
+    options = {} if kind == "model" else {"kind": kind, "params": distilled.config.params}
     output = tmp_path / "draft"
     arguments = [sys.executable, "-c", KILLED, str(target), str(texts), str(output)]
     for num_checkpoints in ("0", "20"):
-        done = subprocess.run([*arguments, num_checkpoints], timeout=200, capture_output=True)
+        command = [*arguments, num_checkpoints, json.dumps(options)]
+        done = subprocess.run(command, timeout=200, capture_output=True)
         assert done.returncode == -signal.SIGKILL, done.stderr.decode()
         assert not output.exists() and (tmp_path / "draft.work").exists()
-    record, report = run(config_of(target, texts, output))
+    record, report = run(config_of(target, texts, output, **options))
     assert "going on from step 20" in report
     expected = load_file(distilled.config.output / "model.safetensors")
     found = load_file(output / "model.safetensors")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -13,16 +14,23 @@ from dsbd_export.checkpoint import open_checkpoint
 from dsbd_export.config import ModelOptions
 from dsbd_export.distill.acceptance import Best, HeldOutSamples, acceptance_by_depth
 from dsbd_export.distill.config import DistillConfig
+from dsbd_export.distill.draft_head import DraftHead
 from dsbd_export.distill.draft_run import distill
+from dsbd_export.distill.feature_shape import (
+    FeatureShape,
+    feature_shape,
+    new_feature_draft,
+    write_feature_draft,
+)
 from dsbd_export.distill.rollout import (
     NUM_STEPS,
-    TeacherFeatures,
     rollout,
-    rollout_logits,
     rollout_loss,
+    rollout_reads,
     visible,
 )
 from dsbd_export.distill.teacher import Sampling, TorchDevice
+from dsbd_export.distill.teacher_features import TeacherFeatures
 from dsbd_export.errors import ExportError
 from dsbd_export.feature_draft.config import FeatureDraftConfig
 from dsbd_export.feature_draft.model import FeatureDraft
@@ -33,15 +41,19 @@ from dsbd_export.pair import agreed_pair
 from dsbd_export.pipeline import export_model
 from dsbd_runtime.draft_record import RECORD_FILE, read_record
 from scripts.family_checkpoints import VOCAB_SIZE
-from tests.distill.conftest import CONTEXT, STEPS, config_of, distilled_once
+from tests.distill.conftest import CONTEXT, STEPS, config_of
 
 EXACT = TorchDevice("cpu", uses_bf16=False)
+ALL = DraftHead(32, None, EXACT)
 WIDTH = 24
-PARAMS = "60K"
 
 
 @pytest.fixture(scope="module")
 def draft():
+    return draft_of(32)
+
+
+def draft_of(num_proposed):
     torch.manual_seed(0)
     layer = LlamaConfig(
         vocab_size=32,
@@ -54,15 +66,12 @@ def draft():
         max_position_embeddings=64,
     )
     config = FeatureDraftConfig(
-        layer=layer, draft_vocab_size=32, target_hidden_size=WIDTH // 3, norm_output=True
+        layer=layer,
+        draft_vocab_size=num_proposed,
+        target_hidden_size=WIDTH // 3,
+        norm_output=True,
     )
     return FeatureDraft(config).eval()
-
-
-@pytest.fixture(scope="module")
-def distilled_feature(target, texts, tmp_path_factory):
-    options = {"kind": "feature", "params": PARAMS}
-    return distilled_once(tmp_path_factory, "distilled_feature", target, texts, **options)
 
 
 def test_rows_see_their_ancestors():
@@ -97,39 +106,80 @@ def test_the_loss_judges_every_step(draft):
     ids = torch.arange(32).expand(2, 9, 32)
     log_p = torch.log_softmax(torch.randn(2, 9, 32), -1)
     counted = torch.ones(2, 9, dtype=torch.bool)
-    batch = (tokens, ids, log_p, counted, torch.tensor(0.0))
-    features_of = TargetOfNoise()
+    features = torch.randn(2, 8, WIDTH)
+    batch = (tokens, ids, log_p, counted, features, torch.tensor(0.0))
     losses = {}
     for name, weight in (("trained", 1.0), ("flat", 0.0)):
         draft.lm_head.weight.data *= weight
-        losses[name] = rollout_loss(draft, batch, features_of, EXACT).item()
+        losses[name] = rollout_loss(draft, batch, ALL, EXACT).item()
     kl = (log_p.exp() * (log_p + torch.log(torch.tensor(32.0)))).sum(-1)
     # step j judges the rows from j on: labels behind tokens 1 + j to 8, every other but in step 0
     judged = [kl[:, 1 + step :: 2 if step else 1] for step in range(NUM_STEPS)]
     wanted = [kl_of_step.mean().item() * 0.8**step for step, kl_of_step in enumerate(judged)]
     assert losses["flat"] == pytest.approx(sum(wanted) / sum(0.8**j for j in range(NUM_STEPS)))
-    assert features_of.lengths == [8, 8]
 
 
-class TargetOfNoise:
-    """Features that depend on nothing."""
-
-    def __init__(self):
-        self.lengths = []
-
-    def __call__(self, tokens):
-        self.lengths.append(tokens.shape[1])
-        return torch.randn(*tokens.shape, WIDTH, generator=torch.Generator().manual_seed(1))
+def test_of_some_tokens_the_loss_is_that_of_what_can_be_proposed():
+    """KL of the target over what a short head has, by place times the probability of all that."""
+    tokens, proposed = torch.randint(0, 32, (2, 9)), np.array([1, 4, 5, 9, 17, 30])
+    draft = draft_of(6)
+    ids = torch.arange(32).expand(2, 8, 32)
+    log_p = torch.log_softmax(torch.randn(2, 8, 32), -1)
+    counted = torch.ones(2, 8, dtype=torch.bool)
+    features = torch.randn(2, 8, WIDTH)
+    batch = (tokens, ids, log_p, counted, features, torch.tensor(0.0))
+    found = rollout_loss(draft, batch, DraftHead(32, proposed, EXACT), EXACT)
+    found.backward()
+    assert draft.lm_head.weight.grad.abs().sum() > 0
+    total, weights = 0.0, 0.0
+    with torch.no_grad():
+        for step, normed in enumerate(rollout(draft, tokens, features, NUM_STEPS)):
+            log_q = draft.lm_head(normed).log_softmax(-1)
+            p = log_p[:, :, proposed].exp()
+            mass = p.sum(-1, keepdim=True)
+            kl = (mass * (p / mass) * ((p / mass).log() - log_q)).sum(-1)
+            judged = kl[:, step :: 2 if step else 1]
+            total, weights = total + 0.8**step * judged.mean().item(), weights + 0.8**step
+    assert found.item() == pytest.approx(total / weights, rel=1e-4)
 
 
 def test_features_are_what_enters_the_layers(target):
     model = load_model(open_checkpoint("target", target, ModelOptions()))
     tokens = torch.randint(0, VOCAB_SIZE, (2, 7))
-    found = TeacherFeatures(model, (0, 1))(tokens)
+    taken = TeacherFeatures(model, (0, 1), 32)
     with torch.no_grad():
+        with taken.taken() as parts:
+            for _ in range(2):
+                model(input_ids=tokens)
         hidden = model(input_ids=tokens, output_hidden_states=True).hidden_states
-    assert torch.equal(found, torch.cat([hidden[0], hidden[1]], dim=-1))
+    wanted = torch.cat([hidden[0], hidden[1]], dim=-1).bfloat16()
+    assert taken.width == 64 and len(parts) == 2
+    assert all(torch.equal(part, wanted) for part in parts)
     assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_short_head_is_of_the_tokens_that_are_proposed(target, tmp_path):
+    """Its rows begin as those of the embedding, and its files name the tokens in both ways."""
+    checkpoint = open_checkpoint("target", target, ModelOptions())
+    proposed = np.array([0, 1, 7, 100, 299])
+    shape = FeatureShape(hidden_size=32)
+    draft = new_feature_draft(load_model(checkpoint), checkpoint, shape, 0, proposed)
+    assert sum(p.numel() for p in draft.parameters()) == shape.num_parameters(300, 5, 64)
+    assert torch.equal(draft.lm_head.weight, draft.embed_tokens.weight[proposed])
+    write_feature_draft(draft, checkpoint, tmp_path / "draft")
+    written = load_file(tmp_path / "draft" / "model.safetensors")
+    assert written["t2d"].nonzero().ravel().tolist() == proposed.tolist()
+    assert (written["d2t"] + torch.arange(5)).tolist() == proposed.tolist()
+    read = load_feature_draft(open_checkpoint("draft", tmp_path / "draft", ModelOptions()))
+    assert read.proposed_tokens().tolist() == proposed.tolist()
+    logits = read.target_logits(torch.randn(3, 32))
+    assert torch.isfinite(logits[0]).nonzero().ravel().tolist() == proposed.tolist()
+
+
+def test_a_short_head_leaves_room_for_a_wider_layer(target):
+    checkpoint = open_checkpoint("target", target, ModelOptions())
+    whole, short = (feature_shape(100_000, None, checkpoint, num) for num in (None, 40))
+    assert (whole.hidden_size, short.hidden_size) == (32, 64)
 
 
 def test_acceptance_by_depth_is_that_of_each_steps_logits():
@@ -199,17 +249,17 @@ def test_it_is_written_as_published_and_exports(distilled_feature, target, tmp_p
 
     model = load_model(open_checkpoint("target", target, options))
     tokens = torch.randint(0, VOCAB_SIZE, (1, 12))
-    features_of = TeacherFeatures(model, draft.features.target_layers(2))
     counted = torch.ones(1, 4, dtype=torch.bool)
     with torch.no_grad():
-        first, *_ = rollout_logits(module, tokens, counted, features_of)
-    assert first.shape == (4, VOCAB_SIZE)
+        hidden = model(input_ids=tokens[:, :-1], output_hidden_states=True).hidden_states
+        first, *_ = rollout_reads(module, tokens, counted, torch.cat(hidden[:2], dim=-1))
+    assert module.target_logits(first).shape == (4, VOCAB_SIZE)
 
 
 @pytest.mark.slow
 def test_it_follows_from_the_seed(distilled_feature, target, texts, tmp_path):
     config = distilled_feature.config
-    again = config_of(target, texts, tmp_path / "draft", kind="feature", params=PARAMS)
+    again = config_of(target, texts, tmp_path / "draft", kind="feature", params="60K")
     distill(again, report=lambda _: None, measure_speed=None)
     found = load_file(tmp_path / "draft" / "model.safetensors")
     wanted = load_file(config.output / "model.safetensors")

@@ -170,7 +170,7 @@ class CountedTeacher:
     """Teaches nothing; counts its calls, and may be interrupted at one of them."""
 
     def __init__(self, interrupted_at: int | None = None) -> None:
-        self.num_calls, self._interrupted_at = 0, interrupted_at
+        self.num_calls, self._interrupted_at, self.features = 0, interrupted_at, None
 
     def answer(self, prompts, num_new, sampling, ends, seed):
         self.num_calls += 1
@@ -213,7 +213,7 @@ def test_held_out_samples_are_drawn_when_needed_and_kept(tmp_path):
     assert second.num_calls == 1  # the third part
     assert found.tolist() == tokens_of(undisturbed).tolist()
     assert found.shape == (150, 7) and np.array_equal(found[:, :4], prompts)
-    assert tokens_of(held_out(None, "kept").samples(100)).tolist() == found[:100].tolist()
+    assert tokens_of(held_out(second, "kept").samples(100)).tolist() == found[:100].tolist()
     assert len(lines) == 4  # one whenever something is drawn
 
 
@@ -222,8 +222,12 @@ def test_parts_of_held_out_samples(tmp_path):
         np.arange(40).reshape(4, 10),
         np.zeros((4, 7, 2), np.int64),
         np.ones((4, 7, 2), np.float32),
-        np.ones((4, 7), bool),
+        np.arange(28).reshape(4, 7) < 25,  # the last row ends three places before the others
+        tuple(np.full((num, 5), num, np.int16) for num in (9, 9, 9, 6)),
     )
     samples.write(tmp_path / "samples.npz")
-    read = HeldOutSamples.read(tmp_path / "samples.npz").first(2)
-    assert [len(array) for array in vars(read).values()] == [2, 2, 2, 2]
+    read = HeldOutSamples.read(tmp_path / "samples.npz", with_features=True).first(2)
+    assert [len(array) for array in vars(read).values()] == [2, 2, 2, 2, 2]
+    last = HeldOutSamples.read(tmp_path / "samples.npz", with_features=True).part(slice(3, 4))
+    assert last.features[0].tolist() == [[6] * 5] * 6
+    assert HeldOutSamples.read(tmp_path / "samples.npz").features is None

@@ -9,6 +9,7 @@ import pytest
 
 from dsbd_export.distill.acceptance import HeldOutSamples
 from dsbd_export.distill.pool import Pool
+from dsbd_export.distill.work_folder import read_array
 from dsbd_export.errors import ExportError
 
 SAMPLES = HeldOutSamples(
@@ -41,3 +42,11 @@ def test_a_damaged_round_is_named_too(tmp_path: Path) -> None:
     (tmp_path / "000003.npz").write_bytes(b"PK")
     with pytest.raises(ExportError, match=r"000003\.npz is damaged .*; remove it"):
         pool._read(3, "texts")
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"\x93NUMPY\x01\x00"])
+def test_a_damaged_file_of_features_is_named_too(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "000003_texts.npy"
+    file.write_bytes(content)
+    with pytest.raises(ExportError, match=r"000003_texts\.npy is damaged .*; remove it"):
+        read_array(file)

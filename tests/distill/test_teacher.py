@@ -12,7 +12,9 @@ from torch import nn
 
 from dsbd_export.checkpoint import open_target
 from dsbd_export.config import ModelOptions
+from dsbd_export.distill import pool as pool_module
 from dsbd_export.distill import teacher as module
+from dsbd_export.distill.chats import Prompts
 from dsbd_export.distill.loss import distillation_loss
 from dsbd_export.distill.pool import STEPS_A_ROUND, Pool
 from dsbd_export.distill.teacher import (
@@ -27,6 +29,7 @@ from dsbd_export.distill.teacher import (
     joined,
     num_labels,
 )
+from dsbd_export.distill.teacher_features import TeacherFeatures
 from dsbd_export.model_loading import load_model
 from tests.decoding.chi_square import chi_square_p_value
 
@@ -231,6 +234,91 @@ def test_old_rounds_go_and_come_back(tmp_path, teacher):
     assert all(int(file.stem) > 35 - 32 for file in tmp_path.glob("*.npz"))
     assert len(list(tmp_path.glob("*.npz"))) <= 2
     assert same(pool.batches(0), first)
+
+
+def test_answers_of_a_step_and_steps_of_a_round(tmp_path, teacher):
+    prompts = Prompts(np.arange(2, 42, dtype=np.uint32), np.arange(4, 41, 4))
+    pool = Pool(
+        folder=tmp_path,
+        texts=np.zeros(0, np.uint32),
+        prompts=prompts,
+        teacher=teacher,
+        context_length=16,
+        seed=0,
+        num_answers=6,
+        answers_a_step=2,
+        steps_a_round=5,
+    )
+    assert [len(tokens) for step in range(5) for tokens, *_ in pool.batches(step)] == [2] * 5
+    assert [file.stem for file in tmp_path.iterdir()] == ["000000"]
+    pool.batches(5)
+    assert {file.stem for file in tmp_path.iterdir()} == {"000000", "000001"}
+
+
+@pytest.fixture
+def features_teacher(model):
+    return Teacher(model, 300, 64, EXACT, TeacherFeatures(model, (0, 1), 32))
+
+
+def features_of(model, tokens):
+    """What enters both layers, in bf16."""
+    with torch.inference_mode():
+        ids = torch.from_numpy(tokens.astype(np.int64))
+        hidden = model(input_ids=ids, output_hidden_states=True).hidden_states
+    return torch.cat(hidden[:2], dim=-1).bfloat16()
+
+
+def test_features_are_kept_of_all_tokens_but_the_last(features_teacher, model):
+    """Of labels, samples and answers of any length, those of a plain pass over the row alone."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(2, 300, (5, 12))
+    found = {
+        "labels": features_teacher.label(tokens, 7),
+        "samples": features_teacher.sample(tokens[:, :5], 10, TOP_3, seed=1)[1],
+        "answers": answers_of(features_teacher, ends=range(150)),
+    }
+    for name, rows in found.items():
+        begin = rows.tokens.shape[1] - rows.counted.shape[1]
+        for row, features in enumerate(rows.features):
+            last = begin + np.flatnonzero(rows.counted[row])[-1]
+            assert features.shape == (last, 64), name
+            wanted = features_of(model, rows.tokens[row : row + 1, :last])[0].float()
+            bits = torch.from_numpy(features.copy()).view(torch.bfloat16).float()
+            torch.testing.assert_close(bits, wanted, atol=1e-4, rtol=2**-7)
+    batch = found["answers"].batch(np.array([0, 1]), EXACT)
+    length = batch[0].shape[1]
+    longer, shorter = (found["answers"].features[row] for row in (0, 1))
+    assert len(batch) == 5 and batch[4].shape == (2, length - 1, 64)
+    assert not batch[4][1, len(shorter) :].any() and batch[4][1, : len(shorter)].any(-1).all()
+    assert batch[4][0, 0].bfloat16().view(torch.int16).tolist() == longer[0].tolist()
+
+
+def test_rounds_with_features_are_few_where_these_are_wide(
+    tmp_path, features_teacher, teacher, monkeypatch
+):
+    texts = np.random.default_rng(0).integers(2, 300, 3000).astype(np.uint32)
+
+    def pool(of, name):
+        return Pool(folder=tmp_path / name, texts=texts, teacher=of, context_length=16, seed=0)
+
+    few, many = pool(features_teacher, "few"), pool(teacher, "many")
+    assert many.num_rounds == few.num_rounds == 32
+    a_round = 16 * (64 + 128 + 4) * 64 * 2
+    monkeypatch.setattr(pool_module, "_MOST_FEATURE_BYTES", 3 * a_round)
+    assert (many.num_rounds, few.num_rounds) == (32, 3)
+    monkeypatch.setattr(pool_module, "_MOST_FEATURE_BYTES", 1)
+    assert few.num_rounds == 1
+    monkeypatch.setattr(pool_module, "_MOST_FEATURE_BYTES", 3 * a_round)
+    first = few.batches(0)
+    assert [batch[4].shape[2] for batch in first] == [64] * len(first)
+    for file in tmp_path.glob("few/*.npy"):
+        file.unlink()
+    assert same(few.batches(0), first)
+    few.batches(5 * STEPS_A_ROUND)
+    left = {int(file.stem[:6]) for file in tmp_path.glob("few/*.np[yz]")}
+    assert 5 in left and min(left) > 5 - 3
+    assert sum(file.stat().st_size for file in tmp_path.glob("few/*.npy")) < 3 * a_round
+    assert same(few.batches(0), first)
 
 
 def test_the_device():

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from dsbd_export.checkpoint import open_checkpoint, quiet_libraries
 from dsbd_export.config import ModelOptions
 from dsbd_export.demo import demo_pair
-from dsbd_export.distill.rollout import TeacherFeatures, rollout_logits
+from dsbd_export.distill.rollout import rollout_reads
 from dsbd_export.feature_draft.config import read_feature_config
 from dsbd_export.feature_draft.weights import load_feature_draft
 from scripts.twin.feature_draft import widen_feature_draft
@@ -37,9 +37,11 @@ def logits_of(target_folder, draft_folder, tokens):
     with quiet_libraries(), torch.no_grad():
         target = LlamaForCausalLM.from_pretrained(target_folder, dtype=torch.float32).eval()
         draft = load_feature_draft(open_checkpoint("draft", draft_folder, ModelOptions()))
-        features_of = TeacherFeatures(target, draft.features.layers)
+        hidden = target(input_ids=tokens[:, :-1], output_hidden_states=True).hidden_states
+        features = torch.cat([hidden[layer] for layer in draft.features.layers], dim=-1)
         counted = torch.ones(len(tokens), 8, dtype=torch.bool)
-        return torch.stack([*rollout_logits(draft, tokens, counted, features_of)])
+        reads = rollout_reads(draft, tokens, counted, features)
+        return torch.stack([*map(draft.target_logits, reads)])
 
 
 @pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, 300])

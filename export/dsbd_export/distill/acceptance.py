@@ -13,13 +13,22 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from dsbd_export.distill.loss import selected
-from dsbd_export.distill.teacher import NUM_TOP, Labelled, Sampling, Teacher, TorchDevice
+from dsbd_export.distill.teacher import (
+    NUM_TOP,
+    Labelled,
+    Sampling,
+    Teacher,
+    TorchDevice,
+    read_lengths,
+)
+from dsbd_export.distill.teacher_features import FeatureRows, unpacked
 from dsbd_export.distill.work_folder import read_arrays
 from dsbd_export.progress import Counter, Report
 from dsbd_runtime.durable_files import put_in_place
 
 COVERED = 4  # beams whose candidates are looked for among the draft's
 MOST_HELD_OUT = 64  # tokens of a sample, and of the prompts of texts
+_ARRAYS = ("tokens", "ids", "probs", "counted")  # of ``HeldOutSamples``
 _PROMPTS_A_FILE = 64  # sampled together: what a kill may cost
 
 
@@ -33,28 +42,49 @@ class HeldOutSamples:
         probs: (num_prompts, num_new, top_k) float32. Its probabilities, zero for what it cuts off.
         counted: (num_prompts, num_new) bool. Whether a place is behind a prompt, and before the end
             of what follows it.
+        features: of each row where a draft reads them, see ``Labelled``.
     """
 
     tokens: NDArray[np.int64]
     ids: NDArray[np.int64]
     probs: NDArray[np.float32]
     counted: NDArray[np.bool_]
+    features: FeatureRows | None = None
 
     def write(self, file: Path) -> None:
         """Write them to a file, which appears when it is complete."""
         partial = file.with_suffix(".partial")
         with partial.open("wb") as opened:
-            np.savez_compressed(opened, allow_pickle=False, **vars(self))
+            arrays = {name: getattr(self, name) for name in _ARRAYS}
+            if self.features is not None:
+                arrays["features"] = np.concatenate(self.features)
+            np.savez_compressed(opened, allow_pickle=False, **arrays)
         put_in_place(partial, file)
 
     @classmethod
-    def read(cls, file: Path) -> HeldOutSamples:
+    def read(cls, file: Path, *, with_features: bool = False) -> HeldOutSamples:
         """Return those of ``write``."""
-        return cls(*read_arrays(file, ("tokens", "ids", "probs", "counted")))
+        names = _ARRAYS if not with_features else (*_ARRAYS, "features")
+        tokens, ids, probs, counted, *others = read_arrays(file, names)
+        if not others:
+            return cls(tokens, ids, probs, counted)
+        [features] = others
+        ends = np.cumsum(read_lengths(tokens, counted))
+        return cls(tokens, ids, probs, counted, tuple(np.split(features, ends[:-1])))
 
     def first(self, num_prompts: int) -> HeldOutSamples:
         """Return those of the first prompts."""
-        return HeldOutSamples(*(array[:num_prompts] for array in vars(self).values()))
+        return self.part(slice(num_prompts))
+
+    def part(self, rows: slice) -> HeldOutSamples:
+        """Return those of some prompts."""
+        return HeldOutSamples(
+            self.tokens[rows],
+            self.ids[rows],
+            self.probs[rows],
+            self.counted[rows],
+            None if self.features is None else self.features[rows],
+        )
 
 
 def held_out_samples(labelled: Labelled, sampling: Sampling) -> HeldOutSamples:
@@ -65,6 +95,7 @@ def held_out_samples(labelled: Labelled, sampling: Sampling) -> HeldOutSamples:
         labelled.ids[..., : sampling.top_k].astype(np.int64),
         np.where(labelled.counted[..., None], probs.numpy(), 0.0),
         labelled.counted,
+        labelled.features,
     )
 
 
@@ -104,7 +135,10 @@ class HeldOutPrompts:
         for number, begin in enumerate(missing, 1):
             self._draw(begin)
             counter.done(number * _PROMPTS_A_FILE, total)
-        parts = [HeldOutSamples.read(self._file(begin)) for begin in begins]
+        has_features = self.teacher.features is not None
+        parts = [
+            HeldOutSamples.read(self._file(begin), with_features=has_features) for begin in begins
+        ]
         return [part.first(num_prompts - begin) for part, begin in zip(parts, begins, strict=True)]
 
     def _file(self, begin: int) -> Path:
@@ -150,9 +184,10 @@ class Best:
         return ((ids[:, :, None] == self.ids[:, None]) * probs[:, None]).sum(-1)
 
 
-BestByDepth = Callable[[Tensor, Tensor], Iterable[Best]]
-"""Takes tokens (B, length) and which of the last of them count, (B, num_new) bool; yields what the
-draft would propose behind those.
+BestByDepth = Callable[[Tensor, Tensor, Tensor | None], Iterable[Best]]
+"""Takes tokens (B, length), which of the last of them count, (B, num_new) bool, and the target's
+features of all but the last, (B, length - 1, width), if any; yields what the draft would propose
+behind those that count.
 
 One set for each depth in the draft: of the first drafted token, of one behind a drafted one, ...
 """
@@ -185,7 +220,7 @@ def acceptance_of_model(
 ) -> Acceptance:
     """Return the acceptance of a draft that is a causal language model of its own."""
 
-    def best_of(tokens: Tensor, counted: Tensor) -> Iterable[Best]:
+    def best_of(tokens: Tensor, counted: Tensor, _: Tensor | None) -> Iterable[Best]:
         found = draft(input_ids=tokens, use_cache=False, logits_to_keep=counted.shape[1])
         yield Best.of(selected(found.logits, counted))
 
@@ -212,9 +247,14 @@ def acceptance_by_depth(
         most = int(part.counted.sum(1).max())
         at_once = device.rows_at_once(most, draft.config.vocab_size)
         for begin in range(0, len(part.tokens), at_once):
-            arrays = (array[begin : begin + at_once] for array in vars(part).values())
-            rows = [torch.from_numpy(array).to(device.name) for array in arrays]
-            rates.append(_rates(best_of, sampling, *rows))
+            some = part.part(slice(begin, begin + at_once))
+            tokens, ids, probs, counted = (
+                torch.from_numpy(getattr(some, name)).to(device.name) for name in _ARRAYS
+            )
+            features = None
+            if some.features is not None:
+                features = unpacked(some.features, tokens.shape[1] - 1, device.name)
+            rates.append(_rates(best_of, sampling, tokens, ids, probs, counted, features))
     draft.train(was_training)
     by_prompt = torch.cat(rates).double().cpu().numpy()  # (num_prompts, num_depths + 2)
     greedy, covered, *by_depth = by_prompt.mean(0).tolist()
@@ -230,12 +270,13 @@ def _rates(
     ids: Tensor,
     probs: Tensor,
     counted: Tensor,
+    features: Tensor | None,
 ) -> Tensor:
     """Return by prompt: agreement of the best, coverage, then acceptance at each depth."""
     prompt_of_place = counted.nonzero()[:, 0]
     ids, p = ids[counted], probs[counted]
     columns = []
-    for depth, best in enumerate(best_of(tokens, counted)):
+    for depth, best in enumerate(best_of(tokens, counted, features)):
         if depth == 0:
             columns.append((best.ids[:, 0] == ids[:, 0]).float())
             found = (ids[:, :COVERED, None] == best.ids[:, None, :COVERED]).any(-1)

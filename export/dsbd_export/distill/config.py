@@ -80,11 +80,6 @@ class DistillConfig:
             raise ExportError(
                 "params and target_layers both choose the draft's shape; leave one of them out"
             )
-        if self.draft_vocab is not None and self.kind == FEATURE:
-            raise ExportError(
-                f"draft_vocab={self.draft_vocab} has no form for kind={FEATURE!r}, whose head is "
-                "its own; give params instead, or leave it out"
-            )
         _ = self.num_params  # checked now
         if not (0 < self.minutes <= _MOST_MINUTES):
             raise ExportError(

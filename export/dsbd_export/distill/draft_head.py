@@ -1,4 +1,4 @@
-"""Head of a Llama draft, a product with its embedding: a few rows of logits at a time, some tokens.
+"""Head of a draft, a product with its weights: a few rows of logits at a time, some tokens.
 
 Logits over a vocabulary of 152,000 tokens are 1.2 GB for the 2,000 places of a step, and twice that
 with their gradient. Here they are there for ``TorchDevice.rows_at_once`` places, computed once more
@@ -47,8 +47,12 @@ class DraftHead:
 
         hidden: (n, H). What the head reads. table: (V, H). The embedding. ids: (n, K) int64.
         """
+        return self.log_probs_of_own(hidden, self._weight(table), ids)
+
+    def log_probs_of_own(self, hidden: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
+        """As ``log_probs``, of a head that has rows for what is proposed alone, (Vd, H)."""
         places = self._places[ids]
-        found = head_log_probs(hidden, self._weight(table), places.clamp_min(0), self._device)
+        found = head_log_probs(hidden, weight, places.clamp_min(0), self._device)
         return torch.where(places >= 0, found, _NEVER)
 
     def log_probs_of_logits(self, logits: Tensor, ids: Tensor) -> Tensor:
@@ -63,7 +67,11 @@ class DraftHead:
 
     def best(self, hidden: Tensor, table: Tensor) -> Best:
         """Return the most probable of the tokens that are proposed."""
-        return Best.of(hidden @ self._weight(table).T, self._proposed)
+        return self.best_of_own(hidden, self._weight(table))
+
+    def best_of_own(self, hidden: Tensor, weight: Tensor) -> Best:
+        """As ``best``, of a head that has rows for what is proposed alone, (Vd, H)."""
+        return Best.of(hidden @ weight.T, self._proposed)
 
     def proposable(self, ids: Tensor, log_p: Tensor) -> tuple[Tensor, Tensor]:
         """Return the target's distribution over tokens that can be proposed, and their share in it.

@@ -11,8 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from dsbd_export.checkpoint import Checkpoint
-from dsbd_export.distill.acceptance import Acceptance, Best, HeldOutSamples, acceptance_of_model
+from dsbd_export.distill.acceptance import Acceptance, HeldOutSamples, acceptance_of_model
 from dsbd_export.distill.config import FEATURE, DistillConfig
+from dsbd_export.distill.draft_head import DraftHead
 from dsbd_export.distill.draft_model import check_shape, new_draft, shape_for, truncated_target
 from dsbd_export.distill.feature_shape import (
     feature_shape,
@@ -27,12 +28,10 @@ from dsbd_export.distill.proposing_drafts import (
     measured,
     save,
 )
-from dsbd_export.distill.rollout import TeacherFeatures, rollout_logits, rollout_loss
+from dsbd_export.distill.rollout import rollout_loss, rollout_reads
 from dsbd_export.distill.source_draft import SoundDrafts, TextSourceDrafts
-from dsbd_export.distill.teaching import Teaching
+from dsbd_export.distill.teaching import Teaching, learns_few_answers
 from dsbd_export.errors import ExportError
-from dsbd_export.feature_draft.config import default_layers
-from dsbd_export.model_config import normalized_config
 
 
 class DraftKind(Protocol):
@@ -133,9 +132,9 @@ class LayerDrafts:
 
 
 class FeatureDrafts:
-    """Single transformer layers over hidden states of the target."""
+    """Single transformer layers over hidden states of the target, which may propose some tokens."""
 
-    bounds_logits = False
+    bounds_logits = True
 
     def __init__(
         self, config: DistillConfig, teaching: Teaching, proposed: NDArray[np.int64] | None
@@ -143,31 +142,42 @@ class FeatureDrafts:
         """See DraftKind."""
         self._config = config
         self._teaching = teaching
-        num_layers = normalized_config(teaching.checkpoint.config).num_layers
-        self._features_of = TeacherFeatures(teaching.target, default_layers(num_layers))
+        self._proposed = proposed
+        self._head = DraftHead(teaching.checkpoint.vocab_size, proposed, teaching.device)
 
     @staticmethod
     def check(config: DistillConfig, target: Checkpoint) -> None:
         """See DraftKind."""
-        feature_shape(config.num_params, None, target)
+        check_draft_vocab(config, target)
+        feature_shape(config.num_params, None, target, config.draft_vocab)
 
     def first_draft(self) -> PreTrainedModel:
         """See DraftKind."""
         target, checkpoint = self._teaching.target, self._teaching.checkpoint
-        shape = feature_shape(self._config.num_params, target.num_parameters(), checkpoint)
+        config, num_of_target = self._config, target.num_parameters()
+        shape = feature_shape(config.num_params, num_of_target, checkpoint, config.draft_vocab)
         assert shape is not None  # the target's parameters are given
-        return new_feature_draft(target, checkpoint, shape, self._config.seed)
+        return new_feature_draft(
+            target,
+            checkpoint,
+            shape,
+            config.seed,
+            self._proposed,
+            keeps_embedding=learns_few_answers(config, self._teaching.streams),
+        )
 
     def loss(self, draft: Any, batch: tuple[Tensor, ...]) -> Tensor:
         """See DraftKind."""
-        coverage = coverage_of(self._config)
-        return rollout_loss(draft, batch, self._features_of, self._teaching.device, coverage)
+        coverage, device = coverage_of(self._config), self._teaching.device
+        return rollout_loss(draft, batch, self._head, device, coverage)
 
     def acceptance(self, draft: Any, samples: list[HeldOutSamples]) -> Acceptance:
         """See DraftKind."""
 
-        def best_of(tokens: Tensor, counted: Tensor) -> Any:
-            return map(Best.of, rollout_logits(draft, tokens, counted, self._features_of))
+        def best_of(tokens: Tensor, counted: Tensor, features: Tensor | None) -> Any:
+            assert features is not None  # the teacher keeps them
+            for read in rollout_reads(draft, tokens, counted, features):
+                yield self._head.best_of_own(read, draft.lm_head.weight)
 
         return measured(draft, best_of, samples, self._teaching)
 

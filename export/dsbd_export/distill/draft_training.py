@@ -15,7 +15,7 @@ from dsbd_export.distill.config import DistillConfig
 from dsbd_export.distill.draft_kind import DraftKind
 from dsbd_export.distill.loss import tv_weight
 from dsbd_export.distill.pool import Pool
-from dsbd_export.distill.teaching import Teaching
+from dsbd_export.distill.teaching import Teaching, learns_few_answers
 from dsbd_export.distill.training import (
     Batch,
     Observer,
@@ -33,6 +33,7 @@ from dsbd_export.progress import Report
 _NUM_PROMPTS = 64  # of the held-out ones, for the progress
 _SHARE, _SECONDS = 0.025, 20.0  # of the training, that both pass between two lines
 _FIRST_ROUNDS = 4  # of sources, that say which tokens a draft proposes
+_FEW_ANSWERS, _FEW_STEPS = 8, 64  # of a step and of a round, see ``learns_few_answers``
 _LEARNING_RATE, _LEARNED_AT = 5e-3, 160  # peak at this hidden size; wider drafts learn slower
 
 
@@ -68,10 +69,12 @@ def pool_of(
     config: DistillConfig, teaching: Teaching, work: WorkFolder, *, splits_batches: bool
 ) -> Pool:
     """Return the pool of a distillation."""
-    of_sources: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    if learns_few_answers(config, teaching.streams):
+        others = {"answers_a_step": _FEW_ANSWERS, "steps_a_round": _FEW_STEPS}
     if (reader := teaching.reader) is not None:
         most = teaching.checkpoint.context_length - reader.most_begin
-        of_sources = {"most_new": min(MOST_NEW, most), "num_answers": reader.answers_a_round}
+        others = {"most_new": min(MOST_NEW, most), "num_answers": reader.answers_a_round}
     return Pool(
         folder=work.pool,
         texts=teaching.streams.train,
@@ -81,7 +84,7 @@ def pool_of(
         context_length=teaching.checkpoint.context_length,
         splits_batches=splits_batches,
         seed=config.seed,
-        **of_sources,
+        **others,
     )
 
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 from transformers import LlamaConfig, PreTrainedModel
 
@@ -42,27 +44,38 @@ class FeatureShape:
         """Return the width of the MLP."""
         return self.hidden_size * 3
 
-    def num_parameters(self, vocab_size: int, feature_width: int) -> int:
-        """Return the number of parameters, embedding and head for themselves."""
+    def num_parameters(self, vocab_size: int, num_proposed: int, feature_width: int) -> int:
+        """Return the number of parameters, embedding and head for themselves.
+
+        num_proposed: tokens that the head has logits for.
+        """
         size = self.hidden_size
         layer = 7 * size**2 + 3 * size * self.intermediate_size
         norms = 4 * size + feature_width
-        return 2 * vocab_size * size + feature_width * size + layer + norms
+        return (vocab_size + num_proposed) * size + feature_width * size + layer + norms
 
 
 def feature_shape(
-    wanted: int | None, num_of_target: int | None, target: Checkpoint
+    wanted: int | None,
+    num_of_target: int | None,
+    target: Checkpoint,
+    num_proposed: int | None = None,
 ) -> FeatureShape | None:
     """Return the largest shape of at most ``wanted`` parameters.
 
-    wanted: None for a tenth of the target's, ``num_of_target``; None for both returns None.
+    Args:
+        wanted: None for a tenth of the target's, ``num_of_target``; None for both returns None.
+        num_of_target: parameters of the target; None: not known yet.
+        target: its checkpoint.
+        num_proposed: tokens that the draft proposes; None: all of the target's.
 
     Raises:
         ExportError: no shape has so few.
     """
-    width = len(_layers(target)) * _width(target)
+    width = len(feature_layers(target)) * feature_size(target)
     shapes = [FeatureShape(hidden_size=size) for size in hidden_sizes()]
-    sizes = [(shape, shape.num_parameters(target.vocab_size, width)) for shape in shapes]
+    num_own = target.vocab_size if num_proposed is None else num_proposed
+    sizes = [(shape, shape.num_parameters(target.vocab_size, num_own, width)) for shape in shapes]
     if wanted is None and num_of_target is None:
         return None
     most = most_params(wanted, num_of_target or 0, sizes[0][1])
@@ -70,9 +83,24 @@ def feature_shape(
 
 
 def new_feature_draft(
-    target: PreTrainedModel, checkpoint: Checkpoint, shape: FeatureShape, seed: int
+    target: PreTrainedModel,
+    checkpoint: Checkpoint,
+    shape: FeatureShape,
+    seed: int,
+    proposed: NDArray[np.int64] | None = None,
+    *,
+    keeps_embedding: bool = False,
 ) -> FeatureDraft:
-    """Return a feature draft with the target's tokens; its tables are the target's, projected."""
+    """Return a feature draft with the target's tokens; its tables are the target's, projected.
+
+    Args:
+        target: with weights.
+        checkpoint: its checkpoint.
+        shape: of the draft.
+        seed: of its other weights.
+        proposed: (n,) int64, ascending. Tokens that its head has logits for; None: all.
+        keeps_embedding: whether the embedding is not trained, as in EAGLE-3.
+    """
     torch.manual_seed(seed)
     rope = getattr(checkpoint.config, "rope_parameters", None) or {}
     head_dim = head_dim_of(shape.hidden_size)
@@ -91,9 +119,9 @@ def new_feature_draft(
     draft = FeatureDraft(
         FeatureDraftConfig(
             layer=layer,
-            draft_vocab_size=checkpoint.vocab_size,
-            target_hidden_size=_width(checkpoint),
-            layers=_layers(checkpoint),
+            draft_vocab_size=checkpoint.vocab_size if proposed is None else len(proposed),
+            target_hidden_size=feature_size(checkpoint),
+            layers=feature_layers(checkpoint),
             norm_output=True,
             fc_norm=True,
         )
@@ -101,8 +129,14 @@ def new_feature_draft(
     table = target.get_output_embeddings().weight.detach().cpu()
     first = projected(table, shape.hidden_size, layer.initializer_range)
     with torch.no_grad():
-        for module in (draft.embed_tokens, draft.lm_head):
-            module.weight.copy_(first)
+        draft.embed_tokens.weight.copy_(first)
+        if proposed is not None:
+            tokens = torch.from_numpy(proposed)
+            draft.d2t.copy_(tokens - torch.arange(len(tokens)))
+            first = first[tokens]
+        draft.lm_head.weight.copy_(first)
+    if keeps_embedding:
+        draft.embed_tokens.weight.requires_grad_(False)
     return draft
 
 
@@ -136,14 +170,21 @@ def write_feature_draft(draft: FeatureDraft, target: Checkpoint, folder: Path) -
     text = json.dumps(content, indent=2, allow_nan=False)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
     weights = {name: value.cpu().contiguous() for name, value in draft.state_dict().items()}
-    del weights["d2t"]  # its tokens are the target's
+    if (tokens := draft.proposed_tokens()) is None:
+        del weights["d2t"]  # its tokens are the target's
+    else:
+        is_proposed = torch.zeros(features.layer.vocab_size, dtype=torch.bool)
+        is_proposed[tokens.cpu()] = True
+        weights["t2d"] = is_proposed
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _layers(target: Checkpoint) -> tuple[int, ...]:
+def feature_layers(target: Checkpoint) -> tuple[int, ...]:
+    """Return which layers of a target the hidden states enter that a draft reads."""
     return default_layers(normalized_config(target.config).num_layers)
 
 
-def _width(target: Checkpoint) -> int:
+def feature_size(target: Checkpoint) -> int:
+    """Return the width of one hidden state of a target."""
     width: int = normalized_config(target.config).hidden_size
     return width

@@ -9,6 +9,7 @@ content.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +26,16 @@ from dsbd_export.distill.teacher import (
     Labelled,
     Teacher,
     num_labels,
+    read_lengths,
 )
+from dsbd_export.distill.teacher_features import BYTES_A_NUMBER, FeatureRows
 from dsbd_export.distill.texts import Tokens, windows
-from dsbd_export.distill.work_folder import read_arrays
+from dsbd_export.distill.work_folder import read_array, read_arrays
 from dsbd_runtime.durable_files import put_in_place
 
 STEPS_A_ROUND = 96
 _NUM_ROUNDS = 32  # kept
+_MOST_FEATURE_BYTES = 4 * 2**30  # of all rounds that are kept; fewer rounds where they take more
 _LENGTH = {"texts": 256, "samples": 128, "long": 2048}  # of rows, where the context holds them
 _ROWS = {"texts": 64, "samples": 128, "long": 4, "answers": 64}  # of a round
 _BATCH = {"texts": 4, "samples": 8, "long": 1, "answers": 16}  # of a step: small ones learn fastest
@@ -54,6 +58,8 @@ class Pool:
         most_new: tokens of an answer, where the context does not hold its prompt; None: what a
             prompt leaves of the context, ``MOST_NEW`` at most.
         num_answers: of a round.
+        answers_a_step: of a round's answers.
+        steps_a_round: that are made until the next round is.
         splits_batches: whether rows are given a few at a time, to bound the draft's logits.
     """
 
@@ -66,17 +72,38 @@ class Pool:
     ends: Sequence[int] = ()
     most_new: int | None = None
     num_answers: int = _ROWS["answers"]
+    answers_a_step: int = _BATCH["answers"]
+    steps_a_round: int = STEPS_A_ROUND
     splits_batches: bool = True
 
     def batches(self, step: int) -> list[tuple[Tensor, ...]]:
         """Return the batches of a step, all of about the same number of labels."""
-        newest = step // STEPS_A_ROUND
+        newest = step // self.steps_a_round
         self._make(newest)
         rng = np.random.default_rng((self.seed, step, 1))
-        number = int(rng.integers(max(0, newest - _NUM_ROUNDS + 1), newest + 1))
+        number = int(rng.integers(max(0, newest - self.num_rounds + 1), newest + 1))
         self._make(number)
         kinds = self._kinds_of(step)
         return [batch for kind in kinds for batch in self._drawn(number, kind, rng)]
+
+    @property
+    def num_rounds(self) -> int:
+        """Return how many rounds are kept: fewer where features are wide, and one at least.
+
+        It depends on nothing that is drawn, so that a resumed training keeps the same ones:
+        prompts count by their mean length.
+        """
+        features = self.teacher.features
+        if features is None:
+            return _NUM_ROUNDS
+        num_tokens = 0.0
+        if len(self.texts):
+            num_tokens += sum(_ROWS[kind] * self._length(kind) for kind in _LENGTH)
+        if len(self.prompts):
+            of_prompts = len(self.prompts.tokens) / len(self.prompts)
+            num_tokens += self.num_answers * (of_prompts + MOST_NEW)
+        a_round = num_tokens * features.width * BYTES_A_NUMBER
+        return int(min(max(_MOST_FEATURE_BYTES // a_round, 1), _NUM_ROUNDS))
 
     def first_answers(self, num_rounds: int = 1) -> list[Labelled]:
         """Return the target's answers of the first rounds."""
@@ -93,7 +120,8 @@ class Pool:
     def _drawn(self, number: int, kind: str, rng: np.random.Generator) -> list[tuple[Tensor, ...]]:
         """Return rows of one kind, as many at a time as are computed together."""
         rows = self._read(number, kind)
-        size = min(_BATCH[kind], len(rows.tokens))
+        most = self.answers_a_step if kind == "answers" else _BATCH[kind]
+        size = min(most, len(rows.tokens))
         chosen = np.sort(rng.choice(len(rows.tokens), size, replace=False))
         if not self.splits_batches:
             return [rows.batch(chosen, self.teacher.device)]
@@ -104,6 +132,15 @@ class Pool:
     def _file(self, number: int) -> Path:
         return self.folder / f"{number:06d}.npz"
 
+    def _features_file(self, number: int, kind: str) -> Path:
+        return self.folder / f"{number:06d}_{kind}.npy"
+
+    @property
+    def _kinds(self) -> list[str]:
+        """The kinds of rows of every round."""
+        of_texts = [*_LENGTH] if len(self.texts) else []
+        return of_texts + ["answers"] * bool(len(self.prompts))
+
     def _read(self, number: int, kind: str) -> Labelled:
         names = (f"{kind}_{name}" for name in ("tokens", "ids", "log_probs", "counted"))
         tokens, ids, log_probs, counted = read_arrays(self._file(number), names)
@@ -111,27 +148,42 @@ class Pool:
         rows = Labelled(tokens, np.zeros(shape, np.uint32), np.zeros(shape, np.float32), counted)
         rows.ids[counted] = ids
         rows.log_probs[counted] = log_probs
-        return rows
+        if self.teacher.features is None:
+            return rows
+        features = read_array(self._features_file(number, kind))
+        ends = np.cumsum(read_lengths(tokens, counted))
+        return dataclasses.replace(rows, features=tuple(np.split(features, ends[:-1])))
 
     def _make(self, number: int) -> None:
         """Write a round unless it is there."""
-        file = self._file(number)
-        if file.exists():
+        file, files = self._file(number), [self._file(number)]
+        if self.teacher.features is not None:
+            files += [self._features_file(number, kind) for kind in self._kinds]
+        if all(each.exists() for each in files):
             return
+        self.folder.mkdir(exist_ok=True)
         arrays: dict[str, NDArray[Any]] = {}
         for kind, rows in self._round(number).items():
+            if rows.features is not None:
+                self._write_features(number, kind, rows.features)
             arrays[f"{kind}_tokens"] = rows.tokens
             arrays[f"{kind}_counted"] = rows.counted
             arrays[f"{kind}_ids"] = rows.ids[rows.counted]
             arrays[f"{kind}_log_probs"] = rows.log_probs[rows.counted].astype(np.float16)
-        self.folder.mkdir(exist_ok=True)
         partial = file.with_suffix(".partial")
         with partial.open("wb") as opened:
             np.savez(opened, allow_pickle=False, **arrays)
         put_in_place(partial, file)
-        for old in self.folder.glob("*.npz"):
-            if int(old.stem) <= number - _NUM_ROUNDS:
+        for old in self.folder.glob("*.np[yz]"):
+            if int(old.stem[:6]) <= number - self.num_rounds:
                 old.unlink()  # a resumed training that needs it makes it again
+
+    def _write_features(self, number: int, kind: str, rows: FeatureRows) -> None:
+        file = self._features_file(number, kind)
+        partial = file.with_suffix(".partial")
+        with partial.open("wb") as opened:
+            np.save(opened, np.concatenate(rows), allow_pickle=False)
+        put_in_place(partial, file)
 
     def _length(self, kind: str) -> int:
         return min(_LENGTH[kind], self.context_length, len(self.texts))

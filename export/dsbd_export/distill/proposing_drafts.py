@@ -67,7 +67,7 @@ class ProposingDrafts(ABC):
     def acceptance(self, draft: Any, samples: list[HeldOutSamples]) -> Acceptance:
         """See DraftKind: the same at every depth of a draft."""
 
-        def best_of(tokens: Tensor, counted: Tensor) -> Any:
+        def best_of(tokens: Tensor, counted: Tensor, _: Tensor | None) -> Any:
             yield self._best(draft, self._read(draft, tokens, counted))
 
         return measured(draft, best_of, samples, self._teaching)

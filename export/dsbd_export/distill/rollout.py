@@ -14,72 +14,21 @@ sees rows 0 and 1 of step 0, row 2 of step 1, and itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import Tensor
 
-from dsbd_export.distill.loss import Coverage, distance, log_probs_of, selected
+from dsbd_export.distill.draft_head import DraftHead
+from dsbd_export.distill.loss import Coverage, distance, selected
 from dsbd_export.distill.teacher import TorchDevice
 from dsbd_export.feature_draft.model import FeatureDraft
-from dsbd_export.target_features import layers_of
 
 NUM_STEPS = 4  # of the training and of the acceptance that is logged
 _MOST_ROWS = 512  # in one sequence; longer ones have step 0 alone, to bound attention
 _DECAY = 0.8  # weight of a step against the one before, as in EAGLE-3
 _JUDGED = 2  # of so many rows one is judged behind drafted tokens: the head costs most of a step
-
-FeaturesOf = Callable[[Tensor], Tensor]
-
-
-class TeacherFeatures:
-    """Features of a target, in batches and without gradients.
-
-    Layers above the last one that is read are not computed.
-    """
-
-    def __init__(self, target: PreTrainedModel, layers: Sequence[int]) -> None:
-        """Take a target and which of its layers the hidden states enter.
-
-        Raises:
-            ExportError: its transformer layers are not found.
-        """
-        self._body = target.base_model
-        modules = layers_of(target)
-        self._modules = [modules[layer] for layer in layers]
-        self._last = modules[max(layers)]
-
-    @torch.no_grad()
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """Return features (B, n, num_layers * Ht) of tokens (B, n)."""
-        entering: dict[nn.Module, Tensor] = {}
-        hooks = [
-            module.register_forward_pre_hook(self._keeps(entering), with_kwargs=True)
-            for module in {*self._modules}
-        ]
-        try:
-            self._body(input_ids=tokens, use_cache=False)
-        except _Enough:
-            pass
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return torch.cat([entering[module] for module in self._modules], dim=-1)
-
-    def _keeps(self, entering: dict[nn.Module, Tensor]) -> Callable[..., None]:
-        def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            entering[module] = args[0] if args else kwargs["hidden_states"]
-            if module is self._last:
-                raise _Enough
-
-        return keep
-
-
-class _Enough(BaseException):
-    """Ends a pass through the target; not an error, so that no library takes it for one."""
 
 
 class RolloutCache:
@@ -125,42 +74,48 @@ def rollout(
 def rollout_loss(
     draft: FeatureDraft,
     batch: tuple[Tensor, ...],
-    features_of: FeaturesOf,
+    head: DraftHead,
     device: TorchDevice,
     coverage: Coverage | None = None,
 ) -> Tensor:
     """Return the distance from the target's distributions, mean over the steps of a rollout.
 
-    batch: see ``distillation_loss``.
+    Where the draft proposes some tokens only, it is compared with the target's distribution over
+    what can be proposed, and a place counts by the probability of all that; see ``DraftHead``.
+
+    batch: see ``distillation_loss``; in front of the last the features of the target of all tokens
+        but the last, (B, length - 1, width).
     """
-    tokens, ids, log_p, counted, tv_weight = batch
+    tokens, ids, log_p, counted, features, tv_weight = batch
     num_rows = tokens.shape[1] - 1
     num_steps = NUM_STEPS if num_rows <= _MOST_ROWS else 1
     total, weights = torch.zeros((), device=tokens.device), 0.0
     with device.autocast():
-        features = features_of(tokens[:, :-1])
-        steps = rollout(draft, tokens, features, min(num_steps, num_rows))
-        for step, normed in enumerate(steps):
-            behind = min(ids.shape[1], num_rows - step)  # rows that have a label, the last ones
-            judged = slice(-behind, None, _JUDGED if step else 1)
-            where = counted[:, judged]
-            if not where.any():
-                continue
-            logits = draft.lm_head(selected(normed[:, judged], where)).float()
-            log_q = log_probs_of(logits, selected(ids[:, judged], where))
-            of_step = distance(log_q, selected(log_p[:, judged], where), tv_weight, coverage)
-            total = total + _DECAY**step * of_step.mean()
-            weights += _DECAY**step
+        steps = [*rollout(draft, tokens, features, min(num_steps, num_rows))]
+    for step, normed in enumerate(steps):
+        behind = min(ids.shape[1], num_rows - step)  # rows that have a label, the last ones
+        judged = slice(-behind, None, _JUDGED if step else 1)
+        where = counted[:, judged]
+        if not where.any():
+            continue
+        of_place = selected(ids[:, judged], where)
+        proposable, mass = head.proposable(of_place, selected(log_p[:, judged], where))
+        read = selected(normed[:, judged], where)
+        log_q = head.log_probs_of_own(read, draft.lm_head.weight, of_place)
+        of_step = mass * distance(log_q, proposable, tv_weight, coverage)
+        total = total + _DECAY**step * of_step.mean()
+        weights += _DECAY**step
     return total / weights
 
 
-def rollout_logits(
-    draft: FeatureDraft, tokens: Tensor, counted: Tensor, features_of: FeaturesOf
+def rollout_reads(
+    draft: FeatureDraft, tokens: Tensor, counted: Tensor, features: Tensor
 ) -> Iterator[Tensor]:
-    """Yield logits behind the tokens that count, (n, V), in each step.
+    """Yield what the head reads behind the tokens that count, (n, H), in each step.
 
-    counted: (B, num_new) bool. Which of the last tokens.
+    tokens: (B, length). counted: (B, num_new) bool. Which of the last tokens. features: (B, length
+    - 1, width) of the target.
     """
-    features, num_new = features_of(tokens[:, :-1]), counted.shape[1]
+    num_new = counted.shape[1]
     for normed in rollout(draft, tokens, features, min(NUM_STEPS, features.shape[1] - num_new + 1)):
-        yield draft.target_logits(selected(normed[:, -num_new:], counted))
+        yield selected(normed[:, -num_new:], counted)

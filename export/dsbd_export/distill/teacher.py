@@ -7,6 +7,7 @@ others. Its logits exist for a few rows at a time, ``_MOST_LOGITS`` numbers at m
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dsbd_export.distill.teacher_features import FeatureRows, TeacherFeatures, packed, unpacked
 from dsbd_export.model_loading import cache_name
 
 NUM_TOP = 32
@@ -88,28 +90,34 @@ class Labelled:
         log_probs: (num_rows, num_labels, NUM_TOP) float32. Theirs, in the full distribution.
         counted: (num_rows, num_labels) bool. Whether there is a distribution to learn from: not
             inside a chat prompt, nor behind the end of an answer.
+        features: of each row, (n, width), where a draft reads them: of its tokens up to the last
+            one that counts, that one left out.
     """
 
     tokens: NDArray[np.uint32]
     ids: NDArray[np.uint32]
     log_probs: NDArray[np.float32]
     counted: NDArray[np.bool_]
+    features: FeatureRows | None = None
 
-    def batch(
-        self, rows: NDArray[np.int64], device: TorchDevice
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return tokens, ids, log-probabilities and counted of ``rows``.
+    def batch(self, rows: NDArray[np.int64], device: TorchDevice) -> tuple[Tensor, ...]:
+        """Return tokens, ids, log-probabilities, counted, and features if any, of ``rows``.
 
         Labels before the first and behind the last that counts are left out, and tokens behind it.
         """
         used = np.flatnonzero(self.counted[rows].any(0))
         labels = slice(used[0], used[-1] + 1)
         length = self.tokens.shape[1] - self.counted.shape[1] + labels.stop
+        features: list[Tensor] = []
+        if self.features is not None:
+            chosen = [self.features[row] for row in rows]
+            features.append(unpacked(chosen, length - 1, device.name))
         return (
             torch.from_numpy(self.tokens[rows, :length].astype(np.int64)).to(device.name),
             torch.from_numpy(self.ids[rows, labels].astype(np.int64)).to(device.name),
             torch.from_numpy(self.log_probs[rows, labels]).to(device.name),
             torch.from_numpy(self.counted[rows, labels]).to(device.name),
+            *features,
         )
 
     def within(self, length: int, num_labels: int) -> Labelled:
@@ -125,7 +133,25 @@ class Labelled:
             np.pad(self.ids, (*labels, (0, 0))),
             np.pad(self.log_probs, (*labels, (0, 0))),
             np.pad(self.counted, labels),
+            self.features,
         )
+
+    def with_features(self, parts: Sequence[Tensor]) -> Labelled:
+        """Return the rows with the features of all their tokens, (num_rows, n, width) a part."""
+        features = np.concatenate([packed(part) for part in parts], axis=1)
+        lengths = read_lengths(self.tokens, self.counted)
+        rows = (row[:length] for row, length in zip(features, lengths.tolist(), strict=True))
+        return dataclasses.replace(self, features=tuple(rows))
+
+
+def read_lengths(tokens: NDArray[np.integer], counted: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return how many features rows have: one less than tokens up to the last that counts.
+
+    tokens: (num_rows, length). counted: (num_rows, num_labels), behind the last of them.
+    """
+    behind = counted[:, ::-1].argmax(1)
+    lengths: NDArray[np.int64] = tokens.shape[1] - behind - 1
+    return lengths
 
 
 def joined(parts: Sequence[Labelled]) -> Labelled:
@@ -134,7 +160,10 @@ def joined(parts: Sequence[Labelled]) -> Labelled:
     begins = [part.tokens.shape[1] - part.counted.shape[1] for part in parts]
     wide = [part.within(length, length - min(begins)) for part in parts]
     arrays = ((part.tokens, part.ids, part.log_probs, part.counted) for part in wide)
-    return Labelled(*map(np.concatenate, zip(*arrays, strict=True)))
+    rows = [row for part in parts for row in part.features or ()]
+    features = None if parts[0].features is None else tuple(rows)
+    tokens, ids, log_probs, counted = map(np.concatenate, zip(*arrays, strict=True))
+    return Labelled(tokens, ids, log_probs, counted, features)
 
 
 def num_labels(length: int, vocab_size: int) -> int:
@@ -149,13 +178,19 @@ class Teacher:
         target: in evaluation mode, on the device.
         vocab_size: of its logits.
         device: where it is.
+        features: what a draft reads of the target beside its tokens, kept with them; None: nothing.
         spread: tokens by which prompts that are answered together differ, less one at most.
     """
 
     spread = 64
 
     def __init__(
-        self, target: nn.Module, vocab_size: int, cache_bytes: int, device: TorchDevice
+        self,
+        target: nn.Module,
+        vocab_size: int,
+        cache_bytes: int,
+        device: TorchDevice,
+        features: TeacherFeatures | None = None,
     ) -> None:
         """Take a target.
 
@@ -165,17 +200,28 @@ class Teacher:
         self.vocab_size = vocab_size
         self._cache_bytes = cache_bytes
         self.device = device
+        self.features = features
 
     @torch.inference_mode()
     def label(self, tokens: NDArray[np.int64], num_labels: int) -> Labelled:
         """Return the distributions behind the last tokens of each row, (num_rows, length) int64."""
         at_once = self.device.rows_at_once(num_labels, self.vocab_size)
-        parts = [
-            self.top(self._logits(row, num_labels))
-            for row in torch.split(torch.from_numpy(tokens), at_once)
-        ]
-        ids, log_probs = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        return Labelled(tokens.astype(np.uint32), ids, log_probs, np.ones(ids.shape[:2], bool))
+        begins = range(at_once, len(tokens), at_once)
+        return joined([self._labelled(row, num_labels) for row in np.split(tokens, begins)])
+
+    def _labelled(self, tokens: NDArray[np.int64], num_labels: int) -> Labelled:
+        """As ``label``, of all rows at once."""
+        with self._features_taken() as parts:
+            ids, log_probs = self.top(self._logits(torch.from_numpy(tokens), num_labels))
+        counted = np.ones(ids.shape[:2], bool)
+        found = Labelled(tokens.astype(np.uint32), ids, log_probs, counted)
+        return found if self.features is None else found.with_features(parts)
+
+    def _features_taken(self) -> contextlib.AbstractContextManager[list[Tensor]]:
+        """Return what yields the features of each call of the target, or nothing."""
+        if self.features is None:
+            return contextlib.nullcontext([])
+        return self.features.taken()
 
     @torch.inference_mode()
     def sample(
@@ -237,8 +283,13 @@ class Teacher:
             for group in groups
         ]
         found, places = joined(parts), np.argsort(order)
+        features = found.features
         return Labelled(
-            found.tokens[places], found.ids[places], found.log_probs[places], found.counted[places]
+            found.tokens[places],
+            found.ids[places],
+            found.log_probs[places],
+            found.counted[places],
+            None if features is None else tuple(features[place] for place in places),
         )
 
     def _rows_at_once(self, length: int) -> int:
@@ -267,21 +318,23 @@ class Teacher:
         shortest, longest = int(lengths.min()), int(lengths.max())
         past, pieces = None, [given[:, :shortest]]
         draws = Draws(self, len(prompts), sampling, generator, ends)
-        for position in range(shortest, longest + num_new):
-            with self.device.autocast():
-                out = self.target(
-                    input_ids=pieces[-1], use_cache=True, logits_to_keep=1, **{name: past}
-                )
-            past = getattr(out, name)
-            drawn = draws.draw(out.logits.float(), lengths <= position)
-            draws.end(position + 1 >= lengths + num_new)
-            if position < longest:
-                drawn = torch.where(lengths <= position, drawn, given[:, position])
-            pieces.append(drawn[:, None])
-            if draws.are_over:
-                break
+        with self._features_taken() as parts:
+            for position in range(shortest, longest + num_new):
+                with self.device.autocast():
+                    out = self.target(
+                        input_ids=pieces[-1], use_cache=True, logits_to_keep=1, **{name: past}
+                    )
+                past = getattr(out, name)
+                drawn = draws.draw(out.logits.float(), lengths <= position)
+                draws.end(position + 1 >= lengths + num_new)
+                if position < longest:
+                    drawn = torch.where(lengths <= position, drawn, given[:, position])
+                pieces.append(drawn[:, None])
+                if draws.are_over:
+                    break
         tokens = torch.cat(pieces, dim=1).cpu().numpy()
-        return tokens, Labelled(tokens[:, :-1].astype(np.uint32), *draws.labels())
+        found = Labelled(tokens[:, :-1].astype(np.uint32), *draws.labels())
+        return tokens, found if self.features is None else found.with_features(parts)
 
     def _logits(self, tokens: Tensor, num_labels: int) -> Tensor:
         with self.device.autocast():

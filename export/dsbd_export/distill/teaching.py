@@ -15,7 +15,8 @@ from dsbd_export.cache_probe import probed_caches
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.distill.acceptance import MOST_HELD_OUT, HeldOutPrompts, prompt_length
 from dsbd_export.distill.chats import MOST_NEW, MOST_PROMPT, ChatTokens
-from dsbd_export.distill.config import DistillConfig
+from dsbd_export.distill.config import FEATURE, DistillConfig
+from dsbd_export.distill.feature_shape import feature_layers, feature_size
 from dsbd_export.distill.sources import SourceRowReader
 from dsbd_export.distill.teacher import (
     CHAT_SAMPLING,
@@ -24,6 +25,7 @@ from dsbd_export.distill.teacher import (
     TorchDevice,
     best_device,
 )
+from dsbd_export.distill.teacher_features import TeacherFeatures
 from dsbd_export.distill.texts import (
     TextFile,
     TokenStreams,
@@ -81,16 +83,29 @@ def prepare_teaching(
     _check_causal(target, checkpoint, device)
     caches = probed_caches(target, checkpoint, "fp32")
     cache_bytes = BYTES_PER_NUMBER * sum(cache.numbers_a_row for cache in caches)
-    teacher = Teacher(target, checkpoint.vocab_size, cache_bytes, device)
+    features = None
+    if config.kind == FEATURE:
+        features = TeacherFeatures(target, feature_layers(checkpoint), feature_size(checkpoint))
+    teacher = Teacher(target, checkpoint.vocab_size, cache_bytes, device, features)
     # In fp32: acceptance is measured against the target, not against its rounding.
     exact = dataclasses.replace(device, uses_bf16=False)
     held_out = _held_out_prompts(config, checkpoint, streams)(
         folder=work.held_out,
-        teacher=Teacher(target, checkpoint.vocab_size, cache_bytes, exact),
+        teacher=Teacher(target, checkpoint.vocab_size, cache_bytes, exact, features),
         seed=config.seed,
         report=report,
     )
     return Teaching(checkpoint, target, teacher, streams, held_out, device)
+
+
+def learns_few_answers(config: DistillConfig, streams: TokenStreams) -> bool:
+    """Return whether a draft learns quickly from rows of which there are few: features, of chats.
+
+    A feature draft learns answers by heart long before it has seen many: of 128, each 24 times, the
+    loss was 0.4 where 0.38 of held-out places were accepted. So it learns an answer 8 times, and
+    keeps its embedding: one gradient moves a rare token's row by as much as what the row says.
+    """
+    return config.kind == FEATURE and streams.has_chats and not streams.has_texts
 
 
 def _held_out_prompts(

@@ -5,7 +5,7 @@
     tokens/           of all texts
     held_out/         the target's samples behind held-out prompts
     windows.bin       features of sound, and in hidden_states/ what the encoder left of it
-    pool/             labelled rows
+    pool/             labelled rows, and what a feature draft reads of the target
     checkpoint.pt     the latest state of the training
     draft/            the result, until it is moved to its place
     bundle/           the exported pair, while its speed is measured
@@ -154,6 +154,20 @@ def read_arrays(file: Path, names: Iterable[str]) -> list[NDArray[Any]]:
         with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
             return [arrays[name] for name in names]
     except (ValueError, KeyError, EOFError, TypeError, BadZipFile, zlib.error) as error:
+        raise ExportError(
+            f"{file} is damaged ({error}); remove it, and the same command makes it again"
+        ) from error
+
+
+def read_array(file: Path) -> NDArray[Any]:
+    """Return the array of a file that ``numpy.save`` wrote, mapped and not yet read.
+
+    Raises:
+        ExportError: the file is damaged.
+    """
+    try:
+        return np.load(file, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+    except (ValueError, EOFError, TypeError) as error:
         raise ExportError(
             f"{file} is damaged ({error}); remove it, and the same command makes it again"
         ) from error
