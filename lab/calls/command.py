@@ -7,7 +7,8 @@ reads of its weights in a second at one row stands beside what the memory gives.
 the opening of the bundles in new processes, as they are and from a prepared engine
 (--engine-cache), with their files in memory (warm) and on disk (cold).
 
-With --role draft the engines are the drafts, of whatever precision, in one section.
+With --role draft the engines are the drafts, of whatever precision, in one section; --together puts
+targets of all precisions into one.
 
 \b
 scripts/make_twin --params 150M --context 4096 -o TWIN
@@ -42,7 +43,7 @@ from lab.session_options.choices import LONG_SPINNING, NO_SPINNING, Change, as_i
 CONTEXTS, CALLS_A_ROUND = (64, 256, 1024, 4096), 3
 ROWS_OF = {"target": (1, 4, 12, 20), "draft": (1, 2, 4, 8)}
 BASE_CONTEXT = 256
-DRAFTS = "drafts"  # in place of a precision
+DRAFTS, TOGETHER = "drafts", "precisions"  # in place of a precision
 SETTINGS: dict[str, Change] = {
     "today": as_it_is,
     "waits for milliseconds": LONG_SPINNING,
@@ -58,6 +59,7 @@ class Engine:
     role: str
     setting: str
     threads: int
+    row_counts: tuple[int, ...]
 
     @property
     def name(self) -> str:
@@ -73,7 +75,7 @@ class Engine:
             self.role,
             threads=self.threads,
             change=SETTINGS[self.setting],
-            row_counts=ROWS_OF[self.role],
+            row_counts=self.row_counts,
             capacity=bucket_capacity(first),
         )
         return {first: calls, **{other: calls.behind(bucket_capacity(other)) for other in others}}
@@ -100,7 +102,7 @@ def measured(
 ) -> dict[int, Found]:
     """Return what was found by number of rows: all engines and contexts in turn."""
     opened = [(engine, engine.open(contexts)) for engine in engines]
-    timed, row_counts = [], ROWS_OF[engines[0].role]
+    timed, row_counts = [], engines[0].row_counts
     for state in (nullcontext, one_core_taken) if with_busy else (nullcontext,):
         with state():
             timed.append({rows: _timings(opened, rows, rounds) for rows in row_counts})
@@ -180,8 +182,10 @@ COLUMNS = (
 BANDWIDTH_COLUMNS = ("engine", "weights of products, MB", "GB/s", "memory, GB/s", "share")
 
 
-def by_section(bundles: list[Bundle], role: str, longest: int) -> dict[str, list[Bundle]]:
-    """Return the bundles by precision of the target, or all as those of drafts.
+def by_section(
+    bundles: list[Bundle], role: str, longest: int, *, together: bool
+) -> dict[str, list[Bundle]]:
+    """Return the bundles by precision of the target, or all together, as those of drafts.
 
     Raises:
         click.UsageError: two folders of a precision have one name, or a context is too short.
@@ -194,7 +198,8 @@ def by_section(bundles: list[Bundle], role: str, longest: int) -> dict[str, list
                 f"{bundle.path} has a context of {entry.context_length}, expected {longest} or "
                 f"more: make a twin with --context {longest}, or give --context"
             )
-        found[DRAFTS if role == "draft" else precision_name(entry)].append(bundle)
+        kind = TOGETHER if together else precision_name(entry)
+        found[DRAFTS if role == "draft" else kind].append(bundle)
     for kind, same in found.items():
         names = [bundle.path.name for bundle in same]
         if len(set(names)) != len(names):
@@ -208,6 +213,8 @@ def by_section(bundles: list[Bundle], role: str, longest: int) -> dict[str, list
 @BUNDLES
 @click.option("--role", type=click.Choice(ROLES), default="target", show_default=True)
 @click.option("--setting", "settings", multiple=True, type=click.Choice(list(SETTINGS)))
+@click.option("--together", is_flag=True, help="All precisions in one section.")
+@click.option("--rows", "row_counts", multiple=True, type=int, help="[1, 4, 12, 20; drafts 1 to 8]")
 @click.option("--context", "contexts", multiple=True, type=int, default=CONTEXTS, show_default=True)
 @click.option("--no-busy", "with_busy", flag_value=False, default=True, help="Leave busy ones out.")
 @click.option("--rounds", default=4, show_default=True)
@@ -218,6 +225,8 @@ def main(
     bundles: tuple[Path, ...],
     role: str,
     settings: tuple[str, ...],
+    together: bool,
+    row_counts: tuple[int, ...],
     contexts: tuple[int, ...],
     with_busy: bool,
     rounds: int,
@@ -227,11 +236,13 @@ def main(
 ) -> None:
     """Measure every precision and write its section."""
     ort.set_default_logger_severity(3)  # a setting that replaces the runtime's is a warning
-    opened = by_section([open_bundle(path) for path in bundles], role, max(contexts))
+    opened = by_section(
+        [open_bundle(path) for path in bundles], role, max(contexts), together=together
+    )
     page.begin(*(f"{section}, {kind}" for kind in opened))
     for kind, same in opened.items():
         engines = [
-            Engine(bundle, role, setting, page.threads)
+            Engine(bundle, role, setting, page.threads, row_counts or ROWS_OF[role])
             for bundle in same
             for setting in settings or ("today",)
         ]

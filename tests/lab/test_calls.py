@@ -176,6 +176,20 @@ def test_engines_of_a_precision_share_a_table(twins, tmp_path):
         assert "1 rounds of 3 calls" in note and "% idle before" in note
 
 
+def test_precisions_together_share_a_table_of_chosen_rows(twins, tmp_path):
+    document = tmp_path / "page.md"
+    document.write_text("<!-- rows, precisions -->\nold\n<!-- end of rows, precisions -->")
+    options = ["--together", "--rows", 1, "--rows", 3, "--context", 64, "--openings", 0]
+    options += ["--no-busy", "--rounds", 1, "--wait", 0, "--section", "rows"]
+    options += ["--document", document, "--threads", 1]
+    done = lab_run("calls", twins / "int8", twins / "fused", *options)
+    assert done.returncode == 0, done.stderr
+    calls, _, note = document.read_text().partition("\n-->")[0].split("\n\n")[:3]
+    rows = [row.split(" | ")[:3] for row in calls.splitlines() if row.startswith("| 64")]
+    assert rows == [["| 64", count, name] for count in "13" for name in ("int8", "fused")]
+    assert "onnxruntime" in note
+
+
 def test_the_bytes_of_products_are_those_of_their_weights(tmp_path):
     write_tiny_bundle(tmp_path / "bundle")
     path = open_bundle(tmp_path / "bundle").model_path("target")
