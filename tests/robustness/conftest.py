@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dsbd_ort import Pipeline
-from tests.robustness.preempting import TALLY, PreemptedPipeline
+from tests.robustness.preempting import ONE_IN, TALLY, PreemptedPipeline
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 CONTEXT_LENGTH = 64
@@ -36,12 +36,15 @@ def small_pipe(small_bundle: Path) -> Iterator[Pipeline]:
 
 @pytest.fixture(autouse=True)
 def preemptions(record_property: Callable[[str, object], None]) -> Iterator[None]:
-    """Record how often requests were preempted; a test of whole requests has seen it."""
+    """Record how often requests were preempted; a test of whole requests has seen it.
+
+    Of two requests that are closed after a call or two neither need have been.
+    """
     num_calls, num_preempted = TALLY.num_calls, TALLY.num_preempted
     yield
     num_calls, num_preempted = TALLY.num_calls - num_calls, TALLY.num_preempted - num_preempted
     record_property("preempted", (num_preempted, num_calls))
-    assert num_preempted > 0 or num_calls < 2, "no request was preempted"
+    assert num_preempted > 0 or num_calls < 2 * ONE_IN, "no request was preempted"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
