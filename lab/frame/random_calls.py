@@ -22,6 +22,7 @@ from dsbd_runtime.cache_entries import (
 from dsbd_runtime.fold_chains import FOLDED_TOGETHER, LEFT_BEHIND
 from dsbd_runtime.graph import (
     ATTENTION_MASK,
+    FEATURE_ROWS,
     INPUT_IDS,
     LOGIT_ROWS,
     POSITION_IDS,
@@ -136,6 +137,8 @@ class RandomCalls:
             WRITE_INDICES: np.array([first_row]),
             LOGIT_ROWS: np.arange(num_rows),
         }
+        if self._entry.features is not None:  # of a target, which returns them
+            inputs[FEATURE_ROWS] = np.arange(num_rows)
         first_recent = self._num_recent - num_rows
         before = np.arange(first_recent - num_ancestors(self._entry.caches), first_recent)
         ancestors = np.tile(np.maximum(before, -1), (num_rows, 1))
