@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_export.product_rows import ProductRows
+from dsbd_export.weighted_layers import weight_chunks
 
 _POWERS = (0.4, 0.5, 0.6, 0.7, 0.8)  # of a channel's rows in s; its weights have the rest
 _EVEN = 1 + _POWERS.index(0.5)  # behind no scales
@@ -101,11 +102,9 @@ class FormChoice:
 
     Attributes:
         shared: channels in a row that share a scale; None: all of them.
-        rotates: whether a rotation may be chosen.
     """
 
     shared: int | None = None
-    rotates: bool = True
 
     def form(
         self,
@@ -144,7 +143,7 @@ class FormChoice:
         error, form = best([RowForm(each) for each in scales])
         block = block_of(weight.shape[1])
         tolerable = _TOLERABLE_OF_HEADS if is_behind_attention else _TOLERABLE
-        if can_rotate and self.rotates and block and error > tolerable:
+        if can_rotate and block and error > tolerable:
             # Before a rotation even powers are about as good as the best.
             tried = [form.scales, *scales[_EVEN : _EVEN + 1]]
             rotated = best([RowForm(each, block) for each in tried])
@@ -177,9 +176,11 @@ def _likely_outputs(weight: NDArray[Any], rows: NDArray[np.float32]) -> NDArray[
     How far the logit of a token is off that nobody draws does not matter, however large it is.
     """
     most = min(max(_MOST_OUTPUTS // len(rows), 1), len(weight))
-    logits = rows @ np.asarray(weight, np.float32).T
-    outputs = np.unique(np.argpartition(logits, -most, axis=1)[:, -most:])
-    return np.asarray(weight[outputs], np.float32)
+    logits = np.empty((len(rows), len(weight)), np.float32)
+    for outputs in weight_chunks(weight.shape):
+        logits[:, outputs] = rows @ np.asarray(weight[outputs], np.float32).T
+    likely = np.unique(np.argpartition(logits, -most, axis=1)[:, -most:])
+    return np.asarray(weight[likely], np.float32)
 
 
 def _channel_scales(
