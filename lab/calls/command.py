@@ -59,7 +59,7 @@ class Engine:
     role: str
     setting: str
     threads: int
-    row_counts: tuple[int, ...]
+    row_counts: tuple[int, ...] = ROWS_OF["target"]
 
     @property
     def name(self) -> str:
