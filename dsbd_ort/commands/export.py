@@ -126,8 +126,8 @@ class ExportArguments:
     )
     attention: str | None = option(
         help="fused; grouped: query heads that share a key head become rows of one head; exact: "
-        "logits depend on a row's path alone, bit for bit [exact with int8-dynamic and "
-        "int8, but in fp16, else fused].",
+        "logits depend on a row's path alone, bit for bit [exact in fp32 with "
+        "int8-dynamic and int8, where the model has that form; else fused].",
         section=_ENGINES,
     )
     form: str = option(

@@ -291,12 +291,6 @@ class DraftedOptions(ModelOptions):
     draft_texts: tuple[str, ...] = ()
     draft_adapter: str | None = None
 
-    def for_attention(self, *, has_exact: bool) -> Self:
-        """Return the options of a model whose ``attention`` is chosen: exact where it has that."""
-        if self.attention is not None or has_exact:
-            return self
-        return dataclasses.replace(self, attention=FUSED)
-
     def _usual_top_logits(self) -> str:
         return f"topk:{min(USUAL_TOP_LOGITS, self.draft_vocab or USUAL_TOP_LOGITS)}"
 

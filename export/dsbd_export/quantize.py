@@ -83,20 +83,20 @@ def quantize_graph(
     others = [linear for linear in linears if not linear.is_router]
     embeddings = find_embeddings(model.graph)
     num_left, equalized = 0, NOTHING_EQUALIZED
+    weights = _weights(others, embeddings)
     if (choice := _CHOICES.get(kind)) is not None:
         equalizer = Equalizer(model.graph, others, embeddings, rows or {}, choice)
         equalizer.equalize()
         num_folded = fold_factors(model.graph, equalizer)
         equalized = replace(equalizer.done, num_folded=num_folded)
         others, embeddings = equalizer.linears, equalizer.embeddings
+        weights += _weights(others, embeddings)
     if kind == "int8-dynamic":  # whose products are exact in any case
         _dynamic(model, others, embeddings)
     else:
         num_left = _blockwise(model, others, embeddings, kind, is_exact=is_exact)
     PassManager([common.RemoveUnusedNodesPass(), common.RemoveUnusedOpsetsPass()])(model)
-    _release(
-        model.graph, [*(linear.weight for linear in others), *(n.inputs[0] for n in embeddings)]
-    )
+    _release(model.graph, weights)
     return Quantized(
         num_linears=len(others) - num_left,
         num_embeddings=len(embeddings),
@@ -104,6 +104,10 @@ def quantize_graph(
         num_expert_products=num_left,
         equalized=equalized,
     )
+
+
+def _weights(linears: list[Linear], embeddings: list[ir.Node]) -> list[ir.Value | None]:
+    return [*(linear.weight for linear in linears), *(node.inputs[0] for node in embeddings)]
 
 
 def _release(graph: ir.Graph, weights: list[ir.Value | None]) -> None:

@@ -36,6 +36,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.rows import NO_INTS
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.drafting.acceptance import (
     FIRST_PROBE,
@@ -55,7 +56,6 @@ _LONGEST_HOPELESS_REST = 64  # where drafts have lost
 _HELD_BACK = 0.6  # iterations of the credit that one draft leaves to others, half of it at most
 _LAST_FREE_PROBE = 64  # iterations: the longest wait for a try that costs no engine call
 _FIRST_WITHOUT = 3  # iterations before the model's first draft: they say what one without costs
-_NONE = np.arange(0)
 
 
 @dataclass(slots=True)
@@ -281,7 +281,7 @@ class ThroughputDraftPolicy:
         self._is_probe = False
         if not num_possible or gain[chosen] <= 0.0:
             self._reach = 0.0
-            return _NONE
+            return NO_INTS
         self._reach, self._worth, self._usual_call = new_reach, float(worth[chosen]), usual
         self._expected += new_reach
         num_rows = before + width
@@ -300,7 +300,7 @@ class ThroughputDraftPolicy:
         is_worth_it = self._reach * self._costs.seconds[min(num_new, most_rows)] > more
         is_limit = len(self._layers) >= self._limit or self._num_forced == MOST_FORCED_LAYERS
         if is_limit or not is_worth_it:
-            return _NONE
+            return NO_INTS
         self._num_forced += 1
         self._expected += self._reach
         self._layers.append(None)
