@@ -36,6 +36,7 @@ from dsbd_export.feature_draft.config import (
     read_feature_config,
 )
 from dsbd_export.gguf_file import gguf_end_ids, gguf_refusal, read_gguf_config
+from dsbd_export.gguf_header import read_header
 from dsbd_export.model_config import (
     constant_rope_length,
     layer_masks,
@@ -205,19 +206,20 @@ def _instead_of_folder(folder: Path) -> str:
 
 def _open_gguf(role: str, file: Path, options: ModelOptions) -> Checkpoint:
     """Return the checkpoint that is all in one file."""
+    header = read_header(file)
     with quiet_libraries():
-        config = read_gguf_config(role, file)
+        config = read_gguf_config(role, file, header)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ExportError(
             f"the {role} in {file} (family {config.model_type}) is no causal language model of "
             "transformers; export the checkpoint folder that the file was made from"
         )
-    if what := gguf_refusal(file, config):
+    if what := gguf_refusal(header, config):
         raise ExportError(
             f"the {role} in {file} changes its rotary frequencies ({what}), which transformers' "
             "reader of GGUF leaves out; export the checkpoint folder that the file was made from"
         )
-    generation = {"eos_token_id": gguf_end_ids(file)}
+    generation = {"eos_token_id": gguf_end_ids(header)}
     return _decoder_checkpoint(role, file.parent, config, generation, options, gguf_file=file.name)
 
 
