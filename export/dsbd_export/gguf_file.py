@@ -23,7 +23,7 @@ from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.gguf_header import MAGIC, GgufHeader, read_header
 from dsbd_export.progress import Counter, counted
 
-_END_FIELDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+_ENDS = ("eos", "eot", "eom")
 _FACTORS = "rope_freqs.weight"
 _ROPE_TENSORS = ("rope_freqs", "rope_factors")
 
@@ -98,8 +98,8 @@ def _scaling(header: GgufHeader) -> str | None:
 
 def gguf_end_ids(header: GgufHeader) -> list[int] | None:
     """Return the tokens that end an answer, None where the file names none."""
-    found = [int(header.values[name]) for name in _END_FIELDS if name in header.values]
-    return list(dict.fromkeys(found)) or None
+    found = (header.token_id(name) for name in _ENDS)
+    return list(dict.fromkeys(index for index in found if index is not None)) or None
 
 
 def gguf_refusal(header: GgufHeader, config: PreTrainedConfig) -> str | None:

@@ -46,12 +46,28 @@ class GgufHeader:
         shapes: of the tensors by their names, as they are in torch.
     """
 
+    file: Path
     values: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
 
     def of_architecture(self, name: str) -> Any:
         """Return what the metadata of the architecture say, such as ``block_count``; or None."""
         return self.values.get(f"{self.values.get('general.architecture')}.{name}")
+
+    def token_id(self, name: str) -> int | None:
+        """Return the token that the file names as ``bos``, ``eos`` and so on; None: it does not.
+
+        Raises:
+            ExportError: its tokenizer has no such token.
+        """
+        key = f"tokenizer.ggml.{name}_token_id"
+        index, size = self.values.get(key), len(self.values.get("tokenizer.ggml.tokens") or ())
+        if index is None or (isinstance(index, int) and 0 <= index < size):
+            return index
+        raise ExportError(
+            f"{self.file} names token {index!r} as {key}, and its tokenizer has {size} tokens; "
+            "convert the model again"
+        )
 
     @property
     def num_layers(self) -> int:
@@ -103,7 +119,7 @@ class _Reader:
                 f"{self._file} is several GGUF files joined by cat, which no reader takes for one "
                 f"model; {_MERGE}"
             )
-        return GgufHeader(values=values, shapes=shapes)
+        return GgufHeader(file=self._file, values=values, shapes=shapes)
 
     def _refuse_part(self, values: Mapping[str, Any]) -> None:
         count = values.get("split.count", 0)
@@ -186,4 +202,5 @@ class _Reader:
         return self._data[self._at - number : self._at]
 
     def _damaged(self, reason: str) -> ExportError:
-        return ExportError(f"{self._file} is cut or damaged: {reason}; {_COPY_AGAIN}")
+        in_one_line = " ".join(reason.split())  # a damaged name has anything in it
+        return ExportError(f"{self._file} is cut or damaged: {in_one_line}; {_COPY_AGAIN}")

@@ -66,7 +66,6 @@ class _Metadata:
         ids: of the special tokens that the file names, by ggml's names for them.
     """
 
-    file: Path
     header: GgufHeader
     kind: str
     words: PreTokenizer | None
@@ -85,20 +84,24 @@ class _Metadata:
             return True
         return self.flag("add_bos_token", self.words is None or self.words.begins)
 
-    def special_tokens(self) -> dict[str, str]:
-        """Return the tokens that templates call bos_token and so on."""
-        ids = {name: self.ids[name] for name in _NAMED if name in self.ids}
-        return {f"{_NAMED[name]}_token": self.tokens[index] for name, index in ids.items()}
-
     def added(self) -> Iterator[AddedToken]:
         """Yield the tokens at which a text is cut first."""
         strips = bool(_STRIPPING.search(str(self.header.values.get("general.name", "")).lower()))
-        named = set(self.ids.values())
+        ends = {self.ids[name] for name in ("bos", "eos") if name in self.ids}
         for index, (text, kind) in enumerate(zip(self.tokens, self.kinds, strict=True)):
-            is_special = kind in (_UNKNOWN, _CONTROL) or index in named or text in _ALWAYS_CONTROL
+            is_special = kind in (_UNKNOWN, _CONTROL) or index in ends or text in _ALWAYS_CONTROL
             if is_special or kind == _USER_DEFINED:
                 rstrip = strips and text not in _NOT_STRIPPING
                 yield AddedToken(text, normalized=False, special=is_special, rstrip=rstrip)
+
+    def special_tokens(self) -> dict[str, str]:
+        """Return the tokens that templates call bos_token and so on.
+
+        Left out is padding by a plain token such as "!", which transformers would make special.
+        """
+        special = {token.content for token in self.added() if token.special}
+        named = {f"{_NAMED[name]}_token": self.tokens[index] for name, index in self.ids.items()}
+        return {name: token for name, token in named.items() if token in special}
 
 
 def gguf_tokenizer(file: Path) -> PreTrainedTokenizerBase:
@@ -144,20 +147,22 @@ def _metadata(file: Path, header: GgufHeader) -> _Metadata:
     tokens = [t or f"[EMPTY_{i}]" for i, t in enumerate(values.get("tokenizer.ggml.tokens") or ())]
     kinds = values.get("tokenizer.ggml.token_type")
     kinds = [1] * len(tokens) if kinds is None else kinds.tolist()
-    if len(set(tokens)) != len(tokens) or not tokens or len(kinds) != len(tokens):
+    if len(set(tokens)) != len(tokens) or len(tokens) <= 2 or len(kinds) != len(tokens):
         raise ExportError(
             f"the tokenizer of {file} has {len(tokens)} tokens, {len(set(tokens))} different ones, "
-            f"and kinds for {len(kinds)}; the three must be the same and not 0: convert the model "
-            "again"
+            f"and kinds for {len(kinds)}; the three must be the same, and more than 2: convert the "
+            "model again"
         )
+    ids = (_DEFAULT_IDS if kind == _SENTENCEPIECE else {}) | {
+        name: index for name in _NAMED if (index := header.token_id(name)) is not None
+    }
     return _Metadata(
-        file=file,
         header=header,
         kind=kind,
         words=None if kind == _SENTENCEPIECE else _words(file, kind, values),
         tokens=tokens,
         kinds=kinds,
-        ids=_ids(file, kind, values, len(tokens)),
+        ids=ids,
     )
 
 
@@ -169,22 +174,6 @@ def _words(file: Path, kind: str, values: Mapping[str, Any]) -> PreTokenizer:
             "not known here; export the checkpoint folder that the file was made from"
         )
     return PRE_TOKENIZERS[name]
-
-
-def _ids(file: Path, kind: str, values: Mapping[str, Any], size: int) -> dict[str, int]:
-    """Return the ids of special tokens, without those that a file names and has not."""
-    default = _DEFAULT_IDS if kind == _SENTENCEPIECE else {}
-    found = {
-        name: values.get(f"tokenizer.ggml.{name}_token_id", default.get(name))
-        for name in (*_NAMED, "eot", "eom")
-    }
-    for name, index in found.items():
-        if index is not None and not (isinstance(index, int) and 0 <= index < size):
-            raise ExportError(
-                f"{file} names token {index!r} as tokenizer.ggml.{name}_token_id, its tokenizer "
-                f"has tokens 0 to {size - 1}; convert the model again"
-            )
-    return {name: index for name, index in found.items() if index is not None}
 
 
 def _from_merges(metadata: _Metadata) -> Tokenizer:
@@ -270,7 +259,9 @@ def _merges(metadata: _Metadata) -> list[tuple[str, str]]:
     lost = next((p for p in pairs if not {*p, "".join(p)} <= known), None)
     if lost is not None or (metadata.words is not None and not pairs):
         what = "has no merges" if lost is None else f"merges {lost}, which are not in it"
-        raise ExportError(f"the tokenizer of {metadata.file} {what}; convert the model again")
+        raise ExportError(
+            f"the tokenizer of {metadata.header.file} {what}; convert the model again"
+        )
     return pairs
 
 
@@ -281,7 +272,7 @@ def _merges_by_scores(metadata: _Metadata) -> list[tuple[str, str]]:
     by_token = dict(zip(metadata.tokens, given, strict=False))
     if len(given) != len(metadata.tokens) or len(set(given)) < 2:
         raise ExportError(
-            f"the tokenizer of {metadata.file} has {len(given)} scores, {len(set(given))} "
+            f"the tokenizer of {metadata.header.file} has {len(given)} scores, {len(set(given))} "
             f"different ones, for {len(metadata.tokens)} tokens, so that the order of its merges "
             "is unknown; export the checkpoint folder that the file was made from"
         )
@@ -295,8 +286,8 @@ def _ends(metadata: _Metadata) -> processors.PostProcessor:
     for name, is_wanted in wanted.items():
         if is_wanted and name not in metadata.ids:
             raise ExportError(
-                f"{metadata.file} puts a token around a prompt (tokenizer.ggml.add_{name}_token) "
-                f"and names none (tokenizer.ggml.{name}_token_id); convert the model again"
+                f"{metadata.header.file} puts a token around a prompt (tokenizer.ggml.add_{name}_"
+                f"token) and names none (tokenizer.ggml.{name}_token_id); convert the model again"
             )
     tokens = {n: metadata.tokens[metadata.ids[n]] for n, is_wanted in wanted.items() if is_wanted}
     first, last = ([tokens[name]] if name in tokens else [] for name in ("bos", "eos"))

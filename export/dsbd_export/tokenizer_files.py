@@ -104,7 +104,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     folder, role = checkpoint.tokenizer_folder, checkpoint.role
     file = folder / TOKENIZER_FILE
     if checkpoint.tokenizer_gguf is not None:
-        pass  # all that there is is in the one file, whatever lies beside it
+        return _of_gguf(checkpoint)  # in the one file, whatever lies beside it
     elif file.is_file():
         tokenizer_content(file)
     elif is_marian(folder):
@@ -124,12 +124,12 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
         )
     try:
         with quiet_libraries():
-            tokenizer = _loaded(checkpoint)
-    except ExportError:
-        raise
+            tokenizer = load_folder(
+                folder, trust_remote_code=checkpoint.trust_remote_code, local_files_only=True
+            )
     except Exception as error:
         raise ExportError(
-            f"the tokenizer of the {role} at {folder} cannot be loaded: "
+            f"transformers cannot load the tokenizer of the {role} at {folder}: "
             f"{reason_of(error)}; check its files and the tokenizer_class that "
             f"{TOKENIZER_CONFIG_FILE} names, or copy those of its base model, and allow its own "
             "code with trust_remote_code if it has some that you trust"
@@ -143,14 +143,17 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _loaded(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
-    if checkpoint.tokenizer_gguf is not None:
-        return gguf_tokenizer(checkpoint.source)
-    return load_folder(
-        checkpoint.tokenizer_folder,
-        trust_remote_code=checkpoint.trust_remote_code,
-        local_files_only=True,
-    )
+def _of_gguf(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
+    try:
+        with quiet_libraries():
+            return gguf_tokenizer(checkpoint.source)
+    except ExportError:
+        raise
+    except Exception as error:  # metadata of other types than they should have
+        raise ExportError(
+            f"the tokenizer of {checkpoint.source} cannot be read: {reason_of(error)}; download "
+            "the file again, or convert the model again"
+        ) from error
 
 
 def tokenizer_content(file: Path) -> dict[str, Any]:

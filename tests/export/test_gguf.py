@@ -116,6 +116,8 @@ def test_a_weight_of_another_shape_is_named(tmp_path: Path) -> None:
 def test_an_answer_also_ends_at_the_end_of_a_turn(tmp_path: Path) -> None:
     file = write_gguf(DRAFT, tmp_path / "m.gguf", "F16", end_of_turn=7)
     assert open_pair(config_of(file))[0].eos_token_ids == [1, 7]
+    write_gguf(DRAFT, file, "F16", end_of_turn=99999)
+    assert "names token 99999 as tokenizer.ggml.eot_token_id" in refusal(file)
 
 
 def test_an_adapter_is_merged_into_the_weights_of_a_file(tmp_path: Path) -> None:

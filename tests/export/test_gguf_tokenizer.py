@@ -139,6 +139,13 @@ def test_tokens_that_files_call_plain_are_control_tokens(file: Path) -> None:
     assert ids_of(file, vocabulary, "<|im_end|>") == [len(vocabulary.tokens) - 1]
 
 
+def test_padding_by_a_plain_token_leaves_it_plain(file: Path, tmp_path: Path) -> None:
+    vocabulary = byte_level(pre="qwen2", padding_token_id=0, unknown_token_id=1)
+    runtime, _ = written(write_vocabulary(file, vocabulary), tmp_path / "bundle")
+    assert vocabulary.tokens[:2] == ["!", '"']
+    assert runtime.decode(runtime.encode('q!!"')) == 'q!!"'
+
+
 def test_phi_3_drops_spaces_after_its_tokens(file: Path) -> None:
     plain, phi_3 = of_characters(), of_characters()
     phi_3.fields["general.name"] = "Phi 3"
@@ -168,7 +175,6 @@ def test_other_kinds_are_refused_by_name(file: Path, model: str) -> None:
 
 REFUSED: list[tuple[Vocabulary, str]] = [
     (byte_level(pre="gpt-2", eos_token_id=2**31), "token 2147483648 as tokenizer.ggml.eos_token"),
-    (byte_level(pre="gpt-2", eot_token_id=99999), "token 99999 as tokenizer.ggml.eot_token_id"),
     (dataclasses.replace(byte_level(), merges=None), "has no merges"),
     (dataclasses.replace(byte_level(), merges=["a qqq"]), "merges ('a', 'qqq'), which"),
     (dataclasses.replace(byte_level(), kinds=[1]), "kinds for 1"),
