@@ -22,7 +22,13 @@ from transformers.utils import logging as transformers_logging
 from dsbd_export.adapter import Adapter, read_adapter
 from dsbd_export.checkpoint_files import located, located_adapter
 from dsbd_export.composite import unread_inputs
-from dsbd_export.config import MIN_CONTEXT, DraftConfig, ExportConfig, ModelOptions
+from dsbd_export.config import (
+    MAX_CONTEXT,
+    MIN_CONTEXT,
+    DraftConfig,
+    ExportConfig,
+    ModelOptions,
+)
 from dsbd_export.encoder_decoder.checkpoint import (
     decoder_vocab_size,
     encoder_entry,
@@ -365,6 +371,11 @@ def _context_length(role: str, config: PreTrainedConfig, max_context: int | None
     if min(lengths) < MIN_CONTEXT:
         raise ExportError(
             f"the {role} has a context of {min(lengths)} tokens, at least {MIN_CONTEXT} are needed"
+        )
+    if min(lengths) > MAX_CONTEXT:
+        raise ExportError(
+            f"the {role} has a context of {min(lengths)} tokens by its config, at most "
+            f"{MAX_CONTEXT} are possible; give max_context"
         )
     return min(lengths)
 

@@ -24,7 +24,7 @@ from dsbd_export.errors import ExportError
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MOST_DIMENSIONS = 4
-_LAYER = re.compile(r"blk\.(\d+)\.")
+_LAYER = re.compile(r"(?:^|\.)blk\.(\d+)\.")
 _COPY_AGAIN = "download or copy it again"
 _MERGE = (
     "join its parts with llama.cpp's 'llama-gguf-split --merge FIRST_PART WHOLE', and export WHOLE"
@@ -72,7 +72,7 @@ class GgufHeader:
     @property
     def num_layers(self) -> int:
         """Return how many layers have tensors."""
-        return len({match[1] for name in self.shapes if (match := _LAYER.match(name))})
+        return len({match[1] for name in self.shapes if (match := _LAYER.search(name))})
 
 
 def read_header(file: Path) -> GgufHeader:

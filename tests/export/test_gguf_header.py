@@ -126,6 +126,12 @@ def test_a_number_that_the_weights_contradict_is_refused_at_once(file: Path, nam
         refusal(changed(file, at, struct.pack("<I", number)))
 
 
+def test_a_context_beyond_a_manifest_is_refused_at_once(file: Path) -> None:
+    at = place_of(file, "llama.context_length") + 4
+    message = refusal(changed(file, at, struct.pack("<I", 2**31)))
+    assert "context of 2147483648 tokens" in message and "give max_context" in message
+
+
 def test_layers_that_the_file_has_not_are_named(file: Path) -> None:
     at = place_of(file, "llama.block_count") + 4
     message = refusal(changed(file, at, struct.pack("<I", 2**31)))
