@@ -66,7 +66,7 @@ class ModelSource(Protocol):
     are converted to the type of the engine.
     """
 
-    def load(self, dtype: str) -> Any:
+    def load(self, dtype: str, report: Report) -> Any:
         """Return the module, with weights as an engine of ``dtype`` is compared with."""
 
     def probed(self, model: Any, dtype: str) -> Checkpoint:
@@ -101,10 +101,10 @@ class DecoderSource:
         self._checkpoint = checkpoint
         self._heard: Heard = {}
 
-    def load(self, dtype: str) -> Any:
+    def load(self, dtype: str, report: Report) -> Any:
         """See ModelSource."""
         self._heard.clear()
-        model = load_model(self._checkpoint, reference_dtype(self._checkpoint, dtype))
+        model = load_model(self._checkpoint, reference_dtype(self._checkpoint, dtype), report)
         resize_vocabulary(model, self._checkpoint)
         choose_rope(model, self._checkpoint.context_length)
         return model
@@ -209,7 +209,7 @@ class FeatureDraftSource:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
-    def load(self, dtype: str) -> Any:
+    def load(self, dtype: str, report: Report) -> Any:
         """See ModelSource."""
         return load_feature_draft(self._checkpoint)
 

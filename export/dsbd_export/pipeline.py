@@ -228,7 +228,7 @@ def _in_float64(
     phase = f"{checkpoint.role}: computing up to {len(cases)} cases in float64, to tell rounding"
     report(phase)
     source = source_of(checkpoint)
-    model = source.load("fp32")
+    model = source.load("fp32", report)
     counter = Counter(phase, "cases", report)
     for case in counted(cases, counter):
         yield source.logits_in_float64(model, case)
@@ -250,7 +250,7 @@ def _write_model(
     """
     role, source = checkpoint.role, source_of(checkpoint)
     report(f"{role}: loading the checkpoint")
-    model = source.load(config.dtype)
+    model = source.load(config.dtype, report)
     if advice := shorter_head_advice(model, checkpoint):
         report(advice)
     checkpoint = source.probed(model, config.dtype)

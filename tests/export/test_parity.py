@@ -27,6 +27,7 @@ from dsbd_export.parity_cases import (
     references,
 )
 from dsbd_export.parity_engine import ForestEngine
+from dsbd_export.progress import silent
 from dsbd_export.seen_rows import see_rows
 from dsbd_runtime.bundle import ParityCase, ParityReport
 from tests.export.exported_target import exported_target
@@ -204,7 +205,7 @@ def test_rounding_of_the_checkpoint_itself_is_allowed_and_no_more(
 ):
     """Large activations round more than a fixed limit knows: fp32 is judged by float64."""
     source = source_of(checkpoint)
-    model = source.load("fp32")
+    model = source.load("fp32", silent)
     tight = ParityLimit("max_abs_error", 1e-9)  # as if the model were a million times larger
 
     computed = []

@@ -125,7 +125,7 @@ def test_the_encoder_reads_each_sound_once(captures, tmp_path):
     """It takes most of the time of the references of a large model."""
     checkpoint, _ = export_alone(tmp_path, captures)
     source = source_of(checkpoint)
-    model = source.load("fp32")
+    model = source.load("fp32", lambda _: None)
     sounds = []
     model.get_encoder().register_forward_hook(lambda *_: sounds.append(None))
     found = source.references(model)

@@ -60,7 +60,7 @@ def prepare_source_teaching(
     device = best_device()
     report(f"loading the target on {device.name}{', products in bf16' * device.uses_bf16}")
     # In fp32 everywhere: the draft has the encoder's weights as they are, or it could not share it.
-    target = load_model(checkpoint, "fp32")
+    target = load_model(checkpoint, "fp32", report)
     probed = probed_sources(target, checkpoint, "fp32")
     target.requires_grad_(False).to(device.name)
     _check_finite(target, checkpoint, device)

@@ -78,7 +78,7 @@ def prepare_teaching(
     streams = _streams(config, checkpoint, files, work, report)
     device = best_device()
     report(f"loading the target on {device.name}{', products in bf16' * device.uses_bf16}")
-    target = load_model(checkpoint, "bf16" if device.name == "cuda" else "fp32")
+    target = load_model(checkpoint, "bf16" if device.name == "cuda" else "fp32", report)
     target.requires_grad_(False).to(device.name)
     _check_causal(target, checkpoint, device)
     caches = probed_caches(target, checkpoint, "fp32")
