@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.forward import Source
+from dsbd_ort.decoding.request import check_prompt
 from dsbd_ort.prompts import prompt_ids
 from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.encoder_entry import EncoderEntry, check_length
@@ -70,7 +71,7 @@ class PromptReader:
         """Return the inputs of a request.
 
         Raises:
-            InputError: the prompt or the language is none.
+            InputError, DecodingError: the prompt or the language is invalid.
             CapacityError: the source is longer than the encoder reads.
         """
         if self.encoder is not None and self.encoder.speech is not None:
@@ -81,8 +82,6 @@ class PromptReader:
         token_ids = self.token_ids(prompt, src_lang)
         if self.encoder is None:
             return RequestInputs(token_ids)
-        if not token_ids:
-            raise InputError("the source has no token; give at least one")
         limit = self._bundle.source_length
         assert limit is not None  # as there is an encoder
         check_length(len(token_ids), limit)
@@ -92,14 +91,28 @@ class PromptReader:
         return RequestInputs([self.encoder.start_token_id], source, copied_ids)
 
     def token_ids(
-        self, prompt: str | Sequence[int] | NDArray[np.integer], src_lang: str | None = None
+        self,
+        prompt: str | Sequence[int] | NDArray[np.integer],
+        src_lang: str | None = None,
+        *,
+        add_special_tokens: bool = True,
     ) -> list[int]:
-        """Return the tokens of a prompt, which may be a source."""
-        token_ids = prompt_ids(self.tokenizer, prompt)
-        if self.encoder is not None and (unknown := self.encoder.unknown_token_id) is not None:
-            if isinstance(prompt, str):
-                size = self.encoder.vocab_size
+        """Return the tokens of a prompt, which may be a source.
+
+        add_special_tokens: whether those of a text are added.
+
+        Raises:
+            InputError, DecodingError: the prompt or the language is invalid.
+        """
+        token_ids = prompt_ids(self.tokenizer, prompt, add_special_tokens=add_special_tokens)
+        if self.encoder is None:
+            check_prompt(token_ids, self._bundle.manifest.target.vocab_size)
+        else:
+            size, unknown = self.encoder.vocab_size, self.encoder.unknown_token_id
+            if isinstance(prompt, str) and unknown is not None:
                 token_ids = [token if token < size else unknown for token in token_ids]
+            check_prompt(token_ids, size, "source")
+        token_ids = [int(token) for token in token_ids]  # numpy's numbers too
         if src_lang is None:
             return token_ids
         return self._in_language(token_ids, self._language(SRC_LANG, src_lang))

@@ -141,8 +141,9 @@ def rejection(error: DsbdError) -> ErrorResponse:
     if isinstance(error, CapacityError):
         return bad_request(str(error), "prompt", "context_length_exceeded")
     if isinstance(error, DecodingError | InputError):
-        first = str(error).partition(" ")[0]  # messages about a field begin with its place
-        place = _INDEX.sub(r".\1", first.rstrip(",:"))
+        # messages about a field begin with its place
+        first = str(error).removeprefix("the ").partition(" ")[0]
+        place = _INDEX.sub(r".\1", {"source": "prompt"}.get(first, first.rstrip(",:")))
         return bad_request(str(error), place if place.partition(".")[0] in _FIELDS else None)
     return failure(error)
 

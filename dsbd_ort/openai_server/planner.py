@@ -160,9 +160,8 @@ class Planner:
     def _tokens(
         self, prompt: str | list[int], body: CompletionBody, src_lang: str | None
     ) -> list[int]:
-        if isinstance(prompt, str) and body.add_special_tokens is False:
-            prompt = self._pipeline.prompts.tokenizer.encode(prompt, add_special_tokens=False)
-        return self._pipeline.prompts.token_ids(prompt, src_lang)
+        adds = body.add_special_tokens is not False
+        return self._pipeline.prompts.token_ids(prompt, src_lang, add_special_tokens=adds)
 
     def _text_before(self, token_ids: list[int]) -> str:
         return whole_text(self._pipeline.tokenizer, token_ids)
