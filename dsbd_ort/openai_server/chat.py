@@ -20,6 +20,7 @@ from dsbd_ort.openai_server.protocol import (
     ScoredToken,
     TokenPieces,
     Usage,
+    unsaid,
 )
 from dsbd_ort.openai_server.tools import (
     Addition,
@@ -164,7 +165,7 @@ class AssistantMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[ToolCall] | None = unsaid()
 
 
 class ChatChoice(BaseModel):
@@ -193,7 +194,7 @@ class ChatCompletion(BaseModel):
 class FunctionDelta(BaseModel):
     """The addition of a chunk to the function of a call."""
 
-    name: str | None = None
+    name: str | None = unsaid()
     arguments: str
 
 
@@ -201,17 +202,17 @@ class ToolCallDelta(BaseModel):
     """The addition of a chunk to a call; the first one of a call has its id."""
 
     index: int
-    id: str | None = None
-    type: Literal["function"] | None = None
+    id: str | None = unsaid()
+    type: Literal["function"] | None = unsaid()
     function: FunctionDelta
 
 
 class Delta(BaseModel):
     """The addition of a chunk to the message of its choice."""
 
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-    tool_calls: list[ToolCallDelta] | None = None
+    role: Literal["assistant"] | None = unsaid()
+    content: str | None = unsaid()
+    tool_calls: list[ToolCallDelta] | None = unsaid()
 
 
 class ChunkChoice(BaseModel):
@@ -221,7 +222,7 @@ class ChunkChoice(BaseModel):
     delta: Delta
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
-    dsbd: ChoiceReport | None = None
+    dsbd: ChoiceReport | None = unsaid()
 
 
 class ChatCompletionChunk(BaseModel):
@@ -233,8 +234,8 @@ class ChatCompletionChunk(BaseModel):
     model: str
     system_fingerprint: str
     choices: list[ChunkChoice]
-    usage: Usage | None = None
-    dsbd: Report | None = None
+    usage: Usage | None = unsaid()
+    dsbd: Report | None = unsaid()
 
 
 class ChatBuilder(ResponseBuilder):
