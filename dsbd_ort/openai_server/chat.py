@@ -69,6 +69,19 @@ class ToolCall(BaseModel):
     function: CalledFunction
 
 
+class PastCall(BaseModel):
+    """A call in a message of the request; clients that gather streams may have lost its id."""
+
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunction
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the call as a chat template is given it."""
+        named = {} if self.id is None else {"id": self.id}
+        return {**named, "type": "function", "function": self.function.model_dump()}
+
+
 class ChatMessage(BaseModel):
     """A message of the request; fields beyond these must be empty."""
 
@@ -76,7 +89,7 @@ class ChatMessage(BaseModel):
     role: str
     content: str | list[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[PastCall] | None = None
     tool_call_id: str | None = None
     cache_control: dict[str, Any] | None = None
 
@@ -90,7 +103,7 @@ class ChatMessage(BaseModel):
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
         if self.tool_calls:
-            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         return message
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -33,6 +33,7 @@ _FIELDS = frozenset(field.name for field in dataclasses.fields(DecodingConfig)) 
     "logprob_threshold",
     "no_speech_threshold",
 }
+_LATER = "/v1/responses"
 AUDIO_PREFIX = "/v1/audio/"
 """Of the paths whose body is a form."""
 _NO_OBJECT = ("dict_type", "model_type", "model_attributes_type")  # whose texts speak of Python
@@ -167,11 +168,23 @@ def handle_error_response(_: Request, error: Exception) -> Response:
     return error.response()
 
 
-def handle_http_exception(_: Request, error: Exception) -> Response:
+def handle_http_exception(request: Request, error: Exception) -> Response:
     """Respond for the framework: unknown path, method not allowed."""
     assert isinstance(error, HTTPException)  # registered for these alone
-    headers = error.headers or {}
-    return ErrorResponse(error.status_code, str(error.detail), headers=headers).response()
+    headers, message = error.headers or {}, str(error.detail)
+    path = _shortened(request.url.path, 100)
+    if error.status_code == 405 and (allowed := headers.get("Allow")):
+        message = f"{request.method} {path} is not supported; use {allowed}"
+    elif error.status_code == 404:
+        absent = f"{path} is not built yet" if path.startswith(_LATER) else f"there is no {path}"
+        message = f"{absent}; this server has {', '.join(_endpoints(request.app))}"
+    return ErrorResponse(error.status_code, message, headers=headers).response()
+
+
+def _endpoints(app: FastAPI) -> list[str]:
+    """Return method and path of all endpoints that the documentation of the server shows."""
+    paths: dict[str, dict[str, Any]] = app.openapi()["paths"]
+    return [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
 
 
 def handle_validation_error(request: Request, error: Exception) -> Response:

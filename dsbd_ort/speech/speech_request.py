@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dsbd_ort.request_options import RequestOptions
 from dsbd_ort.speech.audio import read_audio
 from dsbd_ort.speech.hot_words import Word, read_hot_words
-from dsbd_ort.speech.languages import ENGLISH, code_of
+from dsbd_ort.speech.languages import DETECTED, ENGLISH, code_of
 from dsbd_ort.speech.log_mel import LogMel
 from dsbd_ort.speech.transcript import TASKS
 from dsbd_runtime.errors import InputError
@@ -43,8 +43,8 @@ class SpeechOptions(RequestOptions, total=False):
     """The keyword arguments of ``Pipeline.transcribe``; further ones as for ``generate``.
 
     Attributes:
-        language: code such as "en" or English name; None: what generation_config.json says, or else
-            what is detected in the first window.
+        language: code such as "en", tag such as "en-US", or English name; "auto": what is detected
+            in the first window; None: what generation_config.json says, or else the same.
         task: "transcribe", or "translate": into English.
         return_timestamps: whether texts have times, which divide them into segments. An audio of
             more than one window has them in any case: they say where the next begins. "word": the
@@ -265,9 +265,12 @@ def read_task(task: object, speech: SpeechEntry) -> str:
 
 def read_language(language: str | None, speech: SpeechEntry) -> str | None:
     """Return the code of the language of a request, None where it is to be detected."""
-    if language is not None:
+    is_detected = isinstance(language, str) and language.strip().lower() == DETECTED
+    if language is not None and not is_detected:
         return code_of(language, speech)
-    return ENGLISH if speech.languages is None else speech.language
+    if speech.languages is None:
+        return ENGLISH
+    return None if is_detected else speech.language
 
 
 def read_prompt(text: str | None, tokenizer: Tokenizer) -> tuple[int, ...]:

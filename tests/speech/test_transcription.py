@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from dsbd_export.checkpoint import quiet_libraries
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding import DecodeResult, DecodingRequest, result_of
 from dsbd_ort.speech.languages import LANGUAGE_NAMES, OTHER_NAMES, code_of
-from dsbd_ort.speech.speech_request import read_samples
+from dsbd_ort.speech.speech_request import read_language, read_samples
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_ort.speech.transcription import answered
 from dsbd_runtime.errors import InputError
@@ -504,6 +505,31 @@ def test_the_names_of_languages_are_transformers():
     assert tokens.LANGUAGES == LANGUAGE_NAMES
     names = {name: code for code, name in LANGUAGE_NAMES.items()}
     assert tokens.TO_LANGUAGE_CODE == {**names, **OTHER_NAMES}
+
+
+def test_languages_by_tags_of_regions_and_detected_by_name(speech_pipe):
+    speech = speech_pipe.prompts.encoder.speech
+    several = replace(speech, languages={"en": 1, "zh": 2, "haw": 3, "jw": 4, "no": 5})
+    for name, code in (
+        *(
+            ("en-US", "en"),
+            ("en_gb", "en"),
+            ("zh-CN", "zh"),
+            ("zh-Hant-TW", "zh"),
+            ("HAW-us", "haw"),
+        ),
+        *(("jv-ID", "jw"), ("nb-NO", "no"), (" en ", "en"), ("auto", None), ("Auto", None)),
+    ):
+        assert read_language(name, several) == code
+    for name in ("de-AT", "english-US", "en US", "-en", "auto-US"):
+        with pytest.raises(InputError, match=f"language is '{name}'"):
+            read_language(name, several)
+    fixed = replace(several, language="zh")  # of the checkpoint's generation_config.json
+    assert [read_language(name, fixed) for name in (None, "auto")] == ["zh", None]
+    english = replace(speech, languages=None, tasks=None)
+    assert [read_language(name, english) for name in (None, "auto", "en-GB")] == ["en"] * 3
+    with pytest.raises(InputError, match="language is 'de-AT', but the model knows English alone"):
+        read_language("de-AT", english)
 
 
 def test_the_default_of_a_checkpoint_is_a_language(whisper, speech_pipe):
