@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from dsbd_ort.decoding.option_values import did_you_mean
+from dsbd_ort.decoding.option_values import did_you_mean, shown
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.speech_entry import SpeechEntry
 
@@ -66,12 +66,12 @@ def code_of(language: str, speech: SpeechEntry) -> str:
         return code
     if speech.languages is None:
         raise InputError(
-            f"language is {language!r}, but the model knows English alone; leave it out, or use a "
-            "bundle of a model of several languages"
+            f"language is {shown(language)}, but the model knows English alone; leave it out, or "
+            "use a bundle of a model of several languages"
         )
     names = [*known, *(name for name, code in code_by_name.items() if code in known)]
     raise InputError(
-        f"language is {language!r}{did_you_mean(asked, names)}; expected the code or the English "
-        f"name of one of the {len(known)} languages of this model, such as "
+        f"language is {shown(language)}{did_you_mean(asked, names)}; expected the code or the "
+        f"English name of one of the {len(known)} languages of this model, such as "
         f"{', '.join(list(known)[:6])}"
     )
