@@ -11,6 +11,7 @@ import numpy as np
 from dsbd_ort.constraints.binding import ConstraintBinding, items_of
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest, TraceRecorder
 from dsbd_ort.decoding.logits_processing.allowed_mass import AllowedMass
+from dsbd_ort.decoding.option_table import plain_options
 from dsbd_ort.model_defaults import ModelDefaults
 from dsbd_ort.model_pair import KeptTexts, check_drafter
 from dsbd_ort.pipeline_options import PipelineOptions
@@ -129,7 +130,7 @@ class BundleRequests:
             ConfigError, ConstraintError: they are invalid, or contradict each other.
         """
         known = self.prompts.with_language(self.constraints.options(options))
-        return DecodingConfig.from_options(self.defaults.filled(known))
+        return DecodingConfig.from_options(self.defaults.filled(plain_options(known)))
 
     def config(self, options: Options) -> DecodingConfig:
         """Return the config of a request on this bundle: ends, seed and drafter decided.

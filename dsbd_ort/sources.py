@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.forward import Source
+from dsbd_ort.decoding.option_values import shown
 from dsbd_ort.decoding.request import check_prompt
 from dsbd_ort.prompts import prompt_ids
 from dsbd_runtime.bundle import Bundle
@@ -149,8 +150,9 @@ class PromptReader:
         if (name := options.get(TGT_LANG)) is not None:
             if known.get("forced_bos_token_id") is not None:
                 raise InputError(
-                    f"tgt_lang is {name!r} and forced_bos_token_id "
-                    f"{known['forced_bos_token_id']}: both say how a target begins; leave out one"
+                    f"tgt_lang is {shown(name)} and forced_bos_token_id "
+                    f"{shown(known['forced_bos_token_id'])}: both say how a target begins; leave "
+                    "out one"
                 )
             known["forced_bos_token_id"] = self._language(TGT_LANG, name)
         return known
@@ -160,15 +162,15 @@ class PromptReader:
         languages = None if self.encoder is None else self.encoder.languages
         if languages is None:
             raise InputError(
-                f"{option} is {name!r}, but the model of {self._bundle.path} has no tokens for "
-                "languages; leave it out"
+                f"{option} is {shown(name)}, but the model of {self._bundle.path} has no tokens "
+                "for languages; leave it out"
             )
         if not isinstance(name, str) or name not in languages:
             close = get_close_matches(str(name), languages, n=3, cutoff=0.4)
-            shown = ", ".join(close or sorted(languages)[:6])
+            names = ", ".join(close or sorted(languages)[:6])
             raise InputError(
-                f"{option} is {name!r}, expected one of the {len(languages)} languages of this "
-                f"model, such as {shown}"
+                f"{option} is {shown(name)}, expected one of the {len(languages)} languages of "
+                f"this model, such as {names}"
             )
         return languages[name]
 

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.option_table import OPTION_TABLE, read_option
+from dsbd_ort.decoding.option_table import OPTION_TABLE, plain_options
 from dsbd_ort.decoding.option_values import Domain, Number, OneOf, Whole, entries_of, shown
 from dsbd_ort.request_options import RequestOptions
 from dsbd_ort.speech.audio import read_audio
@@ -144,11 +144,9 @@ class SpeechRequest:
         own = {name: value for name, value in options.items() if name in _DOMAINS}
         if _is_word_times(own.get("return_timestamps")):
             check_word_times(speech)
-        given = {
-            name: _read_option(name, value)
-            for name, value in options.items()
-            if name not in SPEECH_OPTIONS
-        }
+        given = {name: value for name, value in options.items() if name not in SPEECH_OPTIONS}
+        bound = {name: given.pop(name) for name in ("constraint",) if name in given}
+        given = {**plain_options(given), **bound}  # the pipeline binds it for each request
         if wrong := sorted(_OF_TRANSCRIPTION & given.keys()):
             raise InputError(
                 f"{wrong[0]} is given, but transcribe decides it itself, by its other options; "
@@ -225,15 +223,6 @@ def read_temperatures(temperature: object) -> tuple[float, ...]:
             "that are tried one after another"
         )
     return tuple(_TEMPERATURE.read("temperature", value) for value in given)
-
-
-def _read_option(name: str, value: object) -> Any:
-    """Return the value of a field of DecodingConfig in its plain form; others as they are.
-
-    What a pipeline reads itself, and unknown names, are left to the config of each request.
-    """
-    is_read = name in OPTION_TABLE and name != "constraint"
-    return read_option(name, value) if is_read else value
 
 
 def read_task(task: object, speech: SpeechEntry) -> str:

@@ -81,7 +81,7 @@ def test_every_odd_value_of_every_option(speech_pipe, name):
                 assert 10 < len(str(error)) < 1000 and "\n" not in str(error)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(options=options_of_requests)
 def test_any_transcription_works_or_is_refused(speech_pipe, options):
     check_any(speech_pipe.transcribe, options)
