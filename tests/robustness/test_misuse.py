@@ -5,6 +5,7 @@ What is refused is a DsbdError of one line, and not an internal one.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,16 @@ def test_what_is_numpys_or_a_path_is_taken(small_bundle: Path, tmp_path: Path) -
     assert type(options.num_threads) is int and options.engine_cache == str(tmp_path)
     with pytest.raises(DsbdError, match="the bundle is 5; expected the path of a folder"):
         Pipeline.from_bundle(5)  # type: ignore[arg-type]
+
+
+def test_the_documentation_shows_every_keyword_and_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
+    shown = {}
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if len(cells) == 5 and cells[1].startswith("`"):
+            shown[cells[1].strip("`")] = ast.literal_eval(cells[2].strip("`"))
+    assert shown == vars(PipelineOptions())
 
 
 @pytest.mark.parametrize("name", sorted(ServiceLimits.__dataclass_fields__))
