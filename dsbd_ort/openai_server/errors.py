@@ -20,6 +20,7 @@ from dsbd_ort.constraints.trial import GrammarTrialError
 from dsbd_ort.decoding import DecodingConfig, DecodingError
 from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.engine import Cancelled, QueueFullError, ServiceClosedError
+from dsbd_ort.speech.speech_request import SPEECH_OPTIONS
 from dsbd_runtime.errors import CapacityError, InputError
 
 _log = logging.getLogger(__name__)
@@ -27,11 +28,7 @@ _ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_
 _FIELDS = frozenset(field.name for field in dataclasses.fields(DecodingConfig)) | {
     "prompt",
     "messages",
-    "language",
-    "initial_prompt",
-    "compression_ratio_threshold",
-    "logprob_threshold",
-    "no_speech_threshold",
+    *SPEECH_OPTIONS,
 }
 _LATER = "/v1/responses"
 AUDIO_PREFIX = "/v1/audio/"
