@@ -11,7 +11,7 @@ import numpy as np
 from dsbd_ort.constraints.binding import ConstraintBinding, items_of
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest, TraceRecorder
 from dsbd_ort.decoding.logits_processing.allowed_mass import AllowedMass
-from dsbd_ort.decoding.request import check_prompt
+from dsbd_ort.decoding.option_table import plain_options
 from dsbd_ort.model_defaults import ModelDefaults
 from dsbd_ort.model_pair import KeptTexts, check_drafter
 from dsbd_ort.pipeline_options import PipelineOptions
@@ -104,7 +104,6 @@ class BundleRequests:
         if not is_given("max_new_tokens", options) and 0 < room < config.max_new_tokens:
             config = config.varied(max_new_tokens=room)
         check_context(self.bundle, len(token_ids), config.max_new_tokens)
-        check_prompt(token_ids, self.bundle.manifest.target.vocab_size)
         start = self.text_start(token_ids, config)
         return DecodingRequest(
             prompt_ids=token_ids,
@@ -131,7 +130,7 @@ class BundleRequests:
             ConfigError, ConstraintError: they are invalid, or contradict each other.
         """
         known = self.prompts.with_language(self.constraints.options(options))
-        return DecodingConfig.from_options(self.defaults.filled(known))
+        return DecodingConfig.from_options(self.defaults.filled(plain_options(known)))
 
     def config(self, options: Options) -> DecodingConfig:
         """Return the config of a request on this bundle: ends, seed and drafter decided.

@@ -121,10 +121,11 @@ class Pipeline(BundleRequests):
         """Open the bundle in the folder ``path``; keywords are the fields of PipelineOptions.
 
         Raises:
+            ConfigError, InputError: a keyword is unknown, or its value is invalid.
             BundleError: the bundle is absent, damaged or contradictory.
             ProviderError: the provider is unknown or not on this machine.
         """
-        return cls.from_options(path, PipelineOptions(**options))
+        return cls.from_options(path, PipelineOptions.of(options))
 
     @classmethod
     def from_options(cls, path: BundlePath, options: PipelineOptions) -> Pipeline:

@@ -2,8 +2,57 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypedDict
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypedDict
+
+from dsbd_ort.decoding.errors import ConfigError
+from dsbd_ort.decoding.option_values import Domain, OneOf, Whole, did_you_mean, shown
+
+
+@dataclass(frozen=True)
+class _Name:
+    """A text; ``is_path``: or the path of a folder, as a text."""
+
+    expected: str
+    is_path: bool = False
+
+    def read(self, name: str, value: object) -> str:
+        """See Domain.read."""
+        text = os.fspath(value) if self.is_path and isinstance(value, os.PathLike) else value
+        if not isinstance(text, str) or (self.is_path and not _may_name_a_file(text)):
+            raise ConfigError(f"{name} is {shown(value)}; expected {self.expected}")
+        return text
+
+
+def _may_name_a_file(text: str) -> bool:
+    try:
+        os.stat(text)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return True
+    except (OSError, ValueError):  # too long, or with characters that no name has
+        return False
+    return True
+
+
+_PROVIDER = _Name("a text such as 'cpu'")
+_BOOL = OneOf((False, True))
+_MOST = 2**31 - 1
+_DOMAINS: dict[str, Domain] = {
+    "provider": _PROVIDER,
+    "draft_provider": _PROVIDER,
+    "num_threads": Whole(1, _MOST),
+    "spin_us": Whole(0, _MOST),
+    "engine_cache": _Name("the path of a folder", is_path=True),
+    "cuda_graphs": _BOOL,
+    "unfused_attention": _BOOL,
+    "verify": _BOOL,
+    "prefix_cache": _BOOL,
+    "generation_config": _BOOL,
+    "chat_defaults": _BOOL,
+    "ngram_pool": Whole(0, _MOST),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +95,22 @@ class PipelineOptions:
     generation_config: bool = True
     chat_defaults: bool = False
     ngram_pool: int = 16_384
+
+    def __post_init__(self) -> None:
+        for name, domain in _DOMAINS.items():
+            value = getattr(self, name)
+            if value is not None or getattr(PipelineOptions, name) is not None:
+                object.__setattr__(self, name, domain.read(name, value))
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> PipelineOptions:
+        """Return the options of keyword arguments; an unknown name is a ConfigError."""
+        known = [field.name for field in fields(cls)]
+        if unknown := sorted(set(options) - set(known), key=str):
+            close = did_you_mean(unknown[0], known)
+            expected = close or f"; expected one of {', '.join(known)}"
+            raise ConfigError(f"unknown option {shown(unknown[0])}{expected}")
+        return cls(**options)
 
 
 class OpeningOptions(TypedDict, total=False):

@@ -19,7 +19,10 @@ Messages = list[dict[str, str]]
 
 
 def prompt_ids(
-    tokenizer: Tokenizer, prompt: str | Sequence[int] | NDArray[np.integer]
+    tokenizer: Tokenizer,
+    prompt: str | Sequence[int] | NDArray[np.integer],
+    *,
+    add_special_tokens: bool = True,
 ) -> list[int]:
     """Return the token ids of a text; token ids are returned as they are.
 
@@ -27,7 +30,7 @@ def prompt_ids(
     not a set or a dict view, and not an iterator, which one request would exhaust.
     """
     if isinstance(prompt, str):
-        return tokenizer.encode(prompt)
+        return tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
     if isinstance(prompt, np.ndarray):
         if prompt.ndim != 1:
             raise InputError(

@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.forward import Source
+from dsbd_ort.decoding.option_values import shown
+from dsbd_ort.decoding.request import check_prompt
 from dsbd_ort.prompts import prompt_ids
 from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.encoder_entry import EncoderEntry, check_length
@@ -70,7 +72,7 @@ class PromptReader:
         """Return the inputs of a request.
 
         Raises:
-            InputError: the prompt or the language is none.
+            InputError, DecodingError: the prompt or the language is invalid.
             CapacityError: the source is longer than the encoder reads.
         """
         if self.encoder is not None and self.encoder.speech is not None:
@@ -81,8 +83,6 @@ class PromptReader:
         token_ids = self.token_ids(prompt, src_lang)
         if self.encoder is None:
             return RequestInputs(token_ids)
-        if not token_ids:
-            raise InputError("the source has no token; give at least one")
         limit = self._bundle.source_length
         assert limit is not None  # as there is an encoder
         check_length(len(token_ids), limit)
@@ -92,14 +92,28 @@ class PromptReader:
         return RequestInputs([self.encoder.start_token_id], source, copied_ids)
 
     def token_ids(
-        self, prompt: str | Sequence[int] | NDArray[np.integer], src_lang: str | None = None
+        self,
+        prompt: str | Sequence[int] | NDArray[np.integer],
+        src_lang: str | None = None,
+        *,
+        add_special_tokens: bool = True,
     ) -> list[int]:
-        """Return the tokens of a prompt, which may be a source."""
-        token_ids = prompt_ids(self.tokenizer, prompt)
-        if self.encoder is not None and (unknown := self.encoder.unknown_token_id) is not None:
-            if isinstance(prompt, str):
-                size = self.encoder.vocab_size
+        """Return the tokens of a prompt, which may be a source.
+
+        add_special_tokens: whether those of a text are added.
+
+        Raises:
+            InputError, DecodingError: the prompt or the language is invalid.
+        """
+        token_ids = prompt_ids(self.tokenizer, prompt, add_special_tokens=add_special_tokens)
+        if self.encoder is None:
+            check_prompt(token_ids, self._bundle.manifest.target.vocab_size)
+        else:
+            size, unknown = self.encoder.vocab_size, self.encoder.unknown_token_id
+            if isinstance(prompt, str) and unknown is not None:
                 token_ids = [token if token < size else unknown for token in token_ids]
+            check_prompt(token_ids, size, "source")
+        token_ids = [int(token) for token in token_ids]  # numpy's numbers too
         if src_lang is None:
             return token_ids
         return self._in_language(token_ids, self._language(SRC_LANG, src_lang))
@@ -136,8 +150,9 @@ class PromptReader:
         if (name := options.get(TGT_LANG)) is not None:
             if known.get("forced_bos_token_id") is not None:
                 raise InputError(
-                    f"tgt_lang is {name!r} and forced_bos_token_id "
-                    f"{known['forced_bos_token_id']}: both say how a target begins; leave out one"
+                    f"tgt_lang is {shown(name)} and forced_bos_token_id "
+                    f"{shown(known['forced_bos_token_id'])}: both say how a target begins; leave "
+                    "out one"
                 )
             known["forced_bos_token_id"] = self._language(TGT_LANG, name)
         return known
@@ -147,15 +162,15 @@ class PromptReader:
         languages = None if self.encoder is None else self.encoder.languages
         if languages is None:
             raise InputError(
-                f"{option} is {name!r}, but the model of {self._bundle.path} has no tokens for "
-                "languages; leave it out"
+                f"{option} is {shown(name)}, but the model of {self._bundle.path} has no tokens "
+                "for languages; leave it out"
             )
         if not isinstance(name, str) or name not in languages:
             close = get_close_matches(str(name), languages, n=3, cutoff=0.4)
-            shown = ", ".join(close or sorted(languages)[:6])
+            names = ", ".join(close or sorted(languages)[:6])
             raise InputError(
-                f"{option} is {name!r}, expected one of the {len(languages)} languages of this "
-                f"model, such as {shown}"
+                f"{option} is {shown(name)}, expected one of the {len(languages)} languages of "
+                f"this model, such as {names}"
             )
         return languages[name]
 

@@ -210,14 +210,14 @@ def test_memory_of_sources_is_counted_and_given_back(pipe):
 
 
 REFUSED = [  # (prompt, options, error, its words)
-    ([], {}, InputError, "the source has no token"),
+    ([], {}, DecodingError, "the source has no token"),
     (
         [5] * 257,
         {},
         CapacityError,
         "the source has 257 tokens, the encoder of this bundle reads 256",
     ),
-    ([300], {}, InputError, "the source has the token 300, expected ids from 0 to 299"),
+    ([300], {}, DecodingError, "the source has token id 300; expected 0 to 299"),
     ([5], {"prompt_logprobs": True}, InputError, "the prompt of an encoder-decoder is its source"),
     ([5], {"max_new_tokens": 256}, CapacityError, "max_new_tokens 255"),
 ]

@@ -1,14 +1,24 @@
-"""Translation between languages that are tokens, in Python, on the command line and over HTTP."""
+"""Translation between languages that are tokens, in Python, on the command line and over HTTP.
+
+Token ids of a source are checked before an engine is called, whichever way the source arrives.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
 
+import numpy as np
 import pytest
 
 import dsbd_ort
+from dsbd_errors import DsbdError
+from dsbd_ort.embedding.calls import answer
 from dsbd_ort.engine import Service
+from dsbd_ort.openai_server.errors import ErrorBody
 from dsbd_runtime.errors import InputError
 from tests.commands.test_run import assert_one_line_error, dsbd_run
 from tests.encoder_decoder_pair import LANGUAGES, exported_translator
@@ -124,3 +134,69 @@ def test_over_http(pipe):
         refused = client.post("/v1/chat/completions", json=chat)
         assert refused.status_code == 400
         assert "has no chats" in refused.json()["error"]["message"]
+
+
+WRONG_IDS = [  # (source, what is said of it)
+    ([-1], "the source has token id -1; expected 0 to 299"),
+    ([2**63], "the source has token id 9223372036854775808; expected 0 to 299"),
+    ([10**400], "the source has token id a number of 1329 bits; expected 0 to 299"),
+    ([300], "the source has token id 300; expected 0 to 299"),
+    ([5, True], "the source has a bool among its token ids; expected whole numbers"),
+    ([5, 1.5], "the source has a float among its token ids; expected whole numbers"),
+    ([5, [5]], "the source has a list among its token ids; expected whole numbers"),
+    ([5, None], "the source has a NoneType among its token ids; expected whole numbers"),
+]
+WAYS: dict[str, Callable[[dsbd_ort.Pipeline, Any], object]] = {
+    "source": lambda pipe, ids: pipe.generate(source=ids),
+    "stream": lambda pipe, ids: list(pipe.stream(ids)),
+    "translate": lambda pipe, ids: pipe.translate(ids, src_lang="eng_Latn"),
+    "prepare": lambda pipe, ids: pipe.prepare(ids, {}),
+}
+
+
+@pytest.mark.parametrize(("source", "words"), WRONG_IDS, ids=[words for _, words in WRONG_IDS])
+@pytest.mark.parametrize("way", WAYS)
+def test_wrong_ids_are_named(pipe, way, source, words):
+    with pytest.raises(DsbdError) as refused:
+        WAYS[way](pipe, source)
+    assert str(refused.value).startswith(words)
+
+
+def test_ids_of_any_integer_type_are_the_same_source(pipe):
+    ids = pipe.tokenizer.encode("def")
+    assert max(ids) > 255  # the language: uint8 would not hold it
+    wanted = pipe.generate(source=ids).sequences[0].token_ids
+    for each in (
+        np.array(ids, np.uint16),
+        np.array(ids, np.int32),
+        list(np.array(ids)),
+        tuple(ids),
+    ):
+        assert pipe.generate(source=each).sequences[0].token_ids == wanted
+
+
+def test_a_service_refuses_them_at_submission(pipe):
+    events: SimpleQueue[Any] = SimpleQueue()
+    with Service(pipe) as service:
+        for source, words in WRONG_IDS:
+            for options in ({}, {"src_lang": "eng_Latn"}):
+                with pytest.raises(DsbdError) as refused:
+                    service.submit(source, options, events.put)
+                assert str(refused.value).startswith(words)
+            with pytest.raises(DsbdError) as refused:  # as C's dsbd_generate asks for it
+                answer(service, source, {}, lambda step: True)
+            assert str(refused.value).startswith(words)
+    assert events.empty()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_over_http_they_are_a_bad_request(pipe, stream):
+    sources: list[Any] = [[-1], [300], [5, 2**63 - 1], [[5, 6], [-1]]]
+    with Service(pipe) as service, running_server(service) as server:
+        for source in sources:
+            body = {"model": MODEL, "prompt": source, "stream": stream}
+            refused = server.http.post("/v1/completions", json=body)
+            error = ErrorBody.model_validate(refused.json()).error
+            assert refused.status_code == 400, source
+            assert error.param == "prompt"
+            assert error.message.startswith("the source has token id")

@@ -28,7 +28,7 @@ from dsbd_ort.commands.options import (
 )
 from dsbd_ort.engine import ServiceLimits
 from dsbd_ort.openai_server.default_options import NEVER_DEFAULTS
-from dsbd_ort.openai_server.plain_tools import OWN, TOOL_TEMPLATES
+from dsbd_ort.openai_server.plain_tools import PLAIN, TOOL_TEMPLATES
 from dsbd_ort.pipeline import PipelineSettings
 
 _SERVER, _CONNECTIONS = "Server", "Connections"  # sections of the help
@@ -114,10 +114,10 @@ class ServeArguments:
         ),
         tool_template=option(
             type=click.Choice(TOOL_TEMPLATES),
-            default=OWN,
+            default=PLAIN,
             show_default=True,
-            help="How a model whose chat template has no known form of tools is offered them: own: "
-            "not at all, tool_choice auto is refused; plain: by a text, with JSON calls.",
+            help="How a model whose chat template has no known form of tools is offered them: "
+            "plain: by a text, with JSON calls; own: not at all, tool_choice auto is refused.",
             section=_SERVER,
         ),
         max_prompts=option(

@@ -7,7 +7,7 @@ changes nothing (a neutral value) or states what happens anyway (a redundant one
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -390,6 +390,17 @@ def read_option(name: str, value: object) -> Any:
     """
     row = OPTION_TABLE[name]
     return None if value is None and row.default else row.domain.read(name, value)
+
+
+def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with the known ones in their plain form, see ``read_option``.
+
+    Unknown names are left to ``DecodingConfig.from_options``, which refuses them.
+    """
+    return {
+        name: read_option(name, value) if name in OPTION_TABLE else value
+        for name, value in options.items()
+    }
 
 
 def resolved_option(name: str, value: Any, options: Deciding) -> Any:

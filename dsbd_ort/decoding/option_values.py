@@ -74,7 +74,7 @@ class Wholes:
         """See Domain.read."""
         if _whole_from(value) is not None:
             return self.entry.read(name, value)
-        entries = _entries_of(value, self.most_entries)
+        entries = entries_of(value, self.most_entries)
         if entries is None or (self.is_ordered and isinstance(value, Set)):
             raise ConfigError(f"{name} is {shown(value)}; expected a {self.noun} or a list of them")
         if len(entries) > self.most_entries:
@@ -126,6 +126,8 @@ class Number:
 
     def _bounds(self) -> str:
         """Return the numbers as a message writes them: "0 to 1", "more than 0, up to 1"."""
+        if self.least == -self.most == -sys.float_info.max:
+            return "a finite number"
         if self.most == sys.float_info.max:
             return f"a finite number, {'more than ' * self.is_open}{self.least:g}" + (
                 " or more" * (not self.is_open)
@@ -164,7 +166,7 @@ class Texts:
         """See Domain.read."""
         if isinstance(value, str):
             return self._text_of(name, value)
-        texts = None if isinstance(value, Set) else _entries_of(value, self.most_texts)
+        texts = None if isinstance(value, Set) else entries_of(value, self.most_texts)
         if texts is None:
             raise ConfigError(f"{name} is {shown(value)}; expected a text or a list of texts")
         if len(texts) > self.most_texts:
@@ -200,7 +202,7 @@ class TokenSequences:
 
     def read(self, name: str, value: object) -> tuple[tuple[int, ...], ...]:
         """See Domain.read."""
-        entries = None if isinstance(value, Set) else _entries_of(value, self.most_sequences)
+        entries = None if isinstance(value, Set) else entries_of(value, self.most_sequences)
         if entries is None or len(entries) > self.most_sequences:
             raise ConfigError(
                 f"{name} is {shown(value)}; expected a list of at most {self.most_sequences} "
@@ -223,7 +225,7 @@ class Biases:
     def read(self, name: str, value: object) -> tuple[tuple[int, float], ...]:
         """See Domain.read."""
         pairs = value.items() if isinstance(value, Mapping) else value
-        entries = _entries_of(pairs, self.most_tokens)
+        entries = entries_of(pairs, self.most_tokens)
         if entries is None or len(entries) > self.most_tokens:
             raise ConfigError(
                 f"{name} is {shown(value)}; expected a mapping of at most {self.most_tokens} "
@@ -252,7 +254,7 @@ class Objects:
 
     def read(self, name: str, value: object) -> Any:
         """See Domain.read."""
-        entries = _entries_of(value, _MOST_OBJECTS) if self.is_list else [value]
+        entries = entries_of(value, _MOST_OBJECTS) if self.is_list else [value]
         for entry in entries if entries is not None else [value]:
             if entries is None or not any(
                 all(callable(getattr(entry, method, None)) for method in methods)
@@ -294,7 +296,7 @@ def _whole_from(value: object) -> int | None:
         return None
 
 
-def _entries_of(value: object, most: int) -> tuple[object, ...] | None:
+def entries_of(value: object, most: int) -> tuple[object, ...] | None:
     """Return the first ``most`` + 1 entries of a list, a set or an array; None for all else."""
     if isinstance(value, np.ndarray):
         return tuple(value[: most + 1]) if value.ndim == 1 else None

@@ -343,26 +343,29 @@ def _check_token_ids(config: DecodingConfig, vocab_size: int) -> None:
             )
 
 
-def check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> None:
-    """Raise DecodingError for a prompt that is not token ids of the target."""
+def check_prompt(prompt_ids: Sequence[int], vocab_size: int, what: str = "prompt") -> None:
+    """Raise DecodingError for a prompt that is not token ids of the target.
+
+    what: "source" for that of an encoder-decoder, whose encoder has ``vocab_size`` tokens.
+    """
     if not isinstance(prompt_ids, Sequence | np.ndarray):
         raise DecodingError(
-            f"the prompt is a {type(prompt_ids).__name__}; expected a sequence of token ids"
+            f"the {what} is a {type(prompt_ids).__name__}; expected a sequence of token ids"
         )
     if not len(prompt_ids):
-        raise DecodingError("the prompt has no token; give at least one")
+        raise DecodingError(f"the {what} has no token; give at least one")
     for token_id in prompt_ids:
         if isinstance(token_id, bool | np.bool_) or not isinstance(token_id, int | np.integer):
             raise DecodingError(
-                f"the prompt has a {type(token_id).__name__} among its token ids; expected whole "
+                f"the {what} has a {type(token_id).__name__} among its token ids; expected whole "
                 "numbers"
             )
     lowest, highest = min(prompt_ids), max(prompt_ids)
     if lowest < 0 or highest >= vocab_size:
         wrong = lowest if lowest < 0 else highest
         raise DecodingError(
-            f"prompt has token id {shown(int(wrong))}; expected 0 to {vocab_size - 1}, the "
-            "target's vocabulary"
+            f"the {what} has token id {shown(int(wrong))}; expected 0 to {vocab_size - 1}, the "
+            f"vocabulary of the {'target' if what == 'prompt' else 'encoder'}"
         )
 
 

@@ -20,6 +20,7 @@ from dsbd_ort.openai_server.protocol import (
     ScoredToken,
     TokenPieces,
     Usage,
+    unsaid,
 )
 from dsbd_ort.openai_server.tools import (
     Addition,
@@ -68,6 +69,19 @@ class ToolCall(BaseModel):
     function: CalledFunction
 
 
+class PastCall(BaseModel):
+    """A call in a message of the request; clients that gather streams may have lost its id."""
+
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunction
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the call as a chat template is given it."""
+        named = {} if self.id is None else {"id": self.id}
+        return {**named, "type": "function", "function": self.function.model_dump()}
+
+
 class ChatMessage(BaseModel):
     """A message of the request; fields beyond these must be empty."""
 
@@ -75,7 +89,7 @@ class ChatMessage(BaseModel):
     role: str
     content: str | list[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[PastCall] | None = None
     tool_call_id: str | None = None
     cache_control: dict[str, Any] | None = None
 
@@ -89,7 +103,7 @@ class ChatMessage(BaseModel):
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
         if self.tool_calls:
-            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         return message
 
 
@@ -164,7 +178,7 @@ class AssistantMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[ToolCall] | None = unsaid()
 
 
 class ChatChoice(BaseModel):
@@ -193,7 +207,7 @@ class ChatCompletion(BaseModel):
 class FunctionDelta(BaseModel):
     """The addition of a chunk to the function of a call."""
 
-    name: str | None = None
+    name: str | None = unsaid()
     arguments: str
 
 
@@ -201,17 +215,17 @@ class ToolCallDelta(BaseModel):
     """The addition of a chunk to a call; the first one of a call has its id."""
 
     index: int
-    id: str | None = None
-    type: Literal["function"] | None = None
+    id: str | None = unsaid()
+    type: Literal["function"] | None = unsaid()
     function: FunctionDelta
 
 
 class Delta(BaseModel):
     """The addition of a chunk to the message of its choice."""
 
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-    tool_calls: list[ToolCallDelta] | None = None
+    role: Literal["assistant"] | None = unsaid()
+    content: str | None = unsaid()
+    tool_calls: list[ToolCallDelta] | None = unsaid()
 
 
 class ChunkChoice(BaseModel):
@@ -221,7 +235,7 @@ class ChunkChoice(BaseModel):
     delta: Delta
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
-    dsbd: ChoiceReport | None = None
+    dsbd: ChoiceReport | None = unsaid()
 
 
 class ChatCompletionChunk(BaseModel):
@@ -233,8 +247,8 @@ class ChatCompletionChunk(BaseModel):
     model: str
     system_fingerprint: str
     choices: list[ChunkChoice]
-    usage: Usage | None = None
-    dsbd: Report | None = None
+    usage: Usage | None = unsaid()
+    dsbd: Report | None = unsaid()
 
 
 class ChatBuilder(ResponseBuilder):

@@ -21,6 +21,7 @@ from dsbd_ort.openai_server.protocol import (
     ScoredToken,
     TokenPieces,
     Usage,
+    unsaid,
 )
 
 
@@ -72,7 +73,7 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: FinishReason | None = None
-    dsbd: ChoiceReport | None = None
+    dsbd: ChoiceReport | None = unsaid()
 
 
 class Completion(BaseModel):
@@ -84,8 +85,8 @@ class Completion(BaseModel):
     model: str
     system_fingerprint: str
     choices: list[CompletionChoice]
-    usage: Usage | None = None
-    dsbd: Report | None = None
+    usage: Usage | None = unsaid()
+    dsbd: Report | None = unsaid()
 
 
 class CompletionBuilder(ResponseBuilder):

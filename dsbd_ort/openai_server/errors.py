@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -20,6 +20,7 @@ from dsbd_ort.constraints.trial import GrammarTrialError
 from dsbd_ort.decoding import DecodingConfig, DecodingError
 from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.engine import Cancelled, QueueFullError, ServiceClosedError
+from dsbd_ort.speech.speech_request import SPEECH_OPTIONS
 from dsbd_runtime.errors import CapacityError, InputError
 
 _log = logging.getLogger(__name__)
@@ -27,12 +28,9 @@ _ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_
 _FIELDS = frozenset(field.name for field in dataclasses.fields(DecodingConfig)) | {
     "prompt",
     "messages",
-    "language",
-    "initial_prompt",
-    "compression_ratio_threshold",
-    "logprob_threshold",
-    "no_speech_threshold",
+    *SPEECH_OPTIONS,
 }
+_LATER = "/v1/responses"
 AUDIO_PREFIX = "/v1/audio/"
 """Of the paths whose body is a form."""
 _NO_OBJECT = ("dict_type", "model_type", "model_attributes_type")  # whose texts speak of Python
@@ -141,8 +139,9 @@ def rejection(error: DsbdError) -> ErrorResponse:
     if isinstance(error, CapacityError):
         return bad_request(str(error), "prompt", "context_length_exceeded")
     if isinstance(error, DecodingError | InputError):
-        first = str(error).partition(" ")[0]  # messages about a field begin with its place
-        place = _INDEX.sub(r".\1", first.rstrip(",:"))
+        # messages about a field begin with its place
+        first = str(error).removeprefix("the ").partition(" ")[0]
+        place = _INDEX.sub(r".\1", {"source": "prompt"}.get(first, first.rstrip(",:")))
         return bad_request(str(error), place if place.partition(".")[0] in _FIELDS else None)
     return failure(error)
 
@@ -166,11 +165,23 @@ def handle_error_response(_: Request, error: Exception) -> Response:
     return error.response()
 
 
-def handle_http_exception(_: Request, error: Exception) -> Response:
+def handle_http_exception(request: Request, error: Exception) -> Response:
     """Respond for the framework: unknown path, method not allowed."""
     assert isinstance(error, HTTPException)  # registered for these alone
-    headers = error.headers or {}
-    return ErrorResponse(error.status_code, str(error.detail), headers=headers).response()
+    headers, message = error.headers or {}, str(error.detail)
+    path = _shortened(request.url.path, 100)
+    if error.status_code == 405 and (allowed := headers.get("Allow")):
+        message = f"{request.method} {path} is not supported; use {allowed}"
+    elif error.status_code == 404:
+        absent = f"{path} is not built yet" if path.startswith(_LATER) else f"there is no {path}"
+        message = f"{absent}; this server has {', '.join(_endpoints(request.app))}"
+    return ErrorResponse(error.status_code, message, headers=headers).response()
+
+
+def _endpoints(app: FastAPI) -> list[str]:
+    """Return method and path of all endpoints that the documentation of the server shows."""
+    paths: dict[str, dict[str, Any]] = app.openapi()["paths"]
+    return [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
 
 
 def handle_validation_error(request: Request, error: Exception) -> Response:

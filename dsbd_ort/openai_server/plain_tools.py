@@ -19,7 +19,7 @@ from typing import Any
 from dsbd_runtime.chat_messages import call_arguments
 
 TOOL_TEMPLATES = OWN, PLAIN = "own", "plain"
-"""Whether tools are told by the model's chat template alone, or by plain text where it cannot."""
+"""Whether tools are told by the model's chat template alone, or by plain text if it cannot."""
 
 CALL_BEGINS, CALL_ENDS = "<tool_call>", "</tool_call>"
 """Around a call, as Hermes, Qwen and plain text have it."""
@@ -73,7 +73,8 @@ def as_text(messages: Sequence[Message]) -> list[Message]:
     is_behind_result = False
     for index, message in enumerate(messages):
         for call in message.get("tool_calls", ()):
-            names[call["id"]] = call["function"]["name"]
+            if "id" in call:
+                names[call["id"]] = call["function"]["name"]
         is_result = message["role"] == "tool"
         text = _result(message, names) if is_result else _with_calls(message, f"messages[{index}]")
         if is_behind_result and text["role"] == "user":

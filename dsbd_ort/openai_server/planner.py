@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,6 +38,8 @@ from dsbd_ort.openai_server.tools import ToolUse, auto_fault, tool_use
 from dsbd_ort.sources import SRC_LANG
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.stream_decoder import whole_text
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +130,7 @@ class Planner:
         self._pipeline.constraints.guard()
         for trie in settings.tries.values():
             self._pipeline.constraints.bound(trie)  # refuses one beyond the vocabulary
+        self._log_plain_tools()
 
     def plan_completion(self, body: CompletionBody) -> GenerationPlan:
         """Return the engine requests of /v1/completions.
@@ -160,9 +165,8 @@ class Planner:
     def _tokens(
         self, prompt: str | list[int], body: CompletionBody, src_lang: str | None
     ) -> list[int]:
-        if isinstance(prompt, str) and body.add_special_tokens is False:
-            prompt = self._pipeline.prompts.tokenizer.encode(prompt, add_special_tokens=False)
-        return self._pipeline.prompts.token_ids(prompt, src_lang)
+        adds = body.add_special_tokens is not False
+        return self._pipeline.prompts.token_ids(prompt, src_lang, add_special_tokens=adds)
 
     def _text_before(self, token_ids: list[int]) -> str:
         return whole_text(self._pipeline.tokenizer, token_ids)
@@ -192,7 +196,10 @@ class Planner:
             raise rejection(error) from error
 
     def _tool_use(self, body: ChatBody) -> ToolUse | None:
-        fault = None if self._speaks_plainly(body) else self._auto_fault(body)
+        has_tools = bool(body.tools)
+        fault = None if self._speaks_plainly(has_tools) else self._auto_fault(has_tools)
+        if fault is not None and self._tag_is_text:
+            fault += ", and this server was started with --tool-template own"
         return tool_use(
             body.tools or (),
             body.tool_choice,
@@ -200,16 +207,28 @@ class Planner:
             auto_fault=fault,
         )
 
-    def _auto_fault(self, body: ChatBody) -> str | None:
+    def _auto_fault(self, has_tools: bool) -> str | None:
         """Return why the model's own template cannot show tools and calls, None where it can."""
-        template = self._pipeline.chat_template.source(has_tools=bool(body.tools))
+        template = self._pipeline.chat_template.source(has_tools=has_tools)
         return auto_fault(template, self._tag_is_text)
 
-    def _speaks_plainly(self, body: ChatBody) -> bool:
-        """Return whether tools and calls are plain text in this conversation."""
+    def _log_plain_tools(self) -> None:
+        """Say if tools of requests are plain text, and why."""
+        if self._pipeline.prompts.encoder is not None:
+            return  # it has no chats
+        with contextlib.suppress(BundleError):  # nor without a chat template
+            if self._speaks_plainly(has_tools=True):
+                _log.info(
+                    "tools of requests are plain text: %s; --tool-template own refuses tool_choice "
+                    "auto instead",
+                    self._auto_fault(has_tools=True),
+                )
+
+    def _speaks_plainly(self, has_tools: bool) -> bool:
+        """Return whether tools and calls are plain text, in conversations with tools or without."""
         if self._settings.tool_template != PLAIN or not self._tag_is_text:
             return False
-        return self._auto_fault(body) is not None
+        return self._auto_fault(has_tools) is not None
 
     def _chat_prompt(
         self, body: ChatBody, messages: list[dict[str, Any]], tools: ToolUse | None
@@ -219,7 +238,7 @@ class Planner:
             self._pipeline.chat_prompt,
             add_generation_prompt=body.add_generation_prompt is not False,
         )
-        if not messages or not self._speaks_plainly(body):
+        if not messages or not self._speaks_plainly(bool(body.tools)):
             return ids(messages, chat_template_kwargs=_template_variables(body, tools))
         plain, variables = as_text(messages), body.chat_template_kwargs
         if tools is None:

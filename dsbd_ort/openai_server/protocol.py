@@ -107,6 +107,14 @@ class GenerationBody(ConstraintFields):
         return options
 
 
+def unsaid() -> Any:
+    """Return the declaration of a field that is None by default, and then absent from the JSON.
+
+    OpenAI's client for Python adds up the events of a stream: a null there counts as a value.
+    """
+    return Field(None, exclude_if=lambda value: value is None)
+
+
 class Usage(BaseModel):
     """Tokens of the prompts, and of the returned sequences."""
 

@@ -78,7 +78,10 @@ FIELDS: dict[str, RequestField] = {
     ),
     "best_of": Done("as many are generated, the `n` of highest score returned", chat=False),
     "num_return_sequences": Done("number of the final beams of one request"),
-    "use_beam_search": Done("beam search of `best_of` or `n` beams, as in vLLM"),
+    "use_beam_search": Done(
+        "the best `n` of a beam search; its beams are `num_beams`, or else the most of 4, `n` and "
+        "(completions) `best_of`"
+    ),
     "length_penalty": Done("as in DecodingConfig: of every strategy"),
     "stop": Done("`stop_strings`: a text or up to 16, of 256 characters at most"),
     "stop_token_ids": Done("token ids that end a sequence beside the model's own"),
@@ -128,8 +131,8 @@ FIELDS: dict[str, RequestField] = {
         completions=False,
     ),
     "tool_choice": Done(
-        "`required`, a function, `none`; `auto` where the chat template writes calls between "
-        "`<tool_call>` tags",
+        "`required`, a function, `none`; `auto`: calls between `<tool_call>` tags, by the chat "
+        "template or as plain text",
         completions=False,
     ),
     "parallel_tool_calls": Done(

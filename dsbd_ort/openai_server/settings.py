@@ -11,7 +11,7 @@ from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.engine.limits import MOST, MOST_BYTES, check_count, check_seconds
 from dsbd_ort.openai_server.api_keys import ApiKeys
 from dsbd_ort.openai_server.errors import bad_request
-from dsbd_ort.openai_server.plain_tools import OWN, TOOL_TEMPLATES
+from dsbd_ort.openai_server.plain_tools import PLAIN, TOOL_TEMPLATES
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.typed_json import in_short
 
@@ -40,8 +40,8 @@ class ServingSettings:
         max_audio_s: seconds of one audio: memory for its samples, 64 kB each.
         defaults: options of requests that leave them out, see DefaultOptions.
         tries: that requests may name, see dsbd_ort.TokenTrie.
-        tool_template: one of ``TOOL_TEMPLATES``: whether tools are told and called as the model's
-            own chat template has it alone, or as plain text where that has no form known here.
+        tool_template: one of ``TOOL_TEMPLATES``: whether tools are told and called as plain text
+            where the model's own chat template has no form known here, or refused.
         request_timeout_s: from the arrival of a request to its last token, including the queue.
     """
 
@@ -63,7 +63,7 @@ class ServingSettings:
     request_timeout_s: float = 600.0
     defaults: Mapping[str, Any] = field(default_factory=dict)
     tries: Mapping[str, TokenTrie] = field(default_factory=dict)
-    tool_template: str = OWN
+    tool_template: str = PLAIN
 
     def __post_init__(self) -> None:
         for name in ("max_prompt_tokens", "max_new_tokens"):

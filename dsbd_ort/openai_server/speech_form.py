@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from fastapi import UploadFile
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from dsbd_ort.openai_server.errors import bad_request
 from dsbd_ort.openai_server.settings import ServingSettings, check_limit
@@ -33,6 +33,11 @@ _OPTIONS = (
 """Fields that are keywords of ``Pipeline.transcribe``."""
 
 
+def _list(name: str) -> AliasChoices:
+    """Return the names of a field that may be repeated: OpenAI takes both."""
+    return AliasChoices(f"{name}[]", name)
+
+
 class SpeechForm(BaseModel):
     """The fields of a request; those below ``stream`` are not OpenAI's."""
 
@@ -44,9 +49,9 @@ class SpeechForm(BaseModel):
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     timestamp_granularities: list[Literal["segment", "word"]] | None = Field(
-        None, alias="timestamp_granularities[]", max_length=2
+        None, validation_alias=_list("timestamp_granularities"), max_length=2
     )
-    include: list[str] | None = Field(None, alias="include[]", max_length=8)
+    include: list[str] | None = Field(None, validation_alias=_list("include"), max_length=8)
     chunking_strategy: str | None = None
     user: str | None = None
     stream: bool | None = None
@@ -60,7 +65,9 @@ class SpeechForm(BaseModel):
 
     best_of: int | None = Field(None, ge=1)
     num_return_sequences: int | None = Field(None, ge=1)
-    hot_words: list[str] | None = Field(None, alias="hot_words[]", max_length=MOST_WORDS)
+    hot_words: list[str] | None = Field(
+        None, validation_alias=_list("hot_words"), max_length=MOST_WORDS
+    )
     hot_word_gain: float | None = Field(None, ge=0, le=100, allow_inf_nan=False)
 
     @property

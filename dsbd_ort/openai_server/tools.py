@@ -152,7 +152,7 @@ def tool_use(
     if auto_fault is not None:
         raise bad_request(
             f"tool_choice auto is not supported: {auto_fault}; use required, a function's name, or "
-            "none, or start the server with --tool-template plain, which offers tools as text",
+            "none",
             "tool_choice",
             "unsupported",
         )
@@ -166,6 +166,8 @@ def auto_fault(template: str | None, tag_is_text: bool) -> str | None:
         template: source of the chat template, None without one.
         tag_is_text: whether the tag that begins a call is a text to the tokenizer.
     """
+    if not tag_is_text:
+        return f"the tokenizer of this model leaves {CALL_BEGINS} out of the text"
     if template is None or not re.search(r"\btools\b", template):
         return "the chat template of this model does not read tools"
     has_tags = CALL_BEGINS in template and CALL_ENDS in template
@@ -174,8 +176,6 @@ def auto_fault(template: str | None, tag_is_text: bool) -> str | None:
             "the chat template of this model has no form of calls that is known here, "
             f'{CALL_BEGINS}{{"name": ..., "arguments": ...}}{CALL_ENDS}'
         )
-    if not tag_is_text:
-        return f"the tokenizer of this model leaves {CALL_BEGINS} out of the text"
     return None
 
 

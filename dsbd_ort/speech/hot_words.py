@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_ort.decoding.option_values import shown
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.tokenizer import Tokenizer
 
@@ -111,7 +112,7 @@ def read_hot_words(words: object, tokenizer: Tokenizer) -> tuple[Word, ...]:
     found = []
     for word in words:
         if not isinstance(word, str) or not word.strip():
-            raise InputError(f"hot_words has {word!r}; expected words or phrases, none empty")
+            raise InputError(f"hot_words has {shown(word)}; expected words or phrases, none empty")
         token_ids = tuple(tokenizer.encode(f" {word.strip()}", add_special_tokens=False))
         if len(token_ids) > _MOST_TOKENS:
             raise InputError(
@@ -119,6 +120,8 @@ def read_hot_words(words: object, tokenizer: Tokenizer) -> tuple[Word, ...]:
                 f"{_MOST_TOKENS} at most: words or short phrases"
             )
         if any(not tokenizer.decode([token]) for token in token_ids):
-            raise InputError(f"hot_words has {word!r}, with a special token; expected text alone")
+            raise InputError(
+                f"hot_words has {shown(word)}, with a special token; expected text alone"
+            )
         found.append(token_ids)
     return tuple(found)

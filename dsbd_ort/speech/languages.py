@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dsbd_ort.decoding.option_values import did_you_mean
+import re
+
+from dsbd_ort.decoding.option_values import did_you_mean, shown
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.speech_entry import SpeechEntry
 
@@ -34,11 +36,18 @@ OTHER_NAMES = {
     **{"letzeburgesch": "lb", "moldavian": "ro", "moldovan": "ro", "panjabi": "pa"},
     **{"pushto": "ps", "sinhalese": "si", "valencian": "ca"},
 }
+OTHER_CODES = {"jv": "jw", "nb": "no"}
+"""Codes of today that Whisper has others for."""
 ENGLISH = "en"
+DETECTED = "auto"
+"""A name that other programs take for a language that is to be detected."""
+_TAG = re.compile(r"([a-z]{2,3})(-[a-z0-9]{2,8})*")  # en-us, zh-hant-tw
 
 
 def code_of(language: str, speech: SpeechEntry) -> str:
     """Return the code of a language by its code, its English name, or its token's name.
+
+    A tag with a region or a script, such as zh-CN, is its language.
 
     Raises:
         InputError: the model does not know it.
@@ -51,16 +60,18 @@ def code_of(language: str, speech: SpeechEntry) -> str:
     code_by_name = {name: code for code, name in LANGUAGE_NAMES.items()} | OTHER_NAMES
     code = code_by_name.get(asked, asked)
     known = {ENGLISH: 0} if speech.languages is None else speech.languages
+    if code not in known and (tag := _TAG.fullmatch(asked.replace("_", "-"))):
+        code = OTHER_CODES.get(tag[1], tag[1])
     if code in known:
         return code
     if speech.languages is None:
         raise InputError(
-            f"language is {language!r}, but the model knows English alone; leave it out, or use a "
-            "bundle of a model of several languages"
+            f"language is {shown(language)}, but the model knows English alone; leave it out, or "
+            "use a bundle of a model of several languages"
         )
     names = [*known, *(name for name, code in code_by_name.items() if code in known)]
     raise InputError(
-        f"language is {language!r}{did_you_mean(asked, names)}; expected the code or the English "
-        f"name of one of the {len(known)} languages of this model, such as "
+        f"language is {shown(language)}{did_you_mean(asked, names)}; expected the code or the "
+        f"English name of one of the {len(known)} languages of this model, such as "
         f"{', '.join(list(known)[:6])}"
     )

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_ort.decoding.option_table import OPTION_TABLE, plain_options
+from dsbd_ort.decoding.option_values import Domain, Number, OneOf, Whole, entries_of, shown
 from dsbd_ort.request_options import RequestOptions
 from dsbd_ort.speech.audio import read_audio
 from dsbd_ort.speech.hot_words import Word, read_hot_words
-from dsbd_ort.speech.languages import ENGLISH, code_of
+from dsbd_ort.speech.languages import DETECTED, ENGLISH, code_of
 from dsbd_ort.speech.log_mel import LogMel
 from dsbd_ort.speech.transcript import TASKS
 from dsbd_runtime.errors import InputError
@@ -32,19 +33,29 @@ NO_SPEECH = 0.6
 NUM_BEAMS = 5
 WORD_TIMES = "word"
 """What ``return_timestamps`` is besides True and False: words have times too."""
-_MOST_TEMPERATURES = 16
-_HIGHEST_TEMPERATURE = 10.0
-_MOST_SAMPLES = 64
 HOT_WORD_GAIN = 2.0
-_HIGHEST_GAIN = 100.0
+_MOST_TEMPERATURES = 16
+_TEMPERATURE = Number(0.0, 10.0)
+_FINITE = Number(-sys.float_info.max, sys.float_info.max)
+_THRESHOLDS = ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold")
+_DOMAINS: dict[str, Domain] = {
+    "return_timestamps": OneOf((False, True, WORD_TIMES)),
+    "condition_on_previous_text": OneOf((False, True)),
+    "num_beams": OPTION_TABLE["num_beams"].domain,
+    "best_of": Whole(1, 64),
+    "num_return_sequences": Whole(1, 64),
+    "hot_word_gain": Number(0.0, 100.0),
+    **dict.fromkeys(_THRESHOLDS, _FINITE),
+}
+"""The values of the options that are kept as they are read; None switches a threshold off."""
 
 
 class SpeechOptions(RequestOptions, total=False):
     """The keyword arguments of ``Pipeline.transcribe``; further ones as for ``generate``.
 
     Attributes:
-        language: code such as "en" or English name; None: what generation_config.json says, or else
-            what is detected in the first window.
+        language: code such as "en", tag such as "en-US", or English name; "auto": what is detected
+            in the first window; None: what generation_config.json says, or else the same.
         task: "transcribe", or "translate": into English.
         return_timestamps: whether texts have times, which divide them into segments. An audio of
             more than one window has them in any case: they say where the next begins. "word": the
@@ -82,12 +93,7 @@ class SpeechOptions(RequestOptions, total=False):
     no_speech_threshold: float | None
 
 
-_OWN = (
-    *("return_timestamps", "num_beams", "condition_on_previous_text", "best_of"),
-    *("num_return_sequences", "hot_word_gain"),
-    *("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold"),
-)
-SPEECH_OPTIONS = (*_OWN, "language", "task", "initial_prompt", "temperature", "hot_words")
+SPEECH_OPTIONS = (*_DOMAINS, "language", "task", "initial_prompt", "temperature", "hot_words")
 _OF_TRANSCRIPTION = {"no_timestamps_token_id", "max_initial_timestamp_index", "prompt_logprobs"}
 
 
@@ -133,12 +139,14 @@ class SpeechRequest:
         """Return the request of what a caller gives: see ``SpeechOptions``.
 
         Raises:
-            InputError: a value is invalid, or the model does not know it.
+            InputError, ConfigError: a value is invalid, or the model does not know it.
         """
-        own = {name: value for name, value in options.items() if name in _OWN}
+        own = {name: value for name, value in options.items() if name in _DOMAINS}
         if _is_word_times(own.get("return_timestamps")):
             check_word_times(speech)
         given = {name: value for name, value in options.items() if name not in SPEECH_OPTIONS}
+        bound = {name: given.pop(name) for name in ("constraint",) if name in given}
+        given = {**plain_options(given), **bound}  # the pipeline binds it for each request
         if wrong := sorted(_OF_TRANSCRIPTION & given.keys()):
             raise InputError(
                 f"{wrong[0]} is given, but transcribe decides it itself, by its other options; "
@@ -157,26 +165,11 @@ class SpeechRequest:
         )
 
     def __post_init__(self) -> None:
-        for name in ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold"):
-            if (value := getattr(self, name)) is not None:
-                _check_number(name, value)
-        for name in ("best_of", "num_return_sequences"):
+        for name, domain in _DOMAINS.items():
             value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= _MOST_SAMPLES:
-                raise InputError(
-                    f"{name} is {value!r}; expected a whole number from 1 to {_MOST_SAMPLES}"
-                )
+            if value is not None or name not in _THRESHOLDS:
+                object.__setattr__(self, name, domain.read(name, value))
         self._check_alternatives()
-        _check_number("hot_word_gain", self.hot_word_gain)
-        if not 0.0 <= self.hot_word_gain <= _HIGHEST_GAIN:
-            raise InputError(
-                f"hot_word_gain is {self.hot_word_gain}; expected 0 to {_HIGHEST_GAIN:g}, as 2"
-            )
-        for name in ("return_timestamps", "condition_on_previous_text"):
-            known = f', or "{WORD_TIMES}"' * (name == "return_timestamps")
-            value = getattr(self, name)
-            if not isinstance(value, bool) and not (known and _is_word_times(value)):
-                raise InputError(f"{name} is {value!r}; expected True or False{known}")
 
     @property
     def has_word_times(self) -> bool:
@@ -188,7 +181,7 @@ class SpeechRequest:
         given = {"num_beams": self.num_beams} if 0.0 in self.temperature else {}
         given |= {"best_of": self.best_of} if max(self.temperature) > 0.0 and not given else {}
         for name, value in given.items():
-            if isinstance(value, int) and 1 <= value < self.num_return_sequences:
+            if value < self.num_return_sequences:
                 raise InputError(
                     f"num_return_sequences is {self.num_return_sequences}, but {name} is {value}: "
                     f"a window has no more texts; raise {name}"
@@ -220,29 +213,16 @@ def read_temperatures(temperature: object) -> tuple[float, ...]:
     """Return the temperatures that are tried one after another.
 
     Raises:
-        InputError: they are none.
+        InputError, ConfigError: they are invalid, or their number is.
     """
-    several = isinstance(temperature, Sequence) and not isinstance(temperature, str | bytes)
-    given: Sequence[Any] = temperature if several else [temperature]  # type: ignore[assignment]
+    several = None if isinstance(temperature, Set) else entries_of(temperature, _MOST_TEMPERATURES)
+    given = (temperature,) if several is None else several
     if not 1 <= len(given) <= _MOST_TEMPERATURES:
         raise InputError(
             f"temperature has {len(given)} values; expected a number, or 1 to {_MOST_TEMPERATURES} "
             "that are tried one after another"
         )
-    for value in given:
-        _check_number("temperature", value)
-        if not 0.0 <= value <= _HIGHEST_TEMPERATURE:
-            raise InputError(
-                f"temperature has {value}; expected numbers from 0, a search, to "
-                f"{_HIGHEST_TEMPERATURE:g}"
-            )
-    return tuple(float(value) for value in given)
-
-
-def _check_number(name: str, value: object) -> None:
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool | np.bool_)
-    if not is_number or not math.isfinite(float(value)):  # type: ignore[arg-type]
-        raise InputError(f"{name} is {value!r}; expected a finite number")
+    return tuple(_TEMPERATURE.read("temperature", value) for value in given)
 
 
 def read_task(task: object, speech: SpeechEntry) -> str:
@@ -251,8 +231,8 @@ def read_task(task: object, speech: SpeechEntry) -> str:
     Raises:
         InputError: there is none such, or a model of English is to translate.
     """
-    if task not in TASKS:
-        raise InputError(f"task is {task!r}; expected one of {', '.join(TASKS)}")
+    if not isinstance(task, str) or task not in TASKS:
+        raise InputError(f"task is {shown(task)}; expected one of {', '.join(TASKS)}")
     if speech.tasks is None and task != TASKS[0]:
         raise InputError(
             f"task is {task!r}, but the model knows English alone; leave it out, or use a bundle "
@@ -265,9 +245,12 @@ def read_task(task: object, speech: SpeechEntry) -> str:
 
 def read_language(language: str | None, speech: SpeechEntry) -> str | None:
     """Return the code of the language of a request, None where it is to be detected."""
-    if language is not None:
+    is_detected = isinstance(language, str) and language.strip().lower() == DETECTED
+    if language is not None and not is_detected:
         return code_of(language, speech)
-    return ENGLISH if speech.languages is None else speech.language
+    if speech.languages is None:
+        return ENGLISH
+    return None if is_detected else speech.language
 
 
 def read_prompt(text: str | None, tokenizer: Tokenizer) -> tuple[int, ...]:

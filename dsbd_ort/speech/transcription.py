@@ -232,7 +232,7 @@ class Transcription:
             for number in range(1 if temperature == 0.0 else self._request.best_of):
                 mass, options = AllowedMass(), self._options_at(temperature)
                 if options.get("seed") is not None:
-                    options["seed"] += number
+                    options["seed"] = (options["seed"] + number) % 2**128
                 request = self._pipeline.request_of(inputs, options, allowed_mass=mass)
                 result = yield request
                 self._stats.append(result.stats)

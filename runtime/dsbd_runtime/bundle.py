@@ -173,6 +173,21 @@ class Bundle:
         return self.path / role / FOLD_FILE
 
 
+def _existing_folder(path: object) -> Path:
+    """Return the folder of a bundle; a BundleError where there is none."""
+    if not isinstance(path, str | os.PathLike):
+        raise BundleError(f"the bundle is {in_short(path)}; expected the path of a folder")
+    folder = Path(path)
+    try:
+        is_there = folder.is_dir()
+    except OSError as error:  # such as a name that is too long
+        shown = name_in_short(str(folder))
+        raise BundleError(f"no bundle at {shown}: {error.strerror or error}") from error
+    if not is_there:
+        raise BundleError(f"no bundle at {folder}: no such folder; make one with dsbd-export")
+    return folder
+
+
 def open_bundle(path: str | os.PathLike[str], *, verify: bool = False) -> Bundle:
     """Read and check the bundle at ``path``.
 
@@ -183,10 +198,8 @@ def open_bundle(path: str | os.PathLike[str], *, verify: bool = False) -> Bundle
     Raises:
         BundleError: naming what is wrong, the value seen, the value expected and the fix.
     """
-    folder = Path(path)
+    folder = _existing_folder(path)
     file = folder / MANIFEST_NAME
-    if not folder.is_dir():
-        raise BundleError(f"no bundle at {folder}: no such folder; make one with dsbd-export")
     if not file.is_file():
         raise BundleError(
             f"{folder} is no bundle: it has no {MANIFEST_NAME}; make one with dsbd-export"

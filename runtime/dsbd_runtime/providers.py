@@ -10,6 +10,7 @@ from dsbd_errors import install_hint
 from dsbd_runtime.cache_entries import recent
 from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.manifest import QUANTIZED_FORMS, ModelEntry
+from dsbd_runtime.typed_json import in_short
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +123,9 @@ def find_provider(name: str) -> Provider:
         if provider.name == name:
             return provider
     known = ", ".join(provider.name for provider in PROVIDERS)
-    raise ProviderError(f"no execution provider {name!r} in this version; choose one of: {known}")
+    raise ProviderError(
+        f"no execution provider {in_short(name)} in this version; choose one of: {known}"
+    )
 
 
 def check_runnable(provider: Provider, entry: ModelEntry, model_path: Path) -> None:

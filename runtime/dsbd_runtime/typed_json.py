@@ -76,6 +76,8 @@ def in_short(value: object) -> str:
         text = repr(value)
     except (RecursionError, ValueError):  # nested too deep, a number of too many digits
         return f"a {type(value).__name__} too large to show"
+    if not text.isprintable():  # an array of several lines
+        text = text.encode("unicode_escape").decode("ascii")
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 

@@ -49,6 +49,9 @@ def test_openai(served: Served, pipeline: Pipeline) -> None:
     assert found["completion"] == text_of(pipeline, PROMPT) and found["usage"] == 8
     assert found["chat"] == chats and found["tops"] == [5] * 8
     assert found["stream"] == found["final"] == chats[0]
+    assert found["streamed_calls"] == found["calls"]
+    num_calls = [len(calls) for _, calls in found["calls"]]
+    assert max(num_calls[:2]) > 1 and num_calls[2:] == [1, 1, 0, 0]
     assert found["model"] == MODEL
 
 

@@ -86,16 +86,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"strategy": "beam-sample", "draft_beams": 4}, "draft_beams"),
     ({"width_policy": "fixed", "accept_threshold": 0.5}, "accept_threshold"),
     ({"prompt": []}, "prompt"),
-    ({"prompt": ""}, None),
-    ({"prompt": [[]]}, None),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
     ({"prompt": [258_000]}, "prompt"),
     ({"prompt": ["a"] * 17}, "prompt"),
     ({"prompt": ["a", 5]}, "prompt.1"),
     ({"prompt": {"text": "a"}}, "prompt"),
 ]
-CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 CHAT_REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tool_choice"),
+    ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"response_format": {"type": "json_schema"}}, "response_format"),
     ({"top_logprobs": 2}, "top_logprobs"),
@@ -112,8 +111,7 @@ CHAT_REFUSED: list[tuple[dict[str, Any], str]] = [
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
         "messages.0.content.0",
     ),
-    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0.tool_calls.0.id"),
-    ({"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, "messages.0.tool_calls"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0.tool_calls.0.function"),
     ({"messages": [{"role": "assistant", "refusal": "no"}]}, "messages.0.refusal"),
 ]
 
@@ -321,6 +319,33 @@ def test_unknown_paths_and_methods(server: RunningServer) -> None:
         answer = server.http.request(method, path)
         assert answer.status_code == status
         assert "error" in answer.json()
+
+
+ENDPOINTS_OF_TEXTS = (
+    "this server has POST /v1/completions, POST /v1/chat/completions, GET /v1/models, "
+    "GET /v1/models/{name}, GET /health, GET /ready, GET /metrics"
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "words"),
+    [
+        ("GET", "/", f"there is no /; {ENDPOINTS_OF_TEXTS}"),
+        ("POST", "/v1/embeddings", f"there is no /v1/embeddings; {ENDPOINTS_OF_TEXTS}"),
+        ("POST", "/v1/responses", f"/v1/responses is not built yet; {ENDPOINTS_OF_TEXTS}"),
+        ("GET", "/v1/responses/r1", f"/v1/responses/r1 is not built yet; {ENDPOINTS_OF_TEXTS}"),
+        ("GET", "/v1/completions", "GET /v1/completions is not supported; use POST"),
+        ("POST", "/v1/models", "POST /v1/models is not supported; use GET"),
+    ],
+)
+def test_an_unknown_path_is_answered_by_those_there_are(
+    server: RunningServer, method: str, path: str, words: str
+) -> None:
+    answer = server.http.request(method, path, json=None if method == "GET" else {"model": "m"})
+    assert answer.status_code == (405 if "use " in words else 404)
+    assert answer.json()["error"]["message"] == words
+    long = server.http.get("/" + "x" * 5000).json()["error"]["message"]
+    assert long.endswith(ENDPOINTS_OF_TEXTS) and len(long) < 400
 
 
 def test_more_than_the_server_ever_holds_is_no_429(serve) -> None:

@@ -97,6 +97,14 @@ BEAMS: list[tuple[dict[str, Any], dict[str, Any]]] = [  # (fields of the body, o
         {"strategy": "beam-search", "num_beams": 6, "num_return_sequences": 2},
     ),
     (
+        {"use_beam_search": True, "best_of": 2},
+        {"strategy": "beam-search", "num_beams": 4, "num_return_sequences": 1},
+    ),
+    (
+        {"use_beam_search": True, "best_of": 2, "num_beams": 3},
+        {"strategy": "beam-search", "num_beams": 3, "num_return_sequences": 1},
+    ),
+    (
         {"strategy": "beam-search", "n": 2, "num_beams": 3, "length_penalty": 0.5},
         {
             "strategy": "beam-search",

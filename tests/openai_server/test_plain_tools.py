@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from dsbd_ort.openai_server.plain_tools import (
     with_user_text,
 )
 from dsbd_ort.openai_server.settings import ServingSettings
+from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.errors import InputError
 from tests.openai_server.conftest import CHAT_TEMPLATE, TOOL_TEMPLATE, Serve, with_templates
 from tests.openai_server.running_server import MODEL
@@ -124,7 +126,13 @@ def rendered(messages: list[dict[str, Any]]) -> str:
 
 @pytest.fixture(scope="module")
 def plain_client(serve: Serve) -> Iterator[openai.OpenAI]:
-    with serve(tool_template="plain") as server, server.client() as client:
+    with serve() as server, server.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def own_client(serve: Serve) -> Iterator[openai.OpenAI]:
+    with serve(tool_template="own") as server, server.client() as client:
         yield client
 
 
@@ -180,14 +188,47 @@ def test_no_message_is_a_clear_400(plain_client: openai.OpenAI) -> None:
         num_prompt_tokens(plain_client, [], tools=TOOLS)
 
 
-def test_a_history_with_calls_is_refused_where_nothing_shows_them(client: openai.OpenAI) -> None:
+def test_a_history_without_ids_goes_on(plain_client: openai.OpenAI) -> None:
+    messages, texts = HISTORIES[1]
+    calls = [{**call, "id": None, "type": None} for call in messages[1]["tool_calls"]]
+    messages = [messages[0], {**messages[1], "tool_calls": calls}]
+    messages += [{**each, "tool_call_id": None} for each in HISTORIES[1][0][2:]]
+    told = user(texts[2]["content"].replace('"name": "now", ', ""))  # no id says whose result it is
+    found = num_prompt_tokens(plain_client, messages)
+    assert is_length_of(found, rendered([*texts[:2], told]))
+
+
+def test_a_history_with_calls_is_refused_where_nothing_shows_them(
+    own_client: openai.OpenAI,
+) -> None:
     with pytest.raises(openai.BadRequestError, match="does not read tool calls"):
-        num_prompt_tokens(client, HISTORIES[1][0])
+        num_prompt_tokens(own_client, HISTORIES[1][0])
 
 
-def test_a_refused_auto_names_the_option(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="--tool-template plain"):
-        num_prompt_tokens(client, [user("u")], tools=TOOLS)
+@pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}])
+def test_a_refused_auto_names_the_option(own_client: openai.OpenAI, choice: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError, match="--tool-template own; use") as caught:
+        num_prompt_tokens(own_client, [user("u")], tools=TOOLS, **choice)
+    assert "the chat template of this model does not read tools" in str(caught.value)
+
+
+def started(caplog: pytest.LogCaptureFixture, serve: Serve, **settings: Any) -> list[str]:
+    """Return what a server says of tools until it listens."""
+    caplog.clear()
+    with caplog.at_level(logging.INFO), serve(**settings):
+        return [each.getMessage() for each in caplog.records if "tool" in each.getMessage()]
+
+
+def test_it_is_said_once_when_the_server_starts(
+    serve: Serve, tool_bundle: Path, tiny_bundle: Bundle, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert started(caplog, serve) == [
+        "tools of requests are plain text: the chat template of this model does not read tools; "
+        "--tool-template own refuses tool_choice auto instead"
+    ]
+    assert started(caplog, serve, tool_template="own") == []
+    assert started(caplog, serve, bundle=tool_bundle) == []
+    assert started(caplog, serve, bundle=tiny_bundle.path) == []  # without a chat template
 
 
 def test_a_template_without_a_system_message(
@@ -196,7 +237,7 @@ def test_a_template_without_a_system_message(
     refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
     sources = {"chat_template.jinja": refusing + CHAT_TEMPLATE}
     bundle = with_templates(chat_bundle, tmp_path / "tiny", sources)
-    with serve(bundle=bundle, tool_template="plain") as server, server.client() as client:
+    with serve(bundle=bundle) as server, server.client() as client:
         found = num_prompt_tokens(client, [user("u")], tools=TOOLS)
         assert is_length_of(found, rendered([user(f"{OFFER}\n\nu")]))
         with pytest.raises(openai.BadRequestError, match="no"):
@@ -204,7 +245,7 @@ def test_a_template_without_a_system_message(
 
 
 def test_a_template_with_tools_keeps_its_own_form(serve: Serve, tool_bundle: Path) -> None:
-    with serve(bundle=tool_bundle, tool_template="plain") as server, server.client() as client:
+    with serve(bundle=tool_bundle) as server, server.client() as client:
         found = num_prompt_tokens(client, [user("u")], tools=TOOLS)
         assert is_length_of(found, json.dumps(TOOLS) + rendered([user("u")]))
 

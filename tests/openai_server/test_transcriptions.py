@@ -125,6 +125,31 @@ def test_words(
     assert answer.words[0].to_dict()["probability"] == 0.5
 
 
+@pytest.mark.parametrize("brackets", ["", "[]"])
+def test_lists_with_and_without_brackets(
+    server: RunningServer, calls: list[dict[str, Any]], brackets: str
+) -> None:
+    fields = {
+        f"timestamp_granularities{brackets}": ["word", "segment"],
+        f"hot_words{brackets}": ["Kafka", "Max Brod"],
+        "response_format": "verbose_json",
+    }
+    assert len(posted(server, **fields).json()["words"]) == 6
+    hot_words = ["Kafka", "Max Brod"]
+    assert calls == [
+        {"task": "transcribe", "hot_words": hot_words, "return_timestamps": "word"},
+    ]
+    refused = posted(server, **{f"include{brackets}": "logprobs"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "include")
+
+
+def test_a_list_in_both_spellings_is_refused(server: RunningServer) -> None:
+    both = {"timestamp_granularities[]": "word", "timestamp_granularities": "segment"}
+    refused = posted(server, response_format="verbose_json", **both)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, "timestamp_granularities")
+
+
 def test_a_bundle_that_knows_no_times_of_words() -> None:
     pipeline = FakeSpeechPipeline()
     pipeline.prompts.encoder.speech.alignment = None
@@ -288,7 +313,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [  # fields, param, words of
     ({"chunking_strategy": "vad"}, "chunking_strategy", "leave it out or use auto"),
     ({"stream": "true", "response_format": "srt"}, "stream", "is written as a whole"),
     ({"timestamp_granularities[]": "segment"}, "timestamp_granularities", "needs response_format"),
-    ({"timestamp_granularities[]": "word"}, "timestamp_granularities", "needs response_format"),
+    ({"timestamp_granularities": "word"}, "timestamp_granularities", "needs response_format"),
     (
         {"timestamp_granularities[]": "letter", "response_format": "verbose_json"},
         "timestamp_granularities[].0",

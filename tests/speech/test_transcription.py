@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from dsbd_export.checkpoint import quiet_libraries
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding import DecodeResult, DecodingRequest, result_of
 from dsbd_ort.speech.languages import LANGUAGE_NAMES, OTHER_NAMES, code_of
-from dsbd_ort.speech.speech_request import read_samples
+from dsbd_ort.speech.speech_request import read_language, read_samples
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_ort.speech.transcription import answered
 from dsbd_runtime.errors import InputError
@@ -426,16 +427,22 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"language": 5}, "language is a int"),
     ({"task": "sing"}, "task is 'sing'; expected one of transcribe, translate"),
     ({"temperature": ()}, "temperature has 0 values"),
-    ({"temperature": (0.0, -1.0)}, "temperature has -1.0; expected numbers from 0"),
-    ({"temperature": "hot"}, "temperature is 'hot'; expected a finite number"),
+    ({"temperature": (0.0, -1.0)}, "temperature is -1.0; expected a number from 0 to 10"),
+    ({"temperature": "hot"}, "temperature is 'hot'; expected a number"),
     ({"logprob_threshold": float("nan")}, "logprob_threshold is nan"),
-    ({"return_timestamps": "yes"}, "return_timestamps is 'yes'; expected True or False, or \"word"),
-    ({"return_timestamps": np.ones(2)}, r"return_timestamps is array\(\[1., 1.\]\); expected True"),
-    ({"condition_on_previous_text": "word"}, "text is 'word'; expected True or False$"),
+    (
+        {"return_timestamps": "yes"},
+        "return_timestamps is 'yes'; expected one of False, True, 'word'",
+    ),
+    (
+        {"return_timestamps": np.ones(2)},
+        r"return_timestamps is array\(\[1., 1.\]\); expected one of",
+    ),
+    ({"condition_on_previous_text": "word"}, "text is 'word'; expected one of False, True$"),
     ({"initial_prompt": "<|startoftranscript|> now"}, "initial_prompt has the special token 281"),
     ({"initial_prompt": 5}, "initial_prompt is a int; expected a text"),
-    ({"best_of": 0}, "best_of is 0; expected a whole number from 1 to 64"),
-    ({"num_return_sequences": 0}, "num_return_sequences is 0; expected a whole number from 1"),
+    ({"best_of": 0}, "best_of is 0; expected at least 1"),
+    ({"num_return_sequences": 0}, "num_return_sequences is 0; expected at least 1"),
     ({"num_return_sequences": 6}, "num_return_sequences is 6, but num_beams is 5"),
     (
         {"num_return_sequences": 2, "temperature": 0.5},
@@ -445,7 +452,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"hot_words": [" "]}, "hot_words has ' '; expected words or phrases"),
     ({"hot_words": ["fox " * 99]}, "hot_words has a text of .* tokens"),
     ({"hot_words": ["<|en|>"]}, "hot_words has '<|en|>', with a special token"),
-    ({"hot_words": ["fox"], "hot_word_gain": -1.0}, "hot_word_gain is -1.0; expected 0 to 100"),
+    (
+        {"hot_words": ["fox"], "hot_word_gain": -1.0},
+        "hot_word_gain is -1.0; expected a number from 0 to 100",
+    ),
     ({"no_timestamps_token_id": 5}, "no_timestamps_token_id is given, but transcribe decides it"),
     ({"strategy": "speculative", "num_beams": 1}, "temperature is 0, but strategy speculative"),
     ({"num_beams": 0}, "num_beams is 0; expected at least 1"),
@@ -504,6 +514,31 @@ def test_the_names_of_languages_are_transformers():
     assert tokens.LANGUAGES == LANGUAGE_NAMES
     names = {name: code for code, name in LANGUAGE_NAMES.items()}
     assert tokens.TO_LANGUAGE_CODE == {**names, **OTHER_NAMES}
+
+
+def test_languages_by_tags_of_regions_and_detected_by_name(speech_pipe):
+    speech = speech_pipe.prompts.encoder.speech
+    several = replace(speech, languages={"en": 1, "zh": 2, "haw": 3, "jw": 4, "no": 5})
+    for name, code in (
+        *(
+            ("en-US", "en"),
+            ("en_gb", "en"),
+            ("zh-CN", "zh"),
+            ("zh-Hant-TW", "zh"),
+            ("HAW-us", "haw"),
+        ),
+        *(("jv-ID", "jw"), ("nb-NO", "no"), (" en ", "en"), ("auto", None), ("Auto", None)),
+    ):
+        assert read_language(name, several) == code
+    for name in ("de-AT", "english-US", "en US", "-en", "auto-US"):
+        with pytest.raises(InputError, match=f"language is '{name}'"):
+            read_language(name, several)
+    fixed = replace(several, language="zh")  # of the checkpoint's generation_config.json
+    assert [read_language(name, fixed) for name in (None, "auto")] == ["zh", None]
+    english = replace(speech, languages=None, tasks=None)
+    assert [read_language(name, english) for name in (None, "auto", "en-GB")] == ["en"] * 3
+    with pytest.raises(InputError, match="language is 'de-AT', but the model knows English alone"):
+        read_language("de-AT", english)
 
 
 def test_the_default_of_a_checkpoint_is_a_language(whisper, speech_pipe):

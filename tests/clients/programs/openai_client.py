@@ -20,5 +20,21 @@ found["tops"] = [len(token.top_logprobs) for token in answer.choices[0].logprobs
 with client.chat.completions.stream(**chat) as stream:
     found["stream"] = "".join(event.delta for event in stream if event.type == "content.delta")
     found["final"] = stream.current_completion_snapshot.choices[0].message.content
+place = {"type": "object", "properties": {"city": {"enum": ["Rome", "Bonn"]}}, "required": ["city"]}
+functions = [{"name": "weather", "parameters": place}, {"name": "now"}]
+tools = [{"type": "function", "function": function} for function in functions]
+choices = ["required", {"type": "function", "function": {"name": "weather"}}, "auto"]
+found["calls"], found["streamed_calls"] = [], []
+for choice, seed in [(choice, seed) for choice in choices for seed in range(2)]:
+    fields = {**chat, "seed": seed, "tools": tools, "tool_choice": choice}
+    fields["max_completion_tokens"] = 8 if choice == "auto" else 600
+    message = client.chat.completions.create(**fields).choices[0].message
+    with client.chat.completions.stream(**fields) as stream:
+        for _ in stream:
+            pass
+        streamed = stream.current_completion_snapshot.choices[0].message
+    for name, said in (("calls", message), ("streamed_calls", streamed)):
+        calls = [(call.function.name, call.function.arguments) for call in said.tool_calls or ()]
+        found[name].append((said.content or "", calls))
 found["model"] = client.models.list().data[0].id
 print(json.dumps(found))
