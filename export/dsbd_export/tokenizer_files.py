@@ -37,7 +37,7 @@ from dsbd_export.older_tokenizers import (
     tiktoken_file,
 )
 from dsbd_export.progress import Report
-from dsbd_export.tokenizer_gate import PLAIN_TEXTS, TokenizerGate
+from dsbd_export.tokenizer_gate import ENGLISH, PLAIN_TEXTS, TokenizerGate, reads_little
 from dsbd_runtime.bundle import (
     ADDITIONAL_TEMPLATES_FOLDER,
     CHAT_TEMPLATE_FILE,
@@ -235,6 +235,12 @@ def _warnings(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> Ite
             f"the eos_token of the {role}'s tokenizer, {tokenizer.eos_token!r} ({eos}), ends no "
             f"answer: eos_token_id of its config is {checkpoint.eos_token_ids}; if answers run "
             f"on, add {eos} to it in {GENERATION_CONFIG_FILE} and export again"
+        )
+    said = tokenizer.decode(tokenizer.encode(ENGLISH), skip_special_tokens=True)
+    if reads_little(ENGLISH, said):
+        yield (
+            f"the {role}'s tokenizer reads English as {said.strip()!r}: its tokens are another "
+            "alphabet, so the export compares random tokens in the place of a text"
         )
     if checkpoint.gguf_file is not None:
         return
