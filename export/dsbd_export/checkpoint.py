@@ -288,9 +288,8 @@ def _adapted(checkpoint: Checkpoint, source: str | None) -> Checkpoint:
             "adapters are not supported; merge it into the checkpoint with PEFT, and export that"
         )
     adapter = read_adapter(source, located_adapter(source))
-    return replace(
-        checkpoint, adapter=adapter, vocab_size=adapter.vocab_size or checkpoint.vocab_size
-    )
+    grown = adapter.grown(checkpoint.vocab_size)
+    return replace(checkpoint, adapter=adapter, vocab_size=grown)
 
 
 def _feature_checkpoint(role: str, folder: Path, options: ModelOptions) -> Checkpoint:

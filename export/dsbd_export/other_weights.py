@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from dsbd_export.adapter import adapter_content
+from dsbd_export.adapter_files import adapter_content
 from dsbd_export.weights import open_weights
 
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model*.safetensors", "adapter_model*.bin")
@@ -100,6 +100,6 @@ def _weight_names(folder: Path) -> list[str]:
 def _json_object(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
