@@ -86,12 +86,15 @@ def read_adapter(source: str, folder: Path) -> Adapter:
         ExportError: it is none, damaged, or of a kind that cannot be merged into weights.
     """
     where = f"the adapter at {folder}"
-    content = adapter_content(folder)
-    if content is None or not any((folder / name).is_file() for name in WEIGHT_FILES):
-        lacking = CONFIG_FILE if content is None else " or ".join(WEIGHT_FILES)
+    missing = [] if (folder / CONFIG_FILE).is_file() else [CONFIG_FILE]
+    if not any((folder / name).is_file() for name in WEIGHT_FILES):
+        missing.append(" or ".join(WEIGHT_FILES))
+    if missing:
         raise ExportError(
-            f"{where} has no {lacking}; give a folder as peft's save_pretrained writes it"
+            f"{where} has no {missing[0]}; give a folder as peft's save_pretrained writes it"
         )
+    if (content := adapter_content(folder)) is None:
+        raise ExportError(f"{CONFIG_FILE} of {where} is no JSON object; copy it again")
     kind = str(content.get("peft_type"))
     if kind not in PEFT_TYPE_TO_CONFIG_MAPPING:
         raise ExportError(f"{where} is of type {kind}, which peft does not know; {BY_HAND}")
