@@ -21,6 +21,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from dsbd_export.errors import ExportError, reason_of
+from dsbd_export.json_files import json_object_or_none
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
@@ -66,11 +67,7 @@ for pattern in patterns:
 
 def adapter_content(folder: Path) -> dict[str, Any] | None:
     """Return what adapter_config.json says, None where there is none that can be read."""
-    try:
-        content = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return content if isinstance(content, dict) else None
+    return json_object_or_none(folder / CONFIG_FILE)
 
 
 def weight_shapes(where: str, folder: Path) -> dict[str, tuple[int, ...]]:

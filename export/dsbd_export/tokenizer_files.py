@@ -29,6 +29,7 @@ from dsbd_export.encoder_decoder.marian_tokenizer import (
 from dsbd_export.encoder_decoder.speech import hide_times
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.gguf_file import alone
+from dsbd_export.json_files import json_object
 from dsbd_export.older_tokenizers import (
     OLDER_FILES,
     has_older_files,
@@ -81,7 +82,7 @@ def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, report: Report) 
     if checkpoint.gguf_file is None and generation_file.is_file():
         shutil.copyfile(generation_file, folder / GENERATION_CONFIG_FILE)
     elif checkpoint.encoder is not None:  # older ones have num_beams and the like in config.json
-        said = json.loads((checkpoint.folder / "config.json").read_text(encoding="utf-8"))
+        said = json_object(checkpoint.folder / "config.json")
         GenerationConfig.from_model_config(said).save_pretrained(folder)
     marian, encoder = checkpoint.tokenizer_folder, checkpoint.encoder
     if encoder is not None and is_marian(marian):
@@ -156,7 +157,7 @@ def tokenizer_content(file: Path) -> dict[str, Any]:
     """Return the content of a tokenizer.json; raise ExportError unless it is one."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ExportError(f"{file} is invalid JSON ({error}); copy or create it again") from error
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise ExportError(f"{file} has no section 'model'; copy or create it again")

@@ -23,6 +23,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import MarianTokenizer, PreTrainedTokenizerFast, TokenizersBackend
 
 from dsbd_export.errors import ExportError
+from dsbd_export.json_files import json_object
 from dsbd_export.older_tokenizers import SENTENCEPIECE_FILE, without_stacks
 from dsbd_runtime.bundle import SOURCE_TOKENIZER_FILE, TOKENIZER_FILE
 
@@ -140,8 +141,12 @@ def _compare(text: str, verb: str, ours: Any, theirs: Any) -> None:
 
 
 def _vocabulary(file: Path) -> dict[str, int]:
-    content: dict[str, int] = json.loads(file.read_text(encoding="utf-8"))
-    if sorted(content.values()) != list(range(len(content))) or "<unk>" not in content:
+    content: dict[str, int] = json_object(file)
+    if (
+        not all(type(i) is int for i in content.values())
+        or sorted(content.values()) != list(range(len(content)))
+        or "<unk>" not in content
+    ):
         raise ExportError(
             f"{file} has {len(content)} pieces, expected one for each id from 0 on, and <unk>; "
             "copy the file again"
