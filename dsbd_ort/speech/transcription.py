@@ -377,7 +377,7 @@ class Transcription:
             )
             first += len(part.token_ids)
             self._segments.append(segment)
-            self._said.append(without_second_end(part.token_ids, self._speech.first_timestamp))
+            self._said.append(without_second_end(part.token_ids, self._speech))
             yield segment
 
     def _text(self, token_ids: Sequence[int]) -> str:
