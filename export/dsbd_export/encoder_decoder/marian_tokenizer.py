@@ -26,6 +26,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.json_files import json_object
 from dsbd_export.older_tokenizers import SENTENCEPIECE_FILE, without_stacks
 from dsbd_runtime.bundle import SOURCE_TOKENIZER_FILE, TOKENIZER_FILE
+from dsbd_runtime.tokenizer import Tokenizer as SourceReader
 
 _SOURCE, _TARGET = "source.spm", "target.spm"
 _VOCABULARY, _TARGET_VOCABULARY = "vocab.json", "target_vocab.json"
@@ -104,8 +105,12 @@ def write_source_tokenizer(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # recommends sacremoses, which it does not use
         theirs = MarianTokenizer.from_pretrained(str(folder), local_files_only=True)
-    for text in map(without_stacks, texts):
-        ids = source.backend.encode(text).ids
+    ours = SourceReader(output, bos_token_id=None, file=SOURCE_TOKENIZER_FILE)
+    codes = [token.content for token in source.backend.get_added_tokens_decoder().values()]
+    codes = [code for code in codes if code not in _SPECIAL][:1]
+    of_codes = [text for code in codes for text in (f"{code} a b", f"a {code} b", f"{code}{code}")]
+    for text in map(without_stacks, (*texts, *of_codes)):
+        ids = ours.encode(text)
         found = [index if index < vocab_size else source.unknown for index in ids]
         _compare(text, "reads", found, _source_ids(theirs, text))
         if any(token in text for token in _SPECIAL):
