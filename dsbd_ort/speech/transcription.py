@@ -274,6 +274,7 @@ class Transcription:
         if self._has_times:
             options["no_timestamps_token_id"] = speech.no_timestamps_token_id
             options["max_initial_timestamp_index"] = speech.max_initial_timestamp_index
+            options["last_timestamp_token_id"] = speech.last_timestamp
         if self._hot_words is not None:
             given = options.get("logits_processors") or ()
             options["logits_processors"] = (*given, self._hot_words)
