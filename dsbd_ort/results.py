@@ -204,8 +204,9 @@ class StopFilter:
 
 
 def result_object(result: GenerationResult) -> dict[str, Any]:
-    """Return the fields of an answered request, without those that it did not ask for."""
-    fields = {"version": JSON_VERSION, **dataclasses.asdict(result)}
+    """Return the fields of an answered request, texts first, without those not asked for."""
+    fields = {**dataclasses.asdict(result), "version": JSON_VERSION}
+    fields["sequences"] = [{"text": each["text"], **each} for each in fields["sequences"]]
     for holder, name in [
         (fields, "prompt_logprobs"),
         *((s, name) for s in fields["sequences"] for name in ("top_logprobs", "items")),

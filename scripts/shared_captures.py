@@ -88,9 +88,9 @@ class _SharedSource:
         self._source, self._key, self._graphs = source, key, graphs
         self._has_encoder = has_encoder
 
-    def load(self, dtype: str) -> Any:
+    def load(self, dtype: str, report: Report) -> Any:
         """See ModelSource."""
-        return self._source.load(dtype)
+        return self._source.load(dtype, report)
 
     def references(self, model: Any) -> list[Reference]:
         """See ModelSource."""

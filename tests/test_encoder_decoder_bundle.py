@@ -33,6 +33,7 @@ from tests.encoder_decoder_pair import (
     generated,
     some_sources,
 )
+from tests.ort_sessions import cpu_session
 from tests.runtime.bundle_edits import edited
 
 
@@ -173,7 +174,7 @@ def test_rows_of_sources_are_bounded_and_read_again(source_pair):
     entry = open_bundle(source_pair / "bundle").entry("target").encoder
     ort = import_ort()
     path = source_pair / "bundle" / "target" / "encoder.onnx"
-    encoder = OrtEncoder(ort, path, entry, lambda file: ort.InferenceSession(str(file)), 4_000)
+    encoder = OrtEncoder(ort, path, entry, cpu_session, 4_000)
     one, other = (5, 6, 1), (7, 8, 9, 1)
     first = encoder.cross_rows(one)
     assert encoder.cross_rows(one) is first

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Callable
 from typing import Protocol
@@ -21,6 +20,17 @@ from dsbd_ort.results import GeneratedSequence, error_object, json_text, result_
 from dsbd_ort.trace_page.trace_file import write_trace
 
 PROMPT_SIGN = ">>> "
+SHOWN_STATS = (
+    "num_output_tokens",
+    "num_iterations",
+    "mean_acceptance_length",
+    "draft_acceptance_rate",
+    "target_calls",
+    "time_to_first_token_s",
+    "tokens_per_s",
+    "kv_bytes_peak",
+)
+"""Statistics of ``--stats``; the others are for tools, which read ``--json``."""
 
 
 class Responder(Protocol):
@@ -173,8 +183,9 @@ def _print_seed(seed: int, pipeline: Pipeline, arguments: RunArguments) -> None:
 
 
 def print_stats(stats: DecodingStats, title: str) -> None:
-    """Print one row per statistic."""
-    table = Table(title=title, show_header=False)
-    for name, value in dataclasses.asdict(stats).items():
+    """Print a row for each of ``SHOWN_STATS``."""
+    table = Table(title=title, caption="--json has all of them", show_header=False)
+    for name in SHOWN_STATS:
+        value = getattr(stats, name)
         table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
     Console(stderr=True).print(table)

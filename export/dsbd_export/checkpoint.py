@@ -21,7 +21,13 @@ from transformers.utils import logging as transformers_logging
 from dsbd_export.adapter import Adapter, read_adapter
 from dsbd_export.checkpoint_files import located, located_adapter
 from dsbd_export.composite import unread_inputs
-from dsbd_export.config import MIN_CONTEXT, DraftConfig, ExportConfig, ModelOptions
+from dsbd_export.config import (
+    MAX_CONTEXT,
+    MIN_CONTEXT,
+    DraftConfig,
+    ExportConfig,
+    ModelOptions,
+)
 from dsbd_export.encoder_decoder.checkpoint import (
     decoder_vocab_size,
     encoder_entry,
@@ -35,6 +41,7 @@ from dsbd_export.feature_draft.config import (
     read_feature_config,
 )
 from dsbd_export.gguf_file import gguf_end_ids, gguf_refusal, read_gguf_config
+from dsbd_export.gguf_header import read_header
 from dsbd_export.json_files import json_object
 from dsbd_export.model_config import (
     constant_rope_length,
@@ -205,19 +212,20 @@ def _instead_of_folder(folder: Path) -> str:
 
 def _open_gguf(role: str, file: Path, options: ModelOptions) -> Checkpoint:
     """Return the checkpoint that is all in one file."""
+    header = read_header(file)
     with quiet_libraries():
-        config = read_gguf_config(role, file)
+        config = read_gguf_config(role, file, header)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ExportError(
             f"the {role} in {file} (family {config.model_type}) is no causal language model of "
             "transformers; export the checkpoint folder that the file was made from"
         )
-    if what := gguf_refusal(file, config):
+    if what := gguf_refusal(header, config):
         raise ExportError(
             f"the {role} in {file} changes its rotary frequencies ({what}), which transformers' "
             "reader of GGUF leaves out; export the checkpoint folder that the file was made from"
         )
-    generation = {"eos_token_id": gguf_end_ids(file)}
+    generation = {"eos_token_id": gguf_end_ids(header)}
     return _decoder_checkpoint(role, file.parent, config, generation, options, gguf_file=file.name)
 
 
@@ -388,6 +396,11 @@ def _context_length(role: str, config: PreTrainedConfig, max_context: int | None
     if min(lengths) < MIN_CONTEXT:
         raise ExportError(
             f"the {role} has a context of {min(lengths)} tokens, at least {MIN_CONTEXT} are needed"
+        )
+    if min(lengths) > MAX_CONTEXT:
+        raise ExportError(
+            f"the {role} has a context of {min(lengths)} tokens by its config, at most "
+            f"{MAX_CONTEXT} are possible; give max_context"
         )
     return min(lengths)
 

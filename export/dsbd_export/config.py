@@ -17,6 +17,7 @@ from dsbd_runtime.trt_module import FLAVOURS
 
 OPSET = 24  # of ai.onnx, the version with TensorScatter and Attention
 MIN_CONTEXT = 16  # the parity gate needs a prompt and a tree of three levels
+MAX_CONTEXT = 2**31 - 1  # the largest number of a manifest
 _MOST_THREADS = 1024
 LEAST_DRAFT_VOCAB = 32  # has room for the tokens that end a sequence, and is a mistake below
 

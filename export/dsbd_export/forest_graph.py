@@ -6,6 +6,7 @@ output.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +37,7 @@ from dsbd_export.path_recurrences import (
     path_outputs,
     replaced_recurrences,
 )
+from dsbd_export.progress import Counter, PrintedSteps, Report
 from dsbd_export.replacements import (
     ReplaceTorchFunctions,
     additive_mask,
@@ -72,6 +74,11 @@ from dsbd_runtime.graph import (
     ROW_PLACES,
     WRITE_INDICES,
 )
+
+# How much of a capture has passed when torch.onnx.export prints a step, and when its own part ends:
+# of 24 layers, 30 s.
+_SHARE_BY_STEP = {"Run decompositions...": 0.29, "Translate the graph into ONNX...": 0.77}
+_SHARE_BEFORE_OPTIMIZING = 0.83
 
 LayerCache = tuple[Tensor, ...]  # the parts of one layer's cache, (1, heads, rows, width) each
 
@@ -336,7 +343,7 @@ def prepare_for_capture(model: PreTrainedModel) -> AttentionForm:
 
 
 def capture_forest_graph(
-    model: PreTrainedModel, checkpoint: Checkpoint, form: AttentionForm
+    model: PreTrainedModel, checkpoint: Checkpoint, form: AttentionForm, report: Report
 ) -> ir.Model:
     """Return the forest graph of a model that was prepared, attending by ``form``."""
     arguments, dynamic_shapes = _example(checkpoint)
@@ -346,6 +353,7 @@ def capture_forest_graph(
         GraphNames(input_names(checkpoint), output_names(checkpoint)),
         arguments,
         dynamic_shapes,
+        report,
     )
 
 
@@ -363,13 +371,19 @@ def captured_graph(
     names: GraphNames,
     arguments: tuple[Any, ...],
     dynamic_shapes: tuple[Any, ...],
+    report: Report,
+    phase: str = "capturing the graph",
 ) -> ir.Model:
     """Return the graph of a module, captured with example arguments.
 
     Raises:
         ExportError: the module does what no graph can hold.
     """
-    with quiet_libraries(), torch.no_grad():
+    phase = f"{checkpoint.role}: {phase}"
+    report(phase)
+    counter = Counter(phase, "", report)
+    steps = PrintedSteps(_SHARE_BY_STEP, counter)
+    with quiet_libraries(), torch.no_grad(), contextlib.redirect_stdout(steps):
         try:
             program = torch.onnx.export(
                 module.eval(),
@@ -379,7 +393,7 @@ def captured_graph(
                 dynamic_shapes=dynamic_shapes,
                 opset_version=OPSET,
                 dynamo=True,
-                verbose=False,
+                verbose=True,  # prints its steps
                 optimize=False,
             )
         except Exception as error:
@@ -392,6 +406,7 @@ def captured_graph(
     # The optimizer drops the addition of anything up to 1e-8 as that of zero, and with it the
     # epsilon of some norms: they are single nodes before.
     fuse_norms(program.model)
+    counter.passed(_SHARE_BEFORE_OPTIMIZING)
     program.optimize()
     return program.model
 

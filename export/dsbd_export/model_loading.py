@@ -18,6 +18,7 @@ from dsbd_export.composite import keep_text_part
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.gguf_file import gguf_weights
 from dsbd_export.model_config import model_class_of
+from dsbd_export.progress import Counter, Report, silent
 from dsbd_export.quantized_weights import (
     PLAIN,
     check_plain,
@@ -34,17 +35,20 @@ from dsbd_export.weights import (
 )
 
 
-def load_model(checkpoint: Checkpoint, dtype: str = "fp32") -> PreTrainedModel:
+def load_model(
+    checkpoint: Checkpoint, dtype: str = "fp32", report: Report = silent
+) -> PreTrainedModel:
     """Return the unmodified transformers model in evaluation mode, its weights in ``dtype``.
 
     Of a composite model the parts that read no text are left out. An adapter is merged.
     ``dtype`` is "fp32", "fp16" or "bf16". Constants that follow from the config stay in fp32.
+    ``report`` gets the progress of what takes long: a GGUF file is dequantized.
     """
     with quiet_libraries(), _as_loading_errors(checkpoint):
-        model, info = _load(checkpoint, TORCH_DTYPES[dtype])
+        model, info = _load(checkpoint, TORCH_DTYPES[dtype], report)
     if missing := sorted(info["missing_keys"]):
         raise ExportError(
-            f"the {checkpoint.role} at {checkpoint.folder} lacks {len(missing)} weights, the first "
+            f"the {checkpoint.role} at {checkpoint.source} lacks {len(missing)} weights, the first "
             f"is {missing[0]}; the checkpoint is incomplete, copy or download it again"
         )
     if checkpoint.adapter is not None:
@@ -82,15 +86,17 @@ def _as_loading_errors(checkpoint: Checkpoint) -> Iterator[None]:
     try:
         yield
     except ExportError as error:
-        raise ExportError(f"the {checkpoint.role} at {checkpoint.folder}: {error}") from error
+        raise ExportError(f"the {checkpoint.role} at {checkpoint.source}: {error}") from error
     except Exception as error:
         raise ExportError(
-            f"the {checkpoint.role} at {checkpoint.folder} cannot be loaded: "
+            f"the {checkpoint.role} at {checkpoint.source} cannot be loaded: "
             f"{reason_of(error)}; check its files"
         ) from error
 
 
-def _load(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[PreTrainedModel, dict[str, Any]]:
+def _load(
+    checkpoint: Checkpoint, dtype: torch.dtype, report: Report
+) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Return the model and the loading info of transformers, which lists missing weights."""
     options: dict[str, Any] = {"output_loading_info": True, "local_files_only": True}
     as_stored = checkpoint.composite or checkpoint.config
@@ -98,7 +104,10 @@ def _load(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[PreTrainedModel, 
     model_class = model_class_of(config)
     loaded: tuple[PreTrainedModel, dict[str, Any]]
     if model_class and checkpoint.gguf_file is not None:
-        dequantized = gguf_weights(checkpoint.folder / checkpoint.gguf_file, model_class, config)
+        phase = f"{checkpoint.role}: dequantizing {checkpoint.gguf_file}"
+        report(phase)
+        counter = Counter(phase, "weights", report)
+        dequantized = gguf_weights(checkpoint.source, model_class, config, counter)
         loaded = model_class.from_pretrained(
             None, config=config, state_dict=dequantized, dtype=dtype, **options
         )

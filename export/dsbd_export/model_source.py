@@ -46,6 +46,7 @@ from dsbd_export.pair import resize_vocabulary
 from dsbd_export.parity_cases import (
     ComputeIn,
     ForestCase,
+    Heard,
     Reference,
     reference_logits,
     references,
@@ -65,7 +66,7 @@ class ModelSource(Protocol):
     are converted to the type of the engine.
     """
 
-    def load(self, dtype: str) -> Any:
+    def load(self, dtype: str, report: Report) -> Any:
         """Return the module, with weights as an engine of ``dtype`` is compared with."""
 
     def probed(self, model: Any, dtype: str) -> Checkpoint:
@@ -98,10 +99,12 @@ class DecoderSource:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
+        self._heard: Heard = {}
 
-    def load(self, dtype: str) -> Any:
+    def load(self, dtype: str, report: Report) -> Any:
         """See ModelSource."""
-        model = load_model(self._checkpoint, reference_dtype(self._checkpoint, dtype))
+        self._heard.clear()
+        model = load_model(self._checkpoint, reference_dtype(self._checkpoint, dtype), report)
         resize_vocabulary(model, self._checkpoint)
         choose_rope(model, self._checkpoint.context_length)
         return model
@@ -121,7 +124,7 @@ class DecoderSource:
     def logits_in_float64(self, model: Any, case: ForestCase) -> NDArray[np.float64]:
         """See ModelSource."""
         model.set_experts_implementation("eager")  # grouped products have no float64
-        logits = reference_logits(model, case, torch.float64)
+        logits = reference_logits(model, case, torch.float64, self._heard)
         found = without_others(
             Reference(case=case, logits=logits), self._checkpoint.proposed_tokens
         )
@@ -143,7 +146,7 @@ class DecoderSource:
         if checkpoint.proposed_tokens is not None:
             cut_head(model, checkpoint.proposed_tokens)
         form = prepare_for_capture(model)
-        graph = capture_forest_graph(model, checkpoint, form)
+        graph = capture_forest_graph(model, checkpoint, form, report)
         report(f"{checkpoint.role}: optimizing the graph")
         optimize_graph(graph)
         check_contract(graph, checkpoint, form)
@@ -164,7 +167,10 @@ class EncoderDecoderSource(DecoderSource):
     def references(self, model: Any) -> list[Reference]:
         """See ModelSource."""
         cases = source_cases(self._checkpoint)
-        found = (Reference(case=case, logits=reference_logits(model, case)) for case in cases)
+        logits = (reference_logits(model, case, heard=self._heard) for case in cases)
+        found = (
+            Reference(case=case, logits=each) for case, each in zip(cases, logits, strict=True)
+        )
         return [without_others(each, self._checkpoint.proposed_tokens) for each in found]
 
     def product_rows(self, model: Any, texts: Sequence[str]) -> RowsOfProducts:
@@ -180,7 +186,7 @@ class EncoderDecoderSource(DecoderSource):
         if checkpoint.proposed_tokens is not None:
             cut_head(model, checkpoint.proposed_tokens)
         take_over_source_attention(model)
-        graph = capture_decoder_graph(model, checkpoint)
+        graph = capture_decoder_graph(model, checkpoint, report)
         report(f"{checkpoint.role}: optimizing the graph")
         optimize_graph(graph)
         has_biases = has_distance_bias(model)
@@ -191,9 +197,8 @@ class EncoderDecoderSource(DecoderSource):
     def capture_encoder(self, model: Any, report: Report) -> ir.Model | None:
         """See ModelSource; ``capture`` has prepared the model."""
         checkpoint = self._checkpoint
-        report(f"{checkpoint.role}: capturing the encoder")
         take_over_source_attention(model)
-        graph = capture_encoder_graph(model, checkpoint)
+        graph = capture_encoder_graph(model, checkpoint, report)
         optimize_graph(graph)
         return graph
 
@@ -204,7 +209,7 @@ class FeatureDraftSource:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
-    def load(self, dtype: str) -> Any:
+    def load(self, dtype: str, report: Report) -> Any:
         """See ModelSource."""
         return load_feature_draft(self._checkpoint)
 
@@ -237,7 +242,7 @@ class FeatureDraftSource:
 
     def capture(self, model: Any, report: Report) -> ir.Model:
         """See ModelSource."""
-        return capture_feature_graph(model, self._checkpoint)
+        return capture_feature_graph(model, self._checkpoint, report)
 
     def capture_encoder(self, model: Any, report: Report) -> ir.Model | None:
         """See ModelSource."""

@@ -156,30 +156,45 @@ def differences(
     return distances
 
 
+Heard = dict[tuple[torch.dtype, SoundFeatures], Tensor]
+"""Outputs of a speech model's encoder, (1, N, width) each, by their type and the sound."""
+
+
 def reference_logits(
-    model: PreTrainedModel, case: ForestCase, dtype: torch.dtype = torch.float32
+    model: PreTrainedModel,
+    case: ForestCase,
+    dtype: torch.dtype = torch.float32,
+    heard: Heard | None = None,
 ) -> NDArray[Any]:
     """Return (R, V) of ``dtype``: each node's logits after a plain causal pass over its path.
 
     Computed in ``dtype``, float32 or float64, from the weights as they are; each request alone.
+
+    heard: of earlier cases of this model, to which the sound of this one is added.
     """
     alone = dataclasses.replace(case, together=())
-    found = [_request_logits(model, each, dtype) for each in (alone, *case.together)]
+    heard = {} if heard is None else heard
+    found = [_request_logits(model, each, dtype, heard) for each in (alone, *case.together)]
     return np.concatenate(found)
 
 
-def _request_logits(model: PreTrainedModel, case: ForestCase, dtype: torch.dtype) -> NDArray[Any]:
+def _request_logits(
+    model: PreTrainedModel, case: ForestCase, dtype: torch.dtype, heard: Heard
+) -> NDArray[Any]:
     row_of_node = {int(node): row for row, node in enumerate(case.rows)}
     num_tokens = model.get_output_embeddings().weight.shape[0]
     logits = np.full((len(case.rows), num_tokens), np.nan, _NUMPY_DTYPES[dtype])
-    with torch.no_grad(), ComputeIn(dtype):
-        heard = _heard(model, case)
+    sound = None if case.sound is None else (dtype, case.sound)
+    if sound is not None and sound not in heard:
+        with torch.no_grad(), ComputeIn(dtype):
+            heard[sound] = _encoded(model, sound[1])
+    of_case = None if sound is None else heard[sound]
     for paths in _paths_by_length(case):
         ids = [np.concatenate([case.prefix_ids, case.node_ids[path]]) for path in paths]
         steps = [i for i, nodes in enumerate(paths.T) if row_of_node.keys() & nodes.tolist()]
         wanted = torch.tensor(steps) + len(case.prefix_ids)
         with torch.no_grad(), ComputeIn(dtype):
-            found_rows = _path_logits(model, case, torch.from_numpy(np.stack(ids)), wanted, heard)
+            found_rows = _path_logits(model, case, torch.from_numpy(np.stack(ids)), wanted, of_case)
         for found, nodes in zip(found_rows.numpy(), paths[:, steps].tolist(), strict=True):
             for values, node in zip(found, nodes, strict=True):
                 if node in row_of_node:
@@ -187,11 +202,9 @@ def _request_logits(model: PreTrainedModel, case: ForestCase, dtype: torch.dtype
     return logits
 
 
-def _heard(model: PreTrainedModel, case: ForestCase) -> Tensor | None:
-    """Return what a speech model's encoder makes of a case's sound, (1, N, width), once."""
-    if case.sound is None:
-        return None
-    features = torch.from_numpy(case.sound.values.copy())[None]
+def _encoded(model: PreTrainedModel, sound: SoundFeatures) -> Tensor:
+    """Return the encoder's output for a sound, (1, N, width)."""
+    features = torch.from_numpy(sound.values.copy())[None]
     return cast(Tensor, model.get_encoder()(features).last_hidden_state)
 
 
@@ -200,7 +213,7 @@ def _path_logits(
 ) -> Tensor:
     """Return the logits of some places of paths, (paths, places, V).
 
-    ids: (paths, length). wanted: (places,). heard: see ``_heard``.
+    ids: (paths, length). wanted: (places,). heard: see ``_encoded``, None without a sound.
     """
     if heard is not None:
         outputs = BaseModelOutput(last_hidden_state=heard.expand(len(ids), -1, -1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -223,14 +223,15 @@ def export_model(
 
 def _in_float64(
     checkpoint: Checkpoint, report: Report, cases: Sequence[ForestCase]
-) -> list[NDArray[np.float64]]:
-    """Return the logits of cases that the checkpoint gives in float64, from a copy of its own."""
-    phase = f"{checkpoint.role}: computing {len(cases)} cases in float64, to tell rounding"
+) -> Iterator[NDArray[np.float64]]:
+    """Yield the logits of cases that the checkpoint gives in float64, from a copy of its own."""
+    phase = f"{checkpoint.role}: computing up to {len(cases)} cases in float64, to tell rounding"
     report(phase)
     source = source_of(checkpoint)
-    model = source.load("fp32")
+    model = source.load("fp32", report)
     counter = Counter(phase, "cases", report)
-    return [source.logits_in_float64(model, case) for case in counted(cases, counter)]
+    for case in counted(cases, counter):
+        yield source.logits_in_float64(model, case)
 
 
 def _copy_record(checkpoint: Checkpoint, folder: Path) -> None:
@@ -249,7 +250,7 @@ def _write_model(
     """
     role, source = checkpoint.role, source_of(checkpoint)
     report(f"{role}: loading the checkpoint")
-    model = source.load(config.dtype)
+    model = source.load(config.dtype, report)
     if advice := shorter_head_advice(model, checkpoint):
         report(advice)
     checkpoint = source.probed(model, config.dtype)
@@ -263,7 +264,6 @@ def _write_model(
     if config.rounds_rows:
         rows = source.product_rows(model, config.calibration_texts)
     convert_weights(model, config.dtype)
-    report(f"{role}: capturing the graph")
     graph, encoder = source.capture(model, report), source.capture_encoder(model, report)
     config = _with_attention(checkpoint, graph, config, report)
     passes = _graph_passes(checkpoint, config, seen, rows)

@@ -1,12 +1,13 @@
-"""What a user sees of a long phase: a line now and then, and no warnings of libraries."""
+"""Progress lines of a long phase; warnings of libraries are silenced."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 Report = Callable[[str], None]
@@ -24,13 +25,13 @@ def silent(_: str) -> None:
 
 
 class Counter:
-    """Counts the parts of a phase.
+    """Reports how much of a phase is done and how long the rest may take.
 
     Args:
         phase: as its own line names it, such as "target: comparing with the checkpoint".
-        parts: what is counted, such as "cases".
-        report: gets "PHASE: 5 of 13 cases", at most once in ``SECONDS_BETWEEN``.
-        clock: tells the seconds.
+        parts: the things that are counted, such as "cases"; of a phase without any, "".
+        report: gets "PHASE: 5 of 13 cases, about 40 s left", at most once in ``SECONDS_BETWEEN``.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -38,14 +39,41 @@ class Counter:
     ) -> None:
         self._phase, self._parts = phase, parts
         self._report, self._clock = report, clock
-        self._last = clock()
+        self._began = self._last = clock()
 
     def done(self, number: int, total: int) -> None:
-        """Say that so many parts are done, if it is time; the last one ends the phase, unsaid."""
+        """Report that so many parts are done, if it is time; the last one ends the phase."""
+        if number < total:
+            self._say(f"{number:,} of {total:,} {self._parts}", number / total)
+
+    def passed(self, share: float) -> None:
+        """Report that a share of the phase has passed, more than 0 and less than 1."""
+        self._say(f"{share:.0%}", share)
+
+    def _say(self, done: str, share: float) -> None:
         now = self._clock()
-        if number < total and now - self._last >= SECONDS_BETWEEN:
+        if now - self._last >= SECONDS_BETWEEN:
             self._last = now
-            self._report(f"{self._phase}: {number:,} of {total:,} {self._parts}")
+            left = shown((now - self._began) * (1 - share) / share)
+            self._report(f"{self._phase}: {done}, about {left} left")
+
+
+class PrintedSteps(io.TextIOBase):
+    """A stream on which a library prints its steps, of which some are reported.
+
+    Args:
+        share_by_text: share of the phase that has passed when a text is printed.
+        counter: of the phase.
+    """
+
+    def __init__(self, share_by_text: Mapping[str, float], counter: Counter) -> None:
+        self._share_by_text, self._counter = share_by_text, counter
+
+    def write(self, text: str) -> int:
+        """Report the step of a text; print nothing."""
+        if (share := self._share_by_text.get(text)) is not None:
+            self._counter.passed(share)
+        return len(text)
 
 
 def counted(parts: Sequence[Part], counter: Counter) -> Iterator[Part]:
@@ -53,6 +81,11 @@ def counted(parts: Sequence[Part], counter: Counter) -> Iterator[Part]:
     for number, part in enumerate(parts, 1):
         yield part
         counter.done(number, len(parts))
+
+
+def shown(seconds: float) -> str:
+    """Return a duration in words: "40 s", "12.5 min"."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from dsbd_export.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.encoder_decoder.marian_tokenizer import (
@@ -28,7 +28,7 @@ from dsbd_export.encoder_decoder.marian_tokenizer import (
 )
 from dsbd_export.encoder_decoder.speech import hide_times
 from dsbd_export.errors import ExportError, reason_of
-from dsbd_export.gguf_file import alone
+from dsbd_export.gguf_tokenizer import gguf_tokenizer, gguf_tokenizer_warning
 from dsbd_export.json_files import json_object
 from dsbd_export.older_tokenizers import (
     OLDER_FILES,
@@ -105,7 +105,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     folder, role = checkpoint.tokenizer_folder, checkpoint.role
     file = folder / TOKENIZER_FILE
     if checkpoint.tokenizer_gguf is not None:
-        pass  # all that there is is in the one file, whatever lies beside it
+        return _of_gguf(checkpoint)  # in the one file, whatever lies beside it
     elif file.is_file():
         tokenizer_content(file)
     elif is_marian(folder):
@@ -125,7 +125,9 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
         )
     try:
         with quiet_libraries():
-            tokenizer = _loaded(checkpoint)
+            tokenizer = load_folder(
+                folder, trust_remote_code=checkpoint.trust_remote_code, local_files_only=True
+            )
     except Exception as error:
         raise ExportError(
             f"transformers cannot load the tokenizer of the {role} at {folder}: "
@@ -142,15 +144,17 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _loaded(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
-    options = {"trust_remote_code": checkpoint.trust_remote_code, "local_files_only": True}
-    if checkpoint.tokenizer_gguf is None:
-        return load_folder(checkpoint.tokenizer_folder, **options)
-    with alone(checkpoint.folder / checkpoint.tokenizer_gguf) as folder:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            str(folder), gguf_file=checkpoint.tokenizer_gguf, **options
-        )
-    return tokenizer
+def _of_gguf(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
+    try:
+        with quiet_libraries():
+            return gguf_tokenizer(checkpoint.source)
+    except ExportError:
+        raise
+    except Exception as error:  # metadata of other types than they should have
+        raise ExportError(
+            f"the tokenizer of {checkpoint.source} cannot be read: {reason_of(error)}; download "
+            "the file again, or convert the model again"
+        ) from error
 
 
 def tokenizer_content(file: Path) -> dict[str, Any]:
@@ -243,7 +247,9 @@ def _warnings(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> Ite
             f"the {role}'s tokenizer reads English as {said.strip()!r}: its tokens are another "
             "alphabet, so the export compares random tokens in the place of a text"
         )
-    if checkpoint.gguf_file is not None:
+    if checkpoint.tokenizer_gguf is not None:
+        if warning := gguf_tokenizer_warning(checkpoint.source):
+            yield warning
         return
     if lacks_chat_template(folder, tokenizer):
         yield (
@@ -251,7 +257,7 @@ def _warnings(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> Ite
             f"will have none; for chats put one beside it as {CHAT_TEMPLATE_FILE} and export again"
         )
     file = folder / TOKENIZER_FILE
-    if checkpoint.tokenizer_gguf is not None or not file.is_file():
+    if not file.is_file():
         return
     as_written = Tokenizer.from_file(str(file)).encode(_PLAIN, add_special_tokens=False).tokens
     loaded = tokenizer.tokenize(_PLAIN)

@@ -25,7 +25,7 @@ from dsbd_runtime.graph import (
     WRITE_INDICES,
 )
 from dsbd_runtime.manifest import ModelEntry
-from dsbd_runtime.ort_module import import_ort
+from dsbd_runtime.ort_module import import_ort, session_options
 from lab.frame.recent_inputs import recent_inputs
 
 CAPACITIES = (128, 256, 384, 512)
@@ -130,8 +130,7 @@ class PathEngine:
         self.vocab_size = entry.vocab_size
         self._sessions: dict[int, Any] = {}
         for threads in THREADS:
-            options = ort.SessionOptions()
-            options.intra_op_num_threads = threads
+            options = session_options(ort, entry, threads)
             options.log_severity_level = _ERROR_LOG_LEVEL
             self._sessions[threads] = ort.InferenceSession(
                 str(model_file), options, providers=["CPUExecutionProvider"]

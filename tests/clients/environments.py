@@ -20,6 +20,7 @@ REQUIREMENTS = {  # pinned: docs/serving.md says with which of them the server w
     "llama_index": ["llama-index-llms-openai-like==0.8.1"],
     "lm_eval": ["lm-eval[api]==0.4.13", "transformers>=5,<6"],
     "guidellm": ["guidellm==0.8.1"],
+    "llama_cpp": ["xllamacpp==2026.10.11549"],
 }
 
 
@@ -45,6 +46,16 @@ def program(name: str, url: str, model: str) -> Any:
     python = environment(name) / "python"
     file = PROGRAMS / f"{name}_client.py"
     return json.loads(_run([str(python), str(file), f"{url}/v1", model], 300).splitlines()[-1])
+
+
+def llama_cpp_ids(model: Path, texts: list[str], folder: Path) -> list[list[int]]:
+    """Return the ids that llama.cpp gives texts by the tokenizer of a GGUF file."""
+    python = environment("llama_cpp") / "python"
+    file, arguments = PROGRAMS / "llama_cpp_tokenize.py", folder / "texts.json"
+    arguments.write_text(json.dumps(texts))
+    found = _run([str(python), str(file), str(model), str(arguments)], 300)
+    ids: list[list[int]] = json.loads(found.splitlines()[-1])
+    return ids
 
 
 def command(name: str, arguments: list[str], home: Path) -> str:

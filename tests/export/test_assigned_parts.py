@@ -6,7 +6,6 @@ from collections import Counter
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from dsbd_export.checkpoint import quiet_libraries
 from dsbd_export.config import OPSET
 from dsbd_export.optimize import optimize_graph
+from tests.ort_sessions import cpu_session
 
 WIDTH = 7
 
@@ -74,9 +74,6 @@ def test_parts_that_fill_a_tensor_are_concatenated_and_others_stay(places, conca
     assert not counts["Range"] and not counts["Gather"]  # known places are constants
     if concatenations:
         assert counts["Concat"] == 2 and not {"Shape", "ConstantOfShape", "Transpose"} & set(counts)
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    session = ort.InferenceSession(ir.serde.serialize_model(model).SerializeToString(), options)
-    found = session.run(None, {"a": inputs[0].numpy(), "b": inputs[1].numpy()})
+    found = cpu_session(model).run(None, {"a": inputs[0].numpy(), "b": inputs[1].numpy()})
     for array, wanted in zip(found, module(*inputs), strict=True):
         np.testing.assert_array_equal(array, wanted.numpy())

@@ -14,6 +14,7 @@ from dsbd_export.model_loading import load_model
 from dsbd_export.model_source import source_of
 from dsbd_export.parity_cases import reference_logits, text_case
 from dsbd_export.pipeline import export_model
+from dsbd_export.progress import silent
 from scripts.family_checkpoints import FAMILY_CHECKPOINTS, write_checkpoint, write_family_checkpoint
 
 
@@ -54,7 +55,7 @@ def test_longrope_has_the_frequencies_of_the_exported_context(context, tmp_path)
     arguments = FAMILY_CHECKPOINTS["phi3-longrope-long"].arguments
     folder = write_checkpoint(tmp_path / "checkpoint", Phi3Config(**arguments))
     checkpoint, _ = opened(folder, tmp_path, max_context=context)
-    found = source_of(checkpoint).load("fp32")
+    found = source_of(checkpoint).load("fp32", silent)
     theirs = Phi3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     ids = torch.randint(0, 256, (1, context), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():  # their frequencies follow from the length of the sequence

@@ -6,6 +6,9 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from dsbd_runtime.ort_module import LOG_WARNINGS
+from tests.ort_sessions import cpu_session
+
 CAPACITY = 16
 NOT_IN_PLACE = "in-place optimization not activated"
 
@@ -20,10 +23,8 @@ def new_caches():
 
 
 def session_of(exported, file):
-    options = ort.SessionOptions()
-    options.log_severity_level = 2
     path = exported.config.output / "target" / file
-    return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return cpu_session(path, log_severity=LOG_WARNINGS)
 
 
 def run(session, inputs, caches, *, in_place):

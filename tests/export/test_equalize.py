@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -24,6 +23,7 @@ from dsbd_export.quantize_blockwise import MICROSOFT_DOMAIN, BlockwiseQuantizer
 from dsbd_export.quantize_dynamic import DynamicQuantizer
 from dsbd_export.row_forms import FormChoice, RowForm, block_of, int8_error, rotation
 from dsbd_export.weighted_layers import find_embeddings, find_linears
+from tests.ort_sessions import cpu_session
 
 WIDTH, INNER, VOCAB = 128, 256, 90
 LOUD = (3, 40, 41, 100)
@@ -229,18 +229,11 @@ def decoder(*, is_tied: bool, reads_norm: bool = False, is_merged: bool = True) 
 
 
 def run(model: ir.Model, names: list[str], num_tokens: int = 20) -> list[NDArray[np.float32]]:
-    options = onnxruntime.SessionOptions()
-    options.add_session_config_entry("session.x64quantprecision", "1")
-    session = onnxruntime.InferenceSession(
-        ir.serde.serialize_model(model).SerializeToString(),
-        options,
-        providers=["CPUExecutionProvider"],
-    )
     feeds = {
         "input_ids": np.arange(num_tokens)[None],
         "logit_rows": np.arange(num_tokens),
     }
-    return session.run(names, feeds)
+    return cpu_session(model).run(names, feeds)
 
 
 def seen_in(**form: bool) -> RowsOfProducts:

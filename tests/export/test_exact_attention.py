@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 
 from dsbd_export.checkpoint import open_checkpoint
@@ -23,6 +22,7 @@ from scripts.family_checkpoints import (
     SOURCE_READERS,
     write_family_checkpoint,
 )
+from tests.ort_sessions import cpu_session
 
 NUM_TOKENS, NUM_WAYS = 90, 16
 LOOSE = 10.0  # random weights make distributions that no quantization keeps
@@ -101,8 +101,7 @@ def session_of_sums(context_length, num_rows, limit_of_values):
     graph.extend(tape.nodes)
     graph.inputs.extend([scores, value, new])
     graph.outputs.extend([attended, prepared])
-    model = ir.serde.serialize_model(ir.Model(graph, ir_version=10))
-    return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return cpu_session(ir.Model(graph, ir_version=10))
 
 
 SHAPES_OF_SCORES = {

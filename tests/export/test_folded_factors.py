@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
@@ -15,6 +14,7 @@ from dsbd_export.product_rows import RowsOfProducts, key_of, rows_of
 from dsbd_export.quantize import quantize_graph
 from dsbd_export.row_forms import FormChoice
 from dsbd_export.weighted_layers import find_embeddings, find_linears
+from tests.ort_sessions import cpu_session
 
 HEADS, KEY_HEADS, DEPTH = 4, 2, 16
 WIDTH = HEADS * DEPTH
@@ -139,11 +139,8 @@ def feeds(num_rows: int = 5) -> dict[str, NDArray[np.float32]]:
 
 
 def run(model: ir.Model, num_rows: int = 5) -> list[NDArray[np.float32]]:
-    options = onnxruntime.SessionOptions()
-    options.add_session_config_entry("session.x64quantprecision", "1")
-    text = ir.serde.serialize_model(model).SerializeToString()
-    session = onnxruntime.InferenceSession(text, options, providers=["CPUExecutionProvider"])
-    return [np.asarray(found) for found in session.run(list(OUTPUTS), feeds(num_rows))]
+    found = cpu_session(model).run(list(OUTPUTS), feeds(num_rows))
+    return [np.asarray(output) for output in found]
 
 
 def seen_behind() -> RowsOfProducts:

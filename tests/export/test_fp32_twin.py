@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import torch
 from onnx import TensorProto, helper
 
 from dsbd_export.parity_engine import fp32_twin
+from tests.ort_sessions import cpu_session
 
 ROWS = [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
 
@@ -34,9 +34,7 @@ def bf16_graph(file):
 
 def test_the_twin_computes_in_fp32(tmp_path):
     bf16_graph(tmp_path / "model.onnx")
-    session = ort.InferenceSession(
-        fp32_twin(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"]
-    )
+    session = cpu_session(fp32_twin(tmp_path / "model.onnx"))
     found = session.run(None, {"ids": np.array([2, 1])})[0]
     table = torch.tensor(ROWS)
     np.testing.assert_array_equal(found, table[[2, 1]] @ table.T + 1)

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gguf import GGUFReader
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
+from dsbd_export import progress
 from dsbd_export.checkpoint import open_pair
 from dsbd_export.config import ExportConfig
 from dsbd_export.demo import demo_pair
@@ -88,9 +90,34 @@ def test_weights_of_other_kinds_are_those_that_were_quantized(
         assert difference <= error * wanted.float().square().mean().sqrt(), name
 
 
+def test_dequantizing_is_counted_and_no_bar_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN", 0.0)
+    file, lines = write_gguf(DRAFT, tmp_path / "m.gguf", "Q8_0"), []
+    load_model(open_pair(config_of(file))[0], report=lines.append)
+    total = len(GGUFReader(file).tensors)
+    phase = "target: dequantizing m.gguf"
+    assert lines == [phase, *(f"{phase}: {n} of {total} weights" for n in range(1, total))]
+    assert capfd.readouterr().err == ""
+
+
+def test_a_weight_of_another_shape_is_named(tmp_path: Path) -> None:
+    file = write_gguf(DRAFT, tmp_path / "m.gguf", "F16", end_of_turn=7)
+    data = file.read_bytes()
+    at = data.index(b"llama.attention.head_count_kv") + len("llama.attention.head_count_kv") + 4
+    file.write_bytes(data[:at] + (1).to_bytes(4, "little") + data[at + 4 :])
+    with pytest.raises(
+        ExportError, match=r"k_proj\.weight has the shape \(160, 160\), \(32, 160\)"
+    ):
+        load_model(open_pair(config_of(file))[0])
+
+
 def test_an_answer_also_ends_at_the_end_of_a_turn(tmp_path: Path) -> None:
     file = write_gguf(DRAFT, tmp_path / "m.gguf", "F16", end_of_turn=7)
     assert open_pair(config_of(file))[0].eos_token_ids == [1, 7]
+    write_gguf(DRAFT, file, "F16", end_of_turn=99999)
+    assert "names token 99999 as tokenizer.ggml.eot_token_id" in refusal(file)
 
 
 def test_an_adapter_is_merged_into_the_weights_of_a_file(tmp_path: Path) -> None:

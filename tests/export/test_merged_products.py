@@ -7,11 +7,11 @@ from collections import Counter
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from dsbd_export.merged_products import merge_products, transpose_before_split
+from tests.ort_sessions import cpu_session
 
 IN, ROWS = 32, 5
 SIZES = {"query": 24, "key": 8, "value": 8}
@@ -68,8 +68,7 @@ def graph_of(nodes, weights, outputs, inputs=("x",)) -> onnx.ModelProto:
 def results(model: onnx.ModelProto, inputs=("x",)) -> list[np.ndarray]:
     rng = np.random.default_rng(1)
     fed = {name: rng.standard_normal((ROWS, IN), dtype=np.float32) for name in inputs}
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return session.run(None, fed)
+    return cpu_session(model).run(None, fed)
 
 
 def merged(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:

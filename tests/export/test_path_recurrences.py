@@ -27,6 +27,7 @@ from dsbd_export.replacements import ReplaceTorchFunctions
 from dsbd_export.seen_rows import rows_above, see_rows
 from dsbd_forward.forward import Forward
 from dsbd_runtime.cache_entries import RecurrentRows
+from tests.ort_sessions import cpu_session
 
 CAPACITY = 96
 KEY_HEADS, HEADS, KEY_WIDTH, WIDTH = 2, 4, 8, 6
@@ -164,7 +165,7 @@ def fold_session(tmp_path_factory: pytest.TempPathFactory) -> onnxruntime.Infere
         dtype="fp32",
     )
     write_fold_graph([entry], file)
-    return onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    return cpu_session(file)
 
 
 @pytest.mark.parametrize("has_rate", [True, False])

@@ -23,6 +23,7 @@ from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.loading import load_causal_lm
 from tests.export.exported_target import exported_target
 from tests.export.gate import check_parity
+from tests.ort_sessions import cpu_session
 from tests.runtime.model_calls import logits_of
 
 LAYERS, LINEARS = 2, 9  # of the target: four products a layer and the head
@@ -105,9 +106,7 @@ def test_the_cpu_runs_fp16_and_refuses_bf16(bundles):
 
 def test_the_prune_graph_of_bf16_moves_rows(bundles):
     """On the real file: ONNX Runtime's CPU provider can gather and scatter in bf16."""
-    session = ort.InferenceSession(
-        bundles(dtype="bf16")[0] / "target" / "prune.onnx", providers=["CPUExecutionProvider"]
-    )
+    session = cpu_session(bundles(dtype="bf16")[0] / "target" / "prune.onnx")
     rng = np.random.default_rng(0)
     binding, caches = session.io_binding(), {}
     for layer in range(LAYERS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from dsbd_export import progress
 from dsbd_export.config import ExportConfig
 from dsbd_export.pipeline import export_bundle
-from dsbd_export.progress import Counter, counted
+from dsbd_export.progress import Counter, counted, shown
 
 
 def lines_of(num_parts: int, seconds_a_part: float) -> list[str]:
@@ -35,7 +36,11 @@ COUNTS = [  # (parts, seconds of each, those after which a line is seen)
 
 @pytest.mark.parametrize(("number", "seconds", "said"), COUNTS)
 def test_counts_are_said_now_and_then(number: int, seconds: float, said: list[int]) -> None:
-    wanted = [f"target: comparing: {part} of {number} cases" for part in said]
+    wanted = [
+        f"target: comparing: {part} of {number} cases, "
+        f"about {shown(seconds * (number - part))} left"
+        for part in said
+    ]
     assert lines_of(number, seconds) == wanted
 
 
@@ -53,4 +58,9 @@ def test_long_phases_of_an_export_move(
         said = [line for line in lines if line.startswith(f"{phase}: ")]
         total = len(said) + 1
         assert total > 5
-        assert said == [f"{phase}: {n} of {total} {parts}" for n in range(1, total)]
+        for number, line in enumerate(said, 1):
+            assert re.fullmatch(rf"{phase}: {number} of {total} {parts}, about [\d.]+ s left", line)
+    capture = "target: capturing the graph"
+    assert capture in lines
+    shares = [line.split(",")[0] for line in lines if line.startswith(f"{capture}: ")]
+    assert shares == [f"{capture}: {share}" for share in ("29%", "77%", "83%")]

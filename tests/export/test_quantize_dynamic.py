@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from dsbd_export.quantize_dynamic import DynamicQuantizer
 from dsbd_export.weighted_layers import find_linears
+from tests.ort_sessions import cpu_session
 
 NUM_IN, NUM_OUT = 64, 40
 
@@ -39,8 +39,7 @@ def quantized(shape: list[object], weight: np.ndarray) -> ir.Model:
 
 
 def results_of(model: ir.Model, *rows: np.ndarray) -> list[np.ndarray]:
-    text = ir.serde.serialize_model(model).SerializeToString()
-    session = ort.InferenceSession(text, providers=["CPUExecutionProvider"])
+    session = cpu_session(model)
     return [session.run(["product"], {"rows": each})[0] for each in rows]
 
 

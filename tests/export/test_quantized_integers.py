@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -17,6 +16,7 @@ from dsbd_export.quantize_blockwise import (
     pack_nibbles,
 )
 from dsbd_export.quantize_dynamic import channel_integers, channel_scales
+from tests.ort_sessions import cpu_session
 
 
 def test_channels_by_hand():
@@ -105,10 +105,7 @@ def products_of(kind, num_threads, accuracy_level=None, silent_outputs=slice(0))
     assert node.attributes.get_int("bits") == int(kind.removeprefix("int"))
     if accuracy_level is not None:
         node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", accuracy_level)
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = num_threads
-    serialized = ir.serde.serialize_model(model).SerializeToString()
-    session = ort.InferenceSession(serialized, options, providers=["CPUExecutionProvider"])
+    session = cpu_session(model, num_threads=num_threads)
     return lambda rows: session.run(["products"], {"rows": rows[None]})[0][0]
 
 

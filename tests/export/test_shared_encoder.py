@@ -22,10 +22,10 @@ from dsbd_export.parity_cases import Reference, reference_logits
 from dsbd_export.pipeline import export_bundle
 from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
-from dsbd_runtime.ort_module import import_ort
 from scripts.family_checkpoints import SOURCE_READERS, write_family_checkpoint
 from tests.export.cut_decoders import cut_decoder
 from tests.export.gate import check_parity
+from tests.ort_sessions import cpu_session
 from tests.runtime.model_calls import logits_of
 
 NAMES = [
@@ -69,7 +69,7 @@ def test_a_draft_with_the_same_encoder_shares_it(name, captures, tmp_path):
     num_bytes = sum(f.size for n, f in files.items() if n == "draft/encoder.onnx.data")
     assert num_bytes <= 2 * (32 * 32 + 32) * 4  # a product for keys and one for values
     source = [5, 6, 7, 8, 1]
-    encoder = import_ort().InferenceSession(str(bundle.encoder_path("target")))
+    encoder = cpu_session(bundle.encoder_path("target"))
     [found] = encoder.run(["hidden_states"], {"source_ids": np.array([source])})
     assert np.allclose(found, hidden_states(tmp_path / "target", source), atol=1e-5)
 

@@ -19,6 +19,7 @@ from dsbd_export.encoder_decoder.reference import source_cases
 from dsbd_export.encoder_decoder.speech import heard_sounds
 from dsbd_export.errors import ExportError
 from dsbd_export.model_loading import load_model
+from dsbd_export.model_source import source_of
 from dsbd_export.parity import MAX_ABS_ERROR, ParityLimit
 from dsbd_export.parity_cases import Reference, reference_logits
 from dsbd_export.pipeline import export_bundle, export_model
@@ -119,6 +120,19 @@ def test_drafts_and_checkpoints_without_alignment_heads_have_no_graph(captures, 
     unknown = replace(encoder, speech=replace(encoder.speech, alignment_heads=None))
     assert alignment_cases(model, replace(checkpoint, encoder=unknown)) == []
     assert alignment_cases(model, replace(checkpoint, role="draft")) == []
+
+
+def test_the_encoder_reads_each_sound_once(captures, tmp_path):
+    """It takes most of the time of the references of a large model."""
+    checkpoint, _ = export_alone(tmp_path, captures)
+    source = source_of(checkpoint)
+    model = source.load("fp32", lambda _: None)
+    sounds = []
+    model.get_encoder().register_forward_hook(lambda *_: sounds.append(None))
+    found = source.references(model)
+    assert len(found) > len(sounds) == len({each.case.sound for each in found}) == 3
+    alone = reference_logits(model, found[0].case)
+    np.testing.assert_array_equal(found[0].logits, alone)
 
 
 def hear_other_rows(graph: onnx.GraphProto) -> None:

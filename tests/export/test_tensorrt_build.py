@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import helper
 
@@ -33,6 +32,7 @@ from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.session import MAX_FORWARD_ROWS
 from dsbd_runtime.trt_module import trt_logger
 from dsbd_runtime.trt_record import ENGINE_FILES, find_record, source_hashes
+from tests.ort_sessions import cpu_session
 from tests.runtime.fake_trt import add_fake_engines
 from tests.runtime.tiny_graph import TinyModel, write_engine, write_prune_graph, write_tiny_bundle
 
@@ -196,8 +196,7 @@ def test_the_additive_masks_hide_the_same_rows(tmp_path: Path, dtype: str) -> No
             cache = rng.standard_normal((1, 2, CAPACITY, 16)).astype(numpy_type)
             inputs[f"past_key_values.{layer}.{part}"] = cache
     wanted, found = (
-        ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(["logits"], inputs)
-        for path in (file, tmp_path / "static.onnx")
+        cpu_session(path).run(["logits"], inputs) for path in (file, tmp_path / "static.onnx")
     )
     np.testing.assert_allclose(found[0], wanted[0], atol=1e-5 if dtype == "fp32" else 0.02)
     assert np.abs(wanted[0]).max() > 0.5

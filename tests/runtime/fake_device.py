@@ -21,6 +21,7 @@ from dsbd_runtime.device_session import DeviceSession
 from dsbd_runtime.errors import CapacityError
 from dsbd_runtime.ort_engine import OrtEngine
 from dsbd_runtime.session import MAX_FORWARD_ROWS
+from tests.ort_sessions import cpu_session
 
 POISON = 1e4
 CACHE_DIMS = 4
@@ -281,7 +282,7 @@ def open_on_fake(
         FakeEngine(
             OrtEngine(
                 ort,
-                ort.InferenceSession(str(path), _settings(), providers=["CPUExecutionProvider"]),
+                cpu_session(path, num_threads=1),
                 path,
                 device_type="cpu",
             ),
@@ -305,9 +306,3 @@ def poison_unused_rows(device: FakeDevice, arrays: dict[str, DeviceArray]) -> No
     for array in arrays.values():
         if len(array.shape) == CACHE_DIMS and array.dtype == "fp32":
             device.memory_of(array).view(np.float32).reshape(array.shape)[:, :, first_row:] = POISON
-
-
-def _settings() -> Any:
-    settings = ort.SessionOptions()
-    settings.intra_op_num_threads = 1
-    return settings

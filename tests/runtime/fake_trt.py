@@ -27,6 +27,7 @@ from dsbd_runtime.trt_record import (
     source_hashes,
     write_record,
 )
+from tests.ort_sessions import cpu_session
 from tests.runtime.fake_cuda import FakeCudaRuntime, cudaError_t
 
 CAPACITY = 320
@@ -109,7 +110,7 @@ class FakePlan:
     device_memory_size_v2 = 4096
 
     def __init__(self, trt: FakeTrt, path: Path, logger: Any) -> None:
-        session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        session = cpu_session(path)
         is_prune = path.name == PRUNE_FILE
         self.trt = trt
         self.logger = logger

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 import dsbd_runtime.host_values as host_values
 from dsbd_runtime.graph import HeadOutput
 from dsbd_runtime.host_values import HostValues
+from tests.ort_sessions import cpu_session
 
 HEAD = (HeadOutput("doubled", np.float32, (3,)), HeadOutput("total", np.float32, (), by_pair=True))
 
@@ -56,9 +57,7 @@ class Engine:
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])
         model.ir_version = 10
-        self.session = ort.InferenceSession(
-            model.SerializeToString(), providers=["CPUExecutionProvider"]
-        )
+        self.session = cpu_session(model)
         self.binding = CountingBinding(self.session.io_binding())
         self.values = HostValues(ort, self.binding)
 

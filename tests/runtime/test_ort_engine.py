@@ -31,6 +31,7 @@ from dsbd_runtime.ort_engine import (
     preload_libraries,
 )
 from dsbd_runtime.providers import Provider, find_provider
+from tests.ort_sessions import cpu_session
 from tests.runtime.fake_cuda import FakeCudaRuntime
 from tests.runtime.fake_device import FakeDevice
 
@@ -105,7 +106,8 @@ class OrtWithoutItsLibraries:
     @staticmethod
     def InferenceSession(path: str, settings: Any, **arguments: Any) -> Any:
         assert arguments == {"providers": [("CUDAExecutionProvider", {})], "enable_fallback": False}
-        return ort.InferenceSession(path, settings, providers=["AzureExecutionProvider"])
+        azure = ["AzureExecutionProvider"]
+        return ort.InferenceSession(path, settings, providers=azure)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +221,7 @@ def test_rows_of_every_type_move_in_place_behind_an_address(tmp_path: Path, dtyp
     geometry = equal_caches(1, num_heads=2, head_dim=8, dtype=dtype)
     path = tmp_path / "prune.onnx"
     write_prune_graph(geometry, path)
-    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = cpu_session(path)
     engine = OrtEngine(ort, session, path, device_type="cpu")
     device = FakeDevice()
     caches = DeviceCaches(device, geometry, 6)

@@ -21,6 +21,7 @@ from dsbd_runtime.kv_cache import KVCache
 from dsbd_runtime.ort_module import LOG_WARNINGS
 from dsbd_runtime.ort_session import OrtSession
 from dsbd_runtime.session import EngineInputs
+from tests.ort_sessions import cpu_session
 from tests.runtime.model_calls import engine_inputs
 from tests.runtime.tiny_graph import TinyModel, write_engine
 
@@ -40,9 +41,7 @@ def buffers_of(session: OrtSession) -> list[Any]:
 
 
 def engine_with_warnings(path: Path) -> Any:
-    options = ort.SessionOptions()
-    options.log_severity_level = LOG_WARNINGS
-    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return cpu_session(path, log_severity=LOG_WARNINGS)
 
 
 def test_caches_are_updated_in_place_and_nothing_is_copied(

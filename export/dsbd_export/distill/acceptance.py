@@ -128,7 +128,7 @@ class HeldOutPrompts:
         num_prompts = len(self.prompts) if num_prompts is None else num_prompts
         begins = range(0, len(self.prompts[:num_prompts]), _PROMPTS_A_FILE)
         missing = [begin for begin in begins if not self._file(begin).exists()]
-        phase = "sampling the target behind held-out prompts"
+        phase = "sampling the target's continuations of held-out prompts"
         if missing:
             self.report(phase)
         counter, total = Counter(phase, "prompts", self.report), len(missing) * _PROMPTS_A_FILE

@@ -96,6 +96,7 @@ def distill(
     files = [] if work.tokens.exists() else find_files(config.data, config.exclude)
     if not reads_sound:
         check_readable(files)
+    report(_plan(config, measures_speed=measure_speed is not None))
     with limited_threads(config.num_threads), work.opened(config):
         teaching = prepare(config, checkpoint, files, work, report)
         record = _train(config, teaching, work, report, save_every)
@@ -115,6 +116,15 @@ def distill(
         _check_absent(config.output)
         put_in_place(work.draft, config.output)
     return record
+
+
+def _plan(config: DistillConfig, *, measures_speed: bool) -> str:
+    """Return in a line what takes time apart from the training."""
+    training = f"{config.minutes:g} minutes" if config.steps is None else f"{config.steps:,} steps"
+    return (
+        f"training takes {training}; before it the data is tokenized and the target continues "
+        f"held-out prompts{', after it the engines are measured' if measures_speed else ''}"
+    )
 
 
 def _check_absent(output: Path) -> None:

@@ -28,7 +28,7 @@ from dsbd_export.distill.training import (
 )
 from dsbd_export.distill.work_folder import WorkFolder
 from dsbd_export.draft_vocabulary import most_frequent_tokens
-from dsbd_export.progress import Report
+from dsbd_export.progress import Counter, Report, counted, shown
 
 _NUM_PROMPTS = 64  # of the held-out ones, for the progress
 _SHARE, _SECONDS = 0.025, 20.0  # of the training, that both pass between two lines
@@ -104,10 +104,12 @@ def tokens_to_propose(
     for tokens in () if reads_sources else (streams.train, streams.train_prompts.tokens):
         counts += np.bincount(tokens, minlength=len(counts))
     if streams.has_chats:
-        report("sampling first answers of the target, for the tokens that the draft proposes")
+        phase = "sampling first answers of the target, for the tokens that the draft proposes"
+        report(phase)
         pool = pool_of(config, teaching, work, splits_batches=False)
         expected = np.zeros(len(counts))
-        for answers in pool.first_answers(_num_rounds(teaching)):
+        rounds = range(_num_rounds(teaching))
+        for answers in map(pool.answers_of, counted(rounds, Counter(phase, "rounds", report))):
             ids, log_probs = answers.ids[answers.counted], answers.log_probs[answers.counted]
             expected += np.bincount(ids.ravel(), np.exp(log_probs).ravel(), len(counts))
         counts += expected * max(1.0, counts.sum() / max(expected.sum(), 1.0))
@@ -140,9 +142,12 @@ def _observer(
         acceptance = kind.acceptance(draft, samples)
         loss = sum(state.losses) / len(state.losses) if state.losses else None
         loss_text = "untrained" if loss is None else f"loss {loss:.3f}"
+        share = min(state.progress, 1.0)
+        left = state.seconds * (1 - share) / share if share else 0.0
         report(
-            f"step {state.step:,}, {min(state.progress, 1.0):.0%}, {state.seconds / 60:.1f} min: "
-            f"{loss_text}, acceptance {shown_acceptance(acceptance)}"
+            f"step {state.step:,}, {share:.0%}, {state.seconds / 60:.1f} min: {loss_text}, "
+            f"acceptance {shown_acceptance(acceptance)}"
+            f"{f', about {shown(left)} left' if left else ''}"
         )
         return {
             "step": state.step,

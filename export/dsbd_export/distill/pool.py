@@ -105,11 +105,10 @@ class Pool:
         a_round = num_tokens * features.width * BYTES_A_NUMBER
         return int(min(max(_MOST_FEATURE_BYTES // a_round, 1), _NUM_ROUNDS))
 
-    def first_answers(self, num_rounds: int = 1) -> list[Labelled]:
-        """Return the target's answers of the first rounds."""
-        for number in range(num_rounds):
-            self._make(number)
-        return [self._read(number, "answers") for number in range(num_rounds)]
+    def answers_of(self, number: int) -> Labelled:
+        """Return the target's answers of a round, which is made if it is missing."""
+        self._make(number)
+        return self._read(number, "answers")
 
     def _kinds_of(self, step: int) -> tuple[str, ...]:
         """Return the kinds of rows of a step; chats and texts take turns."""

@@ -10,7 +10,7 @@ costs more than all that a draft computes of it. Target and draft read the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ _NEVER = -1e4  # a logit whose probability is 0, in 16 bits too
 
 
 def write_windows(
-    files: list[TextFile], hear: Hear, speech: SpeechEntry, features: Path, folder: Path
+    files: Iterable[TextFile], hear: Hear, speech: SpeechEntry, features: Path, folder: Path
 ) -> None:
     """Write the features of all windows to a file, then their prompts to ``folder``.
 
@@ -51,11 +51,12 @@ def write_windows(
     Raises:
         ExportError: some files are no audio; all of them are counted.
     """
-    partial, num_windows = features.with_suffix(".partial"), 0
+    partial, num_windows, num_files = features.with_suffix(".partial"), 0, 0
     wrong: list[DsbdError] = []
     with opened_sinks(folder) as sink_of:
         with partial.open("wb") as written:
             for file in files:
+                num_files += 1
                 first = num_windows
                 try:
                     for window in hear(file.path, speech):
@@ -66,7 +67,7 @@ def write_windows(
                     wrong.append(error)
         if wrong:
             raise ExportError(
-                f"{len(wrong)} of {len(files)} files of data cannot be heard, the first: "
+                f"{len(wrong)} of {num_files} files of data cannot be heard, the first: "
                 f"{wrong[0]}; choose others by a pattern, or exclude them"
             )
         put_in_place(partial, features)

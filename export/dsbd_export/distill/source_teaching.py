@@ -29,7 +29,7 @@ from dsbd_export.encoder_decoder.languages import with_languages
 from dsbd_export.encoder_decoder.reference import probed_sources
 from dsbd_export.errors import ExportError
 from dsbd_export.model_loading import load_model
-from dsbd_export.progress import Report
+from dsbd_export.progress import Counter, Report, counted
 from dsbd_export.tokenizer_files import write_tokenizer_files
 from dsbd_runtime.speech_entry import SpeechEntry
 
@@ -60,7 +60,7 @@ def prepare_source_teaching(
     device = best_device()
     report(f"loading the target on {device.name}{', products in bf16' * device.uses_bf16}")
     # In fp32 everywhere: the draft has the encoder's weights as they are, or it could not share it.
-    target = load_model(checkpoint, "fp32")
+    target = load_model(checkpoint, "fp32", report)
     probed = probed_sources(target, checkpoint, "fp32")
     target.requires_grad_(False).to(device.name)
     _check_finite(target, checkpoint, device)
@@ -101,13 +101,14 @@ def _text_streams(
     """Return the tokens of all sources, which an earlier run may have left."""
     assert checkpoint.encoder is not None  # the caller has asked
     if not work.tokens.exists():
-        report(f"tokenizing {len(files):,} files")
+        phase = f"tokenizing {len(files):,} files"
+        report(phase)
         folder = work.path / "tokenizer"
         folder.mkdir(exist_ok=True)
         write_tokenizer_files(checkpoint, folder, report)
         longest = min(MOST_SOURCE, checkpoint.encoder.context_length)
         reader = SourceTokens(folder, checkpoint, longest)
-        write_sources(files, reader, begin, work.tokens)
+        write_sources(counted(files, Counter(phase, "files", report)), reader, begin, work.tokens)
         if reader.num_left_out:
             report(
                 f"warning: {reader.num_left_out:,} sources are longer than {longest} tokens and "
@@ -131,8 +132,10 @@ def _window_streams(
                 f"the target at {checkpoint.folder} (family {checkpoint.family}) reads sound, and "
                 "hear is missing, which reads audio; use dsbd-distill, or pass it"
             )
-        report(f"listening to {len(files):,} files")
-        write_windows(files, hear, speech, work.features, work.tokens)
+        phase = f"reading {len(files):,} files of audio"
+        report(phase)
+        counted_files = counted(files, Counter(phase, "files", report))
+        write_windows(counted_files, hear, speech, work.features, work.tokens)
     return _opened(work, WINDOWS, "files of audio", report)
 
 

@@ -14,7 +14,7 @@ target one behind the other, and the places behind tokens of the target count.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -125,7 +125,7 @@ class SourceTokens:
 
 
 def write_sources(
-    files: list[TextFile], reader: SourceTokens, begin: list[int], folder: Path
+    files: Iterable[TextFile], reader: SourceTokens, begin: list[int], folder: Path
 ) -> None:
     """Write the tokens of all sources to ``folder``, which appears when it is complete.
 

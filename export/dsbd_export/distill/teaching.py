@@ -36,7 +36,7 @@ from dsbd_export.distill.texts import (
 from dsbd_export.distill.work_folder import WorkFolder
 from dsbd_export.errors import ExportError
 from dsbd_export.model_loading import load_model
-from dsbd_export.progress import Report
+from dsbd_export.progress import Counter, Report, counted
 from dsbd_export.tokenizer_files import write_tokenizer_files
 from dsbd_runtime.tokenizer import Tokenizer
 
@@ -78,7 +78,7 @@ def prepare_teaching(
     streams = _streams(config, checkpoint, files, work, report)
     device = best_device()
     report(f"loading the target on {device.name}{', products in bf16' * device.uses_bf16}")
-    target = load_model(checkpoint, "bf16" if device.name == "cuda" else "fp32")
+    target = load_model(checkpoint, "bf16" if device.name == "cuda" else "fp32", report)
     target.requires_grad_(False).to(device.name)
     _check_causal(target, checkpoint, device)
     caches = probed_caches(target, checkpoint, "fp32")
@@ -140,7 +140,8 @@ def _streams(
 ) -> TokenStreams:
     """Return the tokens of all texts, which an earlier run may have left."""
     if not work.tokens.exists():
-        report(f"tokenizing {len(files):,} files")
+        phase = f"tokenizing {len(files):,} files"
+        report(phase)
         folder = work.path / "tokenizer"
         folder.mkdir(exist_ok=True)
         write_tokenizer_files(checkpoint, folder, report)
@@ -153,7 +154,8 @@ def _streams(
             longest=min(MOST_PROMPT, checkpoint.context_length - room),
             learns_answers=config.learn_answers,
         )
-        write_streams(files, tokenizer, chats, eos, work.tokens)
+        counted_files = counted(files, Counter(phase, "files", report))
+        write_streams(counted_files, tokenizer, chats, eos, work.tokens)
         if chats.num_left_out:
             report(
                 f"warning: {chats.num_left_out:,} prompts of chats are longer than {chats.longest} "

@@ -203,7 +203,11 @@ def _content_of_line(line: str, where: str) -> Iterable[str]:
 
 
 def write_streams(
-    files: list[TextFile], tokenizer: Tokenizer, chats: ChatTokens, eos: int | None, folder: Path
+    files: Iterable[TextFile],
+    tokenizer: Tokenizer,
+    chats: ChatTokens,
+    eos: int | None,
+    folder: Path,
 ) -> None:
     """Write the tokens of all texts to ``folder``, which appears when it is complete.
 

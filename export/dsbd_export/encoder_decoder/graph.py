@@ -38,6 +38,7 @@ from dsbd_export.forest_graph import (
     output_names,
 )
 from dsbd_export.model_loading import cache_name
+from dsbd_export.progress import Report
 from dsbd_runtime.encoder_entry import (
     HIDDEN_STATES,
     INPUT_FEATURES,
@@ -204,7 +205,9 @@ def decoder_names(checkpoint: Checkpoint) -> GraphNames:
     return GraphNames(names, output_names(checkpoint))
 
 
-def capture_encoder_graph(model: PreTrainedModel, checkpoint: Checkpoint) -> ir.Model:
+def capture_encoder_graph(
+    model: PreTrainedModel, checkpoint: Checkpoint, report: Report
+) -> ir.Model:
     """Return the graph of the encoder of a model that was prepared.
 
     Of a draft that shares the target's encoder it is what makes cross rows of hidden states.
@@ -212,27 +215,35 @@ def capture_encoder_graph(model: PreTrainedModel, checkpoint: Checkpoint) -> ir.
     encoder = checkpoint.encoder
     assert encoder is not None  # the caller has asked
     module: nn.Module = EncoderGraph(model, encoder)
-    names = encoder_names(encoder)
-    if (speech := encoder.speech) is not None:
-        shape = (speech.num_mels, speech.num_frames)
-        if encoder.is_shared:
-            module = SharedRowsGraph(model, encoder)
-            shape = (speech.num_positions, model.config.hidden_size)
-        return captured_graph(module, checkpoint, names, (torch.zeros(1, *shape),), (None,))
-    tokens = torch.export.Dim("N", min=1, max=encoder.context_length)
-    example = torch.arange(7)[None]
     if encoder.is_shared:
         module = SharedRowsGraph(model, encoder)
-        example = torch.zeros(1, 7, model.config.hidden_size)
-    return captured_graph(module, checkpoint, names, (example,), ({1: tokens},))
+    width = model.config.hidden_size
+    if (speech := encoder.speech) is not None:
+        shape = (speech.num_mels, speech.num_frames)
+        example = torch.zeros(1, *((speech.num_positions, width) if encoder.is_shared else shape))
+        dynamic_axes = None
+    else:
+        example = torch.zeros(1, 7, width) if encoder.is_shared else torch.arange(7)[None]
+        dynamic_axes = {1: torch.export.Dim("N", min=1, max=encoder.context_length)}
+    return captured_graph(
+        module,
+        checkpoint,
+        encoder_names(encoder),
+        (example,),
+        (dynamic_axes,),
+        report,
+        "capturing the encoder",
+    )
 
 
-def capture_decoder_graph(model: PreTrainedModel, checkpoint: Checkpoint) -> ir.Model:
+def capture_decoder_graph(
+    model: PreTrainedModel, checkpoint: Checkpoint, report: Report
+) -> ir.Model:
     """Return the forest graph of the decoder of a model that was prepared."""
     arguments, dynamic_shapes = _example(checkpoint)
     module = DecoderGraph(model, checkpoint)
     names = decoder_names(checkpoint)
-    return captured_graph(module, checkpoint, names, arguments, dynamic_shapes)
+    return captured_graph(module, checkpoint, names, arguments, dynamic_shapes, report)
 
 
 def _example(checkpoint: Checkpoint) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -35,6 +35,7 @@ from dsbd_export.forest_graph import (
 )
 from dsbd_export.graph_checks import check_contract
 from dsbd_export.optimize import optimize_graph
+from dsbd_export.progress import Report
 from dsbd_export.replacements import ReplaceTorchFunctions, fix_rope, take_over_attention
 from dsbd_export.weights import TORCH_DTYPES
 from dsbd_runtime.cache_entries import ATTENTION_ROWS
@@ -90,13 +91,15 @@ def graph_names(checkpoint: Checkpoint) -> GraphNames:
     return GraphNames(inputs, outputs)
 
 
-def capture_feature_graph(draft: FeatureDraft, checkpoint: Checkpoint) -> ir.Model:
+def capture_feature_graph(draft: FeatureDraft, checkpoint: Checkpoint, report: Report) -> ir.Model:
     """Return the graph of a draft, which is changed in place: it then attends by a mask alone."""
     fix_rope(draft)
     form = take_over_attention(draft)
     arguments, dynamic_shapes = _example(checkpoint)
     names = graph_names(checkpoint)
-    graph = captured_graph(FeatureGraph(draft), checkpoint, names, arguments, dynamic_shapes)
+    graph = captured_graph(
+        FeatureGraph(draft), checkpoint, names, arguments, dynamic_shapes, report
+    )
     optimize_graph(graph)
     assert form is AttentionForm.NODE  # of Llama and Qwen3
     check_contract(graph, checkpoint, form, names)

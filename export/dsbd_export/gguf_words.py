@@ -1,0 +1,216 @@
+"""How the pre-tokenizer that a GGUF file names splits a text into words; a row a name.
+
+A file has the vocabulary and the merges of a byte-level BPE, and of the rest a name alone. The
+names are llama.cpp's. An expression is that of the tokenizer.json which the name stands for, as far
+as llama.cpp says it, else llama.cpp's own. What differs between two names is a row of ``_ROWS``.
+There is no row for names whose expression llama.cpp itself reads as something else and no other
+reader has (afmoe, tiny_aya, cohere2moe, youtu), that have code of their own (kimi-k2), or that
+belong to models which generate no text (jina, granite-embed).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_SIGNS = r" ?[^\s\p{L}\p{N}]+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = tuple(
+    rf"[^\r\n\p{{L}}\p{{N}}]?{word}" for word in (f"{_UPPER}*{_LOWER}+", f"{_UPPER}+{_LOWER}*")
+)
+_CASED_AND_CONTRACTED = "|".join(f"{word}{_CONTRACTIONS}?" for word in _CASED)
+_ASCII_SIGNS = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
+_MARKED = r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+
+_GPT2 = rf"'s|'t|'re|'ve|'m|'ll|'d| ?\p{{L}}+| ?\p{{N}}+|{_SIGNS}|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_SIGNS}[\r\n]*|{_SPACES}"
+_QWEN2 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_SIGNS}[\r\n]*|{_SPACES}"
+_GPT4O = rf"{_CASED_AND_CONTRACTED}|\p{{N}}{{1,3}}|{_SIGNS}[\r\n/]*|{_SPACES}"
+_BLOOM = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
+_DIGIT, _THREE_DIGITS, _LINES = r"\p{N}", r"\p{N}{1,3}", r"[^\n]+|[\n]+"
+_HAN = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+_HAN_OF_DEEPSEEK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+_SIGNS_OF_FALCON = r"\p{P}\$\+<=>\^~\|"
+_CASED_LETTERS = (
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af"
+    "\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1"
+    "\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5"
+    "\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a"
+    "\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d"
+    "\u1f5f-\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3"
+    "\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115"
+    "\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f\u2145-\u2149"
+    "\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d"
+    "\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06"
+    "\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3"
+    "\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df"
+    "\U0001e900-\U0001e943"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreTokenizer:
+    """What a name stands for.
+
+    Attributes:
+        splits: regular expressions, one after the other. Each splits the pieces that the ones
+            before left into its matches and what lies between them.
+        takes_whole_words: whether a word of the vocabulary is its token, whatever the merges say.
+        begins: whether a prompt begins with the file's begin token if the file does not say.
+        spells_bytes: whether the vocabulary spells bytes as GPT-2 does; else it spells characters,
+            a space as "▁", and bytes as <0xE2>.
+    """
+
+    splits: tuple[str, ...]
+    takes_whole_words: bool = False
+    begins: bool = False
+    spells_bytes: bool = True
+
+
+_DEEPSEEK_V3 = PreTokenizer(
+    splits=(
+        _THREE_DIGITS,
+        _HAN,
+        rf"{_ASCII_SIGNS}|{_MARKED}| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
+    )
+)
+_ROWS: tuple[tuple[str, PreTokenizer], ...] = (
+    (
+        "default",
+        PreTokenizer(splits=(f"[{_SIGNS_OF_FALCON}]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    ),
+    (
+        "gpt-2 phi-2 gigachat a.x-4.0 mellum exaone4 mpt olmo jais trillion granite-docling",
+        PreTokenizer(splits=(_GPT2,)),
+    ),
+    (
+        "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2",
+        PreTokenizer(splits=(_DIGIT, _GPT2)),
+    ),
+    ("falcon", PreTokenizer(splits=(f"[{_SIGNS_OF_FALCON}`]+", _GPT2, "[0-9][0-9][0-9]"))),
+    (
+        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
+        PreTokenizer(splits=(_LLAMA3,), takes_whole_words=True, begins=True),
+    ),
+    ("dbrx smaug-bpe glm4 chatglm-bpe", PreTokenizer(splits=(_LLAMA3,))),
+    (
+        "jais-2",
+        PreTokenizer(
+            splits=(
+                rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_SIGNS}[\r\n]*|\s*[\r\n]+|"
+                + "|".join(rf"\s{{{number}}}(?!\S)" for number in (512, 256, 128, 64, 32, 16, 8, 4))
+                + r"|\s{1,2}(?!\S)|\s{1}",
+            )
+        ),
+    ),
+    (
+        "minicpm5",
+        PreTokenizer(
+            splits=(
+                _THREE_DIGITS,
+                rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}+|{_SIGNS}[\r\n]*|{_SPACES}",
+            ),
+            takes_whole_words=True,
+        ),
+    ),
+    (
+        "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2",
+        PreTokenizer(splits=(_QWEN2,)),
+    ),
+    ("laguna", PreTokenizer(splits=(_LINES, _QWEN2))),
+    (
+        "qwen35",
+        PreTokenizer(
+            splits=(
+                rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+                rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}",
+            )
+        ),
+    ),
+    ("ufakzeka", PreTokenizer(splits=(rf"{_WORD}|\p{{N}}|{_SIGNS}[\r\n]*|{_SPACES}",))),
+    (
+        "seed-coder",
+        PreTokenizer(
+            splits=(rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",)
+        ),
+    ),
+    (
+        "bailingmoe bailingmoe2 llada-moe",
+        PreTokenizer(
+            splits=(
+                r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}"
+                r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+            )
+        ),
+    ),
+    (
+        "exaone-moe",
+        PreTokenizer(
+            splits=(
+                rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+"
+                rf"|\p{{N}}|{_SIGNS}[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
+            )
+        ),
+    ),
+    (
+        "tekken",
+        PreTokenizer(
+            splits=(rf"{'|'.join(_CASED)}|\p{{N}}|{_SIGNS}[\r\n/]*|{_SPACES}",),
+            takes_whole_words=True,
+            begins=True,
+        ),
+    ),
+    ("gpt-4o llama4 kanana2 talkie minimax-m2", PreTokenizer(splits=(_GPT4O,))),
+    ("deepseek-v3 hunyuan-dense joyai-llm hy_v4", _DEEPSEEK_V3),
+    (
+        "spark2_5",
+        PreTokenizer(
+            splits=(
+                _THREE_DIGITS,
+                _HAN,
+                rf"{_ASCII_SIGNS}|{_MARKED}| ?[\p{{P}}\p{{S}}]+|[\r\n]|\s+(?!\S)|\s+",
+                _DIGIT,
+            )
+        ),
+    ),
+    (
+        "deepseek-llm",
+        PreTokenizer(
+            splits=(
+                r"[\r\n]",
+                rf"\s?[{_CASED_LETTERS}]+",
+                "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+                r"\s+$",
+                _HAN_OF_DEEPSEEK,
+                r"\p{N}+",
+            )
+        ),
+    ),
+    (
+        "deepseek-coder",
+        PreTokenizer(splits=(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_OF_DEEPSEEK, _DIGIT)),
+    ),
+    ("poro-chat bloom gpt3-finnish", PreTokenizer(splits=(_BLOOM,))),
+    ("viking", PreTokenizer(splits=(_BLOOM, _DIGIT))),
+    ("superbpe", PreTokenizer(splits=(r"\p{N}+", r"(?=(\d{3})+(?!\d))"))),
+    (
+        "chameleon",
+        PreTokenizer(
+            splits=(
+                "<sentinel:[0-9]+>",
+                "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
+                r"([\t\n]|    |  )",
+                _DIGIT,
+                r"[\p{P}!-/:-@\[-`{-~]",
+                _GPT2,
+            ),
+            begins=True,
+        ),
+    ),
+    ("gemma4", PreTokenizer(splits=(_LINES,), begins=True, spells_bytes=False)),
+    ("sarvam-moe", PreTokenizer(splits=(_LINES,), spells_bytes=False)),
+)
+PRE_TOKENIZERS = {name: row for names, row in _ROWS for name in names.split()}
+"""By the names in ``tokenizer.ggml.pre``."""
