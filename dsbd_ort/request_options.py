@@ -52,6 +52,7 @@ class RequestOptions(TypedDict, total=False):
     begin_suppress_tokens: Sequence[int]
     no_timestamps_token_id: int | None
     max_initial_timestamp_index: int | None
+    last_timestamp_token_id: int | None
     min_new_tokens: int
     forced_bos_token_id: int | None
     forced_eos_token_id: int | None

@@ -242,6 +242,7 @@ OPTIONS = {
     "no_timestamps_token_id": "of a speech model, the token before its times: they follow "
     "Whisper's rules",
     "max_initial_timestamp_index": "the last of these times that may be the first token",
+    "last_timestamp_token_id": "the last of these times; default: the last token",
     "min_new_tokens": "none of so many new tokens ends the output",
     "forced_bos_token_id": "the only token behind a prompt of one token",
     "forced_eos_token_id": "the last of max_new_tokens",
@@ -272,7 +273,8 @@ _SECTIONS = {
     "Penalties and bans": (
         "repetition_penalty presence_penalty frequency_penalty no_repeat_ngram_size "
         "encoder_no_repeat_ngram_size bad_words_ids logit_bias suppress_tokens "
-        "begin_suppress_tokens no_timestamps_token_id max_initial_timestamp_index"
+        "begin_suppress_tokens no_timestamps_token_id max_initial_timestamp_index "
+        "last_timestamp_token_id"
     ),
     SECTION: "constraint",
     "Text and log-probabilities": "top_logprobs prompt_logprobs skip_special_tokens",

@@ -79,6 +79,7 @@ class DecodingConfig:
             at the end, and never decrease; where the times together are more probable than the
             most probable token of a text, one of them follows.
         max_initial_timestamp_index: the last of the times that an output may begin with; None: any.
+        last_timestamp_token_id: the last of the times; None: all tokens after the first are times.
         min_new_tokens: none of so many new tokens ends a sequence; stop strings are looked for
             behind them.
         forced_bos_token_id, forced_eos_token_id: the only token behind a prompt of one token, and
@@ -137,6 +138,7 @@ class DecodingConfig:
     begin_suppress_tokens: Sequence[int] = ()
     no_timestamps_token_id: int | None = None
     max_initial_timestamp_index: int | None = None
+    last_timestamp_token_id: int | None = None
     min_new_tokens: int = 0
     forced_bos_token_id: int | None = None
     forced_eos_token_id: int | None = None
@@ -397,7 +399,13 @@ def _check_widths(config: DecodingConfig) -> None:
 
 
 def _check_times(config: DecodingConfig) -> None:
-    """Refuse a constraint beside the rules of times, which add up what it may not show."""
+    """Refuse rules of times without a time, and with a constraint, which hides some tokens."""
+    last = config.last_timestamp_token_id
+    if last is not None and last <= (config.no_timestamps_token_id or 0):
+        raise ConfigError(
+            f"last_timestamp_token_id is {last}, expected a token after no_timestamps_token_id "
+            f"{config.no_timestamps_token_id}; leave it out if all tokens after that are times"
+        )
     if config.no_timestamps_token_id is not None and config.constraint is not None:
         raise ConfigError(
             f"no_timestamps_token_id is {config.no_timestamps_token_id}, whose rules compare the "

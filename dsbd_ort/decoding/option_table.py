@@ -325,6 +325,9 @@ OPTION_TABLE = {  # resolved in this order: what decides stands above what it de
     "max_initial_timestamp_index": OptionRow(
         domain=Whole(0, _MOST), default=lambda _: None, needs=(_TIMES,), neutral=lambda _: (None,)
     ),
+    "last_timestamp_token_id": OptionRow(
+        domain=Whole(0, _MOST), default=lambda _: None, needs=(_TIMES,), neutral=lambda _: (None,)
+    ),
     "min_new_tokens": OptionRow(domain=Whole(0, _MOST)),
     "forced_bos_token_id": OptionRow(domain=Whole(0, _MOST), default=lambda _: None),
     "forced_eos_token_id": OptionRow(domain=Whole(0, _MOST), default=lambda _: None),

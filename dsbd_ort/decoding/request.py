@@ -332,6 +332,7 @@ def _check_token_ids(config: DecodingConfig, vocab_size: int) -> None:
         "suppress_tokens": config.suppressed_ids,
         "begin_suppress_tokens": config.suppressed_first_ids,
         "no_timestamps_token_id": [config.no_timestamps_token_id or 0],
+        "last_timestamp_token_id": [config.last_timestamp_token_id or 0],
         "forced_bos_token_id": [config.forced_bos_token_id or 0],
         "forced_eos_token_id": [config.forced_eos_token_id or 0],
     }

@@ -58,7 +58,7 @@ def parts_of_window(
     first = speech.first_timestamp
     seconds = FRAMES_A_POSITION * speech.seconds_per_frame  # from one time to the next
     offset = seek * seconds / FRAMES_A_POSITION
-    is_time = [token >= first for token in token_ids]
+    is_time = [speech.is_time(token) for token in token_ids]
     ends_alone = is_time[-2:] == [False, True]
     ends = [i + 1 for i in range(len(is_time) - 1) if is_time[i] and is_time[i + 1]]
     # in float32, as transformers: a frame less where it rounds down
@@ -66,7 +66,7 @@ def parts_of_window(
     num_positions = int(in_seconds / np.float32(seconds))
     if not ends:
         position = num_positions
-        times = [token for token in token_ids if token >= first]
+        times = [token for token in token_ids if speech.is_time(token)]
         if has_times and times and times[-1] != first:
             position = times[-1] - first
         part = Part(offset, offset + position * seconds, tuple(token_ids))
@@ -91,9 +91,9 @@ def parts_of_window(
     return WindowParts(tuple(parts), last_time * FRAMES_A_POSITION or num_frames)
 
 
-def without_second_end(token_ids: tuple[int, ...], first_timestamp: int) -> tuple[int, ...]:
+def without_second_end(token_ids: tuple[int, ...], speech: SpeechEntry) -> tuple[int, ...]:
     """Return the tokens of a segment as what was said before: with one time at its end."""
-    is_cut = len(token_ids) > 2 and token_ids[-2] >= first_timestamp
+    is_cut = len(token_ids) > 2 and speech.is_time(token_ids[-2])
     return token_ids[:-1] if is_cut else token_ids
 
 

@@ -94,7 +94,10 @@ class SpeechOptions(RequestOptions, total=False):
 
 
 SPEECH_OPTIONS = (*_DOMAINS, "language", "task", "initial_prompt", "temperature", "hot_words")
-_OF_TRANSCRIPTION = {"no_timestamps_token_id", "max_initial_timestamp_index", "prompt_logprobs"}
+_OF_TRANSCRIPTION = {
+    *("no_timestamps_token_id", "max_initial_timestamp_index", "last_timestamp_token_id"),
+    "prompt_logprobs",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -274,6 +274,7 @@ class Transcription:
         if self._has_times:
             options["no_timestamps_token_id"] = speech.no_timestamps_token_id
             options["max_initial_timestamp_index"] = speech.max_initial_timestamp_index
+            options["last_timestamp_token_id"] = speech.last_timestamp
         if self._hot_words is not None:
             given = options.get("logits_processors") or ()
             options["logits_processors"] = (*given, self._hot_words)
@@ -377,7 +378,7 @@ class Transcription:
             )
             first += len(part.token_ids)
             self._segments.append(segment)
-            self._said.append(without_second_end(part.token_ids, self._speech.first_timestamp))
+            self._said.append(without_second_end(part.token_ids, self._speech))
             yield segment
 
     def _text(self, token_ids: Sequence[int]) -> str:

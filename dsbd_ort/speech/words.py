@@ -106,7 +106,7 @@ def words_of_segment(
     texts = [
         index
         for index, token in enumerate(token_ids)
-        if token < speech.first_timestamp and tokenizer.adds_text(token)
+        if not speech.is_time(token) and tokenizer.adds_text(token)
     ]
     tokens = [token_ids[index] for index in texts]
     words = []

@@ -6,35 +6,35 @@ without a place, and whether the merged model still computes what model and adap
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PeftConfig, PeftModel
-from safetensors import safe_open
+from peft.utils.save_and_load import load_peft_weights
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from dsbd_export.adapter_files import (
+    BY_HAND,
+    CONFIG_FILE,
+    WEIGHT_FILES,
+    adapter_content,
+    check_patterns,
+    check_settings,
+    fewest_tokens,
+    module_names,
+    num_embedded,
+    weight_shapes,
+)
 from dsbd_export.errors import ExportError, reason_of
 
-CONFIG_FILE = "adapter_config.json"
-WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
-_EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "word_embeddings")
 _NAME = "default"  # peft's own, of an adapter in memory
-_ABOUT = ("auto_mapping", "peft_version")  # of adapter_config.json: no settings
-_EMPTY: tuple[object, ...] = (None, False, 0, "", [], {})
 _NUM_PROBED = 24  # tokens
 _MOST_DIFFERENCE = 1e-3  # of the largest logit; merging rounds in fp32, and changes nothing else
-_BY_HAND = (
-    "merge it by peft's merge_and_unload(), save model and tokenizer with save_pretrained to "
-    "another folder, and export that"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +46,9 @@ class Adapter:
         folder: of adapter_config.json and the weights.
         kind: peft's name of the method, as "LORA".
         base_name: what it calls the model that it was trained for; None: it does not say.
-        vocab_size: rows of the embedding that it holds whole, more than the model's where tokens
-            were added in training; None: it holds none.
+        vocab_size: tokens of the embedding that its weights are for, more than the model's if
+            tokens were added in training; None: it has no weights of the embedding.
+        fewest_tokens: tokens that its weights of the head and rows of single tokens need.
     """
 
     name: str
@@ -55,6 +56,11 @@ class Adapter:
     kind: str
     base_name: str | None
     vocab_size: int | None
+    fewest_tokens: int
+
+    def grown(self, vocab_size: int) -> int:
+        """Return the number of tokens of a model of ``vocab_size`` tokens once it is merged."""
+        return self.vocab_size or max(vocab_size, self.fewest_tokens)
 
     @property
     def has_tokenizer(self) -> bool:
@@ -74,22 +80,27 @@ def report_adapter(adapter: Adapter | None, base: str, report: Callable[[str], N
 
 
 def read_adapter(source: str, folder: Path) -> Adapter:
-    """Return the adapter in a folder; no weights are read.
+    """Return the adapter in a folder; of its weights the shapes.
 
     Raises:
-        ExportError: it is none, or of a kind that cannot be merged into weights.
+        ExportError: it is none, damaged, or of a kind that cannot be merged into weights.
     """
     where = f"the adapter at {folder}"
-    content = adapter_content(folder)
-    if content is None or not any((folder / name).is_file() for name in WEIGHT_FILES):
-        lacking = CONFIG_FILE if content is None else " or ".join(WEIGHT_FILES)
+    missing = [] if (folder / CONFIG_FILE).is_file() else [CONFIG_FILE]
+    if not any((folder / name).is_file() for name in WEIGHT_FILES):
+        missing.append(" or ".join(WEIGHT_FILES))
+    if missing:
         raise ExportError(
-            f"{where} has no {lacking}; give a folder as peft's save_pretrained writes it"
+            f"{where} has no {missing[0]}; give a folder as peft's save_pretrained writes it"
         )
+    if (content := adapter_content(folder)) is None:
+        raise ExportError(f"{CONFIG_FILE} of {where} is no JSON object; copy it again")
     kind = str(content.get("peft_type"))
     if kind not in PEFT_TYPE_TO_CONFIG_MAPPING:
-        raise ExportError(f"{where} is of type {kind}, which peft does not know; {_BY_HAND}")
-    _check_settings(where, content, kind)
+        raise ExportError(f"{where} is of type {kind}, which peft does not know; {BY_HAND}")
+    shapes = weight_shapes(where, folder)
+    check_settings(where, content, kind, shapes)
+    check_patterns(where, content, module_names(shapes))
     try:
         config = PeftConfig.from_pretrained(str(folder))
     except Exception as error:
@@ -106,17 +117,9 @@ def read_adapter(source: str, folder: Path) -> Adapter:
         folder=folder,
         kind=kind,
         base_name=config.base_model_name_or_path or None,
-        vocab_size=_vocab_size(folder),
+        vocab_size=num_embedded(shapes),
+        fewest_tokens=fewest_tokens(content, shapes),
     )
-
-
-def adapter_content(folder: Path) -> dict[str, Any] | None:
-    """Return what adapter_config.json says, None where there is none that can be read."""
-    try:
-        content = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
 
 
 def merge_adapter(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:
@@ -125,6 +128,7 @@ def merge_adapter(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:
     Raises:
         ExportError: the adapter is for another model, or is more than a change of weights.
     """
+    num_own = model.config.get_text_config(decoder=True).vocab_size
     adapted = _beside(model, adapter)
     wanted = _probed_logits(adapted, model)
     where = f"the adapter at {adapter.folder} ({adapter.kind})"
@@ -134,6 +138,8 @@ def merge_adapter(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:
         raise ExportError(
             f"{where} cannot be merged into weights: {_reason(error)}; train a LoRA adapter instead"
         ) from error
+    if adapter.grown(num_own) > num_own:
+        _check_rows(where, merged, num_own)
     found = _probed_logits(merged, merged)
     difference, largest = float((found - wanted).abs().max()), float(wanted.abs().max())
     if not difference <= _MOST_DIFFERENCE * largest:
@@ -150,7 +156,9 @@ def _beside(model: PreTrainedModel, adapter: Adapter) -> PeftModel:
     where = f"the adapter at {adapter.folder}"
     trained_for = f" ({adapter.base_name})" if adapter.base_name else ""
     fix = f"give the model that it was trained for{trained_for}"
-    _resize(model, adapter.vocab_size)
+    _resize(model, adapter)
+    names = (name for name, _ in model.named_modules())
+    check_patterns(where, adapter_content(adapter.folder) or {}, names)
     try:
         config = PeftConfig.from_pretrained(str(adapter.folder))
         config.inference_mode = True
@@ -161,47 +169,62 @@ def _beside(model: PreTrainedModel, adapter: Adapter) -> PeftModel:
             f"{where} does not fit {type(model).__name__} of {_shape(model)}: {_reason(error)}; "
             f"{fix}"
         ) from error
-    for what, names in (("has no", loaded.missing_keys), ("has unknown", loaded.unexpected_keys)):
-        if names:
+    unknown = _without_copies(loaded.unexpected_keys, adapter)
+    for what, keys in (("has no", loaded.missing_keys), ("has unknown", unknown)):
+        if keys:
             raise ExportError(
-                f"{where} {what} weight {min(names)}, and {len(names) - 1} more; {fix}, or copy "
+                f"{where} {what} weight {min(keys)}, and {len(keys) - 1} more; {fix}, or copy "
                 "the adapter again"
             )
-    if not all(bool(each.isfinite().all()) for each in _token_weights(model)):
-        raise ExportError(
-            f"{where} has {adapter.vocab_size} rows of an embedding, and not as many of the head; "
-            f"{fix}, or {_BY_HAND}"
-        )
     _untie(model)
     return adapted.eval()
 
 
-def _resize(model: PreTrainedModel, vocab_size: int | None) -> None:
-    """Give a model the rows that an adapter's embedding has; new ones are no numbers until then."""
+def _without_copies(names: Sequence[str], adapter: Adapter) -> list[str]:
+    """Return weights of the file without those that it has by another name as well.
+
+    PEFT saves a weight of ``modules_to_save`` twice if the vocabulary has grown, and tied rows of
+    tokens for embedding and head, but loads one of both.
+    """
+    if not names:
+        return []
+    weights = load_peft_weights(str(adapter.folder), device="cpu")
+    loaded = [weight for name, weight in weights.items() if name not in names]
+    return [
+        name
+        for name in names
+        if name not in weights or not any(torch.equal(weights[name], each) for each in loaded)
+    ]
+
+
+def _resize(model: PreTrainedModel, adapter: Adapter) -> None:
+    """Give a model the rows of an adapter's tokens; new ones are no numbers until they are loaded.
+
+    So a row that the adapter lacks is not taken for one that was trained.
+    """
     num_own = model.config.get_text_config(decoder=True).vocab_size
-    if vocab_size is None or vocab_size == num_own:
+    if (wanted := adapter.grown(num_own)) == num_own:
         return
-    model.resize_token_embeddings(vocab_size, mean_resizing=False)
+    model.resize_token_embeddings(wanted, mean_resizing=False)
     for weight in _token_weights(model):
         weight.data[num_own:] = torch.nan
+
+
+def _check_rows(where: str, merged: PreTrainedModel, num_own: int) -> None:
+    """Raise ExportError unless all tokens beyond ``num_own`` have rows of embedding and head."""
+    for what, weight in zip(("embedding", "head"), _token_weights(merged), strict=False):
+        if lacking := int((~weight[num_own:].isfinite().all(dim=1)).sum()):
+            raise ExportError(
+                f"{where} is for {len(weight)} tokens, the model has {num_own}, and it has no rows "
+                f"of the {what} for {lacking} of the {len(weight) - num_own} added ones; save it "
+                "again with save_pretrained(..., save_embedding_layers=True), or " + BY_HAND
+            )
 
 
 def _token_weights(model: PreTrainedModel) -> list[Tensor]:
     """Return the weights of embedding and head that are in use, of one row for each token."""
     modules = (model.get_input_embeddings(), model.get_output_embeddings())
     return [each.weight for each in modules if each is not None]
-
-
-def _vocab_size(folder: Path) -> int | None:
-    """Return the rows of the embedding among an adapter's weights, None where there is none."""
-    file = folder / WEIGHT_FILES[0]
-    if not file.is_file():
-        return None
-    with safe_open(file, framework="pt") as weights:
-        for name in weights.keys():
-            if name.endswith(".weight") and name.split(".")[-2] in _EMBEDDINGS:
-                return int(weights.get_slice(name).get_shape()[0])
-    return None
 
 
 def _is_same_name(base: str, source: str) -> bool:
@@ -213,18 +236,6 @@ def _is_same_name(base: str, source: str) -> bool:
     return names[0] in names[1] or names[1] in names[0]
 
 
-def _check_settings(where: str, content: dict[str, Any], kind: str) -> None:
-    """Raise ExportError for a setting that peft would leave out: it warns, and goes on."""
-    known = {field.name for field in dataclasses.fields(PEFT_TYPE_TO_CONFIG_MAPPING[kind])}
-    for name, value in content.items():
-        if name not in known and name not in _ABOUT and value not in _EMPTY:
-            raise ExportError(
-                f"{where} sets {name} = {value!r}, which the installed peft does not know; install "
-                f"the version that made it ({content.get('peft_version', 'not named')}), and "
-                f"{_BY_HAND}"
-            )
-
-
 def _untie(model: PreTrainedModel) -> None:
     """Give the head a weight of its own where the adapter changes it or the embedding.
 
@@ -234,6 +245,8 @@ def _untie(model: PreTrainedModel) -> None:
     embedding, head = (getattr(each, "base_layer", each) for each in modules)
     is_changed = any(type(each).__module__.startswith("peft.") for each in modules)
     if not is_changed or head is None or head.weight is not embedding.weight:
+        return
+    if "weight" not in head._parameters:  # both were trained as one, and stay so
         return
     head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
     for each in (model.config, model.config.get_text_config(decoder=True)):

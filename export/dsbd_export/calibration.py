@@ -12,7 +12,7 @@ import numpy as np
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.distill.texts import readable_files, texts_of
 from dsbd_export.errors import ExportError
-from dsbd_export.parity_cases import ForestCase, prefill_case, text_ids
+from dsbd_export.parity_cases import ForestCase, own_text_ids, prefill_case, text_ids
 
 CALIBRATION_FILE = Path(__file__).parent / "calibration_text.txt"
 _MOST_TOKENS = 512
@@ -28,11 +28,14 @@ def calibration_case(checkpoint: Checkpoint, data: Sequence[str]) -> ForestCase:
     Raises:
         ExportError: they are no readable texts.
     """
-    ours = [] if data else [CALIBRATION_FILE.read_text(encoding="utf-8")]
-    texts = ours or list(itertools.islice(_texts(data), _MOST_TEXTS))
-    if not texts:
-        raise ExportError(f"calibration_texts={data[0]!r} has no text; give a file with some")
-    case = prefill_case(checkpoint, text_ids(checkpoint, texts, _MOST_TOKENS))
+    if data:
+        texts = list(itertools.islice(_texts(data), _MOST_TEXTS))
+        if not texts:
+            raise ExportError(f"calibration_texts={data[0]!r} has no text; give a file with some")
+        token_ids = text_ids(checkpoint, texts, _MOST_TOKENS)
+    else:
+        token_ids = own_text_ids(checkpoint, CALIBRATION_FILE, _MOST_TOKENS)
+    case = prefill_case(checkpoint, token_ids)
     return dataclasses.replace(case, rows=np.arange(len(case.node_ids)))
 
 

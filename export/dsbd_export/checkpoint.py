@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +42,7 @@ from dsbd_export.feature_draft.config import (
 )
 from dsbd_export.gguf_file import gguf_end_ids, gguf_refusal, read_gguf_config
 from dsbd_export.gguf_header import read_header
+from dsbd_export.json_files import json_object
 from dsbd_export.model_config import (
     constant_rope_length,
     layer_masks,
@@ -255,7 +255,6 @@ def _decoder_checkpoint(
     context_length = _context_length(role, config, options.max_context)
     window = window_within(config, context_length)
     masks = layer_masks(config, window)
-    eos = _special_token(generation, whole, "eos_token_id")
     vocab_size = config.vocab_size if encoder is None else decoder_vocab_size(config)
     proposed = read_proposed_tokens(folder, vocab_size)
     if proposed is not None and role != "draft":
@@ -263,13 +262,14 @@ def _decoder_checkpoint(
             f"the {role} at {folder} was trained to propose {len(proposed)} tokens only, as the "
             f"draft of another model; give it as the draft, and that model as the {role}"
         )
+    bos = _special_tokens(role, folder, generation, whole, "bos_token_id")
     return Checkpoint(
         role=role,
         folder=folder,
         config=config,
         vocab_size=vocab_size,
-        bos_token_id=_special_token(generation, whole, "bos_token_id"),
-        eos_token_ids=[] if eos is None else [eos] if isinstance(eos, int) else list(eos),
+        bos_token_id=bos[0] if bos else None,
+        eos_token_ids=_special_tokens(role, folder, generation, whole, "eos_token_id"),
         context_length=context_length,
         layer_masks=masks,
         sliding_window=window if ATTENTION_MASK_SLIDING in masks else None,
@@ -284,7 +284,7 @@ def _decoder_checkpoint(
 def _adapted(checkpoint: Checkpoint, source: str | None) -> Checkpoint:
     """Return the checkpoint with an adapter, which is a folder or a hub id; None: without one."""
     if source is None:
-        return checkpoint
+        return _checked_tokens(checkpoint)
     if checkpoint.features is not None:
         raise ExportError(
             f"the draft at {checkpoint.folder} is a feature draft, for which there are no "
@@ -296,9 +296,8 @@ def _adapted(checkpoint: Checkpoint, source: str | None) -> Checkpoint:
             "adapters are not supported; merge it into the checkpoint with PEFT, and export that"
         )
     adapter = read_adapter(source, located_adapter(source))
-    return replace(
-        checkpoint, adapter=adapter, vocab_size=adapter.vocab_size or checkpoint.vocab_size
-    )
+    grown = adapter.grown(checkpoint.vocab_size)
+    return _checked_tokens(replace(checkpoint, adapter=adapter, vocab_size=grown))
 
 
 def _feature_checkpoint(role: str, folder: Path, options: ModelOptions) -> Checkpoint:
@@ -329,27 +328,53 @@ def _read_configs(
     role: str, folder: Path, trust_remote_code: bool
 ) -> tuple[PreTrainedConfig, dict[str, Any]]:
     """Return the config and the content of generation_config.json, {} where there is none."""
-    generation_file = folder / "generation_config.json"
     try:
         with quiet_libraries():
             config = AutoConfig.from_pretrained(
                 folder, trust_remote_code=trust_remote_code, local_files_only=True
             )
-        if not generation_file.is_file():
-            return config, {}
-        return config, json.loads(generation_file.read_text(encoding="utf-8"))
     except Exception as error:
         raise ExportError(
             f"the config of the {role} at {folder} cannot be read: {reason_of(error)}; check "
             "config.json, or allow its own code with trust_remote_code if you trust it"
         ) from error
+    file = folder / "generation_config.json"
+    return config, json_object(file) if file.is_file() else {}
 
 
-def _special_token(generation: dict[str, Any], config: PreTrainedConfig, name: str) -> Any:
-    """Return a token id (or list of ids): generation_config.json first, as transformers does."""
+def _special_tokens(
+    role: str, folder: Path, generation: dict[str, Any], config: PreTrainedConfig, name: str
+) -> list[int]:
+    """Return token ids: those of generation_config.json first, as transformers does.
+
+    Raises:
+        ExportError: they are no token ids.
+    """
     places = (getattr(config, name, None), getattr(text_config(config), name, None))
-    found = (generation.get(name), *places)
-    return next((each for each in found if each is not None), None)
+    given = (generation.get(name), *places)
+    found: Any = next((each for each in given if each is not None), [])
+    tokens = found if isinstance(found, list | tuple) else [found]
+    if not all(type(token) is int for token in tokens):
+        raise ExportError(
+            f"the {role} at {folder} has {name} {found!r}, expected a token id"
+            f"{' or a list of them' * (name == 'eos_token_id')}; change it in "
+            "generation_config.json or config.json"
+        )
+    return list(tokens)
+
+
+def _checked_tokens(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint; raise ExportError unless its special tokens are in its vocabulary."""
+    bos = [] if checkpoint.bos_token_id is None else [checkpoint.bos_token_id]
+    for name, tokens in (("bos_token_id", bos), ("eos_token_id", checkpoint.eos_token_ids)):
+        for token in tokens:
+            if not 0 <= token < checkpoint.vocab_size:
+                raise ExportError(
+                    f"the {checkpoint.role} at {checkpoint.folder} has {name} {token}, expected a "
+                    f"token of its vocabulary, 0 to {checkpoint.vocab_size - 1}; change it in "
+                    "generation_config.json or config.json"
+                )
+    return checkpoint
 
 
 def _context_length(role: str, config: PreTrainedConfig, max_context: int | None) -> int:

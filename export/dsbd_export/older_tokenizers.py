@@ -9,7 +9,6 @@ tiktoken, whatever its name  not: it says neither how a text is split into words
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import sentencepiece
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, TokenizersBackend
 
+from dsbd_export.json_files import json_object
 from dsbd_runtime.bundle import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 
 OLDER_FILES = ("vocab.json", "vocab.txt", "merges.txt", "*.model", "*.tiktoken", "tekken.json")
@@ -112,14 +112,14 @@ def _tekken_options(folder: Path) -> dict[str, Any]:
     """
     if not _is_tekken(folder):
         return {}
-    named = json.loads((folder / _TEKKEN_FILE).read_text(encoding="utf-8")).get("special_tokens")
+    named = json_object(folder / _TEKKEN_FILE).get("special_tokens")
     known = {entry["token_str"] for entry in named or ()}
     options: dict[str, Any] = {
         name: token for name, token in _TEKKEN_TOKENS.items() if token in known
     }
     options["add_bos_token"] = "bos_token" in options
     config = folder / TOKENIZER_CONFIG_FILE
-    said = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    said = json_object(config) if config.is_file() else {}
     return {name: value for name, value in options.items() if name not in said}
 
 

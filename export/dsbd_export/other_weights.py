@@ -6,13 +6,12 @@ finds no weight of the names it looks for among quantized ones, and leaves out s
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from dsbd_export.adapter import adapter_content
+from dsbd_export.adapter_files import adapter_content
+from dsbd_export.json_files import json_object_or_none
 from dsbd_export.weights import open_weights
 
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model*.safetensors", "adapter_model*.bin")
@@ -70,7 +69,7 @@ def _quantized(folder: Path) -> str | None:
 
     Where config.json says how, what it says is what counts: see ``quantized_weights``.
     """
-    config = _json_object(folder / "config.json")
+    config = json_object_or_none(folder / "config.json") or {}
     parts = (config, *(part for part in config.values() if isinstance(part, dict)))
     if any(part.get("quantization_config") is not None for part in parts):
         return None
@@ -81,7 +80,7 @@ def _quantized(folder: Path) -> str | None:
         return None  # a config may lie beside weights that were restored
     for name, method in _QUANTIZED_CONFIGS.items():
         if (folder / name).is_file():
-            content = _json_object(folder / name)
+            content = json_object_or_none(folder / name) or {}
             bits = content.get("bits", content.get("w_bit"))
             return f"{method}{f', {bits} bits' if isinstance(bits, int) else ''}: {name}"
     file = _first_file(folder, _QUANTIZED_FILES)
@@ -95,11 +94,3 @@ def _weight_names(folder: Path) -> list[str]:
             return list(weights)
     except Exception:  # loading says what is wrong
         return []
-
-
-def _json_object(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

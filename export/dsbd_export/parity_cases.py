@@ -31,6 +31,7 @@ from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
 from dsbd_export.pair import highest_token_id
 from dsbd_export.tokenizer_files import read_tokenizer
+from dsbd_export.tokenizer_gate import reads_little
 from dsbd_runtime.speech_entry import SoundFeatures
 
 PROMPT_LENGTHS = (1, 17, 128)
@@ -267,10 +268,8 @@ def text_reference(model: PreTrainedModel, checkpoint: Checkpoint) -> Reference:
 
 
 def text_case(checkpoint: Checkpoint) -> ForestCase:
-    """Return the text in tokens of the checkpoint's own tokenizer, cut to its context."""
-    return prefill_case(
-        checkpoint, text_ids(checkpoint, [TEXT_FILE.read_text("utf-8")], _MAX_TOKENS)
-    )
+    """Return our text in tokens of the checkpoint's own tokenizer, cut to its context."""
+    return prefill_case(checkpoint, own_text_ids(checkpoint, TEXT_FILE, _MAX_TOKENS))
 
 
 def prefill_case(checkpoint: Checkpoint, token_ids: NDArray[np.int64]) -> ForestCase:
@@ -297,11 +296,20 @@ def num_drawn(checkpoint: Checkpoint) -> int:
     return min(checkpoint.vocab_size, highest_token_id(read_tokenizer(checkpoint)) + 1)
 
 
+def own_text_ids(checkpoint: Checkpoint, file: Path, most: int) -> NDArray[np.int64]:
+    """Return the first tokens of an English text of ours; random ones of another alphabet."""
+    text = file.read_text("utf-8")
+    tokenizer = Tokenizer.from_str(json.dumps(read_tokenizer(checkpoint)))
+    if reads_little(text, tokenizer.decode(tokenizer.encode(text).ids)):
+        return np.random.default_rng(1).integers(0, num_drawn(checkpoint), most, dtype=np.int64)
+    return text_ids(checkpoint, [text], most)
+
+
 def text_ids(checkpoint: Checkpoint, texts: Sequence[str], most: int) -> NDArray[np.int64]:
     """Return the first tokens of texts, as many of each, each as a prompt begins; ``most`` in all.
 
     Raises:
-        ExportError: they have none, or some that the checkpoint does not know.
+        ExportError: they have none, only special ones, or some that the checkpoint does not know.
     """
     tokenizer = Tokenizer.from_str(json.dumps(read_tokenizer(checkpoint)))
     share = most // len(texts)
@@ -312,6 +320,11 @@ def text_ids(checkpoint: Checkpoint, texts: Sequence[str], most: int) -> NDArray
             f"the tokenizer of the {checkpoint.role} at {checkpoint.folder} turns text into "
             f"{len(token_ids)} tokens up to {token_ids.max(initial=-1)}, expected tokens below the "
             f"vocabulary size {checkpoint.vocab_size}; copy the tokenizer of its base model there"
+        )
+    if not tokenizer.decode(token_ids.tolist()).strip():
+        raise ExportError(
+            f"the tokenizer of the {checkpoint.role} at {checkpoint.folder} reads {len(texts)} "
+            f"texts as nothing, the first is {texts[0][:40]!r}; give texts of its own tokens"
         )
     return token_ids
 

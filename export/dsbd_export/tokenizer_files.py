@@ -29,6 +29,7 @@ from dsbd_export.encoder_decoder.marian_tokenizer import (
 from dsbd_export.encoder_decoder.speech import hide_times
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.gguf_tokenizer import gguf_tokenizer, gguf_tokenizer_warning
+from dsbd_export.json_files import json_object
 from dsbd_export.older_tokenizers import (
     OLDER_FILES,
     has_older_files,
@@ -37,7 +38,7 @@ from dsbd_export.older_tokenizers import (
     tiktoken_file,
 )
 from dsbd_export.progress import Report
-from dsbd_export.tokenizer_gate import PLAIN_TEXTS, TokenizerGate
+from dsbd_export.tokenizer_gate import ENGLISH, PLAIN_TEXTS, TokenizerGate, reads_little
 from dsbd_runtime.bundle import (
     ADDITIONAL_TEMPLATES_FOLDER,
     CHAT_TEMPLATE_FILE,
@@ -81,7 +82,7 @@ def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, report: Report) 
     if checkpoint.gguf_file is None and generation_file.is_file():
         shutil.copyfile(generation_file, folder / GENERATION_CONFIG_FILE)
     elif checkpoint.encoder is not None:  # older ones have num_beams and the like in config.json
-        said = json.loads((checkpoint.folder / "config.json").read_text(encoding="utf-8"))
+        said = json_object(checkpoint.folder / "config.json")
         GenerationConfig.from_model_config(said).save_pretrained(folder)
     marian, encoder = checkpoint.tokenizer_folder, checkpoint.encoder
     if encoder is not None and is_marian(marian):
@@ -160,7 +161,7 @@ def tokenizer_content(file: Path) -> dict[str, Any]:
     """Return the content of a tokenizer.json; raise ExportError unless it is one."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ExportError(f"{file} is invalid JSON ({error}); copy or create it again") from error
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise ExportError(f"{file} has no section 'model'; copy or create it again")
@@ -239,6 +240,12 @@ def _warnings(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> Ite
             f"the eos_token of the {role}'s tokenizer, {tokenizer.eos_token!r} ({eos}), ends no "
             f"answer: eos_token_id of its config is {checkpoint.eos_token_ids}; if answers run "
             f"on, add {eos} to it in {GENERATION_CONFIG_FILE} and export again"
+        )
+    said = tokenizer.decode(tokenizer.encode(ENGLISH), skip_special_tokens=True)
+    if reads_little(ENGLISH, said):
+        yield (
+            f"the {role}'s tokenizer reads English as {said.strip()!r}: its tokens are another "
+            "alphabet, so the export compares random tokens in the place of a text"
         )
     if checkpoint.tokenizer_gguf is not None:
         if warning := gguf_tokenizer_warning(checkpoint.source):

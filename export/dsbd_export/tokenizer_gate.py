@@ -1,9 +1,10 @@
 """Gate of the tokenizer: what the runtime reads in a bundle does what transformers does.
 
-Compared are the ids of plain texts and of texts with every added token, with and without what
-stands around a prompt, the texts of these ids, and rendered chats with their ids. transformers
-itself is judged where it may be wrong: a class that does not fit its files reads every text as
-nothing, or as letters; what it builds from a sentencepiece file is compared with sentencepiece.
+It compares the ids of plain texts, of texts of single tokens and of texts with every added token,
+with and without the tokens around a prompt, the texts of these ids, and rendered chats with their
+ids. transformers itself may be wrong: a class that does not fit its files loses the text of the
+tokenizer's own tokens, whatever their alphabet; a tokenizer that it builds from a sentencepiece
+file is compared with sentencepiece.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ PLAIN_TEXTS = (
     "😀👩‍👩‍👧🏳️‍🌈 🇩🇪 ok ☃",
     "<s> </s> <unk> <pad> [CLS] <|endoftext|> <0x41> ▁ ## Ġ",
 )
-_GIVEN_BACK = PLAIN_TEXTS[2]
+ENGLISH = PLAIN_TEXTS[2]
+_NUM_OWN_TEXTS = 256
+_MOST_LOST, _MOST_LOST_OF_BUILT = 0.5, 0.1  # of these texts
 _WITH_SPECIAL_TOKENS = PLAIN_TEXTS[-1]
 _QUESTION: Message = {"role": "user", "content": "  What is the weather in Paris? "}
 _ARGUMENTS = {"town": "Paris"}
@@ -104,7 +107,7 @@ class TokenizerGate:
                 ids = self._check_ids(text, special)
                 said = self._theirs.decode(ids, skip_special_tokens=True)
                 self._compare(f"writes {ids} as", self._ours.decode(ids), said)
-        self._check_given_back()
+        self._check_own_texts()
         if self._is_built and (file := sentencepiece_file(self._source)) is not None:
             self._check_by_sentencepiece(file)
 
@@ -126,17 +129,44 @@ class TokenizerGate:
             yield token
             yield f"a{token}b {token} {token}{token}\n{token}"
 
-    def _check_given_back(self) -> None:
-        """Raise ExportError unless ids of a text say it: all of it, of a tokenizer built here."""
-        ids = self._ours.encode(_GIVEN_BACK, add_special_tokens=False)
-        said = self._ours.decode(ids)
-        is_lost = self._is_built and _letters(said) != _letters(_GIVEN_BACK)
-        if not said or is_lost:
+    def _check_own_texts(self) -> None:
+        """Raise ExportError unless most texts of one token are given back by their ids."""
+        own = self._own_texts() or [(None, ENGLISH)]
+        read = [self._check_ids(text, special=False) for _, text in own]
+        lost = [
+            (token, text, ids, said)
+            for (token, text), ids in zip(own, read, strict=True)
+            if _letters(said := self._ours.decode(ids)) != _letters(text)
+        ]
+        if len(lost) > len(own) * (_MOST_LOST_OF_BUILT if self._is_built else _MOST_LOST):
+            token, text, ids, said = lost[0]
+            whose = "" if token is None else f", the text of its token {token},"
             raise ExportError(
-                f"{self._whose} reads {_GIVEN_BACK!r} as {ids[:20]}, which is {said!r}: its class "
-                f"does not fit its files; set tokenizer_class in {TOKENIZER_CONFIG_FILE} to that "
-                "of its base model, or copy that model's tokenizer.json"
+                f"{self._whose} reads {text!r}{whose} as {ids[:20]}, which is {said!r}, and loses "
+                f"{len(lost)} of {len(own)} such texts: its class or its files do not fit each "
+                f"other; set tokenizer_class in {TOKENIZER_CONFIG_FILE} to that of its base model, "
+                "or copy that model's tokenizer.json"
             )
+
+    def _own_texts(self) -> list[tuple[int | None, str]]:
+        """Return tokens spread over the vocabulary, each with its text.
+
+        Left out are tokens that are no text by themselves: special ones, parts of a character, and
+        the later parts of words (``##ing``). Added tokens are used only if there are no others.
+        """
+        by_token, added = self._theirs.get_vocab(), self._theirs.get_added_vocab()
+        model = self._theirs.backend_tokenizer.model
+        later = getattr(model, "continuing_subword_prefix", None) or "\0"
+        plain = sorted(
+            index
+            for token, index in by_token.items()
+            if token not in added and not token.startswith(later)
+        )
+        if not plain and not self._is_built:
+            plain = sorted(added.values())
+        texts = ((index, self._ours.decode([index])) for index in plain)
+        found = [(i, text) for i, text in texts if _letters(text) and "\ufffd" not in text]
+        return found[:: len(found) // _NUM_OWN_TEXTS + 1]
 
     def _check_by_sentencepiece(self, file: Path) -> None:
         """Raise ExportError unless plain texts have the ids that sentencepiece gives them."""
@@ -230,6 +260,11 @@ def _with_arguments_as_text(messages: Sequence[Message]) -> list[Message]:
         else message
         for message in messages
     ]
+
+
+def reads_little(text: str, said: str) -> bool:
+    """Return whether what a tokenizer gives back of a text is less than half of it."""
+    return 2 * len(_letters(said)) < len(_letters(text))
 
 
 def _letters(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from dsbd_export.errors import ExportError
+from dsbd_export.json_files import json_object
 
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -84,7 +84,13 @@ def safetensors_files(folder: Path) -> list[Path]:
         return [folder / _SINGLE_FILE]
     if not (folder / _INDEX_FILE).is_file():
         return []
-    file_by_weight = json.loads((folder / _INDEX_FILE).read_text(encoding="utf-8"))["weight_map"]
+    file_by_weight = json_object(folder / _INDEX_FILE).get("weight_map")
+    if not isinstance(file_by_weight, dict) or not all(
+        isinstance(name, str) for name in file_by_weight.values()
+    ):
+        raise ExportError(
+            f"{folder / _INDEX_FILE} has no files by weights as weight_map; copy it again"
+        )
     return [folder / name for name in sorted(set(file_by_weight.values()))]
 
 

@@ -24,6 +24,20 @@ FRAMES_A_POSITION = 2
 ALIGNMENT_FILE = "alignment.onnx"
 ALIGNMENT_WEIGHTS = "alignment_weights"
 _WIDEST_FILTER = 99
+_MOST_SAMPLES = 300 * 48_000  # of a window: five minutes at the highest rate, 58 MB
+
+LARGEST_SOUND = {
+    "sampling_rate": 48_000,
+    "num_mels": 512,
+    "n_fft": 4_096,
+    "hop_length": 4_096,
+    "chunk_seconds": 300,
+    "num_frames": 30_000,
+}
+"""Largest values of the settings of sound that are believed, ten times Whisper's and more.
+
+Memory and time of every request follow from them.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +64,8 @@ class SpeechEntry:
         hop_length: samples from one frame to the next.
         chunk_seconds: seconds of a window, the sound that the encoder reads at a time.
         num_frames: frames of a window.
-        no_timestamps_token_id: of a text without times. The tokens behind it are times, from the
-            start of the window on.
+        no_timestamps_token_id: of a text without times. The tokens after it are times, from the
+            start of the window to its end; tokens after those are text again.
         previous_token_id: what stands before the text of what was said before.
         no_speech_token_id: whose probability behind the start token says that nobody speaks.
         suppress_tokens: never part of a text.
@@ -92,6 +106,15 @@ class SpeechEntry:
     def num_positions(self) -> int:
         """What the encoder makes of a window: it joins two frames, the time between two times."""
         return self.num_frames // FRAMES_A_POSITION
+
+    @property
+    def last_timestamp(self) -> int:
+        """The token of the window's end. Tokens after it are no times: a model may have more."""
+        return self.first_timestamp + self.num_positions
+
+    def is_time(self, token_id: int) -> bool:
+        """Return whether a token is a time."""
+        return self.first_timestamp <= token_id <= self.last_timestamp
 
     @property
     def seconds_per_frame(self) -> float:
@@ -139,17 +162,29 @@ class SoundFeatures:
         return f"SoundFeatures({self.values.shape[0]} mels, {self.values.shape[1]} frames)"
 
 
+def check_sound(settings: dict[str, int], where: str) -> None:
+    """Raise BundleError unless these are settings of sound that a request can pay for.
+
+    settings: values by the names in ``LARGEST_SOUND``.
+    """
+    for name, most in LARGEST_SOUND.items():
+        check_counts({name: settings[name]}, where, most)
+    num_samples = settings["chunk_seconds"] * settings["sampling_rate"]
+    num_frames = num_samples // settings["hop_length"]
+    if settings["num_frames"] != num_frames:
+        expected = f"{num_frames}, the frames of {settings['chunk_seconds']} s"
+        raise mismatch(expected, settings["num_frames"], f"{where}: num_frames")
+    if not settings["n_fft"] <= num_samples <= _MOST_SAMPLES:
+        expected = f"{settings['n_fft']} to {_MOST_SAMPLES}, those of a frame and of five minutes"
+        raise mismatch(expected, num_samples, f"{where}: chunk_seconds: samples of a window")
+
+
 def check_speech(speech: SpeechEntry, vocab_size: int, where: str) -> None:
     """Raise BundleError unless the values of an entry are consistent.
 
     vocab_size: of the decoder.
     """
-    names = ("sampling_rate", "num_mels", "n_fft", "hop_length", "chunk_seconds", "num_frames")
-    check_counts({name: getattr(speech, name) for name in names}, where)
-    num_frames = speech.chunk_seconds * speech.sampling_rate // speech.hop_length
-    if speech.num_frames != num_frames:
-        expected = f"{num_frames}, the frames of {speech.chunk_seconds} s"
-        raise mismatch(expected, speech.num_frames, f"{where}: num_frames")
+    check_sound({name: getattr(speech, name) for name in LARGEST_SOUND}, where)
     tokens = {
         name: getattr(speech, name)
         for name in ("no_timestamps_token_id", "previous_token_id", "no_speech_token_id")
@@ -168,6 +203,9 @@ def check_speech(speech: SpeechEntry, vocab_size: int, where: str) -> None:
     if speech.language is not None and speech.language not in (speech.languages or {}):
         known = f"one of {', '.join(list(speech.languages or {})[:5])}, ..."
         raise mismatch(known, speech.language, f"{where}: language")
+    if (speech.max_initial_timestamp_index or 0) < 0:
+        place = f"{where}: max_initial_timestamp_index"
+        raise mismatch("a number from 0 on", speech.max_initial_timestamp_index, place)
     if speech.alignment is not None:
         _check_alignment(speech.alignment, speech.alignment_heads, where)
 

@@ -21,6 +21,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ from dsbd_runtime.errors import BundleError, InputError
 # The library raises plain Exception, and a BaseException where its Rust code panics: all are
 # caught but those that are not the library's.
 _PASSED_ON = (KeyboardInterrupt, SystemExit, MemoryError)
+_CODE = re.compile(r"\s*(>>[^\s<>]+<<)")
+_NO_TEXT = "\N{REPLACEMENT CHARACTER}"  # begins the names of pieces that no text has
+_NUM_SHOWN = 12  # codes, in a message
 _BYTE = re.compile("<0x([0-9a-fA-F+][0-9a-fA-F])>")  # the library reads "+A" as 10 as well
 
 MOST_STRIPPED = 2
@@ -62,6 +66,9 @@ class Tokenizer:
         post-processor adds none and tokenizer_config.json says ``"add_bos_token": true``.
         """
         self._backend = _read_backend(folder / file)
+        self._id_by_code: dict[str, int] | None = None
+        if file == SOURCE_TOKENIZER_FILE:
+            self._backend, self._id_by_code = _without_codes(self._backend)
         self._skips_special_tokens = True
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -88,7 +95,11 @@ class Tokenizer:
         """Return the token ids of ``text``, with the special tokens that belong around it.
 
         Pass ``add_special_tokens=False`` for a text that already spells them, as a rendered chat
-        template does.
+        template does. A code such as ``>>deu<<``, the language of an OPUS-MT model's target, is a
+        token at the beginning of a source alone.
+
+        Raises:
+            InputError: the text is none, or begins with a code that the model lacks.
         """
         try:
             text.encode()
@@ -97,6 +108,10 @@ class Tokenizer:
                 f"the text has a lone surrogate U+{ord(text[error.start]):04X} at index "
                 f"{error.start}, which is no character; decode the input as UTF-8 before"
             ) from error
+        first = list(self._added_first) if add_special_tokens else []
+        if self._id_by_code is not None and (found := _CODE.match(text)):
+            first.append(_id_of_code(found[1], self._id_by_code))
+            text = text[found.end() :]
         try:
             ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except _PASSED_ON:
@@ -106,7 +121,7 @@ class Tokenizer:
                 f"the bundle's tokenizer refuses this text of {len(text)} characters "
                 f"({_reason(error)}); change the text, or export the bundle again"
             ) from error
-        return [*self._added_first, *ids] if add_special_tokens else list(ids)
+        return [*first, *ids]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of ``token_ids`` without special tokens.
@@ -224,6 +239,30 @@ def _read_backend(file: Path) -> tokenizers.Tokenizer:
         raise BundleError(
             f"{file} is no tokenizer ({_reason(error)}); export the bundle again"
         ) from error
+
+
+def _without_codes(backend: tokenizers.Tokenizer) -> tuple[tokenizers.Tokenizer, dict[str, int]]:
+    """Return a tokenizer of sources that reads codes as text, and the tokens of the codes."""
+    content = json.loads(backend.to_str())
+    codes = {each["content"]: each["id"] for each in content["added_tokens"]}
+    codes = {piece: index for piece, index in codes.items() if _CODE.fullmatch(piece)}
+    if not codes:
+        return backend, {}
+    content["added_tokens"] = [x for x in content["added_tokens"] if x["content"] not in codes]
+    for piece, index in codes.items():
+        content["model"]["vocab"][index][0] = f"{_NO_TEXT}{piece}"
+    return tokenizers.Tokenizer.from_str(json.dumps(content)), codes
+
+
+def _id_of_code(code: str, id_by_code: Mapping[str, int]) -> int:
+    """Return the token of a code; raise InputError if it is none of the model's."""
+    if code in id_by_code:
+        return id_by_code[code]
+    close = get_close_matches(code, id_by_code, n=3)
+    shown = list(dict.fromkeys([*close, *sorted(id_by_code)]))[:_NUM_SHOWN]
+    more = f" and {len(id_by_code) - len(shown)} more" if len(id_by_code) > len(shown) else ""
+    known = f"it has {', '.join(shown)}{more}" if shown else "it has none: leave the code out"
+    raise InputError(f"the source begins with {code}, which is no code of this model; {known}")
 
 
 def _reason(error: BaseException) -> str:

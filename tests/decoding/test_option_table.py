@@ -54,6 +54,7 @@ MEANINGFUL = {  # option: (strategies to which it means something, a value that 
     "begin_suppress_tokens": (EVERY, (1, 2)),
     "no_timestamps_token_id": (EVERY, 3),
     "max_initial_timestamp_index": (EVERY, 1),
+    "last_timestamp_token_id": (EVERY, 3),
     "min_new_tokens": (EVERY, 6),
     "forced_bos_token_id": (EVERY, 1),
     "forced_eos_token_id": (EVERY, 5),
@@ -89,7 +90,7 @@ def means_something(name: str, config: DecodingConfig) -> bool:
         return False
     if name in DYNAMIC_WIDTH:
         return config.width_policy == "threshold" and config.draft_length != 0
-    if name == "max_initial_timestamp_index":
+    if name in ("max_initial_timestamp_index", "last_timestamp_token_id"):
         return config.no_timestamps_token_id is not None
     if name == "early_stopping":
         return config.memory == "forest"
@@ -156,7 +157,7 @@ def has_effect(strategy: str, name: str, value: Any) -> bool:
     common: dict[str, Any] = {"strategy": strategy, "max_new_tokens": 12, "eos_token_id": 5}
     if name in ("min_beams", "accept_threshold"):
         common["width_policy"] = "threshold"
-    if name == "max_initial_timestamp_index":
+    if name in ("max_initial_timestamp_index", "last_timestamp_token_id"):
         common["no_timestamps_token_id"] = 1
     if name == "forced_eos_token_id":  # else all have ended before
         common["max_new_tokens"] = 2

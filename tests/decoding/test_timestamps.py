@@ -90,6 +90,52 @@ def test_scores_are_those_of_transformers(scale, index):
     assert 10 < num_preferred < 60  # some because the times together are more probable
 
 
+NUM_WORDS = 5  # after the times
+
+
+@pytest.mark.parametrize("scale", [0.3, 3.0])
+def test_tokens_after_the_last_time_are_those_of_texts(scale):
+    """As in transformers, had the same tokens their place among those of texts."""
+    order = np.roll(np.arange(VOCAB), NUM_WORDS)  # token by its place in the other vocabulary
+    place = np.argsort(order)
+    config = DecodingConfig(
+        strategy="sample",
+        eos_token_id=EOS,
+        no_timestamps_token_id=NO_TIMESTAMPS,
+        max_initial_timestamp_index=10,
+        last_timestamp_token_id=VOCAB - NUM_WORDS - 1,
+    )
+    moved = SimpleNamespace(
+        no_timestamps_token_id=int(place[NO_TIMESTAMPS]),
+        eos_token_id=int(place[EOS]),
+        bos_token_id=None,
+        max_initial_timestamp_index=10,
+    )
+    rules = theirs.WhisperTimeStampLogitsProcessor(moved, begin_index=2)
+    num_words = 0
+    for seed, new in enumerate(drawn_paths(60)):
+        rng = np.random.default_rng(seed)
+        words = rng.integers(VOCAB - NUM_WORDS, VOCAB, len(new))
+        new = [w if t < EOS and w % 2 else t for w, t in zip(words.tolist(), new, strict=True)]
+        new = [token if token < FIRST else min(token, 40) for token in new] if seed % 2 else new
+        logits = (scale * rng.normal(size=(1, VOCAB))).astype(np.float32)
+        processing = processing_of(config, None, [21, 22], VOCAB)
+        assert processing is not None
+        for node, token in enumerate(new):
+            for states in processing.path_states:
+                states.add(np.array([node]), np.array([token]))
+        nodes = np.array([len(new)])
+        allowed = processing.allowed_after(nodes)
+        found = processing.distributions(DenseLogits(logits), nodes, allowed, is_draft=False)[0][0]
+        ids = torch.tensor([place[[21, 22, *new]].tolist()])
+        scores = rules(ids, torch.from_numpy(logits[:, order]))[0].numpy()[place]
+        assert found.tokens.tolist() == np.flatnonzero(np.isfinite(scores)).tolist()
+        wanted = scores[found.tokens] - np.logaddexp.reduce(scores[found.tokens])
+        np.testing.assert_allclose(found.log_probs, wanted, atol=1e-5)
+        num_words += bool(np.isfinite(scores[VOCAB - NUM_WORDS :]).any())
+    assert num_words > 10
+
+
 STRATEGIES = [
     {"strategy": "greedy"},
     {"strategy": "beam-search", "num_beams": 4},

@@ -15,6 +15,7 @@ from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.model_config import layer_masks, window_within
 from dsbd_export.model_loading import load_model
+from dsbd_export.tokenizer_files import load_tokenizer
 
 FULL, SLIDING = "attention_mask", "attention_mask_sliding"
 
@@ -70,6 +71,54 @@ def test_end_tokens(llama_folder, tmp_path, in_config, in_generation, wanted):
         content = json.loads(file.read_text())
         file.write_text(json.dumps(content | {"eos_token_id": value}))
     assert pair_of(tmp_path / "checkpoint")[0].eos_token_ids == wanted
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+WRONG_GENERATION = [  # (content of generation_config.json, words)
+    ("[]", r"generation_config\.json has a list, expected an object"),
+    ("{", r"generation_config\.json cannot be read as JSON"),
+    (DEEP, r"generation_config\.json cannot be read as JSON: RecursionError"),
+    ('{"eos_token_id": "1"}', "has eos_token_id '1', expected a token id or a list of them"),
+    ('{"eos_token_id": [1, "2"]}', r"has eos_token_id \[1, '2'\], expected a token id or a list"),
+    ('{"eos_token_id": {"a": 1}}', r"has eos_token_id \{'a': 1\}, expected a token id or a list"),
+    ('{"eos_token_id": true}', "has eos_token_id True, expected a token id"),
+    (
+        '{"eos_token_id": [1, 300]}',
+        "has eos_token_id 300, expected a token of its vocabulary, 0 to",
+    ),
+    ('{"bos_token_id": "0"}', "has bos_token_id '0', expected a token id; change it in"),
+    ('{"bos_token_id": -1}', "has bos_token_id -1, expected a token of its vocabulary"),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), WRONG_GENERATION, ids=range(len(WRONG_GENERATION)))
+def test_a_wrong_generation_config_is_refused_at_once(llama_folder, tmp_path, content, words):
+    folder = shutil.copytree(llama_folder, tmp_path / "checkpoint")
+    (folder / "generation_config.json").write_text(content)
+    with pytest.raises(ExportError, match=words):
+        pair_of(folder)
+
+
+WRONG_FILES = [  # (file, content, words)
+    ("config.json", '{"x": ' + DEEP + "}", "config of the target at .* cannot be read: Recursion"),
+    ("config.json", "[]", "config of the target at .* cannot be read"),
+    ("tokenizer.json", DEEP, r"tokenizer\.json is invalid JSON"),
+    ("tokenizer_config.json", DEEP, "cannot load the tokenizer of the target"),
+    ("model.safetensors.index.json", DEEP, r"index\.json cannot be read as JSON"),
+    ("model.safetensors.index.json", '{"weight_map": [3]}', "no files by weights as weight_map"),
+]
+
+
+@pytest.mark.parametrize(("file", "content", "words"), WRONG_FILES, ids=range(len(WRONG_FILES)))
+def test_files_that_are_no_objects_are_refused(llama_folder, tmp_path, file, content, words):
+    folder = shutil.copytree(llama_folder, tmp_path / "checkpoint")
+    (folder / file).write_text(content)
+    if "index" in file:
+        (folder / "model.safetensors").unlink()
+    with pytest.raises(ExportError, match=words):
+        target = pair_of(folder)[0]
+        load_tokenizer(target)
+        load_model(target)
 
 
 def test_a_missing_weight_is_not_made_up(llama_folder, tmp_path):

@@ -19,6 +19,8 @@ from dsbd_export.config import ExportConfig
 from dsbd_export.encoder_decoder.marian_tokenizer import write_source_tokenizer
 from dsbd_export.errors import ExportError
 from dsbd_export.pipeline import export_bundle
+from dsbd_runtime.errors import InputError
+from dsbd_runtime.tokenizer import Tokenizer
 from scripts.family_checkpoints import write_family_checkpoint
 from tests.made_once import made_once
 
@@ -32,7 +34,15 @@ TARGETS = (
     "Sie liest ein Buch über Flüsse, Steine und Vögel.",
     "Wir gingen am Montagmorgen auf den Markt.",
 )
-TEXTS = (*SOURCES, *TARGETS, ">>deu<< The house", "the  birds </s> and <pad>", "日本 the 日")
+TEXTS = (
+    *SOURCES,
+    *TARGETS,
+    ">>deu<< The house",
+    "The >>deu<< house",
+    ">>deu<<>>deu<< The",
+    "the  birds </s> and <pad>",
+    "日本 the 日",
+)
 
 
 def pieces_of(file: Path, texts: tuple[str, ...], kind: str = "unigram") -> list[str]:
@@ -132,7 +142,7 @@ def test_a_translation_of_text_is_that_of_transformers(exported):
     without_pieces = list(range(len(tokenizer), 300))
     options = {"max_new_tokens": 12, "num_beams": 4, "suppress_tokens": without_pieces}
     with dsbd_ort.Pipeline.from_bundle(exported / "bundle", num_threads=1) as pipe:
-        for text in (*SOURCES, ">>deu<< The house", "we went west"):
+        for text in (*SOURCES, ">>deu<< The house", "The >>deu<< house", "we went west"):
             with quiet_libraries(), torch.no_grad():
                 inputs = tokenizer(text, return_tensors="pt")
                 wanted = model.generate(**inputs, **options)[0].tolist()
@@ -140,3 +150,31 @@ def test_a_translation_of_text_is_that_of_transformers(exported):
             assert found.token_ids == wanted[1:]
             said = tokenizer.decode(wanted, skip_special_tokens=True, use_source_tokenizer=False)
             assert found.text.strip() == said
+
+
+UNKNOWN = [">>xyz<< The house", "  >>de<< The house", ">>DEU<<The house", ">>deu_Latn<<"]
+
+
+@pytest.mark.parametrize("text", UNKNOWN)
+def test_a_source_that_begins_with_an_unknown_code_is_refused(exported, text):
+    words = rf"the source begins with {text.split()[0].partition('The')[0]}, which is no code .* it"
+    with dsbd_ort.Pipeline.from_bundle(exported / "bundle", num_threads=1) as pipe:
+        with pytest.raises(InputError, match=rf"{words} has >>deu<<$"):
+            pipe.translate(text, max_new_tokens=2)
+
+
+def test_codes_of_a_model_that_has_none_and_of_one_that_has_many(tmp_path):
+    def written(name: str, codes: list[str]) -> Tokenizer:
+        folder = with_marian_files(tmp_path / name)
+        ids = json.loads((folder / "vocab.json").read_text())
+        names = [piece for piece in ids if piece != ">>deu<<"] + codes
+        (folder / "vocab.json").write_text(json.dumps({p: i for i, p in enumerate(names)}))
+        write_source_tokenizer(folder, folder, 300, SOURCES)
+        return Tokenizer(folder, bos_token_id=None, file="source_tokenizer.json")
+
+    with pytest.raises(InputError, match="code of this model; it has none: leave the code out"):
+        written("none", []).encode(">>deu<< The house")
+    many = written("many", [f">>{a}{b}<<" for a in "abcde" for b in "uvwxyz"])
+    with pytest.raises(InputError, match=r"it has >>au<<, .* and 18 more$"):
+        many.encode(">>aus<< The house")
+    assert many.encode(">>bz<< The")[1:] == many.encode("The")

@@ -23,6 +23,7 @@ from dsbd_export.model_source import source_of
 from dsbd_export.parity import MAX_ABS_ERROR, ParityLimit
 from dsbd_export.parity_cases import Reference, reference_logits
 from dsbd_export.pipeline import export_bundle, export_model
+from dsbd_export.tokenizer_files import write_tokenizer_files
 from dsbd_runtime.bundle import MODEL_FILE
 from dsbd_runtime.speech_entry import ALIGNMENT_FILE, ALIGNMENT_WEIGHTS
 from scripts.family_checkpoints import write_family_checkpoint
@@ -178,6 +179,22 @@ def test_times_are_no_part_of_a_text(captures, tmp_path):
     assert tokenizer.decode(ids, skip_special_tokens=False) == "<|0.00|>one<|0.14|>"
 
 
+def test_words_that_were_added_after_the_times_are_text(captures, tmp_path):
+    words, size = [" Kubernetes", " pgvector"], TOKENS.number
+    target = write_whisper(tmp_path / "target", vocab_size=size + len(words))
+    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
+    assert tokenizer.add_tokens(words) == len(words)
+    tokenizer.save(str(target / "tokenizer.json"))
+    checkpoint = open_checkpoint("target", target, ExportConfig(target="", output=tmp_path))
+    assert checkpoint.encoder.speech.last_timestamp == size - 1
+    files = tmp_path / "files"
+    files.mkdir()
+    write_tokenizer_files(checkpoint, files, report=lambda _: None)
+    written = Tokenizer.from_file(str(files / "tokenizer.json"))
+    time = checkpoint.encoder.speech.first_timestamp
+    assert written.decode([time, size, size + 1, size - 1]) == " Kubernetes pgvector"
+
+
 def edited(folder: Path, file: str, **changes: Any) -> None:
     """Change the content of a JSON file; None takes an entry away."""
     content = {**json.loads((folder / file).read_text()), **changes}
@@ -192,6 +209,29 @@ WRONG = [  # (file, changes, words)
     ("preprocessor_config.json", {"feature_size": 8}, "8 mels and 100 frames of 1 s, its encoder"),
     ("preprocessor_config.json", {"chunk_length": 2}, "16 mels and 200 frames of 2 s"),
     ("preprocessor_config.json", {"dither": 0.5}, "made with noise \\(dither 0.5\\)"),
+    ("preprocessor_config.json", {"n_fft": 10**9}, "n_fft is 1000000000, expected at most 4096"),
+    ("preprocessor_config.json", {"feature_size": 10**8}, "num_mels is 100000000, expected at"),
+    ("preprocessor_config.json", {"sampling_rate": 10**12}, "sampling_rate is 10{12}, expected"),
+    ("preprocessor_config.json", {"hop_length": 0}, "hop_length is 0, expected a number above 0"),
+    ("preprocessor_config.json", {"chunk_length": 10**12}, "chunk_seconds is 10{12}, expected"),
+    ("preprocessor_config.json", {"n_fft": "400"}, "n_fft is '400', expected an integer"),
+    ("preprocessor_config.json", {"n_fft": 0}, "n_fft is 0, expected a number above 0"),
+    ("generation_config.json", {"suppress_tokens": 3}, "suppress_tokens is 3, expected"),
+    (
+        "generation_config.json",
+        {"suppress_tokens": ["a"]},
+        r"suppress_tokens\[0\] is 'a', expected",
+    ),
+    (
+        "generation_config.json",
+        {"begin_suppress_tokens": [9999]},
+        r"tokens\[0\] is 9999, expected 0",
+    ),
+    ("generation_config.json", {"task_to_id": {"transcribe": "x"}}, "transcribe is 'x', expected"),
+    ("generation_config.json", {"max_initial_timestamp_index": "1"}, "index is '1', expected"),
+    ("generation_config.json", {"alignment_heads": 7}, "has 7 in alignment_heads"),
+    ("generation_config.json", {"decoder_start_token_id": 9999}, "decoder_start_token_id 9999, "),
+    ("generation_config.json", {"decoder_start_token_id": True}, "decoder_start_token_id True, "),
     ("generation_config.json", {"alignment_heads": [[1, 4]]}, "has \\[1, 4\\] in alignment_heads"),
     ("generation_config.json", {"alignment_heads": [3]}, "expected a layer and one of its 4 heads"),
     (

@@ -49,6 +49,7 @@ SENSIBLE: dict[str, list[Any]] = {
     "begin_suppress_tokens": [[], 97, [97, 98], [10**9]],
     "no_timestamps_token_id": [None, 97, 255, 10**9],
     "max_initial_timestamp_index": [None, 0, 5],
+    "last_timestamp_token_id": [None, 0, 98, 10**9],
     "min_new_tokens": [0, 1, 3],
     "forced_bos_token_id": [None, 97],
     "forced_eos_token_id": [None, 98],

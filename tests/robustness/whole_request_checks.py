@@ -238,15 +238,17 @@ def check_times(token: int, before: tuple[int, ...], config: DecodingConfig) -> 
     assert config.no_timestamps_token_id is not None
     first = config.no_timestamps_token_id + 1
     assert token != first - 1
-    times = [each for each in before if each >= first]
+    last = config.last_timestamp_token_id or 10**9
+    is_time = [first <= each <= last for each in before]
+    times = [each for each in before if first <= each <= last]
     if not before:
-        assert token >= first
+        assert first <= token <= last
         index = config.max_initial_timestamp_index
         assert index is None or token <= first + index
-    elif before[-1] >= first and (len(before) == 1 or before[-2] >= first):
-        assert token < first, "a third time"
-    elif before[-1] >= first:
-        assert token >= min(config.eos_ids, default=first - 1), "a text within a pair"
+    elif is_time[-1] and (len(before) == 1 or is_time[-2]):
+        assert not first <= token <= last, "a third time"
+    elif is_time[-1]:
+        assert min(config.eos_ids, default=first - 1) <= token <= last, "a text within a pair"
         assert token < first or token >= times[-1], "a decreasing time"
     else:
         assert not first <= token <= max(times, default=-1), "a time again"

@@ -207,6 +207,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "suppress_tokens": st.lists(st.integers(0, 2), max_size=2),
     "begin_suppress_tokens": st.lists(st.integers(0, 2), max_size=2),
     "no_timestamps_token_id": st.one_of(st.none(), st.integers(0, 16)),
+    "last_timestamp_token_id": st.one_of(st.none(), st.integers(0, 16)),
     "max_initial_timestamp_index": st.one_of(st.none(), st.integers(0, 3)),
     "min_new_tokens": st.integers(0, 6),
     "forced_bos_token_id": st.integers(0, 2),
@@ -279,8 +280,15 @@ def whole_requests(draw: st.DrawFn, strategy: str, largest_vocab: int = 300) -> 
         options[name] = within(options.get(name, []), vocab_size)
     if options.get("no_timestamps_token_id") is None:
         options.pop("max_initial_timestamp_index", None)
+        options.pop("last_timestamp_token_id", None)
     else:
         options["no_timestamps_token_id"] %= vocab_size
+        first = options["no_timestamps_token_id"] + 1
+        if (last := options.get("last_timestamp_token_id")) is not None:
+            has_times = first < vocab_size
+            options["last_timestamp_token_id"] = (
+                first + last % (vocab_size - first) if has_times else None
+            )
         options.pop("constraint", None)  # both together are refused
     options["logit_bias"] = {
         token % vocab_size: bias for token, bias in options.get("logit_bias", {}).items()

@@ -73,6 +73,17 @@ def test_an_encoder_reads_windows_of_its_own_shape_alone():
 WRONG = [
     ({"num_frames": 200}, "num_frames is 200, expected 100, the frames of 1 s"),
     ({"hop_length": 0}, "hop_length is 0, expected a number above 0"),
+    ({"sampling_rate": 16_000_000, "hop_length": 160_000}, "sampling_rate is 16000000, expected"),
+    ({"n_fft": 10**9}, "n_fft is 1000000000, expected at most 4096"),
+    ({"num_mels": 10**6}, "num_mels is 1000000, expected at most 512"),
+    ({"hop_length": 10**6}, "hop_length is 1000000, expected at most 4096"),
+    ({"hop_length": 1, "num_frames": 16_000, "chunk_seconds": 10**9}, "chunk_seconds is 10"),
+    ({"chunk_seconds": 300, "hop_length": 1, "num_frames": 4_800_000}, "num_frames is 48"),
+    (
+        {"sampling_rate": 100, "hop_length": 1, "n_fft": 101},
+        "samples of a window is 100, expected 101 to 14400000",
+    ),
+    ({"max_initial_timestamp_index": -1}, "max_initial_timestamp_index is -1, expected a number"),
     ({"no_speech_token_id": 112}, "no_speech_token_id is 112, expected 0 to 111"),
     ({"suppress_tokens": [5, -1]}, r"suppress_tokens\[1\] is -1"),
     ({"languages": {"en": 500}}, "en is 500"),

@@ -112,6 +112,21 @@ def test_ratios_are_those_of_transformers():
 
 
 def test_what_was_said_before_ends_with_one_time():
-    assert without_second_end((FIRST, 1, FIRST + 5, FIRST + 5), FIRST) == (FIRST, 1, FIRST + 5)
-    assert without_second_end((FIRST, 1, FIRST + 5), FIRST) == (FIRST, 1, FIRST + 5)
-    assert without_second_end((FIRST, FIRST), FIRST) == (FIRST, FIRST)
+    assert without_second_end((FIRST, 1, FIRST + 5, FIRST + 5), SPEECH) == (FIRST, 1, FIRST + 5)
+    assert without_second_end((FIRST, 1, FIRST + 5), SPEECH) == (FIRST, 1, FIRST + 5)
+    assert without_second_end((FIRST, FIRST), SPEECH) == (FIRST, FIRST)
+    assert without_second_end((FIRST, WORD, WORD), SPEECH) == (FIRST, WORD, WORD)
+
+
+WORD = FIRST + 1501  # the first token after the times of a window
+
+
+def test_tokens_after_the_times_are_text():
+    assert [SPEECH.is_time(token) for token in (FIRST - 1, FIRST, WORD - 1, WORD)] == [
+        *(False, True, True, False)
+    ]
+    for tokens, has_times in (((5, WORD, WORD, 6), False), ((FIRST, WORD, WORD, 6), True)):
+        found = parts_of_window(tokens, 0, 3000, SPEECH, has_times=has_times)
+        [part] = found.parts
+        assert (part.start, part.end, part.token_ids) == (0.0, 30.0, tokens)
+        assert found.num_frames == 3000

@@ -20,12 +20,20 @@ class Timestamps:
     token, one of them follows (Radford et al. 2022, section 3.8 and their code).
     """
 
-    def __init__(self, no_timestamps: int, max_initial_index: int | None, lowest_end: int) -> None:
+    def __init__(
+        self,
+        no_timestamps: int,
+        max_initial_index: int | None,
+        lowest_end: int,
+        last: int | None = None,
+    ) -> None:
         """Take the token before the first time, the last time that may be first, and an end.
 
         lowest_end: the tokens below it are those of texts.
+        last: the last time; tokens after it are those of texts. None: there are none.
         """
         self._first = no_timestamps + 1
+        self._stop = None if last is None else last + 1
         self._max_initial_index = max_initial_index
         self._end = lowest_end
 
@@ -35,7 +43,8 @@ class Timestamps:
         no_timestamps = config.no_timestamps_token_id
         assert no_timestamps is not None  # the caller has asked
         lowest_end = min(config.eos_ids, default=no_timestamps)
-        return cls(no_timestamps, config.max_initial_timestamp_index, lowest_end)
+        last = config.last_timestamp_token_id
+        return cls(no_timestamps, config.max_initial_timestamp_index, lowest_end, last)
 
     def process(self, scores: Scores, candidates: Candidates) -> Scores:
         """See LogitsProcessor.process."""
@@ -52,20 +61,27 @@ class Timestamps:
 
     def _forbidden(self, new: Tokens) -> Iterator[tuple[int, int | None]]:
         """Yield the first and the end of ranges of tokens that may not follow new ones."""
-        first = self._first
+        first, stop = self._first, self._stop
         yield first - 1, first
         if not len(new):
             yield 0, first
+            if stop is not None:
+                yield stop, None
             if self._max_initial_index is not None:
                 yield first + self._max_initial_index + 1, None
             return
-        is_behind_time = new[-1] >= first
-        is_behind_pair = is_behind_time and (len(new) == 1 or new[-2] >= first)
+        is_time = new >= first
+        if stop is not None:
+            is_time &= new < stop
+        is_behind_time = is_time[-1]
+        is_behind_pair = is_behind_time and (len(new) == 1 or is_time[-2])
         if is_behind_pair:
-            yield first, None
+            yield first, stop
         elif is_behind_time:
             yield 0, self._end
-        times = new[new >= first]
+            if stop is not None:
+                yield stop, None
+        times = new[is_time]
         if len(times):  # the second of a pair may be as the first
             yield first, int(times[-1]) + (not is_behind_time or is_behind_pair)
 
@@ -74,14 +90,18 @@ class Timestamps:
 
         scores, tokens: (n,). Of one path; changed in place.
         """
-        of_times, others = _between(tokens, self._first, None), _between(tokens, 0, self._first)
+        of_times = _between(tokens, self._first, self._stop)
+        others = [_between(tokens, 0, self._first)]
+        if self._stop is not None:
+            others.append(_between(tokens, self._stop, None))
         times = scores[of_times]
         largest = times.max(initial=-np.inf)
         if largest == -np.inf:
             return
         together = largest + np.log(np.exp(times - largest).sum())
-        if together > scores[others].max(initial=-np.inf):
-            scores[others] = -np.inf
+        if together > max(float(scores[part].max(initial=-np.inf)) for part in others):
+            for part in others:
+                scores[part] = -np.inf
 
     def may_raise(self, candidates: Candidates) -> bool:
         """Return True: every time counts, also one that a top-k head has left out."""

@@ -27,6 +27,7 @@ from torch import Tensor
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.distill.texts import TextFile, opened_sinks
 from dsbd_export.errors import ExportError
+from dsbd_export.json_files import json_object
 from dsbd_forward.forward import Source
 from dsbd_runtime.bundle import GENERATION_CONFIG_FILE, SOURCE_TOKENIZER_FILE, TOKENIZER_FILE
 from dsbd_runtime.tokenizer import Tokenizer
@@ -43,7 +44,7 @@ def target_begin(checkpoint: Checkpoint) -> list[int]:
     encoder = checkpoint.encoder
     assert encoder is not None  # the caller has asked
     file, name = checkpoint.folder / GENERATION_CONFIG_FILE, "forced_bos_token_id"
-    content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    content = json_object(file) if file.is_file() else {}
     forced = content.get(name, getattr(checkpoint.config, name, None))
     if forced is not None:
         return [encoder.start_token_id, int(forced)]

@@ -31,10 +31,11 @@ def encoder_entry(
     name = "decoder_start_token_id"
     found = (generation.get(name), getattr(config, name, None))
     start = next((each for each in found if each is not None), None)
-    if not isinstance(start, int):
+    if type(start) is not int or not 0 <= start < decoder_vocab_size(config):
         raise ExportError(
             f"the config of the {role} has decoder_start_token_id {start!r}, expected the token id "
-            "that every target begins with; add it to generation_config.json"
+            f"that every target begins with, 0 to {decoder_vocab_size(config) - 1}; add it to "
+            "generation_config.json"
         )
     if reads_sound(config):
         speech = speech_entry(role, folder, config, generation, options)

@@ -23,8 +23,10 @@ from tokenizers.processors import TemplateProcessing
 from transformers import MarianTokenizer, PreTrainedTokenizerFast, TokenizersBackend
 
 from dsbd_export.errors import ExportError
+from dsbd_export.json_files import json_object
 from dsbd_export.older_tokenizers import SENTENCEPIECE_FILE, without_stacks
 from dsbd_runtime.bundle import SOURCE_TOKENIZER_FILE, TOKENIZER_FILE
+from dsbd_runtime.tokenizer import Tokenizer as SourceReader
 
 _SOURCE, _TARGET = "source.spm", "target.spm"
 _VOCABULARY, _TARGET_VOCABULARY = "vocab.json", "target_vocab.json"
@@ -103,8 +105,12 @@ def write_source_tokenizer(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # recommends sacremoses, which it does not use
         theirs = MarianTokenizer.from_pretrained(str(folder), local_files_only=True)
-    for text in map(without_stacks, texts):
-        ids = source.backend.encode(text).ids
+    ours = SourceReader(output, bos_token_id=None, file=SOURCE_TOKENIZER_FILE)
+    codes = [token.content for token in source.backend.get_added_tokens_decoder().values()]
+    codes = [code for code in codes if code not in _SPECIAL][:1]
+    of_codes = [text for code in codes for text in (f"{code} a b", f"a {code} b", f"{code}{code}")]
+    for text in map(without_stacks, (*texts, *of_codes)):
+        ids = ours.encode(text)
         found = [index if index < vocab_size else source.unknown for index in ids]
         _compare(text, "reads", found, _source_ids(theirs, text))
         if any(token in text for token in _SPECIAL):
@@ -140,8 +146,12 @@ def _compare(text: str, verb: str, ours: Any, theirs: Any) -> None:
 
 
 def _vocabulary(file: Path) -> dict[str, int]:
-    content: dict[str, int] = json.loads(file.read_text(encoding="utf-8"))
-    if sorted(content.values()) != list(range(len(content))) or "<unk>" not in content:
+    content: dict[str, int] = json_object(file)
+    if (
+        not all(type(i) is int for i in content.values())
+        or sorted(content.values()) != list(range(len(content)))
+        or "<unk>" not in content
+    ):
         raise ExportError(
             f"{file} has {len(content)} pieces, expected one for each id from 0 on, and <unk>; "
             "copy the file again"

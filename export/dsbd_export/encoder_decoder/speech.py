@@ -6,6 +6,7 @@ transformers' feature extractor reads them; the tokens in generation_config.json
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,25 @@ from transformers import PreTrainedConfig, WhisperFeatureExtractor
 
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError, reason_of
-from dsbd_runtime.speech_entry import FRAMES_A_POSITION, SoundFeatures, SpeechEntry
+from dsbd_runtime.errors import BundleError
+from dsbd_runtime.speech_entry import (
+    FRAMES_A_POSITION,
+    SoundFeatures,
+    SpeechEntry,
+    check_sound,
+    check_speech,
+)
+from dsbd_runtime.typed_json import typed
 
 _FAMILY = "whisper"
 _SETTINGS = ("preprocessor_config.json", "processor_config.json")
+_SOUND = {  # by our names: those of transformers, and their defaults
+    "sampling_rate": ("sampling_rate", 16_000),
+    "num_mels": ("feature_size", 80),
+    "n_fft": ("n_fft", 400),
+    "hop_length": ("hop_length", 160),
+    "chunk_seconds": ("chunk_length", 30),
+}
 _COPY = "copy generation_config.json of the model that it was made from, as openai/whisper-base"
 
 
@@ -37,6 +53,10 @@ def feature_extractor(role: str, folder: Path, config: PreTrainedConfig) -> Whis
     num_mels, num_frames = config.num_mel_bins, FRAMES_A_POSITION * config.max_source_positions
     if any((folder / name).is_file() for name in _SETTINGS):
         try:
+            said, _ = WhisperFeatureExtractor.get_feature_extractor_dict(
+                str(folder), local_files_only=True
+            )
+            _check_sound(said)
             found = WhisperFeatureExtractor.from_pretrained(str(folder), local_files_only=True)
         except Exception as error:
             raise ExportError(
@@ -58,6 +78,20 @@ def feature_extractor(role: str, folder: Path, config: PreTrainedConfig) -> Whis
             f"which has no form here; set dither to 0.0 in {_SETTINGS[0]}"
         )
     return found
+
+
+def _check_sound(said: dict[str, Any]) -> None:
+    """Raise BundleError or ValueError unless settings make features that can be paid for.
+
+    transformers computes their filters as soon as it reads them, whatever that costs.
+    """
+    settings = {ours: said.get(theirs, default) for ours, (theirs, default) in _SOUND.items()}
+    for name, value in settings.items():
+        if type(value) is not int:
+            raise ValueError(f"{_SOUND[name][0]} is {value!r}, expected an integer")
+    samples = settings["chunk_seconds"] * settings["sampling_rate"]
+    num_frames = samples // max(settings["hop_length"], 1)
+    check_sound({**settings, "num_frames": num_frames}, "the sound")
 
 
 def speech_entry(
@@ -86,9 +120,9 @@ def speech_entry(
             f"generation_config.json of the {role} at {folder} has no_timestamps_token_id "
             f"{no_timestamps!r}, expected a token id: it is of an older version; {_COPY}"
         )
-    suppressed = list(generation.get("suppress_tokens") or [])
+    suppressed = generation.get("suppress_tokens") or []
     languages, tasks = _languages_and_tasks(role, folder, generation)
-    return SpeechEntry(
+    entry = SpeechEntry(
         sampling_rate=made.sampling_rate,
         num_mels=made.feature_size,
         n_fft=made.n_fft,
@@ -99,13 +133,21 @@ def speech_entry(
         previous_token_id=_previous(role, folder, generation, suppressed),
         no_speech_token_id=no_timestamps - 1,
         suppress_tokens=suppressed,
-        begin_suppress_tokens=list(generation.get("begin_suppress_tokens") or []),
+        begin_suppress_tokens=generation.get("begin_suppress_tokens") or [],
         languages=languages,
         tasks=tasks,
         language=_default_language(role, folder, generation, languages),
         max_initial_timestamp_index=generation.get("max_initial_timestamp_index"),
         alignment_heads=_alignment_heads(role, folder, generation, config),
     )
+    where = f"generation_config.json of the {role} at {folder}"
+    try:
+        entry = typed(SpeechEntry, dataclasses.asdict(entry), where)
+        check_speech(entry, config.vocab_size, where)
+    except BundleError as error:
+        reason = str(error).removesuffix("; export the bundle again")
+        raise ExportError(f"{reason}; {_COPY}") from error
+    return entry
 
 
 def _alignment_heads(
@@ -116,7 +158,7 @@ def _alignment_heads(
     A draft of some layers has the generation_config.json of all.
     """
     heads, num_heads = generation.get("alignment_heads") or [], config.decoder_attention_heads
-    for head in heads:
+    for head in heads if isinstance(heads, list) else [heads]:
         is_pair = isinstance(head, list | tuple) and [type(each) for each in head] == [int, int]
         if not is_pair or head[0] < 0 or not 0 <= head[1] < num_heads:
             raise ExportError(
@@ -159,23 +201,27 @@ def _default_language(
     return code
 
 
-def _previous(role: str, folder: Path, generation: dict[str, Any], suppressed: list[int]) -> int:
+def _previous(role: str, folder: Path, generation: dict[str, Any], suppressed: Any) -> int:
     """Return what stands before an earlier text, found where transformers finds it."""
     said = generation.get("prev_sot_token_id")
     if isinstance(said, int):
         return said
-    if len(suppressed) < 2:
+    if not isinstance(suppressed, list) or suppressed[:-1] == [] or type(suppressed[-2]) is not int:
         raise ExportError(
             f"generation_config.json of the {role} at {folder} has prev_sot_token_id {said!r}, "
             f"expected a token id; {_COPY}"
         )
-    return int(suppressed[-2])
+    token: int = suppressed[-2]
+    return token
 
 
 def hide_times(tokenizer: Tokenizer, speech: SpeechEntry) -> None:
-    """Make the times special tokens, in place: transformers drops them from texts as those."""
+    """Make the times special tokens, in place: transformers drops them from texts as those.
+
+    Tokens after the last time are words that were added later.
+    """
     added = tokenizer.get_added_tokens_decoder()
-    times = [added[token] for token in sorted(added) if token >= speech.first_timestamp]
+    times = [added[token] for token in sorted(added) if speech.is_time(token)]
     tokenizer.add_special_tokens([AddedToken(time.content, normalized=False) for time in times])
 
 

@@ -14,7 +14,6 @@ first which layer it leaves.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from dsbd_export.errors import ExportError, reason_of
+from dsbd_export.json_files import json_object, json_object_or_none
 
 FEATURE_FAMILY = "eagle3"
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
@@ -105,12 +105,7 @@ def default_layers(num_layers: int) -> tuple[int, ...]:
 
 def is_feature_draft(folder: Path) -> bool:
     """Return whether the config in a checkpoint folder is that of a feature draft."""
-    try:
-        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False  # reported by whoever reads the checkpoint
-    if not isinstance(content, dict):
-        return False
+    content = json_object_or_none(folder / "config.json") or {}  # its reader says what is wrong
     return LIBRARY_TYPE in content or any(
         "eagle" in str(name).lower() for name in content.get("architectures") or []
     )
@@ -122,7 +117,7 @@ def read_feature_config(folder: Path) -> FeatureDraftConfig:
     Raises:
         ExportError: it is of another kind of draft, or says what this version does not compute.
     """
-    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    content = json_object(folder / "config.json")
     where = f"the draft at {folder}"
     if reason := next(_refusals(content), None):
         raise ExportError(f"{where} cannot be exported: {reason}; choose another checkpoint")
