@@ -45,11 +45,13 @@ class Taps(NamedTuple):
     def of(self, phases: NDArray[np.int64]) -> Samples:
         """Return the taps of phases, (len(phases), 2 * half) float32."""
         if len(self.table) == self.num_phases:
-            return self.table[phases]
+            taps: Samples = self.table[phases]
+            return taps
         rows, parts = np.divmod(phases * (len(self.table) - 1), self.num_phases)
         shares = (parts / self.num_phases).astype(np.float32)[:, None]
-        lower: Samples = self.table[rows]
-        return lower + shares * (self.table[rows + 1] - lower)
+        lower = self.table[rows]
+        between: Samples = lower + shares * (self.table[rows + 1] - lower)
+        return between
 
 
 def taps_between(from_rate: int, to_rate: int) -> Taps:
