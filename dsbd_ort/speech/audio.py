@@ -82,7 +82,10 @@ def read_audio(
     with contextlib.ExitStack() as stack:
         file, name = _opened_file(source, stack)
         blocks = _resampled_pieces(file, name, sampling_rate, max_seconds)
-        samples = _joined(blocks, sampling_rate, max_seconds, name, is_cancelled)
+        try:
+            samples = _joined(blocks, sampling_rate, max_seconds, name, is_cancelled)
+        except OSError as error:  # such as a folder
+            raise InputError(f"{name} cannot be read: {error.strerror or error}") from error
     if not len(samples):
         raise InputError(f"{name} has no samples; record it again")
     samples.flags.writeable = False
@@ -93,20 +96,23 @@ def _resampled_pieces(
     file: BinaryIO, name: str, sampling_rate: int, max_seconds: float
 ) -> Iterator[Samples]:
     """Yield the samples of the audios that a file consists of, by blocks."""
-    _check_not_empty(file, name)
+    if not file.read(1):
+        raise InputError(f"{name} is an empty file")
     for index, (section, stream) in enumerate(pieces(file)):
         if index >= _MOST_PIECES:
             raise InputError(
                 f"{name} consists of more than {_MOST_PIECES} files one after another; "
                 f"write it as one by {_FFMPEG}"
             )
-        with contextlib.ExitStack() as stack:
-            opened = _opened_audio(section, stream, name, stack)
-            _check(opened, name, max_seconds)
-            mixed = (_mixed(block, name) for block in opened.blocks)
-            yield from resampled(mixed, opened.sampling_rate, sampling_rate)
-        if section.error is not None:
-            raise InputError(f"{name} cannot be read: {section.error}")
+        try:
+            with contextlib.ExitStack() as stack:
+                opened = _opened_audio(section, stream, name, stack)
+                _check(opened, name, max_seconds)
+                mixed = (_mixed(block, name) for block in opened.blocks)
+                yield from resampled(mixed, opened.sampling_rate, sampling_rate)
+        finally:  # whatever was made of a file that ended early
+            if section.error is not None:
+                raise section.error
 
 
 def _opened_file(source: AudioSource, stack: contextlib.ExitStack) -> tuple[BinaryIO, str]:
@@ -130,15 +136,6 @@ def _opened_file(source: AudioSource, stack: contextlib.ExitStack) -> tuple[Bina
     if source.seekable() and source.tell() == 0:
         return source, "the audio"
     return io.BytesIO(source.read()), "the audio"
-
-
-def _check_not_empty(file: BinaryIO, name: str) -> None:
-    try:
-        head = file.read(1)
-    except OSError as error:  # such as a folder
-        raise InputError(f"{name} cannot be read: {error.strerror}") from error
-    if not head:
-        raise InputError(f"{name} is an empty file")
 
 
 def _opened_audio(

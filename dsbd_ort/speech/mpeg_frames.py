@@ -29,7 +29,7 @@ _KBITS = {  # (whether version 1, layer): the bit rates of indices 1 to 14
 _SIDE_BYTES = {(True, False): 32, (True, True): 17, (False, False): 17, (False, True): 9}
 """Bytes between the header of a frame and its Xing header, by (version 1, mono)."""
 _HEAD_BYTES = 54  # of a frame, to the end of a number of frames
-_MOST_JUNK = 2**20  # bytes between two streams that are searched for the next
+_CHUNK = 2**16  # bytes that are searched at a time
 
 
 class _Frame(NamedTuple):
@@ -107,18 +107,17 @@ def _stream(file: BinaryIO, begin: int, end: int) -> MpegStream:
 
 def _next_frame(file: BinaryIO, begin: int, end: int) -> int | None:
     """Return the place of the first frame that another of its kind follows, None without any."""
-    begin = min(after_id3(file, begin), end)
-    file.seek(begin)
-    data = file.read(min(end - begin, _MOST_JUNK))
-    for match in _SYNC.finditer(data):
-        place = match.start()
-        frame = _frame(data[place : place + 4])
-        if frame is None:
-            continue
-        file.seek(begin + place + frame.num_bytes)
-        after = _frame(file.read(4))
-        if after is not None and after.kind == frame.kind:
-            return begin + place
+    for first in range(after_id3(file, begin), end, _CHUNK):
+        file.seek(first)
+        data = file.read(_CHUNK + 3)
+        for match in _SYNC.finditer(data):
+            place = match.start()
+            if (frame := _frame(data[place : place + 4])) is None:
+                continue
+            file.seek(first + place + frame.num_bytes)
+            after = _frame(file.read(4))
+            if after is not None and after.kind == frame.kind:
+                return first + place
     return None
 
 

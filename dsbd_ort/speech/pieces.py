@@ -25,8 +25,8 @@ _ENDLESS = 2**40
 class Section:
     """Some bytes of a file as a file of its own.
 
-    C code reads it by callbacks, out of which no exception comes: the first that reading raises is
-    kept in ``error``, and the section ends there. Positions outside it are none.
+    C code reads it by callbacks, out of which no exception comes: what reading raises is kept in
+    ``error``, and the section ends there.
 
     Args:
         file: whose bytes from ``begin`` to ``end`` these are.
@@ -39,7 +39,7 @@ class Section:
         self._num_bytes = end - begin
         self._size = _ENDLESS if is_endless else end - begin
         self._place = 0
-        self.error: Exception | None = None
+        self.error: OSError | None = None
 
     def read(self, count: int = -1) -> bytes:
         """Return the next bytes, fewer than ``count`` at the end."""
@@ -49,8 +49,11 @@ class Section:
         try:
             self._file.seek(self._begin + self._place)
             data = self._file.read(left if count < 0 else min(count, left))
-        except (OSError, ValueError) as error:  # ValueError: it was closed meanwhile
-            self.error = self.error or error
+        except OSError as error:
+            self.error = error
+            return b""
+        except ValueError as error:  # it was closed meanwhile
+            self.error = OSError(str(error))
             return b""
         self._place += len(data)
         return data

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager
@@ -18,6 +20,7 @@ import openai
 import pytest
 
 from dsbd_ort.engine import Service, ServiceLimits
+from dsbd_ort.openai_server.transcription import in_place
 from dsbd_ort.speech.audio import read_audio
 from dsbd_ort.speech.formats import FORMATS
 from dsbd_ort.speech.transcript import Segment
@@ -382,6 +385,62 @@ def test_a_client_that_leaves(stream: bool) -> None:
         assert live.is_cancelled.wait(10)
         stopped.set()
         assert posted(server).status_code == 200
+
+
+def test_reading_holds_its_place_until_it_has_stopped() -> None:
+    """The thread went on after the place of a client that left was given back."""
+    may_stop, was_told = threading.Event(), threading.Event()
+
+    def work(is_over: Callable[[], bool]) -> int:
+        while not is_over() and not may_stop.wait(0.01):
+            pass
+        was_told.set()
+        assert may_stop.wait(20)
+        return 5
+
+    async def leave() -> None:
+        places = asyncio.Semaphore(1)
+        with contextlib.ExitStack() as on_end:
+            reading = asyncio.ensure_future(in_place(places, on_end, work))
+            await asyncio.sleep(0.05)
+            reading.cancel()
+        try:
+            assert await asyncio.to_thread(was_told.wait, 5)
+            assert places.locked()
+        finally:
+            may_stop.set()
+        async with asyncio.timeout(20):
+            await places.acquire()
+
+    async def stay() -> int:
+        places = asyncio.Semaphore(1)
+        with contextlib.ExitStack() as on_end:
+            found = await in_place(places, on_end, lambda is_over: 7 if not is_over() else 0)
+            assert places.locked()
+        await asyncio.sleep(0)
+        assert not places.locked()
+        return found
+
+    asyncio.run(leave())
+    assert asyncio.run(stay()) == 7
+
+
+def test_a_request_that_ends_stops_its_reading() -> None:
+    """It was read to its end: work that nobody waits for."""
+    slow = wav_bytes(np.zeros(383_999 * 60), 383_999, bits=8)  # 10 s and more to resample
+    settings = {"request_timeout_s": 0.5, "max_audio_bytes": 2**26}
+    with served(limits=ServiceLimits(max_requests=1), **settings) as server:
+        files = {"file": ("slow.wav", slow)}
+        answer = server.http.post("/v1/audio/transcriptions", data={"model": MODEL}, files=files)
+        assert answer.status_code == 504
+        begun = last = time.process_time()
+        while True:
+            time.sleep(0.2)
+            if (now := time.process_time()) - last < 0.02:
+                break
+            last = now
+        assert now - begun < 3.0
+        assert posted(server).status_code == 200  # in the only place
 
 
 def test_an_engine_that_fails_says_no_more_than_that() -> None:
