@@ -125,10 +125,16 @@ async def in_place(
     ``work`` is called with a function that returns whether ``on_end``, that of the request, was
     closed: it should stop then. Its place is given back when both have ended.
     """
+
+    def release(done: asyncio.Future[T]) -> None:
+        places.release()
+        if not done.cancelled():
+            done.exception()  # seen, even if the request has ended
+
     await places.acquire()
     is_over = threading.Event()
     working = asyncio.ensure_future(asyncio.to_thread(work, is_over.is_set))
-    on_end.callback(working.add_done_callback, lambda _: places.release())
+    on_end.callback(working.add_done_callback, release)
     on_end.callback(is_over.set)
     return await asyncio.shield(working)
 
