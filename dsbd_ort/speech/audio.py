@@ -171,28 +171,36 @@ def _opened_by_soundfile(
             f"{name} is no audio that can be read ({_reason(error)}); expected WAV, FLAC, MP3, Ogg "
             f"or AIFF; others become WAV by {_FFMPEG}"
         ) from error
-    opened.seekable = lambda: False  # else every block ends with a search, which FLAC may refuse
     num_frames: int | None = int(opened.frames)
     if stream is not None and not stream.said_samples:
         num_frames = stream.num_samples
     elif not 0 <= opened.frames < 2**62:
         num_frames = None
+    if num_frames != opened.frames:  # a search after every block, by this number, would fail
+        opened.seekable = lambda: False
 
-    def blocks() -> Iterator[NDArray[np.floating]]:
-        num_read = 0
-        try:
-            while len(block := opened.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
-                num_read += len(block)
-                yield block
-        except soundfile.LibsndfileError as error:
-            raise InputError(
-                f"{name} is damaged or cut behind {num_read / opened.samplerate:.1f} s "
-                f"({_reason(error)}); copy it again, or keep what is there by {_FFMPEG}"
-            ) from error
-        if num_frames and num_frames - num_read > wav.MOST_MISSING_S * opened.samplerate:
-            raise _is_cut(name, num_read, num_frames)
+    blocks = _blocks_of_soundfile(opened, num_frames, name)
+    return _Opened(int(opened.samplerate), int(opened.channels), num_frames, blocks)
 
-    return _Opened(int(opened.samplerate), int(opened.channels), num_frames, blocks())
+
+def _blocks_of_soundfile(
+    opened: Any, num_frames: int | None, name: str
+) -> Iterator[NDArray[np.floating]]:
+    """Yield blocks, (frames, channels) float32, of which there should be ``num_frames`` frames."""
+    num_read = 0
+    try:
+        if opened.seekable():
+            opened.seek(0)  # else Opus begins with the lead-in that its decoder needs
+        while len(block := opened.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
+            num_read += len(block)
+            yield block
+    except _soundfile(name).LibsndfileError as error:
+        raise InputError(
+            f"{name} is damaged or cut after {num_read / opened.samplerate:.1f} s "
+            f"({_reason(error)}); copy it again, or keep what is there by {_FFMPEG}"
+        ) from error
+    if num_frames and num_frames - num_read > wav.MOST_MISSING_S * opened.samplerate:
+        raise _is_cut(name, num_read, num_frames)
 
 
 def _soundfile(name: str) -> ModuleType:

@@ -20,6 +20,7 @@ REQUIREMENTS = {  # pinned: docs/serving.md says with which of them the server w
     "llama_index": ["llama-index-llms-openai-like==0.8.1"],
     "lm_eval": ["lm-eval[api]==0.4.13", "transformers>=5,<6"],
     "guidellm": ["guidellm==0.8.1"],
+    "av": ["av==18.1.0", "numpy"],  # FFmpeg: judges what is read of audio files
 }
 
 
