@@ -85,27 +85,26 @@ def pieces(file: BinaryIO) -> Iterator[tuple[Section, MpegStream | None]]:
             yield Section(file, stream.begin, stream.end, is_endless=is_endless), stream
         if stream is not None:
             return
-    begin = 0
-    for place in _later_beginnings(file, kind, end):
+    begin = begin if kind in _KINDS else 0
+    for place in _later_beginnings(file, kind, begin, end):
         yield Section(file, begin, place), None
         begin = place
     yield Section(file, begin, end), None
 
 
-def _later_beginnings(file: BinaryIO, kind: bytes, end: int) -> Iterator[int]:
-    """Yield where further files of a kind begin."""
+def _later_beginnings(file: BinaryIO, kind: bytes, begin: int, end: int) -> Iterator[int]:
+    """Yield where further files of a kind begin, after the one at ``begin``."""
     if kind in _SIZES:
-        yield from _after_sizes(file, kind, end)
+        yield from _after_sizes(file, kind, begin, end)
     elif kind in _PATTERNS:
-        place_after = 0  # of the page or block that the last beginning has
-        for place in _matches(file, _PATTERNS[kind], end):
+        place_after = begin  # of an Ogg file, after the first page of the stream before
+        for place in _matches(file, _PATTERNS[kind], begin, end):
             if place > place_after:  # not one of the streams that an Ogg file begins with together
                 yield place
             place_after = _page_end(file, place) if kind == b"OggS" else place
 
 
-def _after_sizes(file: BinaryIO, kind: bytes, end: int) -> Iterator[int]:
-    place = 0
+def _after_sizes(file: BinaryIO, kind: bytes, place: int, end: int) -> Iterator[int]:
     while True:
         file.seek(place)
         head = file.read(12)
@@ -119,8 +118,8 @@ def _after_sizes(file: BinaryIO, kind: bytes, end: int) -> Iterator[int]:
         yield place
 
 
-def _matches(file: BinaryIO, pattern: re.Pattern[bytes], end: int) -> Iterator[int]:
-    for first in range(0, end, _CHUNK):
+def _matches(file: BinaryIO, pattern: re.Pattern[bytes], begin: int, end: int) -> Iterator[int]:
+    for first in range(begin, end, _CHUNK):
         file.seek(first)
         data = file.read(_CHUNK + _MOST_PATTERN - 1)
         yield from (first + each.start() for each in pattern.finditer(data))

@@ -114,6 +114,15 @@ def test_mp3_files_of_other_forms_and_tags_between(between: bytes) -> None:
         np.testing.assert_array_equal(read_audio(between + between.join(parts)), wanted)
 
 
+@pytest.mark.parametrize("kind", ["FLAC", "Ogg Vorbis", "WAV"])
+def test_an_id3_tag_before_other_formats(kind: str) -> None:
+    one = KINDS[kind](noise(0.5))
+    wanted = read_audio(one)
+    for number in (1, 2):
+        found = read_audio(b"ID3\4\0\0\0\0\1\0" + bytes(128) + one * number)
+        np.testing.assert_array_equal(found, np.tile(wanted, number))
+
+
 def test_a_file_of_too_many_files() -> None:
     one = wav_bytes(np.zeros(2))
     assert len(read_audio(one * 1000)) == 2000
