@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from typing import Any
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import PlainTextResponse
@@ -31,6 +32,8 @@ from dsbd_ort.speech.audio import SAMPLING_RATE, Samples, read_audio
 from dsbd_ort.speech.formats import FORMATS, as_text
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_runtime.errors import InputError
+
+T = TypeVar("T")
 
 
 class TranscribedText(BaseModel):
@@ -91,16 +94,14 @@ class TranscriptionHandler:
         on_end: contextlib.ExitStack,
     ) -> None:
         """Begin, once there is a place: the audio becomes samples, which the service gets."""
+        file, max_seconds = form.file.file, self._settings.max_audio_s
+
+        def read(is_over: Callable[[], bool]) -> Samples:
+            return read_audio(file, SAMPLING_RATE, max_seconds=max_seconds, is_cancelled=is_over)
+
         async with work.in_time():
-            await self._places.acquire()
-            on_end.callback(self._places.release)
-            try:  # in a thread: to decode and resample takes long enough to hold up other clients
-                samples = await asyncio.to_thread(
-                    read_audio,
-                    form.file.file,
-                    SAMPLING_RATE,
-                    max_seconds=self._settings.max_audio_s,
-                )
+            try:
+                samples = await in_place(self._places, on_end, read)
             except InputError as error:
                 raise bad_request(str(error), "file", "invalid_audio") from error
         await work.begin(samples, options)
@@ -114,6 +115,28 @@ class TranscriptionHandler:
 
     def _leave(self) -> None:
         self._num_inside -= 1
+
+
+async def in_place(
+    places: asyncio.Semaphore, on_end: contextlib.ExitStack, work: Callable[[Callable[[], bool]], T]
+) -> T:
+    """Return the result of work in a thread, once there is a place; other clients are not held up.
+
+    ``work`` is called with a function that returns whether ``on_end``, that of the request, was
+    closed: it should stop then. Its place is given back when both have ended.
+    """
+
+    def release(done: asyncio.Future[T]) -> None:
+        places.release()
+        if not done.cancelled():
+            done.exception()  # seen, even if the request has ended
+
+    await places.acquire()
+    is_over = threading.Event()
+    working = asyncio.ensure_future(asyncio.to_thread(work, is_over.is_set))
+    on_end.callback(working.add_done_callback, release)
+    on_end.callback(is_over.set)
+    return await asyncio.shield(working)
 
 
 class _Transcription:

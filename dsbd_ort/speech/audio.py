@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ from numpy.typing import NDArray
 
 from dsbd_errors import install_hint
 from dsbd_ort.speech import wav
+from dsbd_ort.speech.mpeg_frames import MpegStream
+from dsbd_ort.speech.pieces import Section, pieces
 from dsbd_ort.speech.resampling import resampled
 from dsbd_runtime.errors import InputError
 
@@ -34,6 +35,7 @@ MOST_SECONDS = 4 * 3600.0
 _LEAST_RATE, _MOST_RATE = 4_000, 384_000
 _MOST_CHANNELS = 8
 _LOUDEST = 2.0**31  # beyond integers of 32 bits that somebody stored as floats
+_MOST_PIECES = 1000
 _BLOCK_FRAMES = 65_536
 _FFMPEG = "ffmpeg -i FILE -ar 16000 -ac 1 audio.wav"
 
@@ -44,14 +46,14 @@ class _Opened:
 
     Attributes:
         sampling_rate, num_channels: of the file.
-        num_frames: samples of a channel, None where the file does not say.
-        blocks: of samples, (frames, num_channels) float32.
+        num_frames: samples of a channel, None if they are not known.
+        blocks: of samples, (frames, num_channels) float32 or float64.
     """
 
     sampling_rate: int
     num_channels: int
     num_frames: int | None
-    blocks: Callable[[], Iterator[NDArray[np.float32]]]
+    blocks: Iterator[NDArray[np.floating]]
 
 
 def read_audio(
@@ -59,17 +61,19 @@ def read_audio(
     sampling_rate: int = SAMPLING_RATE,
     *,
     max_seconds: float = MOST_SECONDS,
+    is_cancelled: Callable[[], bool] = lambda: False,
 ) -> Samples:
     """Return the samples of an audio file, mixed to one channel, (n,) float32 from -1 to 1.
 
     They are read-only, so that a transcription need not copy them. WAV files of integers or floats
     are read as they are; FLAC, MP3, Ogg and others with the package ``soundfile``, of the extra
-    ``audio``.
+    ``audio``. Of a file that consists of several, one after another, all are read.
 
     Args:
         source: a path, the bytes of a file, or a file opened for bytes.
         sampling_rate: of the result, in Hz.
         max_seconds: a longer audio is refused, as soon as it is known to be longer.
+        is_cancelled: called for each block; once it returns True, reading ends with an InputError.
 
     Raises:
         InputError: it cannot be read, is no audio, is cut, has no samples, too many or some that
@@ -77,16 +81,38 @@ def read_audio(
     """
     with contextlib.ExitStack() as stack:
         file, name = _opened_file(source, stack)
-        opened = _opened_audio(file, name, stack)
-        _check(opened, name, max_seconds)
-        mixed = (_mixed(block, name) for block in opened.blocks())
-        blocks = resampled(mixed, opened.sampling_rate, sampling_rate)
-        seconds = opened.num_frames and opened.num_frames / opened.sampling_rate
-        samples = _joined(blocks, seconds, sampling_rate, max_seconds, name)
+        blocks = _resampled_pieces(file, name, sampling_rate, max_seconds)
+        try:
+            samples = _joined(blocks, sampling_rate, max_seconds, name, is_cancelled)
+        except OSError as error:  # such as a folder
+            raise InputError(f"{name} cannot be read: {error.strerror or error}") from error
     if not len(samples):
         raise InputError(f"{name} has no samples; record it again")
     samples.flags.writeable = False
     return samples
+
+
+def _resampled_pieces(
+    file: BinaryIO, name: str, sampling_rate: int, max_seconds: float
+) -> Iterator[Samples]:
+    """Yield the samples of the audios that a file consists of, by blocks."""
+    if not file.read(1):
+        raise InputError(f"{name} is an empty file")
+    for index, (section, stream) in enumerate(pieces(file)):
+        if index >= _MOST_PIECES:
+            raise InputError(
+                f"{name} consists of more than {_MOST_PIECES} files one after another; "
+                f"write it as one by {_FFMPEG}"
+            )
+        try:
+            with contextlib.ExitStack() as stack:
+                opened = _opened_audio(section, stream, name, stack)
+                _check(opened, name, max_seconds)
+                mixed = (_mixed(block, name) for block in opened.blocks)
+                yield from resampled(mixed, opened.sampling_rate, sampling_rate)
+        finally:  # whatever was made of a file that ended early
+            if section.error is not None:
+                raise section.error
 
 
 def _opened_file(source: AudioSource, stack: contextlib.ExitStack) -> tuple[BinaryIO, str]:
@@ -112,62 +138,69 @@ def _opened_file(source: AudioSource, stack: contextlib.ExitStack) -> tuple[Bina
     return io.BytesIO(source.read()), "the audio"
 
 
-def _opened_audio(file: BinaryIO, name: str, stack: contextlib.ExitStack) -> _Opened:
-    try:
-        head = file.read(1)
-    except OSError as error:  # such as a folder
-        raise InputError(f"{name} cannot be read: {error.strerror}") from error
-    if not head:
-        raise InputError(f"{name} is an empty file")
-    file.seek(0)
-    if wav.is_wav(file) and (found := wav.read_format(file, name)) is not None:
+def _opened_audio(
+    section: Section, stream: MpegStream | None, name: str, stack: contextlib.ExitStack
+) -> _Opened:
+    if wav.is_wav(section) and (found := wav.read_format(section, name)) is not None:
         return _Opened(
-            found.sampling_rate,
-            found.num_channels,
-            found.num_frames,
-            lambda: wav.frames(file, found),
+            found.sampling_rate, found.num_channels, found.num_frames, wav.frames(section, found)
         )
-    file.seek(0)
-    return _opened_by_soundfile(file, name, stack)
+    section.seek(0)
+    if stream is not None and stream.said_samples is not None:
+        missing = stream.said_samples - stream.num_samples
+        if missing > stream.frame_samples:  # one: counts may include the frame of the header
+            raise _is_cut(name, stream.num_samples, stream.said_samples)
+    return _opened_by_soundfile(section, stream, name, stack)
 
 
-class _Nameless:
-    """A file without the name by whose end soundfile would take it for raw samples."""
+def _is_cut(name: str, num_read: int, num_frames: int) -> InputError:
+    return InputError(
+        f"{name} is damaged or cut: it has {num_read} of the {num_frames} samples that its header "
+        f"says; copy it again, or keep what is there by {_FFMPEG}"
+    )
 
-    def __init__(self, file: BinaryIO) -> None:
-        self.read, self.seek, self.tell = file.read, file.seek, file.tell
 
-
-def _opened_by_soundfile(file: BinaryIO, name: str, stack: contextlib.ExitStack) -> _Opened:
+def _opened_by_soundfile(
+    section: Section, stream: MpegStream | None, name: str, stack: contextlib.ExitStack
+) -> _Opened:
     soundfile = _soundfile(name)
     try:
-        opened = stack.enter_context(soundfile.SoundFile(_Nameless(file)))
+        opened = stack.enter_context(soundfile.SoundFile(section))
     except soundfile.LibsndfileError as error:
         raise InputError(
             f"{name} is no audio that can be read ({_reason(error)}); expected WAV, FLAC, MP3, Ogg "
             f"or AIFF; others become WAV by {_FFMPEG}"
         ) from error
+    num_frames: int | None = int(opened.frames)
+    if stream is not None and not stream.said_samples:
+        num_frames = stream.num_samples
+    elif not 0 <= opened.frames < 2**62:
+        num_frames = None
+    if num_frames != opened.frames:  # a search after every block, by this number, would fail
+        opened.seekable = lambda: False
 
-    def blocks() -> Iterator[NDArray[np.float32]]:
-        num_read = 0
-        try:
-            while len(block := opened.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
-                num_read += len(block)
-                yield block
-        except soundfile.LibsndfileError as error:
-            raise InputError(
-                f"{name} is damaged or cut behind {num_read / opened.samplerate:.1f} s "
-                f"({_reason(error)}); copy it again, or keep what is there by {_FFMPEG}"
-            ) from error
-        if num_read < num_frames < 2**62:  # beyond: unknown
-            raise InputError(
-                f"{name} is cut: it has {num_read} of the {num_frames} samples that its header "
-                f"says; copy it again, or keep what is there by {_FFMPEG}"
-            )
+    blocks = _blocks_of_soundfile(opened, num_frames, name)
+    return _Opened(int(opened.samplerate), int(opened.channels), num_frames, blocks)
 
-    num_frames = int(opened.frames)
-    known = num_frames if 0 <= num_frames < 2**62 else None
-    return _Opened(int(opened.samplerate), int(opened.channels), known, blocks)
+
+def _blocks_of_soundfile(
+    opened: Any, num_frames: int | None, name: str
+) -> Iterator[NDArray[np.floating]]:
+    """Yield blocks, (frames, channels) float32, of which there should be ``num_frames`` frames."""
+    num_read = 0
+    try:
+        if opened.seekable():
+            opened.seek(0)  # else Opus begins with the lead-in that its decoder needs
+        while len(block := opened.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
+            num_read += len(block)
+            yield block
+    except _soundfile(name).LibsndfileError as error:
+        raise InputError(
+            f"{name} is damaged or cut after {num_read / opened.samplerate:.1f} s "
+            f"({_reason(error)}); copy it again, or keep what is there by {_FFMPEG}"
+        ) from error
+    if num_frames and num_frames - num_read > wav.MOST_MISSING_S * opened.samplerate:
+        raise _is_cut(name, num_read, num_frames)
 
 
 def _soundfile(name: str) -> ModuleType:
@@ -210,29 +243,37 @@ def _check_length(seconds: float, max_seconds: float, name: str) -> None:
         )
 
 
-def _mixed(block: NDArray[np.float32], name: str) -> Samples:
-    """Return the mean of the channels, (frames,) float32."""
+def _mixed(block: NDArray[np.floating], name: str) -> Samples:
+    """Return the mean of the channels, (frames,) float32; ``block`` is (frames, channels)."""
     largest = np.abs(block).max(initial=0.0)
     if not largest <= _LOUDEST:  # NaN compares as False
         value = block[~(np.abs(block) <= _LOUDEST)][0]
         raise InputError(
             f"{name} has the sample {value:g}; expected numbers from -1 to 1; write it again"
         )
+    block = block.astype(np.float32, copy=False)
     mixed: Samples = block[:, 0] if block.shape[1] == 1 else block.mean(axis=1, dtype=np.float32)
     return mixed
 
 
 def _joined(
-    blocks: Iterator[Samples], seconds: float | None, rate: int, max_seconds: float, name: str
+    blocks: Iterator[Samples],
+    rate: int,
+    max_seconds: float,
+    name: str,
+    is_cancelled: Callable[[], bool],
 ) -> Samples:
-    """Return blocks as one array; ``seconds`` of them are expected."""
-    samples = np.empty(math.ceil((seconds or 0.0) * rate) + 1, np.float32)
+    """Return blocks as one array, which grows with them: lengths in headers may be wrong."""
+    samples = np.empty(0, np.float32)
     num_samples = 0
     for block in blocks:
+        if is_cancelled():
+            raise InputError(f"{name} is not needed any more")
         end = num_samples + len(block)
         _check_length(end / rate, max_seconds + 1 / rate, name)
         if end > len(samples):
-            samples.resize(max(end, 2 * len(samples)), refcheck=False)
+            samples.resize(end + end // 4, refcheck=False)
         samples[num_samples:end] = block
         num_samples = end
-    return samples[:num_samples]
+    samples.resize(num_samples, refcheck=False)
+    return samples

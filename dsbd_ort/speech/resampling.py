@@ -1,8 +1,9 @@
-"""Samples at another rate: a windowed sinc, evaluated for every phase that outputs can have.
+"""Samples at another rate: a windowed sinc, evaluated for the phases that outputs can have.
 
 Output n lies at n * step / phases of the input, where step / phases is the ratio of both rates in
-lowest terms: at 44.1 kHz one of 16 kHz lies 441 / 160 samples behind the one before, so there are
-160 phases, each with its own taps.
+lowest terms: an output of 16 kHz lies 441 / 160 samples of 44.1 kHz after the one before it, so
+there are 160 phases, each with its own taps. Rates with many more phases, such as 44,101 Hz and
+16,000, have a table of some of them: the taps of a phase are interpolated between both nearest.
 """
 
 from __future__ import annotations
@@ -19,27 +20,38 @@ Samples = NDArray[np.float32]
 _ZERO_CROSSINGS = 48  # of the sinc on either side: sets the width of the transition
 _BETA = 9.0  # of the Kaiser window: what is cut off is 90 dB below
 _CUTOFF = 0.94  # of half the lower rate; the transition ends at that half
-_BLOCK = 8192  # outputs computed at a time
+_MOST_PHASES = 1024  # computed in one sample of the lower rate; taps between differ by < 1e-6
+_BLOCK = 8192  # outputs computed at a time, fewer if they have many taps
+_BLOCK_TAPS = 2**22
 
 
 class Taps(NamedTuple):
     """The filter of every phase.
 
     Attributes:
-        table: (phases, 2 * half) float32. Tap j of an output in phase p weighs the input
-            ``half - 1 - j`` samples before the last one that is not behind the output.
+        table: (num_phases, 2 * half) float32. Tap j of an output in phase p weighs the input
+            ``half - 1 - j`` samples before the last one that is not after the output. If there are
+            too many phases, (n + 1, 2 * half): row r is that of the phase r / n * num_phases.
+        num_phases: after so many outputs the phases are the same again.
         step: outputs of a phase follow each other by so many inputs.
         half: inputs on either side of an output.
     """
 
     table: Samples
+    num_phases: int
     step: int
     half: int
 
-    @property
-    def num_phases(self) -> int:
-        """After so many outputs the phases come again."""
-        return len(self.table)
+    def of(self, phases: NDArray[np.int64]) -> Samples:
+        """Return the taps of phases, (len(phases), 2 * half) float32."""
+        if len(self.table) == self.num_phases:
+            taps: Samples = self.table[phases]
+            return taps
+        rows, parts = np.divmod(phases * (len(self.table) - 1), self.num_phases)
+        shares = (parts / self.num_phases).astype(np.float32)[:, None]
+        lower = self.table[rows]
+        between: Samples = lower + shares * (self.table[rows + 1] - lower)
+        return between
 
 
 def taps_between(from_rate: int, to_rate: int) -> Taps:
@@ -48,17 +60,21 @@ def taps_between(from_rate: int, to_rate: int) -> Taps:
     num_phases, step = to_rate // divisor, from_rate // divisor
     lower = min(1.0, to_rate / from_rate)  # rates are seen from the input
     half = math.ceil(_ZERO_CROSSINGS / lower)
-    offsets = np.arange(1 - half, half + 1) - np.arange(num_phases)[:, None] / num_phases
+    most = math.ceil(_MOST_PHASES * lower)
+    delays = np.arange(num_phases) / num_phases
+    if num_phases > most:
+        delays = np.linspace(0, 1, most + 1)
+    offsets = np.arange(1 - half, half + 1) - delays[:, None]
     window = np.i0(_BETA * np.sqrt(np.maximum(1 - (offsets / half) ** 2, 0))) / np.i0(_BETA)
     table = np.sinc(_CUTOFF * lower * offsets) * window
     table /= table.sum(axis=1, keepdims=True)  # a constant stays what it is
-    return Taps(table.astype(np.float32), step, half)
+    return Taps(table.astype(np.float32), num_phases, step, half)
 
 
 def resampled(blocks: Iterable[Samples], from_rate: int, to_rate: int) -> Iterator[Samples]:
     """Yield the samples of consecutive blocks at another rate, again by blocks.
 
-    Of n samples become n * to_rate / from_rate, rounded up. Before and behind them is silence.
+    Of n samples become n * to_rate / from_rate, rounded up. Before and after them is silence.
     """
     if from_rate == to_rate:
         yield from blocks
@@ -85,7 +101,8 @@ def resampled(blocks: Iterable[Samples], from_rate: int, to_rate: int) -> Iterat
 def _outputs(buffer: Samples, taps: Taps, begin: int, end: int, dropped: int) -> Iterator[Samples]:
     """Yield outputs ``begin`` to ``end - 1``; of the padded input ``dropped`` are gone."""
     windows = np.lib.stride_tricks.sliding_window_view(buffer, 2 * taps.half)
-    for first in range(begin, end, _BLOCK):
-        places = np.arange(first, min(first + _BLOCK, end)) * taps.step
+    block = min(_BLOCK, _BLOCK_TAPS // (2 * taps.half))
+    for first in range(begin, end, block):
+        places = np.arange(first, min(first + block, end)) * taps.step
         rows, phases = np.divmod(places, taps.num_phases)
-        yield np.einsum("ij,ij->i", windows[rows - dropped], taps.table[phases])
+        yield np.einsum("ij,ij->i", windows[rows - dropped], taps.of(phases))

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import BinaryIO
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_ort.speech.pieces import Section
 from dsbd_runtime.errors import InputError
 
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _FORMATS = {_PCM: (8, 16, 24, 32), _FLOAT: (32, 64)}
 _UNKNOWN_SIZE = 0x7FFF_0000
-"""A data chunk of so many bytes or more was written by a program that did not know: it ends where
-the file does."""
+"""A data chunk of so many bytes or more, or of 0, was written by a program that did not know: it
+ends where the file does."""
 _MOST_FORMAT_BYTES = 4096
+_MOST_CHUNKS = 10_000
+MOST_MISSING_S = 0.02
+"""Audio that may be missing: some writers count bytes of the header or a whole last block."""
 _BLOCK_FRAMES = 65_536
 
 
@@ -29,14 +33,14 @@ class WavFormat:
         is_float: whether they are floats; else integers.
         bits: of a sample.
         num_channels, sampling_rate: of the audio.
-        num_bytes: of all samples by the file's header; None where it does not know.
+        num_bytes: of all samples that follow; None: those up to the end of the file.
     """
 
     is_float: bool
     bits: int
     num_channels: int
     sampling_rate: int
-    num_bytes: int | None
+    num_bytes: int | None = None
 
     @property
     def frame_bytes(self) -> int:
@@ -45,20 +49,20 @@ class WavFormat:
 
     @property
     def num_frames(self) -> int | None:
-        """Samples of a channel, None where the header does not know."""
+        """Samples of a channel; None: those up to the end of the file."""
         if self.num_bytes is None or not self.num_channels:
             return None
         return self.num_bytes // self.frame_bytes
 
 
-def is_wav(file: BinaryIO) -> bool:
+def is_wav(file: Section) -> bool:
     """Return whether a file begins as a WAV file; its position is the start before and after."""
     head = file.read(12)
     file.seek(0)
-    return head[:4] == b"RIFF" and head[8:] == b"WAVE"
+    return head[:4] in (b"RIFF", b"RF64") and head[8:] == b"WAVE"
 
 
-def read_format(file: BinaryIO, name: str) -> WavFormat | None:
+def read_format(file: Section, name: str) -> WavFormat | None:
     """Return the format of a WAV file, whose position is then its first sample.
 
     None: samples are stored in a way that is not read here, such as mu-law.
@@ -69,21 +73,33 @@ def read_format(file: BinaryIO, name: str) -> WavFormat | None:
     """
     file.seek(12)
     fields: bytes | None = None
-    while len(head := file.read(8)) == 8:
+    long_size = 0  # of the samples, in files that may have 4 GiB of them (RF64)
+    for _ in range(_MOST_CHUNKS):
+        head = file.read(8)
+        if len(head) < 8:
+            break
         kind, size, begin = head[:4], int.from_bytes(head[4:], "little"), file.tell()
         if kind == b"data":
             if fields is None:
                 raise InputError(f"{name} is a WAV file without a format before its samples")
-            wav = _format(fields, size, name)
-            _check_size(file, size, name)
-            return wav
+            wav = _format(fields, name)
+            said = long_size or (0 if size >= _UNKNOWN_SIZE else size)
+            byte_rate = (
+                wav.sampling_rate * wav.frame_bytes
+                if wav is not None
+                else int.from_bytes(fields[8:12], "little")
+            )
+            num_bytes = _num_bytes(file, said, byte_rate, name)
+            return wav and replace(wav, num_bytes=num_bytes)
         if kind == b"fmt ":
             fields = file.read(min(size, _MOST_FORMAT_BYTES))
+        if kind == b"ds64":
+            long_size = int.from_bytes(file.read(16)[8:], "little") % (2**64 - 1)  # -1: unknown
         file.seek(begin + size + size % 2)  # chunks begin at even bytes
     raise InputError(f"{name} is a WAV file that ends before its samples begin: it is cut")
 
 
-def _format(fields: bytes, num_bytes: int, name: str) -> WavFormat | None:
+def _format(fields: bytes, name: str) -> WavFormat | None:
     if len(fields) < 16:
         raise InputError(f"{name} is a WAV file whose format has {len(fields)} bytes, expected 16")
     kind, num_channels, rate, _, frame_bytes, bits = struct.unpack_from("<HHIIHH", fields)
@@ -96,7 +112,6 @@ def _format(fields: bytes, num_bytes: int, name: str) -> WavFormat | None:
         bits=bits,
         num_channels=num_channels,
         sampling_rate=rate,
-        num_bytes=num_bytes if num_bytes < _UNKNOWN_SIZE else None,
     )
     if num_channels and frame_bytes != found.frame_bytes:
         raise InputError(
@@ -106,20 +121,44 @@ def _format(fields: bytes, num_bytes: int, name: str) -> WavFormat | None:
     return found
 
 
-def _check_size(file: BinaryIO, num_bytes: int, name: str) -> None:
-    """Raise InputError where fewer bytes of samples follow than the header says."""
+def _num_bytes(file: Section, said: int, byte_rate: int, name: str) -> int | None:
+    """Return how many bytes of samples follow; None: those up to the end of the file.
+
+    ``said`` are the bytes that the header has, 0 if it does not know them; ``byte_rate`` are those
+    of a second.
+
+    Raises:
+        InputError: there are fewer, by more than what writers miscount.
+    """
     begin = file.tell()
-    num_there = file.seek(0, 2) - begin
+    num_there = file.seek(0, io.SEEK_END) - begin
+    is_unknown = not said and not _are_chunks(file, begin)
     file.seek(begin)
-    if num_there < num_bytes < _UNKNOWN_SIZE:
+    if is_unknown:
+        return None
+    if said - num_there > MOST_MISSING_S * byte_rate:
         raise InputError(
-            f"{name} is cut: its header has {num_bytes} bytes of samples, the file {num_there}; "
+            f"{name} is cut: its header has {said} bytes of samples, the file {num_there}; "
             "copy it again, or keep what is there: ffmpeg -i FILE whole.wav"
         )
+    return min(said, num_there)
 
 
-def frames(file: BinaryIO, wav: WavFormat) -> Iterator[NDArray[np.float32]]:
-    """Yield blocks of samples from -1 to 1, (frames, num_channels) float32."""
+def _are_chunks(file: Section, begin: int) -> bool:
+    """Return whether chunks fill the file from ``begin`` on: then there are no samples."""
+    end = file.seek(0, io.SEEK_END)
+    for _ in range(_MOST_CHUNKS):
+        file.seek(begin)
+        head = file.read(8)
+        if not head[:4].strip().isalnum():  # also at the end
+            break
+        size = int.from_bytes(head[4:], "little")
+        begin += 8 + size + size % 2
+    return begin == end
+
+
+def frames(file: Section, wav: WavFormat) -> Iterator[NDArray[np.floating]]:
+    """Yield blocks of samples from -1 to 1, (frames, num_channels) float32; of float64, float64."""
     num_left = wav.num_frames
     while num_left != 0:
         wanted = _BLOCK_FRAMES if num_left is None else min(_BLOCK_FRAMES, num_left)
@@ -131,9 +170,9 @@ def frames(file: BinaryIO, wav: WavFormat) -> Iterator[NDArray[np.float32]]:
         num_left = None if num_left is None else num_left - num_read
 
 
-def _floats(data: bytes, wav: WavFormat) -> NDArray[np.float32]:
+def _floats(data: bytes, wav: WavFormat) -> NDArray[np.floating]:
     if wav.is_float:
-        return np.frombuffer(data, f"<f{wav.bits // 8}").astype(np.float32)
+        return np.frombuffer(data, f"<f{wav.bits // 8}")
     if wav.bits == 8:  # unsigned
         return (np.frombuffer(data, np.uint8).astype(np.float32) - 128) / np.float32(128)
     if wav.bits == 24:

@@ -21,6 +21,7 @@ REQUIREMENTS = {  # pinned: docs/serving.md says with which of them the server w
     "lm_eval": ["lm-eval[api]==0.4.13", "transformers>=5,<6"],
     "guidellm": ["guidellm==0.8.1"],
     "llama_cpp": ["xllamacpp==2026.10.11549"],
+    "av": ["av==18.1.0", "numpy"],  # FFmpeg: judges what is read of audio files
 }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import gc
 import io
 import json
 import re
@@ -18,9 +20,11 @@ import openai
 import pytest
 
 from dsbd_ort.engine import Service, ServiceLimits
+from dsbd_ort.openai_server.transcription import in_place
 from dsbd_ort.speech.audio import read_audio
 from dsbd_ort.speech.formats import FORMATS
 from dsbd_ort.speech.transcript import Segment
+from dsbd_runtime.errors import InputError
 from tests.openai_server.running_server import MODEL, RunningServer, running_server
 from tests.speech.audio_files import FLOAT, wav_bytes
 from tests.speech.fakes import FakeSpeechPipeline, FakeSpeechService, heard
@@ -407,6 +411,49 @@ def test_a_client_that_leaves(stream: bool) -> None:
         assert live.is_cancelled.wait(10)
         stopped.set()
         assert posted(server).status_code == 200
+
+
+def test_reading_holds_its_place_until_it_has_stopped() -> None:
+    """The thread went on after the place of a client that left was given back."""
+    may_stop, was_told = threading.Event(), threading.Event()
+
+    def work(is_over: Callable[[], bool]) -> int:
+        while not is_over() and not may_stop.wait(0.01):
+            pass
+        was_told.set()
+        assert may_stop.wait(20)
+        raise InputError("stopped")
+
+    async def leave() -> None:
+        unseen: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
+        places = asyncio.Semaphore(1)
+        with contextlib.ExitStack() as on_end:
+            reading = asyncio.ensure_future(in_place(places, on_end, work))
+            await asyncio.sleep(0.05)
+            reading.cancel()
+        try:
+            assert await asyncio.to_thread(was_told.wait, 5)
+            assert places.locked()
+        finally:
+            may_stop.set()
+        async with asyncio.timeout(20):
+            await places.acquire()
+        del reading
+        gc.collect()
+        assert not unseen  # "exception was never retrieved" on stderr
+
+    async def stay() -> int:
+        places = asyncio.Semaphore(1)
+        with contextlib.ExitStack() as on_end:
+            found = await in_place(places, on_end, lambda is_over: 7 if not is_over() else 0)
+            assert places.locked()
+        await asyncio.sleep(0)
+        assert not places.locked()
+        return found
+
+    asyncio.run(leave())
+    assert asyncio.run(stay()) == 7
 
 
 def test_an_engine_that_fails_says_no_more_than_that() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -101,9 +102,9 @@ def test_a_recorder_that_did_not_know_the_size(size: int) -> None:
     np.testing.assert_array_equal(read_audio(data), read_audio(wav_bytes(SPEECH)))
 
 
-def _file(samples: np.ndarray, format: str) -> bytes:
+def _file(samples: np.ndarray, format: str, subtype: str | None = None) -> bytes:
     file = io.BytesIO()
-    soundfile.write(file, samples, 16_000, format=format)
+    soundfile.write(file, samples, 16_000, format=format, subtype=subtype)
     return file.getvalue()
 
 
@@ -128,6 +129,7 @@ BAD = {  # what: (bytes of a file, the message)
         wav_bytes(np.array([0.0, np.nan]), kind=FLOAT, bits=32),
         "has the sample nan; expected numbers from -1 to 1",
     ),
+    "beyond float32": (wav_bytes(np.full(9, 1e300), kind=FLOAT, bits=64), r"sample 1e\+300; exp"),
     "infinity": (wav_bytes(np.array([0, -np.inf]), kind=FLOAT, bits=64), "has the sample -inf"),
     "cut": (WHOLE[:-1001], "is cut: its header has 22400 bytes of samples, the file 21399"),
     "cut in its head": (WHOLE[:30], "ends before its samples begin: it is cut"),
@@ -186,6 +188,57 @@ def test_the_limit_holds_where_the_header_does_not_know() -> None:
     data = wav_bytes(np.zeros(16_000 * 9), num_data_bytes=0xFFFF_FFFF)
     with pytest.raises(InputError, match="more than the 2 s"):
         read_audio(data, max_seconds=2.0)
+
+
+def test_reading_stops_when_it_is_cancelled() -> None:
+    data, asked = wav_bytes(noise(9.0), 16_000), []
+
+    def is_cancelled() -> bool:
+        asked.append(len(asked))
+        return len(asked) > 1
+
+    with pytest.raises(InputError, match="is not needed any more"):
+        read_audio(data, is_cancelled=is_cancelled)
+    assert len(asked) == 2  # of three blocks
+
+
+class _Failing(io.BytesIO):
+    """A file whose disk fails after some bytes, or that is closed meanwhile."""
+
+    def read(self, count: int | None = -1) -> bytes:
+        if self.tell() > 20_000:
+            raise OSError("Input/output error")
+        return super().read(min(count or 0, 4096) if count else count)
+
+
+@pytest.mark.parametrize("format", ["WAV", "FLAC", "MP3", "OGG"])
+def test_a_file_that_fails_meanwhile(format: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError, match=r"^the audio cannot be read: Input/output error$"):
+        read_audio(_Failing(_file(noise(20.0), format)))
+    assert capfd.readouterr() == ("", "")
+
+
+def _damaged(format: str) -> Iterator[bytes]:
+    whole = _file(noise(0.1), format, subtype="DOUBLE" if format != "FLAC" else None)
+    for length in range(0, 200, 4):
+        yield whole[:length]
+    for place in range(0, 200, 4):
+        for number in (b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", bytes(4)):
+            yield whole[:place] + number + whole[place + 4 :]
+
+
+@pytest.mark.parametrize("format", ["AIFF", "CAF", "AU", "W64", "WAV", "RF64", "FLAC"])
+def test_damaged_headers_print_nothing(format: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Positions before a file's beginning were a traceback of cffi on stderr."""
+    num_refused = 0
+    for data in _damaged(format):
+        try:
+            read_audio(data)
+        except InputError as error:
+            assert "\n" not in str(error)
+            num_refused += 1
+    assert num_refused > 20
+    assert capfd.readouterr() == ("", "")
 
 
 def test_memory_is_that_of_the_result(tmp_path: Path) -> None:

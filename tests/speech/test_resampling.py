@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from scipy.signal import resample_poly
@@ -10,6 +12,7 @@ from dsbd_ort.speech.resampling import resampled, taps_between
 from tests.speech.sounds import noise, speech_like, tone
 
 RATES = [8_000, 11_025, 22_050, 24_000, 32_000, 44_100, 48_000, 96_000]
+ODD_RATES = [15_999, 16_001, 22_254, 44_101, 47_951, 383_999]  # nearly or wholly coprime to 16,000
 
 
 def whole(samples: np.ndarray, from_rate: int, to_rate: int = 16_000) -> np.ndarray:
@@ -24,6 +27,35 @@ def test_a_tone_stays_a_tone(rate: int, hertz: float) -> None:
     assert found.dtype == np.float32 and len(found) == -(-len(given) * 16_000 // rate)
     inside = slice(400, len(wanted) - 400)  # silence before and behind is no tone
     np.testing.assert_allclose(found[inside], wanted[inside], rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize("rate", ODD_RATES)
+def test_a_tone_at_an_odd_rate(rate: int) -> None:
+    for hertz in (440.0, 7000.0):
+        given, wanted = tone(0.3, hertz, rate), tone(0.3, hertz)
+        found = whole(given, rate)
+        assert len(found) == -(-len(given) * 16_000 // rate)
+        inside = slice(400, len(wanted) - 400)
+        np.testing.assert_allclose(found[inside], wanted[inside], rtol=0, atol=5e-5)
+
+
+def test_interpolated_taps_are_those_of_the_phase() -> None:
+    exact = taps_between(44_100, 16_000)  # 160 phases
+    near = taps_between(44_100 * 101, 16_000 * 101 + 1)  # as many as outputs, at nearly this ratio
+    assert len(exact.table) == exact.num_phases and len(near.table) < near.num_phases // 100
+    phases = np.arange(160)
+    found = near.of(phases * near.num_phases // 160)
+    np.testing.assert_allclose(found, exact.of(phases), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("rate", [44_101, 383_999])
+def test_a_rate_costs_no_table_of_all_its_phases(rate: int) -> None:
+    """An audio of 844 bytes at 383,999 Hz took 9 s and 2.3 GB."""
+    tracemalloc.start()
+    assert len(whole(noise(0.01, rate=rate), rate)) in (160, 161)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 30 * 2**20
 
 
 @pytest.mark.parametrize("rate", [24_000, 44_100, 48_000])
