@@ -67,11 +67,11 @@ class SpeechRequest:
     def undrafted(self) -> list[dict[str, Any]]:
         """Return options that must give the same without drafts."""
         options = {name: value for name, value in self.options.items() if name not in OF_DRAFTS}
-        plain = "greedy" if options["num_beams"] == 1 else "beam-search"
-        return [
-            {**options, "strategy": plain},
-            {**options, "strategy": DRAFTED, "drafter": "none"},
-        ]
+        drafting_none = {**options, "strategy": DRAFTED, "drafter": "none"}
+        if options["num_beams"] > 1:
+            return [drafting_none, {**options, "strategy": "beam-search"}]
+        options.pop("early_stopping", None)  # of beams
+        return [drafting_none, {**options, "strategy": "greedy"}]
 
 
 @st.composite
