@@ -43,6 +43,7 @@ class GrammarMemory:
         self.compiled = self.followed = self.num_requests = 0
         self.has_failed = self.is_over = False
         self._limit = limit
+        self._lock = threading.RLock()  # a pool may be freed while the thread that frees it counts
 
     @property
     def num_bytes(self) -> int:
@@ -68,9 +69,15 @@ class GrammarMemory:
             self.has_failed = True
             raise
         finally:
-            self.followed += held_bytes() - before
+            self.add(held_bytes() - before)
         self._limit.keep()
         self.check()
+
+    def add(self, num_bytes: int = 0, *, num_requests: int = 0) -> None:
+        """Count bytes, and requests that begin; negative numbers are those freed and ended."""
+        with self._lock:
+            self.followed += num_bytes
+            self.num_requests += num_requests
 
     def check(self) -> None:
         """Raise ConstraintError if the requests under the grammar have to end."""

@@ -184,7 +184,7 @@ class MatcherPool:
         self._masks = masks
         self._lock = threading.Lock()
         self._runners: list[_Runner] = []  # the least recently used first
-        memory.num_requests += 1
+        memory.add(num_requests=1)
         with memory.following():
             self._guide = _Guide(self._name, root)
 
@@ -193,8 +193,7 @@ class MatcherPool:
         before = held_bytes()
         self._runners.clear()
         del self._guide
-        self._memory.num_requests -= 1
-        self._memory.followed += held_bytes() - before
+        self._memory.add(held_bytes() - before, num_requests=-1)
 
     def look_up(self, positions: Sequence[Position]) -> list[tuple[NDArray[np.int32], bool]]:
         """Return the mask of each position, and whether the text may end there."""
