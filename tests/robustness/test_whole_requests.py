@@ -1,4 +1,4 @@
-"""Every option beside every other: whole requests at random, over tables and the demo engines."""
+"""Every option with every other: whole requests at random, over tables and all kinds of models."""
 
 from __future__ import annotations
 
