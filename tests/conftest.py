@@ -80,3 +80,14 @@ def source_pair(tmp_path_factory: pytest.TempPathFactory, captures: SharedCaptur
 
     make = partial(exported, "marian", "t5", captures)
     return made_once(tmp_path_factory, "encoder-decoders", make)
+
+
+@pytest.fixture(scope="session")
+def whisper(captures: SharedCaptures, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the checkpoints "target" and "english" of tiny Whispers, and their bundles.
+
+    "bundle" has a draft, "english-bundle" none.
+    """
+    from tests.exports import export_whispers
+
+    return made_once(tmp_path_factory, "whisper", partial(export_whispers, captures))

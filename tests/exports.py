@@ -1,14 +1,17 @@
-"""The demo pair in the forms that tests read, its graphs captured once."""
+"""Exports that several folders of tests read: the demo pair, and pairs of tiny families."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from dsbd_export.config import ExportConfig
 from dsbd_export.demo import demo_pair
 from dsbd_export.pipeline import export_bundle
+from scripts.family_checkpoints import write_family_checkpoint
 from scripts.shared_captures import SharedCaptures
+from scripts.speech_checkpoint import write_whisper
 
 
 def export_demo_pair(captures: SharedCaptures, output: Path, **options: Any) -> Path:
@@ -16,3 +19,33 @@ def export_demo_pair(captures: SharedCaptures, output: Path, **options: Any) -> 
     config = ExportConfig(target=str(target), draft=str(draft), output=output, **options)
     export_bundle(config, report=lambda _: None, source_of=captures)
     return output
+
+
+def export_whispers(captures: SharedCaptures, folder: Path) -> Path:
+    """Fill a folder with the checkpoints "target" and "english", and their bundles."""
+    target = write_whisper(folder / "target")
+    draft = write_whisper(folder / "draft", decoder_layers=1, encoder_layers=1)
+    english = write_whisper(folder / "english", multilingual=False)
+    exports = {"bundle": (target, str(draft)), "english-bundle": (english, None)}
+    for name, (source, other) in exports.items():
+        config = ExportConfig(target=str(source), draft=other, output=folder / name)
+        export_bundle(config, report=lambda _: None, source_of=captures)
+    return folder
+
+
+def family_pair(
+    target: str, draft: str, **options: Any
+) -> tuple[str, Callable[[SharedCaptures, Path], Path]]:
+    """Return a name for ``made_once``, and a function that fills a folder.
+
+    The folder has "bundle", and the checkpoints by the names of their families.
+    """
+
+    def make(captures: SharedCaptures, folder: Path) -> Path:
+        folders = [write_family_checkpoint(name, folder / name) for name in (target, draft)]
+        paths = [str(each) for each in folders]
+        config = ExportConfig(target=paths[0], draft=paths[1], output=folder / "bundle", **options)
+        export_bundle(config, report=lambda _: None, source_of=captures)
+        return folder
+
+    return "-".join((target, draft, *options.values())), make

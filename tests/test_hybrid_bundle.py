@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,6 @@ import torch
 from click.testing import CliRunner
 from transformers import AutoModelForCausalLM
 
-from dsbd_export.config import ExportConfig
-from dsbd_export.pipeline import export_bundle
 from dsbd_ort import Pipeline
 from dsbd_ort.cli import inspect
 from dsbd_ort.commands.bundle_summary import summarize_bundle
@@ -31,7 +30,8 @@ from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.kv_cache import bucket_capacity, row_bytes
 from dsbd_runtime.loading import load_causal_lm
 from dsbd_runtime.recent_memory import path_bytes
-from scripts.family_checkpoints import write_family_checkpoint
+from scripts.shared_captures import SharedCaptures
+from tests.exports import family_pair
 from tests.made_once import made_once
 
 NEW_TOKENS = 16
@@ -52,26 +52,17 @@ def prompts(number: int) -> list[list[int]]:
     return [rng.integers(3, 300, length).tolist() for length in lengths[:number]]
 
 
-def checkpoint(name: str, factory: pytest.TempPathFactory) -> Path:
-    return made_once(factory, f"hybrid-{name}", lambda to: write_family_checkpoint(name, to))
-
-
 @pytest.fixture(scope="module", params=list(DRAFTS))
 def hybrid(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    captures: SharedCaptures,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[Pipeline, Path]]:
     """A pipeline, and the checkpoint of its target."""
-    target = checkpoint(request.param, tmp_path_factory)
-    draft = checkpoint(DRAFTS[request.param], tmp_path_factory)
-
-    def exported(folder: Path) -> Path:
-        config = ExportConfig(target=str(target), draft=str(draft), output=folder)
-        export_bundle(config, report=lambda line: None)
-        return folder
-
-    bundle = made_once(tmp_path_factory, f"hybrid-bundle-{request.param}", exported)
-    with Pipeline.from_bundle(bundle, num_threads=1) as opened:
-        yield opened, target
+    name, make = family_pair(request.param, DRAFTS[request.param])
+    folder = made_once(tmp_path_factory, name, partial(make, captures))
+    with Pipeline.from_bundle(folder / "bundle", num_threads=1) as opened:
+        yield opened, folder / request.param
 
 
 def tokens(pipe: Pipeline | Service, prompt: list[int], **options: Any) -> list[list[int]]:

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from dsbd_errors import install_hint
 from dsbd_ort.constraints import trial
 from dsbd_ort.constraints.canonical_spelling import Spelling
+from dsbd_ort.constraints.grammar_memory import MOST_BYTES, GrammarMemory, MemoryLimit
 from dsbd_ort.constraints.matcher_pool import (
-    Growth,
     MatcherPool,
     TextMasks,
     grammar_error,
@@ -40,11 +40,8 @@ T = TypeVar("T")
 
 MOST_COMPILED = 64
 """Grammars that a tokenizer keeps compiled."""
-MOST_COMPILED_BYTES = 256 << 20
-"""Of the grammars that are kept, together."""
 MOST_GRAMMAR_BYTES = 8 << 20
 """That a grammar has grown by when it is used again: beyond, it is compiled again."""
-_COUNTED = 32  # times that masks are computed: counting takes 0.2 ms, a mask hardly more
 
 
 class Grammar(Protocol):
@@ -106,7 +103,8 @@ class GrammarTokenizer:
         self._masks = TextMasks(self._tokenizer, executor, num_words, text_bits)
         self.spelling = Spelling(self._tokenizer)
         self._compiled: OrderedDict[Grammar, GrammarConstraint] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._memory_limit = MemoryLimit(MOST_BYTES if is_guarded else None, self._drop_one)
 
     def constraint(self, grammar: Grammar) -> GrammarConstraint:
         """Return the constraint to a grammar, compiled now or lately.
@@ -118,23 +116,26 @@ class GrammarTokenizer:
             kept = self._compiled.get(grammar)
             if kept is not None and not kept.is_spent:
                 self._compiled.move_to_end(grammar)
-                self._evict()
                 return kept
-        compiled = Growth()
-        with compiled.counted():
-            made = GrammarConstraint(grammar.name, self._compile(grammar), self._masks, compiled)
+        memory = GrammarMemory(grammar.name, self._memory_limit)
+        with memory.compiling():
+            made = GrammarConstraint(self._compile(grammar), self._masks, memory)
         with self._lock:
             self._compiled[grammar] = made
             self._compiled.move_to_end(grammar)
-            self._evict()
+            while len(self._compiled) > MOST_COMPILED:
+                self._compiled.popitem(last=False)
         return made
 
-    def _evict(self) -> None:
-        """Drop the grammars used least recently, as many as are too many or too large."""
-        num_bytes = sum(kept.num_bytes for kept in self._compiled.values())
-        while len(self._compiled) > MOST_COMPILED or num_bytes > MOST_COMPILED_BYTES:
-            _, dropped = self._compiled.popitem(last=False)
-            num_bytes -= dropped.num_bytes
+    def _drop_one(self) -> bool:
+        """Drop a grammar that is over, or else the least recently used that no request follows."""
+        with self._lock:
+            memories = {grammar: kept.memory for grammar, kept in self._compiled.items()}
+            over = [grammar for grammar, memory in memories.items() if memory.is_over]
+            unused = [grammar for grammar, memory in memories.items() if not memory.num_requests]
+            for grammar in (*over, *unused)[:1]:
+                del self._compiled[grammar]
+            return bool(over or unused)
 
     def close(self) -> None:
         """End the process that tries grammars, if there is one."""
@@ -295,43 +296,35 @@ class GrammarConstraint:
     token; where more may follow, such a token ends it.
 
     Attributes:
-        compiled: memory that compiling it took.
-        followed: memory that the requests under it have taken since.
+        memory: of the grammar.
     """
 
-    def __init__(
-        self, name: str, root: llguidance.LLMatcher, masks: TextMasks, compiled: Growth
-    ) -> None:
+    def __init__(self, root: llguidance.LLMatcher, masks: TextMasks, memory: GrammarMemory) -> None:
         """Take a matcher at the beginning of a grammar; ``GrammarTokenizer.constraint`` does."""
-        self._name = name
         self._root = root
         self._masks = masks
-        self.compiled = compiled
-        self.followed = Growth(every=_COUNTED)
+        self.memory = memory
         first = root.deep_copy()  # the root computes no masks, see matcher_pool
         self._start_bits = masks.of([first])[0]
         if first.is_error():
-            raise grammar_error(name, first)
+            raise grammar_error(memory.name, first)
         self._accepts_at_start = first.is_accepting()
 
     @property
     def name(self) -> str:
         """What errors call this grammar."""
-        return self._name
+        return self.memory.name
 
     @property
     def is_spent(self) -> bool:
         """Whether it has to be compiled again for further requests."""
-        return self.followed.has_failed or self.followed.num_bytes > MOST_GRAMMAR_BYTES
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory that the grammar takes."""
-        return self.compiled.num_bytes + self.followed.num_bytes
+        memory = self.memory
+        return memory.has_failed or memory.is_over or memory.followed > MOST_GRAMMAR_BYTES
 
     def start(self, prompt_ids: Sequence[int]) -> States:
         """Return the beginning of a text, (1,) objects, whatever the prompt is."""
-        pool = MatcherPool(self._name, self._root, self._masks, self.followed)
+        self.memory.check()
+        pool = MatcherPool(self._root, self._masks, self.memory)
         beginning = Position(None, -1)
         state = GrammarState(pool, beginning, self._start_bits, self._accepts_at_start)
         return object_states([state])

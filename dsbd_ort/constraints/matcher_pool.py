@@ -12,17 +12,15 @@ and both may be the same on another path. So a request has
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_ort.constraints.grammar_memory import GrammarMemory, held_bytes
 from dsbd_ort.constraints.position import Position
 from dsbd_ort.decoding.errors import ConstraintError
 
@@ -124,7 +122,20 @@ class TextMasks:
 
     def of(self, matchers: Sequence[llguidance.LLMatcher]) -> NDArray[np.int32]:
         """Return the masks of different matchers, (n, words): token t is bit t % 32 of t // 32."""
-        bits = np.zeros((len(matchers), self._num_words), dtype=np.int32)
+        bits = self.empty(len(matchers))
+        self.write(matchers, bits)
+        return self.of_text(bits)
+
+    def empty(self, number: int) -> NDArray[np.int32]:
+        """Return room for so many masks."""
+        return np.zeros((number, self._num_words), dtype=np.int32)
+
+    def of_text(self, bits: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return masks that were written, without what is no text token of the model."""
+        return bits[:, : len(self._text_bits)] & self._text_bits
+
+    def write(self, matchers: Sequence[llguidance.LLMatcher], bits: NDArray[np.int32]) -> None:
+        """Write the masks of different matchers into what ``empty`` has returned."""
         if self._executor is None or len(matchers) == 1:
             for row, matcher in zip(bits, matchers, strict=True):
                 matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
@@ -137,7 +148,6 @@ class TextMasks:
         for matcher, row, is_likely in zip(matchers, bits, is_one_word, strict=True):
             if is_likely:
                 self._spell_as_text(row, matcher)
-        return bits[:, : len(self._text_bits)] & self._text_bits
 
     def _spell_as_text(self, bits: NDArray[np.int32], matcher: llguidance.LLMatcher) -> None:
         """Replace a special token that stands for text.
@@ -158,120 +168,64 @@ class TextMasks:
         bits.view(np.uint32)[first // 32] = 1 << first % 32
 
 
-class Growth:
-    """Memory that a grammar takes: its matchers share a lexer, which grows while it is followed.
-
-    The library does not say how much. What the process holds more is counted, which includes what
-    other threads take in the meantime.
-
-    Attributes:
-        num_bytes: counted so far.
-        has_failed: whether a matcher has. The lexer may be at a limit, and takes no token anymore.
-    """
-
-    def __init__(self, *, every: int = 1) -> None:
-        """Begin with nothing; of so many times one is counted, for all of them."""
-        self.num_bytes = 0
-        self.has_failed = False
-        self._every = every
-        self._num_times = 0
-
-    @contextlib.contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count what is taken within."""
-        is_counted = self._num_times % self._every == 0
-        self._num_times += 1
-        before = held_bytes() if is_counted else 0
-        try:
-            yield
-        except ConstraintError:
-            self.has_failed = True
-            raise
-        finally:
-            if is_counted:
-                self.num_bytes += self._every * max(0, held_bytes() - before)
-
-
-class _MallocInfo(ctypes.Structure):
-    """``struct mallinfo2`` of glibc."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
-        ).split()
-    )
-
-
-@functools.cache
-def _malloc_info() -> Callable[[], _MallocInfo] | None:
-    try:
-        function = ctypes.CDLL(None).mallinfo2
-    except (AttributeError, OSError, TypeError):  # another C library
-        return None
-    function.restype = _MallocInfo
-    return function
-
-
-def held_bytes() -> int:
-    """Return the memory that this process has allocated, 0 where the system does not say.
-
-    What it has mapped says less: memory that one grammar has left is taken by the next.
-    """
-    malloc_info = _malloc_info()
-    if malloc_info is None:
-        return 0
-    info = malloc_info()
-    return int(info.uordblks) + int(info.hblkhd)
-
-
 class MatcherPool:
     """Matchers of one request. Safe to use from several threads."""
 
-    def __init__(
-        self, name: str, root: llguidance.LLMatcher, masks: TextMasks, growth: Growth
-    ) -> None:
+    def __init__(self, root: llguidance.LLMatcher, masks: TextMasks, memory: GrammarMemory) -> None:
         """Begin with the guide.
 
         Args:
-            name: what errors call the grammar.
             root: a matcher at the beginning, which has computed no mask. Not changed.
             masks: writes the masks.
-            growth: counts the memory of the grammar.
+            memory: counts that of the grammar, and has its name.
         """
-        self._name = name
-        self._guide = _Guide(name, root)
+        self._name = memory.name
+        self._memory = memory
         self._masks = masks
-        self._growth = growth
-        self._runners: list[_Runner] = []  # the least recently used first
         self._lock = threading.Lock()
+        self._runners: list[_Runner] = []  # the least recently used first
+        memory.add(num_requests=1)
+        with memory.following():
+            self._guide = _Guide(self._name, root)
+
+    def __del__(self) -> None:
+        """Count the memory of the matchers as freed."""
+        before = held_bytes()
+        self._runners.clear()
+        del self._guide
+        self._memory.add(held_bytes() - before, num_requests=-1)
 
     def look_up(self, positions: Sequence[Position]) -> list[tuple[NDArray[np.int32], bool]]:
         """Return the mask of each position, and whether the text may end there."""
         found: list[tuple[NDArray[np.int32], bool]] = []
-        with self._lock, self._growth.counted():
+        with self._lock:
             for begin in range(0, len(positions), MOST_RUNNERS):
                 found += self._computed(positions[begin : begin + MOST_RUNNERS])
         return found
 
     def _computed(self, positions: Sequence[Position]) -> list[tuple[NDArray[np.int32], bool]]:
         """Compute masks in parallel, each by a runner of its own."""
+        bits = self._masks.empty(len(positions))
+        with self._memory.following():
+            are_accepting = self._written(positions, bits)
+        masks = self._masks.of_text(bits)
+        # a view would keep the masks of all the others
+        return [(mask.copy(), ends) for mask, ends in zip(masks, are_accepting, strict=True)]
+
+    def _written(self, positions: Sequence[Position], bits: NDArray[np.int32]) -> list[bool]:
+        """Write the masks of the positions; return whether the text may end at each."""
         runners = []
         idle, self._runners = self._runners, []
         for position in positions:
             runner = self._taken_over(position, idle)
             runners.append(runner or self._guide.runner_at(position))
-        masks = self._masks.of([runner.matcher for runner in runners])
+        self._masks.write([runner.matcher for runner in runners], bits)
         for runner in runners:
             if runner.matcher.is_error():
                 raise grammar_error(self._name, runner.matcher)
         most = min(2 * len(positions), MOST_RUNNERS)
         self._runners = [*idle, *runners][-most:]
-        # a view would keep the masks of all the others
-        return [
-            (bits.copy(), runner.matcher.is_accepting())
-            for bits, runner in zip(masks, runners, strict=True)
-        ]
+        return [runner.matcher.is_accepting() for runner in runners]
 
     def _taken_over(self, position: Position, idle: list[_Runner]) -> _Runner | None:
         """Return a runner that stood a few steps behind, gone to the position and no more idle."""

@@ -181,8 +181,16 @@ def _made(call: EngineCall, caches: Caches, clock: Clock) -> tuple[ForwardResult
 
 
 def _compute_again(views: dict[Role, CacheView], caches: Caches, clock: Clock) -> None:
-    """Drop the rows of a request, and compute them again."""
-    calls = recomputed({role: PreemptedRows(view) for role, view in views.items()})
+    """Drop the rows of a request, and compute them again.
+
+    Rows of a feature draft that the request does not use stay: it has no features for them.
+    """
+    used = {
+        role: view
+        for role, view in views.items()
+        if view.own_features is not None or not view.spec.reads_features
+    }
+    calls = recomputed({role: PreemptedRows(view) for role, view in used.items()})
     call = next(calls, None)
     while call is not None:
         try:

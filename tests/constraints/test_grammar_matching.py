@@ -13,7 +13,6 @@ import pytest
 from dsbd_ort.constraints import Choice, GrammarTokenizer, JsonObject, JsonSchema, Lark, Regex
 from dsbd_ort.constraints.grammar_matching import (
     MOST_COMPILED,
-    MOST_COMPILED_BYTES,
     MOST_GRAMMAR_BYTES,
 )
 from dsbd_ort.constraints.matcher_pool import MOST_RUNNERS
@@ -288,9 +287,9 @@ def test_a_grammar_that_has_grown_is_compiled_again():
         for letter in letters:
             state = advanced(first, state, [letter])
             first.allowed(state)
-    assert first.followed.num_bytes > MOST_GRAMMAR_BYTES
+    assert first.memory.followed > MOST_GRAMMAR_BYTES
     again = grammar.bind(tokenizer)
-    assert again is not first and again.followed.num_bytes == 0
+    assert again is not first and again.memory.followed == 0
     assert grammar.bind(tokenizer) is again
 
 
@@ -310,16 +309,6 @@ def test_a_lexer_at_its_limit_fails_no_further_request():
     again = grammar.bind(tokenizer)
     assert again is not first and not again.is_spent
     assert again.allowed(advanced(again, again.start([]), letters[:5])).bits.any()
-
-
-def test_grammars_are_kept_within_a_number_of_bytes(tokenizer):
-    made = [Regex(f"kept {number}").bind(tokenizer) for number in range(4)]
-    made[1].compiled.num_bytes = MOST_COMPILED_BYTES - 3 * MOST_GRAMMAR_BYTES
-    made[2].followed.num_bytes = 4 * MOST_GRAMMAR_BYTES
-    kept = Regex("kept 3").bind(tokenizer)
-    assert kept is made[3]  # the newest stays
-    assert made[1] not in tokenizer._compiled.values()
-    assert made[2] in tokenizer._compiled.values()
 
 
 def test_a_token_that_is_not_allowed_is_refused(tokenizer):

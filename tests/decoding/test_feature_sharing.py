@@ -160,6 +160,19 @@ def test_prefixes_are_reused_and_the_draft_finds_its_features() -> None:
         assert len(rows) <= most_rows
 
 
+def test_a_request_without_drafts_that_is_preempted_leaves_the_rows_of_the_draft() -> None:
+    """It cannot compute them again: they come from features, which it does not have."""
+    models, prefixes = several(), (PrefixCache(), PrefixCache())
+    drafted = DecodingConfig(max_new_tokens=4, draft_length=2, num_beams=2)
+    plain = DecodingConfig(strategy="beam-sample", max_new_tokens=4, num_beams=2)
+    for config, preempts in ((drafted, None), (plain, lambda _: True), (drafted, None)):
+        rng = np.random.default_rng(0)
+        run = decode_iterations(
+            *models, (1, 2, 3), config, rng, prefixes=prefixes, preempts=preempts
+        )
+        assert result_of(run).sequences[0].token_ids == alone_tokens(config, (1, 2, 3))
+
+
 def alone_tokens(config: DecodingConfig, prompt: tuple[int, ...]) -> list[int]:
     iterations = decode_iterations(*several(), prompt, config, np.random.default_rng(0))
     return result_of(iterations).sequences[0].token_ids

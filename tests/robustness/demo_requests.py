@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 from dsbd_errors import DsbdError
@@ -24,12 +26,14 @@ class Texts:
     Attributes:
         prompts: texts or tokens; of an encoder-decoder its sources.
         languages: names that such a model translates between.
+        most_new_tokens: of a request.
     """
 
     prompts: tuple[Any, ...]
     stops: tuple[str, ...]
     vocab_size: int
     languages: tuple[str, ...] = ()
+    most_new_tokens: int = 12
 
 
 DEMO_TEXTS = Texts(
@@ -101,7 +105,7 @@ def demo_requests(draw: st.DrawFn, most_top_k: int = 0, texts: Texts = DEMO_TEXT
     chosen = draw(st.lists(st.sampled_from(names), max_size=6, unique=True))
     options: dict[str, Any] = {
         "strategy": strategy,
-        "max_new_tokens": draw(st.integers(1, 12)),
+        "max_new_tokens": draw(st.integers(1, texts.most_new_tokens)),
         "seed": draw(st.integers(0, 2**31)),
         **{name: draw(VALUES[name]) for name in chosen},
     }
@@ -118,12 +122,10 @@ def demo_requests(draw: st.DrawFn, most_top_k: int = 0, texts: Texts = DEMO_TEXT
         options |= draw(languages_of_requests(texts.languages))
         if "tgt_lang" in options and not rarely:  # both say how a target begins
             options.pop("forced_bos_token_id", None)
-    prompts = st.sampled_from(texts.prompts)
-    beside = None
-    if texts.languages:  # a text, which every language fits
-        in_text = [prompt for prompt in texts.prompts if isinstance(prompt, str)]
-        beside = draw(st.none() | st.sampled_from(in_text))
-    return DemoRequest(draw(prompts), options, draw(st.booleans()), beside)
+    # a language needs a text to be the source, and the options of both are the same
+    in_text = [each for each in texts.prompts if isinstance(each, str) or not texts.languages]
+    beside = draw(st.none() | st.sampled_from(in_text))
+    return DemoRequest(draw(st.sampled_from(texts.prompts)), options, draw(st.booleans()), beside)
 
 
 def languages_of_requests(languages: tuple[str, ...]) -> st.SearchStrategy[dict[str, str]]:
@@ -154,16 +156,33 @@ def check_demo_request(pipes: Pipes, request: DemoRequest) -> bool:
     if (plain := config_without_draft(config)) is not None:
         others.append(pipes.forced.generate(request.prompt, **vars(plain), **request.languages))
     if request.is_shared:
-        with Service(pipes.forced) as service:
-            others.append(service.generate(request.prompt, **request.options))
-    if request.beside is not None:
-        asked = [request.prompt, request.beside]
-        others.append(pipes.forced.generate(asked, **request.options)[0])
+        others.append(of_a_service(pipes, request))
+    if request.beside is not None and (found := of_a_list(pipes, request)) is not None:
+        others.append(found)
     for other in others:
         assert [s.token_ids for s in other.sequences] == [s.token_ids for s in result.sequences]
         assert [s.text for s in other.sequences] == [s.text for s in result.sequences]
         check_log_probs(other, result, is_bit_exact=pipes.is_bit_exact)
     return True
+
+
+def of_a_service(pipes: Pipes, request: DemoRequest) -> GenerationResult:
+    """Generate in a Service, which has a request for the other prompt first."""
+    with Service(pipes.forced) as service:
+        if request.beside is not None:
+            with contextlib.suppress(DsbdError):
+                service.submit(request.beside, request.options, lambda event: None)
+        return service.generate(request.prompt, **request.options)
+
+
+def of_a_list(pipes: Pipes, request: DemoRequest) -> GenerationResult | None:
+    """Generate in a list with the other prompt, None if that is refused."""
+    try:
+        return pipes.forced.generate([request.prompt, request.beside], **request.options)[0]
+    except DsbdError:
+        with pytest.raises(DsbdError):
+            pipes.calm.generate(request.beside, **request.options)
+        return None
 
 
 def check_log_probs(

@@ -57,6 +57,6 @@ class PreemptedPipeline(Pipeline):
 
     _seeds = itertools.count()
 
-    def prepare(self, *args: Any, **options: Any) -> DecodingRequest:
+    def request_of(self, *args: Any, **options: Any) -> DecodingRequest:
         preempts = ForcedPreemptions(next(self._seeds))
-        return dataclasses.replace(super().prepare(*args, **options), preempts=preempts)
+        return dataclasses.replace(super().request_of(*args, **options), preempts=preempts)

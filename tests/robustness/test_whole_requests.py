@@ -1,10 +1,9 @@
-"""Every option beside every other: whole requests at random, over tables and the demo engines."""
+"""Every option with every other: whole requests at random, over tables and all kinds of models."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import gc
 import shutil
 import tracemalloc
@@ -25,16 +24,19 @@ from dsbd_ort import Pipeline
 from dsbd_ort.decoding import STRATEGIES
 from dsbd_runtime.bundle import MODEL_FILE, ROLES, open_bundle, write_manifest
 from scripts.shared_captures import SharedCaptures
-from tests.encoder_decoder_pair import LANGUAGES, exported_translator
-from tests.made_once import made_once
 from tests.robustness.demo_requests import (
     DemoRequest,
     Pipes,
-    Texts,
     check_demo_request,
     demo_requests,
 )
+from tests.robustness.model_kinds import MODEL_KINDS, ModelKind
 from tests.robustness.preempting import PreemptedPipeline
+from tests.robustness.speech_requests import (
+    SpeechRequest,
+    check_speech_request,
+    speech_requests,
+)
 from tests.robustness.whole_request_checks import check_whole_request
 from tests.robustness.whole_requests import HEADS, WholeRequest, whole_requests
 
@@ -42,12 +44,6 @@ THOROUGH = settings(deadline=None, suppress_health_check=list(HealthCheck), data
 
 
 NUM_TOP = 8
-SOURCE_TEXTS = Texts(
-    prompts=("def read", "return x", "import os, re", "é", [290, 7, 50, 1], [5], [70] * 40),
-    stops=("re", "(", "self", "\n"),
-    vocab_size=300,
-    languages=tuple(LANGUAGES),
-)
 
 
 @contextlib.contextmanager
@@ -137,22 +133,28 @@ def test_any_request_on_the_demo_engines(demo_pipes: Pipes) -> None:
     assert sum(accepted) >= 100, "most drawn requests are refused: draw others"
 
 
-@pytest.fixture(scope="module")
-def source_pipes(
-    captures: SharedCaptures, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Pipes]:
-    """M2M100, which has languages, drafted by BART, which has the same tokens."""
-    make = functools.partial(exported_translator, "bart", captures)
-    folder = made_once(tmp_path_factory, "translator-pair", make)
-    with opened(folder / "bundle") as pipes:
-        yield pipes
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(kind, id=name, marks=[pytest.mark.long] * kind.is_long)
+        for name, kind in MODEL_KINDS.items()
+    ],
+)
+def kind_and_pipes(
+    request: pytest.FixtureRequest,
+    captures: SharedCaptures,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[ModelKind, Pipes]]:
+    kind: ModelKind = request.param
+    with opened(kind.bundle(tmp_path_factory, captures)) as pipes:
+        yield kind, pipes
 
 
-def check_requests_with_sources(pipes: Pipes, number: int) -> None:
+def check_requests_of_a_kind(kind: ModelKind, pipes: Pipes, number: int) -> None:
     accepted: list[bool] = []
 
     @settings(THOROUGH, max_examples=number)
-    @given(request=demo_requests(texts=SOURCE_TEXTS))
+    @given(request=demo_requests(texts=kind.texts))
     def holds(request: DemoRequest) -> None:
         note(repr(request))
         accepted.append(check_demo_request(pipes, request))
@@ -161,13 +163,41 @@ def check_requests_with_sources(pipes: Pipes, number: int) -> None:
     assert sum(accepted) >= number / 3, "most drawn requests are refused: draw others"
 
 
-def test_any_request_with_a_source(source_pipes: Pipes) -> None:
-    check_requests_with_sources(source_pipes, 40)
+def test_any_request_of_every_kind_of_model(kind_and_pipes: tuple[ModelKind, Pipes]) -> None:
+    check_requests_of_a_kind(*kind_and_pipes, 15)
 
 
 @pytest.mark.long
-def test_any_of_many_requests_with_a_source(source_pipes: Pipes) -> None:
-    check_requests_with_sources(source_pipes, 1500)
+def test_any_of_many_requests_of_every_kind(kind_and_pipes: tuple[ModelKind, Pipes]) -> None:
+    check_requests_of_a_kind(*kind_and_pipes, 500)
+
+
+@pytest.fixture(scope="module")
+def speech_pipes(whisper: Path) -> Iterator[Pipes]:
+    with opened(whisper / "bundle") as pipes:
+        yield pipes
+
+
+def check_transcriptions(pipes: Pipes, number: int) -> None:
+    accepted: list[bool] = []
+
+    @settings(THOROUGH, max_examples=number)
+    @given(request=speech_requests())
+    def holds(request: SpeechRequest) -> None:
+        note(repr(request))
+        accepted.append(check_speech_request(pipes, request))
+
+    holds()
+    assert sum(accepted) >= number / 2, "most drawn requests are refused: draw others"
+
+
+def test_any_transcription(speech_pipes: Pipes) -> None:
+    check_transcriptions(speech_pipes, 6)
+
+
+@pytest.mark.long
+def test_any_of_many_transcriptions(speech_pipes: Pipes) -> None:
+    check_transcriptions(speech_pipes, 500)
 
 
 def check_requests_in_int8(pipes: Pipes, number: int) -> None:

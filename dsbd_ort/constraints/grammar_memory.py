@@ -1,0 +1,190 @@
+"""Memory of grammars: counted for each, and bounded for all grammars of a tokenizer together.
+
+The matchers of a grammar share a lexer, which keeps every state that a path has led to: up to 4 kB
+each if the grammar has hundreds of terminals. The library does not report its memory, so what the
+process has allocated is compared before and after its calls. This includes what other threads
+allocate and free in the meantime, which is as often less as it is more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+
+from dsbd_ort.decoding.errors import ConstraintError
+
+MOST_BYTES = 256 << 20
+"""Of the grammars of a tokenizer together."""
+_LONG_LOOK = 5e-4
+_TRIM_SECONDS = 1.0  # between two trims
+_BYTES_OF_ONE_STEP = 64 << 20  # that the masks of one step may add before they are counted
+
+
+class GrammarMemory:
+    """Memory of one compiled grammar.
+
+    Attributes:
+        name: what errors call the grammar.
+        compiled: bytes that compiling it took.
+        followed: bytes that the requests under it hold more.
+        num_requests: how many follow it now.
+        has_failed: whether a matcher has. The lexer may be at a limit, and takes no token anymore.
+        is_over: whether its requests have to end, because it takes too much.
+    """
+
+    def __init__(self, name: str, limit: MemoryLimit) -> None:
+        """Begin with nothing."""
+        self.name = name
+        self.compiled = self.followed = self.num_requests = 0
+        self.has_failed = self.is_over = False
+        self._limit = limit
+        self._lock = threading.RLock()  # a pool may be freed while the thread that frees it counts
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the grammar takes."""
+        return self.compiled + self.followed
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Count what is taken within, and refuse the grammar if it does not fit."""
+        before = held_bytes()
+        yield
+        self.compiled = max(0, held_bytes() - before)
+        self._limit.take_in(self)
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        """Count what is taken and freed within; end a request whose grammar takes too much."""
+        self.check()
+        before = held_bytes()
+        try:
+            yield
+        except ConstraintError:
+            self.has_failed = True
+            raise
+        finally:
+            self.add(held_bytes() - before)
+        self._limit.keep()
+        self.check()
+
+    def add(self, num_bytes: int = 0, *, num_requests: int = 0) -> None:
+        """Count bytes, and requests that begin; negative numbers are those freed and ended."""
+        with self._lock:
+            self.followed += num_bytes
+            self.num_requests += num_requests
+
+    def check(self) -> None:
+        """Raise ConstraintError if the requests under the grammar have to end."""
+        if self.is_over:
+            raise ConstraintError(
+                f"{self.name} takes {self.num_bytes >> 20} MiB, and all grammars that are followed "
+                f"now more than {MOST_BYTES >> 20} MiB; simplify it: fewer terminals, smaller "
+                "bounds of repetitions"
+            )
+
+
+class MemoryLimit:
+    """Bound of the memory of several grammars. Safe to use from several threads."""
+
+    def __init__(self, most_bytes: int | None, drop_one: Callable[[], bool]) -> None:
+        """Bound nothing yet.
+
+        Args:
+            most_bytes: of all grammars; None: there is no bound.
+            drop_one: gives up a grammar that is over, or else one that no request follows; returns
+                whether there was one.
+        """
+        self._most_bytes = most_bytes
+        self._drop_one = drop_one
+        self._memories: weakref.WeakSet[GrammarMemory] = weakref.WeakSet()
+        self._lock = threading.RLock()
+
+    def take_in(self, memory: GrammarMemory) -> None:
+        """Add a grammar, or refuse it: requests that run go before those that begin."""
+        with self._lock:
+            self._memories.add(memory)
+            if self._is_exceeded():
+                memory.is_over = True
+                memory.check()
+
+    def keep(self) -> None:
+        """Let the requests of the largest grammar end if there is too much."""
+        with self._lock:
+            if self._is_exceeded():
+                followed = [each for each in self._counted if each.num_requests]
+                largest = max(followed, key=lambda each: each.num_bytes, default=None)
+                if largest is not None:
+                    largest.is_over = True
+                    self._drop_one()
+
+    @property
+    def _counted(self) -> list[GrammarMemory]:
+        """Those whose requests go on."""
+        return [memory for memory in self._memories if not memory.is_over]
+
+    def _is_exceeded(self) -> bool:
+        """Return whether too much is taken, after grammars that no request follows are dropped."""
+        if self._most_bytes is None:
+            return False
+        most = self._most_bytes - _BYTES_OF_ONE_STEP
+        while sum(memory.num_bytes for memory in self._counted) > most:
+            if not self._drop_one():
+                return True
+        return False
+
+
+class _MallocInfo(ctypes.Structure):
+    """``struct mallinfo2`` of glibc."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+        ).split()
+    )
+
+
+class _Allocator:
+    """The C library's allocator, where it is glibc's."""
+
+    def __init__(self) -> None:
+        """Find its functions."""
+        self._info: Callable[[], _MallocInfo] | None = None
+        try:
+            library = ctypes.CDLL(None)
+            info, self._trim = library.mallinfo2, library.malloc_trim
+        except (AttributeError, OSError, TypeError):  # another C library
+            return
+        info.restype = _MallocInfo
+        self._info, self._last_trim = info, 0.0
+
+    def held_bytes(self) -> int:
+        """See ``held_bytes``."""
+        if self._info is None:
+            return 0
+        began = time.perf_counter()
+        info = self._info()
+        seconds = time.perf_counter() - began
+        # It looks at every free piece, of which a large grammar leaves a hundred thousand. To trim
+        # joins them, takes some milliseconds, and gives memory back to the system.
+        if seconds > _LONG_LOOK and began - self._last_trim > _TRIM_SECONDS:
+            self._trim(0)
+            self._last_trim = began
+        return int(info.uordblks) + int(info.hblkhd)
+
+
+_allocator = functools.cache(_Allocator)
+
+
+def held_bytes() -> int:
+    """Return the memory that this process has allocated, 0 where the system does not say.
+
+    What it has mapped says less: memory that one grammar has left is taken by the next.
+    """
+    return _allocator().held_bytes()
