@@ -78,6 +78,7 @@ def verbose_fields(transcript: Transcript) -> dict[str, Any]:
         "dsbd": {
             "language_probability": transcript.language_probability,
             "stats": dataclasses.asdict(transcript.stats),
+            "skipped": [dataclasses.asdict(window) for window in transcript.skipped],
             **_alternatives(transcript),
         },
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -386,10 +387,10 @@ def test_a_window_is_held_between_its_requests(whisper):
             with pipe.engines():
                 pass
 
-        def decoded(request: DecodingRequest) -> DecodeResult:
-            result = result_of(pipe._iterations(request))
+        def decoded(requests: Sequence[DecodingRequest]) -> list[DecodeResult]:
+            results = [result_of(pipe._iterations(request)) for request in requests]
             empty_caches()
-            return result
+            return results
 
         options = {**NO_FALLBACK, **FEW, "num_beams": 2, "return_timestamps": "word"}
         found = answered(pipe.transcription(sound(1.9), options).steps(None, pipe._align), decoded)
@@ -397,8 +398,8 @@ def test_a_window_is_held_between_its_requests(whisper):
         empty_caches()
         assert encoder.num_bytes == 0
 
-        def failing(request: DecodingRequest) -> DecodeResult:
-            decoded(request)
+        def failing(requests: Sequence[DecodingRequest]) -> list[DecodeResult]:
+            decoded(requests)
             raise RuntimeError("enough")
 
         steps = pipe.transcription(sound(1.0), options).steps(None, pipe._align)
