@@ -273,6 +273,12 @@ def test_windows_of_silence_are_skipped(whisper, speech_pipe):
         )
         check_equal(found, wanted)
         assert len(found.segments) < len(before.segments)
+        seeks = {segment.seek for segment in found.segments}
+        assert found.skipped and not seeks & {each.seek for each in found.skipped}
+        for each in found.skipped:
+            assert each.no_speech_prob > threshold and each.avg_logprob < 0.0
+            assert (each.start, each.temperature) == (each.seek / 100, 0.0)
+            assert each.start < each.end <= found.duration
     assert found.segments
 
 
