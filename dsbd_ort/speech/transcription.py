@@ -30,7 +30,7 @@ from dsbd_ort.speech.transcript import (
     SpokenWord,
     Transcript,
 )
-from dsbd_ort.speech.window_texts import Answer, Requests, SpeechPipeline, WindowTexts
+from dsbd_ort.speech.window_texts import Requests, SpeechPipeline, WindowText, WindowTexts
 from dsbd_ort.speech.words import Align, TokenTimes, token_times, words_of_segment
 from dsbd_runtime.speech_entry import SoundFeatures, SpeechEntry
 
@@ -176,7 +176,7 @@ class Transcription:
         is_long = self._windows.num_frames > self._speech.num_frames
         return bool(self._request.return_timestamps) or is_long
 
-    def _skipped_window(self, answer: Answer, seek: int, part: int, heard: _Heard) -> Skipped:
+    def _skipped_window(self, answer: WindowText, seek: int, part: int, heard: _Heard) -> Skipped:
         seconds = self._speech.seconds_per_frame
         return Skipped(
             seek=seek,
@@ -187,7 +187,7 @@ class Transcription:
             no_speech_prob=heard.no_speech_prob,
         )
 
-    def _alternative(self, answer: Answer, seek: int) -> Alternative:
+    def _alternative(self, answer: WindowText, seek: int) -> Alternative:
         return Alternative(
             seek=seek,
             text=self._text(answer.token_ids),
@@ -201,7 +201,7 @@ class Transcription:
         self,
         source: SoundFeatures,
         before: list[int],
-        answer: Answer,
+        answer: WindowText,
         seek: int,
         num_frames: int,
         align: Align,
@@ -223,7 +223,7 @@ class Transcription:
         self,
         found: WindowParts,
         seek: int,
-        answer: Answer,
+        answer: WindowText,
         heard: _Heard,
         times: TokenTimes | None,
     ) -> Iterator[Segment]:

@@ -56,7 +56,7 @@ class SpeechPipeline(Protocol):
 
 
 @dataclass(frozen=True)
-class Answer:
+class WindowText:
     """A window's text at one temperature.
 
     Attributes:
@@ -108,7 +108,7 @@ class _Sample:
         texts: WindowTexts,
     ) -> None:
         self.request = request
-        self.answers: list[Answer] = []
+        self.answers: list[WindowText] = []
         self.is_given_up = False
         self._mass, self._temperature, self._texts = mass, temperature, texts
 
@@ -143,7 +143,7 @@ class _Sample:
         )
         return self.is_given_up
 
-    def _rated(self, sequence: DecodedSequence) -> Answer:
+    def _rated(self, sequence: DecodedSequence) -> WindowText:
         """Return a window's text with what tells whether it is a good one.
 
         Its probability is that among the tokens which the rules leave, as transformers has it.
@@ -157,7 +157,7 @@ class _Sample:
         logprob -= float(self._mass.before(token_ids).sum())
         ratio = compression_ratio(token_ids, self._texts.speech_request.vocab_size)
         has_ended = token_ids[-1] in config.eos_ids
-        return Answer(
+        return WindowText(
             sequence,
             token_ids[:-1] if has_ended else token_ids,
             self._temperature,
@@ -167,7 +167,7 @@ class _Sample:
 
 
 Samples = Generator[Requests, list[DecodeResult], list[_Sample]]
-Answers = Generator[Requests, list[DecodeResult], list[Answer]]
+Answers = Generator[Requests, list[DecodeResult], list[WindowText]]
 
 
 class WindowTexts:
@@ -204,7 +204,7 @@ class WindowTexts:
         decoded to its end if another attempt finds speech: else the window is skipped either way.
         """
         request, unknown = self.speech_request, list[list[_Sample]]()
-        answers: list[Answer] = []
+        answers: list[WindowText] = []
         for number, temperature in enumerate(request.temperature, 1):
             is_last = number == len(request.temperature)
             samples = yield from self._sampled(inputs, temperature, may_give_up=not is_last)
@@ -228,7 +228,7 @@ class WindowTexts:
                     break
         return answers[: request.num_return_sequences]
 
-    def _may_be_silence(self, whole: Sequence[Answer], no_speech_prob: float) -> bool:
+    def _may_be_silence(self, whole: Sequence[WindowText], no_speech_prob: float) -> bool:
         """Return whether the best text of an attempt may be silence.
 
         whole: the texts that were not given up, all poor. One that is probable enough is no
@@ -293,7 +293,7 @@ def _whole(samples: list[_Sample]) -> Samples:
     return [again.get(i, sample) for i, sample in enumerate(samples)]
 
 
-def _best_first(samples: Iterable[_Sample]) -> list[Answer]:
+def _best_first(samples: Iterable[_Sample]) -> list[WindowText]:
     """Return the texts of samples, the most probable first; those of one search as they are."""
     samples = list(samples)
     answers = [answer for sample in samples for answer in sample.answers]
