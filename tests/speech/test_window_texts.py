@@ -12,7 +12,7 @@ import pytest
 
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest
 from dsbd_ort.decoding.request import GIVE_UP_INTERVAL, DecodedSequence
-from dsbd_ort.engine import Service
+from dsbd_ort.engine import Service, ServiceLimits
 from dsbd_ort.sources import RequestInputs
 from dsbd_ort.speech.segmentation import compression_ratio, least_compression_ratio
 from dsbd_ort.speech.speech_request import SpeechRequest
@@ -200,7 +200,8 @@ def test_samples_that_share_their_calls_are_those_of_a_service(speech_pipe):
     options["logprob_threshold"] = 0.0  # which no text reaches
     wanted = texts_of(speech_pipe.transcribe, **options)
     assert {temperature for _, temperature, _ in wanted} == {0.8}
-    with Service(speech_pipe) as service:
+    limits = ServiceLimits(max_requests=1, max_queued=0)  # the samples of a window count as one
+    with Service(speech_pipe, limits) as service:
         found = texts_of(service.transcribe, **options)
     assert [each[:2] for each in found] == [each[:2] for each in wanted]
     assert [each[2] for each in found] == pytest.approx([each[2] for each in wanted], abs=1e-5)
