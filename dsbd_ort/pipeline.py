@@ -208,7 +208,13 @@ class Pipeline(BundleRequests):
             DecodingError, CapacityError, BusyError, EngineError: as ``generate``.
         """
         steps = self.transcription(audio, options).steps(on_segment, self._align)
-        return answered(steps, lambda request: result_of(self._iterations(request)))
+        return answered(steps, self._decoded)
+
+    def _decoded(self, requests: Sequence[DecodingRequest]) -> list[DecodeResult]:
+        """Return the results of independent requests, of which several share the engine calls."""
+        if len(requests) == 1:
+            return [result_of(self._iterations(requests[0]))]
+        return self._decoded_together(requests)
 
     def _align(
         self, source: Source, prompt_ids: Sequence[int], token_ids: Sequence[int]
@@ -317,7 +323,7 @@ class Pipeline(BundleRequests):
             for result, request in zip(self._decoded_together(requests), requests, strict=True)
         ]
 
-    def _decoded_together(self, requests: list[DecodingRequest]) -> list[DecodeResult]:
+    def _decoded_together(self, requests: Sequence[DecodingRequest]) -> list[DecodeResult]:
         with self.engines() as models, self._failures_cleaned_up():
             decoder = BatchedDecoder(*models, shares_prefixes=self.reuses_prefix, costs=self.costs)
             planned = [self.planned(request) for request in requests]

@@ -25,7 +25,7 @@ from dsbd_ort.output_files import write_whole
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.results import json_text
 from dsbd_ort.speech.audio import SAMPLING_RATE, read_audio
-from dsbd_ort.speech.formats import FORMATS, as_text, transcript_object
+from dsbd_ort.speech.formats import FORMATS, as_text, remarks, transcript_object
 from dsbd_ort.speech.speech_request import Audio, SpeechOptions
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_runtime.errors import InputError
@@ -250,6 +250,11 @@ class _Shown:
             content = self._content(done.file, done.transcript)
             click.echo("" if is_json else heading, nl=False)
             click.echo(content, nl=not content.endswith("\n"))
+        if self._begun:
+            click.echo()
+            self._begun = False
+        for remark in remarks(done.transcript):
+            click.echo(f"{done.file}: {remark}", err=True)
         if self._arguments.stats:
             print_stats(done.transcript.stats, f"statistics of {done.file.name}")
 

@@ -40,6 +40,7 @@ from dsbd_ort.decoding.logits_processing.path_states import StopState
 from dsbd_ort.decoding.preemption import PreemptedRows, recomputed
 from dsbd_ort.decoding.rejection_coupling import RandomSource
 from dsbd_ort.decoding.request import (
+    GIVE_UP_INTERVAL,
     DecodeResult,
     DecodingRequest,
     IterationOutput,
@@ -48,6 +49,7 @@ from dsbd_ort.decoding.request import (
     decoded_sequences,
     result_of,
 )
+from dsbd_ort.decoding.rule import Finished
 from dsbd_ort.decoding.set_up import LoopParts, set_up
 from dsbd_ort.decoding.trace import TraceRecorder
 
@@ -226,6 +228,8 @@ def decoding_loop(
         depth += len(committed)
         outputs = run.hypotheses, iteration.hypotheses, run.agreement
         yield IterationOutput(*outputs, run.stats, run.tops)
+        if request.gives_up is not None and _is_given_up(run, beams, depth, len(committed)):
+            break
     return _finish(run, beams)
 
 
@@ -243,6 +247,17 @@ def _prefill(run: LoopParts) -> EngineCalls[None]:
         run.draft.prefill_later(prompt.tolist, 0)
     if run.tracer:
         run.tracer.begin(prompt.tolist(), run.request.config)
+
+
+def _is_given_up(run: LoopParts, beams: Beams, depth: int, num_new: int) -> bool:
+    """Return whether the caller has no use for the rest; ``num_new`` layers are new."""
+    hypotheses, gives_up = run.hypotheses, run.request.gives_up
+    is_due = depth // GIVE_UP_INTERVAL > (depth - num_new) // GIVE_UP_INTERVAL
+    if gives_up is None or not is_due or run.rule.is_finished(beams, depth):
+        return False
+    paths = hypotheses.paths(beams.hypotheses)
+    ended = decoded_sequences(run.rule.ended(), hypotheses, run.request)
+    return gives_up([hypotheses.tokens[path].tolist() for path in paths], ended)
 
 
 def _rests(run: LoopParts, beams: Beams) -> bool:
@@ -366,7 +381,11 @@ def _finish(run: LoopParts, beams: Beams) -> DecodeResult:
     agreed = hypotheses.tokens[hypotheses.common(beams.hypotheses)].tolist()
     for cache in run.caches:
         cache.finish([*request.prompt_ids, *agreed])
-    best = run.rule.results(beams).first(request.config.num_return_sequences)
+    best = run.rule.results(beams)
+    if not len(best.hypotheses):  # given up before any has ended
+        scores = hypotheses.scores(beams.hypotheses, request.config.length_penalty)
+        best = Finished(beams.hypotheses, scores).ranked()
+    best = best.first(request.config.num_return_sequences)
     sequences = decoded_sequences(best, hypotheses, request, run.tops)
     num_output_tokens = len(sequences[0].token_ids)
     if request.ngram_pool is not None:

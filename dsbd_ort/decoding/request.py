@@ -37,7 +37,12 @@ def _one() -> int:
     return 1
 
 
+GIVE_UP_INTERVAL = 16
+
 Preempts = Callable[[EngineCall], bool]
+
+GivesUp = Callable[[list[list[int]], list["DecodedSequence"]], bool]
+"""Receives the new tokens of each beam that goes on, and the sequences that have ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +71,8 @@ class DecodingRequest:
         preempts: returns whether the rows of the request are dropped before this engine call, to be
             computed again (see ``preemption``), although nobody needs the room: for tests of that.
             Of requests that run together the youngest alone is asked. None: only for room.
+        gives_up: returns whether the request ends here, with what it has: whatever follows, its
+            caller has no use for it. Called every ``GIVE_UP_INTERVAL`` tokens. None: never.
     """
 
     prompt_ids: Sequence[int]
@@ -84,6 +91,7 @@ class DecodingRequest:
     copied_ids: Sequence[int] = ()
     allowed_mass: AllowedMass | None = None
     preempts: Preempts | None = None
+    gives_up: GivesUp | None = None
 
     @property
     def running_constraint(self) -> Constraint | None:

@@ -99,8 +99,11 @@ class SelectionRule(Protocol):
     def live(self, beams: Beams) -> NDArray[np.int64]:
         """Return the hypotheses one of which will begin the best sequence."""
 
+    def ended(self) -> Finished:
+        """Return the hypotheses that have ended and that no beam stands for any more."""
+
     def results(self, beams: Beams) -> Finished:
-        """Return the final hypotheses, best first."""
+        """Return the final hypotheses, best first; before the end those that have ended."""
 
 
 class LayerBuilder:
@@ -170,6 +173,10 @@ class BeamSetRule:
     def live(self, beams: Beams) -> NDArray[np.int64]:
         """See SelectionRule.live."""
         return beams.hypotheses
+
+    def ended(self) -> Finished:
+        """See SelectionRule.ended: one that ends stays a beam."""
+        return Finished(np.arange(0), np.zeros(0))
 
     def results(self, beams: Beams) -> Finished:
         """Return the beams' hypotheses, copies repeated, by score."""

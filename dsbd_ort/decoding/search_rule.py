@@ -94,6 +94,10 @@ class SearchRule:
         """See SelectionRule.live."""
         return np.concatenate([beams.hypotheses, self._pool.hypotheses])
 
+    def ended(self) -> Finished:
+        """See SelectionRule.ended."""
+        return self._pool
+
     def results(self, beams: Beams) -> Finished:
         """See SelectionRule.results."""
         return self._pool

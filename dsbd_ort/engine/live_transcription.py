@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
+from typing import Protocol
 
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodeResult, DecodingRequest
@@ -25,8 +26,18 @@ SpeechEnding = Transcript | DsbdError | Cancelled
 
 SpeechEvent = Segment | SpeechEnding
 
-Submit = Callable[[DecodingRequest, Callable[[ServiceEvent], None]], LiveRequest]
-"""Submits an engine request whose events go to the function given."""
+
+class Submit(Protocol):
+    """Submits an engine request whose events go to a function; see ``LiveRequest``."""
+
+    def __call__(
+        self,
+        request: DecodingRequest,
+        on_event: Callable[[ServiceEvent], None],
+        *,
+        is_further: bool,
+    ) -> LiveRequest:
+        """Return the request, which is in the queue."""
 
 
 class _Cancellation(Exception):
@@ -36,8 +47,8 @@ class _Cancellation(Exception):
 class LiveTranscription:
     """One audio on its way to a transcript, in a thread of its own.
 
-    The thread computes features and waits for the engines; at most one engine request of it is in
-    the service at a time.
+    The thread computes features and waits for the engines; one engine request of it is in the
+    service at a time, or the samples of one window.
     """
 
     def __init__(
@@ -58,7 +69,7 @@ class LiveTranscription:
         self._on_event = on_event
         self._on_end = on_end
         self._is_cancelled = False
-        self._live: LiveRequest | None = None
+        self._live: list[LiveRequest] = []
         self._thread = threading.Thread(target=self._run, name="dsbd-transcription", daemon=True)
 
     def start(self) -> None:
@@ -67,10 +78,8 @@ class LiveTranscription:
 
     def cancel(self) -> None:
         """End it without a transcript; may be called again, and after its end."""
-        self._is_cancelled = (
-            True  # before the request is looked for: ``_decoded`` sets it, then looks
-        )
-        if (live := self._live) is not None:
+        self._is_cancelled = True  # before the requests: ``_decoded`` adds one, then looks
+        for live in list(self._live):
             live.cancel()
 
     def join(self) -> None:
@@ -109,21 +118,33 @@ class LiveTranscription:
             raise _Cancellation
         return self._align(source, prompt_ids, token_ids)
 
-    def _decoded(self, request: DecodingRequest) -> DecodeResult:
-        """Return the result of a request that the service runs."""
+    def _decoded(self, requests: Sequence[DecodingRequest]) -> list[DecodeResult]:
+        """Return the results of independent requests, which the service runs together."""
         if self._is_cancelled:
             raise _Cancellation
-        events: SimpleQueue[ServiceEvent] = SimpleQueue()
-        live = self._live = self._submit(request, events.put)
-        if self._is_cancelled:
-            live.cancel()
-        while isinstance(event := events.get(), StreamPiece):
-            pass
-        if isinstance(event, GenerationResult):
-            return DecodeResult(
-                list(event.sequences), event.stats, prompt_logprobs=event.prompt_logprobs
-            )
-        raise _Cancellation if isinstance(event, Cancelled) else event
+        self._live = []
+        queues: list[SimpleQueue[ServiceEvent]] = [SimpleQueue() for _ in requests]
+        try:
+            for number, (request, events) in enumerate(zip(requests, queues, strict=True)):
+                self._live.append(self._submit(request, events.put, is_further=number > 0))
+                if self._is_cancelled:
+                    self._live[-1].cancel()
+            return [_result(events) for events in queues]
+        except BaseException:
+            for live in self._live:
+                live.cancel()
+            raise
+
+
+def _result(events: SimpleQueue[ServiceEvent]) -> DecodeResult:
+    """Wait for the ending of a request; return its result."""
+    while isinstance(event := events.get(), StreamPiece):
+        pass
+    if isinstance(event, GenerationResult):
+        return DecodeResult(
+            list(event.sequences), event.stats, prompt_logprobs=event.prompt_logprobs
+        )
+    raise _Cancellation if isinstance(event, Cancelled) else event
 
 
 def transcript_or_raise(ending: SpeechEnding) -> Transcript:

@@ -56,6 +56,8 @@ class LiveRequest:
         state: where it is.
         member: of the decoder, from its beginning to its end; None before and after.
         is_cancelled: whether it is to end without a result.
+        is_further: whether it is another sample of an audio's window, which is in the queue with
+            the first: the limit of the queue counts that one alone.
         rows_reserved: cache rows that it was expected to need when it was last admitted.
     """
 
@@ -67,6 +69,7 @@ class LiveRequest:
     state: RequestState = RequestState.WAITING
     member: BatchMember | None = field(default=None, repr=False)
     is_cancelled: bool = False
+    is_further: bool = False
     rows_reserved: int = 0
 
     @property
@@ -183,7 +186,8 @@ class Scheduler:
                 "tokens, a shorter draft or prompt"
             )
         limits, num_running, num_waiting = self._limits, len(self.running), len(self.waiting)
-        if num_running + num_waiting >= limits.max_requests + limits.max_queued:
+        num_counted = sum(not each.is_further for each in self.unfinished)
+        if not request.is_further and num_counted >= limits.max_requests + limits.max_queued:
             raise QueueFullError(
                 f"the queue is full: {num_running} requests are running and {num_waiting} are "
                 f"waiting, the limits are {limits.max_requests} and {limits.max_queued}; try again "

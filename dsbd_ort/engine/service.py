@@ -112,7 +112,11 @@ class Service:
         return self._submitted(request, on_event)
 
     def _submitted(
-        self, request: DecodingRequest, on_event: Callable[[ServiceEvent], None]
+        self,
+        request: DecodingRequest,
+        on_event: Callable[[ServiceEvent], None],
+        *,
+        is_further: bool = False,
     ) -> LiveRequest:
         target, draft = self._loop.models
         check_decodable(request, target.spec, draft.spec if draft else None)
@@ -124,6 +128,7 @@ class Service:
             ),
             on_event=on_event,
             wake=self._loop.wake,
+            is_further=is_further,
         )
         self._loop.enqueue(live)
         return live

@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dsbd_ort.results import JSON_VERSION, json_text
-from dsbd_ort.speech.transcript import Segment, SpokenWord, Transcript
+from dsbd_ort.speech.transcript import Segment, Skipped, SpokenWord, Transcript
+
+UNCERTAIN = 0.5
+"""Probability of a detected language below which ``remarks`` name it."""
 
 WITH_TIMES = ("srt", "vtt", "verbose_json")
 """Formats that say when something is said: a request for one asks for timestamps."""
@@ -57,6 +60,36 @@ FORMATS: dict[str, Callable[[Transcript], str]] = {
 """What writes a transcript, by the name of the format; files end in it (JSON in ``.json``)."""
 
 
+def remarks(transcript: Transcript) -> Iterator[str]:
+    """Yield sentences on what the text does not tell: windows without it, an uncertain language."""
+    probability = transcript.language_probability
+    if probability is not None and probability < UNCERTAIN:
+        yield (
+            f"the language was detected as {transcript.language}, with probability "
+            f"{probability:.2f}; give --language if it is another"
+        )
+    gap: list[Skipped] = []
+    for window in transcript.skipped:
+        if gap and window.start > gap[-1].end:
+            yield _remark_on(gap)
+            gap = []
+        gap.append(window)
+    if gap:
+        yield _remark_on(gap)
+
+
+def _remark_on(gap: list[Skipped]) -> str:
+    """Return a sentence on windows that follow each other without a text."""
+    silence = min(window.no_speech_prob for window in gap)
+    logprob = max(window.avg_logprob for window in gap)
+    several = len(gap) > 1
+    return (
+        f"{gap[0].start:.1f} to {gap[-1].end:.1f} s skipped: no speech, with probability "
+        f"{silence:.2f}{' or more' * several}, and a text of mean log-probability {logprob:.2f}"
+        f"{' or less' * several}"
+    )
+
+
 def usage(transcript: Transcript) -> dict[str, Any]:
     """Return OpenAI's ``usage`` of an audio."""
     return {"type": "duration", "seconds": round(transcript.duration, 3)}
@@ -78,6 +111,7 @@ def verbose_fields(transcript: Transcript) -> dict[str, Any]:
         "dsbd": {
             "language_probability": transcript.language_probability,
             "stats": dataclasses.asdict(transcript.stats),
+            "skipped": [dataclasses.asdict(window) for window in transcript.skipped],
             **_alternatives(transcript),
         },
     }

@@ -20,6 +20,8 @@ import numpy as np
 
 from dsbd_runtime.speech_entry import FRAMES_A_POSITION, SpeechEntry
 
+_AT_THE_SEAM = 16  # bytes
+
 
 @dataclass(frozen=True)
 class Part:
@@ -99,6 +101,28 @@ def without_second_end(token_ids: tuple[int, ...], speech: SpeechEntry) -> tuple
 
 def compression_ratio(token_ids: Sequence[int], vocab_size: int) -> float:
     """Return the bytes of token ids over those of them compressed: high where they repeat."""
-    length = int(math.log2(vocab_size) / 8) + 1
-    content = b"".join(token.to_bytes(length, "little") for token in token_ids)
+    content = _bytes(token_ids, vocab_size)
     return len(content) / len(zlib.compress(content))
+
+
+def least_compression_ratio(token_ids: Sequence[int], most_tokens: int, vocab_size: int) -> float:
+    """Return a lower bound of the compression ratio of all texts that begin with token ids.
+
+    zlib takes the shortest of its codes for a block, and a text of at most ``most_tokens`` is one
+    block. So it is never longer than in the fixed code: what is there already as that code has it,
+    and every further byte in 9 bits. Where the two meet the code may change by ``_AT_THE_SEAM``.
+    """
+    content = _bytes(token_ids, vocab_size)
+    coder = zlib.compressobj(strategy=zlib.Z_FIXED)
+    size = len(coder.compress(content)) + len(coder.flush()) + _AT_THE_SEAM
+    more = max(0, most_tokens - len(token_ids)) * _num_bytes(vocab_size)
+    return min(len(content) / size, (len(content) + more) / (size + more * 9 / 8))
+
+
+def _bytes(token_ids: Sequence[int], vocab_size: int) -> bytes:
+    length = _num_bytes(vocab_size)
+    return b"".join(token.to_bytes(length, "little") for token in token_ids)
+
+
+def _num_bytes(vocab_size: int) -> int:
+    return int(math.log2(vocab_size) / 8) + 1

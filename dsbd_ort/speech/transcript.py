@@ -77,6 +77,25 @@ class Alternative:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Skipped:
+    """A window without segments: nobody seems to speak, and its text is improbable.
+
+    Attributes:
+        seek: its first feature frame.
+        start, end: seconds from the start of the audio.
+        temperature: at which its text was improbable.
+        avg_logprob, no_speech_prob: as those of a segment.
+    """
+
+    seek: int
+    start: float
+    end: float
+    temperature: float
+    avg_logprob: float
+    no_speech_prob: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Transcript:
     """What was said in an audio.
 
@@ -91,6 +110,7 @@ class Transcript:
         stats: of all windows together, see ``summed_stats``.
         alternatives: the texts of every window, the best first, which became its segments; empty
             unless several were asked for.
+        skipped: the windows in which nobody seems to speak, in the order of time.
     """
 
     text: str
@@ -101,3 +121,4 @@ class Transcript:
     segments: tuple[Segment, ...]
     stats: DecodingStats
     alternatives: tuple[Alternative, ...] = ()
+    skipped: tuple[Skipped, ...] = ()

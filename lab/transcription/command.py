@@ -3,8 +3,9 @@
 One model, in CHECKPOINT as transformers has it, is exported in fp32 and int8-dynamic. All tools
 transcribe what eSpeak NG reads of the texts in utterances.jsonl, in turn, on the same threads and
 with the same settings. The section "equality" is not timed: it counts how often segments, tokens
-and scores are those of transformers' generate. All that is made lies in WORK, and is not made
-again.
+and scores are those of transformers' generate. The section "fallback" is the processor's time of
+sounds without clear speech, which are tried at higher temperatures. All that is made lies in WORK,
+and is not made again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -19,10 +21,20 @@ import click
 from lab.frame.page import BUILD, RESULTS, Page, writes
 from lab.transcription.comparison import Work, lines_of, transcribed
 from lab.transcription.equality import Cases, equality_table, outcomes
+from lab.transcription.fallback import compare, unclear_sounds
 from lab.transcription.speech import Spoken, spoken, utterances
-from lab.transcription.tools import OURS, TOOLS, Models, ct2_folder, environment, open_tools
+from lab.transcription.tools import (
+    FASTER_WHISPER,
+    OURS,
+    TOOLS,
+    Models,
+    OpenTool,
+    ct2_folder,
+    environment,
+    open_tools,
+)
 
-SPEED, EQUALITY = "transcription", "equality"
+SPEED, EQUALITY, FALLBACK = "transcription", "equality", "fallback"
 OPTIONS_BY_PRECISION = {"fp32": (), "int8": ("--quantize", "int8-dynamic")}
 EXPORT = (sys.executable, "-c", "from dsbd_ort.cli import export; export()")
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -37,13 +49,14 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option(
     "--section",
     "sections",
-    type=click.Choice((SPEED, EQUALITY)),
+    type=click.Choice((SPEED, EQUALITY, FALLBACK)),
     multiple=True,
-    help="Both by default.",
+    help="The first two by default.",
 )
 @click.option("--beams", type=int, multiple=True, default=(5, 1), show_default=True)
 @click.option("--rounds", default=2, show_default=True, help="Of the short files.")
 @click.option("--long-rounds", default=1, show_default=True, help="Of the long ones.")
+@click.option("--fallback-rounds", default=7, show_default=True, help="Of the section fallback.")
 @click.option("--cpu-time", is_flag=True, help="Time of the processor, of all threads: rough.")
 @click.option(
     "--most", type=click.IntRange(min=2), help="Short files, at most; the first are English."
@@ -66,6 +79,7 @@ def main(
     beams: tuple[int, ...],
     rounds: int,
     long_rounds: int,
+    fallback_rounds: int,
     cpu_time: bool,
     most: int | None,
     names: tuple[str, ...],
@@ -84,9 +98,16 @@ def main(
     if EQUALITY in sections:
         cases = Cases(checkpoint, bundles["fp32"], short + long, page.threads, have_words=words)
         _count_equal(cases, checkpoint.name, work, seconds, page)
+    folder = None if ct2 is None else ct2_folder(ct2, checkpoint, work)
+    models = Models(checkpoint=checkpoint, ct2=folder, bundles=bundles)
+    if FALLBACK in sections:
+        page.begin(FALLBACK)
+        with _opened(models, work, (FASTER_WHISPER,), page.threads, cpu_time=True) as tools:
+            found = compare(
+                unclear_sounds(work, environment(work)), tools, fallback_rounds, _report
+            )
+        page.write(FALLBACK, found, checkpoint.name, "time of the processor")
     if SPEED in sections:
-        folder = None if ct2 is None else ct2_folder(ct2, checkpoint, work)
-        models = Models(checkpoint=checkpoint, ct2=folder, bundles=bundles)
         page.begin(SPEED)
         works = _works(short, long, beams, rounds, long_rounds)
         _compare(models, works, work, names, cpu_time, page)
@@ -95,7 +116,7 @@ def main(
 def _count_equal(cases: Cases, name: str, work: Path, seconds: float, page: Page) -> None:
     kept = work / f"equality-{name}.jsonl"
     try:
-        found = outcomes(cases, kept, seconds, lambda text: click.echo(text, err=True))
+        found = outcomes(cases, kept, seconds, _report)
     finally:
         cases.close()
     page.write(EQUALITY, equality_table(found), name)
@@ -149,20 +170,26 @@ def _compare(
     cpu_time: bool,
     page: Page,
 ) -> None:
-    chosen = [tool for tool in TOOLS if not names or tool.name in (OURS, *names)]
     lines: list[str] = []
-
-    def report(text: str) -> None:
-        click.echo(text, err=True)
-
-    with contextlib.ExitStack() as stack:
-        tools = open_tools(
-            chosen, models, work, page.threads, cpu_time, stack.enter_context, report
-        )
+    with _opened(models, work, names, page.threads, cpu_time=cpu_time) as tools:
         for each in works:
-            found = list(transcribed(each, tools, report))
+            found = list(transcribed(each, tools, _report))
             lines += [*lines_of(each, tools, found), ""]
             click.echo("\n".join(lines_of(each, tools, found)), err=True)
         settings = [f"* {tool.tool.key}: {tool.version}, {tool.settings}" for tool in tools]
     clock = "time of the processor" if cpu_time else "time"
     page.write(SPEED, [*lines, *settings], models.checkpoint.name, clock)
+
+
+@contextlib.contextmanager
+def _opened(
+    models: Models, work: Path, names: tuple[str, ...], threads: int, *, cpu_time: bool
+) -> Iterator[list[OpenTool]]:
+    """Run ours and the tools with these names, all without any."""
+    chosen = [tool for tool in TOOLS if not names or tool.name in (OURS, *names)]
+    with contextlib.ExitStack() as stack:
+        yield open_tools(chosen, models, work, threads, cpu_time, stack.enter_context, _report)
+
+
+def _report(text: str) -> None:
+    click.echo(text, err=True)

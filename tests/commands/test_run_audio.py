@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +21,7 @@ from dsbd_ort.commands.run_arguments import RunArguments
 from dsbd_ort.commands.transcription import transcribe_files
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.speech.audio import read_audio
-from dsbd_ort.speech.transcript import Segment
+from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_runtime.bundle import Bundle
 from tests.commands.test_run import assert_one_line_error, dsbd_run
 from tests.speech.audio_files import wav_bytes
@@ -68,6 +69,29 @@ def test_a_text(transcribe: Run, files: list[Path]) -> None:
     assert (done.exit_code, done.stdout) == (0, f"{text_of(files[0])}\n"), done.stderr
     assert transcribe("--audio", files[0], "--stream").stdout == done.stdout
     assert transcribe("--audio", "-", text=files[0].read_bytes()).stdout == done.stdout
+
+
+@pytest.mark.parametrize("flags", [(), ("--stream",)])
+def test_an_uncertain_language_is_named_on_stderr(
+    flags: tuple[str, ...],
+    transcribe: Run,
+    files: list[Path],
+    pipeline: FakeSpeechPipeline,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual = pipeline.transcribe
+
+    def uncertain(*arguments: Any, **options: Any) -> Transcript:
+        changes: dict[str, Any] = {"language": "th", "language_probability": 0.3}
+        return replace(usual(*arguments, **options), **changes)
+
+    monkeypatch.setattr(pipeline, "transcribe", uncertain)
+    done = transcribe("--audio", files[0], *flags)
+    assert (done.exit_code, done.stdout) == (0, f"{text_of(files[0])}\n")
+    assert done.stderr == (
+        f"{files[0]}: the language was detected as th, with probability 0.30; give --language if "
+        "it is another\n"
+    )
 
 
 def test_options_are_those_of_transcribe(

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from dsbd_ort.speech.formats import FORMATS, transcript_object
-from dsbd_ort.speech.transcript import SpokenWord
+from dsbd_ort.speech.formats import FORMATS, remarks, transcript_object
+from dsbd_ort.speech.transcript import Skipped, SpokenWord
 from tests.speech.transcripts import transcript
 
 SRT = """\
@@ -112,3 +112,44 @@ def test_times_are_rounded_to_milliseconds() -> None:
     made = transcript(segments=[(-1e-9, 59.9994, "a"), (59.9994, 59.9996, "b")])
     assert "00:00:00,000 --> 00:00:59,999" in FORMATS["srt"](made)
     assert "00:00:59,999 --> 00:01:00,000" in FORMATS["srt"](made)
+
+
+def skipped(start: float, no_speech_prob: float, avg_logprob: float) -> Skipped:
+    return Skipped(
+        seek=round(100 * start),
+        start=start,
+        end=start + 30.0,
+        temperature=0.2,
+        avg_logprob=avg_logprob,
+        no_speech_prob=no_speech_prob,
+    )
+
+
+SKIPPED = (skipped(0.0, 0.75, -1.5), skipped(60.0, 0.9, -1.25), skipped(90.0, 0.8125, -2.0))
+
+
+def test_remarks_tell_what_the_text_does_not() -> None:
+    assert list(remarks(transcript())) == []
+    made = transcript(language="th", language_probability=0.3, skipped=SKIPPED)
+    assert list(remarks(made)) == [
+        "the language was detected as th, with probability 0.30; give --language if it is another",
+        "0.0 to 30.0 s skipped: no speech, with probability 0.75, and a text of mean "
+        "log-probability -1.50",
+        "60.0 to 120.0 s skipped: no speech, with probability 0.81 or more, and a text of mean "
+        "log-probability -1.25 or less",
+    ]
+
+
+def test_skipped_windows_in_json() -> None:
+    made = transcript(skipped=SKIPPED[:1])
+    wanted = {
+        "seek": 0,
+        "start": 0.0,
+        "end": 30.0,
+        "temperature": 0.2,
+        "avg_logprob": -1.5,
+        "no_speech_prob": 0.75,
+    }
+    assert json.loads(FORMATS["verbose_json"](made))["dsbd"]["skipped"] == [wanted]
+    assert transcript_object(made, "a.wav")["skipped"] == (wanted,)
+    assert json.loads(FORMATS["verbose_json"](transcript()))["dsbd"]["skipped"] == []

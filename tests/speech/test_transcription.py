@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -273,6 +274,12 @@ def test_windows_of_silence_are_skipped(whisper, speech_pipe):
         )
         check_equal(found, wanted)
         assert len(found.segments) < len(before.segments)
+        seeks = {segment.seek for segment in found.segments}
+        assert found.skipped and not seeks & {each.seek for each in found.skipped}
+        for each in found.skipped:
+            assert each.no_speech_prob > threshold and each.avg_logprob < 0.0
+            assert (each.start, each.temperature) == (each.seek / 100, 0.0)
+            assert each.start < each.end <= found.duration
     assert found.segments
 
 
@@ -387,10 +394,10 @@ def test_a_window_is_held_between_its_requests(whisper):
             with pipe.engines():
                 pass
 
-        def decoded(request: DecodingRequest) -> DecodeResult:
-            result = result_of(pipe._iterations(request))
+        def decoded(requests: Sequence[DecodingRequest]) -> list[DecodeResult]:
+            results = [result_of(pipe._iterations(request)) for request in requests]
             empty_caches()
-            return result
+            return results
 
         options = {**NO_FALLBACK, **FEW, "num_beams": 2, "return_timestamps": "word"}
         found = answered(pipe.transcription(sound(1.9), options).steps(None, pipe._align), decoded)
@@ -398,8 +405,8 @@ def test_a_window_is_held_between_its_requests(whisper):
         empty_caches()
         assert encoder.num_bytes == 0
 
-        def failing(request: DecodingRequest) -> DecodeResult:
-            decoded(request)
+        def failing(requests: Sequence[DecodingRequest]) -> list[DecodeResult]:
+            decoded(requests)
             raise RuntimeError("enough")
 
         steps = pipe.transcription(sound(1.0), options).steps(None, pipe._align)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import faster_whisper
 from faster_whisper.feature_extractor import FeatureExtractor
 
 from lab.transcription.runners.serve import (
     ENCODER,
     FEATURES,
+    OWN,
     Asked,
     Job,
     Opened,
@@ -16,6 +19,13 @@ from lab.transcription.runners.serve import (
     serve,
 )
 
+PLAIN: dict[str, Any] = {
+    "temperature": [0.0],
+    "compression_ratio_threshold": None,
+    "log_prob_threshold": None,
+    "no_speech_threshold": None,
+    "vad_filter": False,
+}
 TYPE_BY_PRECISION = {"fp32": "float32", "int8": "int8"}
 
 
@@ -33,18 +43,15 @@ def open_job(job: Job, stopwatch: Stopwatch) -> Opened:
     stopwatch.watch(faster_whisper.WhisperModel, "encode", ENCODER)
 
     def transcribe(samples: Samples, asked: Asked) -> tuple[str, int]:
-        segments, _ = model.transcribe(
-            samples,
-            language=asked.language,
-            beam_size=asked.num_beams,
-            temperature=[0.0],
-            compression_ratio_threshold=None,
-            log_prob_threshold=None,
-            no_speech_threshold=None,
-            condition_on_previous_text=False,
-            without_timestamps=not asked.timestamps,
-            vad_filter=False,
-        )
+        options: dict[str, Any] = {} if asked.fallback else PLAIN
+        if asked.fallback != OWN:
+            options = {
+                **options,
+                "beam_size": asked.num_beams,
+                "condition_on_previous_text": False,
+                "without_timestamps": not asked.timestamps,
+            }
+        segments, _ = model.transcribe(samples, language=asked.language, **options)
         found = list(segments)
         return "".join(each.text for each in found), sum(len(each.tokens) for each in found)
 

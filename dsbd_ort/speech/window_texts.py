@@ -1,0 +1,303 @@
+"""Texts of one window: a search at temperature 0, samples above it, until one is not poor.
+
+Only the text of the last temperature tried is used. So a request is given up once its text is poor
+whatever follows, as a text that repeats itself is long before it reaches the length limit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from dsbd_forward.forward import Source
+from dsbd_ort.decoding import STRATEGIES, DecodeResult, DecodingConfig, DecodingRequest
+from dsbd_ort.decoding.logits_processing.allowed_mass import AllowedMass
+from dsbd_ort.decoding.request import DecodedSequence
+from dsbd_ort.decoding.stats import DecodingStats
+from dsbd_ort.model_defaults import DRAFTING
+from dsbd_ort.sources import RequestInputs
+from dsbd_ort.speech.hot_words import HotWords
+from dsbd_ort.speech.segmentation import compression_ratio, least_compression_ratio
+from dsbd_ort.speech.speech_request import SpeechRequest
+from dsbd_runtime.speech_entry import SpeechEntry
+from dsbd_runtime.tokenizer import Tokenizer
+
+_OF_BEAMS = ("strategy", "num_beams", "early_stopping", "draft_beams")
+
+Requests = Sequence[DecodingRequest]
+"""They are independent: their engine calls may be shared."""
+
+
+class SpeechPipeline(Protocol):
+    """The part of a pipeline that a transcription uses."""
+
+    tokenizer: Tokenizer
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether the bundle has a draft model."""
+
+    def held_source(self, source: Source) -> AbstractContextManager[None]:
+        """Let no engine read a window again between two of its requests."""
+
+    def request_of(
+        self,
+        inputs: RequestInputs,
+        options: Mapping[str, Any] | DecodingConfig,
+        *,
+        allowed_mass: AllowedMass | None = None,
+    ) -> DecodingRequest:
+        """Return a validated request."""
+
+
+@dataclass(frozen=True)
+class WindowText:
+    """A window's text at one temperature.
+
+    Attributes:
+        sequence: the best one.
+        token_ids: without the token that ends it.
+        temperature, avg_logprob, compression_ratio: see ``Segment``.
+    """
+
+    sequence: DecodedSequence
+    token_ids: tuple[int, ...]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+
+    def is_poor(self, request: SpeechRequest) -> bool:
+        """Return whether the next temperature is tried."""
+        most, least = request.compression_ratio_threshold, request.logprob_threshold
+        return (most is not None and self.compression_ratio > most) or (
+            least is not None and self.avg_logprob < least
+        )
+
+    def is_silence(self, request: SpeechRequest, no_speech_prob: float) -> bool:
+        """Return whether nobody seems to speak: the text is improbable, and speech is too."""
+        return is_likely_silence(request, no_speech_prob) and (
+            request.logprob_threshold is not None and self.avg_logprob < request.logprob_threshold
+        )
+
+
+def is_likely_silence(request: SpeechRequest, no_speech_prob: float) -> bool:
+    """Return whether a window is silence if its text is improbable."""
+    most, least = request.no_speech_threshold, request.logprob_threshold
+    return most is not None and least is not None and no_speech_prob > most
+
+
+class _Sample:
+    """One request for a window's text.
+
+    Attributes:
+        request: asks ``gives_up`` of this object.
+        answers: the texts, the best first, once ``take`` was called.
+        is_given_up: whether the request ended before its text did: the text is poor.
+    """
+
+    def __init__(
+        self,
+        request: DecodingRequest,
+        mass: AllowedMass,
+        temperature: float,
+        texts: WindowTexts,
+    ) -> None:
+        self.request = request
+        self.answers: list[WindowText] = []
+        self.is_given_up = False
+        self._mass, self._temperature, self._texts = mass, temperature, texts
+
+    def may_give_up(self) -> _Sample:
+        """Return the sample whose request ends once its text is poor for certain."""
+        self.request = dataclasses.replace(self.request, gives_up=self._gives_up)
+        return self
+
+    def again(self) -> _Sample:
+        """Return the same sample, which does not give up."""
+        mass, seed = AllowedMass(), self.request.config.seed
+        request = dataclasses.replace(
+            self.request, rng=np.random.default_rng(seed), allowed_mass=mass, gives_up=None
+        )
+        return _Sample(request, mass, self._temperature, self._texts)
+
+    def take(self, result: DecodeResult) -> None:
+        """Rate the sequences of the request's result."""
+        self._texts.stats.append(result.stats)
+        self.answers = [self._rated(sequence) for sequence in result.sequences]
+
+    def _gives_up(self, beam_tokens: list[list[int]], ended: list[DecodedSequence]) -> bool:
+        request, most_tokens = self._texts.speech_request, self.request.config.max_new_tokens
+        threshold, vocab_size = request.compression_ratio_threshold, request.vocab_size
+        self.is_given_up = (
+            threshold is not None
+            and all(
+                least_compression_ratio(tokens, most_tokens, vocab_size) > threshold
+                for tokens in beam_tokens
+            )
+            and all(self._rated(sequence).is_poor(request) for sequence in ended)
+        )
+        return self.is_given_up
+
+    def _rated(self, sequence: DecodedSequence) -> WindowText:
+        """Return a window's text with what tells whether it is a good one.
+
+        Its probability is that among the tokens which the rules leave, as transformers has it.
+        """
+        token_ids, config = tuple(sequence.token_ids), self.request.config
+        logprob = sequence.logprob
+        if config.row.rule == "search":  # as processors have it
+            logprob = sequence.score * len(token_ids) ** config.length_penalty
+        elif self._texts.hot_words is not None:
+            logprob += self._texts.hot_words.gained(self.request.prompt_ids, token_ids)
+        logprob -= float(self._mass.before(token_ids).sum())
+        ratio = compression_ratio(token_ids, self._texts.speech_request.vocab_size)
+        has_ended = token_ids[-1] in config.eos_ids
+        return WindowText(
+            sequence,
+            token_ids[:-1] if has_ended else token_ids,
+            self._temperature,
+            logprob / len(token_ids),
+            ratio,
+        )
+
+
+Samples = Generator[Requests, list[DecodeResult], list[_Sample]]
+Answers = Generator[Requests, list[DecodeResult], list[WindowText]]
+
+
+class WindowTexts:
+    """Decodes the texts of windows, at one temperature after another.
+
+    Attributes:
+        speech_request: the options of the transcription.
+        hot_words: are favoured in every text; None without any.
+        stats: of every request so far.
+    """
+
+    def __init__(
+        self,
+        pipeline: SpeechPipeline,
+        speech: SpeechEntry,
+        request: SpeechRequest,
+        *,
+        has_times: bool,
+    ) -> None:
+        """``has_times``: whether texts have times."""
+        self.speech_request = request
+        self.hot_words = None
+        if request.hot_words and request.hot_word_gain:
+            self.hot_words = HotWords(request.hot_words, request.hot_word_gain)
+        self._pipeline, self._speech, self._has_times = pipeline, speech, has_times
+        self.stats: list[DecodingStats] = []
+
+    def answers(self, inputs: RequestInputs, no_speech_prob: float) -> Answers:
+        """Return a window's texts at the first temperature at which it is not poor, or the last.
+
+        The best is the first; there are as many as are to be returned, or were sampled.
+
+        An attempt that was given up may have been silence, which only its whole text tells. It is
+        decoded to its end if another attempt finds speech: else the window is skipped either way.
+        """
+        request, unknown = self.speech_request, list[list[_Sample]]()
+        answers: list[WindowText] = []
+        for number, temperature in enumerate(request.temperature, 1):
+            is_last = number == len(request.temperature)
+            samples = yield from self._sampled(inputs, temperature, may_give_up=not is_last)
+            if any(sample.is_given_up for sample in samples):
+                whole = _best_first(each for each in samples if not each.is_given_up)
+                if all(answer.is_poor(request) for answer in whole):
+                    if not self._may_be_silence(whole, no_speech_prob):
+                        continue
+                    if not request.condition_on_previous_text:  # which reads the temperature
+                        unknown.append(samples)
+                        continue
+                samples = yield from _whole(samples)
+            answers = _best_first(samples)
+            if not answers[0].is_poor(request) or answers[0].is_silence(request, no_speech_prob):
+                break
+        if not answers[0].is_silence(request, no_speech_prob):
+            for samples in unknown:
+                earlier = _best_first((yield from _whole(samples)))
+                if earlier[0].is_silence(request, no_speech_prob):
+                    answers = earlier
+                    break
+        return answers[: request.num_return_sequences]
+
+    def _may_be_silence(self, whole: Sequence[WindowText], no_speech_prob: float) -> bool:
+        """Return whether the best text of an attempt may be silence.
+
+        whole: the texts that were not given up, all poor. One that is probable enough is no
+        silence, and a better one is no silence either.
+        """
+        return is_likely_silence(self.speech_request, no_speech_prob) and all(
+            answer.is_silence(self.speech_request, no_speech_prob) for answer in whole
+        )
+
+    def _sampled(self, inputs: RequestInputs, temperature: float, *, may_give_up: bool) -> Samples:
+        """Return the search at temperature 0, or ``best_of`` samples, decoded together."""
+        samples = []
+        for number in range(1 if temperature == 0.0 else self.speech_request.best_of):
+            mass, options = AllowedMass(), self._options_at(temperature)
+            if options.get("seed") is not None:
+                options["seed"] = (options["seed"] + number) % 2**128
+            request = self._pipeline.request_of(inputs, options, allowed_mass=mass)
+            sample = _Sample(request, mass, temperature, self)
+            samples.append(sample.may_give_up() if may_give_up else sample)
+        return (yield from _decoded(samples))
+
+    def _options_at(self, temperature: float) -> dict[str, Any]:
+        """Return the options of a window's request: a search at 0, samples above."""
+        speech = self._speech
+        options: dict[str, Any] = {
+            "suppress_tokens": speech.suppress_tokens,
+            "begin_suppress_tokens": speech.begin_suppress_tokens,
+            **self.speech_request.options,
+        }
+        if self._has_times:
+            options["no_timestamps_token_id"] = speech.no_timestamps_token_id
+            options["max_initial_timestamp_index"] = speech.max_initial_timestamp_index
+            options["last_timestamp_token_id"] = speech.last_timestamp
+        if self.hot_words is not None:
+            given = options.get("logits_processors") or ()
+            options["logits_processors"] = (*given, self.hot_words)
+        if temperature == 0.0:
+            wanted = self.speech_request.num_return_sequences
+            more: dict[str, Any] = {"num_return_sequences": wanted} if wanted > 1 else {}
+            strategy = options.get("strategy")
+            if isinstance(strategy, str) and strategy in STRATEGIES:
+                if STRATEGIES[strategy].rule == "sample":  # refused with a sentence at 0
+                    more["temperature"] = temperature
+            return {**options, "num_beams": self.speech_request.num_beams, **more}
+        drafts = self._pipeline.has_draft or any(options.get(name) for name in DRAFTING)
+        left_out = _OF_BEAMS if drafts else (*_OF_BEAMS, *DRAFTING)
+        kept = {name: value for name, value in options.items() if name not in left_out}
+        sampled = "speculative" if drafts else "sample"
+        return {**kept, "strategy": sampled, "temperature": temperature}
+
+
+def _decoded(samples: list[_Sample]) -> Samples:
+    results = yield [sample.request for sample in samples]
+    for sample, result in zip(samples, results, strict=True):
+        sample.take(result)
+    return samples
+
+
+def _whole(samples: list[_Sample]) -> Samples:
+    """Return samples with those that were given up decoded to their end."""
+    again = {i: sample.again() for i, sample in enumerate(samples) if sample.is_given_up}
+    yield from _decoded(list(again.values()))
+    return [again.get(i, sample) for i, sample in enumerate(samples)]
+
+
+def _best_first(samples: Iterable[_Sample]) -> list[WindowText]:
+    """Return the texts of samples, the most probable first; those of one search as they are."""
+    samples = list(samples)
+    answers = [answer for sample in samples for answer in sample.answers]
+    if len(samples) > 1:
+        answers.sort(key=lambda each: -each.avg_logprob)
+    return answers
