@@ -118,12 +118,12 @@ def verbose_fields(transcript: Transcript) -> dict[str, Any]:
 
 
 def transcript_object(transcript: Transcript, audio: str) -> dict[str, Any]:
-    """Return the fields of a transcript as commands print it; ``audio`` is its file."""
+    """Return the fields of a transcript that commands print, text first; ``audio``: its file."""
     fields = dataclasses.asdict(transcript)
     for segment in fields["segments"]:
         if segment["words"] is None:  # were not asked for
             del segment["words"]
-    return {"version": JSON_VERSION, "audio": audio, **fields}
+    return {"text": transcript.text, "audio": audio, **fields, "version": JSON_VERSION}
 
 
 def _segment_fields(segment: Segment) -> dict[str, Any]:
