@@ -39,7 +39,7 @@ _U32, _U64 = (_NUMBER_BY_KIND[kind] for kind in (GGUFValueType.UINT32, GGUFValue
 
 @dataclass(frozen=True, kw_only=True)
 class GgufHeader:
-    """What a file says before its weights.
+    """Header of a GGUF file: everything before its weights.
 
     Attributes:
         values: numbers, texts, lists of texts, and arrays (n,) of numbers, by their keys.

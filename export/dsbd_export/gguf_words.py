@@ -52,7 +52,7 @@ _CASED_LETTERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class PreTokenizer:
-    """What a name stands for.
+    """Reading of text that the name of a pre-tokenizer stands for.
 
     Attributes:
         splits: regular expressions, one after the other. Each splits the pieces that the ones

@@ -48,7 +48,7 @@ _Kind = gguf.TokenType
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """What a file has of a tokenizer; ``fields`` are further ones by their names in the format."""
+    """Tokenizer fields of a file; ``fields`` are further ones by their names in the format."""
 
     model: str
     tokens: Sequence[str]

@@ -23,7 +23,15 @@ from tests.export.conftest import SIZES, write_checkpoint
 
 FAMILIES: list[PreTrainedConfig] = [
     LlamaConfig(**SIZES, num_hidden_layers=2, tie_word_embeddings=True),
-    GPT2Config(vocab_size=300, n_embd=48, n_layer=2, n_head=4, n_positions=256, bos_token_id=0),
+    GPT2Config(
+        vocab_size=300,
+        n_embd=48,
+        n_layer=2,
+        n_head=4,
+        n_positions=256,
+        bos_token_id=0,
+        eos_token_id=1,
+    ),
     Gemma3TextConfig(**SIZES, num_hidden_layers=2, head_dim=12),
     MixtralConfig(**SIZES, num_hidden_layers=2, num_local_experts=4),
 ]

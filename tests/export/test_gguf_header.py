@@ -1,4 +1,4 @@
-"""What is wrong with a GGUF file is said in one line, at once, whatever its numbers say."""
+"""Damaged GGUF files are refused in one line, at once, for any numbers in their headers."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ def test_a_bias_that_the_model_lacks_may_only_be_zero(base, tmp_path):
 
 def test_models_that_turn_their_weights_are_refused(tmp_path):
     sizes = {"n_embd": 64, "n_layer": 1, "n_head": 4, "n_positions": 64, "vocab_size": 300}
-    base = write_checkpoint(tmp_path / "base", GPT2Config(**sizes))
+    base = write_checkpoint(tmp_path / "base", GPT2Config(**sizes, bos_token_id=0, eos_token_id=1))
     kind = Kind(config=GPTQ, quantize=gptq(4, 16), weights=("attn.c_proj.weight",))
     assert "the other way round than gptq stores it" in refusal(
         write_quantized(base, tmp_path, kind)[0]

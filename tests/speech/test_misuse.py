@@ -72,7 +72,7 @@ def check_any(transcribe: Any, options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_odd_value_of_every_option(speech_pipe, name):
-    """What reads the options reads all of them before an engine is called."""
+    """All options are checked before an engine is called."""
     for value in ODD_VALUES:
         for more in ({}, {"hot_words": ["fox"]}, {"best_of": 2, "temperature": (0.0, 0.5)}):
             try:
