@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -223,17 +224,15 @@ def test_few_sources_fit_the_memory_at_a_time(pipe, monkeypatch):
 
 
 def test_a_source_that_is_refused_ends_no_other_request(pipe):
-    """The target reads no token 300, which nothing before the engine knows."""
+    """The engine itself refuses one: ``Pipeline.prepare`` would have refused the token 300."""
     sources = some_sources(3)
     wanted = [tokens(pipe.generate(source, seed=0)) for source in sources]
     ended: dict[int, Any] = {}
     with pipe.engines() as models:
         decoder = BatchedDecoder(*models)
-        asked = [sources[0], [300, 1], *sources[1:]]
-        index_by_member = {
-            decoder.join(pipe.prepare(source, {"seed": 0})): index
-            for index, source in enumerate(asked)
-        }
+        asked = [pipe.prepare(source, {"seed": 0}) for source in sources]
+        asked.insert(1, dataclasses.replace(asked[0], source=(300, 1)))
+        index_by_member = {decoder.join(request): index for index, request in enumerate(asked)}
         while decoder.num_members:
             for progress in decoder.iterate():
                 if isinstance(progress.event, DecodeResult | BaseException):

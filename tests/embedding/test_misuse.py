@@ -35,7 +35,7 @@ EXPECTED = [  # what is done, its status, how its message begins
     ("generate: wrong option", ERROR, "num_beams is 0; expected at least 1"),
     ("generate: lone surrogate", ERROR, "strategy is '\\ud800'; expected one of dsbd, "),
     ("generate: too long", ERROR, "the prompt's 2 tokens and max_new_tokens 100000 exceed the c"),
-    ("generate: id out of range", ERROR, "prompt has token id 1000000; expected 0 to 257, "),
+    ("generate: id out of range", ERROR, "the prompt has token id 1000000; expected 0 to 257, "),
     ("generate: too many ids", ERROR, "the prompt has 18446744073709551615 tokens, the context "),
     ("chat: no array", ERROR, 'messages is {"role": "user"}; expected a JSON array such as [{"ro'),
     ("chat: no template", ERROR, "tiny has no chat template: "),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import itertools
 import shutil
 import tracemalloc
 from collections.abc import Iterator
@@ -245,4 +246,6 @@ def test_memory_does_not_grow_with_the_requests() -> None:
             held.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    assert held[3] - held[1] < 20_000, held
+    # what leaks grows in every lap, numpy's caches of small buffers grow now and then
+    grown = [after - before for before, after in itertools.pairwise(held[1:])]
+    assert min(grown) < 6_000, held

@@ -19,7 +19,7 @@ from lab.transcription.equality import (
     outcomes,
 )
 from lab.transcription.speech import Spoken, Utterance, write_wav
-from tests.speech.conftest import whisper
+from tests.conftest import whisper
 from tests.speech.test_transcription import sound
 
 __all__ = ["whisper"]  # a fixture
