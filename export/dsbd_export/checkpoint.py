@@ -167,7 +167,7 @@ def open_pair(options: ExportConfig) -> tuple[Checkpoint, Checkpoint | None]:
 
 def open_target(source: str, options: ModelOptions) -> Checkpoint:
     """Find a target and read its config; no weights are read."""
-    return _opened({"target": source}, options)["target"]
+    return _checked_tokens(_opened({"target": source}, options)["target"])
 
 
 def open_draft(options: DraftConfig) -> Checkpoint:
@@ -364,7 +364,11 @@ def _special_tokens(
 
 
 def _checked_tokens(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint; raise ExportError unless its special tokens are in its vocabulary."""
+    """Return a checkpoint; raise ExportError unless its special tokens are in its vocabulary.
+
+    Ids that no file states are left out: GPT-2's config has 50256 for vocabularies of any size.
+    """
+    checkpoint = _without_default_tokens(checkpoint)
     bos = [] if checkpoint.bos_token_id is None else [checkpoint.bos_token_id]
     for name, tokens in (("bos_token_id", bos), ("eos_token_id", checkpoint.eos_token_ids)):
         for token in tokens:
@@ -374,6 +378,18 @@ def _checked_tokens(checkpoint: Checkpoint) -> Checkpoint:
                     f"token of its vocabulary, 0 to {checkpoint.vocab_size - 1}; change it in "
                     "generation_config.json or config.json"
                 )
+    return checkpoint
+
+
+def _without_default_tokens(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint without the default ids of its config's class beyond its vocabulary."""
+    defaults = type(checkpoint.config)()
+    bos, eos = (getattr(defaults, name, None) for name in ("bos_token_id", "eos_token_id"))
+    size = checkpoint.vocab_size
+    if isinstance(bos, int) and bos >= size and checkpoint.bos_token_id == bos:
+        checkpoint = replace(checkpoint, bos_token_id=None)
+    if isinstance(eos, int) and eos >= size and checkpoint.eos_token_ids == [eos]:
+        checkpoint = replace(checkpoint, eos_token_ids=[])
     return checkpoint
 
 

@@ -7,10 +7,11 @@ output.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TextIO
 
 import onnx_ir as ir
 import torch
@@ -381,7 +382,7 @@ def captured_graph(
     """
     phase = f"{checkpoint.role}: {phase}"
     report(phase)
-    counter = Counter(phase, "", report)
+    counter = Counter(phase, "", _to_stdout(report, sys.stdout))
     steps = PrintedSteps(_SHARE_BY_STEP, counter)
     with quiet_libraries(), torch.no_grad(), contextlib.redirect_stdout(steps):
         try:
@@ -409,6 +410,16 @@ def captured_graph(
     counter.passed(_SHARE_BEFORE_OPTIMIZING)
     program.optimize()
     return program.model
+
+
+def _to_stdout(report: Report, stdout: TextIO) -> Report:
+    """Return a report that may print although stdout is redirected."""
+
+    def printed(line: str) -> None:
+        with contextlib.redirect_stdout(stdout):
+            report(line)
+
+    return printed
 
 
 def empty_caches(

@@ -48,6 +48,8 @@ def read_gguf_config(role: str, file: Path, header: GgufHeader) -> PreTrainedCon
             file.parent, gguf_file=file.name, local_files_only=True
         )
         _take_rope_factors(config, file, header)
+        if header.token_id("padding") is None:  # else it may be beyond the vocabulary
+            config.pad_token_id = None
         return config
     except Exception as error:
         raise ExportError(

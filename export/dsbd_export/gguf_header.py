@@ -23,6 +23,7 @@ from dsbd_export.errors import ExportError
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
+_DISPENSABLE = ("padding", "mask", "unknown")  # special tokens
 _MOST_DIMENSIONS = 4
 _LAYER = re.compile(r"(?:^|\.)blk\.(\d+)\.")
 _COPY_AGAIN = "download or copy it again"
@@ -57,6 +58,9 @@ class GgufHeader:
     def token_id(self, name: str) -> int | None:
         """Return the token that the file names as ``bos``, ``eos`` and so on; None: it does not.
 
+        A padding, mask or unknown token beyond the vocabulary, which converters wrote for models
+        without one, is none.
+
         Raises:
             ExportError: its tokenizer has no such token.
         """
@@ -64,6 +68,8 @@ class GgufHeader:
         index, size = self.values.get(key), len(self.values.get("tokenizer.ggml.tokens") or ())
         if index is None or (isinstance(index, int) and 0 <= index < size):
             return index
+        if name in _DISPENSABLE:
+            return None
         raise ExportError(
             f"{self.file} names token {index!r} as {key}, and its tokenizer has {size} tokens; "
             "convert the model again"

@@ -82,7 +82,8 @@ class _Metadata:
         """Return whether a prompt begins with a token of its own."""
         if self.kind == _GEMMA_4:  # files exist that say no; the model was not trained so
             return True
-        return self.flag("add_bos_token", self.words is None or self.words.begins)
+        is_usual = self.words is None or (self.words.begins and "bos" in self.ids)
+        return self.flag("add_bos_token", is_usual)
 
     def added(self) -> Iterator[AddedToken]:
         """Yield the tokens at which a text is cut first."""

@@ -235,7 +235,7 @@ def _warnings(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> Ite
             f"first is {token!r} ({beyond[token]}); prompts with them are refused"
         )
     eos = tokenizer.eos_token_id
-    if eos is not None and checkpoint.eos_token_ids and eos not in checkpoint.eos_token_ids:
+    if eos is not None and eos < size and eos not in checkpoint.eos_token_ids:
         yield (
             f"the eos_token of the {role}'s tokenizer, {tokenizer.eos_token!r} ({eos}), ends no "
             f"answer: eos_token_id of its config is {checkpoint.eos_token_ids}; if answers run "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
-from transformers import Gemma3TextConfig, LlamaConfig, MistralConfig
+from transformers import Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig
 
 from dsbd_export.checkpoint import open_pair
 from dsbd_export.config import ExportConfig
@@ -16,6 +16,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.model_config import layer_masks, window_within
 from dsbd_export.model_loading import load_model
 from dsbd_export.tokenizer_files import load_tokenizer
+from tests.export.conftest import write_checkpoint
 
 FULL, SLIDING = "attention_mask", "attention_mask_sliding"
 
@@ -119,6 +120,17 @@ def test_files_that_are_no_objects_are_refused(llama_folder, tmp_path, file, con
         target = pair_of(folder)[0]
         load_tokenizer(target)
         load_model(target)
+
+
+def test_default_ids_of_a_class_are_none_of_a_small_vocabulary(tmp_path):
+    """GPT-2's 50256, which config.json does not state; one that it states is refused."""
+    sizes = {"n_embd": 48, "n_layer": 1, "n_head": 4, "n_positions": 64, "vocab_size": 300}
+    folder = write_checkpoint(tmp_path, GPT2Config(**sizes))
+    target, _ = pair_of(folder)
+    assert (target.bos_token_id, target.eos_token_ids) == (None, [])
+    (folder / "generation_config.json").write_text('{"eos_token_id": 300}')
+    with pytest.raises(ExportError, match="eos_token_id 300, expected a token of its vocabulary"):
+        pair_of(folder)
 
 
 def test_a_missing_weight_is_not_made_up(llama_folder, tmp_path):

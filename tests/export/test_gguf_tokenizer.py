@@ -191,9 +191,31 @@ def test_a_vocabulary_that_contradicts_itself_is_refused(
 
 
 def test_a_begin_token_that_is_wanted_and_not_named_is_refused(file: Path) -> None:
-    vocabulary = byte_level(pre="llama-bpe")
+    vocabulary = byte_level(pre="llama-bpe", add_bos_token=True)
     del vocabulary.fields["tokenizer.ggml.bos_token_id"]
     assert "tokenizer.ggml.add_bos_token" in refusal(file, vocabulary)
+
+
+def test_a_begin_token_that_is_usual_and_not_named_is_left_out(file: Path) -> None:
+    vocabulary = byte_level(pre="llama-bpe")
+    tokenizer = gguf_tokenizer(write_vocabulary(file, vocabulary))
+    assert tokenizer.encode("ab")[0] == vocabulary.fields["tokenizer.ggml.bos_token_id"]
+    del vocabulary.fields["tokenizer.ggml.bos_token_id"]
+    tokenizer = gguf_tokenizer(write_vocabulary(file, vocabulary))
+    assert tokenizer.encode("ab") == tokenizer.encode("ab", add_special_tokens=False)
+
+
+@pytest.mark.parametrize("name", ["padding", "mask", "unknown"])
+def test_dispensable_tokens_beyond_the_vocabulary_are_none(file: Path, name: str) -> None:
+    wrong = byte_level(pre="gpt-2", **{f"{name}_token_id": 2**32 - 1})
+    tokenizer = gguf_tokenizer(write_vocabulary(file, wrong))
+    assert tokenizer.encode("ab") == gguf_tokenizer(
+        write_vocabulary(file, byte_level(pre="gpt-2"))
+    ).encode("ab")
+    assert (
+        getattr(tokenizer, {"padding": "pad", "mask": "mask", "unknown": "unk"}[name] + "_token")
+        is None
+    )
 
 
 def test_all_chat_templates_of_a_file_are_read(file: Path) -> None:

@@ -64,3 +64,16 @@ def test_long_phases_of_an_export_move(
     assert capture in lines
     shares = [line.split(",")[0] for line in lines if line.startswith(f"{capture}: ")]
     assert shares == [f"{capture}: {share}" for share in ("29%", "77%", "83%")]
+
+
+def test_a_report_may_print_while_a_library_does(
+    small_llama_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN", 0.0)
+    config = ExportConfig(target=str(small_llama_folder), output=tmp_path / "bundle")
+    export_bundle(config, report=print)
+    printed = capsys.readouterr().out
+    assert "target: capturing the graph: 29%" in printed and "[torch.onnx]" not in printed
