@@ -5,12 +5,13 @@ llguidance compiles grammars and computes masks; it is imported where a tokenize
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -56,6 +57,17 @@ class Grammar(Protocol):
 
     def parts(self, library: type[llguidance.LLMatcher]) -> list[str]:
         """Return parts of the grammar that are most likely to exceed a limit."""
+
+
+@contextlib.contextmanager
+def _named(grammar: Grammar) -> Iterator[None]:
+    """Raise ConstraintError with the name of a grammar for a ValueError within."""
+    try:
+        yield
+    except ConstraintError:
+        raise
+    except ValueError as error:  # of a text that is no Unicode, for example
+        raise ConstraintError(f"{grammar.name} cannot be compiled: {error}") from error
 
 
 class GrammarTokenizer:
@@ -118,8 +130,9 @@ class GrammarTokenizer:
                 self._compiled.move_to_end(grammar)
                 return kept
         memory = GrammarMemory(grammar.name, self._memory_limit)
+        tried = self._tried(grammar)  # before memory is counted: other threads allocate too
         with memory.compiling():
-            made = GrammarConstraint(self._compile(grammar), self._masks, memory)
+            made = GrammarConstraint(self._compile(grammar, *tried), self._masks, memory)
         with self._lock:
             self._compiled[grammar] = made
             self._compiled.move_to_end(grammar)
@@ -142,20 +155,22 @@ class GrammarTokenizer:
         if self._trial is not None:
             self._trial.close()
 
-    def _compile(self, grammar: Grammar) -> llguidance.LLMatcher:
+    def _tried(self, grammar: Grammar) -> tuple[str, list[str]]:
+        """Return the source of a grammar and its parts, which a guarded tokenizer has tried."""
         matcher_class = _library().LLMatcher
-        try:
+        with _named(grammar):
             source = grammar.source(matcher_class)
             parts = grammar.parts(matcher_class)
             if self._trial is not None:
                 self._trial.check(grammar.name, source, parts)
+            return source, parts
+
+    def _compile(self, grammar: Grammar, source: str, parts: list[str]) -> llguidance.LLMatcher:
+        matcher_class = _library().LLMatcher
+        with _named(grammar):
             matcher: llguidance.LLMatcher = on_deep_stack(
                 lambda: matcher_class(self._tokenizer, source, log_level=0, limits=self._limits)
             )
-        except ConstraintError:
-            raise
-        except ValueError as error:  # of a text that is no Unicode, for example
-            raise ConstraintError(f"{grammar.name} cannot be compiled: {error}") from error
         if matcher.is_error():
             raise grammar_error(grammar.name, matcher)
         if self._trial is None:

@@ -184,6 +184,7 @@ class MatcherPool:
         self._masks = masks
         self._lock = threading.Lock()
         self._runners: list[_Runner] = []  # the least recently used first
+        self._guide: _Guide | None = None
         memory.add(num_requests=1)
         with memory.following():
             self._guide = _Guide(self._name, root)
@@ -192,7 +193,7 @@ class MatcherPool:
         """Count the memory of the matchers as freed."""
         before = held_bytes()
         self._runners.clear()
-        del self._guide
+        self._guide = None
         self._memory.add(held_bytes() - before, num_requests=-1)
 
     def look_up(self, positions: Sequence[Position]) -> list[tuple[NDArray[np.int32], bool]]:
@@ -216,9 +217,11 @@ class MatcherPool:
         """Write the masks of the positions; return whether the text may end at each."""
         runners = []
         idle, self._runners = self._runners, []
+        guide = self._guide
+        assert guide is not None  # until the pool is freed
         for position in positions:
             runner = self._taken_over(position, idle)
-            runners.append(runner or self._guide.runner_at(position))
+            runners.append(runner or guide.runner_at(position))
         self._masks.write([runner.matcher for runner in runners], bits)
         for runner in runners:
             if runner.matcher.is_error():

@@ -29,7 +29,7 @@ _KBITS = {  # (whether version 1, layer): the bit rates of indices 1 to 14
 _SIDE_BYTES = {(True, False): 32, (True, True): 17, (False, False): 17, (False, True): 9}
 """Bytes between the header of a frame and its Xing header, by (version 1, mono)."""
 _HEAD_BYTES = 54  # of a frame, to the end of a number of frames
-_CHUNK = 2**16  # bytes that are searched at a time
+_LEAST_CHUNK, _CHUNK = 2**10, 2**16  # bytes that are searched at a time; the next frame is near
 
 
 class _Frame(NamedTuple):
@@ -107,9 +107,10 @@ def _stream(file: BinaryIO, begin: int, end: int) -> MpegStream:
 
 def _next_frame(file: BinaryIO, begin: int, end: int) -> int | None:
     """Return the place of the first frame that another of its kind follows, None without any."""
-    for first in range(after_id3(file, begin), end, _CHUNK):
+    first, size = after_id3(file, begin), _LEAST_CHUNK
+    while first < end:
         file.seek(first)
-        data = file.read(_CHUNK + 3)
+        data = file.read(size + 3)
         for match in _SYNC.finditer(data):
             place = match.start()
             if (frame := _frame(data[place : place + 4])) is None:
@@ -118,6 +119,7 @@ def _next_frame(file: BinaryIO, begin: int, end: int) -> int | None:
             after = _frame(file.read(4))
             if after is not None and after.kind == frame.kind:
                 return first + place
+        first, size = first + size, min(2 * size, _CHUNK)
     return None
 
 

@@ -44,7 +44,8 @@ class Section:
     def read(self, count: int = -1) -> bytes:
         """Return the next bytes, fewer than ``count`` at the end."""
         if self._place >= self._num_bytes:
-            return bytes(_TAIL) if self._num_bytes < self._place == self._size - _TAIL else b""
+            is_tail = self._num_bytes < self._place == self._size - _TAIL
+            return bytes(_TAIL if count < 0 else min(count, _TAIL)) if is_tail else b""
         left = self._num_bytes - self._place
         try:
             self._file.seek(self._begin + self._place)
@@ -111,7 +112,7 @@ def _after_sizes(file: BinaryIO, kind: bytes, place: int, end: int) -> Iterator[
         if len(head) < 12:
             return
         size = sum(struct.unpack_from(_SIZES[kind], head))
-        place += size + (0 if kind == b".snd" else 8 + size % 2)
+        place = after_id3(file, place + size + (0 if kind == b".snd" else 8 + size % 2))
         file.seek(place)
         if place + 12 > end or file.read(4) != kind:
             return

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dsbd_ort.speech.audio import read_audio
+from dsbd_ort.speech.pieces import Section
 from dsbd_runtime.errors import InputError
 from tests.speech.audio_files import FLOAT, PCM, chunk, wav_bytes
 from tests.speech.sounds import noise, speech_like
@@ -116,11 +117,18 @@ def test_mp3_files_of_other_forms_and_tags_between(between: bytes) -> None:
 
 @pytest.mark.parametrize("kind", ["FLAC", "Ogg Vorbis", "WAV"])
 def test_an_id3_tag_before_other_formats(kind: str) -> None:
-    one = KINDS[kind](noise(0.5))
+    one, tag = KINDS[kind](noise(0.5)), b"ID3\4\0\0\0\0\1\0" + bytes(128)
     wanted = read_audio(one)
-    for number in (1, 2):
-        found = read_audio(b"ID3\4\0\0\0\0\1\0" + bytes(128) + one * number)
-        np.testing.assert_array_equal(found, np.tile(wanted, number))
+    for number, data in ((1, tag + one), (2, tag + one * 2), (2, (tag + one) * 2)):
+        np.testing.assert_array_equal(read_audio(data), np.tile(wanted, number))
+
+
+def test_a_section_returns_no_more_than_it_is_asked_for() -> None:
+    """libsndfile's buffer has no room for more."""
+    section = Section(io.BytesIO(bytes(4)), 0, 4, is_endless=True)
+    for count, wanted in ((10, 10), (128, 128), (500, 128)):
+        section.seek(-128, io.SEEK_END)
+        assert len(section.read(count)) == wanted
 
 
 def test_a_file_of_too_many_files() -> None:
