@@ -31,6 +31,11 @@ static const unsigned HIDDEN_EDX = 1u << 2 | 1u << 3 | 1u << 8 | 1u << 22 | 1u <
 typedef int sigaction_function(int, const struct sigaction *, struct sigaction *);
 static struct sigaction next_action; /* of the process itself, such as Python's faulthandler */
 
+static sigaction_function *real_sigaction(void)
+{
+    return (sigaction_function *)dlsym(RTLD_NEXT, "sigaction");
+}
+
 static long allow_cpuid(int allowed) { return syscall(SYS_arch_prctl, ARCH_SET_CPUID, allowed); }
 
 static void emulate_cpuid(greg_t *registers)
@@ -68,13 +73,10 @@ static void on_fault(int number, siginfo_t *info, void *context)
     } else if (next_action.sa_handler != SIG_DFL && next_action.sa_handler != SIG_IGN) {
         next_action.sa_handler(number);
     } else {
-        signal(SIGSEGV, SIG_DFL); /* the instruction faults again */
+        struct sigaction plain;
+        memset(&plain, 0, sizeof plain); /* SIG_DFL: the instruction faults again */
+        real_sigaction()(SIGSEGV, &plain, NULL);
     }
-}
-
-static sigaction_function *real_sigaction(void)
-{
-    return (sigaction_function *)dlsym(RTLD_NEXT, "sigaction");
 }
 
 static void install(void)
@@ -98,6 +100,16 @@ int sigaction(int number, const struct sigaction *action, struct sigaction *prev
         next_action = *action;
     }
     return 0;
+}
+
+/* The C library's own signal() does not call the function above: compilers use it. */
+sighandler_t signal(int number, sighandler_t handler)
+{
+    struct sigaction action, previous;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = handler;
+    action.sa_flags = SA_RESTART;
+    return sigaction(number, &action, &previous) ? SIG_ERR : previous.sa_handler;
 }
 
 static const char *shown_path(const char *path)
