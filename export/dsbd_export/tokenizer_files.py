@@ -105,7 +105,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     folder, role = checkpoint.tokenizer_folder, checkpoint.role
     file = folder / TOKENIZER_FILE
     if checkpoint.tokenizer_gguf is not None:
-        return _of_gguf(checkpoint)  # in the one file, whatever lies beside it
+        return _of_gguf(checkpoint)  # in the one file, whichever files are next to it
     elif file.is_file():
         tokenizer_content(file)
     elif is_marian(folder):
