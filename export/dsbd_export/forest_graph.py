@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TextIO
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -38,7 +38,7 @@ from dsbd_export.path_recurrences import (
     path_outputs,
     replaced_recurrences,
 )
-from dsbd_export.progress import Counter, PrintedSteps, Report
+from dsbd_export.progress import Counter, PrintedSteps, Report, to_stdout
 from dsbd_export.replacements import (
     ReplaceTorchFunctions,
     additive_mask,
@@ -382,7 +382,7 @@ def captured_graph(
     """
     phase = f"{checkpoint.role}: {phase}"
     report(phase)
-    counter = Counter(phase, "", _to_stdout(report, sys.stdout))
+    counter = Counter(phase, "", to_stdout(report, sys.stdout))
     steps = PrintedSteps(_SHARE_BY_STEP, counter)
     with quiet_libraries(), torch.no_grad(), contextlib.redirect_stdout(steps):
         try:
@@ -410,16 +410,6 @@ def captured_graph(
     counter.passed(_SHARE_BEFORE_OPTIMIZING)
     program.optimize()
     return program.model
-
-
-def _to_stdout(report: Report, stdout: TextIO) -> Report:
-    """Return a report that may print although stdout is redirected."""
-
-    def printed(line: str) -> None:
-        with contextlib.redirect_stdout(stdout):
-            report(line)
-
-    return printed
 
 
 def empty_caches(

@@ -8,7 +8,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 Report = Callable[[str], None]
 """Gets a short line."""
@@ -74,6 +74,16 @@ class PrintedSteps(io.TextIOBase):
         if (share := self._share_by_text.get(text)) is not None:
             self._counter.passed(share)
         return len(text)
+
+
+def to_stdout(report: Report, stdout: TextIO) -> Report:
+    """Return a report that may print although stdout is redirected."""
+
+    def printed(line: str) -> None:
+        with contextlib.redirect_stdout(stdout):
+            report(line)
+
+    return printed
 
 
 def counted(parts: Sequence[Part], counter: Counter) -> Iterator[Part]:
