@@ -16,7 +16,7 @@ from typing import Any, Protocol, Unpack
 from dsbd_ort.decoding import DecodingStats, TraceRecorder, WithResult
 from dsbd_ort.request_options import Prompt, RequestOptions
 from dsbd_ort.results import GenerationResult, StreamPiece
-from dsbd_runtime.chat_messages import Message
+from dsbd_runtime.text.chat_messages import Message
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -25,12 +25,12 @@ from dsbd_ort.results import (
     text_until_stop,
 )
 from dsbd_ort.sources import SRC_LANG, PromptReader, RequestInputs
-from dsbd_runtime.bundle import TOKENIZER_FILE, Bundle
-from dsbd_runtime.chat_messages import Message
-from dsbd_runtime.chat_template import ChatTemplate
+from dsbd_runtime.bundle_files.bundle import TOKENIZER_FILE, Bundle
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.stream_decoder import TextWindow
-from dsbd_runtime.tokenizer import Tokenizer
+from dsbd_runtime.text.chat_messages import Message
+from dsbd_runtime.text.chat_template import ChatTemplate
+from dsbd_runtime.text.stream_decoder import TextWindow
+from dsbd_runtime.text.tokenizer import Tokenizer
 
 
 class BundleRequests:

@@ -17,9 +17,9 @@ from typing import Any
 from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingConfig
 from dsbd_ort.decoding.option_table import read_option
 from dsbd_ort.decoding.strategies import Strategy, unnamed_strategy
-from dsbd_runtime.bundle import GENERATION_CONFIG_FILE, Bundle
+from dsbd_runtime.bundle_files.bundle import GENERATION_CONFIG_FILE, Bundle
+from dsbd_runtime.engine.graph import parse_num_top_logits
 from dsbd_runtime.errors import BundleError
-from dsbd_runtime.graph import parse_num_top_logits
 from dsbd_runtime.typed_json import in_short, json_from_file
 
 _log = logging.getLogger(__name__)

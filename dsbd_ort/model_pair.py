@@ -22,8 +22,8 @@ from dsbd_ort.decoding.drafting.cost_curve import LearnedCosts, learn_from_first
 from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.option_table import OPTION_TABLE
 from dsbd_ort.pipeline_options import PipelineOptions
-from dsbd_runtime.bundle import Bundle
-from dsbd_runtime.causal_lm import CausalLM
+from dsbd_runtime.bundle_files.bundle import Bundle
+from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.loading import load_causal_lm, load_pair
 

@@ -53,10 +53,10 @@ from dsbd_ort.sources import given_languages
 from dsbd_ort.speech.speech_request import Audio, SpeechOptions, SpeechRequest, read_samples
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_ort.speech.transcription import Transcription, answered
-from dsbd_runtime.bundle import Bundle, open_bundle
-from dsbd_runtime.causal_lm import CausalLM
+from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
+from dsbd_runtime.engine.causal_lm import CausalLM
+from dsbd_runtime.engine.session import AlignedTokens
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.session import AlignedTokens
 
 BundlePath = str | os.PathLike[str]
 _TOGETHER = 8  # prompts of a list that share the engine calls

@@ -19,7 +19,7 @@ from typing import Any
 
 from dsbd_ort.decoding import DecodedSequence, DecodingConfig, DecodingStats, IterationOutput
 from dsbd_ort.decoding.top_tokens import PromptLogprobs, TokenLogprobs
-from dsbd_runtime.stream_decoder import StreamDecoder, TextWindow
+from dsbd_runtime.text.stream_decoder import StreamDecoder, TextWindow
 
 JSON_VERSION = 1
 """Raised when a field is removed or changes its meaning, not when a field is added."""

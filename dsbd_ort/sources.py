@@ -18,10 +18,10 @@ from dsbd_forward.forward import Source
 from dsbd_ort.decoding.option_values import shown
 from dsbd_ort.decoding.request import check_prompt
 from dsbd_ort.prompts import prompt_ids
-from dsbd_runtime.bundle import Bundle
-from dsbd_runtime.encoder_entry import EncoderEntry, check_length
+from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.tokenizer import Tokenizer
+from dsbd_runtime.parts.encoder_entry import EncoderEntry, check_length
+from dsbd_runtime.text.tokenizer import Tokenizer
 
 SRC_LANG, TGT_LANG = LANGUAGE_OPTIONS = ("src_lang", "tgt_lang")
 """Options of a request to a model that translates between several languages: their names."""

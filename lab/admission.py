@@ -20,8 +20,8 @@ from dsbd_ort.decoding.request import most_rows
 from dsbd_ort.engine import Service, ServiceLimits, ServiceStats
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.results import GenerationResult
-from dsbd_runtime.cache_entries import attending
-from dsbd_runtime.kv_cache import row_bytes
+from dsbd_runtime.parts.cache_entries import attending
+from dsbd_runtime.parts.kv_cache import row_bytes
 from lab.frame.page import BUNDLE, DOCS, Page, table, writes
 
 COLUMNS = (

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dsbd_export.distill.draft_head import DraftHead
-from dsbd_export.distill.draft_model import shape_for
-from dsbd_export.distill.loss import distance, distillation_loss
-from dsbd_export.distill.teacher import NUM_TOP, TorchDevice, best_device
-from dsbd_export.distill.training import optimizers
+from dsbd_distill.draft_head import DraftHead
+from dsbd_distill.draft_model import shape_for
+from dsbd_distill.loss import distance, distillation_loss
+from dsbd_distill.teacher import NUM_TOP, TorchDevice, best_device
+from dsbd_distill.training import optimizers
 from lab.frame.machine import memory_of
 from lab.frame.own_process import in_own_process
 from lab.frame.page import RESULTS, Page, table, writes

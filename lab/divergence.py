@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dsbd_forward.forward import Forward
-from dsbd_runtime.bundle import Bundle, open_bundle
-from dsbd_runtime.cache_entries import most_new_rows
+from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
+from dsbd_runtime.engine.session import MAX_FORWARD_ROWS
 from dsbd_runtime.loading import load_causal_lm
-from dsbd_runtime.session import MAX_FORWARD_ROWS
+from dsbd_runtime.parts.cache_entries import most_new_rows
 from lab.frame.page import table
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -26,12 +26,12 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen3_5TextConfig
 from dsbd_export.config import ExportConfig
 from dsbd_export.pipeline import export_bundle
 from dsbd_ort.benchmark.bootstrap import spread
-from dsbd_runtime.bundle import Bundle, open_bundle
-from dsbd_runtime.cache_entries import RecurrentRows, attending, recurrent
-from dsbd_runtime.kv_cache import row_bytes
-from dsbd_runtime.ort_module import session_options
-from dsbd_runtime.ort_session import OrtSession
-from dsbd_runtime.recent_memory import path_bytes
+from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
+from dsbd_runtime.ort.ort_module import session_options
+from dsbd_runtime.ort.ort_session import OrtSession
+from dsbd_runtime.parts.cache_entries import RecurrentRows, attending, recurrent
+from dsbd_runtime.parts.kv_cache import row_bytes
+from dsbd_runtime.parts.recent_memory import path_bytes
 from lab.calls.command import Engine, Found, measured
 from lab.frame.page import RESULTS, Page, ratio_cell, spread_cell, table, writes
 from scripts.family_checkpoints import write_checkpoint

@@ -35,9 +35,9 @@ from dsbd_ort import Pipeline
 from dsbd_ort.benchmark.bootstrap import spread
 from dsbd_ort.benchmark.report import precision_name
 from dsbd_ort.decoding import DecodingStats
-from dsbd_runtime.bundle import Bundle, open_bundle
-from dsbd_runtime.kv_cache import bucket_capacity
-from dsbd_runtime.ort_session import OrtSession
+from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
+from dsbd_runtime.ort.ort_session import OrtSession
+from dsbd_runtime.parts.kv_cache import bucket_capacity
 from lab.frame.page import BUNDLES, RESULTS, Page, spread_cell, table, writes
 from lab.frame.rounds import turn
 

@@ -17,7 +17,7 @@ import click
 import numpy as np
 from rich.progress import track
 
-from dsbd_export.distill.texts import is_held_out
+from dsbd_export.texts import is_held_out
 from dsbd_ort import GenerationResult, Pipeline
 from dsbd_ort.benchmark.bootstrap import bootstrap
 from lab.frame.page import BUNDLE, DOCS, Page, table, writes

@@ -18,8 +18,8 @@ from rich.progress import track
 
 from dsbd_forward.forward import Forward, joined_forward
 from dsbd_forward.rows import NO_INTS
-from dsbd_runtime.bundle import Bundle, open_bundle
-from dsbd_runtime.causal_lm import CausalLM
+from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
+from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.loading import load_causal_lm
 from lab.frame.page import BUNDLES, RESULTS, Page, ratio_cell, spread_cell, table, writes
 from lab.frame.rounds import Timings, time_in_rounds

@@ -13,8 +13,8 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedConfig
 
-from dsbd_export.checkpoint import quiet_libraries
-from dsbd_export.model_config import model_class_of
+from dsbd_export.checkpoints.checkpoint import quiet_libraries
+from dsbd_export.checkpoints.model_config import model_class_of
 
 VOCAB_SIZE = 300
 WINDOW = 8

@@ -18,11 +18,11 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.model_source import ModelSource, source_of
 from dsbd_export.parity_cases import ForestCase, Reference
-from dsbd_export.product_rows import RowsOfProducts
 from dsbd_export.progress import Report
+from dsbd_export.quantization.product_rows import RowsOfProducts
 
 
 class SharedCaptures:

@@ -8,7 +8,7 @@ from pathlib import Path
 import tokenizers
 
 from dsbd_ort.constraints import TokenTrie
-from dsbd_runtime.bundle import write_manifest
+from dsbd_runtime.bundle_files.bundle import write_manifest
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 from tests.tokenizer_corpus import CORPUS
 

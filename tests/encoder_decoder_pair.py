@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSeq2SeqLM
 
-from dsbd_export.checkpoint import quiet_libraries
+from dsbd_export.checkpoints.checkpoint import quiet_libraries
 from dsbd_export.config import ExportConfig
 from dsbd_export.pipeline import export_bundle
 from scripts.family_checkpoints import tiny_tokenizer, write_family_checkpoint

@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
-from dsbd_runtime.ort_module import LOG_ERRORS, import_ort, keep_int8_products_exact
+from dsbd_runtime.ort.ort_module import LOG_ERRORS, import_ort, keep_int8_products_exact
 
 Graph = Path | bytes | onnx.ModelProto | ir.Model
 

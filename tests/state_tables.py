@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding import TableModel
-from dsbd_runtime.cache_entries import ConvolutionRows, RecurrentRows
-from dsbd_runtime.causal_lm import CausalLM
-from dsbd_runtime.graph import LOGITS
-from dsbd_runtime.session import EngineInputs, EngineOutputs
+from dsbd_runtime.engine.causal_lm import CausalLM
+from dsbd_runtime.engine.graph import LOGITS
+from dsbd_runtime.engine.session import EngineInputs, EngineOutputs
+from dsbd_runtime.parts.cache_entries import ConvolutionRows, RecurrentRows
 from tests.runtime.fakes import FakeSession
 from tests.runtime.tiny_graph import TinyModel
 

@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 from dsbd_export.demo import demo_pair
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding import DecodingConfig, TableModel, decode
-from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
 from tests.decoding.beam_sampling_law import beam_sampling_law
 from tests.decoding.chi_square import chi_square_p_value

@@ -15,8 +15,8 @@ from _pytest.mark import ParameterSet
 from transformers import LlamaConfig
 
 from dsbd_export import draft_export, pipeline
-from dsbd_export.families import FAMILIES
-from dsbd_runtime.bundle import Bundle, open_bundle, write_manifest
+from dsbd_export.checkpoints.families import FAMILIES
+from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle, write_manifest
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
 from scripts.shared_captures import SharedCaptures
 from tests.doc_blocks import DOCUMENTS, ROOT, Block, ExportsOnce, blocks_of, run_block

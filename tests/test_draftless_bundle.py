@@ -21,7 +21,7 @@ from dsbd_ort.embedding.calls import OpenPipelines, answer
 from dsbd_ort.engine import ServiceLimits
 from dsbd_ort.openai_server.app import create_app
 from dsbd_ort.openai_server.settings import ServingSettings
-from dsbd_runtime.bundle import Bundle
+from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import InputError
 from tests.openai_server.running_server import MODEL, running_server
 from tests.runtime.bundle_edits import without_draft

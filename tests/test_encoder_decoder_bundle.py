@@ -21,10 +21,10 @@ from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.decoding.cache_view import PrefixCache
 from dsbd_ort.decoding.decode import iterations_of
 from dsbd_ort.engine import Service
-from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.errors import BundleError, CapacityError, InputError, ProviderError
-from dsbd_runtime.ort_encoder import OrtEncoder
-from dsbd_runtime.ort_module import import_ort
+from dsbd_runtime.ort.ort_module import import_ort
+from dsbd_runtime.parts.ort_encoder import OrtEncoder
 from scripts.family_checkpoints import SOURCE_READERS
 from tests.encoder_decoder_pair import (
     DEFAULTS,

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from dsbd_ort import GenerationResult, Pipeline, Regex, Service, ServiceLimits
 from dsbd_ort.cli import inspect
 from dsbd_ort.decoding.drafting.cost_curve import MEASURED_ROWS, measure_costs
-from dsbd_runtime.bundle import Bundle, open_bundle
+from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
 from dsbd_runtime.loading import load_pair
 from tests.runtime.feature_pair import DRAFT, TARGET
 from tests.runtime.tiny_graph import write_tiny_bundle

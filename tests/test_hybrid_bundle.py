@@ -24,12 +24,12 @@ from dsbd_ort.decoding import decode_iterations
 from dsbd_ort.decoding.request import result_of
 from dsbd_ort.engine import Service, ServiceLimits
 from dsbd_ort.engine.limits import cache_rows
-from dsbd_runtime.bundle import open_bundle
-from dsbd_runtime.cache_entries import attending, recurrent
+from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.errors import BundleError, InputError
-from dsbd_runtime.kv_cache import bucket_capacity, row_bytes
 from dsbd_runtime.loading import load_causal_lm
-from dsbd_runtime.recent_memory import path_bytes
+from dsbd_runtime.parts.cache_entries import attending, recurrent
+from dsbd_runtime.parts.kv_cache import bucket_capacity, row_bytes
+from dsbd_runtime.parts.recent_memory import path_bytes
 from scripts.shared_captures import SharedCaptures
 from tests.exports import family_pair
 from tests.made_once import made_once

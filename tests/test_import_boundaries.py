@@ -85,12 +85,12 @@ def test_a_forward_needs_numpy_and_the_root_of_all_errors():
 
 
 def test_engines_are_built_for_a_bundle_without_torch():
-    loaded = loaded_by("import dsbd_export.tensorrt_build")
+    loaded = loaded_by("import dsbd_export.tensorrt.tensorrt_build")
     assert "onnx" in loaded and not loaded & {"torch", "transformers", "optimum", "onnxruntime"}
 
 
 def test_opening_a_manifest_needs_no_engine():
-    assert "onnxruntime" not in loaded_by("import dsbd_runtime.bundle")
+    assert "onnxruntime" not in loaded_by("import dsbd_runtime.bundle_files.bundle")
 
 
 def test_generating_loads_no_training_framework(demo_bundle):

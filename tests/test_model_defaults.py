@@ -17,7 +17,7 @@ from dsbd_ort.cli import inspect, run
 from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingConfig
 from dsbd_ort.model_defaults import READ, ModelDefaults
 from dsbd_ort.results import GenerationResult
-from dsbd_runtime.bundle import Bundle, open_bundle, write_manifest
+from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle, write_manifest
 from dsbd_runtime.errors import BundleError
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 

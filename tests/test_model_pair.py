@@ -11,7 +11,7 @@ import pytest
 from dsbd_ort import Pipeline, Service
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.model_pair import MOST_CALLERS, MOST_ESTIMATORS, KeptTexts
-from dsbd_runtime.bundle import Bundle
+from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.loading import load_pair
 
 PROMPT = "def read_json(path):"

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsbd_ort.pipeline import Pipeline
-from dsbd_runtime.stream_decoder import REPLACEMENT
+from dsbd_runtime.text.stream_decoder import REPLACEMENT
 
 STRATEGIES = [
     {"strategy": "dsbd"},

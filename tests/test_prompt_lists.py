@@ -12,7 +12,7 @@ from dsbd_ort import DecodingConfig, GenerationResult, Pipeline, RequestTrace, S
 from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingError
 from dsbd_ort.pipeline_options import OpeningOptions, PipelineOptions
 from dsbd_ort.request_options import RequestOptions
-from dsbd_runtime.bundle import Bundle
+from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
 from tests.runtime.bundle_edits import without_draft
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle

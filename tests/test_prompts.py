@@ -9,7 +9,7 @@ import pytest
 
 from dsbd_ort.prompts import prompt_ids
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.tokenizer import Tokenizer
+from dsbd_runtime.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

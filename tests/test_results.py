@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsbd_ort.results import StopFilter, StopSearch, json_text, text_before_stop
-from dsbd_runtime.stream_decoder import REPLACEMENT, StreamDecoder, TextWindow
-from dsbd_runtime.tokenizer import Tokenizer
+from dsbd_runtime.text.stream_decoder import REPLACEMENT, StreamDecoder, TextWindow
+from dsbd_runtime.text.tokenizer import Tokenizer
 from tests.runtime.tokenizer_kinds import KINDS, saved
 from tests.runtime.tokenizer_kinds import TEXTS as MANY_SCRIPTS
 

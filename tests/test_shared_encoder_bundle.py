@@ -14,7 +14,7 @@ import pytest
 import dsbd_ort
 from dsbd_export.config import ExportConfig
 from dsbd_export.pipeline import export_bundle
-from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.loading import load_causal_lm, load_pair
 from scripts.family_checkpoints import write_family_checkpoint

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from dsbd_export.checkpoint import quiet_libraries
+from dsbd_export.checkpoints.checkpoint import quiet_libraries
 from tests.tokenizer_corpus import CORPUS, random_texts, write_tokenizer
 
 

@@ -9,11 +9,11 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from dsbd_export.topk_head import append_topk_head
+from dsbd_export.capture.topk_head import append_topk_head
 from dsbd_ort import Pipeline
 from dsbd_ort.cli import run
 from dsbd_ort.decoding import ConfigError
-from dsbd_runtime.bundle import MODEL_FILE, ROLES, open_bundle, write_manifest
+from dsbd_runtime.bundle_files.bundle import MODEL_FILE, ROLES, open_bundle, write_manifest
 
 NUM_CANDIDATES = 24
 PROMPT = "def read_json(path):\n"

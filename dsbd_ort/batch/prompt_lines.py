@@ -21,7 +21,7 @@ from dsbd_ort.prompts import new_seed, user_messages
 from dsbd_ort.results import JSON_VERSION, error_object, result_object
 from dsbd_ort.sources import LANGUAGE_OPTIONS
 from dsbd_ort.version import __version__
-from dsbd_runtime.bundle import MANIFEST_NAME, open_bundle
+from dsbd_runtime.bundle_files.bundle import MANIFEST_NAME, open_bundle
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.typed_json import in_short
 

@@ -21,8 +21,8 @@ from dsbd_ort.decoding import DecodingConfig, StepModel, decode_iterations, resu
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import MEASURED_ROWS, EngineCosts, measure_costs
 from dsbd_ort.decoding.engine_call import Role
-from dsbd_runtime.bundle import Bundle
-from dsbd_runtime.draft_record import ExpectedSpeed
+from dsbd_runtime.bundle_files.bundle import Bundle
+from dsbd_runtime.bundle_files.draft_record import ExpectedSpeed
 from dsbd_runtime.loading import load_pair
 
 WIDTHS = (1, 2, 4)

@@ -11,7 +11,7 @@ from dsbd_errors import DsbdError
 from dsbd_ort.batch.prompt_lines import BatchSettings, LineAnswer, RawLine, answer_line
 from dsbd_ort.cluster.errors import ClusterError
 from dsbd_ort.pipeline import Pipeline, PipelineSettings
-from dsbd_runtime.providers import parse_placement
+from dsbd_runtime.engine.providers import parse_placement
 
 _CORE_PARTS = 10_000  # Ray counts cores to four decimals
 

@@ -50,8 +50,8 @@ from dsbd_ort.model_pair import check_drafter
 from dsbd_ort.output_files import write_whole
 from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.version import __version__
-from dsbd_runtime.bundle import MANIFEST_NAME, Bundle, open_bundle
-from dsbd_runtime.providers import parse_placement
+from dsbd_runtime.bundle_files.bundle import MANIFEST_NAME, Bundle, open_bundle
+from dsbd_runtime.engine.providers import parse_placement
 
 FILE_WIDTH = 160  # columns of the tables without a terminal
 _COMPARED, _MEASURED, _REPORT = "Strategies", "Measurement", "Report"  # sections of the help

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsbd_ort.model_defaults import ModelDefaults
-from dsbd_runtime.bundle import ENCODER_FILE, MODEL_FILE, Bundle, CacheEntry
-from dsbd_runtime.cache_entries import attending
-from dsbd_runtime.cuda_device import gpu_compute_capability, import_cuda_runtime
-from dsbd_runtime.draft_record import RECORD_FILE, DraftRecord, read_record
-from dsbd_runtime.encoder_entry import EncoderEntry
+from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, MODEL_FILE, Bundle, CacheEntry
+from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, DraftRecord, read_record
+from dsbd_runtime.device.cuda_device import gpu_compute_capability, import_cuda_runtime
+from dsbd_runtime.engine.graph import FULL, FeatureEntry
+from dsbd_runtime.engine.providers import PROVIDERS, Placement, Provider, check_runnable
 from dsbd_runtime.errors import BundleError, ProviderError
-from dsbd_runtime.graph import FULL, FeatureEntry
-from dsbd_runtime.kv_cache import row_bytes
 from dsbd_runtime.loading import check_available
-from dsbd_runtime.providers import PROVIDERS, Placement, Provider, check_runnable
-from dsbd_runtime.recent_memory import path_bytes
-from dsbd_runtime.trt_module import FLAVOURS, Flavour, import_trt
-from dsbd_runtime.trt_record import (
+from dsbd_runtime.parts.cache_entries import attending
+from dsbd_runtime.parts.encoder_entry import EncoderEntry
+from dsbd_runtime.parts.kv_cache import row_bytes
+from dsbd_runtime.parts.recent_memory import path_bytes
+from dsbd_runtime.tensorrt.trt_module import FLAVOURS, Flavour, import_trt
+from dsbd_runtime.tensorrt.trt_record import (
     EngineRecord,
     TrtMachine,
     find_record,

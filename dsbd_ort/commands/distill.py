@@ -21,11 +21,11 @@ from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, FiniteRan
 from dsbd_ort.commands.options import flag, no_flag, option
 from dsbd_ort.speech.speech_request import heard_windows
 from dsbd_ort.speech.transcript import TASKS
-from dsbd_runtime.bundle import open_bundle
-from dsbd_runtime.draft_record import DraftRecord, ExpectedSpeed
+from dsbd_runtime.bundle_files.bundle import open_bundle
+from dsbd_runtime.bundle_files.draft_record import DraftRecord, ExpectedSpeed
 
 if TYPE_CHECKING:
-    from dsbd_export.distill.draft_run import TrainedDraft
+    from dsbd_distill.draft_run import TrainedDraft
 
 _MOST_MINUTES = 60.0 * 24 * 365
 _DRAFT, _TEXTS, _TRAINING = "Draft", "Texts", "Training"  # sections of the help
@@ -142,8 +142,8 @@ def run(arguments: DistillArguments) -> None:
         click.ClickException: the packages of the export are not installed.
     """
     with export_packages():
-        from dsbd_export.distill.config import DistillConfig
-        from dsbd_export.distill.draft_run import distill
+        from dsbd_distill.config import DistillConfig
+        from dsbd_distill.draft_run import distill
     config = DistillConfig(**options_of(DistillConfig, arguments))
     with working() as report:
         record = distill(

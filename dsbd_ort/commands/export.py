@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.table import Table
 
 from dsbd_errors import install_hint
-from dsbd_export.families import FAMILIES
+from dsbd_export.checkpoints.families import FAMILIES
 from dsbd_export.progress import silenced_libraries
 from dsbd_ort.commands.option_types import COUNT, PATH, TOLERANCE
 from dsbd_ort.commands.options import flag, option
 from dsbd_ort.commands.progress import shown_progress
-from dsbd_runtime.bundle import MANIFEST_NAME, Manifest, ParityReport
+from dsbd_runtime.bundle_files.bundle import MANIFEST_NAME, Manifest, ParityReport
 
 ENGINE_OPTIONS = ("bundle", "engine", "compute_capability", "capacity")
 """Options that may accompany --bundle without --draft."""
@@ -264,7 +264,7 @@ def accept(arguments: ExportArguments, limit: float, given: dict[str, str]) -> N
             f"--accept-parity keeps what was exported; leave out {', '.join(others)}"
         )
     with export_packages():
-        from dsbd_export.refused_bundle import accept_refused
+        from dsbd_export.gate.refused_bundle import accept_refused
     with orderly_termination():
         manifest = accept_refused(arguments.bundle, limit, arguments.output)
     print_bundle(arguments.output, manifest)
@@ -298,8 +298,8 @@ def build_engines(arguments: ExportArguments, bundle: Path) -> None:
         click.ClickException: the packages that the build needs are not installed.
     """
     try:  # here, not at the top: no other command needs onnx
-        from dsbd_export.tensorrt_build import add_engines
-        from dsbd_export.tensorrt_options import TensorrtOptions
+        from dsbd_export.tensorrt.tensorrt_build import add_engines
+        from dsbd_export.tensorrt.tensorrt_options import TensorrtOptions
     except ImportError as error:
         raise click.ClickException(
             f"building engines needs a package that is not installed ({error.name}); "

@@ -25,7 +25,7 @@ from dsbd_ort.engine.scheduler import (
 from dsbd_ort.model_pair import capacity_error
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.results import GenerationResult, StreamPiece
-from dsbd_runtime.causal_lm import CausalLM
+from dsbd_runtime.engine.causal_lm import CausalLM
 
 _log = logging.getLogger(__name__)
 _LONGEST_SLEEP_S = 5.0  # until it is seen that the service was abandoned, where nothing said so

@@ -28,7 +28,7 @@ from dsbd_ort.request_options import Options, Prompt, RequestOptions, given_opti
 from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_ort.speech.speech_request import Audio, SpeechOptions
 from dsbd_ort.speech.transcript import Segment, Transcript
-from dsbd_runtime.chat_messages import Message
+from dsbd_runtime.text.chat_messages import Message
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,8 +40,8 @@ from dsbd_ort.openai_server.responses import EventStream, full_response, streame
 from dsbd_ort.openai_server.settings import ServingSettings
 from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_ort.version import __version__
-from dsbd_runtime.bundle import MANIFEST_NAME
-from dsbd_runtime.tokenizer import Tokenizer
+from dsbd_runtime.bundle_files.bundle import MANIFEST_NAME
+from dsbd_runtime.text.tokenizer import Tokenizer
 
 Body = TypeVar("Body", CompletionBody, ChatBody)
 T = TypeVar("T")

@@ -16,7 +16,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from dsbd_runtime.chat_messages import call_arguments
+from dsbd_runtime.text.chat_messages import call_arguments
 
 TOOL_TEMPLATES = OWN, PLAIN = "own", "plain"
 """Whether tools are told by the model's chat template alone, or by plain text if it cannot."""

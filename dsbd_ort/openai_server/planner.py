@@ -37,7 +37,7 @@ from dsbd_ort.openai_server.structured import contradiction, read_constraint
 from dsbd_ort.openai_server.tools import ToolUse, auto_fault, tool_use
 from dsbd_ort.sources import SRC_LANG
 from dsbd_runtime.errors import BundleError, InputError
-from dsbd_runtime.stream_decoder import whole_text
+from dsbd_runtime.text.stream_decoder import whole_text
 
 _log = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from dsbd_ort.openai_server.protocol import (
 )
 from dsbd_ort.openai_server.token_texts import Scored, TokenTexts, pieces_of
 from dsbd_ort.results import GeneratedSequence, GenerationResult, StreamPiece
-from dsbd_runtime.stream_decoder import TextWindow
-from dsbd_runtime.tokenizer import Tokenizer
+from dsbd_runtime.text.stream_decoder import TextWindow
+from dsbd_runtime.text.tokenizer import Tokenizer
 
 Results = AsyncIterator[tuple[int, StreamPiece | GenerationResult]]
 """Pieces and results of a plan's engine requests, each with the index of its engine request."""

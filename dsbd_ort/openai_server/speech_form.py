@@ -14,7 +14,7 @@ from dsbd_ort.speech.formats import WITH_TIMES
 from dsbd_ort.speech.hot_words import MOST_WORDS
 from dsbd_ort.speech.speech_request import WORD_TIMES, check_word_times
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.speech_entry import SpeechEntry
+from dsbd_runtime.parts.speech_entry import SpeechEntry
 
 _OPTIONS = (
     "language",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dsbd_ort.decoding.top_tokens import TokenLogprobs
 from dsbd_ort.openai_server.protocol import ScoredToken, TokenPieces
-from dsbd_runtime.stream_decoder import TextWindow
+from dsbd_runtime.text.stream_decoder import TextWindow
 
 LEAST_LOGPROB = -9999.0
 """What OpenAI returns for a token that is impossible: JSON has no infinity."""

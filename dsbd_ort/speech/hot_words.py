@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.option_values import shown
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.tokenizer import Tokenizer
+from dsbd_runtime.text.tokenizer import Tokenizer
 
 MOST_WORDS = 1024
 _MOST_TOKENS = 32  # of one

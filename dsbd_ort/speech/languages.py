@@ -6,7 +6,7 @@ import re
 
 from dsbd_ort.decoding.option_values import did_you_mean, shown
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.speech_entry import SpeechEntry
+from dsbd_runtime.parts.speech_entry import SpeechEntry
 
 LANGUAGE_NAMES = {
     **{"af": "afrikaans", "am": "amharic", "ar": "arabic", "as": "assamese", "az": "azerbaijani"},

@@ -20,8 +20,8 @@ from dsbd_ort.speech.languages import DETECTED, ENGLISH, code_of
 from dsbd_ort.speech.log_mel import LogMel
 from dsbd_ort.speech.transcript import TASKS
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.speech_entry import SpeechEntry
-from dsbd_runtime.tokenizer import Tokenizer
+from dsbd_runtime.parts.speech_entry import SpeechEntry
+from dsbd_runtime.text.tokenizer import Tokenizer
 
 Audio = NDArray[np.floating] | str | os.PathLike[str] | bytes | BinaryIO
 """Samples of one channel, (n,) floats from -1 to 1 at the model's rate, or a file with some."""

@@ -24,8 +24,8 @@ from dsbd_ort.sources import RequestInputs
 from dsbd_ort.speech.hot_words import HotWords
 from dsbd_ort.speech.segmentation import compression_ratio, least_compression_ratio
 from dsbd_ort.speech.speech_request import SpeechRequest
-from dsbd_runtime.speech_entry import SpeechEntry
-from dsbd_runtime.tokenizer import Tokenizer
+from dsbd_runtime.parts.speech_entry import SpeechEntry
+from dsbd_runtime.text.tokenizer import Tokenizer
 
 _OF_BEAMS = ("strategy", "num_beams", "early_stopping", "draft_beams")
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from dsbd_ort.speech.token_times import token_positions
 from dsbd_ort.speech.transcript import SpokenWord
-from dsbd_runtime.session import AlignedTokens
-from dsbd_runtime.speech_entry import SoundFeatures, SpeechEntry
-from dsbd_runtime.tokenizer import Tokenizer
+from dsbd_runtime.engine.session import AlignedTokens
+from dsbd_runtime.parts.speech_entry import SoundFeatures, SpeechEntry
+from dsbd_runtime.text.tokenizer import Tokenizer
 
 Align = Callable[[SoundFeatures, Sequence[int], Sequence[int]], AlignedTokens]
 """See ``CausalLM.align``."""

@@ -15,8 +15,8 @@ from dsbd_ort.output_files import write_whole
 from dsbd_ort.results import json_text
 from dsbd_ort.version import __version__
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.stream_decoder import TextWindow, whole_text
-from dsbd_runtime.tokenizer import Tokenizer
+from dsbd_runtime.text.stream_decoder import TextWindow, whole_text
+from dsbd_runtime.text.tokenizer import Tokenizer
 
 TRACE_VERSION = 1
 """Raised when a field is removed or changes its meaning, not when a field is added."""

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dsbd_export.errors import ExportError
-from dsbd_runtime.bundle import MANIFEST_NAME, Bundle
+from dsbd_runtime.bundle_files.bundle import MANIFEST_NAME, Bundle
+from dsbd_runtime.bundle_files.manifest import manifest_from_file
+from dsbd_runtime.bundle_files.staging import new_bundle
 from dsbd_runtime.errors import BundleError
-from dsbd_runtime.manifest import manifest_from_file
-from dsbd_runtime.staging import new_bundle
 
 
 @contextlib.contextmanager

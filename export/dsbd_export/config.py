@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Self
 
 from dsbd_export.errors import ExportError
-from dsbd_export.tensorrt_options import TensorrtOptions
-from dsbd_runtime.bundle import DTYPES, QUANTIZATIONS
-from dsbd_runtime.graph import GATHER, parse_num_top_logits
-from dsbd_runtime.manifest import INT4_SYMMETRIC
-from dsbd_runtime.trt_module import FLAVOURS
+from dsbd_export.tensorrt.tensorrt_options import TensorrtOptions
+from dsbd_runtime.bundle_files.bundle import DTYPES, QUANTIZATIONS
+from dsbd_runtime.bundle_files.manifest import INT4_SYMMETRIC
+from dsbd_runtime.engine.graph import GATHER, parse_num_top_logits
+from dsbd_runtime.tensorrt.trt_module import FLAVOURS
 
 OPSET = 24  # of ai.onnx, the version with TensorScatter and Attention
 MIN_CONTEXT = 16  # the parity gate needs a prompt and a tree of three levels

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dsbd_export.errors import ExportError
-from dsbd_runtime.bundle import ROLES, TOKENIZER_FILE
+from dsbd_runtime.bundle_files.bundle import ROLES, TOKENIZER_FILE
 
 DEMO_PAIR = Path(__file__).parent / "demo_pair"
 _FILES = ("config.json", "model.safetensors", TOKENIZER_FILE)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dsbd_export.adapter import report_adapter
+from dsbd_export.capture.topk_head import check_num_top_logits
 from dsbd_export.changed_bundle import changed_bundle
-from dsbd_export.checkpoint import limited_threads, open_draft
+from dsbd_export.checkpoints.adapter import report_adapter
+from dsbd_export.checkpoints.checkpoint import limited_threads, open_draft
 from dsbd_export.config import DraftConfig
 from dsbd_export.draft_vocabulary import with_draft_vocabulary
 from dsbd_export.encoder_decoder.agreement import check_readers
@@ -13,13 +14,12 @@ from dsbd_export.model_source import SourceOf, source_of
 from dsbd_export.pair import agreed_draft, context_warning
 from dsbd_export.pipeline import ExportResult, check_parity, export_model
 from dsbd_export.progress import Report
-from dsbd_export.tensorrt_build import build_engines, check_buildable, is_engine
-from dsbd_export.tensorrt_options import build_place
+from dsbd_export.tensorrt.tensorrt_build import build_engines, check_buildable, is_engine
+from dsbd_export.tensorrt.tensorrt_options import build_place
 from dsbd_export.tool_versions import tool_versions, untried_versions
-from dsbd_export.topk_head import check_num_top_logits
-from dsbd_runtime.bundle import Bundle, ModelEntry, open_bundle, write_manifest
-from dsbd_runtime.trt_module import FLAVOURS
-from dsbd_runtime.trt_record import find_record, rebuild_command
+from dsbd_runtime.bundle_files.bundle import Bundle, ModelEntry, open_bundle, write_manifest
+from dsbd_runtime.tensorrt.trt_module import FLAVOURS
+from dsbd_runtime.tensorrt.trt_record import find_record, rebuild_command
 
 
 def export_draft(

@@ -19,13 +19,13 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.config import LARGE_VOCABULARY, DraftedOptions
-from dsbd_export.distill.texts import readable_files, texts_of
 from dsbd_export.errors import ExportError
 from dsbd_export.parity_cases import Reference
 from dsbd_export.progress import Report
-from dsbd_export.tokenizer_files import read_tokenizer
+from dsbd_export.texts import readable_files, texts_of
+from dsbd_export.tokenizers.tokenizer_files import read_tokenizer
 
 _SHORTER, _SHORT = 8_192, 32_768  # tokens of a shorter head, the latter of many languages
 _WORTH_IT = 0.8  # of the weights that a call reads

@@ -14,9 +14,14 @@ import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 
-from dsbd_export.cache_probe import largest_values, probed_caches
-from dsbd_export.calibration import calibration_case
-from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.capture.cache_probe import largest_values, probed_caches
+from dsbd_export.capture.forest_graph import capture_forest_graph, prepare_for_capture
+from dsbd_export.capture.graph_checks import check_contract
+from dsbd_export.capture.replacements import choose_rope
+from dsbd_export.capture.target_features import with_features
+from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.checkpoints.families import AttentionForm
+from dsbd_export.checkpoints.model_loading import load_model, reference_dtype
 from dsbd_export.draft_vocabulary import cut_head, without_others
 from dsbd_export.encoder_decoder.attention import has_distance_bias, take_over_source_attention
 from dsbd_export.encoder_decoder.graph import (
@@ -29,7 +34,6 @@ from dsbd_export.encoder_decoder.reference import (
     source_cases,
     with_own_source,
 )
-from dsbd_export.families import AttentionForm
 from dsbd_export.feature_draft.graph import capture_feature_graph
 from dsbd_export.feature_draft.reference import (
     feature_cases,
@@ -38,10 +42,6 @@ from dsbd_export.feature_draft.reference import (
     largest_feature_values,
 )
 from dsbd_export.feature_draft.weights import load_feature_draft
-from dsbd_export.forest_graph import capture_forest_graph, prepare_for_capture
-from dsbd_export.graph_checks import check_contract
-from dsbd_export.model_loading import load_model, reference_dtype
-from dsbd_export.optimize import optimize_graph
 from dsbd_export.pair import resize_vocabulary
 from dsbd_export.parity_cases import (
     ComputeIn,
@@ -52,11 +52,11 @@ from dsbd_export.parity_cases import (
     references,
     text_reference,
 )
-from dsbd_export.product_rows import RowsOfProducts, observed_rows
+from dsbd_export.passes.optimize import optimize_graph
 from dsbd_export.progress import Report
-from dsbd_export.replacements import choose_rope
-from dsbd_export.target_features import with_features
-from dsbd_runtime.cache_entries import equal_caches
+from dsbd_export.quantization.calibration import calibration_case
+from dsbd_export.quantization.product_rows import RowsOfProducts, observed_rows
+from dsbd_runtime.parts.cache_entries import equal_caches
 
 
 class ModelSource(Protocol):

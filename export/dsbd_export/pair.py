@@ -24,11 +24,11 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
 from dsbd_export.feature_draft.agreement import agreed_features
-from dsbd_export.tokenizer_files import read_tokenizer, tokenizer_content
-from dsbd_runtime.bundle import TOKENIZER_FILE, Bundle, ModelEntry
+from dsbd_export.tokenizers.tokenizer_files import read_tokenizer, tokenizer_content
+from dsbd_runtime.bundle_files.bundle import TOKENIZER_FILE, Bundle, ModelEntry
 
 _FIX = "choose a pair that was trained with the same tokenizer"
 

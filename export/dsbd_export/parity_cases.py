@@ -27,12 +27,12 @@ from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
 from dsbd_export.pair import highest_token_id
-from dsbd_export.tokenizer_files import read_tokenizer
-from dsbd_export.tokenizer_gate import reads_little
-from dsbd_runtime.speech_entry import SoundFeatures
+from dsbd_export.tokenizers.tokenizer_files import read_tokenizer
+from dsbd_export.tokenizers.tokenizer_gate import reads_little
+from dsbd_runtime.parts.speech_entry import SoundFeatures
 
 PROMPT_LENGTHS = (1, 17, 128)
 TREE_PARENTS = (-1, -1, 0, 0, 1, 2, 2)  # pairs of siblings, three levels deep

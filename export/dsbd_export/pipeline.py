@@ -14,11 +14,17 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from dsbd_export.adapter import report_adapter
+from dsbd_export.capture.fold_graph import write_fold_graph
+from dsbd_export.capture.gather_head import add_gather_head
+from dsbd_export.capture.graph_checks import check_for_tensorrt
+from dsbd_export.capture.prune_graph import write_prune_graph
+from dsbd_export.capture.target_features import check_features, feature_entry
+from dsbd_export.capture.topk_head import add_topk_head, check_num_top_logits
 from dsbd_export.changed_bundle import writing
-from dsbd_export.checkpoint import Checkpoint, limited_threads, open_pair
+from dsbd_export.checkpoints.adapter import report_adapter
+from dsbd_export.checkpoints.checkpoint import Checkpoint, limited_threads, open_pair
+from dsbd_export.checkpoints.weights import convert_weights
 from dsbd_export.config import CUDA, EXACT, FUSED, GROUPED, INT8_ROWS, ExportConfig, ModelOptions
-from dsbd_export.cuda_graph import use_cuda_operators
 from dsbd_export.draft_vocabulary import shorter_head_advice, with_draft_vocabulary
 from dsbd_export.encoder_decoder.agreement import check_readers
 from dsbd_export.encoder_decoder.alignment import (
@@ -29,34 +35,28 @@ from dsbd_export.encoder_decoder.alignment import (
 from dsbd_export.encoder_decoder.languages import with_languages
 from dsbd_export.encoder_decoder.shared_weights import share_weights
 from dsbd_export.errors import ExportError
-from dsbd_export.exact_attention import attend_exactly, without_exact_form
 from dsbd_export.feature_draft.agreement import check_form, layers_read
 from dsbd_export.feature_draft.config import default_layers
-from dsbd_export.fold_graph import write_fold_graph
-from dsbd_export.gather_head import add_gather_head
-from dsbd_export.graph_checks import check_for_tensorrt
-from dsbd_export.merged_products import merge_products, transpose_before_split
+from dsbd_export.gate.parity import advice, measured_parity, parity_limit, refusal
+from dsbd_export.gate.refused_bundle import keep_refused
 from dsbd_export.model_source import SourceOf, source_of
-from dsbd_export.optimize import group_query_heads
 from dsbd_export.pair import (
     agreed_pair,
     context_warning,
 )
-from dsbd_export.parity import advice, measured_parity, parity_limit, refusal
 from dsbd_export.parity_cases import ForestCase, Reference
-from dsbd_export.product_rows import RowsOfProducts
+from dsbd_export.passes.cuda_graph import use_cuda_operators
+from dsbd_export.passes.exact_attention import attend_exactly, without_exact_form
+from dsbd_export.passes.merged_products import merge_products, transpose_before_split
+from dsbd_export.passes.optimize import group_query_heads
 from dsbd_export.progress import Counter, Report, counted
-from dsbd_export.prune_graph import write_prune_graph
-from dsbd_export.quantize import quantize_graph
-from dsbd_export.refused_bundle import keep_refused
-from dsbd_export.target_features import check_features, feature_entry
-from dsbd_export.tensorrt_build import build_engines
-from dsbd_export.tensorrt_options import build_place
-from dsbd_export.tokenizer_files import write_tokenizer_files
+from dsbd_export.quantization.product_rows import RowsOfProducts
+from dsbd_export.quantization.quantize import quantize_graph
+from dsbd_export.tensorrt.tensorrt_build import build_engines
+from dsbd_export.tensorrt.tensorrt_options import build_place
+from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
 from dsbd_export.tool_versions import tool_versions, untried_versions
-from dsbd_export.topk_head import add_topk_head, check_num_top_logits
-from dsbd_export.weights import convert_weights
-from dsbd_runtime.bundle import (
+from dsbd_runtime.bundle_files.bundle import (
     ENCODER_FILE,
     ENCODER_WEIGHTS_FILE,
     FOLD_FILE,
@@ -68,11 +68,11 @@ from dsbd_runtime.bundle import (
     ParityReport,
     write_manifest,
 )
-from dsbd_runtime.cache_entries import attending, recurrent
-from dsbd_runtime.draft_record import RECORD_FILE, read_record, write_record
-from dsbd_runtime.graph import GATHER
-from dsbd_runtime.manifest import entry_by_role
-from dsbd_runtime.staging import new_bundle
+from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, read_record, write_record
+from dsbd_runtime.bundle_files.manifest import entry_by_role
+from dsbd_runtime.bundle_files.staging import new_bundle
+from dsbd_runtime.engine.graph import GATHER
+from dsbd_runtime.parts.cache_entries import attending, recurrent
 
 
 @dataclass(frozen=True, kw_only=True)

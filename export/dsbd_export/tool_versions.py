@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Mapping
 
-from dsbd_runtime.trt_module import version_numbers
+from dsbd_runtime.tensorrt.trt_module import version_numbers
 
 _TOOLS = ("dsbd-ort", "torch", "transformers", "optimum", "onnx", "onnxscript", "onnxruntime")
 TRIED_VERSIONS: Mapping[str, tuple[str, str]] = {

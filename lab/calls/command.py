@@ -31,8 +31,8 @@ import click
 import onnxruntime as ort
 
 from dsbd_ort.benchmark.report import precision_name
-from dsbd_runtime.bundle import ROLES, Bundle, open_bundle
-from dsbd_runtime.kv_cache import bucket_capacity
+from dsbd_runtime.bundle_files.bundle import ROLES, Bundle, open_bundle
+from dsbd_runtime.parts.kv_cache import bucket_capacity
 from lab.calls.opening import time_opening
 from lab.frame.machine import memory_bandwidth, one_core_taken
 from lab.frame.page import BUNDLES, RESULTS, Page, ratio_cell, spread_cell, table, writes

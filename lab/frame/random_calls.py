@@ -11,16 +11,9 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from dsbd_runtime.bundle import Bundle
-from dsbd_runtime.cache_entries import (
-    num_ancestors,
-    parts_of,
-    past_name,
-    present_name,
-    recent,
-)
-from dsbd_runtime.fold_chains import FOLDED_TOGETHER, LEFT_BEHIND
-from dsbd_runtime.graph import (
+from dsbd_runtime.bundle_files.bundle import Bundle
+from dsbd_runtime.bundle_files.manifest import ModelEntry
+from dsbd_runtime.engine.graph import (
     ATTENTION_MASK,
     FEATURE_ROWS,
     INPUT_IDS,
@@ -28,10 +21,17 @@ from dsbd_runtime.graph import (
     POSITION_IDS,
     WRITE_INDICES,
 )
-from dsbd_runtime.kv_cache import NUMPY_DTYPES
-from dsbd_runtime.manifest import ModelEntry
-from dsbd_runtime.ort_module import session_options
-from dsbd_runtime.recent_memory import recent_capacity
+from dsbd_runtime.ort.ort_module import session_options
+from dsbd_runtime.parts.cache_entries import (
+    num_ancestors,
+    parts_of,
+    past_name,
+    present_name,
+    recent,
+)
+from dsbd_runtime.parts.fold_chains import FOLDED_TOGETHER, LEFT_BEHIND
+from dsbd_runtime.parts.kv_cache import NUMPY_DTYPES
+from dsbd_runtime.parts.recent_memory import recent_capacity
 from lab.frame.recent_inputs import recent_inputs
 
 _LOG_ERRORS = 3

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_runtime.cache_entries import num_ancestors, recent, recurrent
-from dsbd_runtime.graph import (
+from dsbd_runtime.bundle_files.manifest import ModelEntry
+from dsbd_runtime.engine.graph import (
     ANCESTORS,
     CHECKPOINT_ROWS,
     RECENT_MASK,
     RECENT_WRITE_INDICES,
     ROW_PLACES,
 )
-from dsbd_runtime.manifest import ModelEntry
+from dsbd_runtime.parts.cache_entries import num_ancestors, recent, recurrent
 
 
 def recent_inputs(

@@ -18,7 +18,7 @@ import numpy as np
 
 from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_forward.spec import EngineSpec
-from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
 from lab.frame.rounds import time_in_rounds, turn
 

@@ -18,7 +18,7 @@ from dsbd_ort.decoding import DecodingConfig, WithResult, decode_iterations
 from dsbd_ort.decoding.distribution import TokenDistribution
 from dsbd_ort.decoding.noise import child_key, gumbel_noise, root_key
 from dsbd_ort.decoding.warp import Warp
-from dsbd_runtime.causal_lm import CausalLM
+from dsbd_runtime.engine.causal_lm import CausalLM
 
 Tokens = tuple[int, ...]
 

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from dsbd_ort.benchmark.prompts import PROMPTS
 from dsbd_ort.decoding import DecodingConfig, decode
-from dsbd_runtime.bundle import Bundle, open_bundle
-from dsbd_runtime.causal_lm import CausalLM
+from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
+from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.loading import load_causal_lm, load_pair
-from dsbd_runtime.tokenizer import Tokenizer
+from dsbd_runtime.text.tokenizer import Tokenizer
 from lab.gpu.near_ties import Trace, distributions_along, gap_of, raw_warp, trace_of, variations
 
 WIDTHS = (1, 2, 4)

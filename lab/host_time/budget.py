@@ -29,7 +29,7 @@ from dsbd_ort.decoding.rule import LayerBuilder
 from dsbd_ort.decoding.sample_rule import GumbelCoupling, SampleRule
 from dsbd_ort.decoding.search_rule import SearchRule
 from dsbd_ort.decoding.stats import StatsRecorder
-from dsbd_runtime.causal_lm import CausalLM
+from dsbd_runtime.engine.causal_lm import CausalLM
 from lab.frame.page import table
 
 ENGINE = "engine"

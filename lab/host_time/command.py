@@ -22,7 +22,7 @@ from dsbd_ort.benchmark.prompts import PROMPTS
 from dsbd_ort.decoding import DecodingConfig, DecodingStats, StepModel, decode_iterations, result_of
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.pipeline import Pipeline
-from dsbd_runtime.ort_session import OrtSession
+from dsbd_runtime.ort.ort_session import OrtSession
 from lab.frame.page import RESULTS, Page, table, writes
 from lab.host_time import budget, by_beams
 from lab.host_time.bigram_models import DenseBigram, TopKBigram, random_pair

@@ -12,7 +12,7 @@ import click
 import onnxruntime as ort
 
 from dsbd_ort.benchmark.report import precision_name
-from dsbd_runtime.bundle import MANIFEST_NAME, Bundle
+from dsbd_runtime.bundle_files.bundle import MANIFEST_NAME, Bundle
 from lab.frame.page import BUILD
 
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from dsbd_forward.forward import Forward
 from dsbd_forward.logits import Logits
-from dsbd_runtime.bundle import open_bundle
-from dsbd_runtime.causal_lm import CausalLM
+from dsbd_runtime.bundle_files.bundle import open_bundle
+from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.loading import load_causal_lm
 from lab.invariance.ways import PathCall, WayCount
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import onnxruntime as ort
 
-from dsbd_runtime.bundle import Bundle, open_bundle
+from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
 from lab.frame.page import BUNDLES, RESULTS, Page, table, writes
 from lab.invariance.kept_counts import KeptCounts, bundle_key, counted_name, kept_options
 from lab.invariance.ways import PathEngine, WayCount, count_differing

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.forward import Forward
-from dsbd_runtime.cache_entries import num_ancestors, parts_of, past_name, present_name
-from dsbd_runtime.graph import (
+from dsbd_runtime.bundle_files.manifest import ModelEntry
+from dsbd_runtime.engine.graph import (
     ATTENTION_MASK,
     ATTENTION_MASK_SLIDING,
     INPUT_IDS,
@@ -24,8 +24,8 @@ from dsbd_runtime.graph import (
     POSITION_IDS,
     WRITE_INDICES,
 )
-from dsbd_runtime.manifest import ModelEntry
-from dsbd_runtime.ort_module import import_ort, session_options
+from dsbd_runtime.ort.ort_module import import_ort, session_options
+from dsbd_runtime.parts.cache_entries import num_ancestors, parts_of, past_name, present_name
 from lab.frame.recent_inputs import recent_inputs
 
 CAPACITIES = (128, 256, 384, 512)

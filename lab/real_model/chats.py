@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from dsbd_runtime.chat_template import ChatTemplate
+from dsbd_runtime.text.chat_template import ChatTemplate
 
 SAMPLED = {"strategy": "sample", "temperature": 1.0, "top_p": 0.95, "max_new_tokens": 80}
 _MARK = "QUESTION"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dsbd_export.checkpoint import open_target
+from dsbd_export.checkpoints.checkpoint import open_target
+from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ModelOptions
-from dsbd_export.model_loading import load_model
-from dsbd_export.tokenizer_files import load_tokenizer
+from dsbd_export.tokenizers.tokenizer_files import load_tokenizer
 
 
 def write_checkpoint(source: str, folder: str) -> None:

@@ -29,10 +29,10 @@ from pathlib import Path
 import click
 from tokenizers import Tokenizer
 
-from dsbd_runtime.bundle import open_bundle
-from dsbd_runtime.chat_template import ChatTemplate
-from dsbd_runtime.draft_record import RECORD_FILE, read_record
-from dsbd_runtime.durable_files import put_in_place
+from dsbd_runtime.bundle_files.bundle import open_bundle
+from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, read_record
+from dsbd_runtime.bundle_files.durable_files import put_in_place
+from dsbd_runtime.text.chat_template import ChatTemplate
 from lab.chat_tasks import quality_table, tasks
 from lab.frame.page import BUILD, RESULTS, Page, table, writes
 from lab.peers.prepare import Pair

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from dsbd_runtime.chat_template import ChatTemplate
+from dsbd_runtime.text.chat_template import ChatTemplate
 from lab.peers.catalog import OURS, Peer, PeerRun, peer_of
 from lab.peers.comparison import Comparison
 from lab.peers.rounds import Prompt

@@ -13,7 +13,7 @@ from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from dsbd_runtime.durable_files import put_in_place
+from dsbd_runtime.bundle_files.durable_files import put_in_place
 
 _LAYER_NAMES = {
     "input_layernorm": "attn_norm",

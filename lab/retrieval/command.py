@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from dsbd_ort import TokenTrie
 from dsbd_ort.benchmark.report import precision_name
-from dsbd_runtime.bundle import TOKENIZER_FILE, Bundle, open_bundle
+from dsbd_runtime.bundle_files.bundle import TOKENIZER_FILE, Bundle, open_bundle
 from lab.frame.own_process import in_own_process
 from lab.frame.page import BUNDLES, RESULTS, Page, table, writes
 from lab.peers.ids import LENGTH, Ids

@@ -17,9 +17,9 @@ import onnx_ir as ir
 import onnxruntime as ort
 from rich.progress import track
 
-from dsbd_export.optimize import group_query_heads
+from dsbd_export.passes.optimize import group_query_heads
 from dsbd_ort.benchmark.report import precision_name
-from dsbd_runtime.bundle import Bundle, open_bundle
+from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
 from lab.frame.page import BUNDLES, RESULTS, Page, ratio_cell, spread_cell, table, writes
 from lab.frame.random_calls import RandomCalls
 from lab.frame.rounds import Timings, time_in_rounds

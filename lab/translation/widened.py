@@ -26,7 +26,7 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
-from dsbd_export.checkpoint import quiet_libraries
+from dsbd_export.checkpoints.checkpoint import quiet_libraries
 from lab.translation.shapes import Shape
 from lab.translation.small_model import NUM_TOKENS
 

@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from dsbd_runtime.bundle import WEIGHTS_FILE, Bundle
-from dsbd_runtime.causal_lm import CausalLM
-from dsbd_runtime.cuda_device import check_cuda_device, import_cuda_runtime
+from dsbd_runtime.bundle_files.bundle import WEIGHTS_FILE, Bundle
+from dsbd_runtime.device.cuda_device import check_cuda_device, import_cuda_runtime
+from dsbd_runtime.device.ort_engine import open_cuda_session
+from dsbd_runtime.engine.causal_lm import CausalLM
+from dsbd_runtime.engine.graph import GATHER
+from dsbd_runtime.engine.providers import Placement, Provider, check_reads_sources, parse_placement
+from dsbd_runtime.engine.session import EngineOptions, Session
 from dsbd_runtime.errors import InputError, ProviderError
-from dsbd_runtime.graph import GATHER
-from dsbd_runtime.ort_engine import open_cuda_session
-from dsbd_runtime.ort_module import import_ort_for
-from dsbd_runtime.ort_session import open_host_session
-from dsbd_runtime.providers import Placement, Provider, check_reads_sources, parse_placement
-from dsbd_runtime.session import EngineOptions, Session
-from dsbd_runtime.trt_engine import open_trt_session
-from dsbd_runtime.trt_module import FLAVOURS, import_trt
+from dsbd_runtime.ort.ort_module import import_ort_for
+from dsbd_runtime.ort.ort_session import open_host_session
+from dsbd_runtime.tensorrt.trt_engine import open_trt_session
+from dsbd_runtime.tensorrt.trt_module import FLAVOURS, import_trt
 
 SMALL_DRAFT_BYTES = 32 * 2**20
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from dsbd_export.distill.texts import is_held_out
+from dsbd_export.texts import is_held_out
 
 VOCAB_SIZE = 4096
 BOS, EOS = "<|begin|>", "<|end|>"

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dsbd_export.distill.teacher import TorchDevice
+from dsbd_distill.teacher import TorchDevice
 
 
 class Pair(nn.Module):

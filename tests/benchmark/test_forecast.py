@@ -11,7 +11,7 @@ from dsbd_ort.benchmark.forecast import WIDTHS, PricedCalls, forecast, forecasts
 from dsbd_ort.benchmark.prompts import BenchmarkError
 from dsbd_ort.decoding import TableModel
 from dsbd_ort.decoding.drafting.cost_curve import FREE, CostCurve, EngineCosts
-from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.bundle_files.bundle import open_bundle
 from tests.decoding.tables import random_table
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 

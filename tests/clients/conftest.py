@@ -12,7 +12,7 @@ import pytest
 
 from dsbd_ort import Pipeline
 from dsbd_ort.engine import Service
-from dsbd_runtime.bundle import Bundle, open_bundle, write_manifest
+from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle, write_manifest
 from tests.clients.recorder import Recorder
 from tests.openai_server.conftest import CHAT_TEMPLATE
 from tests.openai_server.running_server import running_server

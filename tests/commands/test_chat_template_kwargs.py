@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from dsbd_ort import Pipeline, Service
 from dsbd_ort.cli import run
-from dsbd_runtime.bundle import Bundle, write_manifest
+from dsbd_runtime.bundle_files.bundle import Bundle, write_manifest
 
 TEMPLATE = "{% for m in messages %}{{ m.content }};{% endfor %}{{ mood }}"
 MOOD = {"mood": "glad"}

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from dsbd_ort import cli
-from dsbd_runtime.draft_record import RECORD_FILE, read_record
+from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, read_record
 from scripts.family_checkpoints import write_family_checkpoint
 from tests.distill.conftest import target, texts
 

@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 from transformers import LlamaConfig
 
+from dsbd_export.checkpoints.families import FAMILIES
 from dsbd_export.demo import demo_pair
-from dsbd_export.families import FAMILIES
 from dsbd_ort.cli import export
-from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.bundle_files.bundle import open_bundle
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.export.conftest import swap_tokens
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle

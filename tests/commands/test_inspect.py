@@ -17,7 +17,7 @@ from dsbd_ort.cli import inspect
 from dsbd_ort.commands.bundle_summary import summarize_bundle
 from dsbd_ort.commands.inspect import providers_lines
 from dsbd_ort.pipeline import Pipeline
-from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.errors import CapacityError
 from tests.runtime.bundle_edits import as_version_2, edited, without_draft
 from tests.runtime.fake_trt import add_fake_engines

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from dsbd_ort.cli import run
-from dsbd_runtime.bundle import Bundle
+from dsbd_runtime.bundle_files.bundle import Bundle
 
 CODE = "from dsbd_ort.cli import run; run()"
 GREEDY = ["--strategy", "greedy", "--eos-token-id", "257", "--threads", "1"]

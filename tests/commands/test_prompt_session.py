@@ -18,9 +18,9 @@ from dsbd_ort.commands.prompt_session import responder_of, talk
 from dsbd_ort.commands.run_arguments import RunArguments
 from dsbd_ort.commands.speech_options import SpeechArguments
 from dsbd_ort.pipeline import Pipeline, PipelineSettings
-from dsbd_runtime.bundle import write_manifest
-from dsbd_runtime.chat_template import ChatTemplate
+from dsbd_runtime.bundle_files.bundle import write_manifest
 from dsbd_runtime.errors import InputError
+from dsbd_runtime.text.chat_template import ChatTemplate
 
 TEMPLATE = "{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}{% endfor %}<a>"
 

@@ -22,7 +22,7 @@ from dsbd_ort.commands.transcription import transcribe_files
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.speech.audio import read_audio
 from dsbd_ort.speech.transcript import Segment, Transcript
-from dsbd_runtime.bundle import Bundle
+from dsbd_runtime.bundle_files.bundle import Bundle
 from tests.commands.test_run import assert_one_line_error, dsbd_run
 from tests.speech.audio_files import wav_bytes
 from tests.speech.fakes import FakeSpeechPipeline, heard

@@ -15,7 +15,7 @@ from dsbd_ort.cli import serve
 from dsbd_ort.commands.http_server import is_loopback
 from dsbd_ort.openai_server.metrics import Metrics
 from dsbd_ort.pipeline import Pipeline
-from dsbd_runtime.bundle import Bundle
+from dsbd_runtime.bundle_files.bundle import Bundle
 from tests.openai_server.fakes import ScriptedService
 
 PAGE = Path(__file__).parents[2] / "docs" / "serving.md"

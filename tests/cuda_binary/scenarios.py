@@ -11,13 +11,13 @@ import numpy as np
 
 from dsbd_errors import DsbdError
 from dsbd_forward.forward import Forward
-from dsbd_runtime.bundle import open_bundle
-from dsbd_runtime.causal_lm import CausalLM
-from dsbd_runtime.cuda_device import CudaDevice, import_cuda_runtime
+from dsbd_runtime.bundle_files.bundle import open_bundle
+from dsbd_runtime.device.cuda_device import CudaDevice, import_cuda_runtime
+from dsbd_runtime.device.ort_engine import cuda_options, open_on_provider
+from dsbd_runtime.engine.causal_lm import CausalLM
+from dsbd_runtime.engine.providers import find_provider
 from dsbd_runtime.loading import load_causal_lm
-from dsbd_runtime.ort_engine import cuda_options, open_on_provider
-from dsbd_runtime.ort_module import import_ort
-from dsbd_runtime.providers import find_provider
+from dsbd_runtime.ort.ort_module import import_ort
 from lab.gpu.forward_times import SETTINGS, milliseconds_of
 from tests.cuda_binary.cuda_runtime import StandIn
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
-from dsbd_export.distill.config import DistillConfig
-from dsbd_export.distill.draft_run import distill
-from dsbd_runtime.draft_record import DraftRecord
+from dsbd_distill.config import DistillConfig
+from dsbd_distill.draft_run import distill
+from dsbd_runtime.bundle_files.draft_record import DraftRecord
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.made_once import made_once
 

@@ -12,19 +12,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dsbd_export.checkpoint import open_checkpoint
+from dsbd_distill.config import DistillConfig
+from dsbd_distill.draft_run import distill
+from dsbd_distill.feature_shape import FeatureShape, new_feature_draft
+from dsbd_export.chats import Chat, ChatTokens, Prompts
+from dsbd_export.checkpoints.checkpoint import open_checkpoint
+from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig, ModelOptions
-from dsbd_export.distill.chats import Chat, ChatTokens, Prompts
-from dsbd_export.distill.config import DistillConfig
-from dsbd_export.distill.draft_run import distill
-from dsbd_export.distill.feature_shape import FeatureShape, new_feature_draft
-from dsbd_export.distill.texts import find_files, is_held_out, open_streams, write_streams
 from dsbd_export.errors import ExportError
-from dsbd_export.model_loading import load_model
 from dsbd_export.pipeline import export_bundle
+from dsbd_export.texts import find_files, is_held_out, open_streams, write_streams
 from dsbd_ort.pipeline import Pipeline
-from dsbd_runtime.draft_record import RECORD_FILE, read_record
-from dsbd_runtime.tokenizer import Tokenizer
+from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, read_record
+from dsbd_runtime.text.tokenizer import Tokenizer
 from tests.distill.conftest import distilled_once
 from tests.runtime.tiny_tokenizer import tiny_tokenizer
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dsbd_export.distill.draft_head import DraftHead, head_log_probs
-from dsbd_export.distill.teacher import TorchDevice
+from dsbd_distill.draft_head import DraftHead, head_log_probs
+from dsbd_distill.teacher import TorchDevice
 
 VOCAB_SIZE = 11
 PROPOSED = np.array([1, 2, 5, 6, 9])

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dsbd_export.checkpoint import open_target
-from dsbd_export.config import ModelOptions
-from dsbd_export.distill.config import DistillConfig
-from dsbd_export.distill.draft_model import (
+from dsbd_distill.config import DistillConfig
+from dsbd_distill.draft_model import (
     DraftShape,
     check_shape,
     kept_layers,
@@ -17,8 +15,10 @@ from dsbd_export.distill.draft_model import (
     shape_for,
     truncated_target,
 )
+from dsbd_export.checkpoints.checkpoint import open_target
+from dsbd_export.checkpoints.model_loading import load_model
+from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
-from dsbd_export.model_loading import load_model
 from scripts.family_checkpoints import write_family_checkpoint
 from tests.distill.conftest import CONTEXT
 

@@ -16,16 +16,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dsbd_export.checkpoint import open_target
+from dsbd_distill.draft_run import distill
+from dsbd_distill.work_folder import WorkFolder
+from dsbd_export.checkpoints.checkpoint import open_target
 from dsbd_export.config import DraftConfig, ExportConfig, ModelOptions
-from dsbd_export.distill.draft_run import distill
-from dsbd_export.distill.work_folder import WorkFolder
 from dsbd_export.draft_export import export_draft
 from dsbd_export.errors import ExportError
 from dsbd_export.pipeline import export_bundle
 from dsbd_ort.pipeline import Pipeline
-from dsbd_runtime.bundle import open_bundle
-from dsbd_runtime.draft_record import RECORD_FILE, ExpectedSpeed, read_record
+from dsbd_runtime.bundle_files.bundle import open_bundle
+from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, ExpectedSpeed, read_record
 from scripts.family_checkpoints import write_family_checkpoint
 from tests.distill.conftest import CONTEXT, STEPS, config_of, write_texts
 from tests.export.gguf_files import write_gguf
@@ -33,7 +33,7 @@ from tests.export.gguf_files import write_gguf
 KILLED = """
 import json, signal, sys
 from pathlib import Path
-from dsbd_export.distill.draft_run import distill
+from dsbd_distill.draft_run import distill
 from tests.distill.conftest import config_of
 
 target, texts, output, last, options = sys.argv[1:]
@@ -282,7 +282,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(target, texts, tmp_path):
     """A limit on the size of files stands for the disk: EFBIG for ENOSPC."""
     program = (
         "import sys\nfrom pathlib import Path\n"
-        "from dsbd_export.distill.draft_run import distill\n"
+        "from dsbd_distill.draft_run import distill\n"
         "from tests.distill.conftest import config_of\n"
         "try: distill(config_of(*map(Path, sys.argv[1:])), report=print, measure_speed=None)\n"
         "except Exception as error: print(type(error).__name__, error)\n"

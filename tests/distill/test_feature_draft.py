@@ -10,36 +10,36 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig
 
-from dsbd_export.checkpoint import open_checkpoint
-from dsbd_export.config import ModelOptions
-from dsbd_export.distill.acceptance import Best, HeldOutSamples, acceptance_by_depth
-from dsbd_export.distill.config import DistillConfig
-from dsbd_export.distill.draft_head import DraftHead
-from dsbd_export.distill.draft_run import distill
-from dsbd_export.distill.feature_shape import (
+from dsbd_distill.acceptance import Best, HeldOutSamples, acceptance_by_depth
+from dsbd_distill.config import DistillConfig
+from dsbd_distill.draft_head import DraftHead
+from dsbd_distill.draft_run import distill
+from dsbd_distill.feature_shape import (
     FeatureShape,
     feature_shape,
     new_feature_draft,
     write_feature_draft,
 )
-from dsbd_export.distill.rollout import (
+from dsbd_distill.rollout import (
     NUM_STEPS,
     rollout,
     rollout_loss,
     rollout_reads,
     visible,
 )
-from dsbd_export.distill.teacher import Sampling, TorchDevice
-from dsbd_export.distill.teacher_features import TeacherFeatures
+from dsbd_distill.teacher import Sampling, TorchDevice
+from dsbd_distill.teacher_features import TeacherFeatures
+from dsbd_export.checkpoints.checkpoint import open_checkpoint
+from dsbd_export.checkpoints.model_loading import load_model
+from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.feature_draft.config import FeatureDraftConfig
 from dsbd_export.feature_draft.model import FeatureDraft
 from dsbd_export.feature_draft.reference import rolled_out
 from dsbd_export.feature_draft.weights import load_feature_draft
-from dsbd_export.model_loading import load_model
 from dsbd_export.pair import agreed_pair
 from dsbd_export.pipeline import export_model
-from dsbd_runtime.draft_record import RECORD_FILE, read_record
+from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, read_record
 from scripts.family_checkpoints import VOCAB_SIZE
 from tests.distill.conftest import CONTEXT, STEPS, config_of
 

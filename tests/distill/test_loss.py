@@ -9,21 +9,21 @@ import pytest
 import torch
 from torch import nn
 
-from dsbd_export.distill import loss
-from dsbd_export.distill.acceptance import (
+from dsbd_distill import loss
+from dsbd_distill.acceptance import (
     Best,
     HeldOutPrompts,
     HeldOutSamples,
     acceptance_of_model,
 )
-from dsbd_export.distill.loss import (
+from dsbd_distill.loss import (
     Coverage,
     distance,
     distillation_loss,
     log_probs_of,
     tv_weight,
 )
-from dsbd_export.distill.teacher import TEXT_SAMPLING, Labelled, Sampling, TorchDevice
+from dsbd_distill.teacher import TEXT_SAMPLING, Labelled, Sampling, TorchDevice
 
 EXACT = TorchDevice("cpu", uses_bf16=False)
 P = [0.5, 0.3, 0.1, 0.1]  # the target; its top two tokens are kept

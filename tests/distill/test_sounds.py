@@ -20,26 +20,26 @@ from transformers.generation.logits_process import (
     WhisperTimeStampLogitsProcessor,
 )
 
-from dsbd_export.checkpoint import open_target
+from dsbd_distill.config import DistillConfig
+from dsbd_distill.draft_run import distill
+from dsbd_distill.sounds import SoundSources, open_windows, write_windows
+from dsbd_distill.source_draft import cut_decoder
+from dsbd_distill.source_teacher import SourceTeacher
+from dsbd_distill.sources import SourceRows
+from dsbd_distill.teacher import Sampling, TorchDevice
+from dsbd_export.checkpoints.checkpoint import open_target
+from dsbd_export.checkpoints.model_loading import load_model
+from dsbd_export.checkpoints.proposed_tokens import read_proposed_tokens
 from dsbd_export.config import ExportConfig, ModelOptions
-from dsbd_export.distill.config import DistillConfig
-from dsbd_export.distill.draft_run import distill
-from dsbd_export.distill.sounds import SoundSources, open_windows, write_windows
-from dsbd_export.distill.source_draft import cut_decoder
-from dsbd_export.distill.source_teacher import SourceTeacher
-from dsbd_export.distill.sources import SourceRows
-from dsbd_export.distill.teacher import Sampling, TorchDevice
-from dsbd_export.distill.texts import WINDOWS, find_files, open_streams
 from dsbd_export.encoder_decoder.shared_encoder import fingerprint
 from dsbd_export.errors import ExportError
-from dsbd_export.model_loading import load_model
 from dsbd_export.pipeline import export_bundle
-from dsbd_export.proposed_tokens import read_proposed_tokens
+from dsbd_export.texts import WINDOWS, find_files, open_streams
 from dsbd_ort import Pipeline
 from dsbd_ort.commands.distill import measure_speed
 from dsbd_ort.speech.speech_request import heard_windows
-from dsbd_runtime.bundle import open_bundle
-from dsbd_runtime.draft_record import RECORD_FILE
+from dsbd_runtime.bundle_files.bundle import open_bundle
+from dsbd_runtime.bundle_files.draft_record import RECORD_FILE
 from scripts.speech_checkpoint import CHUNK_SECONDS, NUM_MELS, TOKENS, write_whisper
 from tests.made_once import made_once
 from tests.speech.audio_files import wav_bytes

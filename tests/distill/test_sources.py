@@ -10,30 +10,30 @@ import numpy as np
 import pytest
 import torch
 
-from dsbd_export.checkpoint import open_checkpoint, open_target
-from dsbd_export.config import ExportConfig, ModelOptions
-from dsbd_export.distill.config import DistillConfig
-from dsbd_export.distill.draft_run import distill
-from dsbd_export.distill.source_draft import cut_decoder, decoder_parameters
-from dsbd_export.distill.source_teacher import SourceTeacher
-from dsbd_export.distill.sources import (
+from dsbd_distill.config import DistillConfig
+from dsbd_distill.draft_run import distill
+from dsbd_distill.source_draft import cut_decoder, decoder_parameters
+from dsbd_distill.source_teacher import SourceTeacher
+from dsbd_distill.sources import (
     SourceRows,
     SourceTokens,
     TextSources,
     sources_of,
     target_begin,
 )
-from dsbd_export.distill.teacher import NUM_TOP, Sampling, TorchDevice
-from dsbd_export.distill.texts import TextFile, is_held_out
+from dsbd_distill.teacher import NUM_TOP, Sampling, TorchDevice
+from dsbd_export.checkpoints.checkpoint import open_checkpoint, open_target
+from dsbd_export.checkpoints.model_loading import load_model
+from dsbd_export.checkpoints.proposed_tokens import read_proposed_tokens
+from dsbd_export.config import ExportConfig, ModelOptions
 from dsbd_export.encoder_decoder.shared_encoder import fingerprint
 from dsbd_export.errors import ExportError
-from dsbd_export.model_loading import load_model
 from dsbd_export.pipeline import export_bundle
-from dsbd_export.proposed_tokens import read_proposed_tokens
+from dsbd_export.texts import TextFile, is_held_out
 from dsbd_ort import Pipeline
 from dsbd_ort.commands.distill import record_rows
-from dsbd_runtime.bundle import open_bundle
-from dsbd_runtime.draft_record import RECORD_FILE, read_record
+from dsbd_runtime.bundle_files.bundle import open_bundle
+from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, read_record
 from scripts.family_checkpoints import write_family_checkpoint
 from tests.made_once import made_once
 

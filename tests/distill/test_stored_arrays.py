@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsbd_export.distill.acceptance import HeldOutSamples
-from dsbd_export.distill.pool import Pool
-from dsbd_export.distill.work_folder import read_array
+from dsbd_distill.acceptance import HeldOutSamples
+from dsbd_distill.pool import Pool
+from dsbd_distill.work_folder import read_array
 from dsbd_export.errors import ExportError
 
 SAMPLES = HeldOutSamples(

@@ -10,14 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from dsbd_export.checkpoint import open_target
-from dsbd_export.config import ModelOptions
-from dsbd_export.distill import pool as pool_module
-from dsbd_export.distill import teacher as module
-from dsbd_export.distill.chats import Prompts
-from dsbd_export.distill.loss import distillation_loss
-from dsbd_export.distill.pool import STEPS_A_ROUND, Pool
-from dsbd_export.distill.teacher import (
+from dsbd_distill import pool as pool_module
+from dsbd_distill import teacher as module
+from dsbd_distill.loss import distillation_loss
+from dsbd_distill.pool import STEPS_A_ROUND, Pool
+from dsbd_distill.teacher import (
     CHAT_SAMPLING,
     NUM_TOP,
     TEXT_SAMPLING,
@@ -29,8 +26,11 @@ from dsbd_export.distill.teacher import (
     joined,
     num_labels,
 )
-from dsbd_export.distill.teacher_features import TeacherFeatures
-from dsbd_export.model_loading import load_model
+from dsbd_distill.teacher_features import TeacherFeatures
+from dsbd_export.chats import Prompts
+from dsbd_export.checkpoints.checkpoint import open_target
+from dsbd_export.checkpoints.model_loading import load_model
+from dsbd_export.config import ModelOptions
 from tests.decoding.chi_square import chi_square_p_value
 
 EXACT = TorchDevice("cpu", uses_bf16=False)

@@ -8,9 +8,10 @@ import re
 import numpy as np
 import pytest
 
-from dsbd_export.distill import texts as module
-from dsbd_export.distill.chats import ChatTokens
-from dsbd_export.distill.texts import (
+from dsbd_export import texts as module
+from dsbd_export.chats import ChatTokens
+from dsbd_export.errors import ExportError
+from dsbd_export.texts import (
     check_readable,
     find_files,
     is_held_out,
@@ -18,8 +19,7 @@ from dsbd_export.distill.texts import (
     windows,
     write_streams,
 )
-from dsbd_export.errors import ExportError
-from dsbd_runtime.tokenizer import Tokenizer
+from dsbd_runtime.text.tokenizer import Tokenizer
 from tests.runtime.tiny_tokenizer import tiny_tokenizer
 
 BOS, EOS = 256, 257

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from dsbd_export.distill import training
-from dsbd_export.distill.training import (
+from dsbd_distill import training
+from dsbd_distill.training import (
     Muon,
     Schedule,
     StepBudget,
@@ -188,7 +188,7 @@ def test_a_loss_that_is_not_finite_ends_it(tmp_path):
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
-from dsbd_export.distill.training import StepBudget
+from dsbd_distill.training import StepBudget
 from tests.distill.test_training import batches_at, killed_at, loss_of, trainer_of
 
 _, trainer = trainer_of(Path(sys.argv[1]), StepBudget(16))

@@ -12,7 +12,7 @@ import pytest
 
 from dsbd_ort import GenerationResult, Pipeline
 from dsbd_ort.results import result_object
-from dsbd_runtime.bundle import Bundle, open_bundle, write_manifest
+from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle, write_manifest
 from tests.embedding.asked import answers, requests
 from tests.embedding.conftest import PROGRAMS, Compile
 

@@ -24,7 +24,7 @@ from dsbd_ort.engine import (
 )
 from dsbd_ort.model_pair import BusyError
 from dsbd_ort.results import GenerationResult
-from dsbd_runtime.bundle import Bundle
+from dsbd_runtime.bundle_files.bundle import Bundle
 from tests.engine.test_service import requests, told
 
 ENDLESS: dict[str, Any] = {"strategy": "sample", "max_new_tokens": 400, "eos_token_id": []}

@@ -25,7 +25,7 @@ from dsbd_ort.engine import (
     ServiceStats,
 )
 from dsbd_ort.results import GenerationResult, StreamPiece
-from dsbd_runtime.bundle import Bundle
+from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
 from tests.test_demo_pair import PROMPTS as DEMO_PROMPTS
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dsbd_ort import TokenTrie
 from dsbd_ort.decoding import DecodingConfig, TableModel, decode
 from dsbd_ort.decoding.noise import child_key, gumbel_noise, mix64, root_key
-from dsbd_runtime.kv_cache import bucket_capacity
+from dsbd_runtime.parts.kv_cache import bucket_capacity
 from tests.examples.cpp_requests import Options, arguments_of, of_python
 from tests.made_once import made_once
 

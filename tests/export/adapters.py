@@ -9,7 +9,7 @@ import torch
 from peft import LoraConfig, PeftConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from dsbd_export.checkpoint import quiet_libraries
+from dsbd_export.checkpoints.checkpoint import quiet_libraries
 
 MODULES = ["q_proj", "v_proj", "down_proj"]
 

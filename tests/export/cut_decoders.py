@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-from dsbd_export.checkpoint import quiet_libraries
+from dsbd_export.checkpoints.checkpoint import quiet_libraries
 
 
 def cut_decoder(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
-from dsbd_export.parity import InFloat64, ParityLimit, measured_parity, refusal
+from dsbd_export.gate.parity import InFloat64, ParityLimit, measured_parity, refusal
 from dsbd_export.parity_cases import Reference
-from dsbd_runtime.bundle import ParityReport
+from dsbd_runtime.bundle_files.bundle import ParityReport
 
 
 def check_parity(

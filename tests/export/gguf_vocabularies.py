@@ -17,7 +17,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from dsbd_runtime.tokenizer import BYTE_BY_SYMBOL
+from dsbd_runtime.text.tokenizer import BYTE_BY_SYMBOL
 
 BEGIN, END, DEEPSEEK, ACCENTED, THINK, SPACES = (
     "<|begin|>",

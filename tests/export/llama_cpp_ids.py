@@ -11,7 +11,7 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
-from dsbd_export.gguf_words import PRE_TOKENIZERS
+from dsbd_export.tokenizers.gguf_words import PRE_TOKENIZERS
 from tests.export.gguf_vocabularies import (
     ACCENTED,
     BEGIN,

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dsbd_export.checkpoint import quiet_libraries
+from dsbd_export.checkpoints.checkpoint import quiet_libraries
 from dsbd_export.config import OPSET
-from dsbd_export.optimize import optimize_graph
+from dsbd_export.passes.optimize import optimize_graph
 from tests.ort_sessions import cpu_session
 
 WIDTH = 7

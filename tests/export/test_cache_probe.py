@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from dsbd_export.cache_probe import probed_caches
-from dsbd_export.checkpoint import open_checkpoint
+from dsbd_export.capture.cache_probe import probed_caches
+from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_runtime.cache_entries import AttentionRows
+from dsbd_runtime.parts.cache_entries import AttentionRows
 
 
 class StubModel(nn.Module):

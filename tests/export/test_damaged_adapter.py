@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dsbd_export.checkpoint import open_pair
+from dsbd_export.checkpoints.checkpoint import open_pair
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from tests.export.adapters import lora, write_adapter
@@ -122,7 +122,7 @@ def test_patterns_that_do_not_end_are_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dsbd_export.adapter_files._SECONDS", 0.5)
+    monkeypatch.setattr("dsbd_export.checkpoints.adapter_files._SECONDS", 0.5)
     adapter = write_adapter(small_llama_folder, tmp_path, lora())
     with_settings(**settings)(adapter)
     start = time.monotonic()

@@ -9,8 +9,8 @@ from transformers import MixtralConfig, PreTrainedConfig
 from transformers.integrations.moe import use_experts_implementation
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
+from dsbd_export.capture.replacements import dense_experts
 from dsbd_export.errors import ExportError
-from dsbd_export.replacements import dense_experts
 
 NUM_EXPERTS, HIDDEN, INNER = 4, 8, 6
 ROWS = torch.tensor([[2, 0], [1, 3], [3, 2], [0, 1], [2, 1]])  # (rows, experts of each)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from dsbd_export.parity import divergence
+from dsbd_export.gate.parity import divergence
 
 
 def logits_of(*rows):

@@ -15,20 +15,20 @@ import pytest
 import torch
 from transformers import GPT2Config, PhiConfig
 
-from dsbd_export.checkpoint import open_draft
+from dsbd_export.checkpoints.checkpoint import open_draft
+from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.draft_export import export_draft
 from dsbd_export.errors import ExportError
-from dsbd_export.model_loading import load_model
 from dsbd_export.model_source import SourceOf, source_of
 from dsbd_export.pair import agreed_draft, context_warning, resize_vocabulary
 from dsbd_export.pipeline import export_bundle
-from dsbd_export.tensorrt_build import add_engines
-from dsbd_export.tensorrt_options import TensorrtOptions
+from dsbd_export.tensorrt.tensorrt_build import add_engines
+from dsbd_export.tensorrt.tensorrt_options import TensorrtOptions
 from dsbd_ort import Pipeline
-from dsbd_runtime.bundle import Bundle, open_bundle
+from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
 from dsbd_runtime.errors import BundleError
-from dsbd_runtime.trt_record import find_record
+from dsbd_runtime.tensorrt.trt_record import find_record
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
 from scripts.shared_captures import SharedCaptures
 from tests.export.conftest import Exported, swap_tokens

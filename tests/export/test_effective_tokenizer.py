@@ -19,15 +19,15 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from dsbd_export.checkpoint import Checkpoint, open_checkpoint, quiet_libraries
+from dsbd_export.checkpoints.checkpoint import Checkpoint, open_checkpoint, quiet_libraries
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.pipeline import export_bundle
-from dsbd_export.tokenizer_files import write_tokenizer_files
-from dsbd_export.tokenizer_gate import TokenizerGate
-from dsbd_runtime.bundle import open_bundle
-from dsbd_runtime.chat_template import ChatTemplate
-from dsbd_runtime.tokenizer import Tokenizer
+from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
+from dsbd_export.tokenizers.tokenizer_gate import TokenizerGate
+from dsbd_runtime.bundle_files.bundle import open_bundle
+from dsbd_runtime.text.chat_template import ChatTemplate
+from dsbd_runtime.text.tokenizer import Tokenizer
 from tests.export.conftest import SIZES
 from tests.tokenizer_corpus import CHATS, CORPUS, TOOL, random_texts, write_tokenizer
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from dsbd_runtime.ort_module import LOG_WARNINGS
+from dsbd_runtime.ort.ort_module import LOG_WARNINGS
 from tests.ort_sessions import cpu_session
 
 CAPACITY = 16

@@ -11,8 +11,8 @@ from transformers import GPT2Config, PhiConfig
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.pipeline import export_bundle
-from dsbd_runtime.bundle import open_bundle
-from dsbd_runtime.cache_entries import equal_caches
+from dsbd_runtime.bundle_files.bundle import open_bundle
+from dsbd_runtime.parts.cache_entries import equal_caches
 from scripts.family_checkpoints import write_checkpoint
 from tests.export.conftest import swap_tokens
 

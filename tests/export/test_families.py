@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from transformers import HeliumConfig
 
-from dsbd_export.cache_probe import probed_caches
-from dsbd_export.checkpoint import Checkpoint, open_checkpoint
+from dsbd_export.capture.cache_probe import probed_caches
+from dsbd_export.capture.graph_checks import check_contract
+from dsbd_export.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from dsbd_export.checkpoints.families import FAMILIES, AttentionForm
+from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.families import FAMILIES, AttentionForm
-from dsbd_export.graph_checks import check_contract
-from dsbd_export.model_loading import load_model
+from dsbd_export.gate.parity import MAX_ABS_ERROR, ParityLimit
 from dsbd_export.model_source import source_of
-from dsbd_export.parity import MAX_ABS_ERROR, ParityLimit
 from dsbd_export.parity_cases import forest_cases, references
 from dsbd_export.pipeline import export_model
-from dsbd_runtime.cache_entries import recurrent
+from dsbd_runtime.parts.cache_entries import recurrent
 from scripts.family_checkpoints import (
     CONVOLUTIONAL,
     FAMILY_CHECKPOINTS,

@@ -11,15 +11,15 @@ from typing import Any
 import onnx
 import pytest
 
-from dsbd_export.checkpoint import open_checkpoint
+from dsbd_export.checkpoints.checkpoint import open_checkpoint
+from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.model_loading import load_model
-from dsbd_export.parity import MAX_ABS_ERROR, ParityLimit
+from dsbd_export.gate.parity import MAX_ABS_ERROR, ParityLimit
 from dsbd_export.parity_cases import Reference, forest_cases, reference_logits
 from dsbd_export.pipeline import export_model
-from dsbd_export.tensorrt_build import check_buildable
-from dsbd_runtime.cache_entries import state_decay_name
+from dsbd_export.tensorrt.tensorrt_build import check_buildable
+from dsbd_runtime.parts.cache_entries import state_decay_name
 from scripts.family_checkpoints import write_family_checkpoint
 from tests.export.gate import check_parity
 from tests.made_once import made_once

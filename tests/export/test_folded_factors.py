@@ -8,12 +8,12 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from dsbd_export.equalize import Equalizer
-from dsbd_export.folded_factors import fold_factors
-from dsbd_export.product_rows import RowsOfProducts, key_of, rows_of
-from dsbd_export.quantize import quantize_graph
-from dsbd_export.row_forms import FormChoice
-from dsbd_export.weighted_layers import find_embeddings, find_linears
+from dsbd_export.passes.weighted_layers import find_embeddings, find_linears
+from dsbd_export.quantization.equalize import Equalizer
+from dsbd_export.quantization.folded_factors import fold_factors
+from dsbd_export.quantization.product_rows import RowsOfProducts, key_of, rows_of
+from dsbd_export.quantization.quantize import quantize_graph
+from dsbd_export.quantization.row_forms import FormChoice
 from tests.ort_sessions import cpu_session
 
 HEADS, KEY_HEADS, DEPTH = 4, 2, 16

@@ -8,18 +8,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dsbd_export.checkpoint import open_checkpoint
-from dsbd_export.config import ExportConfig
-from dsbd_export.errors import ExportError
-from dsbd_export.known_shapes import fix_expansions, fix_reshapes
-from dsbd_export.pipeline import export_model
-from dsbd_export.replacements import (
+from dsbd_export.capture.replacements import (
     ReplaceTorchFunctions,
     additive_mask,
     capped_attention,
     forest_attention,
     refuse_own_mask,
 )
+from dsbd_export.checkpoints.checkpoint import open_checkpoint
+from dsbd_export.config import ExportConfig
+from dsbd_export.errors import ExportError
+from dsbd_export.passes.known_shapes import fix_expansions, fix_reshapes
+from dsbd_export.pipeline import export_model
 from scripts.family_checkpoints import write_family_checkpoint
 
 QUERY = torch.zeros(1, 4, 3, 8)  # four heads of eight, three rows

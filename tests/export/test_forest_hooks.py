@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dsbd_export.capture.forest_graph import ForestCache
+from dsbd_export.capture.replacements import forest_attention
 from dsbd_export.errors import ExportError
-from dsbd_export.forest_graph import ForestCache
-from dsbd_export.replacements import forest_attention
-from dsbd_runtime.cache_entries import ATTENTION_ROWS
+from dsbd_runtime.parts.cache_entries import ATTENTION_ROWS
 
 NEW = torch.zeros(1, 2, 3, 8)  # two heads of eight, three rows
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dsbd_export.checkpoint import open_checkpoint
+from dsbd_export.capture.gather_head import GatheredRows, gather_problem
+from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.gather_head import GatheredRows, gather_problem
 from dsbd_export.pipeline import export_model
 from dsbd_forward.logits import Gather
-from dsbd_runtime.bundle import open_bundle
-from dsbd_runtime.cache_entries import most_new_rows
+from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
+from dsbd_runtime.parts.cache_entries import most_new_rows
 from scripts.family_checkpoints import write_family_checkpoint
 from tests.export.conftest import export
 from tests.runtime.model_calls import logits_of

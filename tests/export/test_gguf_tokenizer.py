@@ -9,13 +9,13 @@ from typing import Any
 import gguf
 import pytest
 
-from dsbd_export.checkpoint import open_pair
+from dsbd_export.checkpoints.checkpoint import open_pair
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.gguf_tokenizer import gguf_tokenizer
-from dsbd_export.gguf_words import PRE_TOKENIZERS
-from dsbd_export.tokenizer_files import write_tokenizer_files
-from dsbd_runtime.tokenizer import Tokenizer
+from dsbd_export.tokenizers.gguf_tokenizer import gguf_tokenizer
+from dsbd_export.tokenizers.gguf_words import PRE_TOKENIZERS
+from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
+from dsbd_runtime.text.tokenizer import Tokenizer
 from tests.clients.environments import llama_cpp_ids
 from tests.export.gguf_vocabularies import (
     ACCENTED,

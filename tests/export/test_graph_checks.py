@@ -5,9 +5,9 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
+from dsbd_export.capture.graph_checks import check_contract
+from dsbd_export.checkpoints.families import AttentionForm
 from dsbd_export.errors import ExportError
-from dsbd_export.families import AttentionForm
-from dsbd_export.graph_checks import check_contract
 from tests.export.exported_target import exported_target
 
 

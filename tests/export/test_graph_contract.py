@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
 
 INT64, BOOL, FLOAT = TensorProto.INT64, TensorProto.BOOL, TensorProto.FLOAT

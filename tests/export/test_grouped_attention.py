@@ -9,12 +9,12 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from dsbd_export.capture.graph_checks import lint_for_tensorrt
+from dsbd_export.capture.replacements import HIDDEN
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.graph_checks import lint_for_tensorrt
-from dsbd_export.optimize import group_query_heads
-from dsbd_export.replacements import HIDDEN
-from dsbd_runtime.bundle import open_bundle
+from dsbd_export.passes.optimize import group_query_heads
+from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
 from tests.export.conftest import export
 from tests.runtime.model_calls import logits_of, prefix_and_tree

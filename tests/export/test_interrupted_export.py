@@ -11,7 +11,7 @@ import pytest
 
 from dsbd_export.config import ExportConfig
 from dsbd_export.pipeline import export_bundle
-from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.bundle_files.bundle import open_bundle
 
 EXPORT = "import sys; from dsbd_ort.cli import export; export(sys.argv[1:])"
 FILE_LIMIT = 50_000  # bytes; the weights of the tiny pair are larger

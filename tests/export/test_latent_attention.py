@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dsbd_export.latent_attention import absorb_expansions, latents_of
+from dsbd_export.capture.latent_attention import absorb_expansions, latents_of
 
 HEADS, KEY_WIDTH, ROTATED, VALUE_WIDTH, RANK = 3, 5, 2, 7, 4
 

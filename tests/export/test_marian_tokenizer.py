@@ -14,13 +14,13 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, MarianTokenizer
 
 import dsbd_ort
-from dsbd_export.checkpoint import quiet_libraries
+from dsbd_export.checkpoints.checkpoint import quiet_libraries
 from dsbd_export.config import ExportConfig
-from dsbd_export.encoder_decoder.marian_tokenizer import write_source_tokenizer
 from dsbd_export.errors import ExportError
 from dsbd_export.pipeline import export_bundle
+from dsbd_export.tokenizers.marian_tokenizer import write_source_tokenizer
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.tokenizer import Tokenizer
+from dsbd_runtime.text.tokenizer import Tokenizer
 from scripts.family_checkpoints import write_family_checkpoint
 from tests.made_once import made_once
 

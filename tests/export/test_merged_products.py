@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from dsbd_export.merged_products import merge_products, transpose_before_split
+from dsbd_export.passes.merged_products import merge_products, transpose_before_split
 from tests.ort_sessions import cpu_session
 
 IN, ROWS = 32, 5

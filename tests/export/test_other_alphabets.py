@@ -13,14 +13,14 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 import dsbd_ort
-from dsbd_export.calibration import calibration_case
-from dsbd_export.checkpoint import Checkpoint, open_checkpoint
+from dsbd_export.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.parity_cases import num_drawn, text_case
 from dsbd_export.pipeline import export_bundle
-from dsbd_export.tokenizer_files import write_tokenizer_files
-from dsbd_runtime.tokenizer import Tokenizer as RuntimeTokenizer
+from dsbd_export.quantization.calibration import calibration_case
+from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
+from dsbd_runtime.text.tokenizer import Tokenizer as RuntimeTokenizer
 from scripts.family_checkpoints import write_checkpoint
 from tests.export.conftest import SIZES
 from tests.tokenizer_corpus import write_tokenizer

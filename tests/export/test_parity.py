@@ -11,13 +11,15 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from dsbd_export.checkpoint import limited_threads
+from dsbd_export.checkpoints.checkpoint import limited_threads
+from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
-from dsbd_export.model_loading import load_model
+from dsbd_export.gate.parity import MEAN_KL, ParityLimit, advice
+from dsbd_export.gate.parity_engine import ForestEngine
+from dsbd_export.gate.seen_rows import see_rows
 from dsbd_export.model_source import source_of
 from dsbd_export.pair import highest_token_id, read_tokenizer
-from dsbd_export.parity import MEAN_KL, ParityLimit, advice
 from dsbd_export.parity_cases import (
     TREE_PARENTS,
     ForestCase,
@@ -26,10 +28,8 @@ from dsbd_export.parity_cases import (
     reference_logits,
     references,
 )
-from dsbd_export.parity_engine import ForestEngine
 from dsbd_export.progress import silent
-from dsbd_export.seen_rows import see_rows
-from dsbd_runtime.bundle import ParityCase, ParityReport
+from dsbd_runtime.bundle_files.bundle import ParityCase, ParityReport
 from tests.export.exported_target import exported_target
 from tests.export.gate import check_parity
 

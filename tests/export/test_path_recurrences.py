@@ -13,20 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dsbd_export.errors import ExportError
-from dsbd_export.fold_graph import write_fold_graph
-from dsbd_export.path_convolutions import PathConvolutions
-from dsbd_export.path_recurrences import (
+from dsbd_export.capture.fold_graph import write_fold_graph
+from dsbd_export.capture.path_convolutions import PathConvolutions
+from dsbd_export.capture.path_recurrences import (
     Checkpoints,
     PastRows,
     PathRows,
     Recurrence,
     path_outputs,
 )
-from dsbd_export.replacements import ReplaceTorchFunctions
-from dsbd_export.seen_rows import rows_above, see_rows
+from dsbd_export.capture.replacements import ReplaceTorchFunctions
+from dsbd_export.errors import ExportError
+from dsbd_export.gate.seen_rows import rows_above, see_rows
 from dsbd_forward.forward import Forward
-from dsbd_runtime.cache_entries import RecurrentRows
+from dsbd_runtime.parts.cache_entries import RecurrentRows
 from tests.ort_sessions import cpu_session
 
 CAPACITY = 96

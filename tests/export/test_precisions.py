@@ -10,17 +10,17 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto
 
+from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.model_loading import load_model
-from dsbd_export.parity import parity_limit
+from dsbd_export.gate.parity import parity_limit
+from dsbd_export.gate.parity_engine import ForestEngine
 from dsbd_export.parity_cases import references
-from dsbd_export.parity_engine import ForestEngine
 from dsbd_export.pipeline import export_bundle
-from dsbd_runtime import ort_module
-from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.loading import load_causal_lm
+from dsbd_runtime.ort import ort_module
 from tests.export.exported_target import exported_target
 from tests.export.gate import check_parity
 from tests.ort_sessions import cpu_session

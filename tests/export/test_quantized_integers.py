@@ -7,15 +7,15 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from dsbd_export.quantize import quantize_graph
-from dsbd_export.quantize_blockwise import (
+from dsbd_export.quantization.quantize import quantize_graph
+from dsbd_export.quantization.quantize_blockwise import (
     Blocks,
     block_integers,
     block_size,
     blocks_of,
     pack_nibbles,
 )
-from dsbd_export.quantize_dynamic import channel_integers, channel_scales
+from dsbd_export.quantization.quantize_dynamic import channel_integers, channel_scales
 from tests.ort_sessions import cpu_session
 
 

@@ -6,8 +6,8 @@ import pytest
 import transformers
 from transformers import PreTrainedConfig
 
-from dsbd_export.families import FAMILIES
-from dsbd_export.model_config import refusal_of
+from dsbd_export.checkpoints.families import FAMILIES
+from dsbd_export.checkpoints.model_config import refusal_of
 
 REFUSED = [  # (config class, its arguments, words of the reason)
     ("Speech2TextConfig", {}, "reads neither text nor"),

@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.draft_export import export_draft
 from dsbd_export.errors import ExportError
-from dsbd_export.model_loading import load_model
-from dsbd_export.parity import ParityLimit, measured_parity, refusal
+from dsbd_export.gate.parity import ParityLimit, measured_parity, refusal
+from dsbd_export.gate.refused_bundle import REFUSED_MANIFEST_NAME, keep_refused
 from dsbd_export.parity_cases import TEXT, Reference, references
 from dsbd_export.pipeline import export_bundle
-from dsbd_export.refused_bundle import REFUSED_MANIFEST_NAME, keep_refused
 from dsbd_ort.cli import export, inspect
-from dsbd_runtime.bundle import MANIFEST_NAME, open_bundle
+from dsbd_runtime.bundle_files.bundle import MANIFEST_NAME, open_bundle
+from dsbd_runtime.bundle_files.manifest import manifest_from_file
 from dsbd_runtime.errors import BundleError
-from dsbd_runtime.manifest import manifest_from_file
 from tests.export.conftest import Exported
 from tests.export.exported_target import exported_target
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, Phi3Config
 
-from dsbd_export.checkpoint import open_checkpoint
+from dsbd_export.capture.replacements import fix_rope
+from dsbd_export.checkpoints.checkpoint import open_checkpoint
+from dsbd_export.checkpoints.model_config import constant_rope_length
 from dsbd_export.config import ExportConfig
-from dsbd_export.model_config import constant_rope_length
 from dsbd_export.pair import context_warning
-from dsbd_export.replacements import fix_rope
 from scripts.family_checkpoints import write_family_checkpoint
 
 SCALED = {"rope_theta": 1e4, "factor": 2.0}

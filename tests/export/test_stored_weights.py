@@ -11,11 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from dsbd_export.checkpoint import Checkpoint, open_pair
+from dsbd_export.checkpoints.checkpoint import Checkpoint, open_pair
+from dsbd_export.checkpoints.model_loading import load_model, reference_dtype
+from dsbd_export.checkpoints.weights import (
+    convert_weights,
+    open_weights,
+    safetensors_files,
+    stored_dtype,
+)
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.model_loading import load_model, reference_dtype
-from dsbd_export.weights import convert_weights, open_weights, safetensors_files, stored_dtype
 from tests.export.conftest import SIZES
 
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

@@ -14,7 +14,7 @@ import pytest
 from onnx import helper
 
 from dsbd_export.errors import ExportError
-from dsbd_export.tensorrt_build import (
+from dsbd_export.tensorrt.tensorrt_build import (
     FORWARD_PROFILES,
     add_engines,
     add_profiles,
@@ -25,13 +25,13 @@ from dsbd_export.tensorrt_build import (
     default_capacity,
     move_profiles,
 )
-from dsbd_export.tensorrt_graph import network_problems, parse_network, tensorrt_graph
-from dsbd_export.tensorrt_options import BuildPlace, TensorrtOptions, build_place
-from dsbd_runtime.bundle import ROLES, open_bundle
+from dsbd_export.tensorrt.tensorrt_graph import network_problems, parse_network, tensorrt_graph
+from dsbd_export.tensorrt.tensorrt_options import BuildPlace, TensorrtOptions, build_place
+from dsbd_runtime.bundle_files.bundle import ROLES, open_bundle
+from dsbd_runtime.engine.session import MAX_FORWARD_ROWS
 from dsbd_runtime.errors import ProviderError
-from dsbd_runtime.session import MAX_FORWARD_ROWS
-from dsbd_runtime.trt_module import trt_logger
-from dsbd_runtime.trt_record import ENGINE_FILES, find_record, source_hashes
+from dsbd_runtime.tensorrt.trt_module import trt_logger
+from dsbd_runtime.tensorrt.trt_record import ENGINE_FILES, find_record, source_hashes
 from tests.ort_sessions import cpu_session
 from tests.runtime.fake_trt import add_fake_engines
 from tests.runtime.tiny_graph import TinyModel, write_engine, write_prune_graph, write_tiny_bundle

@@ -6,7 +6,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from dsbd_export.graph_checks import lint_for_tensorrt
+from dsbd_export.capture.graph_checks import lint_for_tensorrt
 
 RIGHT = """
 <ir_version: 10, opset_import: ["": 24, "other": 1]>

@@ -10,10 +10,14 @@ import pytest
 
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.tensorrt_build import load_timing_cache, save_timing_cache, timing_cache_file
-from dsbd_export.tensorrt_options import BuildPlace, TensorrtOptions, build_place
+from dsbd_export.tensorrt.tensorrt_build import (
+    load_timing_cache,
+    save_timing_cache,
+    timing_cache_file,
+)
+from dsbd_export.tensorrt.tensorrt_options import BuildPlace, TensorrtOptions, build_place
 from dsbd_runtime.errors import ProviderError
-from dsbd_runtime.trt_module import FLAVOURS, import_trt, version_numbers
+from dsbd_runtime.tensorrt.trt_module import FLAVOURS, import_trt, version_numbers
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"engine": "openvino"}, "engine='openvino' is not known; use one of onnx, tensorrt, "),

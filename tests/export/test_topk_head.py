@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dsbd_export.capture.topk_head import HeadRows, head_problem
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.pipeline import export_bundle
-from dsbd_export.topk_head import HeadRows, head_problem
-from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
 from tests.export.conftest import export
 from tests.runtime.model_calls import logits_of

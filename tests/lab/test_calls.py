@@ -13,7 +13,7 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
-from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.bundle_files.bundle import open_bundle
 from lab.frame.machine import _ticks, one_core_taken, wait_until_idle
 from lab.frame.random_calls import RandomCalls, product_bytes
 from lab.frame.rounds import time_in_rounds

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from dsbd_export.config import ExportConfig
 from dsbd_export.pipeline import export_bundle
-from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.bundle_files.bundle import open_bundle
 from lab.divergence import COLUMNS, bundle_log_probs, main
 from scripts.family_checkpoints import write_family_checkpoint
 from scripts.shared_captures import SharedCaptures

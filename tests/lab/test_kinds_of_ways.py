@@ -8,7 +8,7 @@ import pytest
 from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_forward.logits import DenseLogits, TopLogits
 from dsbd_forward.spec import EngineSpec
-from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
 from lab.gpu.report import BITS_COLUMNS
 from lab.invariance.kinds_of_ways import FIXED_ROWS, KINDS, count_by_kind

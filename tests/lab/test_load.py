@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsbd_runtime.bundle import Bundle
+from dsbd_runtime.bundle_files.bundle import Bundle
 from lab.frame.page import DOCS, RESULTS
 from lab.frame.server_process import MemorySamples, sampled_memory
 from lab.soak.mixed_load import Outcomes

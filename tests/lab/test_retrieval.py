@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dsbd_ort import TokenTrie
-from dsbd_runtime.bundle import Bundle
+from dsbd_runtime.bundle_files.bundle import Bundle
 from lab.frame.own_process import in_own_process
 from lab.peers.ids import Ids
 from lab.retrieval.wide_requests import Computed, cells_of, computed, settings_of

@@ -13,7 +13,7 @@ import pytest
 
 from dsbd_ort import Pipeline
 from dsbd_ort.engine import Service, ServiceLimits
-from dsbd_runtime.bundle import Bundle, open_bundle, write_manifest
+from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle, write_manifest
 from tests.openai_server.running_server import RunningServer, running_server
 
 CHAT_TEMPLATE = (

@@ -12,7 +12,7 @@ import pytest
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingConfig
 from dsbd_ort.openai_server.default_options import DefaultOptions
-from dsbd_runtime.bundle import open_bundle, write_manifest
+from dsbd_runtime.bundle_files.bundle import open_bundle, write_manifest
 from tests.openai_server.conftest import Serve
 from tests.openai_server.running_server import MODEL, RunningServer
 

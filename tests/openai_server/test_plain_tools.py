@@ -18,7 +18,7 @@ from dsbd_ort.openai_server.plain_tools import (
     with_user_text,
 )
 from dsbd_ort.openai_server.settings import ServingSettings
-from dsbd_runtime.bundle import Bundle
+from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import InputError
 from tests.openai_server.conftest import CHAT_TEMPLATE, TOOL_TEMPLATE, Serve, with_templates
 from tests.openai_server.running_server import MODEL

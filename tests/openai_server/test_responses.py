@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dsbd_ort.openai_server.token_texts import TokenTexts
-from dsbd_runtime.stream_decoder import REPLACEMENT, TextWindow
+from dsbd_runtime.text.stream_decoder import REPLACEMENT, TextWindow
 from tests.runtime.tokenizer_kinds import KINDS, TEXTS, saved
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from dsbd_runtime.bundle import sha256_of
+from dsbd_runtime.bundle_files.bundle import sha256_of
 
 FILES = (
     "dsbd.json",

@@ -16,14 +16,14 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
+from dsbd_export.capture.gather_head import append_gather_head
+from dsbd_export.capture.topk_head import append_topk_head
 from dsbd_export.config import DraftConfig
 from dsbd_export.demo import demo_pair
 from dsbd_export.draft_export import export_draft
-from dsbd_export.gather_head import append_gather_head
-from dsbd_export.topk_head import append_topk_head
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding import STRATEGIES
-from dsbd_runtime.bundle import MODEL_FILE, ROLES, open_bundle, write_manifest
+from dsbd_runtime.bundle_files.bundle import MODEL_FILE, ROLES, open_bundle, write_manifest
 from scripts.shared_captures import SharedCaptures
 from tests.robustness.demo_requests import (
     DemoRequest,

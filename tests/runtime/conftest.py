@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsbd_runtime.bundle import Bundle
+from dsbd_runtime.bundle_files.bundle import Bundle
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import signal
 import sys
 from pathlib import Path
 
-from dsbd_runtime.manifest import MANIFEST_NAME
-from dsbd_runtime.staging import new_bundle, swap_folders
+from dsbd_runtime.bundle_files.manifest import MANIFEST_NAME
+from dsbd_runtime.bundle_files.staging import new_bundle, swap_folders
 
 
 class KillAt:

@@ -12,15 +12,15 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from dsbd_runtime import graph
-from dsbd_runtime.bound_calls import LoadedModel
-from dsbd_runtime.bundle import Bundle
-from dsbd_runtime.causal_lm import CausalLM
-from dsbd_runtime.device import ELEMENT_BYTES, BoundCall, DeviceArray, DeviceEngine
-from dsbd_runtime.device_session import DeviceSession
+from dsbd_runtime.bundle_files.bundle import Bundle
+from dsbd_runtime.device.bound_calls import LoadedModel
+from dsbd_runtime.device.device import ELEMENT_BYTES, BoundCall, DeviceArray, DeviceEngine
+from dsbd_runtime.device.device_session import DeviceSession
+from dsbd_runtime.device.ort_engine import OrtEngine
+from dsbd_runtime.engine import graph
+from dsbd_runtime.engine.causal_lm import CausalLM
+from dsbd_runtime.engine.session import MAX_FORWARD_ROWS
 from dsbd_runtime.errors import CapacityError
-from dsbd_runtime.ort_engine import OrtEngine
-from dsbd_runtime.session import MAX_FORWARD_ROWS
 from tests.ort_sessions import cpu_session
 
 POISON = 1e4

@@ -10,7 +10,7 @@ from typing import Any
 
 import onnxruntime as ort
 
-from dsbd_runtime.bundle import (
+from dsbd_runtime.bundle_files.bundle import (
     MANIFEST_NAME,
     MODEL_FILE,
     PRUNE_FILE,
@@ -18,9 +18,9 @@ from dsbd_runtime.bundle import (
     open_bundle,
     write_manifest,
 )
-from dsbd_runtime.device import DeviceArray
-from dsbd_runtime.ort_engine import OrtEngine
-from dsbd_runtime.trt_record import (
+from dsbd_runtime.device.device import DeviceArray
+from dsbd_runtime.device.ort_engine import OrtEngine
+from dsbd_runtime.tensorrt.trt_record import (
     ENGINE_FILE,
     PRUNE_ENGINE_FILE,
     EngineRecord,

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_runtime.engine.graph import LOGITS
+from dsbd_runtime.engine.session import EngineInputs, EngineOutputs
 from dsbd_runtime.errors import DsbdError
-from dsbd_runtime.graph import LOGITS
-from dsbd_runtime.session import EngineInputs, EngineOutputs
 
 BYTES_PER_ROW = 100
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from dsbd_forward.engine import Engine
 from dsbd_forward.forward import Forward
 from dsbd_forward.logits import DenseLogits, Gather, GatheredLogits
-from dsbd_runtime.causal_lm import CausalLM
-from dsbd_runtime.session import EngineInputs
+from dsbd_runtime.engine.causal_lm import CausalLM
+from dsbd_runtime.engine.session import EngineInputs
 from tests.runtime.reference import ancestor_mask
 from tests.runtime.tiny_tokenizer import VOCAB_SIZE
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from dsbd_forward.forward import Forward, RowSources, Source
-from dsbd_runtime.causal_lm import CausalLM
+from dsbd_runtime.engine.causal_lm import CausalLM
+from dsbd_runtime.engine.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
+from dsbd_runtime.engine.session import MAX_FORWARD_ROWS, EngineInputs
 from dsbd_runtime.errors import CapacityError, DsbdError, InputError
-from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
-from dsbd_runtime.session import MAX_FORWARD_ROWS, EngineInputs
 from tests.runtime.fakes import BYTES_PER_ROW, FakeSession
 from tests.runtime.model_calls import logits_of
 from tests.runtime.tiny_graph import TinyModel

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dsbd_runtime.causal_lm import CausalLM
-from dsbd_runtime.ort_session import OrtSession
+from dsbd_runtime.engine.causal_lm import CausalLM
+from dsbd_runtime.ort.ort_session import OrtSession
 from tests.runtime.model_calls import logits_of
 from tests.runtime.reference import ancestor_mask, reference_logits
 from tests.runtime.tiny_graph import TinyModel, write_engine

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from dsbd_runtime.chat_messages import check_messages
-from dsbd_runtime.chat_template import ChatTemplate
 from dsbd_runtime.errors import InputError
+from dsbd_runtime.text.chat_messages import check_messages
+from dsbd_runtime.text.chat_template import ChatTemplate
 from tests.runtime.tiny_tokenizer import tiny_tokenizer
 
 ROLES_BY_NAME = """{%- if messages[0].role == 'system' %}[S]{{ messages[0].content }}[/S]{% endif %}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from dsbd_runtime.chat_template import ChatTemplate
 from dsbd_runtime.errors import BundleError, InputError
+from dsbd_runtime.text.chat_template import ChatTemplate
 from tests.runtime.tiny_tokenizer import BOS, EOS, tiny_tokenizer
 
 LLAMA_LIKE = """{{- bos_token }}

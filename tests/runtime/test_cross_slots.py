@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from dsbd_forward.forward import Source
-from dsbd_runtime.cache_entries import AttentionRows
-from dsbd_runtime.cross_slots import CallSources, CrossSlots, places_of_rows
-from dsbd_runtime.encoder_entry import EncoderEntry
 from dsbd_runtime.errors import CapacityError
-from dsbd_runtime.ort_encoder import CrossRows, HeldSources
-from dsbd_runtime.ort_module import import_ort
+from dsbd_runtime.ort.ort_module import import_ort
+from dsbd_runtime.parts.cache_entries import AttentionRows
+from dsbd_runtime.parts.cross_slots import CallSources, CrossSlots, places_of_rows
+from dsbd_runtime.parts.encoder_entry import EncoderEntry
+from dsbd_runtime.parts.ort_encoder import CrossRows, HeldSources
 from tests.runtime.test_speech_entry import ENTRY as SPEECH
 
 NUM_HEADS, KEY_WIDTH, VALUE_WIDTH, NUM_LAYERS = 2, 3, 5, 2

@@ -10,8 +10,8 @@ import pytest
 
 from dsbd_ort.decoding import STRATEGIES, DecodeResult, DecodingConfig, decode
 from dsbd_ort.pipeline import Pipeline
-from dsbd_runtime.bundle import Bundle, open_bundle
-from dsbd_runtime.causal_lm import CausalLM
+from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
+from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.errors import InputError, ProviderError
 from dsbd_runtime.loading import load_pair
 from tests.runtime.fake_device import FakeMachine, open_on_fake

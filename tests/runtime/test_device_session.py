@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dsbd_runtime import bound_calls, graph
-from dsbd_runtime.bundle import Bundle, open_bundle
+from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
+from dsbd_runtime.device import bound_calls
+from dsbd_runtime.device.packed_buffer import PackedArrays, fill_forward
+from dsbd_runtime.engine import graph
+from dsbd_runtime.engine.session import EngineInputs
 from dsbd_runtime.errors import CapacityError, DsbdError, InputError
 from dsbd_runtime.loading import load_causal_lm
-from dsbd_runtime.packed_buffer import PackedArrays, fill_forward
-from dsbd_runtime.session import EngineInputs
 from tests.runtime.fake_device import FakeDevice, FakeMachine, open_on_fake
 from tests.runtime.model_calls import append_chain, append_forest, assert_same, engine_inputs
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle

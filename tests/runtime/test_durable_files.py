@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsbd_runtime import durable_files
-from dsbd_runtime.durable_files import checksum, put_in_place, sync_folder
+from dsbd_runtime.bundle_files import durable_files
+from dsbd_runtime.bundle_files.durable_files import checksum, put_in_place, sync_folder
 
 
 @pytest.fixture

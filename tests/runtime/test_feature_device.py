@@ -11,8 +11,8 @@ import pytest
 
 from dsbd_forward.features import ParentFeatures
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, decode
-from dsbd_runtime.bundle import Bundle, open_bundle
-from dsbd_runtime.causal_lm import CausalLM
+from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
+from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.errors import CapacityError, InputError, ProviderError
 from dsbd_runtime.loading import load_causal_lm, load_pair
 from tests.runtime.fake_device import FakeDevice, FakeMachine, open_on_fake

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dsbd_runtime.full_logits import HostLogits
+from dsbd_runtime.parts.full_logits import HostLogits
 
 
 def test_calls_of_sizes_that_come_again_have_one_value_each() -> None:

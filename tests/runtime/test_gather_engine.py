@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from dsbd_forward.forward import Forward
 from dsbd_forward.logits import Gather, GatheredLogits
 from dsbd_forward.spec import HeadSpec
-from dsbd_runtime.causal_lm import CausalLM
+from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.errors import BundleError, InputError
-from dsbd_runtime.ort_session import OrtSession
+from dsbd_runtime.ort.ort_session import OrtSession
 from tests.runtime.model_calls import logits_of
 from tests.runtime.reference import ancestor_mask
 from tests.runtime.tiny_graph import TinyModel, write_engine

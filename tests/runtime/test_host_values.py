@@ -9,9 +9,9 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-import dsbd_runtime.host_values as host_values
-from dsbd_runtime.graph import HeadOutput
-from dsbd_runtime.host_values import HostValues
+import dsbd_runtime.ort.host_values as host_values
+from dsbd_runtime.engine.graph import HeadOutput
+from dsbd_runtime.ort.host_values import HostValues
 from tests.ort_sessions import cpu_session
 
 HEAD = (HeadOutput("doubled", np.float32, (3,)), HeadOutput("total", np.float32, (), by_pair=True))

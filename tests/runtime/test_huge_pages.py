@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsbd_runtime.huge_pages import (
+from dsbd_runtime.ort.huge_pages import (
     HUGE_PAGE,
     MAPS,
     are_offered,

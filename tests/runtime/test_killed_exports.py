@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from dsbd_runtime.bundle_files.manifest import MANIFEST_NAME
+from dsbd_runtime.bundle_files.staging import new_bundle, swap_folders
 from dsbd_runtime.errors import BundleError
-from dsbd_runtime.manifest import MANIFEST_NAME
-from dsbd_runtime.staging import new_bundle, swap_folders
 
 Swap = Callable[[Path, Path], bool]
 CRASHES = Path(__file__).with_name("crashes.py")
@@ -67,7 +67,7 @@ def test_the_last_export_to_finish_stays(tmp_path: Path, swap: Swap) -> None:
 def test_a_running_export_of_another_process_is_left_alone(tmp_path: Path) -> None:
     output = tmp_path / "bundle"
     code = (
-        "import sys\nfrom dsbd_runtime.staging import new_bundle\n"
+        "import sys\nfrom dsbd_runtime.bundle_files.staging import new_bundle\n"
         f"with new_bundle({str(output)!r}) as folder:\n"
         "    print('open', flush=True); sys.stdin.read()\n"
         f"    (folder / {MANIFEST_NAME!r}).write_text('slow')\n"

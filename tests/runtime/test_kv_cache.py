@@ -7,9 +7,14 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from dsbd_runtime.cache_entries import AttentionRows, CacheEntry, ConvolutionRows, equal_caches
 from dsbd_runtime.errors import CapacityError
-from dsbd_runtime.kv_cache import KVCache, bucket_capacity, row_bytes
+from dsbd_runtime.parts.cache_entries import (
+    AttentionRows,
+    CacheEntry,
+    ConvolutionRows,
+    equal_caches,
+)
+from dsbd_runtime.parts.kv_cache import KVCache, bucket_capacity, row_bytes
 
 GEOMETRY = equal_caches(3, num_heads=2, head_dim=4, dtype="fp32")
 

@@ -9,12 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsbd_runtime.bundle import Bundle, FileEntry, ModelEntry, open_bundle, write_manifest
-from dsbd_runtime.cache_entries import equal_caches
-from dsbd_runtime.causal_lm import CausalLM
+from dsbd_runtime.bundle_files.bundle import (
+    Bundle,
+    FileEntry,
+    ModelEntry,
+    open_bundle,
+    write_manifest,
+)
+from dsbd_runtime.engine.causal_lm import CausalLM
+from dsbd_runtime.engine.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
 from dsbd_runtime.errors import BundleError, InputError, ProviderError
-from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
 from dsbd_runtime.loading import SMALL_DRAFT_BYTES, load_causal_lm, load_pair
+from dsbd_runtime.parts.cache_entries import equal_caches
 from tests.runtime.model_calls import logits_of
 from tests.runtime.reference import reference_logits
 from tests.runtime.tiny_graph import TinyModel

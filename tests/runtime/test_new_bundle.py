@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dsbd_runtime.bundle import ROLES, open_bundle, sha256_of, write_manifest
+from dsbd_runtime.bundle_files.bundle import ROLES, open_bundle, sha256_of, write_manifest
+from dsbd_runtime.bundle_files.staging import new_bundle
 from dsbd_runtime.errors import BundleError
-from dsbd_runtime.staging import new_bundle
 from tests.runtime.tiny_graph import TinyModel
 
 ENTRY = TinyModel().entry()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsbd_runtime.bundle import Bundle, open_bundle, write_manifest
+from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle, write_manifest
 from dsbd_runtime.errors import BundleError, CapacityError, DsbdError, InputError, ProviderError
 from dsbd_runtime.loading import load_causal_lm, load_pair
 from tests.runtime.bundle_edits import as_version_2, as_version_3, edited, without_draft

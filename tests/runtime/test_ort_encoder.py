@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from dsbd_forward.forward import Source
-from dsbd_runtime.graph import EncoderContract, TensorSpec
-from dsbd_runtime.ort_encoder import OrtEncoder
-from dsbd_runtime.ort_module import import_ort
+from dsbd_runtime.engine.graph import EncoderContract, TensorSpec
+from dsbd_runtime.ort.ort_module import import_ort
+from dsbd_runtime.parts.ort_encoder import OrtEncoder
 from tests.runtime.test_cross_slots import BYTES_OF_TOKEN, ENTRY, rows_of
 
 ORT = import_ort()

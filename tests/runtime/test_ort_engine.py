@@ -11,11 +11,17 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from dsbd_export.prune_graph import write_prune_graph
-from dsbd_runtime import graph
-from dsbd_runtime.bundle import Bundle
-from dsbd_runtime.cache_entries import equal_caches
-from dsbd_runtime.cuda_device import CudaDevice
+from dsbd_export.capture.prune_graph import write_prune_graph
+from dsbd_runtime.bundle_files.bundle import Bundle
+from dsbd_runtime.device.cuda_device import CudaDevice
+from dsbd_runtime.device.ort_engine import (
+    OrtEngine,
+    cuda_options,
+    open_on_provider,
+    preload_libraries,
+)
+from dsbd_runtime.engine import graph
+from dsbd_runtime.engine.providers import Provider, find_provider
 from dsbd_runtime.errors import (
     BundleError,
     CapacityError,
@@ -23,14 +29,8 @@ from dsbd_runtime.errors import (
     EngineError,
     ProviderError,
 )
-from dsbd_runtime.kv_cache import DeviceCaches
-from dsbd_runtime.ort_engine import (
-    OrtEngine,
-    cuda_options,
-    open_on_provider,
-    preload_libraries,
-)
-from dsbd_runtime.providers import Provider, find_provider
+from dsbd_runtime.parts.cache_entries import equal_caches
+from dsbd_runtime.parts.kv_cache import DeviceCaches
 from tests.ort_sessions import cpu_session
 from tests.runtime.fake_cuda import FakeCudaRuntime
 from tests.runtime.fake_device import FakeDevice

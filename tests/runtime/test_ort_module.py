@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsbd_runtime.ort_module import saturates_int8_products
+from dsbd_runtime.ort.ort_module import saturates_int8_products
 
 FLAGS = "processor : 0\nflags\t\t: fpu avx2 {}\nbugs : none\n"
 

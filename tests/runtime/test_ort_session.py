@@ -13,14 +13,14 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from dsbd_runtime import graph
-from dsbd_runtime.bundle import Bundle
-from dsbd_runtime.cache_entries import past_name, present_name
+from dsbd_runtime.bundle_files.bundle import Bundle
+from dsbd_runtime.engine import graph
+from dsbd_runtime.engine.session import EngineInputs
 from dsbd_runtime.errors import BundleError, DsbdError, EngineError, InputError, ProviderError
-from dsbd_runtime.kv_cache import KVCache
-from dsbd_runtime.ort_module import LOG_WARNINGS
-from dsbd_runtime.ort_session import OrtSession
-from dsbd_runtime.session import EngineInputs
+from dsbd_runtime.ort.ort_module import LOG_WARNINGS
+from dsbd_runtime.ort.ort_session import OrtSession
+from dsbd_runtime.parts.cache_entries import past_name, present_name
+from dsbd_runtime.parts.kv_cache import KVCache
 from tests.ort_sessions import cpu_session
 from tests.runtime.model_calls import engine_inputs
 from tests.runtime.tiny_graph import TinyModel, write_engine

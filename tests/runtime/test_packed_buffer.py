@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dsbd_runtime import graph
-from dsbd_runtime.device_session import forward_bucket, padded_rows, row_bucket
-from dsbd_runtime.packed_buffer import (
+from dsbd_runtime.device.device_session import forward_bucket, padded_rows, row_bucket
+from dsbd_runtime.device.packed_buffer import (
     PackedArrays,
     PackedBuffer,
     fill_forward,
@@ -16,6 +15,7 @@ from dsbd_runtime.packed_buffer import (
     move_parts,
     packed_bytes,
 )
+from dsbd_runtime.engine import graph
 from tests.runtime.fake_device import FakeDevice
 from tests.runtime.model_calls import engine_inputs
 

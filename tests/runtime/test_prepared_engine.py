@@ -17,12 +17,12 @@ import pytest
 from filelock import lock_descriptor
 from numpy.typing import NDArray
 
-from dsbd_runtime.bundle import Bundle, open_bundle
-from dsbd_runtime.durable_files import checksum
+from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
+from dsbd_runtime.bundle_files.durable_files import checksum
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.loading import load_causal_lm, load_pair
-from dsbd_runtime.ort_session import OrtSession
-from dsbd_runtime.prepared_engine import PreparedEngine
+from dsbd_runtime.ort.ort_session import OrtSession
+from dsbd_runtime.ort.prepared_engine import PreparedEngine
 from tests.runtime.model_calls import append_chain
 
 PARTS = {"model.onnx", "model.bin", "whole.json"}

@@ -14,18 +14,18 @@ import onnxruntime as ort
 import pytest
 
 import dsbd_runtime
-from dsbd_runtime.bundle import Bundle
-from dsbd_runtime.cache_entries import ConvolutionRows
-from dsbd_runtime.errors import ProviderError
-from dsbd_runtime.loading import BACKENDS, check_available, load_causal_lm, load_pair
-from dsbd_runtime.ort_module import check_offered
-from dsbd_runtime.providers import (
+from dsbd_runtime.bundle_files.bundle import Bundle
+from dsbd_runtime.engine.providers import (
     PROVIDERS,
     Placement,
     check_runnable,
     find_provider,
     parse_placement,
 )
+from dsbd_runtime.errors import ProviderError
+from dsbd_runtime.loading import BACKENDS, check_available, load_causal_lm, load_pair
+from dsbd_runtime.ort.ort_module import check_offered
+from dsbd_runtime.parts.cache_entries import ConvolutionRows
 
 ROWS = [
     # name, what offers it, extra, dtypes, static capacity, device caches, CUDA graphs
@@ -113,7 +113,7 @@ def test_tensorrt_without_its_module_says_how_to_get_it() -> None:
 def test_without_the_cuda_bindings_the_mend_is_named() -> None:
     code = (
         "import sys; sys.modules['cuda.bindings.runtime'] = None\n"
-        "from dsbd_runtime.cuda_device import import_cuda_runtime\n"
+        "from dsbd_runtime.device.cuda_device import import_cuda_runtime\n"
         "from dsbd_runtime.errors import ProviderError\n"
         "try: import_cuda_runtime('pip install this')\n"
         "except ProviderError as error: print(error)"
@@ -149,8 +149,8 @@ def test_a_bad_device_is_refused(text: str, said: str) -> None:
 WITHOUT_ONNXRUNTIME = """
 import sys
 sys.modules["onnxruntime"] = None
-from dsbd_runtime.bundle import open_bundle
-from dsbd_runtime.cache_entries import ConvolutionRows
+from dsbd_runtime.bundle_files.bundle import open_bundle
+from dsbd_runtime.parts.cache_entries import ConvolutionRows
 from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.loading import load_causal_lm
 bundle = open_bundle(sys.argv[1], verify=True)
@@ -181,7 +181,7 @@ def test_a_missing_package_is_the_line_that_mends_it(tiny_bundle: Bundle) -> Non
 
 def test_the_runtime_imports_nothing_heavy() -> None:
     code = (
-        "import sys, dsbd_runtime.loading, dsbd_runtime.tokenizer\n"
+        "import sys, dsbd_runtime.loading, dsbd_runtime.text.tokenizer\n"
         "print(sorted({'onnxruntime', 'onnx', 'torch', 'transformers', 'cuda'} & set(sys.modules)))"
     )
     assert output_of(code) == "[]\n"
@@ -193,8 +193,8 @@ def test_telemetry_is_off_unless_the_environment_decides(given: str | None, foun
         "import os, sys\n"
         f"os.environ.pop('ORT_DISABLE_TELEMETRY', None); given = {given!r}\n"
         "if given is not None: os.environ['ORT_DISABLE_TELEMETRY'] = given\n"
-        "from dsbd_runtime.ort_module import import_ort_for\n"
-        "from dsbd_runtime.providers import find_provider\n"
+        "from dsbd_runtime.ort.ort_module import import_ort_for\n"
+        "from dsbd_runtime.engine.providers import find_provider\n"
         "import_ort_for(find_provider('cpu')); print(os.environ['ORT_DISABLE_TELEMETRY'])"
     )
     assert output_of(code) == f"{found}\n"

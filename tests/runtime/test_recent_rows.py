@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from dsbd_forward.forward import Forward
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.fold_chains import FOLDED_TOGETHER, LEFT_BEHIND
-from dsbd_runtime.recent_rows import MOST_HELD, NewRows, RecentRows
+from dsbd_runtime.parts.fold_chains import FOLDED_TOGETHER, LEFT_BEHIND
+from dsbd_runtime.parts.recent_rows import MOST_HELD, NewRows, RecentRows
 
 NUM_ANCESTORS = 3
 MOST_NEW = 64

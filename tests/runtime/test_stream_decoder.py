@@ -10,9 +10,9 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models
 
-from dsbd_runtime.bundle import Bundle
-from dsbd_runtime.stream_decoder import StreamDecoder, TextWindow
-from dsbd_runtime.tokenizer import Tokenizer
+from dsbd_runtime.bundle_files.bundle import Bundle
+from dsbd_runtime.text.stream_decoder import StreamDecoder, TextWindow
+from dsbd_runtime.text.tokenizer import Tokenizer
 
 TEXT = "x = 'é', naïve; 日本語 👩‍👩‍👧 ok 🏳️‍🌈!\n\tend"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from dsbd_runtime.stream_decoder import REPLACEMENT, StreamDecoder, TextWindow, whole_text
+from dsbd_runtime.text.stream_decoder import REPLACEMENT, StreamDecoder, TextWindow, whole_text
 from tests.runtime.tokenizer_kinds import KINDS, SPECIAL, TEXTS, CountingTokenizer, saved
 
 NOT_STREAMED = {"across_tokens", "stripped_at_the_end"}

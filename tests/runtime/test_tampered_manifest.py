@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dsbd_runtime.bundle import Bundle, open_bundle
+from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
 from dsbd_runtime.errors import BundleError
 
 MOST_CHARACTERS = 1000

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tokenizers import processors
 
-from dsbd_runtime.bundle import Bundle
+from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import BundleError, InputError
-from dsbd_runtime.tokenizer import BYTE_BY_SYMBOL, Tokenizer
+from dsbd_runtime.text.tokenizer import BYTE_BY_SYMBOL, Tokenizer
 from tests.runtime.tiny_tokenizer import BOS, EOS, tiny_tokenizer
 from tests.runtime.tokenizer_kinds import KINDS, SPECIAL, saved, with_piece
 from tests.runtime.tokenizer_kinds import TEXTS as MANY_SCRIPTS

@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from dsbd_forward.logits import TopLogits
-from dsbd_runtime.causal_lm import CausalLM
+from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.errors import BundleError, InputError
-from dsbd_runtime.ort_session import OrtSession
+from dsbd_runtime.ort.ort_session import OrtSession
 from tests.runtime.model_calls import logits_of
 from tests.runtime.reference import ancestor_mask
 from tests.runtime.tiny_graph import TinyModel, write_engine

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsbd_runtime.bundle import Bundle, open_bundle
-from dsbd_runtime.causal_lm import CausalLM
-from dsbd_runtime.device_session import DeviceSession
+from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
+from dsbd_runtime.device.device_session import DeviceSession
+from dsbd_runtime.engine.causal_lm import CausalLM
+from dsbd_runtime.engine.providers import Placement, find_provider, parse_placement
+from dsbd_runtime.engine.session import EngineOptions
 from dsbd_runtime.errors import BundleError, CapacityError, DsbdError, ProviderError
 from dsbd_runtime.loading import load_causal_lm
-from dsbd_runtime.providers import Placement, find_provider, parse_placement
-from dsbd_runtime.session import EngineOptions
-from dsbd_runtime.trt_engine import open_trt_session
+from dsbd_runtime.tensorrt.trt_engine import open_trt_session
 from tests.runtime.fake_trt import CAPACITY, STEPS, FakeGpu, FakeTrt, add_fake_engines
 from tests.runtime.model_calls import logits_of
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle

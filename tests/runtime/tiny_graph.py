@@ -11,8 +11,7 @@ import tokenizers
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from dsbd_runtime import graph
-from dsbd_runtime.bundle import (
+from dsbd_runtime.bundle_files.bundle import (
     MODEL_FILE,
     PRUNE_FILE,
     ROLES,
@@ -21,9 +20,10 @@ from dsbd_runtime.bundle import (
     ParityReport,
     write_manifest,
 )
-from dsbd_runtime.cache_entries import KEY, VALUE, equal_caches, past_name, present_name
-from dsbd_runtime.graph import parse_num_top_logits
-from dsbd_runtime.staging import new_bundle
+from dsbd_runtime.bundle_files.staging import new_bundle
+from dsbd_runtime.engine import graph
+from dsbd_runtime.engine.graph import parse_num_top_logits
+from dsbd_runtime.parts.cache_entries import KEY, VALUE, equal_caches, past_name, present_name
 from tests.runtime.tiny_tokenizer import VOCAB_SIZE, tiny_tokenizer
 
 ONNX_TYPES = {"fp32": TensorProto.FLOAT, "fp16": TensorProto.FLOAT16}
@@ -171,11 +171,11 @@ def write_engine(model: TinyModel, path: Path) -> None:
 def _append_head(model: TinyModel, path: Path) -> None:
     """Put the head on a graph that ``dsbd-export`` does, whose modules import torch."""
     if model.logits == graph.GATHER:
-        from dsbd_export.gather_head import append_gather_head
+        from dsbd_export.capture.gather_head import append_gather_head
 
         append_gather_head(path)
     if num_candidates := parse_num_top_logits(model.logits):
-        from dsbd_export.topk_head import append_topk_head
+        from dsbd_export.capture.topk_head import append_topk_head
 
         append_topk_head(path, num_candidates)
         if not model.full_logits:

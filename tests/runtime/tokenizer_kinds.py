@@ -8,7 +8,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
-from dsbd_runtime.tokenizer import Tokenizer
+from dsbd_runtime.text.tokenizer import Tokenizer
 from tests.runtime.tiny_tokenizer import tiny_tokenizer
 
 SPECIAL = "</s>"

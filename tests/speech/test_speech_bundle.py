@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from dsbd_ort.cli import inspect
-from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.errors import BundleError
 from scripts.speech_checkpoint import TOKENS
 from tests.runtime.bundle_edits import edited

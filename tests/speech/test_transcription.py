@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from dsbd_errors import DsbdError
-from dsbd_export.checkpoint import quiet_libraries
+from dsbd_export.checkpoints.checkpoint import quiet_libraries
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding import DecodeResult, DecodingRequest, result_of
 from dsbd_ort.speech.languages import LANGUAGE_NAMES, OTHER_NAMES, code_of

@@ -226,7 +226,7 @@ def test_given_up_requests_return_what_they_have(speech_pipe):
 
 
 def _request(pipe: Any, options: dict[str, Any]) -> Callable[[Any], DecodingRequest]:
-    from dsbd_runtime.speech_entry import SoundFeatures
+    from dsbd_runtime.parts.speech_entry import SoundFeatures
 
     encoder = pipe.prompts.encoder
     shape = encoder.speech.num_mels, encoder.speech.num_frames

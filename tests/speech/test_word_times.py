@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from transformers import WhisperFeatureExtractor, WhisperTokenizer
 from transformers.models.whisper.tokenization_whisper import LANGUAGES, _collate_word_timestamps
 
-from dsbd_export.checkpoint import quiet_libraries
+from dsbd_export.checkpoints.checkpoint import quiet_libraries
 from dsbd_ort import Pipeline
 from dsbd_ort.engine import Service, ServiceClosedError
 from dsbd_ort.speech.transcript import SpokenWord, Transcript

@@ -9,7 +9,7 @@ from transformers import WhisperTokenizer
 from transformers.models.whisper import tokenization_whisper
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
-from dsbd_export.checkpoint import quiet_libraries
+from dsbd_export.checkpoints.checkpoint import quiet_libraries
 from dsbd_ort.speech.words import grouped
 from scripts.speech_checkpoint import TOKENS, speech_tokenizer
 

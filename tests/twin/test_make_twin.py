@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dsbd_export.checkpoint import quiet_libraries
+from dsbd_export.checkpoints.checkpoint import quiet_libraries
 from dsbd_export.config import ExportConfig
 from dsbd_export.demo import demo_pair
 from dsbd_export.pipeline import export_bundle

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.config import DraftedOptions, ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_runtime.bundle import ModelEntry
-from dsbd_runtime.encoder_entry import EncoderEntry
+from dsbd_runtime.bundle_files.bundle import ModelEntry
+from dsbd_runtime.parts.encoder_entry import EncoderEntry
 
 
 def check_readers(

@@ -3,7 +3,7 @@
 It is the decoder's graph with another output, put beside the finished file: all weights are those
 of model.onnx.data, and none is stored a second time. A call has the tokens of one text, all at
 once, and says by the attentions that follow the sound (``alignment_heads``) which token is heard
-where; the shapes are those of ``dsbd_runtime.ort_alignment``.
+where; the shapes are those of ``dsbd_runtime.parts.ort_alignment``.
 
     alignment_weights = Softmax(scale * query @ cross.key^T)       of these heads, (A, S, N)
 
@@ -26,17 +26,17 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from transformers import PreTrainedModel
 
-from dsbd_export.checkpoint import Checkpoint, quiet_libraries
+from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.encoder_decoder.parity_sources import ParitySources
 from dsbd_export.encoder_decoder.speech import heard_sounds
 from dsbd_export.errors import ExportError
+from dsbd_export.gate.parity_engine import as_export_errors, parity_session
 from dsbd_export.parity_cases import ComputeIn, num_drawn
-from dsbd_export.parity_engine import as_export_errors, parity_session
-from dsbd_runtime.bundle import ENCODER_FILE, MODEL_FILE
-from dsbd_runtime.cache_entries import parts_of, past_name
-from dsbd_runtime.encoder_entry import SOURCE_LENGTHS, cross_name
-from dsbd_runtime.graph import INPUT_IDS, LOGIT_ROWS, LOGITS, POSITION_IDS, WRITE_INDICES
-from dsbd_runtime.speech_entry import (
+from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, MODEL_FILE
+from dsbd_runtime.engine.graph import INPUT_IDS, LOGIT_ROWS, LOGITS, POSITION_IDS, WRITE_INDICES
+from dsbd_runtime.parts.cache_entries import parts_of, past_name
+from dsbd_runtime.parts.encoder_entry import SOURCE_LENGTHS, cross_name
+from dsbd_runtime.parts.speech_entry import (
     ALIGNMENT_FILE,
     ALIGNMENT_WEIGHTS,
     AlignmentEntry,

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 from dsbd_export.config import MIN_CONTEXT, ModelOptions
 from dsbd_export.encoder_decoder.speech import reads_sound, speech_entry
 from dsbd_export.errors import ExportError
-from dsbd_runtime.encoder_entry import EncoderEntry
+from dsbd_runtime.parts.encoder_entry import EncoderEntry
 
 _UNLIMITED = 512  # tokens of a model that limits none: what most of them were trained with
 

@@ -19,16 +19,8 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from dsbd_export.cache_probe import RecordingCache
-from dsbd_export.checkpoint import Checkpoint
-from dsbd_export.draft_vocabulary import spread
-from dsbd_export.encoder_decoder.attention import (
-    DistanceBiases,
-    SourcePlaces,
-    forest_positions,
-    rows_of_sources,
-)
-from dsbd_export.forest_graph import (
+from dsbd_export.capture.cache_probe import RecordingCache
+from dsbd_export.capture.forest_graph import (
     ForestCache,
     GraphNames,
     LayerCache,
@@ -37,9 +29,17 @@ from dsbd_export.forest_graph import (
     input_names,
     output_names,
 )
-from dsbd_export.model_loading import cache_name
+from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.checkpoints.model_loading import cache_name
+from dsbd_export.draft_vocabulary import spread
+from dsbd_export.encoder_decoder.attention import (
+    DistanceBiases,
+    SourcePlaces,
+    forest_positions,
+    rows_of_sources,
+)
 from dsbd_export.progress import Report
-from dsbd_runtime.encoder_entry import (
+from dsbd_runtime.parts.encoder_entry import (
     HIDDEN_STATES,
     INPUT_FEATURES,
     ROW_POSITIONS,

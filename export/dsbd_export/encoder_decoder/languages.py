@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from dsbd_export.checkpoint import Checkpoint
-from dsbd_export.encoder_decoder.marian_tokenizer import is_marian, source_tokenizer
-from dsbd_export.tokenizer_files import load_tokenizer
+from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.tokenizers.marian_tokenizer import is_marian, source_tokenizer
+from dsbd_export.tokenizers.tokenizer_files import load_tokenizer
 
 _LANGUAGE = re.compile(r"(?:__)?([a-z]{2,3}(?:_[A-Z]{2}|_[A-Z][a-z]{3})?)(?:__)?")
 """As NLLB's eng_Latn, mBART's en_XX, and M2M100's __en__."""

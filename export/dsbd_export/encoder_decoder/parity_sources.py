@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_runtime.encoder_entry import (
+from dsbd_runtime.parts.encoder_entry import (
     HIDDEN_STATES,
     INPUT_FEATURES,
     SOURCE_IDS,
@@ -17,7 +17,7 @@ from dsbd_runtime.encoder_entry import (
     SOURCE_ROWS,
     EncoderEntry,
 )
-from dsbd_runtime.speech_entry import SoundFeatures
+from dsbd_runtime.parts.speech_entry import SoundFeatures
 
 _SPARE_TOKENS = 3  # behind the longest of several sources: noise that no row may see
 

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 from transformers.cache_utils import EncoderDecoderCache
 
-from dsbd_export.cache_probe import RecordingCache, attention_rows
-from dsbd_export.checkpoint import Checkpoint, quiet_libraries
+from dsbd_export.capture.cache_probe import RecordingCache, attention_rows
+from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
+from dsbd_export.checkpoints.model_loading import cache_name
 from dsbd_export.encoder_decoder.attention import has_distance_bias
 from dsbd_export.encoder_decoder.shared_encoder import with_hidden_states
 from dsbd_export.encoder_decoder.speech import heard_sounds
 from dsbd_export.errors import ExportError
-from dsbd_export.model_loading import cache_name
 from dsbd_export.parity_cases import (
     TREE,
     ComputeIn,

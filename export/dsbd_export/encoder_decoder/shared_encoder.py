@@ -14,8 +14,8 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
-from dsbd_export.checkpoint import Checkpoint
-from dsbd_runtime.encoder_entry import EncoderEntry
+from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_runtime.parts.encoder_entry import EncoderEntry
 
 _OF_OTHERS = re.compile(
     r"_name_or_path|architectures|transformers_version|(torch_)?dtype|.*init.*|.*drop.*"

@@ -16,7 +16,12 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from dsbd_runtime.bundle import ENCODER_FILE, ENCODER_WEIGHTS_FILE, MODEL_FILE, WEIGHTS_FILE
+from dsbd_runtime.bundle_files.bundle import (
+    ENCODER_FILE,
+    ENCODER_WEIGHTS_FILE,
+    MODEL_FILE,
+    WEIGHTS_FILE,
+)
 
 _ALIGNED_FROM, _ALIGNMENT = 2**20, 2**16  # bytes: as the weights of other graphs, to be mapped
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, WhisperFeatureExtractor
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_runtime.errors import BundleError
-from dsbd_runtime.speech_entry import (
+from dsbd_runtime.parts.speech_entry import (
     FRAMES_A_POSITION,
     SoundFeatures,
     SpeechEntry,

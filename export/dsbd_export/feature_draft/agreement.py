@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from transformers import PreTrainedConfig
 
-from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.checkpoints.model_config import constant_rope_length
 from dsbd_export.config import MIN_CONTEXT, ONNX, ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.feature_draft.config import FeatureDraftConfig
-from dsbd_export.model_config import constant_rope_length
-from dsbd_runtime.bundle import Bundle, ModelEntry
+from dsbd_runtime.bundle_files.bundle import Bundle, ModelEntry
 
 
 def agreed_features(draft: Checkpoint, target: Checkpoint | ModelEntry) -> Checkpoint:

@@ -21,8 +21,8 @@ from typing import Any
 
 from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 
+from dsbd_export.checkpoints.json_files import json_object, json_object_or_none
 from dsbd_export.errors import ExportError, reason_of
-from dsbd_export.json_files import json_object, json_object_or_none
 
 FEATURE_FAMILY = "eagle3"
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")

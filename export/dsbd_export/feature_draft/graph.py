@@ -19,12 +19,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from dsbd_export.checkpoint import Checkpoint
-from dsbd_export.draft_vocabulary import spread
-from dsbd_export.families import AttentionForm
-from dsbd_export.feature_draft.model import FeatureDraft
-from dsbd_export.feature_draft.weights import features_of
-from dsbd_export.forest_graph import (
+from dsbd_export.capture.forest_graph import (
     ForestCache,
     GraphNames,
     LayerCache,
@@ -33,13 +28,17 @@ from dsbd_export.forest_graph import (
     input_names,
     output_names,
 )
-from dsbd_export.graph_checks import check_contract
-from dsbd_export.optimize import optimize_graph
+from dsbd_export.capture.graph_checks import check_contract
+from dsbd_export.capture.replacements import ReplaceTorchFunctions, fix_rope, take_over_attention
+from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.checkpoints.families import AttentionForm
+from dsbd_export.checkpoints.weights import TORCH_DTYPES
+from dsbd_export.draft_vocabulary import spread
+from dsbd_export.feature_draft.model import FeatureDraft
+from dsbd_export.feature_draft.weights import features_of
+from dsbd_export.passes.optimize import optimize_graph
 from dsbd_export.progress import Report
-from dsbd_export.replacements import ReplaceTorchFunctions, fix_rope, take_over_attention
-from dsbd_export.weights import TORCH_DTYPES
-from dsbd_runtime.cache_entries import ATTENTION_ROWS
-from dsbd_runtime.graph import (
+from dsbd_runtime.engine.graph import (
     FEATURE_INDEX,
     FEATURES,
     LOGIT_ROWS,
@@ -47,6 +46,7 @@ from dsbd_runtime.graph import (
     OWN_FEATURES,
     TARGET_FEATURES,
 )
+from dsbd_runtime.parts.cache_entries import ATTENTION_ROWS
 
 
 class FeatureGraph(nn.Module):

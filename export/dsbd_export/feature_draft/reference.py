@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.feature_draft.model import FeatureDraft
 from dsbd_export.feature_draft.weights import features_of
 from dsbd_export.parity_cases import TEXT, TREE, ForestCase, Reference, forest_cases

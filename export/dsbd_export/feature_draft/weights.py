@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.checkpoints.weights import open_weights, safetensors_files
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.feature_draft.config import FeatureDraftConfig
 from dsbd_export.feature_draft.model import FeatureDraft
-from dsbd_export.weights import open_weights, safetensors_files
 
 _OLD_FILE = "pytorch_model.bin"
 _EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"

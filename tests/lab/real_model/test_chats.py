@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from dsbd_runtime.chat_template import ChatTemplate
+from dsbd_runtime.text.chat_template import ChatTemplate
 from lab.real_model.chats import write_chats, write_prompts
 
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"

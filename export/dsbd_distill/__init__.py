@@ -1,0 +1,1 @@
+"""Training of a draft for a target: draft_run is the distillation, top to bottom."""

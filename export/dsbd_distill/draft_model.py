@@ -1,0 +1,231 @@
+"""Shape and first weights of a draft: a Llama of some size, or some layers of the target.
+
+A draft of its own shape gets the target's embedding, projected onto the directions in which tokens
+differ most. A draft of the target's layers keeps its family and width.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
+from dsbd_export.checkpoints.model_config import normalized_config
+from dsbd_export.errors import ExportError, reason_of
+
+_HEAD_DIM, _WIDE_HEAD_DIM, _WIDE = 32, 64, 512  # wide heads from a hidden size of _WIDE on
+_MOST_LAYERS = 16
+_DEFAULT_SHARE = 10  # one part of the target's parameters in so many
+_LAYER = re.compile(r"(?<=\.)(layers|h|blocks)\.(\d+)\.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftShape:
+    """Sizes of a Llama whose head is its embedding."""
+
+    hidden_size: int
+    num_layers: int
+
+    @property
+    def head_dim(self) -> int:
+        """Return the size of an attention head."""
+        return head_dim_of(self.hidden_size)
+
+    @property
+    def intermediate_size(self) -> int:
+        """Return the width of the MLP."""
+        return self.hidden_size * 11 // 5 // 32 * 32
+
+    def num_parameters(self, vocab_size: int) -> int:
+        """Return the number of parameters with a vocabulary."""
+        size = self.hidden_size
+        layer = 4 * size**2 + 3 * size * self.intermediate_size + 2 * size
+        return vocab_size * size + self.num_layers * layer + size
+
+
+def check_shape(num_params: int | None, target_layers: int | None, target: Checkpoint) -> None:
+    """Raise ExportError for a shape that cannot be had of a target, before its weights are read."""
+    if num_params is not None:
+        _shape_within(num_params, target.vocab_size)
+    if target_layers is not None and target.composite is not None:
+        others = " and ".join(target.unread_inputs or [])
+        raise ExportError(
+            f"target_layers={target_layers} is for targets that read text alone, but the target "
+            f"(family {target.family}) also has parts for {others}; give params instead"
+        )
+    num_layers: int = normalized_config(target.config).num_layers
+    if target_layers is not None and target_layers >= num_layers:
+        raise ExportError(
+            f"target_layers={target_layers} is no draft: the target has {num_layers} layers; use "
+            f"fewer, as {max(num_layers // 4, 1)}"
+        )
+
+
+def shape_for(wanted: int | None, num_of_target: int, vocab_size: int) -> DraftShape:
+    """Return the shape for ``wanted`` parameters; None: a tenth of the target's, or the least."""
+    least = next(_shapes()).num_parameters(vocab_size)
+    return _shape_within(most_params(wanted, num_of_target, least), vocab_size)
+
+
+def _shape_within(num_params: int, vocab_size: int) -> DraftShape:
+    """Return the largest shape of at most ``num_params`` parameters.
+
+    Calls of a draft are made one after the other, so it is shallow: 2 layers and one more for each
+    128 of the hidden size.
+
+    Raises:
+        ExportError: no shape has so few.
+    """
+    sizes = [(shape, shape.num_parameters(vocab_size)) for shape in _shapes()]
+    return largest_within(num_params, sizes, vocab_size)
+
+
+_Shape = TypeVar("_Shape")
+
+
+def largest_within(num_params: int, sizes: Sequence[tuple[_Shape, int]], vocab_size: int) -> _Shape:
+    """Return the last shape of at most ``num_params`` parameters.
+
+    sizes: shapes and their parameters, the smallest first.
+
+    Raises:
+        ExportError: no shape has so few.
+    """
+    found = [shape for shape, size in sizes if size <= num_params]
+    if not found:
+        raise ExportError(
+            f"params={num_params} is too few for a vocabulary of {vocab_size} tokens, whose "
+            f"smallest draft has {sizes[0][1]}; give at least so many"
+        )
+    return found[-1]
+
+
+def hidden_sizes() -> list[int]:
+    """Return the widths of drafts, the smallest first."""
+    return [*range(32, _WIDE, 32), *range(_WIDE, 8193, 64)]
+
+
+def head_dim_of(hidden_size: int) -> int:
+    """Return the size of an attention head at a width of the draft."""
+    return _WIDE_HEAD_DIM if hidden_size >= _WIDE else _HEAD_DIM
+
+
+def most_params(wanted: int | None, num_of_target: int, least: int) -> int:
+    """Return ``wanted``; None for a tenth of the target's, or the least that a draft has."""
+    return max(num_of_target // _DEFAULT_SHARE, least) if wanted is None else wanted
+
+
+def _shapes() -> Iterator[DraftShape]:
+    """Yield shapes by increasing size."""
+    for hidden_size in hidden_sizes():
+        most = min(2 + hidden_size // 128, _MOST_LAYERS)
+        yield DraftShape(hidden_size=hidden_size, num_layers=most)
+
+
+def new_draft(
+    target: PreTrainedModel, checkpoint: Checkpoint, shape: DraftShape, seed: int
+) -> PreTrainedModel:
+    """Return a Llama of a shape with the target's tokens, context and projected embedding."""
+    torch.manual_seed(seed)
+    rope = getattr(checkpoint.config, "rope_parameters", None) or {}
+    config = LlamaConfig(
+        vocab_size=checkpoint.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.hidden_size // shape.head_dim,
+        num_key_value_heads=shape.hidden_size // shape.head_dim,
+        max_position_embeddings=checkpoint.context_length,
+        rope_parameters={"rope_type": "default", "rope_theta": rope.get("rope_theta", 1e4)},
+        tie_word_embeddings=True,
+        bos_token_id=checkpoint.bos_token_id,
+        eos_token_id=checkpoint.eos_token_ids or None,
+    )
+    draft = LlamaForCausalLM(config)
+    table = target.get_output_embeddings().weight.detach()
+    with torch.no_grad():
+        draft.get_input_embeddings().weight.copy_(
+            projected(table, shape.hidden_size, config.initializer_range)
+        )
+    return draft
+
+
+def projected(table: Tensor, size: int, deviation: float) -> Tensor:
+    """Return a table of ``size`` columns whose rows differ as those of ``table`` do.
+
+    The differences lie along its principal directions (a truncated SVD of the centered rows), which
+    a rotation then spreads evenly over the columns; a table of fewer columns gets noise beside.
+
+    Args:
+        table: (vocab, width). The target's embedding or output head.
+        size: columns of the result.
+        deviation: root mean square of the result.
+    """
+    centered = table.float() - table.float().mean(0)
+    _, directions = torch.linalg.eigh((centered.T @ centered).double())
+    kept = directions.flip(1)[:, :size].float()  # (width, at most size), the largest first
+    rows = centered @ kept
+    rows *= deviation / rows.square().mean().sqrt()
+    if (missing := size - rows.shape[1]) > 0:
+        rows = torch.cat([rows, deviation * torch.randn(len(rows), missing)], dim=1)
+    rotation, _ = torch.linalg.qr(torch.randn(size, size))
+    result: Tensor = rows @ rotation
+    return result
+
+
+def kept_layers(num_layers: int, num_kept: int) -> list[int]:
+    """Return which layers of a target a draft keeps: evenly spaced, the first and the last.
+
+    Of six, three are [0, 2, 5] and one is [5].
+    """
+    if num_kept == 1:
+        return [num_layers - 1]
+    return [i * (num_layers - 1) // (num_kept - 1) for i in range(num_kept)]
+
+
+def truncated_target(
+    target: PreTrainedModel, checkpoint: Checkpoint, num_kept: int
+) -> PreTrainedModel:
+    """Return a model of the target's family with some of its transformer layers, and the rest.
+
+    Raises:
+        ExportError: the layers of its family are not found.
+    """
+    kept = kept_layers(normalized_config(checkpoint.config).num_layers, num_kept)
+    config = type(checkpoint.config).from_dict(_truncated_config(checkpoint, kept))
+    weights = {
+        name.replace(found[0], f"{found[1]}.{kept.index(int(found[2]))}.") if found else name: value
+        for name, value in target.state_dict().items()
+        if not (found := _LAYER.search(name)) or int(found[2]) in kept
+    }
+    try:
+        with quiet_libraries():
+            draft = AutoModelForCausalLM.from_config(
+                config, trust_remote_code=checkpoint.trust_remote_code
+            ).float()
+        draft.load_state_dict(weights)
+    except Exception as error:
+        raise ExportError(
+            f"layers of the target (family {checkpoint.family}) make no draft: "
+            f"{reason_of(error)}; give params instead of target_layers"
+        ) from error
+    return draft
+
+
+def _truncated_config(checkpoint: Checkpoint, kept: list[int]) -> dict[str, Any]:
+    """Return the content of the target's config with fewer layers."""
+    content: dict[str, Any] = checkpoint.config.to_dict()
+    content.pop("quantization_config", None)  # weights in memory are plain
+    num_layers = normalized_config(checkpoint.config).num_layers
+    for name, value in content.items():
+        if "layer" in name and isinstance(value, list) and len(value) == num_layers:
+            content[name] = [value[layer] for layer in kept]
+        elif name in ("num_hidden_layers", "n_layer", "num_layers"):
+            content[name] = len(kept)
+    return content

@@ -1,0 +1,219 @@
+"""The distillation of a draft, top to bottom: target, texts, first weights, training, figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from dsbd_distill.acceptance import COVERED
+from dsbd_distill.config import DistillConfig
+from dsbd_distill.draft_kind import DraftKind, draft_kind
+from dsbd_distill.draft_training import shown_acceptance, tokens_to_propose, train_draft
+from dsbd_distill.sounds import Hear, check_spoken
+from dsbd_distill.source_draft import decoder_layers, decoder_parameters
+from dsbd_distill.source_teaching import prepare_source_teaching
+from dsbd_distill.teaching import Teaching, prepare_teaching
+from dsbd_distill.training import TrainingState
+from dsbd_distill.work_folder import WorkFolder
+from dsbd_export.checkpoints.checkpoint import Checkpoint, limited_threads, open_target
+from dsbd_export.errors import ExportError
+from dsbd_export.pair import highest_token_id
+from dsbd_export.progress import Report
+from dsbd_export.texts import check_readable, find_files
+from dsbd_export.tokenizers.tokenizer_files import read_tokenizer, write_tokenizer_files
+from dsbd_forward.forward import Source
+from dsbd_runtime.bundle_files.draft_record import (
+    CurvePoint,
+    DraftRecord,
+    ExpectedSpeed,
+    write_record,
+)
+from dsbd_runtime.bundle_files.durable_files import put_in_place
+
+_NUM_MEASURED = 64  # requests at most, whose sounds are in memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedDraft:
+    """What the speed of a draft is measured with.
+
+    Attributes:
+        target: its checkpoint folder, or GGUF file.
+        folder: the draft's.
+        bundle: where a bundle may be exported to; it is removed afterwards.
+        requests: held-out ones, each a source (None where there are none) and token ids.
+        are_chats: whether they are of chats, or sources.
+    """
+
+    target: Path
+    folder: Path
+    bundle: Path
+    requests: Sequence[tuple[Source, list[int]]]
+    are_chats: bool
+
+
+MeasureSpeed = Callable[[TrainedDraft], tuple[list[ExpectedSpeed], str]]
+"""Returns what to expect of a draft, by width, and on what it was measured."""
+
+
+def distill(
+    config: DistillConfig,
+    *,
+    report: Report,
+    measure_speed: MeasureSpeed | None,
+    hear: Hear | None = None,
+    save_every: float = 60.0,
+) -> DraftRecord:
+    """Train a draft, leave it in ``config.output`` and return what was measured of it.
+
+    The output is whole or absent. What a killed or failed run has trained stays in the work folder,
+    from where the same command goes on.
+
+    Args:
+        config: the options.
+        report: gets a line a stage.
+        measure_speed: measures the engines of the trained draft; None for a record without speeds.
+        hear: reads audio, which is what a target that reads sound learns from.
+        save_every: seconds of training that a kill may cost.
+
+    Raises:
+        ExportError: an option, the target or the texts are not usable, or nothing can be written.
+    """
+    _check_absent(config.output)
+    report("reading the target's config and tokenizer")
+    checkpoint = open_target(config.target, config.model_options)
+    encoder = checkpoint.encoder
+    reads_sound = encoder is not None and encoder.speech is not None
+    _check_tokenizer(checkpoint)
+    draft_kind(config, checkpoint).check(config, checkpoint)
+    check_spoken(config, checkpoint)
+    prepare = prepare_teaching
+    if encoder is not None:
+        prepare = functools.partial(prepare_source_teaching, hear=hear)
+    work = WorkFolder.beside(config.output)
+    files = [] if work.tokens.exists() else find_files(config.data, config.exclude)
+    if not reads_sound:
+        check_readable(files)
+    report(_plan(config, measures_speed=measure_speed is not None))
+    with limited_threads(config.num_threads), work.opened(config):
+        teaching = prepare(config, checkpoint, files, work, report)
+        record = _train(config, teaching, work, report, save_every)
+        if measure_speed is not None:
+            trained = TrainedDraft(
+                target=checkpoint.source,
+                folder=work.draft,
+                bundle=work.path / "bundle",
+                requests=_held_out_requests(teaching),
+                are_chats=teaching.streams.has_chats,
+            )
+            del teaching  # the export needs its memory
+            report("exporting target and draft, to measure their engines")
+            speeds, measured_on = measure_speed(trained)
+            record = dataclasses.replace(record, speeds=speeds, measured_on=measured_on)
+        write_record(work.draft, record)
+        _check_absent(config.output)
+        put_in_place(work.draft, config.output)
+    return record
+
+
+def _plan(config: DistillConfig, *, measures_speed: bool) -> str:
+    """Return in a line what takes time apart from the training."""
+    training = f"{config.minutes:g} minutes" if config.steps is None else f"{config.steps:,} steps"
+    return (
+        f"training takes {training}; before it the data is tokenized and the target continues "
+        f"held-out prompts{', after it the engines are measured' if measures_speed else ''}"
+    )
+
+
+def _check_absent(output: Path) -> None:
+    if os.path.lexists(output):
+        raise ExportError(f"{output} exists; remove it or choose another output")
+
+
+def _held_out_requests(teaching: Teaching) -> list[tuple[Source, list[int]]]:
+    """Return held-out prompts as requests have them; see ``TrainedDraft``."""
+    prompts, reader = teaching.held_out.prompts[:_NUM_MEASURED], teaching.reader
+    if reader is None:
+        return [(None, prompt.tolist()) for prompt in prompts]
+    return [reader.request_of(row) for row in reader.begun(prompts, teaching.held_out.seed)]
+
+
+def _check_tokenizer(checkpoint: Checkpoint) -> None:
+    """Raise ExportError for a tokenizer with ids that the target has no logits for."""
+    highest_id = highest_token_id(read_tokenizer(checkpoint))
+    if not 0 <= highest_id < checkpoint.vocab_size:
+        raise ExportError(
+            f"the tokenizer at {checkpoint.folder} has ids up to {highest_id}, but the target has "
+            f"vocab_size {checkpoint.vocab_size}; give the tokenizer that it was trained with"
+        )
+
+
+def _train(
+    config: DistillConfig, teaching: Teaching, work: WorkFolder, report: Report, save_every: float
+) -> DraftRecord:
+    """Leave the trained draft in the work folder and return its record, without speeds."""
+    proposed = tokens_to_propose(config, teaching, work, report)
+    kind = draft_kind(config, teaching.checkpoint)(config, teaching, proposed)
+    draft = kind.first_draft().to(teaching.device.name)
+    num_parameters, num_of_target = map(decoder_parameters, (draft, teaching.target))
+    report(
+        f"draft of {num_parameters:,} parameters ({num_parameters / num_of_target:.1%} of the "
+        f"target's): {decoder_layers(draft)} layers of {draft.config.hidden_size}"
+    )
+    state = train_draft(config, teaching, kind, draft, work, report, save_every=save_every)
+    found = kind.acceptance(draft, teaching.held_out.samples())
+    report(f"held-out acceptance {shown_acceptance(found)} (standard error {found.error:.3f})")
+    _write_draft(kind, draft, teaching.checkpoint, work.draft)
+    sampling = teaching.held_out.sampling
+    return DraftRecord(
+        target=teaching.checkpoint.source.resolve().name,
+        num_parameters=num_parameters,
+        num_target_parameters=num_of_target,
+        acceptance=found.rate,
+        acceptance_error=found.error,
+        acceptance_by_depth=list(found.by_depth) if len(found.by_depth) > 1 else None,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        are_chats=teaching.streams.has_chats and teaching.reader is None,
+        are_sources=teaching.reader is not None,
+        greedy_acceptance=found.greedy,
+        coverage=found.covered,
+        coverage_beams=COVERED,
+        num_proposed_tokens=None if proposed is None else len(proposed),
+        seed=config.seed,
+        steps=state.step,
+        minutes=state.seconds / 60,
+        num_train_tokens=len(teaching.streams.train),
+        num_held_out_tokens=len(teaching.streams.held_out),
+        num_train_prompts=len(teaching.streams.train_prompts),
+        curve=_curve(state),
+        speeds=[],
+        measured_on=None,
+    )
+
+
+def _curve(state: TrainingState) -> list[CurvePoint]:
+    names = [field.name for field in dataclasses.fields(CurvePoint)]
+    return [CurvePoint(**{name: point[name] for name in names}) for point in state.history]
+
+
+def _write_draft(
+    kind: DraftKind, draft: PreTrainedModel, checkpoint: Checkpoint, folder: Path
+) -> None:
+    """Write the draft in fp32 with the target's tokenizer, as dsbd-export reads checkpoints."""
+    partial = folder.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    kind.write(draft, partial)
+    write_tokenizer_files(checkpoint, partial, lambda _: None)  # what is unusual is known
+    for weights in partial.glob("*.safetensors"):  # the library lets nobody else read them
+        shutil.copymode(partial / "config.json", weights)
+    shutil.rmtree(folder, ignore_errors=True)
+    put_in_place(partial, folder)

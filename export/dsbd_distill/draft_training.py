@@ -1,0 +1,173 @@
+"""Training of a draft on the pool: its budget, its pace, and the progress that is logged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from dsbd_distill.acceptance import Acceptance
+from dsbd_distill.config import DistillConfig
+from dsbd_distill.draft_kind import DraftKind
+from dsbd_distill.loss import tv_weight
+from dsbd_distill.pool import Pool
+from dsbd_distill.teaching import Teaching, learns_few_answers
+from dsbd_distill.training import (
+    Batch,
+    Observer,
+    Point,
+    Schedule,
+    StepBudget,
+    TimeBudget,
+    Trainer,
+    TrainingState,
+)
+from dsbd_distill.work_folder import WorkFolder
+from dsbd_export.chats import MOST_NEW
+from dsbd_export.draft_vocabulary import most_frequent_tokens
+from dsbd_export.progress import Counter, Report, counted, shown
+
+_NUM_PROMPTS = 64  # of the held-out ones, for the progress
+_SHARE, _SECONDS = 0.025, 20.0  # of the training, that both pass between two lines
+_FIRST_ROUNDS = 4  # of sources, that say which tokens a draft proposes
+_FEW_ANSWERS, _FEW_STEPS = 8, 64  # of a step and of a round, see ``learns_few_answers``
+_LEARNING_RATE, _LEARNED_AT = 5e-3, 160  # peak at this hidden size; wider drafts learn slower
+
+
+def train_draft(
+    config: DistillConfig,
+    teaching: Teaching,
+    kind: DraftKind,
+    draft: PreTrainedModel,
+    work: WorkFolder,
+    report: Report,
+    *,
+    save_every: float,
+) -> TrainingState:
+    """Train to the end of the budget, from the latest checkpoint on where there is one."""
+    device = teaching.device
+    pool = pool_of(config, teaching, work, splits_batches=not kind.bounds_logits)
+
+    def batches_at(step: int, progress: float) -> list[Batch]:
+        weight = torch.tensor(tv_weight(progress), device=device.name)
+        return [(*batch, weight) for batch in pool.batches(step)]
+
+    rate = _LEARNING_RATE * min(1.0, _LEARNED_AT / draft.config.hidden_size)
+    steps, seconds = config.steps, 60 * config.minutes
+    budget = TimeBudget(seconds) if steps is None else StepBudget(steps)
+    schedule = Schedule(learning_rate=rate)
+    trainer = Trainer(draft, schedule, budget, work.checkpoint, save_every=save_every)
+    if trainer.state.step:
+        report(f"going on from step {trainer.state.step:,}")
+    return trainer.run(batches_at, kind.loss, _observer(kind, draft, teaching, report))
+
+
+def pool_of(
+    config: DistillConfig, teaching: Teaching, work: WorkFolder, *, splits_batches: bool
+) -> Pool:
+    """Return the pool of a distillation."""
+    others: dict[str, Any] = {}
+    if learns_few_answers(config, teaching.streams):
+        others = {"answers_a_step": _FEW_ANSWERS, "steps_a_round": _FEW_STEPS}
+    if (reader := teaching.reader) is not None:
+        most = teaching.checkpoint.context_length - reader.most_begin
+        others = {"most_new": min(MOST_NEW, most), "num_answers": reader.answers_a_round}
+    return Pool(
+        folder=work.pool,
+        texts=teaching.streams.train,
+        prompts=teaching.streams.train_prompts,
+        teacher=teaching.teacher,
+        ends=teaching.checkpoint.eos_token_ids,
+        context_length=teaching.checkpoint.context_length,
+        splits_batches=splits_batches,
+        seed=config.seed,
+        **others,
+    )
+
+
+def tokens_to_propose(
+    config: DistillConfig, teaching: Teaching, work: WorkFolder, report: Report
+) -> NDArray[np.int64] | None:
+    """Return the tokens that the draft proposes, (n,) int64 ascending; None: all.
+
+    They are the most frequent ones: in the texts; of chats, in their prompts and in what the target
+    was about to say in its first answers; of sources, in that alone.
+    """
+    if config.draft_vocab is None:
+        return None
+    checkpoint, streams = teaching.checkpoint, teaching.streams
+    counts = np.zeros(checkpoint.vocab_size)
+    reads_sources = teaching.reader is not None  # whose tokens are others than those of targets
+    for tokens in () if reads_sources else (streams.train, streams.train_prompts.tokens):
+        counts += np.bincount(tokens, minlength=len(counts))
+    if streams.has_chats:
+        phase = "sampling first answers of the target, for the tokens that the draft proposes"
+        report(phase)
+        pool = pool_of(config, teaching, work, splits_batches=False)
+        expected = np.zeros(len(counts))
+        rounds = range(_num_rounds(teaching))
+        for answers in map(pool.answers_of, counted(rounds, Counter(phase, "rounds", report))):
+            ids, log_probs = answers.ids[answers.counted], answers.log_probs[answers.counted]
+            expected += np.bincount(ids.ravel(), np.exp(log_probs).ravel(), len(counts))
+        counts += expected * max(1.0, counts.sum() / max(expected.sum(), 1.0))
+    ranks = (counts * (2**40 / max(counts.sum(), 1.0))).astype(np.int64)
+    found = most_frequent_tokens(ranks, checkpoint.eos_token_ids, config.draft_vocab)
+    share = counts[found].sum() / max(counts.sum(), 1.0)
+    report(
+        f"the draft proposes {len(found):,} of {len(counts):,} tokens, {share:.2%} of what was seen"
+    )
+    return found
+
+
+def _num_rounds(teaching: Teaching) -> int:
+    """Return how many rounds say which tokens are proposed: more only where they have others."""
+    if teaching.reader is None:
+        return 1
+    num_prompts, a_round = len(teaching.streams.train_prompts), teaching.reader.answers_a_round
+    return min(_FIRST_ROUNDS, -(-num_prompts // a_round))
+
+
+def _observer(
+    kind: DraftKind, draft: PreTrainedModel, teaching: Teaching, report: Report
+) -> Observer:
+    """Return an observer that measures acceptance now and then, and logs it."""
+    samples = teaching.held_out.samples(_NUM_PROMPTS)
+
+    def observe(state: TrainingState) -> Point | None:
+        if state.progress < 1.0 and not _is_due(state):
+            return None
+        acceptance = kind.acceptance(draft, samples)
+        loss = sum(state.losses) / len(state.losses) if state.losses else None
+        loss_text = "untrained" if loss is None else f"loss {loss:.3f}"
+        share = min(state.progress, 1.0)
+        left = state.seconds * (1 - share) / share if share else 0.0
+        report(
+            f"step {state.step:,}, {share:.0%}, {state.seconds / 60:.1f} min: {loss_text}, "
+            f"acceptance {shown_acceptance(acceptance)}"
+            f"{f', about {shown(left)} left' if left else ''}"
+        )
+        return {
+            "step": state.step,
+            "seconds": state.seconds,
+            "progress": state.progress,
+            "loss": loss,
+            "acceptance": acceptance.rate,
+        }
+
+    return observe
+
+
+def shown_acceptance(acceptance: Acceptance) -> str:
+    """Return it in words, by depth where it depends on that."""
+    return ", then ".join(f"{rate:.3f}" for rate in acceptance.by_depth)
+
+
+def _is_due(state: TrainingState) -> bool:
+    if not state.history:
+        return True
+    last = state.history[-1]
+    share, seconds = state.progress - last["progress"], state.seconds - last["seconds"]
+    return bool(share >= _SHARE and seconds >= _SECONDS)

@@ -1,0 +1,190 @@
+"""Shape, first weights and files of a feature draft that is distilled.
+
+It is written as the speculators library publishes such drafts, with the norms of EAGLE 3.1: each
+hidden state of the target is normed before they are projected, and a feature of the draft's own is
+its normed output, so that both are of one scale at every depth of a draft.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from transformers import LlamaConfig, PreTrainedModel
+
+from dsbd_distill.draft_model import (
+    head_dim_of,
+    hidden_sizes,
+    largest_within,
+    most_params,
+    projected,
+)
+from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.checkpoints.model_config import normalized_config
+from dsbd_export.feature_draft.config import FeatureDraftConfig, default_layers
+from dsbd_export.feature_draft.model import FeatureDraft
+
+_LIBRARY_VERSION = "0.3.0"  # whose layout it is
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureShape:
+    """Sizes of a feature draft."""
+
+    hidden_size: int
+
+    @property
+    def intermediate_size(self) -> int:
+        """Return the width of the MLP."""
+        return self.hidden_size * 3
+
+    def num_parameters(self, vocab_size: int, num_proposed: int, feature_width: int) -> int:
+        """Return the number of parameters, embedding and head for themselves.
+
+        num_proposed: tokens that the head has logits for.
+        """
+        size = self.hidden_size
+        layer = 7 * size**2 + 3 * size * self.intermediate_size
+        norms = 4 * size + feature_width
+        return (vocab_size + num_proposed) * size + feature_width * size + layer + norms
+
+
+def feature_shape(
+    wanted: int | None,
+    num_of_target: int | None,
+    target: Checkpoint,
+    num_proposed: int | None = None,
+) -> FeatureShape | None:
+    """Return the largest shape of at most ``wanted`` parameters.
+
+    Args:
+        wanted: None for a tenth of the target's, ``num_of_target``; None for both returns None.
+        num_of_target: parameters of the target; None: not known yet.
+        target: its checkpoint.
+        num_proposed: tokens that the draft proposes; None: all of the target's.
+
+    Raises:
+        ExportError: no shape has so few.
+    """
+    width = len(feature_layers(target)) * feature_size(target)
+    shapes = [FeatureShape(hidden_size=size) for size in hidden_sizes()]
+    num_own = target.vocab_size if num_proposed is None else num_proposed
+    sizes = [(shape, shape.num_parameters(target.vocab_size, num_own, width)) for shape in shapes]
+    if wanted is None and num_of_target is None:
+        return None
+    most = most_params(wanted, num_of_target or 0, sizes[0][1])
+    return largest_within(most, sizes, target.vocab_size)
+
+
+def new_feature_draft(
+    target: PreTrainedModel,
+    checkpoint: Checkpoint,
+    shape: FeatureShape,
+    seed: int,
+    proposed: NDArray[np.int64] | None = None,
+    *,
+    keeps_embedding: bool = False,
+) -> FeatureDraft:
+    """Return a feature draft with the target's tokens; its tables are the target's, projected.
+
+    Args:
+        target: with weights.
+        checkpoint: its checkpoint.
+        shape: of the draft.
+        seed: of its other weights.
+        proposed: (n,) int64, ascending. Tokens that its head has logits for; None: all.
+        keeps_embedding: whether the embedding is not trained, as in EAGLE-3.
+    """
+    torch.manual_seed(seed)
+    rope = getattr(checkpoint.config, "rope_parameters", None) or {}
+    head_dim = head_dim_of(shape.hidden_size)
+    layer = LlamaConfig(
+        vocab_size=checkpoint.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=1,
+        num_attention_heads=shape.hidden_size // head_dim,
+        num_key_value_heads=shape.hidden_size // head_dim,
+        head_dim=head_dim,
+        max_position_embeddings=checkpoint.context_length,
+        rope_parameters={"rope_type": "default", "rope_theta": rope.get("rope_theta", 1e4)},
+        tie_word_embeddings=False,
+    )
+    draft = FeatureDraft(
+        FeatureDraftConfig(
+            layer=layer,
+            draft_vocab_size=checkpoint.vocab_size if proposed is None else len(proposed),
+            target_hidden_size=feature_size(checkpoint),
+            layers=feature_layers(checkpoint),
+            norm_output=True,
+            fc_norm=True,
+        )
+    )
+    table = target.get_output_embeddings().weight.detach().cpu()
+    first = projected(table, shape.hidden_size, layer.initializer_range)
+    with torch.no_grad():
+        draft.embed_tokens.weight.copy_(first)
+        if proposed is not None:
+            tokens = torch.from_numpy(proposed)
+            draft.d2t.copy_(tokens - torch.arange(len(tokens)))
+            first = first[tokens]
+        draft.lm_head.weight.copy_(first)
+    if keeps_embedding:
+        draft.embed_tokens.weight.requires_grad_(False)
+    return draft
+
+
+def write_feature_draft(draft: FeatureDraft, target: Checkpoint, folder: Path) -> None:
+    """Write config and weights, in fp32."""
+    features = draft.features
+    content: dict[str, Any] = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": _LIBRARY_VERSION,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+            "verifier": {
+                "name_or_path": target.folder.resolve().name,
+                "architectures": list(target.config.architectures or []),
+            },
+        },
+        "draft_vocab_size": features.draft_vocab_size,
+        "target_hidden_size": features.target_hidden_size,
+        "eagle_aux_hidden_state_layer_ids": list(features.layers or ()),
+        "norm_before_residual": features.norm_before_residual,
+        "norm_before_fc": features.norm_before_fc,
+        "fc_norm": features.fc_norm,
+        "norm_output": features.norm_output,
+        "tie_word_embeddings": False,
+        "transformer_layer_config": features.layer.to_diff_dict(),
+    }
+    folder.mkdir(parents=True)
+    text = json.dumps(content, indent=2, allow_nan=False)
+    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+    weights = {name: value.cpu().contiguous() for name, value in draft.state_dict().items()}
+    if (tokens := draft.proposed_tokens()) is None:
+        del weights["d2t"]  # its tokens are the target's
+    else:
+        is_proposed = torch.zeros(features.layer.vocab_size, dtype=torch.bool)
+        is_proposed[tokens.cpu()] = True
+        weights["t2d"] = is_proposed
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def feature_layers(target: Checkpoint) -> tuple[int, ...]:
+    """Return which layers of a target the hidden states enter that a draft reads."""
+    return default_layers(normalized_config(target.config).num_layers)
+
+
+def feature_size(target: Checkpoint) -> int:
+    """Return the width of one hidden state of a target."""
+    width: int = normalized_config(target.config).hidden_size
+    return width

@@ -1,0 +1,135 @@
+"""The loss of a draft: KL, then total variation, which is one minus the acceptance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dsbd_distill.teacher import TorchDevice
+
+_LEAST = 1e-6  # probability of the bucket of all other tokens
+_TV_BEGINS, _TV_RISES, _MOST_TV = 0.3, 0.3, 0.9
+_COVERAGE_WEIGHT = 0.3
+_CACHED_LOGITS = 2**19  # numbers of one pass on a CPU, 2 MiB: they stay in its caches
+
+
+def tv_weight(progress: float) -> float:
+    """Return the weight of the total variation at a share of the training.
+
+    It starts at none, because its gradient vanishes where the two distributions are disjoint.
+    """
+    return _MOST_TV * min(max(progress - _TV_BEGINS, 0.0) / _TV_RISES, 1.0)
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """A term of the loss for beams: each of the target's best tokens is proposed.
+
+    Beams of width W keep the W best candidates of the target, and the draft must propose all of
+    them. KL weighs a token by its probability, so the second to W-th best hardly count. The term
+
+        L_W = 1/W sum over the W best i of max(0, log p_i - log q_i)
+
+    counts each alike where it is proposed too little. It is zero at q = p, so that the whole has
+    the minimum of KL; what AtSpeed (arXiv 2410.05165) adds for beams of recommendations, the mass
+    of all W best together, says nothing of the least of them.
+
+    Attributes:
+        num_beams: W.
+    """
+
+    num_beams: int
+
+    def mixed_with(self, distance: Tensor, log_q: Tensor, log_p: Tensor) -> Tensor:
+        """Return (1 - c) distance + c L_W by position, (...); log_q and log_p are (..., K)."""
+        best = slice(0, self.num_beams)
+        missing = (log_p[..., best] - log_q[..., best]).clamp_min(0.0).mean(-1)
+        return torch.lerp(distance, missing, _COVERAGE_WEIGHT)
+
+
+def distillation_loss(
+    draft: nn.Module,
+    batch: tuple[Tensor, ...],
+    device: TorchDevice,
+    coverage: Coverage | None = None,
+) -> Tensor:
+    """Return KL(p || q) mixed with the total variation of p and q, mean over positions.
+
+    p: target, q: draft, over the target's top tokens and one bucket for all others. One minus
+    the total variation is the speculative acceptance rate (Leviathan et al. 2023, 3.2), hence
+    the second term.
+
+    batch: tokens (B, length); ids and log-probabilities of the target's top tokens behind the
+        last of them, (B, num_labels, K), and which of these count, (B, num_labels); the weight of
+        the total variation, ().
+    device: where all of it is.
+    """
+    tokens, ids, log_p, counted, tv_weight = batch
+    with device.autocast():
+        out = draft(input_ids=tokens, use_cache=False, logits_to_keep=ids.shape[1])
+    log_q = log_probs_of(selected(out.logits, counted).float(), selected(ids, counted))
+    return distance(log_q, selected(log_p, counted), tv_weight, coverage).mean()
+
+
+def selected(values: Tensor, counted: Tensor) -> Tensor:
+    """Return the positions that count, (n, ...), of (B, num_labels, ...); a view where all do."""
+    return values.flatten(0, 1) if bool(counted.all()) else values[counted]
+
+
+def distance(
+    log_q: Tensor, log_p: Tensor, tv_weight: Tensor, coverage: Coverage | None = None
+) -> Tensor:
+    """Return KL(p || q) mixed with the total variation, and with a coverage, by position, (n,).
+
+    log_q, log_p: (n, K), of the target's top tokens. The others: see ``distillation_loss``.
+    """
+    p, q = log_p.exp(), log_q.exp()
+    rest_p = (1 - p.sum(-1)).clamp_min(_LEAST)
+    rest_q = (1 - q.sum(-1)).clamp_min(_LEAST)
+    kl = (p * (log_p - log_q)).sum(-1) + rest_p * (rest_p.log() - rest_q.log())
+    tv = 0.5 * ((p - q).abs().sum(-1) + (rest_p - rest_q).abs())
+    mixed = torch.lerp(kl, tv, tv_weight)
+    return mixed if coverage is None else coverage.mixed_with(mixed, log_q, log_p)
+
+
+def log_probs_of(logits: Tensor, ids: Tensor) -> Tensor:
+    """Return the log-probabilities of some tokens, (..., K), of logits (..., V).
+
+    ids: (..., K) int64, all of a row different.
+    """
+    found: Tensor = _LogProbs.apply(logits.flatten(0, -2), ids.flatten(0, -2))  # type: ignore[no-untyped-call]
+    return found.view(ids.shape)
+
+
+class _LogProbs(torch.autograd.Function):
+    """``log_probs_of`` in two dimensions, a few rows at a time.
+
+    Autograd passes five times over arrays of all logits where this does twice, a fifth of a
+    training on two cores.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, ids: Tensor) -> Tensor:
+        sums = [part.logsumexp(-1, keepdim=True) for part in torch.split(logits, _rows_of(logits))]
+        normalizer = torch.cat(sums)
+        ctx.save_for_backward(logits, ids, normalizer)
+        return logits.gather(-1, ids) - normalizer
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        result = torch.empty_like(ctx.saved_tensors[0])
+        arrays: tuple[Tensor, ...] = (result, *ctx.saved_tensors, gradient)
+        parts = (torch.split(array, _rows_of(result)) for array in arrays)
+        for out, logits, ids, normalizer, of_ids in zip(*parts, strict=True):
+            torch.sub(logits, normalizer, out=out).exp_().mul_(-of_ids.sum(-1, keepdim=True))
+            out.scatter_add_(-1, ids, of_ids)
+        return result, None
+
+
+def _rows_of(logits: Tensor) -> int:
+    """Return how many rows of (n, V) are computed at a time; on a GPU all, whose calls are dear."""
+    num_rows, vocab_size = logits.shape
+    return max(1, _CACHED_LOGITS // vocab_size) if logits.device.type == "cpu" else num_rows

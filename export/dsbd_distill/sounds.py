@@ -1,0 +1,251 @@
+"""Windows of sound that a draft of a speech model learns from, and what the encoder leaves of them.
+
+An audio is read as requests read it, in windows of the encoder's length. A window is kept as a
+prompt of two numbers, its own and that of its audio's first window, which says in which language
+somebody speaks. Half of all targets are with times, as those of audios of several windows are.
+
+Features are kept in 16 bits, and so is what the encoder leaves of a window once it was read: that
+costs more than all that a draft computes of it. Target and draft read the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import GenerationConfig
+from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
+from transformers.modeling_outputs import BaseModelOutput
+
+from dsbd_distill.config import DistillConfig
+from dsbd_errors import DsbdError
+from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.errors import ExportError
+from dsbd_export.texts import TextFile, opened_sinks
+from dsbd_forward.forward import Source
+from dsbd_runtime.bundle_files.durable_files import put_in_place
+from dsbd_runtime.parts.speech_entry import Features, SoundFeatures, SpeechEntry
+
+Hear = Callable[[Path, SpeechEntry], Iterator[Features]]
+"""Yields the windows of an audio file, (num_mels, num_frames) float32 each; raises InputError."""
+
+_SOURCE = 2  # numbers of a prompt
+_MOST_KEPT_BYTES = 2**33  # of hidden states: 46 hours for Whisper base
+_ENCODED_TOGETHER = 8
+_SHARE_WITH_TIMES = 0.5
+_NEVER = -1e4  # a logit whose probability is 0, in 16 bits too
+
+
+def write_windows(
+    files: Iterable[TextFile], hear: Hear, speech: SpeechEntry, features: Path, folder: Path
+) -> None:
+    """Write the features of all windows to a file, then their prompts to ``folder``.
+
+    Both appear when they are complete.
+
+    Raises:
+        ExportError: some files are no audio; all of them are counted.
+    """
+    partial, num_windows, num_files = features.with_suffix(".partial"), 0, 0
+    wrong: list[DsbdError] = []
+    with opened_sinks(folder) as sink_of:
+        with partial.open("wb") as written:
+            for file in files:
+                num_files += 1
+                first = num_windows
+                try:
+                    for window in hear(file.path, speech):
+                        written.write(window.astype(np.float16).tobytes())
+                        sink_of(file.name).write_prompt([num_windows, first])
+                        num_windows += 1
+                except DsbdError as error:
+                    wrong.append(error)
+        if wrong:
+            raise ExportError(
+                f"{len(wrong)} of {num_files} files of data cannot be heard, the first: "
+                f"{wrong[0]}; choose others by a pattern, or exclude them"
+            )
+        put_in_place(partial, features)
+
+
+def open_windows(features: Path, speech: SpeechEntry) -> NDArray[np.float16]:
+    """Return what ``write_windows`` wrote, (num_windows, num_mels, num_frames), memory-mapped."""
+    shape = (-1, speech.num_mels, speech.num_frames)
+    return np.memmap(features, np.float16, "r").reshape(shape)
+
+
+def check_spoken(config: DistillConfig, checkpoint: Checkpoint) -> None:
+    """Raise ExportError for a language or a task that the target has not.
+
+    Also for those of a target that reads no sound.
+    """
+    speech = None if checkpoint.encoder is None else checkpoint.encoder.speech
+    known_by = {
+        "language": None if speech is None else speech.languages,
+        "task": None if speech is None else speech.tasks,
+    }
+    for name, known in known_by.items():
+        value = getattr(config, name)
+        if value is None or (known is not None and value in known):
+            continue
+        if known is None:
+            what = "reads no sound" if speech is None else "is of English alone"
+            raise ExportError(
+                f"{name}={value!r} has no meaning for the target (family {checkpoint.family}), "
+                f"which {what}; leave it out"
+            )
+        shown = ", ".join(list(known)[:6])
+        raise ExportError(
+            f"{name}={value!r} is not known to the target at {checkpoint.folder}; use one of its "
+            f"{len(known)}, such as {shown}"
+        )
+
+
+class SoundSources:
+    """Sources that are windows of sound; see SourceRowReader.
+
+    Targets begin as requests have it: start, language and task where the model has them, and
+    whether times are left out.
+    """
+
+    spread = 1  # those with times begin with a token less
+    answers_a_round = 64  # a window takes long to read
+
+    def __init__(
+        self,
+        target: Any,
+        checkpoint: Checkpoint,
+        features: NDArray[np.float16],
+        kept: Path,
+        config: DistillConfig,
+    ) -> None:
+        """Take a model, the features of all windows, and a folder for hidden states."""
+        assert checkpoint.encoder is not None and checkpoint.encoder.speech is not None
+        self._target = target
+        self._speech = speech = checkpoint.encoder.speech
+        self._start = checkpoint.encoder.start_token_id
+        self._settings = GenerationConfig.from_pretrained(str(checkpoint.folder))
+        self._features = features
+        self._kept = kept
+        kept.mkdir(exist_ok=True)
+        self._width = int(target.config.hidden_size)
+        self._num_kept = _MOST_KEPT_BYTES // (2 * speech.num_positions * self._width)
+        self._language = config.language or speech.language
+        self._task = config.task or "transcribe"
+        self._language_of: dict[int, int] = {}
+        self.most_begin = 2 if speech.languages is None else 4
+
+    def begun(self, prompts: Sequence[NDArray[np.integer]], seed: int) -> list[NDArray[np.integer]]:
+        """See SourceRowReader: half of them are drawn to have times."""
+        have_times = np.random.default_rng(seed).random(len(prompts)) < _SHARE_WITH_TIMES
+        return [
+            np.array([*prompt, *self._begin(int(prompt[1]), bool(has_times))], np.int64)
+            for prompt, has_times in zip(prompts, have_times, strict=True)
+        ]
+
+    def parted(self, row: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """See SourceRowReader."""
+        ids = np.asarray(row, np.int64)
+        return ids[:_SOURCE], ids[_SOURCE:]
+
+    def begins(self, first_labels: Tensor) -> Tensor:
+        """See SourceRowReader."""
+        return torch.full_like(first_labels, _SOURCE)
+
+    @torch.no_grad()
+    def hidden_states(self, sources: Tensor, is_source: Tensor) -> tuple[Tensor, Tensor | None]:
+        """See SourceRowReader: all of a window counts."""
+        device = sources.device
+        return self._hidden(sources[:, 0].tolist()).to(device), None
+
+    @torch.no_grad()
+    def ruled(self, logits: Tensor, targets: Tensor, num_begin: int) -> Tensor:
+        """See SourceRowReader: what is suppressed, and the rules of times, by transformers."""
+        speech, scores = self._speech, logits[:, -1].clone()
+        scores[:, speech.suppress_tokens] = _NEVER
+        if targets.shape[1] == num_begin:
+            scores[:, speech.begin_suppress_tokens] = _NEVER
+        if int(targets[0, num_begin - 1]) != speech.no_timestamps_token_id:
+            rules = WhisperTimeStampLogitsProcessor(self._settings, begin_index=num_begin)
+            scores = rules(targets, scores)
+        return scores.clamp_min(_NEVER)[:, None]
+
+    def num_rows(self, length: int) -> int:
+        """See SourceRowReader."""
+        return length + self._speech.num_positions
+
+    def request_of(self, row: NDArray[np.integer]) -> tuple[Source, list[int]]:
+        """See SourceRowReader."""
+        source, begin = self.parted(row)
+        return SoundFeatures(self._features[source[0]].astype(np.float32)), begin.tolist()
+
+    def _begin(self, first_window: int, has_times: bool) -> list[int]:
+        """Return what the target of a window begins with."""
+        speech, tokens = self._speech, [self._start]
+        if speech.languages is not None and speech.tasks is not None:
+            tokens += [self._language_token(first_window), speech.tasks[self._task]]
+        return tokens if has_times else [*tokens, speech.no_timestamps_token_id]
+
+    @torch.no_grad()
+    def _language_token(self, first_window: int) -> int:
+        """Return the token of the language of an audio, detected as requests do."""
+        languages = self._speech.languages
+        assert languages is not None  # the caller has asked
+        if self._language is not None:
+            return languages[self._language]
+        if first_window not in self._language_of:
+            device = next(self._target.parameters()).device
+            hidden = self._hidden([first_window]).to(device)
+            logits = self._target(
+                encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+                decoder_input_ids=torch.tensor([[self._start]], device=device),
+                use_cache=False,
+            ).logits[0, -1]
+            tokens = [*languages.values()]
+            self._language_of[first_window] = tokens[int(logits[tokens].argmax())]
+        return self._language_of[first_window]
+
+    def _hidden(self, windows: list[int]) -> Tensor:
+        """Return what the encoder leaves of windows, (B, N, W) float32."""
+        read = {window: self._read(window) for window in windows}
+        found = {window: states for window, states in read.items() if states is not None}
+        missing = [window for window in read if window not in found]
+        device = next(self._target.parameters()).device
+        for begin in range(0, len(missing), _ENCODED_TOGETHER):
+            part = missing[begin : begin + _ENCODED_TOGETHER]
+            features = torch.from_numpy(self._features[part].astype(np.float32)).to(device)
+            with torch.autocast(device.type, enabled=False):  # kept, and read by exact measurements
+                hidden = self._target.get_encoder()(features).last_hidden_state
+            for window, states in zip(part, hidden.float().cpu().numpy(), strict=True):
+                found[window] = self._keep(window, states.astype(np.float16))
+        return torch.from_numpy(np.stack([found[window] for window in windows])).float()
+
+    def _file(self, window: int) -> Path:
+        return self._kept / f"{window:07d}.npy"
+
+    def _read(self, window: int) -> NDArray[np.float16] | None:
+        """Return the hidden states that were kept of a window."""
+        file = self._file(window)
+        if not file.exists():
+            return None
+        try:
+            found: NDArray[np.float16] = np.load(file, allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise ExportError(
+                f"{file} is damaged ({error}); remove it, and the same command makes it again"
+            ) from error
+        return found
+
+    def _keep(self, window: int, states: NDArray[np.float16]) -> NDArray[np.float16]:
+        """Keep the hidden states of a window where there is room for them, and return them."""
+        if window < self._num_kept:
+            partial = self._file(window).with_suffix(".partial")
+            with partial.open("wb") as opened:
+                np.save(opened, states)
+            put_in_place(partial, self._file(window))
+        return states

@@ -1,0 +1,173 @@
+"""Drafts of encoder-decoders: one or two layers of the target's decoder over its encoder.
+
+The encoder is the target's and stays as it is, so that the export shares it: a source is read once
+for both. So do embeddings and head where the encoder has them too, and those of speech models. What
+is learned are the layers of the decoder, which begin as some of the target's.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from dsbd_distill.acceptance import Best
+from dsbd_distill.config import FEATURE, DistillConfig
+from dsbd_distill.draft_model import kept_layers
+from dsbd_distill.loss import selected
+from dsbd_distill.proposing_drafts import ProposingDrafts, check_draft_vocab
+from dsbd_distill.sources import SourceRows
+from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
+from dsbd_export.encoder_decoder.checkpoint import num_decoder_layers
+from dsbd_export.encoder_decoder.speech import feature_extractor
+from dsbd_export.errors import ExportError, reason_of
+
+_LAYER = re.compile(r"(?<=decoder\.)(layers|block)\.(\d+)\.")
+_COUNTS = ("num_decoder_layers", "decoder_layers")
+_DEFAULT_LAYERS = 1
+
+
+class SourceDrafts(ProposingDrafts):
+    """Decoders of few layers over the target's encoder; see DraftKind."""
+
+    @staticmethod
+    def check(config: DistillConfig, target: Checkpoint) -> None:
+        """See DraftKind."""
+        family = f"the target (family {target.family}), an encoder-decoder"
+        if config.kind == FEATURE:
+            raise ExportError(f"kind={FEATURE!r} has no form for {family}; leave it out")
+        if config.params is not None:
+            raise ExportError(
+                f"params={config.params!r} has no form for {family}, whose draft is some layers of "
+                "its decoder; give target_layers, 1 or 2, instead"
+            )
+        if config.learn_answers:
+            raise ExportError(f"learn_answers has no meaning for {family}; leave it out")
+        num_layers, wanted = num_decoder_layers(target.config), _num_layers(config)
+        if wanted >= num_layers:
+            raise ExportError(
+                f"target_layers={wanted} is no draft: the target's decoder has {num_layers} "
+                "layers; use fewer, as 1"
+            )
+        check_draft_vocab(config, target)
+
+    def first_draft(self) -> PreTrainedModel:
+        """See DraftKind."""
+        teaching = self._teaching
+        return cut_decoder(teaching.target, teaching.checkpoint, _num_layers(self._config))
+
+    def _rows(self, tokens: Tensor, counted: Tensor) -> tuple[SourceRows, Tensor, Tensor | None]:
+        """Return rows of a pool, parted, and what the encoder leaves of their sources."""
+        reader = self._teaching.reader
+        assert reader is not None  # as the target reads sources
+        rows = SourceRows.of(tokens, counted, reader)
+        return rows, *reader.hidden_states(rows.sources, rows.is_source)
+
+
+class TextSourceDrafts(SourceDrafts):
+    """Those of targets that read text, of which each family has a head of its own."""
+
+    bounds_logits = False
+
+    def _read(self, draft: Any, tokens: Tensor, counted: Tensor) -> Tensor:
+        """Return the logits, (n, V)."""
+        rows, hidden, is_source = self._rows(tokens, counted)
+        out = draft(
+            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+            attention_mask=is_source,
+            decoder_input_ids=rows.targets,
+            use_cache=False,
+        )
+        return selected(out.logits, rows.counted)
+
+    def _log_probs(self, draft: Any, read: Tensor, ids: Tensor) -> Tensor:
+        return self._head.log_probs_of_logits(read.float(), ids)
+
+    def _best(self, draft: Any, read: Tensor) -> Best:
+        return self._head.best_of_logits(read)
+
+
+class SoundDrafts(SourceDrafts):
+    """Those of targets that read sound: Whisper's decoders, whose head is the embedding."""
+
+    def _read(self, draft: Any, tokens: Tensor, counted: Tensor) -> Tensor:
+        rows, hidden, _ = self._rows(tokens, counted)
+        out = draft.get_decoder()(
+            input_ids=rows.targets, encoder_hidden_states=hidden, use_cache=False
+        )
+        return selected(out.last_hidden_state, rows.counted)
+
+    def write(self, draft: Any, folder: Path) -> None:
+        """See DraftKind; with what features are made by."""
+        super().write(draft, folder)
+        checkpoint = self._teaching.checkpoint
+        made_by = feature_extractor("target", checkpoint.folder, checkpoint.config)
+        with quiet_libraries():
+            made_by.save_pretrained(folder)
+
+
+def cut_decoder(target: PreTrainedModel, checkpoint: Checkpoint, num_kept: int) -> PreTrainedModel:
+    """Return the target with some layers of its decoder, which alone can be trained.
+
+    Raises:
+        ExportError: the layers of its family are not found.
+    """
+    kept = kept_layers(num_decoder_layers(checkpoint.config), num_kept)
+    content = checkpoint.config.to_dict()
+    content |= {name: num_kept for name in _COUNTS if content.get(name) is not None}
+    config = type(checkpoint.config).from_dict(content)
+    weights = target.state_dict()
+    try:
+        with quiet_libraries():
+            draft: PreTrainedModel = type(target)(config).float()
+        draft.load_state_dict(
+            {name: weights[_name_in_target(name, kept, weights)] for name in draft.state_dict()}
+        )
+    except Exception as error:
+        raise ExportError(
+            f"layers of the target's decoder (family {checkpoint.family}) make no draft: "
+            f"{reason_of(error)}; export the target with a smaller one of its tokenizer as draft"
+        ) from error
+    draft.generation_config = target.generation_config
+    frozen: list[nn.Module] = [draft.get_encoder()]
+    if checkpoint.encoder is not None and checkpoint.encoder.speech is not None:
+        frozen.append(draft.get_output_embeddings())
+    for parameter in {p for module in frozen for p in module.parameters()}:
+        parameter.requires_grad_(False)
+    return draft.eval()  # no dropout: it learns from the same rows the same way
+
+
+def decoder_parameters(model: PreTrainedModel) -> int:
+    """Return the number of parameters of a model that an engine of its decoder has."""
+    if not model.config.is_encoder_decoder:
+        return int(model.num_parameters())
+    parts: list[nn.Module] = [model.get_decoder(), model.get_output_embeddings()]
+    return sum(p.numel() for p in {p for part in parts for p in part.parameters()})
+
+
+def decoder_layers(model: PreTrainedModel) -> int:
+    """Return the number of layers of a model, of an encoder-decoder those of its decoder."""
+    is_reader = model.config.is_encoder_decoder
+    return num_decoder_layers(model.config) if is_reader else model.config.num_hidden_layers
+
+
+def _num_layers(config: DistillConfig) -> int:
+    return _DEFAULT_LAYERS if config.target_layers is None else config.target_layers
+
+
+def _name_in_target(name: str, kept: list[int], weights: dict[str, Tensor]) -> str:
+    """Return the name of a draft's weight in the target.
+
+    The biases by distance that T5 has in its first layer alone are the first's in both.
+    """
+    found = _LAYER.search(name)
+    if found is None:
+        return name
+    begin, end = name[: found.start()], name[found.end() :]
+    layer = kept[int(found[2])]
+    own = f"{begin}{found[1]}.{layer}.{end}"
+    return own if own in weights else f"{begin}{found[1]}.0.{end}"

@@ -1,0 +1,291 @@
+"""A resumable training loop: Muon for the matrices, AdamW for the rest, warm-up and decay."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dsbd_export.errors import ExportError
+from dsbd_runtime.bundle_files.durable_files import put_in_place
+
+Batch = tuple[Tensor, ...]
+Point = dict[str, Any]
+"""What was observed at one moment: names and plain numbers."""
+
+Loss = Callable[[nn.Module, Batch], Tensor]
+_MAX_NORM = 1.0  # of the gradient of all parameters
+
+
+class Budget(Protocol):
+    """How long a training takes."""
+
+    def progress(self, step: int, seconds: float) -> float:
+        """Return the share of the training that is over, 1 or more at its end."""
+
+
+@dataclass(frozen=True)
+class StepBudget:
+    """So many optimizer steps."""
+
+    num_steps: int
+
+    def progress(self, step: int, seconds: float) -> float:
+        """See Budget."""
+        return step / self.num_steps
+
+
+@dataclass(frozen=True)
+class TimeBudget:
+    """So many seconds, those of killed processes included up to their last checkpoint."""
+
+    seconds: float
+
+    def progress(self, step: int, seconds: float) -> float:
+        """See Budget."""
+        return seconds / self.seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Pace of a training.
+
+    Attributes:
+        learning_rate: peak; Muon's update is scaled to the root mean square of AdamW's.
+        warmup_steps: linear ramp at the start.
+        decay_fraction: last share of the training, over which the rate falls to nearly zero.
+    """
+
+    learning_rate: float = 3e-3
+    warmup_steps: int = 100
+    decay_fraction: float = 0.5
+
+    def rate(self, step: int, progress: float) -> float:
+        """Return the learning rate of ``step``: trapezoidal (warm up, hold, cosine to zero)."""
+        if step < self.warmup_steps:
+            return self.learning_rate * (step + 1) / self.warmup_steps
+        decayed = (progress - (1 - self.decay_fraction)) / self.decay_fraction
+        return self.learning_rate * (
+            0.5 + 0.5 * math.cos(math.pi * min(max(decayed, 0.0), 1.0)) + 1e-3
+        )
+
+
+@dataclass
+class TrainingState:
+    """What a training has come to.
+
+    Attributes:
+        step: optimizer steps done.
+        seconds: they took, and everything between them.
+        progress: share of the budget.
+        losses: of the steps since the last point of ``history``.
+        history: what the observer of the training returned.
+    """
+
+    step: int = 0
+    seconds: float = 0.0
+    progress: float = 0.0
+    losses: list[float] = field(default_factory=list)
+    history: list[Point] = field(default_factory=list)
+
+
+Observer = Callable[[TrainingState], Point | None]
+"""Is called before the first step and after every step; what it returns joins the history."""
+
+
+def optimizers(model: nn.Module, learning_rate: float) -> list[torch.optim.Optimizer]:
+    """Return Muon over the layers' matrices and AdamW over embeddings, head and norms."""
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in trained(model).items():
+        is_table = "embed" in name or "lm_head" in name
+        (others if parameter.ndim != 2 or is_table else matrices).append(parameter)
+    return [
+        Muon(matrices, lr=learning_rate, weight_decay=0.05),
+        torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that a training changes, by name."""
+    return {name: each for name, each in model.named_parameters() if each.requires_grad}
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum, orthogonalized, so that a matrix moves as far in each of its directions.
+
+    Jordan et al. 2024; the update is scaled to the root mean square of AdamW's (Liu et al. 2025,
+    arXiv 2502.16982). As torch.optim.Muon, but for the products in bf16: those of a CPU without it
+    are so slow that they took half of a training.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[nn.Parameter],
+        lr: float,
+        weight_decay: float,
+        momentum: float = 0.95,
+    ) -> None:
+        """params: matrices."""
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Move all matrices that have a gradient."""
+        for group in self.param_groups:
+            for matrix in group["params"]:
+                if matrix.grad is not None:
+                    self._move(matrix, group)
+
+    def _move(self, matrix: nn.Parameter, group: dict[str, Any]) -> None:
+        assert matrix.grad is not None
+        state, rate, share = self.state[matrix], group["lr"], group["momentum"]
+        if not state:
+            state["momentum"] = torch.zeros_like(matrix)
+        momentum = state["momentum"].lerp_(matrix.grad, 1 - share)
+        update = orthogonalized(matrix.grad.lerp(momentum, share))
+        matrix.mul_(1 - rate * group["weight_decay"])
+        matrix.add_(update, alpha=-rate * 0.2 * math.sqrt(max(matrix.shape)))
+
+
+def orthogonalized(matrix: Tensor) -> Tensor:
+    """Return a matrix with the singular vectors of ``matrix``, (m, n), and values of about 1.
+
+    By Newton and Schulz's iteration with the coefficients of Jordan et al., which ends between 0.7
+    and 1.2; in bf16 on a GPU.
+    """
+    result = matrix.bfloat16() if matrix.is_cuda else matrix
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    if is_tall:
+        result = result.T
+    result = result / result.norm().clamp_min(1e-7)
+    for _ in range(5):
+        gram = result @ result.T
+        result = torch.addmm(
+            result, torch.addmm(gram, gram, gram, beta=-4.775, alpha=2.0315), result, beta=3.4445
+        )
+    return result.T if is_tall else result
+
+
+class Trainer:
+    """Trains a model in place; goes on from the checkpoint file where there is one.
+
+    Args:
+        model: on the device where it is trained.
+        schedule: of the learning rate.
+        budget: when it ends.
+        checkpoint: file of everything that changes; replaced as a whole.
+        save_every: seconds between checkpoints.
+        clock: tells the seconds.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        schedule: Schedule,
+        budget: Budget,
+        checkpoint: Path,
+        *,
+        save_every: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._model = model
+        self._schedule = schedule
+        self._budget = budget
+        self._checkpoint = checkpoint
+        self._save_every = save_every
+        self._clock = clock
+        self._optimizers = optimizers(model, schedule.learning_rate)
+        self.state = TrainingState()
+        if checkpoint.exists():
+            self._resume()
+
+    def run(
+        self,
+        batches_at: Callable[[int, float], Sequence[Batch]],
+        loss_of: Loss,
+        observe: Observer,
+    ) -> TrainingState:
+        """Train to the end of the budget.
+
+        Args:
+            batches_at: returns the batches of a step, whose gradients are averaged. It must depend
+                on its arguments alone, step and progress, so that a resumed run sees the same data.
+            loss_of: the mean loss of a batch.
+            observe: see Observer.
+        """
+        state = self.state
+        began, saved = self._clock() - state.seconds, state.seconds
+        if not state.step:
+            self._note(observe)
+        while state.progress < 1.0:
+            self._set_rate(self._schedule.rate(state.step, state.progress))
+            state.losses.append(self._step(batches_at(state.step, state.progress), loss_of))
+            state.step += 1
+            state.seconds = self._clock() - began
+            state.progress = self._budget.progress(state.step, state.seconds)
+            self._note(observe)
+            if state.progress >= 1.0 or state.seconds - saved >= self._save_every:
+                self._save()
+                saved = state.seconds
+        return state
+
+    def _note(self, observe: Observer) -> None:
+        if (point := observe(self.state)) is not None:
+            self.state.history.append(point)
+            self.state.losses.clear()
+
+    def _set_rate(self, rate: float) -> None:
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+
+    def _step(self, batches: Sequence[Batch], loss_of: Loss) -> float:
+        """Make one optimizer step; return the mean loss."""
+        total = 0.0
+        for batch in batches:
+            loss = loss_of(self._model, batch) / len(batches)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        if not math.isfinite(total):
+            raise ExportError(
+                f"the loss of step {self.state.step} is {total}; repeat the training with another "
+                "seed, or look for weights of the target that are not finite"
+            )
+        nn.utils.clip_grad_norm_(self._model.parameters(), _MAX_NORM)
+        for optimizer in self._optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return total
+
+    def _resume(self) -> None:
+        file = self._checkpoint
+        content: dict[str, Any] = torch.load(file, weights_only=True, map_location="cpu")
+        with torch.no_grad():
+            for name, parameter in trained(self._model).items():
+                parameter.copy_(content["model"][name])
+        for optimizer, saved in zip(self._optimizers, content["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.state = TrainingState(**content["state"])
+        self.state.progress = self._budget.progress(self.state.step, self.state.seconds)
+
+    def _save(self) -> None:
+        """Write a checkpoint; a kill or a full disk leaves the one before."""
+        partial = self._checkpoint.with_suffix(".partial")
+        content = {
+            "model": {name: each.detach() for name, each in trained(self._model).items()},
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+            "state": vars(self.state),
+        }
+        try:
+            with partial.open("wb") as file:  # a path would turn a full disk into a RuntimeError
+                torch.save(content, file)
+            put_in_place(partial, self._checkpoint)
+        finally:
+            partial.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Models captured as graphs over a forest of tokens."""

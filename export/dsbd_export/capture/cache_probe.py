@@ -1,0 +1,184 @@
+"""What the layers of a model cache, read from runs of it: kinds of rows, heads, widths, values.
+
+Names of configs do not tell: layers differ from each other, share rows, or cache latents from which
+keys and values are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
+
+from dsbd_export.capture.path_recurrences import MOST_NEW_ROWS, Recurrence, replaced_recurrences
+from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
+from dsbd_export.checkpoints.model_loading import cache_name
+from dsbd_export.errors import ExportError, own_error_in, reason_of
+from dsbd_export.parity_cases import ComputeIn, num_drawn, text_case
+from dsbd_runtime.parts.cache_entries import (
+    AttentionRows,
+    CacheEntry,
+    ConvolutionRows,
+    RecurrentRows,
+)
+
+_NUM_ROWS = 2
+
+
+class RecordingCache(DynamicCache):  # type: ignore[misc]  # transformers has no types
+    """A cache for one call that remembers what each layer has handed it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values
+        self.convolutions: dict[int, tuple[torch.Size, int]] = {}  # shapes, and kernel sizes
+        self.recurrences: dict[int, Recurrence] = {}
+        self._recurrent_layer = 0
+
+    def update(
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        layer_idx: int,
+        *args: object,
+        **more: object,
+    ) -> tuple[Tensor, Tensor]:
+        """Record and append the rows of a layer."""
+        self.rows[layer_idx] = key_states, value_states
+        found: tuple[Tensor, Tensor] = super().update(
+            key_states, value_states, layer_idx, *args, **more
+        )
+        return found
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """Return None: a layer has seen nothing before."""
+
+    def update_conv_state(
+        self, conv_states: Tensor, layer_idx: int, *, conv_kernel_size: int, **_: object
+    ) -> Tensor:
+        """Record the inputs of a layer's convolution and return them."""
+        self.convolutions[layer_idx] = conv_states.shape, conv_kernel_size
+        return conv_states
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """Return None: a layer has seen nothing before."""
+        self._recurrent_layer = layer_idx
+
+    def update_recurrent_state(
+        self, recurrent_states: object, layer_idx: int, *_: object, **__: object
+    ) -> None:
+        """Keep nothing; raise for a state of another recurrence than those that can be rows."""
+        if layer_idx not in self.recurrences:
+            raise ExportError(
+                f"layer {layer_idx} keeps a recurrent state of another kind than the gated delta "
+                "rule and Mamba2, which a forest has no rows for; choose another checkpoint"
+            )
+
+    def record(self, recurrence: Recurrence) -> Tensor:
+        """Record the shapes of a recurrence, and return zeros as its outputs."""
+        self.recurrences[self._recurrent_layer] = recurrence
+        return torch.zeros_like(recurrence.value)
+
+
+def probed_caches(
+    model: PreTrainedModel, checkpoint: Checkpoint, dtype: str
+) -> tuple[CacheEntry, ...]:
+    """Return the caches of a model, those of its engine in ``dtype``, by a run over two tokens.
+
+    Raises:
+        ExportError: a layer caches what is no row of a key and a value for each head, nor of a
+            convolution.
+    """
+    cache = RecordingCache()
+    with (
+        torch.no_grad(),
+        quiet_libraries(),
+        ComputeIn(torch.float32),
+        replaced_recurrences(model, cache.record),
+    ):
+        token_ids = torch.zeros(1, _NUM_ROWS, dtype=torch.int64)
+        try:
+            model(input_ids=token_ids, **{cache_name(model): cache})
+        except Exception as error:  # whatever a family does with a cache that is not its own
+            raise own_error_in(error) or ExportError(
+                f"the {checkpoint.role} (family {checkpoint.family}) keeps more than rows of keys "
+                f"and values, convolutions and known recurrences ({reason_of(error)}); choose "
+                "another checkpoint"
+            ) from error
+    if not cache.rows and not cache.recurrences:
+        raise ExportError(
+            f"the {checkpoint.role} (family {checkpoint.family}) hands no keys and values to a "
+            "cache, so no row of it can be kept; choose another checkpoint"
+        )
+    entries: list[CacheEntry] = [*attention_rows(cache, checkpoint, dtype, _NUM_ROWS)]
+    entries += _convolution_rows(cache, dtype)
+    entries += _recurrent_rows(cache)
+    return tuple(sorted(entries, key=lambda entry: entry.layer))
+
+
+def largest_values(
+    model: PreTrainedModel, checkpoint: Checkpoint
+) -> dict[int, NDArray[np.float32]]:
+    """Return the largest magnitude of every cached value channel, (Hkv, D), by layer.
+
+    Seen in two passes: the text, and as many random tokens, which say what no text says.
+    """
+    text = text_case(checkpoint).node_ids
+    noise = np.random.default_rng(0).integers(0, num_drawn(checkpoint), len(text), dtype=np.int64)
+    seen: dict[int, NDArray[np.float32]] = {}
+    for token_ids in (text, noise):
+        cache = RecordingCache()
+        with torch.no_grad(), ComputeIn(torch.float32):
+            ids = torch.from_numpy(token_ids[None])
+            model(input_ids=ids, use_cache=True, **{cache_name(model): cache})
+        for layer, (_, values) in cache.rows.items():
+            found = values.abs().amax((0, 2)).numpy()
+            seen[layer] = np.maximum(seen.get(layer, found), found)
+    return seen
+
+
+def attention_rows(
+    cache: RecordingCache, checkpoint: Checkpoint, dtype: str, num_rows: int
+) -> Iterator[AttentionRows]:
+    """Yield the entries of the layers that have handed keys and values of so many rows.
+
+    Raises:
+        ExportError: they are no key and value of each row for each head.
+    """
+    for layer, rows in cache.rows.items():
+        key, value = (part.shape for part in rows)
+        if len(key) != 4 or key[:3] != value[:3] or key[2] != num_rows:
+            raise ExportError(
+                f"layer {layer} of the {checkpoint.role} (family {checkpoint.family}) caches "
+                f"{list(key)} and {list(value)} of {num_rows} tokens, expected a key and a value "
+                "of each token for each head; choose another checkpoint"
+            )
+        yield AttentionRows(
+            layer=layer, num_heads=key[1], key_width=key[3], value_width=value[3], dtype=dtype
+        )
+
+
+def _convolution_rows(cache: RecordingCache, dtype: str) -> Iterator[ConvolutionRows]:
+    for layer, (shape, kernel_size) in cache.convolutions.items():
+        yield ConvolutionRows(
+            layer=layer, width=shape[1], num_ancestors=kernel_size - 1, dtype=dtype
+        )
+
+
+def _recurrent_rows(cache: RecordingCache) -> Iterator[RecurrentRows]:
+    """Yield the entries of recurrent layers, which compute in fp32 in an engine of any type."""
+    for layer, recurrence in cache.recurrences.items():
+        yield RecurrentRows(
+            layer=layer,
+            num_heads=recurrence.value.shape[0],
+            value_width=recurrence.value.shape[2],
+            num_key_heads=recurrence.key.shape[0],
+            key_width=recurrence.key.shape[2],
+            most_new_rows=MOST_NEW_ROWS,
+            dtype="fp32",
+        )

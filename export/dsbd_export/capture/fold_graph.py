@@ -1,0 +1,102 @@
+"""Fold graph: the checkpoint at the last of some rows of a path, of the one before them.
+
+With c the checkpoint, its matrix S and the decay G_c at it, and rows j of which n is the last, the
+new one has
+
+    S' = exp(G_n - G_c) S + sum_j exp(G_n - G_j) k_j u_j'       and the decay G_n
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from dsbd_export.config import OPSET
+from dsbd_runtime.engine.graph import FOLDED_ROWS
+from dsbd_runtime.parts.cache_entries import (
+    RECURRENT_DECAY,
+    RECURRENT_DELTA,
+    RECURRENT_KEY,
+    CacheEntry,
+    RecurrentRows,
+    folded_name,
+    past_name,
+    recurrent,
+    state_decay_name,
+    state_name,
+)
+
+_IR_VERSION = 10  # the one that torch.onnx writes; onnxruntime refuses the newest
+
+
+def write_fold_graph(caches: Sequence[CacheEntry], file: Path) -> None:
+    """Write the graph for the recurrent ones of these caches."""
+    builder = _Builder()
+    inputs = [helper.make_tensor_value_info(FOLDED_ROWS, TensorProto.INT64, ["T"])]
+    outputs = []
+    for cache in recurrent(caches):
+        for part in cache.parts:
+            shape = cache.shape(part, 0)
+            inputs.append(_floats(past_name(cache.layer, part), (*shape[:2], "M", shape[3])))
+        for name, numbers in cache.states.items():
+            inputs.append(_floats(name, (1, *numbers)))
+            outputs.append(_floats(folded_name(name), (1, *numbers)))
+        _fold(builder, cache)
+    graph = helper.make_graph(builder.nodes, "fold", inputs, outputs, builder.constants)
+    opset = helper.make_opsetid("", OPSET)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=_IR_VERSION), file)
+
+
+def _floats(name: str, shape: Sequence[int | str]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+
+class _Builder:
+    """The nodes and constants of a graph so far."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+
+    def add(self, operator: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
+        """Add a node with one output; return its name."""
+        output = output or f"{operator}.{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operator, inputs, [output], **attributes))
+        return output
+
+    def constant(self, *numbers: int) -> str:
+        """Add whole numbers as a vector; return its name."""
+        name = f"constant.{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.array(numbers, np.int64), name))
+        return name
+
+
+def _fold(builder: _Builder, cache: RecurrentRows) -> None:
+    """Add the nodes of one layer."""
+    add, constant = builder.add, builder.constant
+    state, state_decay = state_name(cache.layer), state_decay_name(cache.layer)
+    keys, deltas, decays = (
+        add("Gather", past_name(cache.layer, part), FOLDED_ROWS, axis=2)
+        for part in (RECURRENT_KEY, RECURRENT_DELTA, RECURRENT_DECAY)
+    )
+    last = add("Slice", decays, constant(-1), constant(2**31), constant(2))  # (1, H, 1, 2)
+    folded_decay = add("Squeeze", last, constant(2), output=folded_name(state_decay))
+    summed = constant(-1)
+    # Both numbers of a decay are subtracted before they are added: their sum has too few digits.
+    left = add("Exp", add("ReduceSum", add("Sub", last, decays), summed))  # (1, H, T, 1)
+    left_of_state = add("Exp", add("ReduceSum", add("Sub", folded_decay, state_decay), summed))
+    group = cache.num_heads // cache.num_key_heads
+    of_group = constant(1, cache.num_key_heads, group, -1, cache.value_width)
+    written = add(
+        "MatMul",
+        add("Transpose", add("Unsqueeze", keys, constant(2)), perm=[0, 1, 2, 4, 3]),
+        add("Reshape", add("Mul", deltas, left), of_group),
+    )  # (1, Hk, H / Hk, Dk, Dv)
+    kept = add("Mul", state, add("Unsqueeze", left_of_state, constant(-1)))
+    of_heads = constant(1, cache.num_heads, cache.key_width, cache.value_width)
+    add("Add", kept, add("Reshape", written, of_heads), output=folded_name(state))

@@ -1,0 +1,189 @@
+"""Checks of a captured graph, before it is written: against the contract, and for TensorRT.
+
+The contract is that of ``dsbd_runtime.engine.graph``. ``check_for_tensorrt`` looks for constructs
+that TensorRT refuses or interprets differently, without TensorRT; it runs on every export in fp16
+and bf16 without quantization, which are the ones for TensorRT.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import onnx_ir as ir
+
+from dsbd_export.capture.forest_graph import GraphNames, input_names, output_names
+from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.checkpoints.families import AttentionForm
+from dsbd_export.config import OPSET
+from dsbd_export.errors import ExportError
+from dsbd_runtime.engine.graph import RECENT_WRITE_INDICES, WRITE_INDICES
+from dsbd_runtime.parts.cache_entries import parts_of, past_name, present_name, recent
+
+MAX_OPSET = 25
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
+_CHANGES_TYPE = ("Cast", "CastLike")
+_PAST_INPUTS = {4: "past_key", 5: "past_value", 6: "nonpad_kv_seqlen"}
+
+
+def check_contract(
+    model: ir.Model,
+    checkpoint: Checkpoint,
+    form: AttentionForm | None = AttentionForm.NODE,
+    names: GraphNames | None = None,
+) -> None:
+    """Raise when names, operators, caches or masks of the graph are not those of the contract.
+
+    form: None where masks are parts of biases: the parity gate alone judges them.
+    names: of its inputs and outputs; None for those of every model.
+    """
+    names = names or GraphNames(input_names(checkpoint), output_names(checkpoint))
+    _check_names("inputs", model.graph.inputs, names.inputs)
+    _check_names("outputs", model.graph.outputs, names.outputs)
+    _check_operators(model)
+    _check_caches(model.graph, checkpoint)
+    if form is not None:
+        _check_masks(model.graph, checkpoint, form)
+
+
+def _check_names(kind: str, values: Sequence[ir.Value], wanted: list[str]) -> None:
+    found = [value.name for value in values]
+    if found != wanted:
+        raise _broken(f"its {kind} are {found}, expected {wanted}")
+
+
+def _check_operators(model: ir.Model) -> None:
+    if model.opset_imports != {"": OPSET}:
+        raise _broken(f"its operator sets are {model.opset_imports}, expected only ai.onnx {OPSET}")
+    if model.functions:
+        raise _broken(f"it has local functions {sorted(map(str, model.functions))}, expected none")
+    foreign = {f"{node.domain}::{node.op_type}" for node in model.graph if node.domain}
+    if foreign:
+        raise _broken(f"it has operators {sorted(foreign)}, expected only ai.onnx")
+
+
+def _check_caches(graph: ir.Graph, checkpoint: Checkpoint) -> None:
+    """Every cache must go from its input through one scatter to its output."""
+    outputs = {output.name: output for output in graph.outputs}
+    for cache, part in parts_of(checkpoint.caches):
+        present = present_name(cache.layer, part)
+        scatter = outputs[present].producer()
+        if scatter is None or scatter.op_type != "TensorScatter":
+            raise _broken(f"{present} is the output of {scatter}, expected a TensorScatter")
+        past, _, index = (value.name if value else None for value in scatter.inputs)
+        is_recent = cache in recent(checkpoint.caches)
+        wanted = RECENT_WRITE_INDICES if is_recent else WRITE_INDICES
+        if (past, index) != (past_name(cache.layer, part), wanted):
+            raise _broken(f"{present} is written from {past} at {index}")
+
+
+def _check_masks(graph: ir.Graph, checkpoint: Checkpoint, form: AttentionForm) -> None:
+    """Every layer must attend with the mask of its config, and as often as all others.
+
+    That is once, or twice where a layer's attention is a difference of two (DiffLlama). A model
+    that attends by its own arithmetic shows no layers to count: that it reads its masks at all is
+    checked here, all else by the parity gate.
+    """
+    wanted = Counter(mask for mask in checkpoint.layer_masks if mask is not None)
+    found: Counter[str | None] = Counter()
+    if form is not AttentionForm.OWN:  # some layers of a capped form are nodes: without sinks
+        masked = (_input_name(node, 3) for node in graph if node.op_type == "Attention")
+        reads_source = checkpoint.encoder is not None  # whose rows are attended to without a mask
+        found.update(name for name in masked if name or not reads_source)
+    if form is not AttentionForm.NODE:
+        chosen_by = (_input_name(node, 0) for node in graph if node.op_type == "Where")
+        found.update(name for name in chosen_by if name in wanted)
+    if form is AttentionForm.OWN:
+        wanted = Counter(set(wanted))
+    elif wanted and (times := found.total() // wanted.total()):
+        wanted = Counter({name: times * num for name, num in wanted.items()})
+    if found != wanted:
+        raise _broken(f"its layers attend with {dict(found)}, expected {dict(wanted)}")
+
+
+def _input_name(node: ir.Node, index: int) -> str | None:
+    value = node.inputs[index] if index < len(node.inputs) else None
+    return value.name if value else None
+
+
+def _broken(problem: str) -> ExportError:
+    return ExportError(
+        f"the graph breaks the contract: {problem}; the family is not supported by this version"
+    )
+
+
+def check_for_tensorrt(model: ir.Model, checkpoint: Checkpoint) -> None:
+    """Raise when TensorRT would not build the graph of this checkpoint."""
+    if findings := lint_for_tensorrt(model):
+        raise ExportError(
+            f"the graph of the {checkpoint.role} (family {checkpoint.family}) cannot become a "
+            f"TensorRT engine: {findings[0]} ({len(findings)} findings); export it with dtype=fp32"
+        )
+
+
+def lint_for_tensorrt(model: ir.Model) -> list[str]:
+    """Return the findings, one line each; none when TensorRT should be able to build it."""
+    findings = list(_lint_operators(model))
+    for node in model.graph:
+        if node.op_type == "TensorScatter":
+            findings += _lint_scatter(node)
+        elif node.op_type == "Attention":
+            findings += _lint_attention(node)
+        findings += _lint_types(node)
+    return findings
+
+
+def _lint_operators(model: ir.Model) -> Iterator[str]:
+    opset = model.opset_imports.get("")
+    if opset is None or opset > MAX_OPSET:
+        yield f"opset {opset}, expected at most {MAX_OPSET}"
+    if model.functions:
+        yield f"local functions {sorted(map(str, model.functions))}, expected none"
+    for domain, op_type in sorted({(n.domain, n.op_type) for n in model.graph if n.domain}):
+        yield f"operator {domain}::{op_type}, expected only ai.onnx"
+
+
+def _lint_scatter(node: ir.Node) -> Iterator[str]:
+    """Check a cache update: from a graph input straight to a graph output."""
+    past, present = node.inputs[0], node.outputs[0]
+    name = f"TensorScatter to {present.name}"
+    if past is None or not past.is_graph_input():
+        yield f"{name} updates {past.name if past else None}, expected a graph input"
+    if not present.is_graph_output():
+        yield f"{name} makes no graph output"
+    if past is None or past.shape is None or len(past.shape) != 4:
+        yield f"{name} updates a cache of shape {past.shape if past else None}, expected 4 axes"
+    if (axis := node.attributes.get_int("axis", -2)) not in (2, -2):
+        yield f"{name} has axis {axis}, expected 2"
+    if (mode := node.attributes.get_string("mode", "linear")) != "linear":
+        yield f"{name} has mode {mode}, expected linear"
+
+
+def _lint_attention(node: ir.Node) -> Iterator[str]:
+    name = f"Attention to {node.outputs[0].name}"
+    if sum(not _is_left_out(output) for output in node.outputs) != 1:
+        yield f"{name} has {len(node.outputs)} outputs, expected one"
+    for index, input_name in _PAST_INPUTS.items():
+        if index < len(node.inputs) and node.inputs[index] is not None:
+            yield f"{name} has the input {input_name}, expected none"
+    if is_causal := node.attributes.get_int("is_causal", 0):
+        yield f"{name} has is_causal {is_causal}, expected 0: the mask is complete"
+    if softcap := node.attributes.get_float("softcap", 0.0):
+        yield f"{name} has softcap {softcap:g}, expected none: write it as MatMul and Tanh"
+
+
+def _is_left_out(output: ir.Value) -> bool:
+    return not output.name and not output.uses()
+
+
+def _lint_types(node: ir.Node) -> Iterator[str]:
+    """Check for mixed float types, which need an explicit Cast: TensorRT is strongly typed."""
+    if node.op_type in _CHANGES_TYPE:
+        return
+    values = [value for value in (*node.inputs, *node.outputs) if value is not None]
+    found = sorted({value.dtype.name for value in values if value.dtype in _FLOATS and value.dtype})
+    if len(found) > 1:
+        yield (
+            f"{node.op_type} to {node.outputs[0].name} mixes {' and '.join(found)}, "
+            "expected one type or explicit casts"
+        )

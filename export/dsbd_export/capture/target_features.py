@@ -1,0 +1,165 @@
+"""Features of a target: the hidden states that enter some of its layers, side by side.
+
+They are taken where the model hands its residual stream to a layer, in the graph and in the
+checkpoint that parity compares it with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.config import ModelOptions
+from dsbd_export.errors import ExportError
+from dsbd_export.gate.parity_engine import ForestEngine
+from dsbd_export.parity_cases import ComputeIn, ForestCase, Reference
+from dsbd_runtime.engine.graph import FEATURES, FeatureEntry
+
+# By (dtype, quantize): the norm of the error over that of the features, of the text. Another
+# layer's hidden states, or another row's, are off by about 1.
+_LIMITS = {("fp32", "none"): 1e-4, ("fp16", "none"): 2e-2, ("bf16", "none"): 5e-2}
+_LIMIT_QUANTIZED = 0.4
+
+
+def layers_of(model: PreTrainedModel) -> nn.ModuleList:
+    """Return the transformer layers of a model, one behind the other.
+
+    Raises:
+        ExportError: it has no such list, or several.
+    """
+    number = model.config.get_text_config().num_hidden_layers
+    found = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.ModuleList) and len(module) == number
+    ]
+    found = [each for each in found if not any(_is_within(each, other) for other in found)]
+    if len(found) != 1:
+        raise ExportError(
+            f"{type(model).__name__} has {len(found)} lists of {number} layers, expected one, so "
+            "its features cannot be taken; export it without --features"
+        )
+    return found[0]
+
+
+def _is_within(module: nn.Module, other: nn.Module) -> bool:
+    return module is not other and any(each is module for each in other.modules())
+
+
+class LayerInputs:
+    """Inside this context the hidden states that enter some layers of a model are kept.
+
+    Attributes:
+        seen: by layer, (1, S, H).
+    """
+
+    def __init__(self, model: PreTrainedModel, layers: Sequence[int]) -> None:
+        self._layers = layers
+        self._modules = layers_of(model) if layers else nn.ModuleList()
+        self._handles: list[Any] = []
+        self.seen: dict[int, Tensor] = {}
+
+    def __enter__(self) -> LayerInputs:
+        for layer in self._layers:
+            handle = self._modules[layer].register_forward_pre_hook(
+                self._hook_of(layer), with_kwargs=True
+            )
+            self._handles.append(handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def rows(self, feature_rows: Tensor) -> Tensor:
+        """Return the features of some rows of a batch of one, (F, width)."""
+        parts = [self.seen[layer][0].index_select(0, feature_rows) for layer in self._layers]
+        return torch.cat(parts, dim=-1)
+
+    def _hook_of(self, layer: int) -> Any:
+        def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            hidden = args[0] if args else kwargs.get("hidden_states")
+            if not isinstance(hidden, Tensor) or hidden.dim() != 3:
+                raise ExportError(
+                    f"what enters {type(module).__name__} {layer} is no (1, S, H) of hidden "
+                    "states, so its features cannot be taken; export it without --features"
+                )
+            self.seen[layer] = hidden
+
+        return keep
+
+
+def with_features(text: Reference, model: PreTrainedModel, checkpoint: Checkpoint) -> Reference:
+    """Return the text with the features of the unmodified model, of a target that has some."""
+    if checkpoint.feature_layers is None:
+        return text
+    case = text.case
+    with (
+        LayerInputs(model, checkpoint.feature_layers) as inputs,
+        torch.no_grad(),
+        ComputeIn(torch.float32),
+    ):
+        model(
+            input_ids=torch.from_numpy(case.node_ids[None]),
+            use_cache=False,
+            logits_to_keep=torch.tensor([0]),
+        )
+    rows = inputs.rows(torch.arange(len(case.node_ids))).float().numpy()
+    return replace(text, features=rows)
+
+
+def check_features(
+    folder: Path, checkpoint: Checkpoint, references: Sequence[Reference], config: ModelOptions
+) -> None:
+    """Compare the features that ``folder``/model.onnx returns with those of the references.
+
+    Raises:
+        ExportError: they differ by more than rounding at the precision of the export.
+    """
+    (text,) = (reference for reference in references if reference.features is not None)
+    assert text.features is not None
+    engine = ForestEngine(folder, checkpoint, capacity=len(text.case.node_ids) + 1)
+    error = relative_error(engine, text.case, text.features)
+    limit = _LIMITS.get((config.dtype, config.quantize), _LIMIT_QUANTIZED)
+    if not error <= limit:  # also when it is NaN
+        raise ExportError(
+            f"parity failed: the features of the {checkpoint.role} (family {checkpoint.family}) "
+            f"differ from the checkpoint's by {error:.3g} of their norm, the limit is {limit:.3g}; "
+            "export it without --features"
+        )
+
+
+def relative_error(engine: ForestEngine, case: ForestCase, wanted: NDArray[np.float32]) -> float:
+    """Return the norm of the error over that of the features; infinite if the shapes differ."""
+    (found,) = engine.outputs(case, [FEATURES])
+    if found.shape != wanted.shape:
+        return float("inf")
+    difference = found.astype(np.float64) - wanted
+    return float(np.linalg.norm(difference) / np.linalg.norm(wanted))
+
+
+def feature_entry(checkpoint: Checkpoint) -> FeatureEntry | None:
+    """Return what the manifest says of the features of a target or draft, None without any."""
+    if (features := checkpoint.features) is not None:
+        own_width = int(features.layer.hidden_size)
+        return FeatureEntry(width=features.feature_width, own_width=own_width)
+    if checkpoint.feature_layers is None:
+        return None
+    layers = list(checkpoint.feature_layers)
+    hidden_size = int(checkpoint.config.get_text_config().hidden_size)
+    return FeatureEntry(width=len(layers) * hidden_size, layers=layers)

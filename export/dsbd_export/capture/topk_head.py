@@ -1,0 +1,260 @@
+"""Top-k head: a graph that returns the K largest logits of a row and the log-sum of all.
+
+It is put on the finished file, after parity has judged the logits themselves, and is then judged
+against those logits. Shapes are those of ``dsbd_runtime.engine.graph``.
+
+    top_logits, top_ids = TopK(logits, K)                  largest first, ties by lower id
+    logsumexp           = top_logits[0] - LogSoftmax(logits)[top_ids[0]]
+
+The logits that it reads stay an output, which costs nothing more: a host leaves them with the
+engine and copies the rows that it needs. But where a draft proposes some tokens only
+(``draft_vocabulary``), the head reads the logits of these before they are spread over the
+vocabulary, ``top_ids`` are looked up among these tokens, and ``logits`` is no output any more: a
+draft's is unused, and spreading alone would take longer than the head.
+
+The last line instead of ReduceLogSumExp because of onnxruntime 1.31 on CPU: that one adds up one
+after the other in float32 (20 rows of 128,256 logits: 16 ms and wrong by 2e-4; LogSoftmax 0.6 ms
+and 6e-6), and every Reduce operator returns a wrong shape without rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.errors import ExportError
+from dsbd_export.gate.parity_engine import ForestEngine
+from dsbd_export.parity_cases import ForestCase, differences
+from dsbd_runtime.bundle_files.bundle import MODEL_FILE
+from dsbd_runtime.engine.graph import LOGITS, LOGSUMEXP, TOP_IDS, TOP_LOGITS
+
+_PREFIX = "topk_head."  # of the names inside the head
+
+# Of the largest logit: the head only copies logits and adds up, so the precision of the graph
+# before it, fp16 or quantized, plays no part.
+RELATIVE_LIMIT = 1e-5
+
+
+def check_num_top_logits(num_top_logits: int, vocab_size: int) -> None:
+    """Raise unless the vocabulary has as many tokens as the head is to return."""
+    if num_top_logits > vocab_size:
+        raise ExportError(
+            f"logits='topk:{num_top_logits}' names more logits than the vocabulary has "
+            f"tokens, {vocab_size}; use topk:{vocab_size} at most, or full"
+        )
+
+
+@dataclass(frozen=True)
+class ProposedLogits:
+    """Logits of a draft before they are spread over the vocabulary.
+
+    Attributes:
+        logits: name of the tensor, (R, n).
+        tokens: name of the initializer with the token of each, n int64 in any shape.
+        number: n.
+    """
+
+    logits: str
+    tokens: str
+    number: int
+
+
+def append_topk_head(model_file: Path, num_top_logits: int) -> bool:
+    """Put the head on a graph file before its output ``logits``; weights stay as they are.
+
+    Return whether ``logits`` is an output still.
+    """
+    model = onnx.load(model_file, load_external_data=False)
+    graph = model.graph
+    proposed = proposed_logits(graph)
+    if proposed is not None and proposed.number < num_top_logits:
+        proposed = None  # the others are filled up with -inf
+    position = [output.name for output in graph.output].index(LOGITS)
+    logits = graph.output[position]
+    num_rows = logits.type.tensor_type.shape.dim[0].dim_param
+    outputs = [
+        helper.make_tensor_value_info(TOP_LOGITS, TensorProto.FLOAT, [num_rows, num_top_logits]),
+        helper.make_tensor_value_info(TOP_IDS, TensorProto.INT64, [num_rows, num_top_logits]),
+        helper.make_tensor_value_info(LOGSUMEXP, TensorProto.FLOAT, [num_rows]),
+        *([logits] if proposed is None else []),
+    ]
+    caches = [output for output in graph.output if output.name != LOGITS]
+    del graph.output[:]
+    graph.output.extend([*outputs, *caches])
+    graph.node.extend(_head_nodes(proposed))
+    graph.initializer.extend(
+        numpy_helper.from_array(np.array([value], np.int64), _PREFIX + name)
+        for name, value in (("k", num_top_logits), ("first", 0), ("second", 1), ("all", -1))
+        if proposed is not None or name != "all"
+    )
+    if proposed is not None:
+        _remove_unused(graph)  # what spread the logits
+    onnx.save(model, model_file)
+    return proposed is None
+
+
+def proposed_logits(graph: onnx.GraphProto) -> ProposedLogits | None:
+    """Return what ``draft_vocabulary.spread`` spreads over the vocabulary, None without that."""
+    producers = {name: node for node in graph.node for name in node.output}
+    initializers = {value.name: value for value in graph.initializer}
+    scatter = producers[LOGITS]
+    if scatter.op_type != "ScatterElements":
+        return None
+    _others, tokens, logits = scatter.input
+    while tokens in producers:  # a Where gives each row of logits the tokens
+        tokens = producers[tokens].input[-1]
+    return ProposedLogits(logits, tokens, int(np.prod(initializers[tokens].dims)))
+
+
+def _remove_unused(graph: onnx.GraphProto) -> None:
+    """Remove nodes and initializers whose values are unused."""
+    outputs = {output.name for output in graph.output}
+    while True:
+        read = {name for node in graph.node for name in node.input} | outputs
+        unused = [node for node in graph.node if not read & {*node.output}]
+        if not unused:
+            break
+        for node in unused:
+            graph.node.remove(node)
+    for value in [value for value in graph.initializer if value.name not in read]:
+        graph.initializer.remove(value)
+
+
+def _head_nodes(proposed: ProposedLogits | None) -> list[onnx.NodeProto]:
+    """Return the nodes from the logits to the three outputs of the head."""
+    k, first, second, best_logit, best_id, own_ids, tokens, every = (
+        _PREFIX + name
+        for name in ("k", "first", "second", "best_logit", "best_id", "ids", "tokens", "all")
+    )
+    logits, ids = (LOGITS, TOP_IDS) if proposed is None else (proposed.logits, own_ids)
+    nodes = [
+        helper.make_node("TopK", [logits, k], [TOP_LOGITS, ids], axis=-1, largest=1, sorted=1),
+        helper.make_node("Slice", [TOP_LOGITS, first, second, second], [best_logit]),
+        helper.make_node("Slice", [ids, first, second, second], [best_id]),
+        *logsumexp_nodes(_PREFIX, best_logit, best_id, second, logits),
+    ]
+    if proposed is not None:
+        nodes += [
+            helper.make_node("Reshape", [proposed.tokens, every], [tokens]),
+            helper.make_node("Gather", [tokens, own_ids], [TOP_IDS]),
+        ]
+    return nodes
+
+
+def logsumexp_nodes(
+    prefix: str, best_logit: str, best_id: str, one: str, logits: str = LOGITS
+) -> list[onnx.NodeProto]:
+    """Return the nodes from logits and the largest of each row to ``logsumexp``.
+
+    Args:
+        prefix: of the names inside.
+        best_logit: name of the largest logits, (R, 1).
+        best_id: name of their tokens, (R, 1).
+        one: name of a constant, 1 as [1] int64.
+        logits: name of the logits.
+    """
+    log_probs, best_log_prob, row_sums = (
+        prefix + name for name in ("log_probs", "best_log_prob", "row_sums")
+    )
+    return [
+        helper.make_node("LogSoftmax", [logits], [log_probs], axis=-1),
+        helper.make_node("GatherElements", [log_probs, best_id], [best_log_prob], axis=1),
+        helper.make_node("Sub", [best_logit, best_log_prob], [row_sums]),
+        helper.make_node("Squeeze", [row_sums, one], [LOGSUMEXP]),
+    ]
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """Outputs for R rows: (R, K) int64, (R, K) float32, (R,) float32, (R, V) float32 or none."""
+
+    top_ids: NDArray[np.int64]
+    top_logits: NDArray[np.float32]
+    logsumexp: NDArray[np.float32]
+    logits: NDArray[np.float32] | None = None
+
+
+def add_topk_head(
+    folder: Path, checkpoint: Checkpoint, cases: Sequence[ForestCase], num_top_logits: int
+) -> bool:
+    """Put the head on ``folder``/model.onnx and compare it with the logits of before.
+
+    Return whether ``logits`` is an output still.
+
+    cases: those with the longest prompt are run.
+
+    Raises:
+        ExportError: an id, a logit or a sum is wrong.
+    """
+    longest = max(case.prompt_length for case in cases)
+    cases = [case for case in cases if case.prompt_length == longest]
+    dense = engine_of(folder, checkpoint, cases)
+    logits_by_case = [dense.logits(case) for case in cases]
+    del dense  # one engine at a time
+    keeps_logits = append_topk_head(folder / MODEL_FILE, num_top_logits)
+    outputs = [TOP_IDS, TOP_LOGITS, LOGSUMEXP, *([LOGITS] if keeps_logits else [])]
+    engine = engine_of(folder, checkpoint, cases)
+    for case, logits in zip(cases, logits_by_case, strict=True):
+        found = HeadRows(*engine.outputs(case, outputs))
+        if problem := head_problem(found, logits, num_top_logits):
+            raise ExportError(
+                f"parity failed: the top-k head of the {checkpoint.role} (family "
+                f"{checkpoint.family}) is wrong in case {case.name}: {problem}; export with "
+                "--logits full"
+            )
+    return keeps_logits
+
+
+def head_problem(found: HeadRows, logits: NDArray[np.float32], num_top_logits: int) -> str | None:
+    """Return the first error in the head's rows, given all logits (R, V); None without one."""
+    wanted_shape = (len(logits), num_top_logits)
+    if found.top_ids.shape != wanted_shape or found.top_logits.shape != wanted_shape:
+        return f"shape {found.top_ids.shape}, expected {wanted_shape}"
+    if found.logits is not None and found.logits.shape != logits.shape:
+        return f"logits has shape {found.logits.shape}, expected {logits.shape}"
+    ids = np.argsort(-logits, axis=1, kind="stable")[:, :num_top_logits]
+    limit = logit_limit(logits)
+    best, chosen = (np.take_along_axis(logits, by, axis=1) for by in (ids, found.top_ids))
+    errors = {
+        "top_logits": differences(found.top_logits, best),
+        # Two engines may round a tie differently: an id is right if its logit is.
+        "top_ids": differences(found.top_logits, chosen),
+        "logsumexp": differences(found.logsumexp, log_sums(logits)),
+    }
+    if found.logits is not None:
+        errors["logits"] = differences(found.logits, logits)
+    for name, error in errors.items():
+        worst = float(error.max())
+        if not worst <= limit:  # also when it is NaN
+            return f"{name} differs by {worst:.3g}, the limit is {limit:.3g}"
+    in_order = np.sort(found.top_ids, axis=1)
+    if (in_order[:, 1:] == in_order[:, :-1]).any():
+        return "top_ids names a token twice"
+    return None
+
+
+def logit_limit(logits: NDArray[np.float32]) -> float:
+    """Return the largest error of a head over these logits, (R, V); some may be -inf."""
+    return RELATIVE_LIMIT * max(
+        1.0, float(np.abs(logits, where=logits > -np.inf, out=np.zeros_like(logits)).max())
+    )
+
+
+def log_sums(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return the log of the sum of exp(logit) of every row, (R,) float64, of (R, V)."""
+    largest = logits.max(axis=1).astype(np.float64)
+    sums: NDArray[np.float64] = largest + np.log(np.exp(logits - largest[:, None]).sum(axis=1))
+    return sums
+
+
+def engine_of(folder: Path, checkpoint: Checkpoint, cases: Sequence[ForestCase]) -> ForestEngine:
+    """Return the engine in a folder, with room for the longest of the cases."""
+    capacity = max(len(case.prefix_ids) + len(case.node_ids) for case in cases)
+    return ForestEngine(folder, checkpoint, capacity=capacity)

@@ -1,0 +1,150 @@
+"""Chats to learn from: lines {"messages": [...]}, the prompts in them, and their tokens on disk.
+
+Every turn that the model would answer is a prompt: the messages before each answer of the
+assistant, and all of a chat that ends otherwise, rendered by the chat template of the target as
+requests are. The answers in the texts are people's, or another model's; the draft learns the
+target's own, and those given only where they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_export.errors import ExportError
+from dsbd_runtime.errors import BundleError, InputError
+from dsbd_runtime.text.chat_template import ChatTemplate
+from dsbd_runtime.text.tokenizer import Tokenizer
+
+MOST_NEW = 128  # tokens of an answer that are learned at a time
+MOST_PROMPT = 1024  # tokens of a prompt, where the context holds them and an answer
+_ANSWERS = "assistant"  # the role
+
+
+@dataclass(frozen=True)
+class Chat:
+    """The messages of one chat, and where they were found.
+
+    Iterating gives the texts of the messages.
+    """
+
+    messages: list[dict[str, Any]]
+    where: str
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the text of each message that has one."""
+        for message in self.messages:
+            content = message.get("content") if isinstance(message, dict) else None
+            if isinstance(content, str):
+                yield content
+
+    @property
+    def ends_with_answer(self) -> bool:
+        """Return whether the last message is the model's."""
+        return bool(self.messages) and self._is_answer(len(self.messages) - 1)
+
+    def prompts(self) -> list[list[dict[str, Any]]]:
+        """Return the messages before every answer, and all of a chat that waits for one."""
+        ends = [index for index in range(1, len(self.messages)) if self._is_answer(index)]
+        if not self.ends_with_answer:
+            ends.append(len(self.messages))
+        return [self.messages[:end] for end in ends]
+
+    def _is_answer(self, index: int) -> bool:
+        message = self.messages[index]
+        return isinstance(message, dict) and message.get("role") == _ANSWERS
+
+
+class ChatTokens:
+    """Chats as token ids, as a request has them.
+
+    Args:
+        folder: of the tokenizer and the chat template; a template is needed with the first chat.
+        tokenizer: the tokenizer in it.
+        longest: tokens of a prompt at most; longer ones are counted and left out.
+        learns_answers: whether chats that end with an answer are also texts.
+    """
+
+    def __init__(
+        self, folder: Path, tokenizer: Tokenizer, *, longest: int, learns_answers: bool
+    ) -> None:
+        self._folder = folder
+        self._tokenizer = tokenizer
+        self.longest = longest
+        self._learns_answers = learns_answers
+        self._template: ChatTemplate | None = None
+        self.num_left_out = 0
+
+    def prompts(self, chat: Chat) -> list[list[int]]:
+        """Return the prompts of a chat.
+
+        Raises:
+            ExportError: there is no chat template, or it refuses the messages.
+        """
+        found = [self._ids(chat, messages, is_prompt=True) for messages in chat.prompts()]
+        kept = [ids for ids in found if len(ids) <= self.longest]
+        self.num_left_out += len(found) - len(kept)
+        return kept
+
+    def text(self, chat: Chat) -> list[int]:
+        """Return the whole chat, if it is a text to learn from, else nothing."""
+        if not (self._learns_answers and chat.ends_with_answer):
+            return []
+        return self._ids(chat, chat.messages, is_prompt=False)
+
+    def _ids(self, chat: Chat, messages: list[dict[str, Any]], *, is_prompt: bool) -> list[int]:
+        try:
+            if self._template is None:
+                self._template = ChatTemplate.from_folder(self._folder)
+            text = self._template.render(messages, add_generation_prompt=is_prompt)
+        except InputError as error:
+            raise ExportError(f"{chat.where}: {error}") from error
+        except BundleError as error:
+            raise ExportError(
+                f"{chat.where} is a chat, but the target has no chat template that renders it "
+                f"({error}); give texts, or a target that chats"
+            ) from error
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Token ids of prompts, one behind the other, memory-mapped.
+
+    Attributes:
+        tokens: (num_tokens,) uint32.
+        ends: (num_prompts,) int64. Where each ends.
+    """
+
+    tokens: NDArray[np.uint32]
+    ends: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self.ends)
+
+    def chosen(self, count: int, rng: np.random.Generator) -> list[NDArray[np.int64]]:
+        """Draw ``count`` different prompts, or all in another order where there are fewer."""
+        return self.at(rng.permutation(len(self))[:count])
+
+    def at(self, indices: Sequence[int] | NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Return the prompts of these numbers."""
+        begins = np.concatenate([[0], self.ends])
+        return [
+            np.array(self.tokens[begins[index] : begins[index + 1]], np.int64) for index in indices
+        ]
+
+    def without_end(self, count: int) -> tuple[Prompts, Prompts]:
+        """Return all but the last ``count`` prompts, and those."""
+        place = len(self) - count
+        begin = int(self.ends[place - 1]) if place else 0
+        first = Prompts(self.tokens[:begin], self.ends[:place])
+        return first, Prompts(self.tokens[begin:], self.ends[place:] - begin)
+
+
+NO_PROMPTS = Prompts(np.zeros(0, np.uint32), np.zeros(0, np.int64))

@@ -1,0 +1,1 @@
+"""Checkpoints: their files, configurations, weights and models."""

@@ -1,0 +1,275 @@
+"""Adapter of a checkpoint: a PEFT folder, found, checked, and merged into its model's weights.
+
+peft does the merging. What it would not miss is checked here: settings of a later version, weights
+without a place, and whether the merged model still computes what model and adapter do together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PeftConfig, PeftModel
+from peft.utils.save_and_load import load_peft_weights
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from dsbd_export.checkpoints.adapter_files import (
+    BY_HAND,
+    CONFIG_FILE,
+    WEIGHT_FILES,
+    adapter_content,
+    check_patterns,
+    check_settings,
+    fewest_tokens,
+    module_names,
+    num_embedded,
+    weight_shapes,
+)
+from dsbd_export.errors import ExportError, reason_of
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
+
+_NAME = "default"  # peft's own, of an adapter in memory
+_NUM_PROBED = 24  # tokens
+_MOST_DIFFERENCE = 1e-3  # of the largest logit; merging rounds in fp32, and changes nothing else
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """Adapter that is merged into a model when it is loaded.
+
+    Attributes:
+        name: the folder's or that on the hub, for people.
+        folder: of adapter_config.json and the weights.
+        kind: peft's name of the method, as "LORA".
+        base_name: what it calls the model that it was trained for; None: it does not say.
+        vocab_size: tokens of the embedding that its weights are for, more than the model's if
+            tokens were added in training; None: it has no weights of the embedding.
+        fewest_tokens: tokens that its weights of the head and rows of single tokens need.
+    """
+
+    name: str
+    folder: Path
+    kind: str
+    base_name: str | None
+    vocab_size: int | None
+    fewest_tokens: int
+
+    def grown(self, vocab_size: int) -> int:
+        """Return the number of tokens of a model of ``vocab_size`` tokens once it is merged."""
+        return self.vocab_size or max(vocab_size, self.fewest_tokens)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Return whether a tokenizer was saved with it, which is then that of the merged model."""
+        return any((self.folder / name).is_file() for name in TOKENIZER_FILES)
+
+
+def report_adapter(adapter: Adapter | None, base: str, report: Callable[[str], None]) -> None:
+    """Report what is merged into which model, ``base`` as the user calls it."""
+    if adapter is None:
+        return
+    report(f"merging the adapter {adapter.name} ({adapter.kind}) into {base}")
+    if adapter.base_name is not None and not _is_same_name(adapter.base_name, base):
+        report(f"warning: the adapter {adapter.name} was trained for {adapter.base_name}")
+    if adapter.has_tokenizer:
+        report(f"the tokenizer is that of the adapter {adapter.name}")
+
+
+def read_adapter(source: str, folder: Path) -> Adapter:
+    """Return the adapter in a folder; of its weights the shapes.
+
+    Raises:
+        ExportError: it is none, damaged, or of a kind that cannot be merged into weights.
+    """
+    where = f"the adapter at {folder}"
+    missing = [] if (folder / CONFIG_FILE).is_file() else [CONFIG_FILE]
+    if not any((folder / name).is_file() for name in WEIGHT_FILES):
+        missing.append(" or ".join(WEIGHT_FILES))
+    if missing:
+        raise ExportError(
+            f"{where} has no {missing[0]}; give a folder as peft's save_pretrained writes it"
+        )
+    if (content := adapter_content(folder)) is None:
+        raise ExportError(f"{CONFIG_FILE} of {where} is no JSON object; copy it again")
+    kind = str(content.get("peft_type"))
+    if kind not in PEFT_TYPE_TO_CONFIG_MAPPING:
+        raise ExportError(f"{where} is of type {kind}, which peft does not know; {BY_HAND}")
+    shapes = weight_shapes(where, folder)
+    check_settings(where, content, kind, shapes)
+    check_patterns(where, content, module_names(shapes))
+    try:
+        config = PeftConfig.from_pretrained(str(folder))
+    except Exception as error:
+        raise ExportError(
+            f"{CONFIG_FILE} of {where} cannot be read: {reason_of(error)}; copy it again"
+        ) from error
+    if config.is_prompt_learning or config.is_adaption_prompt:
+        raise ExportError(
+            f"{where} is of type {kind}, which adds rows to a prompt or cache and so cannot be "
+            "merged into weights; train a LoRA adapter instead"
+        )
+    return Adapter(
+        name=source if not Path(source).expanduser().is_dir() else folder.resolve().name,
+        folder=folder,
+        kind=kind,
+        base_name=config.base_model_name_or_path or None,
+        vocab_size=num_embedded(shapes),
+        fewest_tokens=fewest_tokens(content, shapes),
+    )
+
+
+def merge_adapter(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:
+    """Return a model of fp32 weights, given up to this, with the adapter merged into them.
+
+    Raises:
+        ExportError: the adapter is for another model, or is more than a change of weights.
+    """
+    num_own = model.config.get_text_config(decoder=True).vocab_size
+    adapted = _beside(model, adapter)
+    wanted = _probed_logits(adapted, model)
+    where = f"the adapter at {adapter.folder} ({adapter.kind})"
+    try:
+        merged: PreTrainedModel = adapted.merge_and_unload()
+    except Exception as error:
+        raise ExportError(
+            f"{where} cannot be merged into weights: {_reason(error)}; train a LoRA adapter instead"
+        ) from error
+    if adapter.grown(num_own) > num_own:
+        _check_rows(where, merged, num_own)
+    found = _probed_logits(merged, merged)
+    difference, largest = float((found - wanted).abs().max()), float(wanted.abs().max())
+    if not difference <= _MOST_DIFFERENCE * largest:
+        raise ExportError(
+            f"{where} is more than a change of weights: once it is merged, logits of up to "
+            f"{largest:.2g} are off by {difference:.2g} from those of the model beside the "
+            "adapter; train a LoRA adapter instead"
+        )
+    return merged
+
+
+def _beside(model: PreTrainedModel, adapter: Adapter) -> PeftModel:
+    """Return the model with all weights of the adapter beside its own, each with its place."""
+    where = f"the adapter at {adapter.folder}"
+    trained_for = f" ({adapter.base_name})" if adapter.base_name else ""
+    fix = f"give the model that it was trained for{trained_for}"
+    _resize(model, adapter)
+    names = (name for name, _ in model.named_modules())
+    check_patterns(where, adapter_content(adapter.folder) or {}, names)
+    try:
+        config = PeftConfig.from_pretrained(str(adapter.folder))
+        config.inference_mode = True
+        adapted = PeftModel(model, config, _NAME)
+        loaded = adapted.load_adapter(str(adapter.folder), _NAME, torch_device="cpu")
+    except Exception as error:
+        raise ExportError(
+            f"{where} does not fit {type(model).__name__} of {_shape(model)}: {_reason(error)}; "
+            f"{fix}"
+        ) from error
+    unknown = _without_copies(loaded.unexpected_keys, adapter)
+    for what, keys in (("has no", loaded.missing_keys), ("has unknown", unknown)):
+        if keys:
+            raise ExportError(
+                f"{where} {what} weight {min(keys)}, and {len(keys) - 1} more; {fix}, or copy "
+                "the adapter again"
+            )
+    _untie(model)
+    return adapted.eval()
+
+
+def _without_copies(names: Sequence[str], adapter: Adapter) -> list[str]:
+    """Return weights of the file without those that it has by another name as well.
+
+    PEFT saves a weight of ``modules_to_save`` twice if the vocabulary has grown, and tied rows of
+    tokens for embedding and head, but loads one of both.
+    """
+    if not names:
+        return []
+    weights = load_peft_weights(str(adapter.folder), device="cpu")
+    loaded = [weight for name, weight in weights.items() if name not in names]
+    return [
+        name
+        for name in names
+        if name not in weights or not any(torch.equal(weights[name], each) for each in loaded)
+    ]
+
+
+def _resize(model: PreTrainedModel, adapter: Adapter) -> None:
+    """Give a model the rows of an adapter's tokens; new ones are no numbers until they are loaded.
+
+    So a row that the adapter lacks is not taken for one that was trained.
+    """
+    num_own = model.config.get_text_config(decoder=True).vocab_size
+    if (wanted := adapter.grown(num_own)) == num_own:
+        return
+    model.resize_token_embeddings(wanted, mean_resizing=False)
+    for weight in _token_weights(model):
+        weight.data[num_own:] = torch.nan
+
+
+def _check_rows(where: str, merged: PreTrainedModel, num_own: int) -> None:
+    """Raise ExportError unless all tokens beyond ``num_own`` have rows of embedding and head."""
+    for what, weight in zip(("embedding", "head"), _token_weights(merged), strict=False):
+        if lacking := int((~weight[num_own:].isfinite().all(dim=1)).sum()):
+            raise ExportError(
+                f"{where} is for {len(weight)} tokens, the model has {num_own}, and it has no rows "
+                f"of the {what} for {lacking} of the {len(weight) - num_own} added ones; save it "
+                "again with save_pretrained(..., save_embedding_layers=True), or " + BY_HAND
+            )
+
+
+def _token_weights(model: PreTrainedModel) -> list[Tensor]:
+    """Return the weights of embedding and head that are in use, of one row for each token."""
+    modules = (model.get_input_embeddings(), model.get_output_embeddings())
+    return [each.weight for each in modules if each is not None]
+
+
+def _is_same_name(base: str, source: str) -> bool:
+    """Return whether two names, on the hub or of folders, may mean one model.
+
+    "unsloth/Llama-3.2-1B-bnb-4bit" and "meta-llama/Llama-3.2-1B" may; so may the name of a file.
+    """
+    names = [each.rstrip("/").rpartition("/")[2].casefold() for each in (base, source)]
+    return names[0] in names[1] or names[1] in names[0]
+
+
+def _untie(model: PreTrainedModel) -> None:
+    """Give the head a weight of its own where the adapter changes it or the embedding.
+
+    Merged into the one weight that both have, what one of them learned would change the other.
+    """
+    modules = (model.get_input_embeddings(), model.get_output_embeddings())
+    embedding, head = (getattr(each, "base_layer", each) for each in modules)
+    is_changed = any(type(each).__module__.startswith("peft.") for each in modules)
+    if not is_changed or head is None or head.weight is not embedding.weight:
+        return
+    if "weight" not in head._parameters:  # both were trained as one, and stay so
+        return
+    head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+    for each in (model.config, model.config.get_text_config(decoder=True)):
+        each.tie_word_embeddings = False
+
+
+@torch.inference_mode()
+def _probed_logits(computes: nn.Module, model: PreTrainedModel) -> Tensor:
+    """Return the logits of a few tokens, (_NUM_PROBED, V)."""
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(vocab_size, (1, _NUM_PROBED), generator=generator)
+    logits: Tensor = computes(input_ids=ids, use_cache=False).logits[0].float()
+    return logits
+
+
+def _shape(model: PreTrainedModel) -> str:
+    config = model.config.get_text_config(decoder=True)
+    return f"{config.num_hidden_layers} layers of width {config.hidden_size}"
+
+
+def _reason(error: Exception) -> str:
+    """Return the reason, with the first weight whose shape differs: torch's second line."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    differing = next((line for line in lines if line.startswith("size mismatch")), None)
+    return differing or reason_of(error)

@@ -1,0 +1,227 @@
+"""Files of an adapter (PEFT): its settings and the shapes of its weights, checked before any use.
+
+PEFT believes what the files say: a rank becomes memory, a pattern is matched for as long as it
+takes, and what is damaged ends in any error. Each is refused here, before a model is loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PEFT_TYPE_TO_CONFIG_MAPPING
+from safetensors import safe_open
+from torch import Tensor
+
+from dsbd_export.checkpoints.json_files import json_object_or_none
+from dsbd_export.errors import ExportError, reason_of
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
+BY_HAND = (
+    "merge it by peft's merge_and_unload(), save model and tokenizer with save_pretrained to "
+    "another folder, and export that"
+)
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Shapes of weights by their names."""
+
+_EMBEDDING = r"(?:^|\.)(?:embed_tokens|wte|embed_in|word_embeddings|embeddings|tok_embeddings)\."
+_HEAD = r"(?:^|\.)(?:lm_head|embed_out)\."
+_WHOLE = r"(?:(?:token_adapter\.)?base_layer\.|original_module\.|modules_to_save\.)?weight"
+_EMBEDDING_AXES = {rf"{_EMBEDDING}{_WHOLE}$": 0, rf"{_EMBEDDING}lora_embedding_A(?:\.weight)?$": 1}
+_OF_EACH_TOKEN = rf"(?:{_WHOLE}|lora_B(?:\.weight)?|hada_w1_a|ia3_l|vera_lambda_b)"
+_HEAD_AXES = {rf"{_HEAD}{_OF_EACH_TOKEN}$": 0}
+"""Of weights by a pattern of their names, the axis that has a place for every token."""
+
+_ABOUT = ("auto_mapping", "peft_version")  # of adapter_config.json: no settings
+_EMPTY: tuple[object, ...] = (None, False, 0, "", [], {})
+_LISTS_OF_NAMES = ("target_modules", "exclude_modules", "modules_to_save", "target_parameters")
+_PATTERNS = (*_LISTS_OF_NAMES, "layers_pattern", "rank_pattern", "alpha_pattern")
+_TOKENS = ("trainable_token_indices", "token_indices")
+_NO_SIZES = (*_TOKENS, "alora_invocation_tokens", "layers_to_transform", "total_step", "tinit")
+_NO_SIZE = re.compile(r"alpha|seed|prng|warmup|interval|tfinal|deltaT|lambda|_config$|dropout")
+_ANY_SIZE = ("LOKR", "r")  # a rank above half of the width means weights without one
+_LEAST = 256  # of a limit: default values of settings that are not in use may be as large
+_SECONDS = 10.0  # for all patterns of an adapter
+_MATCH_ALL = """
+import json, re, sys
+patterns, names = json.load(sys.stdin)
+for pattern in patterns:
+    for form in (f"({pattern})$", rf"(.*\\.)?({pattern})$", rf"(^|.*\\.){pattern}($|\\..*)"):
+        try:
+            compiled = re.compile(form)
+        except Exception:
+            continue
+        for name in names:
+            compiled.match(name)
+"""
+
+
+def adapter_content(folder: Path) -> dict[str, Any] | None:
+    """Return what adapter_config.json says, None where there is none that can be read."""
+    return json_object_or_none(folder / CONFIG_FILE)
+
+
+def weight_shapes(where: str, folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of an adapter's weights by their names.
+
+    Raises:
+        ExportError: the file is damaged, or has values that are no finite numbers.
+    """
+    file = next(each for name in WEIGHT_FILES if (each := folder / name).is_file())
+    shapes = {}
+    try:
+        for name, weight in _weights(file):
+            if weight.is_floating_point() and not bool(weight.isfinite().all()):
+                raise ExportError(
+                    f"the weight {name} of {where} has values that are no finite numbers; copy "
+                    f"{file.name} again, or train the adapter again"
+                )
+            shapes[name] = tuple(weight.shape)
+    except ExportError:
+        raise
+    except Exception as error:
+        raise ExportError(
+            f"{file.name} of {where} cannot be read: {reason_of(error)}; copy it again"
+        ) from error
+    if not shapes:
+        raise ExportError(f"{file.name} of {where} has no weights; copy it again")
+    return shapes
+
+
+def _weights(file: Path) -> Iterator[tuple[str, Tensor]]:
+    if file.suffix == ".safetensors":
+        with safe_open(file, framework="pt") as weights:
+            for name in weights.keys():
+                yield name, weights.get_tensor(name)
+        return
+    content = torch.load(file, map_location="cpu", weights_only=True, mmap=False)
+    if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
+        raise ValueError("it has no weights by their names")
+    yield from content.items()
+
+
+def num_embedded(shapes: Shapes) -> int | None:
+    """Return the tokens of the embedding that an adapter's weights are for, None without any."""
+    return max(_sizes(shapes, _EMBEDDING_AXES), default=None)
+
+
+def fewest_tokens(content: Mapping[str, Any], shapes: Shapes) -> int:
+    """Return the tokens that an adapter's weights of the head, and its rows of tokens, need."""
+    rows = (token + 1 for name in _TOKENS for token in _integers(content.get(name)))
+    return max((*rows, *_sizes(shapes, _HEAD_AXES)), default=0)
+
+
+def _sizes(shapes: Shapes, axis_by_pattern: Mapping[str, int]) -> Iterator[int]:
+    for pattern, axis in axis_by_pattern.items():
+        for name, shape in shapes.items():
+            if len(shape) > axis and re.search(pattern, name):
+                yield shape[axis]
+
+
+def check_settings(where: str, content: Mapping[str, Any], kind: str, shapes: Shapes) -> None:
+    """Raise ExportError for a setting that peft leaves out with a warning, or cannot be right.
+
+    A number that sizes weights is the size of one of them.
+    """
+    known = {field.name for field in dataclasses.fields(PEFT_TYPE_TO_CONFIG_MAPPING[kind])}
+    largest = max(_LEAST, *(size for shape in shapes.values() for size in shape))
+    for name, value in content.items():
+        if name not in known and name not in _ABOUT and value not in _EMPTY:
+            raise ExportError(
+                f"{where} sets {name} = {value!r}, which the installed peft does not know; install "
+                f"the version that made it ({content.get('peft_version', 'not named')}), and "
+                f"{BY_HAND}"
+            )
+        if (expected := _expected(name, value)) is not None:
+            raise ExportError(f"{where} sets {name} = {value!r}, expected {expected}; {_AGAIN}")
+        is_size = (kind, name) != _ANY_SIZE and name not in _NO_SIZES
+        most = len(shapes) if name == "layer_replication" else largest
+        too_large = [number for number in _integers(value) if number > most]
+        if is_size and not _NO_SIZE.search(name) and too_large:
+            raise ExportError(
+                f"{where} sets {name} = {_short(value)}, expected numbers up to {most}, the "
+                f"largest size in its weights; {_AGAIN}"
+            )
+
+
+_AGAIN = f"copy {CONFIG_FILE} again"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def _expected(name: str, value: object) -> str | None:
+    """Return what a setting should be, None where it may be what it is."""
+    if name == "base_model_name_or_path" and not isinstance(value, str | None):
+        return "the name of a model"
+    if name == "r" and not (type(value) is int and value >= 0):
+        return "a number from 0 on"
+    if name in _LISTS_OF_NAMES and not isinstance(value, str | None):
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            return "names of modules"
+    if name in ("rank_pattern", "alpha_pattern") and not isinstance(value, dict | None):
+        return "numbers by names of modules"
+    return None
+
+
+def _integers(value: object) -> Iterator[int]:
+    """Yield the integers in a value of JSON."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from _integers(each)
+    elif type(value) is int:
+        yield value
+
+
+def check_patterns(where: str, content: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raise ExportError where matching a setting with names of modules does not end.
+
+    ``re`` cannot be interrupted in its own process, so another one tries.
+    """
+    patterns = [pattern for name in _PATTERNS for pattern in _strings(content.get(name))]
+    if all(re.fullmatch(r"[\w.]*", pattern) for pattern in patterns):
+        return
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _MATCH_ALL],
+            input=json.dumps([patterns, list(names)]).encode(),
+            timeout=_SECONDS,
+            capture_output=True,
+        )
+    except subprocess.TimeoutExpired:
+        done = None
+    if done is None or done.returncode:
+        shown = next(each for each in patterns if not re.fullmatch(r"[\w.]*", each))
+        raise ExportError(
+            f"{where} has patterns for names of modules, such as {_short(shown)}, that take more "
+            f"than {_SECONDS:g} s to match; name the modules in {CONFIG_FILE} instead"
+        )
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        yield from (each for each in value if isinstance(each, str))
+
+
+def module_names(shapes: Iterable[str]) -> set[str]:
+    """Return names of modules that an adapter's weights tell of, and names that match nothing."""
+    found = set()
+    for weight in shapes:
+        parts = weight.removeprefix("base_model.model.").split(".")
+        found |= {".".join(parts[:number]) for number in range(1, len(parts))}
+    return found | {f"{name}!" for name in found}

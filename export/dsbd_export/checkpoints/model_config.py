@@ -1,0 +1,154 @@
+"""Config of a transformers model: reasons for refusal, caches and masks of layers, rotary limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from optimum.utils.normalized_config import (
+    NormalizedConfig,
+    NormalizedConfigManager,
+    NormalizedTextConfigWithGQA,
+)
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
+    PreTrainedConfig,
+)
+
+from dsbd_export.checkpoints.families import DEFAULT_FAMILY, FAMILIES
+from dsbd_export.checkpoints.quantized_weights import refusal_of_quantization
+from dsbd_export.encoder_decoder.checkpoint import num_decoder_layers
+from dsbd_export.encoder_decoder.speech import reads_sound
+from dsbd_runtime.engine.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
+
+MASK_BY_LAYER_TYPE = {
+    "full_attention": ATTENTION_MASK,
+    "sliding_attention": ATTENTION_MASK_SLIDING,
+    "hybrid": ATTENTION_MASK,  # beside a recurrence
+    "linear_attention": None,
+    "conv": None,
+    "mlp": None,
+    "moe": None,
+}
+"""The mask input of a layer of each type that can be exported; None: it reads none."""
+
+_BY_LAYER_TYPE = {
+    "hybrid_sliding": "keeps a state beside its rows, which a tree of tokens cannot share",
+    "chunked_attention": "needs a mask of chunks, the graph has none",
+}
+_NEEDED = ("num_layers", "hidden_size", "vocab_size")
+
+
+def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return the config of what reads and writes text: the whole, or the part of a composite."""
+    return config if config.is_encoder_decoder else config.get_text_config(decoder=True)
+
+
+def model_class_of(config: PreTrainedConfig) -> Any:
+    """Return the class of transformers for a config: of a composite model, that of the whole.
+
+    None where transformers has none that continues text.
+    """
+    if reads_sound(config):
+        return MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING[type(config)]
+    if config.is_encoder_decoder:
+        return MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING.get(type(config), None)
+    causal = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    multimodal = MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)
+    is_composite = text_config(config) is not config  # its causal class may take the text part's
+    return multimodal or causal if is_composite else causal or multimodal
+
+
+def window_within(config: PreTrainedConfig, context_length: int) -> int | None:
+    """Return the sliding window of a config, None where no sequence reaches beyond it."""
+    window: int | None = getattr(config, "sliding_window", None)
+    return window if window is not None and window < context_length else None
+
+
+def layer_masks(config: PreTrainedConfig, window: int | None) -> tuple[str | None, ...]:
+    """Return for each layer the mask input that it attends with, None for one that does not.
+
+    window: that in effect.
+    """
+    if config.is_encoder_decoder:
+        return (ATTENTION_MASK,) * num_decoder_layers(config)
+    layer_types: list[str] | None = getattr(config, "layer_types", None)
+    if layer_types is None:
+        num_layers: int = normalized_config(config).num_layers
+        return (ATTENTION_MASK if window is None else ATTENTION_MASK_SLIDING,) * num_layers
+    masks = [MASK_BY_LAYER_TYPE[layer_type] for layer_type in layer_types]
+    return tuple(ATTENTION_MASK if mask and window is None else mask for mask in masks)
+
+
+def normalized_config(config: PreTrainedConfig) -> NormalizedConfig:
+    """Return optimum's view of a config, which names layers and heads alike in all families."""
+    try:
+        kind = NormalizedConfigManager.get_normalized_config_class(config.model_type)
+    except KeyError:
+        kind = NormalizedTextConfigWithGQA  # the names that Llama and most others use
+    return kind(config)
+
+
+def refusal_of(config: PreTrainedConfig) -> str | None:
+    """Return why a checkpoint with this config cannot be exported, None when it may be."""
+    if reason := next(_refusals(config), None):
+        return reason
+    if model_class_of(config) is None and not hasattr(config, "auto_map"):
+        return (
+            f"transformers has no model class that continues text for {type(config).__name__}, "
+            "the config of a part of a model or of a model for another task"
+        )
+    return None
+
+
+def _refusals(config: PreTrainedConfig) -> Iterator[str]:
+    if refusal := FAMILIES.get(config.model_type, DEFAULT_FAMILY).refusal:
+        yield refusal
+    if config.is_encoder_decoder and model_class_of(config) is None:
+        yield (
+            "it is an encoder-decoder that reads neither text nor, as Whisper does, sound, or no "
+            "class of transformers writes text"
+        )
+        return
+    if reason := refusal_of_quantization(config):
+        yield reason
+    if (text := text_config(config)) is not config:
+        yield from _refusals(text)
+        return
+    if getattr(config, "alibi", False):
+        yield str(FAMILIES["bloom"].refusal)
+    for layer_type in getattr(config, "layer_types", None) or []:
+        if layer_type not in MASK_BY_LAYER_TYPE:
+            known = f"is not known; {', '.join(sorted(MASK_BY_LAYER_TYPE))} can be exported"
+            yield f"a layer of type {layer_type!r} {_BY_LAYER_TYPE.get(layer_type, known)}"
+    if config.is_encoder_decoder:
+        return
+    for name in _NEEDED:
+        if not normalized_config(config).has_attribute(name):
+            yield f"its config has no {name} under any known name"
+
+
+def constant_rope_length(config: PreTrainedConfig) -> int | None:
+    """Return the longest sequence with constant frequencies, None where no length changes them."""
+    limits = [
+        parameters.get("original_max_position_embeddings", config.max_position_embeddings)
+        # transformers widens a dynamic base from max_position_embeddings on, whatever else is given
+        if parameters["rope_type"] == "longrope"
+        else config.max_position_embeddings
+        for parameters in _rope_parameters(getattr(config, "rope_parameters", None))
+        if parameters["rope_type"] in ("dynamic", "longrope")
+    ]
+    return min(limits, default=None)
+
+
+def _rope_parameters(content: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """Yield the rope parameters of a config: one dict, or one dict for each layer type."""
+    content = content or {}
+    if "rope_type" in content:
+        yield content
+    for value in content.values():
+        if isinstance(value, dict):
+            yield from _rope_parameters(value)

@@ -1,0 +1,143 @@
+"""Model of a checkpoint in memory: the unmodified one of transformers, its text part alone."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from optimum.exporters.tasks import TasksManager
+from torch import nn
+from transformers import PreTrainedModel
+
+from dsbd_export.checkpoints.adapter import merge_adapter
+from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
+from dsbd_export.checkpoints.composite import keep_text_part
+from dsbd_export.checkpoints.gguf_file import gguf_weights
+from dsbd_export.checkpoints.model_config import model_class_of
+from dsbd_export.checkpoints.quantized_weights import (
+    PLAIN,
+    check_plain,
+    plain_config,
+    plain_weights,
+    quantization_of,
+)
+from dsbd_export.checkpoints.weights import (
+    TORCH_DTYPES,
+    open_weights,
+    safetensors_files,
+    stored_dtype,
+    widen_constants,
+)
+from dsbd_export.errors import ExportError, reason_of
+from dsbd_export.progress import Counter, Report, silent
+
+
+def load_model(
+    checkpoint: Checkpoint, dtype: str = "fp32", report: Report = silent
+) -> PreTrainedModel:
+    """Return the unmodified transformers model in evaluation mode, its weights in ``dtype``.
+
+    Of a composite model the parts that read no text are left out. An adapter is merged.
+    ``dtype`` is "fp32", "fp16" or "bf16". Constants that follow from the config stay in fp32.
+    ``report`` gets the progress of what takes long: a GGUF file is dequantized.
+    """
+    with quiet_libraries(), _as_loading_errors(checkpoint):
+        model, info = _load(checkpoint, TORCH_DTYPES[dtype], report)
+    if missing := sorted(info["missing_keys"]):
+        raise ExportError(
+            f"the {checkpoint.role} at {checkpoint.source} lacks {len(missing)} weights, the first "
+            f"is {missing[0]}; the checkpoint is incomplete, copy or download it again"
+        )
+    if checkpoint.adapter is not None:
+        with quiet_libraries():
+            model = merge_adapter(model, checkpoint.adapter)
+    if checkpoint.composite is not None:
+        keep_text_part(model)
+    widen_constants(model)
+    return model.eval()
+
+
+def cache_name(module: nn.Module) -> str:
+    """Return the argument, and the field of its output, for the cache of a module of transformers.
+
+    It is "cache" from 5.24 on; models with code of their own keep the older "past_key_values".
+    """
+    return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
+
+
+def reference_dtype(checkpoint: Checkpoint, wanted: str) -> str:
+    """Return the precision to load a checkpoint in so that its stored values are all there.
+
+    ``wanted`` is that of the export. fp32 holds every stored value; a narrower one may not, so the
+    reference logits then come from the weights as stored, before they are rounded. Where
+    those are wider than ``wanted``, they set the peak of the memory.
+    """
+    if wanted == "fp32" or checkpoint.is_computed:
+        return "fp32"
+    with _as_loading_errors(checkpoint):
+        return stored_dtype(checkpoint.folder) or "fp32"
+
+
+@contextlib.contextmanager
+def _as_loading_errors(checkpoint: Checkpoint) -> Iterator[None]:
+    try:
+        yield
+    except ExportError as error:
+        raise ExportError(f"the {checkpoint.role} at {checkpoint.source}: {error}") from error
+    except Exception as error:
+        raise ExportError(
+            f"the {checkpoint.role} at {checkpoint.source} cannot be loaded: "
+            f"{reason_of(error)}; check its files"
+        ) from error
+
+
+def _load(
+    checkpoint: Checkpoint, dtype: torch.dtype, report: Report
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Return the model and the loading info of transformers, which lists missing weights."""
+    options: dict[str, Any] = {"output_loading_info": True, "local_files_only": True}
+    as_stored = checkpoint.composite or checkpoint.config
+    config = plain_config(as_stored)
+    model_class = model_class_of(config)
+    loaded: tuple[PreTrainedModel, dict[str, Any]]
+    if model_class and checkpoint.gguf_file is not None:
+        phase = f"{checkpoint.role}: dequantizing {checkpoint.gguf_file}"
+        report(phase)
+        counter = Counter(phase, "weights", report)
+        dequantized = gguf_weights(checkpoint.source, model_class, config, counter)
+        loaded = model_class.from_pretrained(
+            None, config=config, state_dict=dequantized, dtype=dtype, **options
+        )
+        return loaded
+    has_own_code = checkpoint.trust_remote_code and hasattr(config, "auto_map")
+    if model_class and not has_own_code and safetensors_files(checkpoint.folder):
+        with open_weights(checkpoint.folder) as weights:
+            plain = plain_weights(weights, as_stored)
+            loaded = model_class.from_pretrained(
+                None, config=config, state_dict=plain, dtype=dtype, **options
+            )
+            check_plain(loaded[0], as_stored, plain, loaded[1]["unexpected_keys"])
+        return loaded
+    if quantization_of(as_stored) is not None:
+        raise ExportError(
+            "quantized weights are read from safetensors alone, by a class of transformers; "
+            f"{PLAIN}"
+        )
+    # A model class of the checkpoint's own, or weights in another format: takes more memory.
+    is_whole = checkpoint.composite is None and checkpoint.encoder is None
+    if not is_whole and model_class and not has_own_code:
+        loaded = model_class.from_pretrained(checkpoint.folder, dtype=dtype, **options)
+        return loaded
+    loaded = TasksManager.get_model_from_task(
+        "text-generation",
+        str(checkpoint.folder),
+        framework="pt",
+        library_name="transformers",
+        torch_dtype=dtype,
+        trust_remote_code=checkpoint.trust_remote_code,
+        **options,
+    )
+    return loaded

@@ -1,0 +1,232 @@
+"""Weights that a config says are quantized: read as plain ones, or refused by the method's name.
+
+Once read they are the checkpoint that an export is compared with. transformers turns mxfp4 and,
+with the package of that name, compressed-tensors into plain weights. FP8, GPTQ and AWQ are read
+here: its FP8 spreads the scales of blocks that end early over other rows, and the other two need
+packages that need a GPU. What quantizes inputs of products has no part in weights and is left out.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+from transformers.pytorch_utils import Conv1D
+
+from dsbd_export.checkpoints.packed_weights import awq_weights, gptq_weights
+from dsbd_export.checkpoints.weights import ComputedWeight
+from dsbd_export.errors import ExportError
+
+PLAIN = (
+    "export the model that they were made from, with --quantize int4 or int8-dynamic for small "
+    "weights"
+)
+_BY_TRANSFORMERS = ("mxfp4", "compressed-tensors")
+_PACKAGE = "compressed-tensors"
+_COMPRESSED_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+_FP8_SCALE = "_scale_inv"
+_OF_INPUTS = (
+    *("input_scale", "input_zero_point", "input_global_scale", "activation_scale"),
+    *("output_scale", "output_zero_point", "k_scale", "v_scale"),
+)
+
+Weights = Mapping[str, Any]  # readers by name, as ``weights.open_weights`` yields them
+
+
+def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:
+    """Return what a config, or that of its text part, says of its quantized weights; None: none."""
+    places = (config, config.get_text_config(decoder=True))
+    found = (getattr(place, "quantization_config", None) for place in places)
+    content = next((each for each in found if each is not None), None)
+    if content is None or isinstance(content, dict):
+        return content
+    return dict(content.to_dict())
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a module can be imported."""
+    return importlib.util.find_spec(module) is not None
+
+
+def refusal_of_quantization(
+    config: PreTrainedConfig, is_installed: Callable[[str], bool] = is_installed
+) -> str | None:
+    """Return why weights cannot be read as plain ones, None where they can or are plain."""
+    content = quantization_of(config)
+    if content is None:
+        return None
+    method = _method(content)
+    if method == _PACKAGE and not is_installed("compressed_tensors"):
+        return (
+            f"its weights are already quantized ({method}); install the package {_PACKAGE}, with "
+            f"which transformers reads them, or {PLAIN}"
+        )
+    refusal_of = {"mxfp4": lambda _: "", _PACKAGE: _compressed_refusal}.get(method)
+    if method in _READERS:
+        refusal_of = _READERS[method][0]
+    why = f"{method}, which is not read" if refusal_of is None else refusal_of(content)
+    return f"its weights are already quantized ({why}); {PLAIN}" if why else None
+
+
+def plain_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return the config by which the plain weights are loaded."""
+    content = quantization_of(config)
+    if content is None:
+        return config
+    changed = copy.deepcopy(config)
+    for each in (changed, changed.get_text_config(decoder=True)):
+        if hasattr(each, "quantization_config"):
+            del each.quantization_config
+    if _method(content) in _BY_TRANSFORMERS:
+        others = {name: value for name, value in content.items() if name != "run_compressed"}
+        changed.quantization_config = others | {"dequantize": True}
+    return changed
+
+
+def plain_weights(weights: Weights, config: PreTrainedConfig) -> Weights:
+    """Return the readers of plain weights in place of quantized ones; no weight is read.
+
+    Raises:
+        ExportError: a weight is not as the method has it.
+    """
+    content = quantization_of(config)
+    if content is None:
+        return weights
+    method = _method(content)
+    if method in _READERS:
+        return _READERS[method][1](weights, content)
+    if ordered := next((name for name in weights if name.endswith("weight_g_idx")), None):
+        raise ExportError(
+            f"its weights are quantized in an order of their own ({ordered}), which transformers "
+            f"leaves out when it makes plain ones of them; {PLAIN}"
+        )
+    return weights
+
+
+def check_plain(
+    model: nn.Module, config: PreTrainedConfig, weights: Weights, unexpected: Iterable[str]
+) -> None:
+    """Raise ExportError where a loaded model left out what made its weights.
+
+    unexpected: those of ``weights`` that the model has no place for. GPTQ stores a bias of zeros
+    for products without one.
+    """
+    content = quantization_of(config)
+    if content is None:
+        return
+    modules = dict(model.named_modules())
+    for name in sorted(unexpected):
+        module, _, last = name.rpartition(".")
+        if module not in modules or last in _OF_INPUTS:
+            continue
+        if last == "bias" and name in weights and not bool(weights[name][...].any()):
+            continue
+        raise ExportError(
+            f"{name} has no place in the model, so the weights of {module} are not known to be "
+            f"those that {_method(content)} stores; {PLAIN}"
+        )
+    if _method(content) in ("gptq", "awq"):
+        for name, module_there in modules.items():
+            if isinstance(module_there, Conv1D):
+                raise ExportError(
+                    f"{name} has its weight the other way round than {_method(content)} stores "
+                    f"it; {PLAIN}"
+                )
+
+
+def _method(content: Mapping[str, Any]) -> str:
+    if content.get("load_in_4bit") or content.get("load_in_8bit"):
+        return "bitsandbytes"
+    return str(content.get("quant_method", "a method that is not named"))
+
+
+def _compressed_refusal(content: Mapping[str, Any]) -> str:
+    """Return why compressed-tensors are not read, "" where they are."""
+    groups = content.get("config_groups") or {}
+    formats = {str(group.get("format") or content.get("format")) for group in groups.values()}
+    if len(groups) != 1 or not formats <= set(_COMPRESSED_FORMATS):
+        return (
+            f"{_PACKAGE}, {len(groups)} groups of the formats {', '.join(sorted(formats))}, but "
+            f"one of {', '.join(_COMPRESSED_FORMATS)} is read"
+        )
+    for name in ("transform_config", "sparsity_config"):
+        if content.get(name):
+            return f"{_PACKAGE} with a {name}, which is not read"
+    return ""
+
+
+def _fp8_refusal(content: Mapping[str, Any]) -> str:
+    if content.get("scale_fmt", "float") == "float" and content.get("expert_dtype", "fp8") == "fp8":
+        return ""
+    return "fp8 with scales or experts of another type, which is not read"
+
+
+def _fp8_weights(weights: Weights, content: Mapping[str, Any]) -> Weights:
+    """Return plain weights for those in FP8, with a scale for each block of rows x columns."""
+    block = content.get("weight_block_size")
+    plain: dict[str, Any] = {}
+    for name, reader in weights.items():
+        if name.endswith(("_scale_inv", *_OF_INPUTS)):
+            continue
+        if not reader.get_dtype().startswith("F8"):
+            plain[name] = reader
+            continue
+        scale = weights.get(name + _FP8_SCALE)
+        shape = list(reader.get_shape())
+        tiles = _num_tiles(shape, block)
+        if scale is None or list(scale.get_shape()) not in tiles:
+            found = "no scale" if scale is None else f"a scale of shape {scale.get_shape()}"
+            raise ExportError(
+                f"{name} of shape {shape} is in FP8 with {found}, expected is "
+                f"{name + _FP8_SCALE} of shape {' or '.join(map(str, tiles))}; copy the "
+                f"checkpoint again, or {PLAIN}"
+            )
+        plain[name] = ComputedWeight(shape, _scaled(reader, scale, block))
+    return plain
+
+
+def _num_tiles(shape: list[int], block: list[int] | None) -> list[list[int]]:
+    """Return the shapes that a weight's scale may have."""
+    if block is not None:
+        *others, rows, columns = shape
+        return [[*others, math.ceil(rows / block[0]), math.ceil(columns / block[1])]]
+    return [[], [1], [1, 1], [shape[0], 1]]
+
+
+def _scaled(reader: Any, scale: Any, block: list[int] | None) -> Callable[[], Tensor]:
+    def compute() -> Tensor:
+        values, factors = reader[...].float(), scale[...].float()
+        if block is not None:
+            rows, columns = values.shape[-2:]
+            factors = factors.repeat_interleave(block[0], -2)[..., :rows, :]
+            factors = factors.repeat_interleave(block[1], -1)[..., :columns]
+        return torch.mul(values, factors, out=values)
+
+    return compute
+
+
+def _gptq_refusal(content: Mapping[str, Any]) -> str:
+    form = content.get("checkpoint_format", "gptq")
+    bits = content.get("bits")
+    is_read = form in ("gptq", "gptq_v2") and bits in (2, 4, 8)
+    return "" if is_read else f"gptq in the format {form} with {bits} bits, which is not read"
+
+
+def _awq_refusal(content: Mapping[str, Any]) -> str:
+    form = str(content.get("version", "gemm")).lower()
+    bits = content.get("bits", content.get("w_bit"))
+    is_read = form == "gemm" and bits == 4 and content.get("zero_point", True)
+    return "" if is_read else f"awq in the version {form} with {bits} bits, which is not read"
+
+
+_READERS: dict[str, tuple[Callable[..., str], Callable[..., Weights]]] = {
+    "fp8": (_fp8_refusal, _fp8_weights),
+    "gptq": (_gptq_refusal, gptq_weights),
+    "awq": (_awq_refusal, awq_weights),
+}

@@ -1,0 +1,139 @@
+"""Weights of a checkpoint: their files, the precision they are stored in, conversion in place."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from dsbd_export.checkpoints.json_files import json_object
+from dsbd_export.errors import ExportError
+
+TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+_SINGLE_FILE = "model.safetensors"
+_INDEX_FILE = "model.safetensors.index.json"
+_DTYPE_BY_SAFETENSORS_NAME = {"F64": "fp32", "F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+
+
+def convert_weights(model: PreTrainedModel, dtype: str) -> None:
+    """Convert the parameters in place, one at a time: each old one is freed before the next.
+
+    Raises:
+        ExportError: a weight is beyond the range of ``dtype``.
+    """
+    wanted = TORCH_DTYPES[dtype]
+    for name, parameter in model.named_parameters():  # tied ones come once
+        if not parameter.is_floating_point() or parameter.dtype == wanted:
+            continue
+        converted = parameter.data.to(wanted)
+        largest = _largest(parameter.data)
+        if _largest(converted) == torch.inf > largest:
+            raise ExportError(
+                f"weight {name} holds {largest:.3g}, beyond the range of {dtype} (up to "
+                f"{torch.finfo(wanted).max:.3g}); use bf16 or fp32"
+            )
+        parameter.data = converted
+
+
+def _largest(weight: Tensor) -> float:
+    """Return the largest absolute value, without a temporary of the weight's size."""
+    if weight.numel() == 0:
+        return 0.0
+    low, high = torch.aminmax(weight)
+    return max(-low.item(), high.item())
+
+
+def widen_constants(model: PreTrainedModel) -> None:
+    """Give buffers that no checkpoint stores, as Gemma's embedding scale, their value in fp32.
+
+    transformers makes them in the precision of the weights, which would round values that
+    follow from the config alone.
+    """
+    _widen(model, model)
+
+
+def _widen(module: nn.Module, owner: PreTrainedModel) -> None:
+    """Widen a module and those in it; ``owner``: the model that knows their values."""
+    owner = module if isinstance(module, PreTrainedModel) else owner
+    rounded = [name for name in module._non_persistent_buffers_set if _is_low(module, name)]
+    for name in rounded:
+        setattr(module, name, torch.zeros_like(getattr(module, name), dtype=torch.float32))
+    if rounded:
+        with torch.no_grad():
+            owner._init_weights(module)  # keeps loaded weights
+    for child in module.children():
+        _widen(child, owner)
+
+
+def _is_low(module: nn.Module, buffer: str) -> bool:
+    value = getattr(module, buffer)
+    return value is not None and value.dtype in (torch.float16, torch.bfloat16)
+
+
+def safetensors_files(folder: Path) -> list[Path]:
+    """Return the files that transformers would read, none where it would read other formats."""
+    if (folder / _SINGLE_FILE).is_file():
+        return [folder / _SINGLE_FILE]
+    if not (folder / _INDEX_FILE).is_file():
+        return []
+    file_by_weight = json_object(folder / _INDEX_FILE).get("weight_map")
+    if not isinstance(file_by_weight, dict) or not all(
+        isinstance(name, str) for name in file_by_weight.values()
+    ):
+        raise ExportError(
+            f"{folder / _INDEX_FILE} has no files by weights as weight_map; copy it again"
+        )
+    return [folder / name for name in sorted(set(file_by_weight.values()))]
+
+
+@contextlib.contextmanager
+def open_weights(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield a reader by weight name; nothing is read before a reader is indexed.
+
+    Files are read, not mapped: the pages of a mapped file count as memory of this process until
+    the file is closed, which adds the whole checkpoint to that of the model.
+    """
+    with contextlib.ExitStack() as stack:
+        readers: dict[str, Any] = {}
+        for file in safetensors_files(folder):
+            tensors = stack.enter_context(safe_open(file, framework="pt", backend="pread"))
+            readers |= {name: tensors.get_slice(name) for name in tensors.keys()}
+        yield readers
+
+
+class ComputedWeight:
+    """Weight that is computed each time that it is read; stands for a reader of safetensors."""
+
+    def __init__(self, shape: list[int], compute: Callable[[], Tensor]) -> None:
+        self._shape = shape
+        self._compute = compute
+
+    def get_shape(self) -> list[int]:
+        """Return the shape of what is computed."""
+        return self._shape
+
+    def get_dtype(self) -> str:
+        """Return its type as safetensors calls it."""
+        return "F32"
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return self._compute()[index]
+
+
+def stored_dtype(folder: Path) -> str | None:
+    """Return the precision that holds most of the checkpoint's numbers, None if no file tells."""
+    num_elements: Counter[str] = Counter()
+    with open_weights(folder) as readers:
+        for reader in readers.values():
+            dtype = _DTYPE_BY_SAFETENSORS_NAME.get(reader.get_dtype())
+            if dtype is not None:
+                num_elements[dtype] += torch.Size(reader.get_shape()).numel()
+    return num_elements.most_common(1)[0][0] if num_elements else None

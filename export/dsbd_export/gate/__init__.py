@@ -1,0 +1,1 @@
+"""The parity gate: an engine compared with its checkpoint."""

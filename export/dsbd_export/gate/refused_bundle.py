@@ -1,0 +1,131 @@
+"""Bundle that the parity gate refused: kept beside its place, until a person accepts its errors.
+
+It has every file of a bundle, but its manifest under another name, so that no host opens it:
+
+    OUTPUT.refused/dsbd.refused.json
+
+Accepting it moves the files to their place and writes the limit that was given into the manifest.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from dsbd_export.changed_bundle import link, writing
+from dsbd_export.errors import ExportError
+from dsbd_export.gate.parity import ParityLimit
+from dsbd_runtime.bundle_files.bundle import (
+    MANIFEST_NAME,
+    Manifest,
+    ModelEntry,
+    ParityReport,
+    check_name,
+    write_manifest,
+)
+from dsbd_runtime.bundle_files.manifest import manifest_from_file
+from dsbd_runtime.bundle_files.staging import new_bundle
+from dsbd_runtime.errors import BundleError
+
+REFUSED_MANIFEST_NAME = "dsbd.refused.json"
+
+
+def is_refused(folder: Path) -> bool:
+    """Return whether a folder holds a refused bundle."""
+    return (folder / REFUSED_MANIFEST_NAME).is_file()
+
+
+def keep_refused(folder: Path, output: Path, manifest: Manifest, reason: str) -> ExportError:
+    """Move a complete bundle that is refused beside its place; return the error that says so.
+
+    A refused one that is there already is replaced.
+    """
+    final = Path(os.path.realpath(output))
+    kept = final.with_name(f"{final.name}.refused")
+    if is_refused(kept):
+        shutil.rmtree(kept)
+    if kept.exists():
+        return ExportError(
+            f"{reason}; nothing was kept, because {kept} exists and is no refused bundle; remove "
+            "it and export again"
+        )
+    (folder / MANIFEST_NAME).rename(folder / REFUSED_MANIFEST_NAME)
+    folder.rename(kept)
+    limit = f"{_rounded_up(max(map(_needed_limit, _refused_reports(manifest)))):.3g}"
+    accept = ["--bundle", str(kept), "--accept-parity", limit, "-o", str(output)]
+    return ExportError(
+        f"{reason}; the result is kept apart. If such errors are acceptable finish it with: "
+        f"{shlex.join(['dsbd-export', *accept])}; else remove {kept} and take a higher precision"
+    )
+
+
+def accept_refused(kept: Path, limit: float, output: Path) -> Manifest:
+    """Make a refused bundle, whose errors are at most ``limit``, the bundle at ``output``.
+
+    Raises:
+        ExportError: there is no refused bundle, or its errors are larger.
+        BundleError: it is damaged, or ``output`` cannot be replaced.
+    """
+    if not is_refused(kept):
+        raise ExportError(
+            f"{kept} is no refused bundle: it has no {REFUSED_MANIFEST_NAME}; give the folder that "
+            "the refusal named"
+        )
+    before = manifest_from_file(kept / REFUSED_MANIFEST_NAME)
+    for name in before.files:
+        check_name(kept / REFUSED_MANIFEST_NAME, name)
+    for role, entry in before.entry_by_role.items():
+        needed = _needed_limit(entry.parity)
+        if _is_refused(entry.parity) and needed > limit:
+            raise ExportError(
+                f"accept_parity={limit:g} does not accept the {role} in {kept}, which needs "
+                f"{_rounded_up(needed):.3g} ({entry.parity.measure}); give that if it is acceptable"
+            )
+    with writing(output, "free some space or choose another output"), new_bundle(output) as folder:
+        for name in before.files:
+            link(kept / name, folder / name)
+        manifest = write_manifest(
+            folder,
+            versions=before.versions,
+            target=_accepted(before.target, limit),
+            draft=None if before.draft is None else _accepted(before.draft, limit),
+        )
+        for name, file in before.files.items():
+            if manifest.files[name] != file:
+                raise BundleError(
+                    f"{kept / name} is not the file that was measured; export the bundle again"
+                )
+    shutil.rmtree(kept)
+    return manifest
+
+
+def _accepted(entry: ModelEntry, limit: float) -> ModelEntry:
+    """Return an entry that says the limit that was given, where its own refused it."""
+    if not _is_refused(entry.parity):
+        return entry
+    return replace(entry, parity=replace(entry.parity, accepted=limit))
+
+
+def _refused_reports(manifest: Manifest) -> list[ParityReport]:
+    reports = (entry.parity for entry in manifest.entry_by_role.values())
+    return [report for report in reports if _is_refused(report)]
+
+
+def _is_refused(report: ParityReport) -> bool:
+    return _needed_limit(report) > report.limit
+
+
+def _needed_limit(report: ParityReport) -> float:
+    """Return the smallest limit that admits all cases."""
+    limit = ParityLimit(report.measure, report.limit)
+    return max(map(limit.needed_by, report.cases))
+
+
+def _rounded_up(value: float) -> float:
+    """Return three digits that are not below a value above 0."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return math.ceil(value / unit) * unit

@@ -1,0 +1,1 @@
+"""Rewrites of a captured graph that keep its values."""

@@ -1,0 +1,142 @@
+"""Products of the same rows merged into one, their weights side by side.
+
+    query, key, value = Split(rows @ [Wq, Wk, Wv])        and gate, up = Split(rows @ [Wg, Wu])
+
+Each number is computed as before: a column of a product depends on the rows and on that column's
+weights, and so do scales by channel and by block. What goes are calls of the engine's kernels, and
+those that quantized products need around them.
+
+On a CPU query, key and value are then turned from rows by heads to heads by rows together, before
+they are split: one transposition of (1, S, H + 2 Hkv, D) instead of three. Not on CUDA, where a
+Split of unequal parts is a kernel of its own for columns alone: else it first copies their sizes
+from the host, four times (counted by tests/cuda_binary).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from dsbd_export.passes.optimize import known_heads_and_width
+from dsbd_export.passes.weighted_layers import (
+    Linear,
+    Store,
+    find_embeddings,
+    find_linears,
+    shape_of,
+)
+
+_HEADS_FIRST = [0, 2, 1, 3]
+
+
+def merge_products(model: ir.Model) -> int:
+    """Merge in place; return how many products are left of those that were merged."""
+    graph = model.graph
+    looked_up = {node.inputs[0] for node in find_embeddings(graph)}
+    groups: dict[Hashable, list[Linear]] = defaultdict(list)
+    for linear in find_linears(graph):
+        if linear.is_head or linear.is_router or linear.num_experts or linear.weight in looked_up:
+            continue
+        form = linear.node.op_type, linear.is_stored_by_output, linear.bias is None
+        groups[linear.rows, form, linear.weight.dtype].append(linear)
+    merged = [group for group in groups.values() if len(group) > 1 and _may_merge(group)]
+    store = Store(graph, "merged")
+    for group in merged:
+        _merge(graph, store, group)
+    common.RemoveUnusedNodesPass()(model)
+    return len(merged)
+
+
+def _may_merge(group: Sequence[Linear]) -> bool:
+    """Return whether each weight and bias is known and belongs to one product."""
+    values = [value for linear in group for value in (linear.weight, linear.bias) if value]
+    return len({*values}) == len(values) and all(value.is_initializer() for value in values)
+
+
+def _merge(graph: ir.Graph, store: Store, group: Sequence[Linear]) -> None:
+    """Put one product and a Split in the place of several products."""
+    first = group[0]
+    out_axis = 0 if first.is_stored_by_output else 1
+    weights = [linear.weight for linear in group]
+    sizes = [shape_of(weight)[out_axis] for weight in weights]
+    tape = ir.tape.Tape()
+    weight = store.joined(weights, out_axis)
+    if first.node.op_type == "Gemm":
+        biases = [linear.bias for linear in group if linear.bias is not None]
+        inputs = [first.rows, weight, *([store.joined(biases, 0)] if biases else [])]
+        attributes = {"transB": int(first.is_stored_by_output)}
+        product = tape.op("Gemm", inputs, attributes)
+    else:
+        if first.is_stored_by_output:
+            weight = tape.op("Transpose", [weight], {"perm": [1, 0]})
+        product = tape.op("MatMul", [first.rows, weight])
+    split = store.constant(f"sizes_{'_'.join(map(str, sizes))}", np.array(sizes, np.int64))
+    parts = tape.op_multi_out("Split", [product, split], {"axis": -1}, num_outputs=len(sizes))
+    nodes = [linear.node for linear in group]
+    results = [node.outputs[0] for node in nodes]
+    ir.convenience.replace_nodes_and_values(
+        graph, first.node, nodes, tape.nodes, results, list(parts)
+    )
+
+
+def transpose_before_split(graph: ir.Graph) -> int:
+    """Transpose query, key and value heads of a merged product at once; return how many times.
+
+    Split, then Reshape and Transpose of each part, become Reshape, Transpose and Split. Families
+    that norm query and key heads in between stay as they are. The last pass: others look for the
+    columns of a part behind its product.
+    """
+    store = Store(graph, "turned")
+    num_changed = 0
+    for split in list(graph):
+        is_split = split.op_type == "Split" and split.attributes.get_int("axis", 0) == -1
+        if not is_split or (rows := split.inputs[0]) is None:
+            continue
+        found = [_reshaped_and_transposed(part) for part in split.outputs]
+        pairs = [pair for pair in found if pair is not None]
+        if len(pairs) < len(found) or len({_heads_of(pair[1])[1] for pair in pairs}) != 1:
+            continue
+        sizes = [_heads_of(transpose)[0] for _, transpose in pairs]
+        width = _heads_of(pairs[0][1])[1]
+        heads = "_".join(map(str, sizes))
+        dims = np.array([1, -1, sum(sizes), width], np.int64)
+        tape = ir.tape.Tape()
+        together = tape.op("Reshape", [rows, store.constant(f"heads_{heads}_{width}", dims)])
+        together = tape.op("Transpose", [together], {"perm": _HEADS_FIRST})
+        cuts = store.constant(f"cuts_{heads}", np.array(sizes, np.int64))
+        parts = tape.op_multi_out("Split", [together, cuts], {"axis": 1}, num_outputs=len(sizes))
+        old = [transpose.outputs[0] for _, transpose in pairs]
+        nodes = [split, *(node for pair in pairs for node in pair)]
+        ir.convenience.replace_nodes_and_values(graph, split, nodes, tape.nodes, old, list(parts))
+        num_changed += 1
+    return num_changed
+
+
+def _reshaped_and_transposed(part: ir.Value) -> tuple[ir.Node, ir.Node] | None:
+    """Return the nodes that make (1, h, S, D) of a part (1, S, h*D), None if others read it."""
+    nodes: list[ir.Node] = []
+    for op_type in ("Reshape", "Transpose"):
+        uses = list(part.uses())
+        if len(uses) != 1 or uses[0].node.op_type != op_type or uses[0].idx != 0:
+            return None
+        nodes.append(uses[0].node)
+        part = nodes[-1].outputs[0]
+    reshape, transpose = nodes
+    if list(transpose.attributes.get_ints("perm", ())) != _HEADS_FIRST or part.is_graph_output():
+        return None
+    shape = part.shape
+    is_known = (
+        shape is not None
+        and len(shape) == 4
+        and all(isinstance(shape[axis], int) for axis in (1, 3))
+    )
+    return (reshape, transpose) if is_known else None
+
+
+def _heads_of(transpose: ir.Node) -> tuple[int, int]:
+    """Return h and D of the output of a Transpose, (1, h, S, D)."""
+    return known_heads_and_width(transpose.outputs[0])

@@ -1,0 +1,235 @@
+"""Products with a weight and lookups of one by token: finding and replacing those to quantize."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from dsbd_runtime.engine.graph import INPUT_IDS, TARGET_FEATURES
+
+_CHUNK_ELEMENTS = 4 * 2**20
+MIN_IN_FEATURES = 32  # one block; a smaller product is no layer, as the one of rotary frequencies
+_KEEPS_VALUES = ("Cast", "Reshape", "Squeeze", "Unsqueeze", "Identity")
+_KEEPS_ROWS = ("Cast", "Identity", "RMSNormalization", "Split", "Slice", "Concat")
+_ROUTES = ("Softmax", "TopK")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """One product of rows with a weight, plus a bias.
+
+    Attributes:
+        node: the MatMul or Gemm.
+        weight: the initializer, (in, out), or (E, in, out) for E experts.
+        is_stored_by_output: the initializer is (out, in) or (E, out, in) instead.
+        bias: (out,), None without one.
+        is_head: it is the last of the graph, the one that makes the logits.
+        may_lack_rows: its rows may be none, as those of the head.
+        is_router: its result chooses experts.
+    """
+
+    node: ir.Node
+    weight: ir.Value
+    is_stored_by_output: bool
+    bias: ir.Value | None
+    is_head: bool
+    may_lack_rows: bool
+    is_router: bool
+
+    @property
+    def rows(self) -> ir.Value:
+        """Return the rows that are multiplied with the weight, (..., in)."""
+        rows = self.node.inputs[0]
+        assert rows is not None  # a product has two operands
+        return rows
+
+    @property
+    def num_experts(self) -> int:
+        """Return E, 0 for a plain matrix."""
+        return shape_of(self.weight)[0] if len(shape_of(self.weight)) == 3 else 0
+
+
+def find_linears(graph: ir.Graph) -> list[Linear]:
+    """Return the products with a weight of at least ``MIN_IN_FEATURES`` inputs, in their order."""
+    found = [
+        (node, weight)
+        for node in graph
+        if (weight := weight_of(node)) is not None and _in_features(*weight) >= MIN_IN_FEATURES
+    ]
+    return [
+        Linear(
+            node=node,
+            weight=value,
+            is_stored_by_output=is_stored_by_output,
+            bias=node.inputs[2] if len(node.inputs) > 2 else None,
+            is_head=node is found[-1][0],
+            may_lack_rows=node is found[-1][0] or _reads(node, TARGET_FEATURES),
+            is_router=node is not found[-1][0] and _routes(node),
+        )
+        for node, (value, is_stored_by_output) in found
+    ]
+
+
+def find_embeddings(graph: ir.Graph) -> list[ir.Node]:
+    """Return the Gather nodes that look up the tokens: (V, H) by ``input_ids``."""
+    return [
+        node
+        for node in graph
+        if node.op_type == "Gather"
+        and _is_weight(node.inputs[0])
+        and _is_token_ids(node.inputs[1])
+        and len(shape_of(node.inputs[0])) == 2
+    ]
+
+
+def shape_of(value: ir.Value | None) -> tuple[int, ...]:
+    """Return the shape of an initializer."""
+    assert value is not None and value.const_value is not None  # callers ask for weights only
+    return tuple(value.const_value.shape.numpy())
+
+
+def weight_of(node: ir.Node) -> tuple[ir.Value, bool] | None:
+    """Return the weight of a product and whether it is stored by output, None for other nodes."""
+    if node.op_type == "Gemm" and _is_weight(node.inputs[1]) and _is_plain_gemm(node):
+        return _found(node.inputs[1], is_stored_by_output=node.attributes.get_int("transB", 0) == 1)
+    if node.op_type != "MatMul" or node.inputs[1] is None:
+        return None
+    if _is_weight(node.inputs[1]):
+        return _found(node.inputs[1], is_stored_by_output=False)
+    transpose = node.inputs[1].producer()
+    if transpose is None or transpose.op_type != "Transpose" or not _is_weight(transpose.inputs[0]):
+        return None
+    num_axes = len(shape_of(transpose.inputs[0]))
+    swapped = [*range(num_axes - 2), num_axes - 1, num_axes - 2]
+    if list(transpose.attributes.get_ints("perm", ())) != swapped:
+        return None
+    return _found(transpose.inputs[0], is_stored_by_output=True)
+
+
+def _found(value: ir.Value | None, *, is_stored_by_output: bool) -> tuple[ir.Value, bool] | None:
+    return (
+        None
+        if value is None or len(shape_of(value)) not in (2, 3)
+        else (value, is_stored_by_output)
+    )
+
+
+def _is_token_ids(value: ir.Value | None) -> bool:
+    """Return whether a value is ``input_ids``, whatever its shape and integer type."""
+    producer = None if value is None else value.producer()
+    if producer is not None and producer.op_type in _KEEPS_VALUES:
+        return _is_token_ids(producer.inputs[0])
+    return value is not None and value.name == INPUT_IDS
+
+
+def _is_plain_gemm(node: ir.Node) -> bool:
+    attributes = node.attributes
+    return (
+        attributes.get_float("alpha", 1.0) == attributes.get_float("beta", 1.0) == 1.0
+        and attributes.get_int("transA", 0) == 0
+    )
+
+
+def _is_weight(value: ir.Value | None) -> bool:
+    return value is not None and value.is_initializer() and value.const_value is not None
+
+
+def _in_features(weight: ir.Value, is_stored_by_output: bool) -> int:
+    return shape_of(weight)[-1 if is_stored_by_output else -2]
+
+
+def _reads(node: ir.Node, name: str) -> bool:
+    """Return whether the rows of a product are an input of the graph, or a norm of it."""
+    value = node.inputs[0]
+    while value is not None and (producer := value.producer()) is not None:
+        if producer.op_type not in _KEEPS_ROWS:
+            return False
+        value = producer.inputs[0]
+    return value is not None and value.name == name
+
+
+def _routes(node: ir.Node) -> bool:
+    """Return whether the result of ``node`` goes to a Softmax or TopK, as a router's does."""
+    return any(
+        user.op_type in _ROUTES or (user.op_type in _KEEPS_VALUES and _routes(user))
+        for user in _users(node)
+    )
+
+
+def _users(node: ir.Node) -> Iterator[ir.Node]:
+    return (usage.node for usage in node.outputs[0].uses())
+
+
+class Store:
+    """The initializers that are added to one graph, each name once."""
+
+    def __init__(self, graph: ir.Graph, prefix: str = "quantize") -> None:
+        self._graph = graph
+        self._prefix = prefix
+
+    def constant(self, name: str, array: NDArray[Any]) -> ir.Value:
+        """Return a small initializer, one per name."""
+        name = f"{self._prefix}.{name}"
+        return self._known(name) or self._added(name, ir.tensor(array))
+
+    def derived(
+        self,
+        weight: ir.Value,
+        suffix: str,
+        compute: Callable[[NDArray[Any]], NDArray[Any]],
+        dtype: ir.DataType,
+        shape: tuple[int, ...],
+    ) -> ir.Value:
+        """Return the initializer ``compute(weight)``, of this type and shape.
+
+        It is computed when it is written and not kept: at any time one weight and its
+        derived tensor are in memory.
+        """
+        name = f"{weight.name}.{suffix}"
+        tensor = weight.const_value
+        assert tensor is not None  # a weight is an initializer
+        lazy = ir.LazyTensor(lambda: ir.tensor(compute(tensor.numpy())), dtype, ir.Shape(shape))
+        return self._known(name) or self._added(name, lazy)
+
+    def joined(self, weights: Sequence[ir.Value], axis: int) -> ir.Value:
+        """Return the initializer of several weights side by side, computed when it is written."""
+        tensors = [weight.const_value for weight in weights if weight.const_value is not None]
+        dtype, shape = tensors[0].dtype, list(shape_of(weights[0]))
+        shape[axis] = sum(shape_of(weight)[axis] for weight in weights)
+
+        def together() -> ir.TensorProtocol:
+            arrays = [tensor.numpy() for tensor in tensors]
+            return ir.tensor(np.concatenate(arrays, axis), dtype=dtype)
+
+        lazy = ir.LazyTensor(together, dtype, ir.Shape(shape))
+        return self._added(f"{self._prefix}.{weights[0].name}", lazy)
+
+    def _known(self, name: str) -> ir.Value | None:
+        return self._graph.initializers.get(name)
+
+    def _added(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+        tensor.name = name
+        value = ir.Value(
+            name=name,
+            shape=ir.Shape(tensor.shape.numpy()),
+            type=ir.TensorType(tensor.dtype),
+            const_value=tensor,
+        )
+        self._graph.register_initializer(value)
+        return value
+
+
+def replace_node(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape, result: ir.Value) -> None:
+    """Put the nodes of ``tape`` in the place of ``node``, whose output ``result`` becomes."""
+    ir.convenience.replace_nodes_and_values(graph, node, [node], tape.nodes, node.outputs, [result])
+
+
+def weight_chunks(shape: tuple[int, ...]) -> Iterator[slice]:
+    """Yield slices of the first axis with about ``_CHUNK_ELEMENTS`` each: pieces to widen."""
+    num_rows = max(1, _CHUNK_ELEMENTS * shape[0] // max(1, int(np.prod(shape))))
+    return (slice(start, start + num_rows) for start in range(0, shape[0], num_rows))

@@ -1,0 +1,1 @@
+"""Weights and products in 8 and 4 bits."""

@@ -1,0 +1,376 @@
+"""Products of a graph put into the forms of ``row_forms``; in fp32 the graph computes the same.
+
+What takes in the scales of a product's rows costs nothing at run time:
+
+    rows = norm(x) * g                     g / s, where every reader of the rows is a product
+    rows = act(gate) * up                  the columns of up's weight / s
+
+An embedding that shares its weight with the head is turned back where it is looked up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from dsbd_export.passes.weighted_layers import Linear, Store, replace_node, shape_of, weight_chunks
+from dsbd_export.quantization.product_rows import ProductRows, RowsOfProducts, key_of
+from dsbd_export.quantization.row_forms import AS_IT_IS, FormChoice, RowForm, rotation
+
+_NORMS = ("RMSNormalization", "LayerNormalization")
+_JOINS_HEADS = ("Reshape", "Transpose")
+_KEEPS_CHANNELS = (
+    "Identity",
+    "Reshape",
+    "Squeeze",
+    "Gather",
+)  # the rows of the head are some of the norm's
+_LAST_AXIS = -1
+
+Divide = Callable[[NDArray[np.float32]], None]
+"""Divides rows by scales, (in,), in what makes them."""
+
+
+@dataclass(frozen=True)
+class EqualizedProducts:
+    """How many groups of products of the same rows were scaled, and how many rotated.
+
+    Attributes:
+        num_folded: factors of attention that weights took in, see ``folded_factors``.
+    """
+
+    num_scaled: int = 0
+    num_rotated: int = 0
+    num_folded: int = 0
+
+    def __str__(self) -> str:
+        """Return a few words for people."""
+        return (
+            f"rows of {self.num_scaled} groups scaled by channel, of {self.num_rotated} rotated, "
+            f"{self.num_folded} factors of attention folded into weights"
+        )
+
+
+NOTHING_EQUALIZED = EqualizedProducts()
+
+
+class Equalizer:
+    """Chooses the forms of products by their rows, and rewrites one graph."""
+
+    def __init__(
+        self,
+        graph: ir.Graph,
+        linears: Sequence[Linear],
+        embeddings: Sequence[ir.Node],
+        seen: RowsOfProducts,
+        choice: FormChoice,
+    ) -> None:
+        """Take a graph, its products and lookups of tokens, and rows that were seen.
+
+        ``embeddings`` and ``done`` are those of the graph as it is. ``choice``: of the forms.
+        """
+        self._graph = graph
+        self._store = Store(graph, "equalize")
+        self._linears = {linear.node: linear for linear in linears}
+        self._seen = seen
+        self.choice = choice
+        self._num_rewritten = 0
+        self.embeddings = list(embeddings)
+        self.done = NOTHING_EQUALIZED
+
+    def equalize(self) -> list[Linear]:
+        """Rewrite the graph; return its products, in their order."""
+        groups: dict[ir.Value, list[ir.Node]] = defaultdict(list)
+        for node, linear in self._linears.items():
+            groups[linear.rows].append(node)
+        for rows, nodes in groups.items():
+            group = [self._linears[node] for node in nodes]
+            if any(each.num_experts or not self._is_own(each) for each in group):
+                continue
+            form = self._chosen(rows, group)
+            if form.scales is not None or form.block:
+                self._apply(rows, group, form)
+        return self.linears
+
+    @property
+    def linears(self) -> list[Linear]:
+        """The products as they are now, in their order."""
+        return list(self._linears.values())
+
+    def product_of(self, node: ir.Node) -> Linear | None:
+        """Return the product that a node is, None where it is none or shares its weight."""
+        linear = self._linears.get(node)
+        if linear is None or linear.num_experts or self._lookups(linear.weight):
+            return None
+        return linear if self._is_own(linear) else None
+
+    def seen_rows(self, weights: Iterable[NDArray[Any]]) -> ProductRows | None:
+        """Return the rows that were seen of products of the same rows, weights (out, in) each."""
+        return next((self._seen[key] for key in map(key_of, weights) if key in self._seen), None)
+
+    def reform(self, linear: Linear, form: RowForm) -> None:
+        """Give the weight of a product the form that its rows have."""
+        rewrite = partial(_formed, form, by_output=linear.is_stored_by_output)
+        self._put_weight(linear, self._rewritten(linear.weight, rewrite))
+
+    def _is_own(self, linear: Linear) -> bool:
+        """Return whether a weight belongs to one product, and at most to a lookup of tokens."""
+        reader, _ = _reader(linear)
+        lookups = self._lookups(linear.weight)
+        if len(lookups) > 1 or not is_read_by(linear.weight, {reader, *lookups}):
+            return False
+        return reader is linear.node or is_read_by(reader.outputs[0], {linear.node})
+
+    def _chosen(self, rows: ir.Value, group: Sequence[Linear]) -> RowForm:
+        """Return the form of products of the same rows."""
+        weights = [weight_by_output(linear) for linear in group]
+        seen = self.seen_rows(weights)
+        if seen is None:
+            return AS_IT_IS
+        weight = weights[0] if len(weights) == 1 else np.concatenate(weights)
+        can_scale = self._divides(rows, {linear.node for linear in group}) is not None
+        can_rotate = _row_shape(rows, 1) is not None
+        maker = _maker(rows)
+        return self.choice.form(
+            seen,
+            weight,
+            can_scale=can_scale,
+            can_rotate=can_rotate,
+            is_behind_attention=maker is not None and maker.op_type in _JOINS_HEADS,
+            is_head=any(linear.is_head for linear in group),
+            is_looked_up=any(self._lookups(linear.weight) for linear in group),
+        )
+
+    def _apply(self, rows: ir.Value, group: Sequence[Linear], form: RowForm) -> None:
+        nodes = {linear.node for linear in group}
+        if form.scales is not None and (divide := self._divides(rows, nodes)) is not None:
+            divide(form.scales)
+        if form.block:
+            rows = self._rotated(rows, shape_of(group[0].weight), group[0], form.block)
+            for node in nodes:
+                node.replace_input_with(0, rows)
+        self.done = EqualizedProducts(
+            self.done.num_scaled + (form.scales is not None),
+            self.done.num_rotated + bool(form.block),
+        )
+        for linear in group:
+            by_output = linear.is_stored_by_output
+            weight = self._rewritten(linear.weight, partial(_formed, form, by_output=by_output))
+            for lookup in self._lookups(linear.weight):
+                self._turn_back(lookup, weight, form)
+            self._put_weight(linear, weight)
+
+    def _rotated(
+        self, rows: ir.Value, shape: tuple[int, ...], first: Linear, block: int
+    ) -> ir.Value:
+        """Return the rows with every block rotated, made before the first of their products."""
+        num_inputs = shape[1 if first.is_stored_by_output else 0]
+        tape = ir.tape.Tape()
+        rotated = self._rotation(tape, rows, block, num_inputs)
+        self._graph.insert_before(first.node, tape.nodes)
+        return rotated
+
+    def _rotation(
+        self, tape: ir.tape.Tape, rows: ir.Value, block: int, num_channels: int
+    ) -> ir.Value:
+        shapes = (_row_shape(rows, size) for size in (block, num_channels))
+        blocks, whole = (
+            self._store.constant(f"shape_{'_'.join(map(str, shape))}", np.array(shape, np.int64))
+            for shape in shapes
+            if shape is not None
+        )
+        matrix = self._store.constant(f"rotation_{block}", rotation(block))
+        turned = tape.op("MatMul", [tape.op("Reshape", [rows, blocks]), matrix])
+        rotated = tape.op("Reshape", [turned, whole])
+        rotated.shape, rotated.type = rows.shape, rows.type
+        return rotated
+
+    def _turn_back(self, lookup: ir.Node, weight: ir.Value, form: RowForm) -> None:
+        """Make a lookup of tokens in a weight of this form return the rows of before."""
+        tape = ir.tape.Tape()
+        found = tape.op("Gather", [weight, lookup.inputs[1]], {"axis": 0})
+        found.shape, found.type = lookup.outputs[0].shape, lookup.outputs[0].type
+        self.embeddings[self.embeddings.index(lookup)] = tape.nodes[0]
+        if form.block:
+            found = self._rotation(tape, found, form.block, shape_of(weight)[1])
+        if form.scales is not None:
+            inverse = self._store.constant(f"of_{weight.name}", 1 / form.scales)
+            found = tape.op("Mul", [found, inverse])
+        replace_node(self._graph, lookup, tape, found)
+
+    def _lookups(self, weight: ir.Value) -> list[ir.Node]:
+        return [node for node in self.embeddings if node.inputs[0] is weight]
+
+    def _divides(self, rows: ir.Value, readers: set[ir.Node]) -> Divide | None:
+        """Return what divides rows that only ``readers`` read, None where nothing can."""
+        if not is_read_by(rows, readers):
+            return None
+        maker = rows.producer()
+        if maker is None:
+            return None
+        if _keeps_channels(maker) and maker.inputs[0] is not None:
+            return self._divides(maker.inputs[0], {maker})
+        vectors = [i for i in range(1, len(maker.inputs)) if is_vector(maker.inputs[i])]
+        if maker.op_type in _NORMS:
+            return self.divides_inputs(maker, vectors) if 1 in vectors else None
+        if maker.op_type != "Mul":
+            return None
+        vectors = [i for i in (0, 1) if is_vector(maker.inputs[i])]
+        if vectors:
+            return self.divides_inputs(maker, vectors)
+        factors = (self.divides_product(value, maker) for value in reversed(maker.inputs) if value)
+        return next((divide for divide in factors if divide is not None), None)
+
+    def divides_inputs(self, maker: ir.Node, indices: Sequence[int]) -> Divide:
+        """Return what divides the vectors that a norm, or something else by channel, reads."""
+
+        def divide(scales: NDArray[np.float32]) -> None:
+            for index in indices:
+                vector = maker.inputs[index]
+                assert vector is not None  # as the caller has seen
+                new = self._rewritten(vector, lambda values: values / scales)
+                maker.replace_input_with(index, new)
+
+        return divide
+
+    def divides_product(self, value: ir.Value, reader: ir.Node) -> Divide | None:
+        """Return what divides the columns of a product, or of the part of it that a Split gives.
+
+        None where ``value`` is neither, or where something but ``reader`` reads it.
+        """
+        maker = value.producer()
+        if maker is None or not is_read_by(value, {reader}):
+            return None
+        first = 0
+        if maker.op_type == "Split":
+            product, sizes = maker.inputs[0], maker.inputs[1] if len(maker.inputs) > 1 else None
+            if product is None or sizes is None or sizes.const_value is None:
+                return None
+            if maker.attributes.get_int("axis", 0) != _LAST_AXIS:
+                return None
+            first = int(sizes.const_value.numpy()[: value.index() or 0].sum())
+            if not is_read_by(product, {maker}):
+                return None
+            maker = product.producer()
+        linear = None if maker is None else self.product_of(maker)
+        if linear is None or (linear.bias and not linear.bias.is_initializer()):
+            return None
+        return lambda scales: self._divide_columns(linear.node, first, scales)
+
+    def _divide_columns(self, node: ir.Node, first: int, scales: NDArray[np.float32]) -> None:
+        """Divide the outputs of a product from ``first`` on."""
+        linear = self._linears[node]
+        columns = slice(first, first + len(scales))
+
+        def divided(values: NDArray[Any], axis: int = 0) -> NDArray[Any]:
+            factors = np.ones(values.shape[axis], np.float32)
+            factors[columns] /= scales
+            return np.asarray(values * (factors[:, None] if axis < values.ndim - 1 else factors))
+
+        axis = 0 if linear.is_stored_by_output else 1
+        weight = self._rewritten(linear.weight, partial(divided, axis=axis))
+        if linear.bias is not None:
+            bias = self._rewritten(linear.bias, divided)
+            node.replace_input_with(2, bias)
+            linear = dataclasses.replace(linear, bias=bias)
+        self._put_weight(linear, weight)
+
+    def _put_weight(self, linear: Linear, weight: ir.Value) -> None:
+        reader, index = _reader(linear)
+        reader.replace_input_with(index, weight)
+        self._linears[linear.node] = dataclasses.replace(linear, weight=weight)
+
+    def _rewritten(
+        self, value: ir.Value, compute: Callable[[NDArray[Any]], NDArray[Any]]
+    ) -> ir.Value:
+        """Return the initializer ``compute(value)``, computed when it is written."""
+        assert value.dtype is not None  # initializers have a type
+        self._num_rewritten += 1  # layers may share an initializer, but not its new values
+        name = f"even_{self._num_rewritten}"
+        return self._store.derived(value, name, compute, value.dtype, shape_of(value))
+
+
+def _reader(linear: Linear) -> tuple[ir.Node, int]:
+    """Return the node that reads the weight of a product, its Transpose or itself, and where."""
+    weight = linear.node.inputs[1]
+    transpose = None if weight is linear.weight or weight is None else weight.producer()
+    return (linear.node, 1) if transpose is None else (transpose, 0)
+
+
+def weight_by_output(linear: Linear) -> NDArray[Any]:
+    """Return the weight of a product as (out, in)."""
+    tensor = linear.weight.const_value
+    assert tensor is not None  # a weight is an initializer
+    return tensor.numpy() if linear.is_stored_by_output else tensor.numpy().T
+
+
+def _formed(form: RowForm, weight: NDArray[np.float32], *, by_output: bool) -> NDArray[np.float32]:
+    """Return a weight, (out, in) or the other way around, for rows of a form."""
+    weight = weight if by_output else weight.T
+    found = np.empty(weight.shape, np.float32)
+    for outputs in weight_chunks(weight.shape):
+        found[outputs] = form.of_weight(weight[outputs])
+    return found if by_output else np.ascontiguousarray(found.T)
+
+
+def _row_shape(rows: ir.Value, num_channels: int) -> tuple[int, ...] | None:
+    """Return the shape of rows cut to pieces, None where theirs is not (n, in) or (1, n, in)."""
+    shape = _known_shape(rows)
+    if shape is None or len(shape) not in (2, 3) or (len(shape) == 3 and shape[0] != 1):
+        return None
+    return (*([1] if len(shape) == 3 else []), -1, num_channels)
+
+
+def is_read_by(value: ir.Value, readers: set[ir.Node]) -> bool:
+    """Return whether nothing else reads a value."""
+    users: Iterator[ir.Node] = (usage.node for usage in value.uses())
+    return not value.is_graph_output() and all(user in readers for user in users)
+
+
+def is_vector(value: ir.Value | None) -> bool:
+    """Return whether a value is an initializer (n,) of more than one number."""
+    is_known = value is not None and value.is_initializer() and value.const_value is not None
+    return is_known and len(shape_of(value)) == 1 and shape_of(value)[0] > 1
+
+
+def _maker(rows: ir.Value) -> ir.Node | None:
+    """Return the node that computed rows, before they were chosen or got another shape."""
+    maker = rows.producer()
+    while maker is not None and _keeps_channels(maker) and maker.inputs[0] is not None:
+        maker = maker.inputs[0].producer()
+    return maker
+
+
+def _keeps_channels(node: ir.Node) -> bool:
+    """Return whether a node gives rows of its first input, whole."""
+    if node.op_type not in _KEEPS_CHANNELS or node.inputs[0] is None:
+        return False
+    before, after = _known_shape(node.inputs[0]), _known_shape(node.outputs[0])
+    if not before or not after:
+        return False
+    if node.op_type == "Gather":
+        return node.attributes.get_int("axis", 0) % len(before) < len(before) - 1
+    return before[-1] == after[-1]
+
+
+def _known_shape(value: ir.Value) -> list[int | ir.SymbolicDim] | None:
+    """Return the shape of a value; of the rows of a head, which a rule squeezed, by their own."""
+    if value.shape is not None:
+        return list(value.shape)
+    maker = value.producer()
+    if maker is None or maker.op_type != "Squeeze" or maker.inputs[0] is None:
+        return None
+    axes = None if len(maker.inputs) < 2 else maker.inputs[1]
+    before = _known_shape(maker.inputs[0])
+    if before is None or axes is None or axes.const_value is None:
+        return None
+    squeezed = {axis % len(before) for axis in axes.const_value.numpy().tolist()}
+    return [size for axis, size in enumerate(before) if axis not in squeezed]

@@ -1,0 +1,237 @@
+"""Weights alone as int8 or int4 in blocks of inputs: com.microsoft's MatMulNBits.
+
+``accuracy_level`` 4 lets ONNX Runtime quantize the rows on the fly, block by block, and multiply
+integers; at level 0 int8 is a hundred times slower on a CPU. At level 4 a row's products are the
+same bits for any number of rows and threads, but for 4 bits on x86 without AVX-512, where a single
+row takes another kernel; an exact graph puts a row of zeros beside it. (At levels 0 and 1 a single
+row takes another kernel everywhere, and with blocks of 128 beside VNNI.) A call of few rows takes
+less time than with ``quantize_dynamic``, one of more than about six rows more.
+
+On CUDA, rows in fp16 are multiplied with integers as they are (``ep.cuda.fpa_intb_gemm``) where no
+block has a zero point; otherwise a call of more than a few rows dequantizes the whole weight first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from dsbd_export.passes.weighted_layers import Linear, Store, replace_node, shape_of, weight_chunks
+
+MICROSOFT_DOMAIN = "com.microsoft"
+_ACCURACY_LEVEL = 4
+_BLOCK_SIZES = {8: 64, 4: 32}  # by bits; rows are rounded to int8 in the same blocks
+_ZERO_POINT = 128  # of 8 bits, which are symmetric
+_MIDDLE = 8  # of symmetric 4 bits, which MatMulNBits takes without zero points
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How the blocks of a weight (out, in) are scaled: value = (integer - zero_point) * scale.
+
+    Attributes:
+        scales: (out, in / block size rounded up) float32.
+        zero_points: the same shape, uint8.
+    """
+
+    scales: NDArray[np.float32]
+    zero_points: NDArray[np.uint8]
+
+
+class BlockwiseQuantizer:
+    """Rewrites products and embeddings of one graph.
+
+    is_exact: whether a row's products may not depend on the number of rows, by one bit.
+    is_symmetric: whether blocks of 4 bits have no zero points either.
+    """
+
+    def __init__(self, graph: ir.Graph, *, is_exact: bool, is_symmetric: bool = False) -> None:
+        self._graph = graph
+        self._is_exact = is_exact
+        self._is_symmetric = is_symmetric
+        self._store = Store(graph)
+        self._pairs: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
+
+    def quantize_linear(self, linear: Linear, bits: int) -> None:
+        """Replace a product by one MatMulNBits, and an Add where it has a bias."""
+        by_output = linear.is_stored_by_output
+        num_outputs, num_inputs = shape_of(linear.weight)[:: 1 if by_output else -1]
+        tape = ir.tape.Tape()
+        rows, num_rows = linear.rows, None
+        if self._is_exact and bits == 4:
+            rows, num_rows = self._never_alone(tape, linear.rows)
+        inputs = [
+            rows,
+            self._integers(linear.weight, bits, by_output=by_output),
+            self._scales(linear.weight, bits, by_output=by_output),
+        ]
+        if bits == 4 and not self._is_symmetric:
+            inputs.append(self._zero_points(linear.weight, by_output=by_output))
+        attributes = {
+            "K": num_inputs,
+            "N": num_outputs,
+            "bits": bits,
+            "block_size": block_size(bits),
+            "accuracy_level": _ACCURACY_LEVEL,
+        }
+        result = tape.op("MatMulNBits", inputs, attributes, domain=MICROSOFT_DOMAIN)
+        if num_rows is not None:
+            first = self._integer("first", 0)
+            result = tape.op("Slice", [result, first, num_rows, self._integer("row_axis", -2)])
+        if linear.bias is not None:
+            result = tape.op("Add", [result, linear.bias])
+        replace_node(self._graph, linear.node, tape, result)
+
+    def quantize_embedding(self, node: ir.Node) -> None:
+        """Replace a Gather of tokens by one of their int8 blocks, which are scaled afterwards.
+
+        The blocks have the form that MatMulNBits reads, so a tied head shares them.
+        """
+        weight, token_ids = node.inputs[0], node.inputs[1]
+        assert weight is not None and weight.dtype is not None  # as find_embeddings promises
+        to_float = {"to": weight.dtype}
+        zero_point = self._store.constant(
+            f"zero_point.{weight.dtype.name}", np.array(128, weight.dtype.numpy())
+        )
+        tape = ir.tape.Tape()
+        blocks = tape.op("Gather", [self._integers(weight, 8), token_ids])  # (1, S, blocks, 64)
+        blocks = tape.op("Sub", [tape.op("Cast", [blocks], to_float), zero_point])
+        scales = tape.op("Gather", [self._scales(weight, 8), token_ids])  # (1, S, blocks)
+        last_axis = self._integer("last_axis", -1)
+        blocks = tape.op("Mul", [blocks, tape.op("Unsqueeze", [scales, last_axis])])
+        hidden_size = shape_of(weight)[1]
+        width = _grid(weight, True, 8)[1] * block_size(8)
+        flat = self._store.constant(f"flat_{width}", np.array([0, 0, width], np.int64))
+        result = tape.op("Reshape", [blocks, flat])
+        if hidden_size != width:
+            first, end = self._integer("first", 0), self._integer("hidden_size", hidden_size)
+            result = tape.op("Slice", [result, first, end, last_axis])
+        replace_node(self._graph, node, tape, result)
+
+    def _never_alone(self, tape: ir.tape.Tape, rows: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Return rows (..., n, in) with one more of zeros if n is 1, and n, (1,) int64.
+
+        Products that share their rows share these.
+        """
+        if rows not in self._pairs:
+            none, two = self._integer("first", 0), self._integer("two", 2)
+            num_rows = tape.op("Shape", [rows], {"start": -2, "end": -1})
+            missing = tape.op("Max", [tape.op("Sub", [two, num_rows]), none])
+            pads = tape.op("Concat", [none, missing], {"axis": 0})
+            row_axis = self._integer("row_axis", -2)
+            padded = tape.op("Pad", [rows, pads, None, row_axis], {"mode": "constant"})
+            self._pairs[rows] = padded, num_rows
+        return self._pairs[rows]
+
+    def _integer(self, name: str, number: int) -> ir.Value:
+        return self._store.constant(name, np.array([number], np.int64))
+
+    def _integers(self, weight: ir.Value, bits: int, *, by_output: bool = True) -> ir.Value:
+        def integers(values: NDArray[Any]) -> NDArray[Any]:
+            values = values if by_output else values.T
+            return block_integers(values, self._blocks_of(values, bits), bits)
+
+        shape = (*_grid(weight, by_output, bits), block_size(bits) * bits // 8)
+        return self._store.derived(weight, f"int{bits}", integers, ir.DataType.UINT8, shape)
+
+    def _scales(self, weight: ir.Value, bits: int, *, by_output: bool = True) -> ir.Value:
+        assert weight.dtype is not None  # weights have a type
+        dtype = weight.dtype
+
+        def scales(values: NDArray[Any]) -> NDArray[Any]:
+            blocks = self._blocks_of(values if by_output else values.T, bits)
+            return blocks.scales.astype(dtype.numpy())
+
+        return self._store.derived(weight, "scales", scales, dtype, _grid(weight, by_output, bits))
+
+    def _blocks_of(self, weight: NDArray[Any], bits: int) -> Blocks:
+        return blocks_of(weight, bits, is_symmetric=self._is_symmetric)
+
+    def _zero_points(self, weight: ir.Value, *, by_output: bool) -> ir.Value:
+        def zero_points(values: NDArray[Any]) -> NDArray[Any]:
+            blocks = self._blocks_of(values if by_output else values.T, 4)
+            return pack_nibbles(blocks.zero_points)
+
+        num_outputs, num_blocks = _grid(weight, by_output, 4)
+        shape = (num_outputs, -(-num_blocks // 2))
+        return self._store.derived(weight, "zero_points", zero_points, ir.DataType.UINT8, shape)
+
+
+def block_size(bits: int) -> int:
+    """Return how many inputs of an output share a scale."""
+    return _BLOCK_SIZES[bits]
+
+
+def _grid(weight: ir.Value, by_output: bool, bits: int) -> tuple[int, int]:
+    """Return the number of outputs and the number of blocks of their inputs."""
+    num_outputs, num_inputs = shape_of(weight)[:: 1 if by_output else -1]
+    return num_outputs, -(-num_inputs // block_size(bits))
+
+
+def blocks_of(weight: NDArray[Any], bits: int, *, is_symmetric: bool = False) -> Blocks:
+    """Return scales and zero points of a weight (out, in).
+
+    8 bits are symmetric around 128. 4 bits span the smallest and largest value of the block and
+    always zero: with so few steps a step that is never used costs more than the zero points.
+    Symmetric 4 bits are those around 8, whose lowest, -8, is the value of the largest magnitude: a
+    block from -1 to 4 has the scale -0.5, and only values below -3.5 of a block to 4 are clipped.
+    """
+    num_blocks = -(-weight.shape[1] // block_size(bits))
+    scales = np.empty((weight.shape[0], num_blocks), np.float32)
+    middle = _ZERO_POINT if bits == 8 else _MIDDLE
+    zero_points = np.full(scales.shape, middle, np.uint8)
+    for rows in weight_chunks(weight.shape):
+        blocks = _blocked(weight[rows], bits)
+        low, high = np.minimum(blocks.min(-1), 0), np.maximum(blocks.max(-1), 0)
+        if bits == 8:
+            span = np.maximum(high, -low) / 127
+        elif is_symmetric:
+            span = np.where(high > -low, high, low) / -_MIDDLE
+        else:
+            span = (high - low) / 15
+        scales[rows] = span
+        if bits == 4 and not is_symmetric:
+            zero_points[rows] = np.rint(-low / _divisors(span))
+    return Blocks(scales, zero_points)
+
+
+def block_integers(weight: NDArray[Any], blocks: Blocks, bits: int) -> NDArray[np.uint8]:
+    """Return the integers of a weight (out, in): (out, in / block size rounded up, bytes) uint8.
+
+    Two of 4 bits share a byte, the first in the lower half: 3 and 5 give 0x53. A last block that
+    is not full is filled with zeros.
+    """
+    integers = np.empty((*blocks.scales.shape, block_size(bits) * bits // 8), np.uint8)
+    for rows in weight_chunks(weight.shape):
+        divisors = _divisors(blocks.scales[rows, :, None])
+        scaled = np.rint(_blocked(weight[rows], bits) / divisors)
+        piece = np.clip(scaled + blocks.zero_points[rows, :, None], 0, 2**bits - 1).astype(np.uint8)
+        integers[rows] = pack_nibbles(piece) if bits == 4 else piece
+    return integers
+
+
+def _divisors(scales: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return scales to divide by, 1 for those of blocks of zeros, which are 0.
+
+    ONNX Runtime takes 128 times the sum of a row's block off again in fp32: where the scale of a
+    block of zeros were 1, what rounding leaves of that would be a thousand times that of others.
+    """
+    return np.where(scales != 0, scales, np.float32(1))
+
+
+def pack_nibbles(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return (..., n) numbers below 16 as (..., n / 2 rounded up) bytes, the first number lower."""
+    if values.shape[-1] % 2:
+        values = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, 1)])
+    return np.asarray(values[..., 0::2] | (values[..., 1::2] << 4), np.uint8)
+
+
+def _blocked(rows: NDArray[Any], bits: int) -> NDArray[np.float32]:
+    """Return rows (n, in) as (n, blocks, block size) float32, filled up with zeros."""
+    size = block_size(bits)
+    full = np.pad(rows.astype(np.float32), [(0, 0), (0, -rows.shape[1] % size)])
+    return full.reshape(rows.shape[0], -1, size)

@@ -1,0 +1,240 @@
+"""Forms of a product in which int8 rows and weights lose little: channels scaled, blocks rotated.
+
+An int8 row has one scale, its largest magnitude over 127, or one a block of channels. Real models
+have channels that are hundreds of times larger than the median one (Dettmers et al. 2022,
+LLM.int8()), and products of an MLP's halves have long tails: what is left of the other channels is
+a few integers. Neither of these changes a product but for rounding:
+
+    rows @ weight = (rows / s) @ (s * weight)            a number a channel (Xiao et al. 2022,
+                                                         SmoothQuant)
+    rows @ weight = (rows R) @ (R^T weight)              R orthogonal (Ashkboos et al. 2024, QuaRot)
+
+Channels become alike by s, which a norm's weight takes in at no cost at run time. R spreads what is
+left over its block, for two shapes and a small product. A row still depends on itself alone.
+
+``FormChoice`` tries them on rows that were seen, and takes what loses least.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_export.passes.weighted_layers import weight_chunks
+from dsbd_export.quantization.product_rows import ProductRows
+
+_POWERS = (0.4, 0.5, 0.6, 0.7, 0.8)  # of a channel's rows in s; its weights have the rest
+_EVEN = 1 + _POWERS.index(0.5)  # behind no scales
+_BLOCKS = (64, 32, 16)
+_TOLERABLE, _TOLERABLE_OF_HEADS = 5e-5, 1e-3
+"""Error, see ``int8_error``, up to which nothing is rotated, and behind attention.
+
+Normal numbers have 1.2e-4, rotated ones of SmolLM2 3e-5 to 2e-4. An error behind attention shows
+in the divergence a tenth as much as any other of its size: what is added to the residual there is
+small.
+"""
+_WORTH = 0.7  # of the error that a rotation may leave to be made
+_QUIETEST = 0.1  # of the median channel: one that was silent in a text need not be in the next
+_MOST_OUTPUTS = 256  # of a product, by which its error is judged
+
+
+@dataclass(frozen=True)
+class RowForm:
+    """The form of a product's rows: rows / scales, then in each block rotated.
+
+    Attributes:
+        scales: (in,) float32, above 0; None for ones.
+        block: channels that are rotated together, a power of two that divides in; 0: none are.
+    """
+
+    scales: NDArray[np.float32] | None = None
+    block: int = 0
+
+    def of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return rows (n, in) in this form."""
+        return self._rotated(rows if self.scales is None else rows / self.scales)
+
+    def of_weight(self, weight: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the weight (out, in) of rows in this form."""
+        return self._rotated(weight if self.scales is None else weight * self.scales)
+
+    def weight_of(self, weight: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the weight (out, in) that ``of_weight`` gives this form."""
+        turned = self._rotated(weight)
+        return turned if self.scales is None else turned / self.scales
+
+    def _rotated(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        if not self.block:
+            return rows
+        blocks = rows.reshape(len(rows), -1, self.block) @ rotation(self.block)
+        return np.asarray(blocks.reshape(rows.shape), np.float32)
+
+
+AS_IT_IS = RowForm()
+
+
+def rotation(block: int) -> NDArray[np.float32]:
+    """Return the Hadamard matrix (block, block) over its root: symmetric, and its own inverse.
+
+    2 gives [[1, 1], [1, -1]] / 1.414.
+    """
+    matrix = np.ones((1, 1))
+    while len(matrix) < block:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return np.asarray(matrix / np.sqrt(block), np.float32)
+
+
+def block_of(num_channels: int) -> int:
+    """Return how many channels to rotate together, 0 where they make no two equal blocks.
+
+    One block would make a single row a product of one row, which has bits of its own.
+    """
+    fitting = (size for size in _BLOCKS if num_channels % size == 0 and num_channels // size >= 2)
+    return next(fitting, 0)
+
+
+@dataclass(frozen=True)
+class FormChoice:
+    """Chooses the forms of products that are rounded to int8 in one way.
+
+    Attributes:
+        shared: channels in a row that share a scale; None: all of them.
+    """
+
+    shared: int | None = None
+
+    def form(
+        self,
+        seen: ProductRows,
+        weight: NDArray[Any],
+        *,
+        can_scale: bool,
+        can_rotate: bool,
+        is_behind_attention: bool = False,
+        is_head: bool = False,
+        is_looked_up: bool = False,
+    ) -> RowForm:
+        """Return the form of a product that loses least, and rotates only where much is lost.
+
+        weight: (out, in).
+        can_scale: whether something takes in the scales.
+        can_rotate: whether the rows can be rotated.
+        is_behind_attention: the rows are what the heads of attention give.
+        is_head: the products are logits.
+        is_looked_up: outputs of the weight are also embeddings of tokens.
+        """
+        largest = np.maximum(weight.max(0), -weight.min(0)).astype(np.float32)
+        some = _likely_outputs(weight, seen.rows) if is_head else _some_outputs(weight)
+        scales: list[NDArray[np.float32] | None] = [None]
+        if can_scale:
+            scales += [_channel_scales(seen.largest, largest, power) for power in _POWERS]
+
+        def best(forms: list[RowForm]) -> tuple[float, RowForm]:
+            errors = [int8_error(each, seen.rows, some, self.shared) for each in forms]
+            if is_looked_up:
+                lost = [_lookup_error(each, some, self.shared) for each in forms]
+                errors = [sum(pair) for pair in zip(errors, lost, strict=True)]
+            chosen = int(np.argmin(errors))
+            return errors[chosen], forms[chosen]
+
+        error, form = best([RowForm(each) for each in scales])
+        block = block_of(weight.shape[1])
+        tolerable = _TOLERABLE_OF_HEADS if is_behind_attention else _TOLERABLE
+        if can_rotate and block and error > tolerable:
+            # Before a rotation even powers are about as good as the best.
+            tried = [form.scales, *scales[_EVEN : _EVEN + 1]]
+            rotated = best([RowForm(each, block) for each in tried])
+            if rotated[0] < _WORTH * error:
+                return rotated[1]
+        return form
+
+    def takes_scales(
+        self, seen: ProductRows, weight: NDArray[Any], scales: NDArray[np.float32]
+    ) -> bool:
+        """Return whether rows behind attention, over scales, lose little, or no more than before.
+
+        weight: (out, in). scales: (in,).
+        """
+        some = _some_outputs(weight)
+        error = int8_error(RowForm(scales), seen.rows, some, self.shared)
+        as_it_is = int8_error(AS_IT_IS, seen.rows, some, self.shared)
+        return error <= max(_TOLERABLE_OF_HEADS, as_it_is)
+
+
+def _some_outputs(weight: NDArray[Any]) -> NDArray[np.float32]:
+    """Return those of a weight (out, in) by which a product's error is judged."""
+    outputs = np.linspace(0, len(weight) - 1, min(len(weight), _MOST_OUTPUTS)).astype(np.int64)
+    return np.asarray(weight[outputs], np.float32)
+
+
+def _likely_outputs(weight: NDArray[Any], rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return those of a head (out, in) that rows (n, in) find most likely.
+
+    How far the logit of a token is off that nobody draws does not matter, however large it is.
+    """
+    most = min(max(_MOST_OUTPUTS // len(rows), 1), len(weight))
+    logits = np.empty((len(rows), len(weight)), np.float32)
+    for outputs in weight_chunks(weight.shape):
+        logits[:, outputs] = rows @ np.asarray(weight[outputs], np.float32).T
+    likely = np.unique(np.argpartition(logits, -most, axis=1)[:, -most:])
+    return np.asarray(weight[likely], np.float32)
+
+
+def _channel_scales(
+    rows: NDArray[np.float32], weights: NDArray[np.float32], power: float
+) -> NDArray[np.float32]:
+    """Return rows^power / weights^(1 - power), their geometric mean 1.
+
+    rows, weights: (in,). The largest magnitude of every channel.
+    """
+    loud, heavy = (np.maximum(each, _quietest(each)) for each in (rows, weights))
+    logs = power * np.log(loud) - (1 - power) * np.log(heavy)
+    return np.asarray(np.exp(logs - logs.mean()), np.float32)
+
+
+def _quietest(channels: NDArray[np.float32]) -> float:
+    """Return the magnitude below which a channel counts as silent; padded ones are nothing."""
+    heard = channels[channels > 0]
+    return _QUIETEST * float(np.median(heard)) if heard.size else 1.0
+
+
+def int8_error(
+    form: RowForm,
+    rows: NDArray[np.float32],
+    weight: NDArray[np.float32],
+    shared: int | None = None,
+) -> float:
+    """Return the square error of a row's product of int8s in a form over its square, their mean.
+
+    Of each row by itself: a first token's may be thousands of times as large as all others.
+
+    rows: (n, in). weight: (out, in). shared: see ``FormChoice``.
+    """
+    wanted = rows @ weight.T
+    found = _as_int8(form.of_rows(rows), shared) @ _as_int8(form.of_weight(weight), shared).T
+    errors, squares = np.square(found - wanted).sum(1), np.square(wanted).sum(1)
+    return float((errors / np.maximum(squares, 1e-30)).mean())
+
+
+def _lookup_error(form: RowForm, weight: NDArray[np.float32], shared: int | None) -> float:
+    """Return the square error of outputs (out, in) that are looked up over their square.
+
+    The mean of the channels: what embeddings hold in one that is quiet in a form is lost to all
+    that follows.
+    """
+    found = form.weight_of(_as_int8(form.of_weight(weight), shared))
+    errors, squares = np.square(found - weight).sum(0), np.square(weight).sum(0)
+    return float((errors / np.maximum(squares, 1e-30)).mean())
+
+
+def _as_int8(rows: NDArray[np.float32], shared: int | None) -> NDArray[np.float32]:
+    """Return what rows (n, in) are as int8, with a scale for so many channels."""
+    size = rows.shape[1]
+    padding = 0 if shared is None else -size % shared
+    blocks = np.pad(rows, [(0, 0), (0, padding)]).reshape(len(rows), -1, shared or size)
+    scales = np.abs(blocks).max(-1, keepdims=True) / np.float32(127)
+    scales = np.maximum(scales, np.float32(1e-30))
+    return np.asarray((np.rint(blocks / scales) * scales).reshape(len(rows), -1)[:, :size])

@@ -1,0 +1,1 @@
+"""TensorRT engines built of the graphs of a bundle."""

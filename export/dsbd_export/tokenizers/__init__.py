@@ -1,0 +1,1 @@
+"""Tokenizers of checkpoints, written for the bundle and compared."""

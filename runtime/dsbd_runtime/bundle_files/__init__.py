@@ -1,0 +1,1 @@
+"""The bundle on disk: its manifest, its files, and how both are written and checked."""

@@ -1,0 +1,356 @@
+"""Bundle on disk: its files, opening and checking it, writing its manifest.
+
+A bundle may come from anywhere. Only the files named below are read, and the external data that an
+ONNX file names. ONNX Runtime (from 1.31 on, which is required) refuses external data outside of the
+ONNX file's own folder, links followed, and operators that it does not have itself; no custom
+library is ever registered. Here every link that leaves the bundle is refused, and every file below
+that the manifest does not list. External data under other names is confined to the bundle, but its
+size and hash are not checked. ``staging`` writes a bundle's folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shlex
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from dsbd_runtime.bundle_files.manifest import (
+    DTYPES,
+    MANIFEST_NAME,
+    QUANTIZATIONS,
+    SCHEMA_VERSION,
+    FileEntry,
+    Manifest,
+    ModelEntry,
+    ParityCase,
+    ParityReport,
+    check_encoders,
+    check_entry,
+    check_features,
+    entry_by_role,
+    manifest_from_file,
+)
+from dsbd_runtime.errors import BundleError, InputError
+from dsbd_runtime.parts.cache_entries import CacheEntry, recurrent
+from dsbd_runtime.parts.encoder_entry import ENCODER_FILE, ENCODER_WEIGHTS_FILE
+from dsbd_runtime.parts.speech_entry import ALIGNMENT_FILE
+from dsbd_runtime.typed_json import in_short, name_in_short
+
+__all__ = [
+    "ADDITIONAL_TEMPLATES_FOLDER",
+    "CacheEntry",
+    "CHAT_TEMPLATE_FILE",
+    "DTYPES",
+    "ENCODER_FILE",
+    "ENCODER_WEIGHTS_FILE",
+    "FOLD_FILE",
+    "GENERATION_CONFIG_FILE",
+    "MANIFEST_NAME",
+    "MODEL_FILE",
+    "PRUNE_FILE",
+    "QUANTIZATIONS",
+    "ROLES",
+    "SCHEMA_VERSION",
+    "SOURCE_TOKENIZER_FILE",
+    "TOKENIZER_CONFIG_FILE",
+    "TOKENIZER_FILE",
+    "WEIGHTS_FILE",
+    "Bundle",
+    "FileEntry",
+    "Manifest",
+    "ModelEntry",
+    "ParityCase",
+    "ParityReport",
+    "open_bundle",
+    "sha256_of",
+    "write_manifest",
+]
+
+ROLES = ("target", "draft")
+MODEL_FILE = "model.onnx"
+WEIGHTS_FILE = f"{MODEL_FILE}.data"
+PRUNE_FILE = "prune.onnx"
+FOLD_FILE = "fold.onnx"
+TOKENIZER_FILE = "tokenizer.json"
+SOURCE_TOKENIZER_FILE = "source_tokenizer.json"  # where sources are split otherwise than targets
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
+ADDITIONAL_TEMPLATES_FOLDER = "additional_chat_templates"  # of named ones: NAME.jinja
+GENERATION_CONFIG_FILE = "generation_config.json"
+_ONLY_WHERE_NEEDED = (WEIGHTS_FILE, FOLD_FILE, ENCODER_WEIGHTS_FILE)
+_MOST_ENTRIES = 10_000
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An opened bundle: its folder and its checked manifest.
+
+    Attributes:
+        path: its folder.
+        manifest: what dsbd.json says.
+        is_verified: whether the hash of every file was checked, not only its size.
+    """
+
+    path: Path
+    manifest: Manifest
+    is_verified: bool = dataclasses.field(default=False, compare=False)
+
+    @property
+    def entry_by_role(self) -> dict[str, ModelEntry]:
+        """The entries of the models that are there, the target first."""
+        return self.manifest.entry_by_role
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The models that are there: "target" and, where there is one, "draft"."""
+        return tuple(self.entry_by_role)
+
+    @property
+    def context_length(self) -> int:
+        """Number of positions that every model has."""
+        return min(entry.context_length for entry in self.entry_by_role.values())
+
+    @property
+    def source_length(self) -> int | None:
+        """Most tokens of a source that every encoder reads; None: requests have no source."""
+        encoders = [entry.encoder for entry in self.entry_by_role.values()]
+        lengths = [encoder.context_length for encoder in encoders if encoder is not None]
+        return None if self.manifest.target.encoder is None else min(lengths)
+
+    def entry(self, role: str) -> ModelEntry:
+        """Return the entry of "target" or "draft"; raise InputError where there is no draft."""
+        _check_role(role)
+        if role not in self.entry_by_role:
+            command = shlex.join(["dsbd-export", "--bundle", str(self.path), "--draft", "DRAFT"])
+            raise InputError(f"the bundle {self.path} has no draft; add one with: {command}")
+        return self.entry_by_role[role]
+
+    def num_bytes(self, role: str) -> int:
+        """Return the size of the files of "target" or "draft", 0 where it is absent.
+
+        Without those of an encoder and of an alignment, which no call of the engine reads.
+        """
+        _check_role(role)
+        return sum(
+            entry.size
+            for name, entry in self.manifest.files.items()
+            if name.startswith(f"{role}/")
+            and not name.startswith((f"{role}/{ENCODER_FILE}", f"{role}/{ALIGNMENT_FILE}"))
+        )
+
+    def num_encoder_bytes(self, role: str) -> int:
+        """Return the size of the files of an encoder, 0 where there is none."""
+        _check_role(role)
+        return sum(
+            entry.size
+            for name, entry in self.manifest.files.items()
+            if name.startswith(f"{role}/{ENCODER_FILE}")
+        )
+
+    def model_path(self, role: str) -> Path:
+        """Return the path of the engine of "target" or "draft"."""
+        _check_role(role)
+        return self.path / role / MODEL_FILE
+
+    def encoder_path(self, role: str) -> Path:
+        """Return the path of the encoder of "target" or "draft", of an encoder-decoder."""
+        _check_role(role)
+        return self.path / role / ENCODER_FILE
+
+    def prune_path(self, role: str) -> Path:
+        """Return the path of the prune graph of "target" or "draft"."""
+        _check_role(role)
+        return self.path / role / PRUNE_FILE
+
+    def fold_path(self, role: str) -> Path:
+        """Return the path of the fold graph of an engine with recurrences."""
+        _check_role(role)
+        return self.path / role / FOLD_FILE
+
+
+def _existing_folder(path: object) -> Path:
+    """Return the folder of a bundle; a BundleError where there is none."""
+    if not isinstance(path, str | os.PathLike):
+        raise BundleError(f"the bundle is {in_short(path)}; expected the path of a folder")
+    folder = Path(path)
+    try:
+        is_there = folder.is_dir()
+    except OSError as error:  # such as a name that is too long
+        shown = name_in_short(str(folder))
+        raise BundleError(f"no bundle at {shown}: {error.strerror or error}") from error
+    if not is_there:
+        raise BundleError(f"no bundle at {folder}: no such folder; make one with dsbd-export")
+    return folder
+
+
+def open_bundle(path: str | os.PathLike[str], *, verify: bool = False) -> Bundle:
+    """Read and check the bundle at ``path``.
+
+    Checks the schema version, that every file is there with its size (with ``verify`` also its
+    hash), that nothing else would be read, and that draft and target agree
+    on vocabulary and special tokens.
+
+    Raises:
+        BundleError: naming what is wrong, the value seen, the value expected and the fix.
+    """
+    folder = _existing_folder(path)
+    file = folder / MANIFEST_NAME
+    if not file.is_file():
+        raise BundleError(
+            f"{folder} is no bundle: it has no {MANIFEST_NAME}; make one with dsbd-export"
+        )
+    check_folder(folder)
+    manifest = manifest_from_file(file)
+    for name, entry in manifest.files.items():
+        check_name(file, name)
+        try:
+            _check_file(folder, name, entry, verify)
+        except OSError as error:
+            shown = folder / name_in_short(name)
+            raise BundleError(f"cannot read {shown}: {error.strerror or error}") from error
+    for required in (
+        TOKENIZER_FILE,
+        *(f"{r}/{f}" for r, e in manifest.entry_by_role.items() for f in _graphs(e)),
+    ):
+        if required not in manifest.files:
+            raise BundleError(f"{file} lists no {required}; export again")
+    check_listed(folder, manifest.files)
+    _check_agreement(folder, manifest)
+    return Bundle(folder, manifest, is_verified=verify)
+
+
+def write_manifest(
+    folder: Path, *, versions: dict[str, str], target: ModelEntry, draft: ModelEntry | None
+) -> Manifest:
+    """Hash every file in ``folder`` and write dsbd.json; return its content."""
+    for role, entry in entry_by_role(target, draft).items():
+        check_entry(entry, role)
+    check_features(target, draft, MANIFEST_NAME)
+    check_encoders(target, draft, MANIFEST_NAME)
+    files = {
+        file.relative_to(folder).as_posix(): FileEntry(
+            size=file.stat().st_size, sha256=sha256_of(file)
+        )
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and file.name != MANIFEST_NAME
+    }
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION, versions=versions, target=target, draft=draft, files=files
+    )
+    text = json.dumps(dataclasses.asdict(manifest), indent=2, allow_nan=False)
+    (folder / MANIFEST_NAME).write_text(text + "\n", encoding="utf-8")
+    return manifest
+
+
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _graphs(entry: ModelEntry) -> list[str]:
+    """Return the files of the graphs that an engine has."""
+    return [
+        MODEL_FILE,
+        PRUNE_FILE,
+        *([FOLD_FILE] if recurrent(entry.caches) else []),
+        *([ENCODER_FILE] if entry.encoder is not None else []),
+        *([ALIGNMENT_FILE] if entry.has_alignment else []),
+    ]
+
+
+def _check_role(role: str) -> None:
+    if role not in ROLES:
+        raise InputError(f"a bundle has no model {role!r}; ask for one of {', '.join(ROLES)}")
+
+
+def _check_file(folder: Path, name: str, entry: FileEntry, verify: bool) -> None:
+    file, shown = folder / name, folder / name_in_short(name)
+    if not file.is_file():
+        raise BundleError(f"{shown} is missing; copy the whole bundle or export again")
+    size = file.stat().st_size
+    if size != entry.size:
+        raise BundleError(
+            f"{shown} has {size} bytes, the manifest says {in_short(entry.size)}; copy it or "
+            "export again"
+        )
+    if verify and (found := sha256_of(file)) != entry.sha256:
+        raise BundleError(
+            f"{shown} has sha256 {found}, the manifest says {name_in_short(entry.sha256)}; copy "
+            "it or export again"
+        )
+
+
+def _check_agreement(folder: Path, manifest: Manifest) -> None:
+    if manifest.draft is None:
+        return
+    if manifest.draft.encoder is not None and manifest.target.encoder is None:
+        raise BundleError(
+            f"the draft of {folder} is an encoder-decoder's and reads a source, which requests to "
+            "its target do not have; export a pair that both read one"
+        )
+    read_by_target, read_by_draft = (
+        entry.encoder and entry.encoder.sound for entry in (manifest.target, manifest.draft)
+    )
+    if manifest.draft.encoder is not None and read_by_target != read_by_draft:
+        raise BundleError(
+            f"target and draft of {folder} read different sources, of which one alone is sound, or "
+            "other features of it; export a pair that reads the same"
+        )
+    for field in ("vocab_size", "bos_token_id", "eos_token_ids"):
+        target, draft = getattr(manifest.target, field), getattr(manifest.draft, field)
+        if target != draft:
+            raise BundleError(
+                f"target and draft of {folder} differ in {field}: {in_short(target)} and "
+                f"{in_short(draft)}; export a pair that shares its tokenizer"
+            )
+
+
+def check_folder(folder: Path) -> None:
+    """Raise BundleError for a link out of the bundle, or far more files than a bundle has."""
+    root = os.path.realpath(folder)
+    num_entries = 0
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(parent, name)
+            num_entries += 1
+            if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(root):
+                raise BundleError(
+                    f"{path.parent / name_in_short(name)} is a link out of the bundle; copy the "
+                    "file itself into it"
+                )
+        if num_entries > _MOST_ENTRIES:
+            raise BundleError(
+                f"{folder} has more than {_MOST_ENTRIES} files; a bundle is a folder of its own"
+            )
+
+
+def check_name(manifest_file: Path, name: str) -> None:
+    """Raise BundleError for a name in the manifest that leads out of the bundle."""
+    pure = PurePosixPath(name)
+    if pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name or not name:
+        raise BundleError(
+            f"{manifest_file} names {in_short(name)}, a file outside the bundle; refused"
+        )
+
+
+def check_listed(folder: Path, listed: Collection[str]) -> None:
+    """Raise BundleError for a file that would be read but is not ``listed`` in the manifest."""
+    named_templates = (folder / ADDITIONAL_TEMPLATES_FOLDER).glob("*.jinja")
+    for name in (
+        TOKENIZER_CONFIG_FILE,
+        SOURCE_TOKENIZER_FILE,
+        CHAT_TEMPLATE_FILE,
+        *sorted(f"{ADDITIONAL_TEMPLATES_FOLDER}/{file.name}" for file in named_templates),
+        *(f"{role}/{file}" for role in ROLES for file in _ONLY_WHERE_NEEDED),
+    ):
+        if name not in listed and os.path.lexists(folder / name):
+            raise BundleError(
+                f"{folder / name} is there, but the manifest does not list it; remove it, or "
+                "export again"
+            )

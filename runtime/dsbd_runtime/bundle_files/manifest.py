@@ -1,0 +1,417 @@
+"""Content of dsbd.json: typed entries, and the checks of their values against each other.
+
+A bundle can say more than this version knows, without another schema version: a field that is null
+or absent means that the bundle lacks the thing. So an unknown field is ignored when it is null, and
+refused by its name otherwise; a field that is added later has a default and may be absent. A new
+schema version is for a change of what is there: only such a change can be read wrongly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsbd_runtime.bundle_files.older_manifests import MOST_LAYERS, OLDER_VERSIONS, as_current
+from dsbd_runtime.engine.graph import (
+    ATTENTION_MASK,
+    ATTENTION_MASK_SLIDING,
+    FULL,
+    GATHER,
+    FeatureEntry,
+    GraphContract,
+    HeadOutput,
+    full_output,
+    head_outputs,
+    parse_num_top_logits,
+)
+from dsbd_runtime.errors import BundleError
+from dsbd_runtime.parts.cache_entries import CACHE_KINDS, AttentionRows, CacheEntry
+from dsbd_runtime.parts.encoder_entry import EncoderEntry, check_shared_encoder
+from dsbd_runtime.parts.speech_entry import SpeechEntry, check_speech
+from dsbd_runtime.typed_json import (
+    check_counts,
+    in_short,
+    json_from_file,
+    mismatch,
+    name_in_short,
+    typed,
+    unknown_fields,
+)
+
+SCHEMA_VERSION = 4
+MANIFEST_NAME = "dsbd.json"
+DTYPES = ("fp32", "fp16", "bf16")
+QUANTIZATIONS = ("none", "int8-dynamic", "int8", "int4")
+INT4_SYMMETRIC = "int4-symmetric"
+QUANTIZED_FORMS = (*QUANTIZATIONS, INT4_SYMMETRIC)
+LOGITS_KINDS = ("full", "topk", "gather")
+BIT_EXACTNESS = ("by construction", "observed", False, None)
+_MOST = 2**31 - 1
+PARITY_MEASURES = ("max_abs_error", "mean_kl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParityCase:
+    """One comparison with the checkpoint: its kind, its prompt length and its differences.
+
+    Attributes:
+        max_abs_error: largest difference of a logit.
+        mean_kl: mean over the compared rows of KL(checkpoint || engine), in nats.
+        top1_agreement: share of the rows whose most probable token is the same.
+    """
+
+    name: str
+    prompt_length: int
+    max_abs_error: float
+    mean_kl: float
+    top1_agreement: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParityReport:
+    """Differences between engine and checkpoint that the export measured, and their limit.
+
+    Attributes:
+        measure: the one of ``PARITY_MEASURES`` that the limit is for.
+        limit: the highest value that passes on the text and, of "max_abs_error", on every case; of
+            "mean_kl" the forests of random tokens have a looser one.
+        max_abs_error: the largest of all cases.
+        mean_kl: the mean over the rows of real text, which is a case of its own.
+        top1_agreement: the share of the same rows.
+        accepted: the limit that a person gave instead, where ``limit`` refused the engine; None:
+            it passed.
+    """
+
+    measure: str
+    limit: float
+    max_abs_error: float
+    mean_kl: float
+    top1_agreement: float
+    cases: list[ParityCase]
+    accepted: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelEntry:
+    """Manifest entry of one engine: all that a host must know of it.
+
+    Attributes:
+        family: ``model_type`` of the checkpoint, for people; nothing depends on it.
+        context_length: highest number of positions the model was made for.
+        num_layers: transformer layers, those without a cache included.
+        caches: what layers keep of every row, in the order of the layers.
+        dtype: one of ``DTYPES``, the type of weights that are not quantized.
+        quantization: one of ``QUANTIZED_FORMS``: "int4" has zero points, "int4-symmetric" none.
+        logits: "full", "topk:K" with K up to the vocabulary, or "gather"; see ``graph``.
+        full_logits: whether the graph has the output ``logits``; always but with "topk:K".
+        masks: the mask inputs of the graph, a subset of the two names in ``graph``.
+        sliding_window: positions a sliding-window layer sees, None without such layers.
+        bit_exact: one of ``BIT_EXACTNESS``: whether a row's logits depend on its path alone, bit
+            for bit, whatever else is in the call or the cache. None: nothing is claimed.
+        features: hidden states of the target that the engine returns, or that a feature draft's
+            engine reads; None: none.
+        d2t: file with the bundle's token id for each of the engine's. None: they are the same;
+            this version reads no others.
+        unread_inputs: kinds of input that the checkpoint reads and this engine does not, such as
+            "image" and "audio": it is the text part of a composite model. None: there are none.
+        adapter: name of the adapter that was merged into the weights, for people. None: none was.
+        encoder: of an encoder-decoder, whose other fields are those of its decoder; None: the
+            engine reads no source.
+    """
+
+    family: str
+    vocab_size: int
+    bos_token_id: int | None
+    eos_token_ids: list[int]
+    context_length: int
+    num_layers: int
+    caches: list[CacheEntry]
+    dtype: str
+    quantization: str
+    logits: str
+    full_logits: bool
+    masks: list[str]
+    sliding_window: int | None
+    parity: ParityReport
+    bit_exact: str | bool | None = None
+    features: FeatureEntry | None = None
+    d2t: None = None
+    unread_inputs: list[str] | None = None
+    adapter: str | None = None
+    encoder: EncoderEntry | None = None
+
+    @property
+    def head(self) -> tuple[HeadOutput, ...]:
+        """The outputs besides the caches that every forward copies."""
+        return head_outputs(self.logits, self.vocab_size)
+
+    @property
+    def kept_output(self) -> HeadOutput | None:
+        """The output that stays with the engine until rows of it are read, None without one."""
+        is_kept = self.full_logits and self.logits != FULL
+        return full_output(self.vocab_size) if is_kept else None
+
+    @property
+    def contract(self) -> GraphContract:
+        """The inputs and outputs that its graph must have."""
+        kept = () if self.kept_output is None else (self.kept_output,)
+        return GraphContract(
+            caches=self.caches,
+            masks=self.masks,
+            head=(*self.head, *kept),
+            features=self.features,
+            dtype=self.dtype,
+            encoder=self.encoder,
+        )
+
+    @property
+    def has_alignment(self) -> bool:
+        """Whether a graph beside the engine says how it attends to the sound."""
+        speech = None if self.encoder is None else self.encoder.speech
+        return speech is not None and speech.alignment is not None
+
+    @property
+    def is_feature_draft(self) -> bool:
+        """Whether the engine reads features."""
+        return self.features is not None and self.features.own_width is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileEntry:
+    """Size in bytes and sha256 (hex) of one file of the bundle."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The content of dsbd.json.
+
+    Attributes:
+        schema_version: that of the file; the other fields are as in ``SCHEMA_VERSION``.
+        versions: of the tools that made the bundle.
+        draft: None in a bundle for strategies without a draft.
+        files: by path relative to the bundle.
+    """
+
+    schema_version: int
+    versions: dict[str, str]
+    target: ModelEntry
+    draft: ModelEntry | None
+    files: dict[str, FileEntry]
+
+    @property
+    def entry_by_role(self) -> dict[str, ModelEntry]:
+        """The entries of the models that are there, the target first."""
+        return entry_by_role(self.target, self.draft)
+
+
+def entry_by_role(target: ModelEntry, draft: ModelEntry | None) -> dict[str, ModelEntry]:
+    """Return the entries by "target" and, where there is one, "draft"."""
+    return {"target": target} | ({} if draft is None else {"draft": draft})
+
+
+def manifest_from_file(file: Path) -> Manifest:
+    """Read and check dsbd.json; raise BundleError naming the place of the first mismatch."""
+    data = json_from_file(file)
+    found = data.get("schema_version") if isinstance(data, dict) else None
+    if type(found) is not int or found not in (SCHEMA_VERSION, *OLDER_VERSIONS):
+        older = " and ".join(map(str, OLDER_VERSIONS))
+        raise BundleError(
+            f"{file} has schema_version {in_short(found)}, this version reads {SCHEMA_VERSION}, "
+            f"{older}; export the bundle again with this version of dsbd-ort"
+        )
+    data = as_current(data, found, str(file))
+    _refuse_unknown(data, str(file))
+    manifest = typed(Manifest, data, str(file))
+    for role, entry in manifest.entry_by_role.items():
+        check_entry(entry, f"{file}: {role}")
+    check_features(manifest.target, manifest.draft, str(file))
+    check_encoders(manifest.target, manifest.draft, str(file))
+    return manifest
+
+
+def _refuse_unknown(data: dict[str, Any], where: str) -> None:
+    """Raise BundleError for a part or kind of bundle that only a later version knows."""
+    for name in unknown_fields(Manifest, data):
+        raise _unknown(data, name, data[name], where)
+    for role in ("target", "draft"):
+        if not isinstance(entry := data.get(role), dict):
+            continue
+        later = ["d2t"] if entry.get("d2t") is not None else []
+        for part, kind in (("features", FeatureEntry), ("encoder", EncoderEntry)):
+            if isinstance(content := entry.get(part), dict):
+                for name in unknown_fields(kind, content):
+                    raise _unknown(data, name, content[name], f"{where}: {role}: {part}")
+                if isinstance(speech := content.get("speech"), dict):
+                    for name in unknown_fields(SpeechEntry, speech):
+                        raise _unknown(data, name, speech[name], f"{where}: {role}: {part}: speech")
+        logits = entry.get("logits")
+        if isinstance(logits, str) and logits.partition(":")[0] not in LOGITS_KINDS:
+            later.append("logits")
+        _refuse_unknown_caches(data, entry.get("caches"), f"{where}: {role}: caches")
+        for name in (*unknown_fields(ModelEntry, entry), *later):
+            raise _unknown(data, name, entry[name], f"{where}: {role}")
+
+
+def _refuse_unknown_caches(data: dict[str, Any], caches: object, where: str) -> None:
+    for index, cache in enumerate(caches if isinstance(caches, list) else []):
+        if not isinstance(cache, dict):
+            continue
+        kind = cache.get("kind")
+        if isinstance(kind, str) and kind not in CACHE_KINDS:
+            raise _unknown(data, "kind", kind, f"{where}[{index}]")
+        known = CACHE_KINDS.get(str(kind), AttentionRows)
+        for name in unknown_fields(known, cache):
+            raise _unknown(data, name, cache[name], f"{where}[{index}]")
+
+
+def _unknown(data: dict[str, Any], name: str, value: object, where: str) -> BundleError:
+    versions = data.get("versions")
+    made_by = versions.get("dsbd-ort") if isinstance(versions, dict) else None
+    return BundleError(
+        f"{where} has {name_in_short(name)} {in_short(value)}, which this version of dsbd-ort does "
+        f"not know; use the version that made the bundle ({in_short(made_by)}) or a later one"
+    )
+
+
+def check_entry(entry: ModelEntry, where: str) -> None:
+    """Raise BundleError unless the values of a well-typed entry are consistent."""
+    counts = {
+        "vocab_size": entry.vocab_size,
+        "context_length": entry.context_length,
+        "sliding_window": 1 if entry.sliding_window is None else entry.sliding_window,
+    }
+    check_counts(counts, where)
+    check_counts({"num_layers": entry.num_layers}, where, MOST_LAYERS)
+    _check_caches(entry, where)
+    if entry.encoder is not None:
+        _check_encoder(entry.encoder, entry, f"{where}: encoder")
+    choices = (
+        ("dtype", entry.dtype, DTYPES),
+        ("quantization", entry.quantization, QUANTIZED_FORMS),
+        ("parity: measure", entry.parity.measure, PARITY_MEASURES),
+    )
+    for name, value, known in choices:
+        if value not in known:
+            raise mismatch(f"one of {', '.join(known)}", value, f"{where}: {name}")
+    if entry.bit_exact not in BIT_EXACTNESS:
+        raise mismatch(f"one of {BIT_EXACTNESS}", entry.bit_exact, f"{where}: bit_exact")
+    special_ids = [
+        *entry.eos_token_ids,
+        *([] if entry.bos_token_id is None else [entry.bos_token_id]),
+    ]
+    for token_id in special_ids:
+        if not 0 <= token_id < entry.vocab_size:
+            raise mismatch(f"0 to {entry.vocab_size - 1}", token_id, f"{where}: a special token id")
+    _check_logits(entry, where)
+    _check_masks(entry, where)
+
+
+def _check_caches(entry: ModelEntry, where: str) -> None:
+    """Raise BundleError unless layers, in their order, have caches that can be."""
+    layers = [cache.layer for cache in entry.caches]
+    if (
+        not layers
+        or layers != sorted(layers)
+        or not 0 <= layers[0] <= layers[-1] < entry.num_layers
+    ):
+        expected = f"increasing layers from 0 to {entry.num_layers - 1}, at least one"
+        raise mismatch(expected, layers, f"{where}: caches")
+    kinds = [(cache.layer, cache.kind) for cache in entry.caches]
+    if len(set(kinds)) < len(kinds):
+        raise mismatch("one entry for each layer and kind", kinds, f"{where}: caches")
+    for index, cache in enumerate(entry.caches):
+        _check_rows(cache, f"{where}: caches[{index}]")
+
+
+def _check_rows(rows: CacheEntry, where: str) -> None:
+    if rows.dtype not in DTYPES:
+        raise mismatch(f"one of {', '.join(DTYPES)}", rows.dtype, f"{where}: dtype")
+    sizes = dataclasses.asdict(rows).items()
+    check_counts({n: size for n, size in sizes if type(size) is int and n != "layer"}, where)
+
+
+def _check_encoder(encoder: EncoderEntry, entry: ModelEntry, where: str) -> None:
+    """Raise BundleError unless the values of an encoder are consistent with its decoder's."""
+    sizes = {"vocab_size": encoder.vocab_size, "context_length": encoder.context_length}
+    if encoder.hidden_width is not None:
+        sizes["hidden_width"] = encoder.hidden_width
+    check_counts(sizes, where)
+    if not 0 <= (encoder.unknown_token_id or 0) < encoder.vocab_size:
+        place = f"{where}: unknown_token_id"
+        raise mismatch(f"0 to {encoder.vocab_size - 1}", encoder.unknown_token_id, place)
+    tokens = {"start_token_id": encoder.start_token_id, **(encoder.languages or {})}
+    for name, token_id in tokens.items():
+        if not 0 <= token_id < entry.vocab_size:
+            place = f"{where}: {name_in_short(name)}"
+            raise mismatch(f"0 to {entry.vocab_size - 1}", token_id, place)
+    if encoder.speech is not None:
+        check_speech(encoder.speech, entry.vocab_size, f"{where}: speech")
+    layers = [rows.layer for rows in encoder.cross]
+    if (
+        not layers
+        or layers != sorted(set(layers))
+        or not 0 <= layers[0] <= layers[-1] < entry.num_layers
+    ):
+        expected = f"increasing layers from 0 to {entry.num_layers - 1}, at least one"
+        raise mismatch(expected, layers, f"{where}: cross")
+    for index, rows in enumerate(encoder.cross):
+        _check_rows(rows, f"{where}: cross[{index}]")
+
+
+def check_encoders(target: ModelEntry, draft: ModelEntry | None, where: str) -> None:
+    """Raise BundleError unless the encoder of a draft that has none of its own is the target's."""
+    check_shared_encoder(target.encoder, None if draft is None else draft.encoder, where)
+
+
+def check_features(target: ModelEntry, draft: ModelEntry | None, where: str) -> None:
+    """Raise BundleError unless the features that the target returns are those the draft reads."""
+    returned, read = target.features, None if draft is None else draft.features
+    if returned is not None:
+        layers, num_layers = returned.layers, target.num_layers
+        place = f"{where}: target: features"
+        is_known = bool(layers) and all(0 <= layer < num_layers for layer in layers or ())
+        if not is_known or len(set(layers or ())) < len(layers or ()):
+            raise mismatch(f"different layers from 0 to {num_layers - 1}", layers, place)
+        if not 1 <= returned.width <= _MOST or returned.width % len(layers or ()):
+            raise mismatch("a width for each layer, all alike", returned.width, place)
+        if returned.own_width is not None:
+            raise mismatch("null own_width: it is a draft's", returned.own_width, place)
+    if read is None:
+        return
+    place = f"{where}: draft: features"
+    if read.layers is not None or read.own_width is None or not 1 <= read.own_width <= _MOST:
+        raise mismatch("own_width above 0, and null layers: they are the target's", read, place)
+    if returned is None or returned.width != read.width:
+        found = "null" if returned is None else f"of width {returned.width}"
+        raise BundleError(
+            f"{place} have width {in_short(read.width)}, but those of the target are {found}; "
+            "export target and draft again, both with dsbd-export --target --draft"
+        )
+
+
+def _check_logits(entry: ModelEntry, where: str) -> None:
+    try:
+        is_known = parse_num_top_logits(entry.logits) <= entry.vocab_size
+    except ValueError:
+        is_known = False
+    if not is_known:
+        expected = f"full or topk:K with K from 1 to {entry.vocab_size}, or gather"
+        raise mismatch(expected, entry.logits, f"{where}: logits")
+    if entry.logits in (FULL, GATHER) and not entry.full_logits:
+        expected = f"true with logits {entry.logits}"
+        raise mismatch(expected, entry.full_logits, f"{where}: full_logits")
+
+
+def _check_masks(entry: ModelEntry, where: str) -> None:
+    names = sorted(entry.masks)
+    known = ([ATTENTION_MASK], [ATTENTION_MASK_SLIDING], [ATTENTION_MASK, ATTENTION_MASK_SLIDING])
+    if names not in known:
+        raise mismatch(f"one of {known}", entry.masks, f"{where}: masks")
+    if (ATTENTION_MASK_SLIDING in names) != (entry.sliding_window is not None):
+        expected = "a number exactly when masks has attention_mask_sliding"
+        raise mismatch(expected, entry.sliding_window, f"{where}: sliding_window")

@@ -1,0 +1,161 @@
+"""Bundle while it is written: a folder beside its place, moved there when it is complete.
+
+One export to BUNDLE has a key K of its own and keeps beside BUNDLE
+
+    .BUNDLE.lock-K      locked as long as its process lives; made first, removed last
+    .BUNDLE.partial-K   the new bundle; after a swap, the bundle that it replaced
+    .BUNDLE.old-K       only where folders cannot be swapped: the replaced bundle, for a moment
+
+A killed export leaves files whose lock is free: the next export to BUNDLE removes them, and puts
+the old bundle back if nothing stands in its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from dsbd_runtime.bundle_files.durable_files import sync_folder, sync_names
+from dsbd_runtime.bundle_files.manifest import MANIFEST_NAME
+from dsbd_runtime.errors import BundleError
+
+_AT_FDCWD = -100  # paths are relative to the working folder
+_RENAME_EXCHANGE = 2
+
+_KINDS = ("lock", "partial", "old")
+_NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
+
+_logger = logging.getLogger(__name__)
+
+
+def swap_folders(first: Path, second: Path) -> bool:
+    """Swap two folders so that neither path is ever absent; return whether it succeeded.
+
+    Linux has a call for it that most of its file systems offer, network folders do not.
+    """
+    try:
+        renameat2 = ctypes.CDLL(None).renameat2
+    except (AttributeError, OSError, TypeError):  # no Linux, or a C library without it
+        return False
+    paths = (_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second))
+    return bool(renameat2(*paths, _RENAME_EXCHANGE) == 0)
+
+
+@dataclass(frozen=True)
+class _Places:
+    """The paths of one export.
+
+    Attributes:
+        final: where the bundle is to stand.
+        key: distinguishes this export from others to the same place.
+    """
+
+    final: Path
+    key: str
+
+    def beside(self, kind: str) -> Path:
+        """Return the path of one of ``_KINDS``."""
+        return self.final.with_name(f".{self.final.name}.{kind}-{self.key}")
+
+
+@contextlib.contextmanager
+def new_bundle(
+    path: str | os.PathLike[str], *, swap: Callable[[Path, Path], bool] = swap_folders
+) -> Iterator[Path]:
+    """Yield an empty folder beside ``path``, moved to ``path`` if the block succeeds.
+
+    A bundle is whole or absent: when the block raises, the folder is removed. An existing
+    bundle at ``path`` is replaced at the end; an existing folder that is not a bundle (nor
+    empty) is refused. Of several exports to one path at a time the last to finish stays.
+
+    Args:
+        path: where the bundle is to stand; a link there stays a link.
+        swap: swaps two folders in one step, or returns False where that cannot be done.
+
+    Raises:
+        BundleError: ``path`` holds something else, or nothing can be written beside it.
+    """
+    final = Path(os.path.realpath(path))
+    places = _Places(final, secrets.token_hex(4))
+    lock = FileLock(places.beside("lock"))
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        _remove_remains(final)
+        _check_replaceable(final)
+        lock.acquire()
+    except OSError as error:
+        raise BundleError(f"cannot write next to {final}: {error.strerror or error}") from error
+    try:
+        partial = places.beside("partial")
+        partial.mkdir()
+        yield partial
+        sync_folder(partial)
+        _check_replaceable(final)
+        _put_in_place(places, swap)
+        sync_names(final.parent)
+    finally:
+        _settle(places)
+        lock.release()
+        places.beside("lock").unlink(missing_ok=True)
+
+
+def _check_replaceable(final: Path) -> None:
+    if not final.exists() or (final / MANIFEST_NAME).exists():
+        return
+    if not final.is_dir() or any(final.iterdir()):
+        raise BundleError(f"{final} exists and is no bundle; remove it or choose another output")
+
+
+def _put_in_place(places: _Places, swap: Callable[[Path, Path], bool]) -> None:
+    """Move the partial folder to its place, in one step if the file system can."""
+    partial, final, old = places.beside("partial"), places.final, places.beside("old")
+    while not _moved(partial, final) and not swap(partial, final):
+        shutil.rmtree(old, ignore_errors=True)  # from the round before
+        with contextlib.suppress(FileNotFoundError):  # another export was faster
+            final.rename(old)
+
+
+def _moved(partial: Path, final: Path) -> bool:
+    """Rename ``partial`` to ``final``; return False when a bundle stands there."""
+    try:
+        partial.rename(final)
+    except OSError as error:
+        if error.errno in _NOT_EMPTY:
+            return False
+        raise
+    return True
+
+
+def _remove_remains(final: Path) -> None:
+    """Clean up after killed exports to ``final``; skip those that still run."""
+    prefixes = tuple(f".{final.name}.{kind}-" for kind in _KINDS)
+    names = (path.name for path in final.parent.iterdir() if path.name.startswith(prefixes))
+    for key in {name.rpartition("-")[2] for name in names}:
+        places = _Places(final, key)
+        try:
+            with FileLock(places.beside("lock"), blocking=False):
+                _settle(places)
+            places.beside("lock").unlink(missing_ok=True)
+        except Timeout:
+            continue
+        except PermissionError as error:
+            _logger.warning("cannot remove the files of a killed export: %s", error)
+
+
+def _settle(places: _Places) -> None:
+    """Leave a bundle in its place if there was one, and nothing beside it."""
+    old = places.beside("old")
+    if old.exists() and not places.final.exists():
+        old.rename(places.final)
+    for folder in (old, places.beside("partial")):
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,249 @@
+"""Device on the CUDA runtime: plain allocations, pinned memory and one stream."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_runtime.device.device import ELEMENT_BYTES, DeviceArray
+from dsbd_runtime.errors import EngineError, ProviderError
+
+_log = logging.getLogger(__name__)
+
+
+def import_cuda_runtime(install_line: str) -> Any:
+    """Return the module cuda.bindings.runtime; raise ProviderError with ``install_line``.
+
+    A late import: reading a manifest needs no GPU, and the CPU's extra does not install it.
+    """
+    try:
+        return importlib.import_module("cuda.bindings.runtime")
+    except ImportError as error:
+        raise ProviderError(
+            f"the package cuda-bindings cannot be imported ({error}); {install_line}"
+        ) from error
+
+
+def check_cuda_device(runtime: Any, device_id: int) -> None:
+    """Raise ProviderError unless a driver is here and knows the device."""
+    status, count = runtime.cudaGetDeviceCount()
+    if status != runtime.cudaError_t.cudaSuccess:
+        raise ProviderError(
+            f"no CUDA device can be used: {_reason(runtime, status)}; install an NVIDIA driver for "
+            "CUDA 13 (580 or newer), and in a container pass the device in (docker run --gpus all)"
+        )
+    if not 0 <= device_id < count:
+        raise ProviderError(
+            f"there is no device cuda:{device_id}, this machine has {count}; choose cuda:0"
+            + (f" to cuda:{count - 1}" if count > 1 else "")
+        )
+
+
+def gpu_compute_capability(runtime: Any, device_id: int) -> str | None:
+    """Return the compute capability of a GPU, such as "9.0"; None where there is no such GPU.
+
+    ``runtime`` is the module cuda.bindings.runtime.
+    """
+    attributes = runtime.cudaDeviceAttr
+    numbers = []
+    for attribute in (
+        attributes.cudaDevAttrComputeCapabilityMajor,
+        attributes.cudaDevAttrComputeCapabilityMinor,
+    ):
+        status, number = runtime.cudaDeviceGetAttribute(attribute, device_id)
+        if status != runtime.cudaError_t.cudaSuccess:
+            return None
+        numbers.append(number)
+    return ".".join(map(str, numbers))
+
+
+class CudaDevice:
+    """One GPU; everything is queued on one stream of its own.
+
+    Attributes:
+        name: "cuda:0" and so on.
+        device_id: its number.
+        stream: address of the CUDA stream, for engines that share the queue.
+        num_waits: see Device.
+    """
+
+    def __init__(self, device_id: int, runtime: Any) -> None:
+        """Open the device; ``runtime`` is the module cuda.bindings.runtime.
+
+        Raises ProviderError without a driver or without such a device.
+        """
+        check_cuda_device(runtime, device_id)
+        self.name = f"cuda:{device_id}"
+        self.device_id = device_id
+        self._runtime = runtime
+        self.num_waits = 0
+        self._is_open = True
+        self._has_failed = False  # and someone was told
+        handle = self._call("cudaStreamCreateWithFlags", runtime.cudaStreamNonBlocking)
+        self.stream = int(handle)
+
+    def free_bytes(self) -> int:
+        """Return the bytes of device memory that nobody has taken."""
+        free, _ = self._results("cudaMemGetInfo")
+        return int(free)
+
+    def allocate(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
+        """Return a new array of zeros; raise MemoryError when the device has no room."""
+        num_bytes = int(np.prod(shape, dtype=np.int64)) * ELEMENT_BYTES[dtype]
+        array = DeviceArray(int(self._call("cudaMalloc", num_bytes)), shape, dtype)
+        self.fill_zero(array)
+        return array
+
+    def free(self, array: DeviceArray) -> None:
+        """Give an array back; CUDA waits for the work that uses it."""
+        self._release("cudaFree", array.address)
+
+    def allocate_pinned(self, num_bytes: int) -> NDArray[np.uint8]:
+        """Return page-locked host memory; raise MemoryError when there is none."""
+        address = int(self._call("cudaMallocHost", num_bytes))
+        return np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(address))
+
+    def free_pinned(self, buffer: NDArray[np.uint8]) -> None:
+        """Give page-locked memory back, once the queue is done."""
+        self._release("cudaStreamSynchronize", self.stream)
+        self._release("cudaFreeHost", buffer.ctypes.data)
+
+    def upload(self, source: NDArray[np.uint8], target: DeviceArray) -> None:
+        """Queue a copy to the first bytes of ``target``."""
+        kind = self._runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
+        address = source.ctypes.data
+        self._call("cudaMemcpyAsync", target.address, address, source.nbytes, kind, self.stream)
+
+    def download(self, source: DeviceArray, target: NDArray[np.uint8]) -> None:
+        """Queue a copy of the first bytes of ``source``."""
+        kind = self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
+        address = target.ctypes.data
+        self._call("cudaMemcpyAsync", address, source.address, target.nbytes, kind, self.stream)
+
+    def copy_rows(self, source: DeviceArray, target: DeviceArray, num_rows: int) -> None:
+        """Queue a copy of the first rows of every head, as one copy of a rectangle."""
+        _, num_heads, _, head_dim = source.shape
+        row_bytes = head_dim * ELEMENT_BYTES[source.dtype]
+        self._call(
+            "cudaMemcpy2DAsync",
+            target.address,
+            target.shape[2] * row_bytes,
+            source.address,
+            source.shape[2] * row_bytes,
+            num_rows * row_bytes,
+            num_heads,
+            self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice,
+            self.stream,
+        )
+
+    def fill_zero(self, array: DeviceArray) -> None:
+        """Queue setting every byte to zero."""
+        self._call("cudaMemsetAsync", array.address, 0, array.num_bytes, self.stream)
+
+    def synchronize(self) -> None:
+        """Wait for the stream; raise its errors."""
+        self._call("cudaStreamSynchronize", self.stream)
+        self.num_waits += 1
+
+    def record(self, work: Callable[[], None]) -> RecordedGraph:
+        """Return what ``work`` queues on the stream as a CUDA graph.
+
+        The capture is the thread's own: other threads may allocate and wait meanwhile.
+        """
+        mode = self._runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        self._call("cudaStreamBeginCapture", self.stream, mode)
+        try:
+            work()
+        except BaseException:
+            _, graph = self._runtime.cudaStreamEndCapture(self.stream)  # it has failed as well
+            if graph is not None and int(graph):
+                self._release("cudaGraphDestroy", graph)
+            raise
+        graph = self._call("cudaStreamEndCapture", self.stream)
+        try:
+            return RecordedGraph(self, self._call("cudaGraphInstantiate", graph, 0))
+        finally:
+            self._release("cudaGraphDestroy", graph)
+
+    def launch(self, executable: Any) -> None:
+        """Queue a graph; see RecordedGraph."""
+        self._call("cudaGraphLaunch", executable, self.stream)
+
+    def destroy(self, executable: Any) -> None:
+        """Give a graph back; see RecordedGraph."""
+        self._release("cudaGraphExecDestroy", executable)
+
+    def close(self) -> None:
+        """Destroy the stream; calling it again does nothing."""
+        if self._is_open:
+            self._is_open = False
+            self._release("cudaStreamDestroy", self.stream)
+
+    def _call(self, function: str, *arguments: Any) -> Any:
+        """Call the runtime with this device as the current one; return its result, if it has one.
+
+        The current device belongs to the thread, and a session on another device changes it.
+        """
+        results = self._results(function, *arguments)
+        return results[0] if results else None
+
+    def _results(self, function: str, *arguments: Any) -> list[Any]:
+        self._checked("cudaSetDevice", self.device_id)
+        return self._checked(function, *arguments)
+
+    def _release(self, function: str, *arguments: Any) -> None:
+        """Call what gives something back; it raises nothing.
+
+        After a kernel has failed, CUDA answers every call with its error, which the call that met
+        it first has raised.
+        """
+        has_failed = self._has_failed
+        try:
+            self._call(function, *arguments)
+        except (EngineError, MemoryError) as error:
+            _log.log(logging.DEBUG if has_failed else logging.WARNING, "%s", error)
+
+    def _checked(self, function: str, *arguments: Any) -> list[Any]:
+        results: list[Any]
+        status, *results = getattr(self._runtime, function)(*arguments)
+        errors = self._runtime.cudaError_t
+        if status != errors.cudaSuccess:
+            self._runtime.cudaGetLastError()  # forget it, or the next kernel is blamed for it
+        if status == errors.cudaErrorMemoryAllocation:
+            raise MemoryError(f"{self.name}: {function}{arguments}")
+        if status != errors.cudaSuccess:
+            self._has_failed = True
+            reason = _reason(self._runtime, status)
+            raise EngineError(
+                f"{function} on {self.name} failed: {reason}; start the process again, as CUDA "
+                "does nothing more in one where a kernel has failed"
+            )
+        return results
+
+
+@dataclass(frozen=True)
+class RecordedGraph:
+    """An executable CUDA graph of a device's stream; ``executable`` is its handle."""
+
+    device: CudaDevice
+    executable: Any
+
+    def run(self) -> None:
+        """Launch it on the stream."""
+        self.device.launch(self.executable)
+
+    def free(self) -> None:
+        """Destroy it."""
+        self.device.destroy(self.executable)
+
+
+def _reason(runtime: Any, status: Any) -> str:
+    _, text = runtime.cudaGetErrorString(status)
+    return f"{text.decode()} ({getattr(status, 'name', status)})"

@@ -1,0 +1,180 @@
+"""Packed arrays: the small inputs or outputs of one device call, moved by a single copy.
+
+The sizes of a call are rounded up, so the inputs of a forward and of a move have padding rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_forward.logits import Gather
+from dsbd_runtime.device.device import ELEMENT_BYTES, Device, DeviceArray
+from dsbd_runtime.engine import graph
+from dsbd_runtime.engine.session import EngineInputs
+
+_ALIGNMENT = 256  # that of cudaMalloc: kernels get addresses as aligned as those of separate arrays
+_NUMPY_DTYPES: dict[str, type[np.generic]] = {
+    "fp32": np.float32,
+    "int64": np.int64,
+    "bool": np.bool_,
+}
+
+Part = tuple[str, tuple[int, ...], str]
+"""Name, shape and type (a key of ``device.ELEMENT_BYTES``) of one array."""
+
+
+@dataclass(frozen=True)
+class PackedArrays:
+    """Arrays that lie one after the other in a ``PackedBuffer``, on both sides.
+
+    Attributes:
+        on_host: views of the pinned memory, by name.
+        on_device: the same parts of the device memory, by name.
+        num_bytes: from the start of the buffer to the end of the last array.
+    """
+
+    on_host: dict[str, NDArray[Any]]
+    on_device: dict[str, DeviceArray]
+    num_bytes: int
+
+
+class PackedBuffer:
+    """Pinned and device memory of one size, in which each use lays out arrays of its own."""
+
+    def __init__(self, device: Device, num_bytes: int) -> None:
+        """Take the memory on both sides; raise MemoryError, with nothing taken, without room."""
+        self._device = device
+        self._written_at = -1  # how often the device had waited then
+        self._memory = device.allocate((num_bytes,), "uint8")
+        try:
+            self._pinned = device.allocate_pinned(num_bytes)
+        except MemoryError:
+            device.free(self._memory)
+            raise
+
+    def lay_out(self, parts: Sequence[Part]) -> PackedArrays:
+        """Return arrays of these parts, in this order; they share memory with other layouts."""
+        on_host: dict[str, NDArray[Any]] = {}
+        on_device: dict[str, DeviceArray] = {}
+        for (name, shape, dtype), (start, stop) in zip(parts, _extents(parts), strict=True):
+            on_host[name] = self._pinned[start:stop].view(_NUMPY_DTYPES[dtype]).reshape(shape)
+            on_device[name] = self._memory.part(start, shape, dtype)
+        return PackedArrays(on_host, on_device, packed_bytes(parts))
+
+    def begin_write(self) -> None:
+        """Wait until the device has read what was written before, before the host writes again."""
+        if self._written_at == self._device.num_waits:
+            self._device.synchronize()
+        self._written_at = self._device.num_waits
+
+    def upload(self, num_bytes: int) -> None:
+        """Queue the copy of the first bytes to the device."""
+        self._device.upload(self._pinned[:num_bytes], self._memory)
+
+    def download(self, num_bytes: int) -> None:
+        """Queue the copy of the first bytes to the host."""
+        self._device.download(self._memory, self._pinned[:num_bytes])
+
+    def free(self) -> None:
+        """Give the memory back on both sides."""
+        self._device.free(self._memory)
+        self._device.free_pinned(self._pinned)
+
+
+def packed_bytes(parts: Sequence[Part]) -> int:
+    """Return the bytes from the start of the first part to the end of the last."""
+    return _extents(parts)[-1][1]
+
+
+def _extents(parts: Sequence[Part]) -> list[tuple[int, int]]:
+    """Return first byte and end of each part."""
+    extents, stop = [], 0
+    for _, shape, dtype in parts:
+        start = -(-stop // _ALIGNMENT) * _ALIGNMENT
+        stop = start + math.prod(shape) * ELEMENT_BYTES[dtype]
+        extents.append((start, stop))
+    return extents
+
+
+def forward_parts(
+    num_rows: int,
+    num_logit_rows: int,
+    capacity: int,
+    mask_names: Sequence[str],
+    features: tuple[str, int] | None = None,
+) -> list[Part]:
+    """Return the parts of the inputs of a call, caches aside, in the engine's shapes.
+
+    features: name and size of the input that says which features it returns or reads.
+    """
+    of_features: list[Part] = [] if features is None else [(features[0], (features[1],), "int64")]
+    return [
+        (graph.WRITE_INDICES, (1,), "int64"),
+        *((name, (1, num_rows), "int64") for name in graph.ROW_INPUTS),
+        (graph.LOGIT_ROWS, (num_logit_rows,), "int64"),
+        *of_features,
+        *((name, (1, 1, num_rows, capacity), "bool") for name in mask_names),
+    ]
+
+
+def move_parts(num_rows: int) -> list[Part]:
+    """Return the parts of the inputs of the prune graph, caches aside."""
+    return [(graph.WRITE_INDICES, (1,), "int64"), (graph.SRC_ROWS, (num_rows,), "int64")]
+
+
+def pair_parts(num_pairs: int) -> list[Part]:
+    """Return the parts of the inputs of a gather head."""
+    return [(graph.GATHER_ROWS, (num_pairs,), "int64"), (graph.GATHER_IDS, (num_pairs,), "int64")]
+
+
+def fill_pairs(staged: PackedArrays, gather: Gather) -> None:
+    """Write the pairs of a forward; those of the call beyond them gather the first logit."""
+    _fill_padded(staged.on_host[graph.GATHER_ROWS], gather.rows, 0)
+    _fill_padded(staged.on_host[graph.GATHER_IDS], gather.token_ids, 0)
+
+
+def fill_forward(staged: PackedArrays, inputs: EngineInputs) -> None:
+    """Write the inputs of a forward; rows of the call beyond those of the forward are padding.
+
+    Padding rows are written to the cache behind the forward's own rows, where no mask looks and the
+    next forward overwrites them. Each sees itself: a row that sees nothing may become NaN, and a
+    NaN in the cache reaches every row, since a masked row still enters a product, times 0. It sees
+    column 0 too, which is in use: on CUDA, ONNX Runtime searches each row of a mask for the first
+    visible column, one after the other.
+    """
+    host, forward = staged.on_host, inputs.forward
+    num_new = forward.num_new
+    host[graph.WRITE_INDICES][0] = inputs.first_row
+    for name, of_rows in graph.ROW_INPUTS.items():
+        _fill_padded(host[name][0], of_rows(forward), 0)
+    _fill_padded(host[graph.LOGIT_ROWS], forward.logit_rows, 0)
+    for name, mask in inputs.masks.items():
+        padded = host[name][0, 0]  # (padded S, capacity)
+        padded[:num_new] = mask
+        padded[num_new:] = False
+        padded[num_new:, 0] = True
+        padding = np.arange(num_new, padded.shape[0])
+        padded[padding, inputs.first_row + padding] = True
+
+
+def fill_move(staged: PackedArrays, src_rows: NDArray[np.int64], first_row: int) -> None:
+    """Write the inputs of a move; the padding copies the last source again, behind the rest."""
+    staged.on_host[graph.WRITE_INDICES][0] = first_row
+    _fill_padded(staged.on_host[graph.SRC_ROWS], src_rows, int(src_rows[-1]))
+
+
+def fill_features(staged: PackedArrays, rows: NDArray[np.int64], padding: int) -> None:
+    """Write the input of ``forward_parts`` that says which features a call returns or reads."""
+    (name,) = staged.on_host.keys() & {graph.FEATURE_ROWS, graph.FEATURE_INDEX}
+    _fill_padded(staged.on_host[name], rows, padding)
+
+
+def _fill_padded(target: NDArray[np.int64], values: NDArray[np.int64], padding: int) -> None:
+    target[: values.shape[0]] = values
+    target[values.shape[0] :] = padding

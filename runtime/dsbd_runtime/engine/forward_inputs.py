@@ -1,0 +1,199 @@
+"""Inputs of one forward: the checks of its arrays, and the masks that the engine reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_forward.forward import Forward
+from dsbd_forward.logits import Gather
+from dsbd_runtime.engine.graph import (
+    ATTENTION_MASK,
+    ATTENTION_MASK_SLIDING,
+    GATHER_IDS,
+    GATHER_ROWS,
+)
+from dsbd_runtime.errors import CapacityError, DsbdError, InputError
+
+# A mask is looked at in blocks of this many rows, so that the check makes no second (S, S) array.
+_BLOCK_ROWS = 256
+_FEW = 64  # numbers, which a list tells sooner than numpy, whose code is cold behind an engine call
+_INT64, _BOOL = np.dtype(np.int64), np.dtype(np.bool_)
+_ARRAYS = (
+    ("token_ids", _INT64, 1),
+    ("positions", _INT64, 1),
+    ("mask", _BOOL, 2),
+    ("logit_rows", _INT64, 1),
+)
+_IS_LATER = ~np.tri(_BLOCK_ROWS, dtype=np.bool_)  # (_BLOCK_ROWS, _BLOCK_ROWS)
+
+
+def check_gather(gather: Gather, num_logit_rows: int, vocab_size: int) -> None:
+    """Raise InputError unless the pairs name logit rows and tokens."""
+    rows, token_ids = gather
+    _check_array(GATHER_ROWS, rows, _INT64, 1)
+    _check_array(GATHER_IDS, token_ids, _INT64, 1)
+    if rows.shape != token_ids.shape:
+        raise InputError(
+            f"{GATHER_IDS} has shape {token_ids.shape}, expected {rows.shape} as {GATHER_ROWS}"
+        )
+    _check_range(GATHER_ROWS, rows, num_logit_rows)
+    _check_range(GATHER_IDS, token_ids, vocab_size)
+
+
+def check_forward(inputs: Forward, *, num_rows: int, vocab_size: int, context_length: int) -> None:
+    """Raise InputError or CapacityError unless a model with ``num_rows`` rows takes the inputs."""
+    for name, dtype, num_dims in _ARRAYS:
+        array = getattr(inputs, name)
+        if not (isinstance(array, np.ndarray) and array.dtype == dtype and array.ndim == num_dims):
+            raise _wrong_array(name, array, dtype, num_dims)
+    tokens, positions, mask = inputs.token_ids, inputs.positions, inputs.mask
+    num_new = len(tokens)
+    if num_new == 0:
+        raise InputError("token_ids is empty, expected at least one row; skip the forward")
+    if positions.shape != (num_new,):
+        raise _wrong_shape("positions", positions, (num_new,))
+    if mask.shape != (num_new, num_rows + num_new):
+        raise _wrong_shape("mask", mask, (num_new, num_rows + num_new))
+    if not _are_below(tokens, vocab_size):
+        raise _out_of_range("token_ids", tokens, vocab_size)
+    if not _are_below(positions, context_length):
+        raise _wrong_position(positions, context_length)
+    if not _are_below(inputs.logit_rows, num_new):
+        raise _out_of_range("logit_rows", inputs.logit_rows, num_new)
+    if num_new > 1:
+        _check_parents_first(mask, num_rows)
+
+
+def check_keep(rows: NDArray[np.int64], num_rows: int) -> None:
+    """Raise InputError unless ``rows`` are strictly increasing rows of the cache."""
+    _check_array("rows", rows, _INT64, 1)
+    _check_range("rows", rows, num_rows)
+    falls = rows[1:] <= rows[:-1]
+    if falls.any():
+        index = int(np.argmax(falls)) + 1
+        raise InputError(
+            f"rows[{index}] is {rows[index]} after {rows[index - 1]}, expected strictly "
+            "increasing rows; sort them and drop repeats"
+        )
+
+
+def check_read(rows: NDArray[np.int64], first_row: int, num_rows: int) -> None:
+    """Raise InputError unless ``rows`` are of the R = ``num_rows`` whose full logits are kept."""
+    _check_array("rows", rows, _INT64, 1)
+    if first_row:
+        is_lost = (0 <= rows) & (rows < first_row)
+        if is_lost.any():
+            index = int(np.argmax(is_lost))
+            raise InputError(
+                f"rows[{index}] is {rows[index]}, expected {first_row} to {num_rows - 1}: the "
+                "forward's later calls have overwritten the full logits of earlier rows; run "
+                "shorter forwards"
+            )
+    _check_range("rows", rows, num_rows)
+
+
+def _check_array(name: str, array: Any, dtype: np.dtype[Any], num_dims: int) -> None:
+    if isinstance(array, np.ndarray) and array.dtype == dtype and array.ndim == num_dims:
+        return
+    raise _wrong_array(name, array, dtype, num_dims)
+
+
+def _check_range(name: str, array: NDArray[np.int64], stop: int) -> None:
+    if not _are_below(array, stop):
+        raise _out_of_range(name, array, stop)
+
+
+def _wrong_array(name: str, array: Any, dtype: np.dtype[Any], num_dims: int) -> InputError:
+    found = f"is a {type(array).__name__}"
+    if isinstance(array, np.ndarray):
+        found = f"has shape {array.shape} and type {array.dtype}"
+    return InputError(f"{name} {found}, expected a numpy array of {num_dims} dimensions, {dtype}")
+
+
+def _wrong_shape(name: str, array: NDArray[Any], expected: tuple[int, ...]) -> InputError:
+    return InputError(
+        f"{name} has shape {array.shape}, expected {expected} from token_ids and the cache"
+    )
+
+
+def _out_of_range(name: str, array: NDArray[np.int64], stop: int) -> InputError:
+    index = int(np.argmax((array < 0) | (array >= stop)))
+    return InputError(f"{name}[{index}] is {array[index]}, expected 0 to {stop - 1}")
+
+
+def _wrong_position(positions: NDArray[np.int64], context_length: int) -> DsbdError:
+    if (highest := positions.max()) < context_length:
+        return _out_of_range("positions", positions, context_length)
+    return CapacityError(
+        f"position {highest} does not fit, the model was made for {context_length} "
+        f"positions (0 to {context_length - 1}); shorten the prompt or ask for fewer new tokens"
+    )
+
+
+def _are_below(array: NDArray[np.int64], stop: int) -> bool:
+    """Return whether all numbers are 0 to ``stop - 1``."""
+    if len(array) <= _FEW:
+        numbers = array.tolist()
+        return not numbers or (min(numbers) >= 0 and max(numbers) < stop)
+    return bool(array.view(np.uint64).max() < stop)  # a negative number is a huge one
+
+
+def _check_parents_first(mask: NDArray[np.bool_], num_rows: int) -> None:
+    """Refuse a row that sees a later one of the same forward: long forwards run in chunks."""
+    for start in range(0, mask.shape[0], _BLOCK_ROWS):
+        block = mask[start : start + _BLOCK_ROWS]
+        size, first, stop = block.shape[0], num_rows + start, num_rows + start + block.shape[0]
+        is_later = _IS_LATER[:size, :size]
+        sees_later = np.logical_or.reduce(block[:, first:stop] & is_later, axis=None)
+        if sees_later or (stop < mask.shape[1] and block[:, stop:].any()):
+            raise InputError(
+                "mask lets a row see a later row of the same forward; order the rows so that "
+                "parents come before children"
+            )
+
+
+class ForwardMasks:
+    """The engine's masks, built in buffers [max_rows, capacity] that every call reuses.
+
+    ``names`` and ``sliding_window`` are those of the manifest: the window is a number exactly
+    when the names hold the sliding mask.
+    """
+
+    def __init__(self, names: list[str], sliding_window: int | None, max_rows: int) -> None:
+        self._names = names
+        self._sliding_window = sliding_window
+        self._max_rows = max_rows
+        self._buffers: dict[str, NDArray[np.bool_]] = {}
+
+    def padded(
+        self, inputs: Forward, row_positions: NDArray[np.int64], capacity: int
+    ) -> dict[str, NDArray[np.bool_]]:
+        """Return the masks by input name, (S, capacity) each; valid until the next call.
+
+        With a window of 2, positions [5] and row_positions [3, 4, 4, 5], the mask
+        [[1, 1, 0, 1]] becomes [[1, 1, 0, 1, 0, ...]] and, sliding, [[0, 1, 0, 1, 0, ...]].
+
+        Args:
+            inputs: S new rows, N rows with those of the cache.
+            row_positions: (N,) int64. Positions of the cache rows, the S new ones included.
+            capacity: rows of the caches, at least N.
+        """
+        mask = inputs.mask
+        num_new, num_rows = mask.shape
+        masks = {}
+        for name in self._names:
+            buffer = self._buffers.get(name)
+            if buffer is None or buffer.shape[1] != capacity:
+                buffer = self._buffers[name] = np.empty((self._max_rows, capacity), np.bool_)
+            masks[name] = padded = buffer[:num_new]
+            padded[:, num_rows:] = False
+        if ATTENTION_MASK in masks:
+            masks[ATTENTION_MASK][:, :num_rows] = mask
+        if self._sliding_window is not None:
+            # positions - row_positions < window, with the small side of the subtraction first
+            in_window = row_positions > (inputs.positions - self._sliding_window)[:, None]
+            np.logical_and(mask, in_window, out=masks[ATTENTION_MASK_SLIDING][:, :num_rows])
+        return masks

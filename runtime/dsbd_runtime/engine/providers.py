@@ -1,0 +1,186 @@
+"""Execution providers: the capabilities of each in one table, and the placement of an engine."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsbd_errors import install_hint
+from dsbd_runtime.bundle_files.manifest import QUANTIZED_FORMS, ModelEntry
+from dsbd_runtime.errors import ProviderError
+from dsbd_runtime.parts.cache_entries import recent
+from dsbd_runtime.typed_json import in_short
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provider:
+    """One execution provider.
+
+    Attributes:
+        name: the name in options.
+        module: the Python module that contains it.
+        ort_name: its name in ONNX Runtime; None where ONNX Runtime is not used.
+        extra: the extra of dsbd-ort that installs it.
+        no_wheels_for: processors for which the package index has no wheel of its package.
+        backend: the kind of session, a key of ``loading.BACKENDS``.
+        dtypes: the types of bundles that it runs, the usual one first.
+        quantizations: the kinds of quantized bundles that it runs, a part of ``QUANTIZED_FORMS``.
+        has_static_capacity: whether an engine is built for one number of cache rows.
+        has_device_caches: whether the caches lie in the memory of a GPU.
+        has_cuda_graphs: whether calls of a size can be captured as a CUDA graph and replayed.
+        uses_cuda_graphs: whether they are, unless an option says otherwise.
+    """
+
+    name: str
+    module: str
+    ort_name: str | None
+    extra: str
+    no_wheels_for: tuple[str, ...] = ()
+    backend: str
+    dtypes: tuple[str, ...]
+    quantizations: tuple[str, ...]
+    has_static_capacity: bool
+    has_device_caches: bool
+    has_cuda_graphs: bool
+    uses_cuda_graphs: bool
+
+    @property
+    def install_line(self) -> str:
+        """How to install it."""
+        return self.install_line_on(platform.machine())
+
+    def install_line_on(self, machine: str) -> str:
+        """Return how to install it on a processor, a result of ``platform.machine``."""
+        if machine in self.no_wheels_for:
+            return (
+                f"the package index has no {self.module} with {self.name!r} for {machine} (Jetson, "
+                "Grace): build it from source, or use provider 'cpu'"
+            )
+        return install_hint(self.extra)
+
+
+PROVIDERS = (
+    Provider(
+        name="cpu",
+        module="onnxruntime",
+        ort_name="CPUExecutionProvider",
+        extra="cpu",
+        backend="onnxruntime-host",
+        dtypes=("fp32", "fp16"),
+        quantizations=QUANTIZED_FORMS,
+        has_static_capacity=False,
+        has_device_caches=False,
+        has_cuda_graphs=False,
+        uses_cuda_graphs=False,
+    ),
+    Provider(
+        name="cuda",
+        module="onnxruntime",
+        ort_name="CUDAExecutionProvider",
+        extra="gpu",
+        no_wheels_for=("aarch64", "arm64"),
+        backend="onnxruntime-device",
+        dtypes=("fp16", "bf16", "fp32"),
+        quantizations=tuple(form for form in QUANTIZED_FORMS if form != "int8-dynamic"),
+        has_static_capacity=False,
+        has_device_caches=True,
+        has_cuda_graphs=True,
+        uses_cuda_graphs=True,
+    ),
+    Provider(
+        name="tensorrt",
+        module="tensorrt",
+        ort_name=None,
+        extra="tensorrt",
+        backend="tensorrt",
+        dtypes=("fp16", "bf16", "fp32"),
+        quantizations=("none",),
+        has_static_capacity=True,
+        has_device_caches=True,
+        has_cuda_graphs=True,
+        uses_cuda_graphs=False,
+    ),
+    Provider(
+        name="tensorrt-rtx",
+        module="tensorrt_rtx",
+        ort_name=None,
+        extra="tensorrt-rtx",
+        backend="tensorrt",
+        dtypes=("fp16", "bf16", "fp32"),
+        quantizations=("none",),
+        has_static_capacity=True,
+        has_device_caches=True,
+        has_cuda_graphs=True,
+        uses_cuda_graphs=False,
+    ),
+)
+
+
+def find_provider(name: str) -> Provider:
+    """Return the row of ``name``; raise ProviderError where there is none."""
+    for provider in PROVIDERS:
+        if provider.name == name:
+            return provider
+    known = ", ".join(provider.name for provider in PROVIDERS)
+    raise ProviderError(
+        f"no execution provider {in_short(name)} in this version; choose one of: {known}"
+    )
+
+
+def check_runnable(provider: Provider, entry: ModelEntry, model_path: Path) -> None:
+    """Raise ProviderError unless the provider runs an engine: types, caches, quantization."""
+    check_reads_sources(provider, entry, model_path)
+    if entry.quantization not in provider.quantizations:
+        raise ProviderError(
+            f"{model_path} is quantized as {entry.quantization}, for which provider "
+            f"{provider.name!r} has no kernels; it runs {', '.join(provider.quantizations)}: "
+            f"export with --quantize {provider.quantizations[-1].removesuffix('-symmetric')} "
+            f"--dtype {provider.dtypes[0]}"
+        )
+    if provider.has_device_caches and recent(entry.caches):
+        raise ProviderError(
+            f"{model_path} (family {entry.family}) has convolutions or recurrences, whose rows "
+            f"provider {provider.name!r} cannot fold yet; use provider 'cpu'"
+        )
+    for dtype in (entry.dtype, *(cache.dtype for cache in entry.caches)):
+        if dtype not in provider.dtypes:
+            raise ProviderError(
+                f"{model_path} is in {dtype}, provider {provider.name!r} runs "
+                f"{', '.join(provider.dtypes)}; export with --dtype {provider.dtypes[0]}"
+            )
+
+
+def check_reads_sources(provider: Provider, entry: ModelEntry, model_path: Path) -> None:
+    """Raise ProviderError for the engine of an encoder-decoder on a GPU."""
+    if entry.encoder is not None and provider.has_device_caches:
+        raise ProviderError(
+            f"{model_path} is the engine of an encoder-decoder, which provider {provider.name!r} "
+            "does not run; use 'cpu'"
+        )
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A provider and the number of its device, 0 where it has none."""
+
+    provider: Provider
+    device_id: int
+
+
+def parse_placement(text: str) -> Placement:
+    """Return the placement of "cpu", "cuda" (the first GPU) or "cuda:1".
+
+    Raises ProviderError for an unknown provider, or unless a number follows the colon.
+    """
+    name, colon, number = text.partition(":")
+    provider = find_provider(name)
+    if not colon:
+        return Placement(provider, 0)
+    if not provider.has_device_caches:
+        raise ProviderError(f"provider {text!r}: {name} has no numbered devices; write {name!r}")
+    if not (number.isascii() and number.isdigit()):
+        raise ProviderError(
+            f"provider {text!r} names the device {number!r}, expected a number: '{name}:0'"
+        )
+    return Placement(provider, int(number))

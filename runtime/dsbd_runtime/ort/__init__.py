@@ -1,0 +1,1 @@
+"""ONNX Runtime with caches in host memory."""

@@ -1,0 +1,174 @@
+"""ONNX Runtime: import without telemetry, check of its providers, options, opening of a graph."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dsbd_runtime.bundle_files.manifest import ModelEntry
+from dsbd_runtime.engine.providers import Provider
+from dsbd_runtime.errors import BundleError, InputError, ProviderError
+from dsbd_runtime.ort.huge_pages import huge_pages
+
+TELEMETRY_SWITCH = "ORT_DISABLE_TELEMETRY"
+
+LOG_ERRORS = 3
+LOG_WARNINGS = 2
+_MOST_THREADS = 1024
+SPIN_US = 20
+_MOST_SPIN_US = 10_000
+_X86 = ("x86_64", "AMD64", "i386", "i686")
+_VNNI = {"avx512_vnni", "avx_vnni"}
+
+
+def import_ort() -> ModuleType:
+    """Return the module onnxruntime; raise ImportError unless a package that contains it is there.
+
+    From 1.29 on its wheels report every opened session to Microsoft, unless ``TELEMETRY_SWITCH`` is
+    in the environment at the first use: it is set here unless the user has set it. (The thread
+    that reports also outlives the main function of a host in C, and reads freed memory.)
+    """
+    os.environ.setdefault(TELEMETRY_SWITCH, "1")
+    return importlib.import_module("onnxruntime")
+
+
+def import_ort_for(provider: Provider) -> ModuleType:
+    """Return the module onnxruntime; raise ProviderError unless it offers ``provider``.
+
+    A late import: reading a bundle's manifest needs no engine, and the package that contains the
+    module is the user's choice of extra.
+    """
+    try:
+        ort = import_ort()
+    except ImportError as error:
+        raise ProviderError(
+            f"provider {provider.name!r} needs ONNX Runtime, which cannot be imported ({error}); "
+            f"{provider.install_line}"
+        ) from error
+    check_offered(provider, ort.get_available_providers(), "this onnxruntime package offers")
+    return ort
+
+
+def check_offered(provider: Provider, offered: Sequence[str], where: str) -> None:
+    """Raise ProviderError unless ``offered``, names of ONNX Runtime, holds the provider.
+
+    Called before a session is opened and with the session's own providers afterwards: ONNX
+    Runtime itself falls back to the CPU with only a warning.
+    """
+    if provider.ort_name not in offered:
+        raise ProviderError(
+            f"provider {provider.name!r} needs {provider.ort_name}, {where} {list(offered)}; "
+            "pip uninstall onnxruntime onnxruntime-gpu (both bring the module onnxruntime), then "
+            f"{provider.install_line}"
+        )
+
+
+def session_options(
+    ort: ModuleType, entry: ModelEntry, num_threads: int | None, spin_us: int | None = None
+) -> Any:
+    """Return the session options of an engine; see ``ort_session.OrtSession`` for the arguments.
+
+    Idle threads wait busily for ``spin_us`` (None: ``SPIN_US``), which bridges the operators that
+    one thread computes, then they sleep. ONNX Runtime's own choice, milliseconds, gains little on
+    a quiet machine, and beside another process it takes the core on which the call needs a thread.
+    """
+    options = ort.SessionOptions()
+    spin_us = SPIN_US if spin_us is None else spin_us
+    if type(spin_us) is not int or not 0 <= spin_us <= _MOST_SPIN_US:
+        raise InputError(
+            f"spin_us is {spin_us!r}, expected a whole number of microseconds from 0 (idle threads "
+            f"sleep at once) to {_MOST_SPIN_US}"
+        )
+    if spin_us:
+        options.add_session_config_entry("session.intra_op.spin_duration_us", str(spin_us))
+    else:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if num_threads is not None:
+        if type(num_threads) is not int or not 1 <= num_threads <= _MOST_THREADS:
+            raise InputError(
+                f"num_threads is {num_threads!r}, expected a whole number from 1 to {_MOST_THREADS}"
+            )
+        options.intra_op_num_threads = num_threads
+    if entry.quantization == "int8-dynamic":
+        keep_int8_products_exact(options)
+    return options
+
+
+def without_packing(options: Any, entry: ModelEntry) -> Any:
+    """Let an engine read weights as they lie in the file, which another engine has mapped too.
+
+    Packed they would be a second copy in memory for a few calls of many rows. Blocks are packed in
+    any case: otherwise they compute in another precision.
+    """
+    if entry.quantization in ("none", "int8-dynamic"):
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    return options
+
+
+def releasing_options(ort: ModuleType) -> Any:
+    """Return the options of a call that releases what it does not need itself when it is over.
+
+    ONNX Runtime keeps the memory for the intermediate results of its largest call, attention's over
+    all of the caches, until a call says otherwise.
+    """
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
+
+
+def opened_engine(ort: ModuleType, provider: Provider, model_path: Path, options: Any) -> Any:
+    """Return the session of ONNX Runtime on a graph, whose provider runs it.
+
+    Raises:
+        BundleError: ONNX Runtime cannot load the graph.
+        ProviderError: it runs it on another provider.
+    """
+    try:
+        with huge_pages():
+            engine = ort.InferenceSession(
+                str(model_path),
+                options,
+                providers=[provider.ort_name],
+                enable_fallback=False,  # which would print to stdout and try the same again
+            )
+    except Exception as error:  # its exceptions share no base but this one
+        reason = " ".join(str(error).split())
+        raise BundleError(
+            f"ONNX Runtime cannot load {model_path} ({reason}); copy the bundle or export again"
+        ) from error
+    check_offered(provider, engine.get_providers(), f"the session of {model_path} runs on")
+    return engine
+
+
+def keep_int8_products_exact(options: Any) -> None:
+    """Set session options with which products of uint8 and int8 do not saturate.
+
+    ONNX Runtime heeds them from ``ORT_ENABLE_EXTENDED`` on (1.31.1); below, sums are wrong without
+    an error.
+    """
+    if saturates_int8_products():
+        options.add_session_config_entry("session.x64quantprecision", "1")
+
+
+def saturates_int8_products(
+    machine: str = platform.machine(), cpu_info: Path = Path("/proc/cpuinfo")
+) -> bool:
+    """Return whether products of uint8 and int8 may saturate at 16 bits on this processor.
+
+    x86 without the VNNI instructions adds pairs of them in int16, and onnxruntime's kernels for
+    W8A8 give wrong sums there unless they are told not to. Where the instructions
+    are unknown the answer is yes: slower is better than wrong.
+    """
+    if machine not in _X86:
+        return False
+    try:
+        text = cpu_info.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return True
+    flags = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    return _VNNI.isdisjoint(flags.split())

@@ -1,0 +1,290 @@
+"""The cross rows of the sources of a call, side by side: a slot of one buffer for each source.
+
+A source that is read alone keeps what its encoder has left, and a call of it reads that. Once a
+call has several, those that it does not find in slots yet are copied there, for as long as their
+requests run, and their own copies are dropped. A call reads the slots from the first to the last of
+its sources without copying them. The slots are as long as the longest source, up to the next
+``_ROUNDED``; more slots, longer ones, and fewer once most are unused, are new buffers.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_forward.forward import Source
+from dsbd_forward.rows import Ints
+from dsbd_runtime.errors import CapacityError
+from dsbd_runtime.parts.encoder_entry import EncoderEntry
+from dsbd_runtime.parts.kv_cache import NUMPY_DTYPES
+from dsbd_runtime.parts.ort_encoder import MOST_BYTES, MOST_SOURCES, CrossRows, OrtEncoder
+
+_ROUNDED = 16  # tokens: a slightly longer source needs no other buffers, and padding costs its time
+_WASTEFUL = 2  # times what a call needs: slots that long, or that far apart, are made anew
+
+
+@dataclass(frozen=True)
+class CallSources:
+    """What a call of the decoder reads of its sources.
+
+    Attributes:
+        values: an OrtValue (B, H, N, D) by name; the same object as long as they are the same.
+        lengths: (B,) int64. Tokens of each of the B.
+        items: (n,) int64. Which of the B each source of the call is.
+    """
+
+    values: dict[str, Any]
+    lengths: Ints
+    items: Ints
+
+
+class CrossSlots:
+    """The cross rows of the sources that calls read, those in slots and those kept by themselves.
+
+    A source is *live* from a call that has it among others until it is released. Live ones keep
+    their slots, unless those of one call alone take as much memory as there may be. One that is
+    *held* is kept also while no call has it: it is released between two requests of its holder.
+    """
+
+    def __init__(
+        self,
+        ort: ModuleType,
+        encoder: OrtEncoder,
+        entry: EncoderEntry,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        """Take an encoder, whose rows are used for nothing else.
+
+        most_bytes: of all sources, those beside the slots included; those of a call in any case.
+        """
+        self._ort = ort
+        self._encoder = encoder
+        self._entry = entry
+        self._most_bytes = most_bytes
+        self._clear()
+
+    def _clear(self) -> None:
+        self._buffers: dict[str, NDArray[Any]] = {}  # (slots, H, N, D) by name
+        self._lengths: Ints = np.ones(0, np.int64)  # (slots,)
+        self._slots: OrderedDict[Source, int] = OrderedDict()  # the latest used last
+        self._released: set[Source] = set()
+        self._was_released = False  # since slots were arranged
+        self._range = 0, 0
+        self._values: dict[str, Any] = {}  # of the slots in this range
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the rows of all sources take."""
+        return self._encoder.num_bytes + self._slot_bytes
+
+    @property
+    def capacity(self) -> tuple[int, int]:
+        """Slots, and tokens of each."""
+        shape = next(iter(self._buffers.values())).shape if self._buffers else (0, 0, 0)
+        return shape[0], shape[2]
+
+    def most_together(self, sources: Sequence[Source]) -> int:
+        """Return how many of these sources one call may have: their rows have to fit the memory."""
+        speech, limit = self._entry.speech, self._entry.context_length
+        limit = limit if speech is None else speech.num_positions  # of a window's frames
+        lengths = (len(source) if isinstance(source, tuple) else limit for source in sources)
+        size = self._bytes_of_slot(_rounded(min(max(lengths), limit)))
+        return max(1, min(MOST_SOURCES, self._most_bytes // size))
+
+    def of_call(self, sources: Sequence[Source]) -> CallSources:
+        """Return what a call reads that has these sources, which differ.
+
+        Raises:
+            InputError: one is no source, or has tokens that the encoder does not know.
+            CapacityError: one is too long, for the encoder or for the memory.
+        """
+        if len(sources) == 1 and sources[0] not in self._slots:
+            return self.alone(sources[0])
+        missing = [source for source in sources if source not in self._slots]
+        self._released.difference_update(sources)
+        if missing or self._was_released:
+            self._arrange(sources, missing)
+        for source in sources:
+            self._slots.move_to_end(source)
+        slots = np.array([self._slots[source] for source in sources])
+        first, stop = int(slots.min()), int(slots.max()) + 1
+        values = self._values_of(first, stop)
+        return CallSources(values, self._lengths[first:stop], slots - first)
+
+    def alone(self, source: Source) -> CallSources:
+        """Return what a call reads that has one source; neither takes a slot nor frees one.
+
+        The values are valid until the next call. Raises as ``of_call``.
+        """
+        item = np.zeros(1, np.int64)
+        if source not in self._slots:
+            rows = self._encoder.cross_rows(source)
+            return CallSources(rows.values, np.array([rows.num_tokens]), item)
+        slot, new_value = self._slots[source], self._ort.OrtValue.ortvalue_from_numpy
+        values = {name: new_value(each[slot : slot + 1]) for name, each in self._buffers.items()}
+        return CallSources(values, self._lengths[slot : slot + 1], item)
+
+    def read(self, source: Source) -> None:
+        """See SourceMemory."""
+        if source not in self._slots:
+            self._encoder.cross_rows(source)
+
+    def release(self, source: Source) -> None:
+        """Let the slot of a source be used for others: no request reads it any more.
+
+        The rows of one that is held then go back to the encoder.
+        """
+        if source in self._slots:
+            self._released.add(source)
+            self._was_released = True
+
+    def held(self, source: Source) -> AbstractContextManager[None]:
+        """See SourceMemory."""
+        return self._encoder.held.held(source)
+
+    def forget(self) -> None:
+        """Drop the rows of all sources but of those that are held, in slots or not."""
+        held = [source for source in self._slots if source in self._encoder.held]
+        if held:
+            self._slots = OrderedDict((source, self._slots[source]) for source in held)
+            self._released.intersection_update(held)
+        else:
+            self._clear()
+        self._encoder.forget()
+        self._encoder.limit(self._most_bytes - self._slot_bytes)
+
+    def _arrange(self, sources: Sequence[Source], missing: Sequence[Source]) -> None:
+        """Give slots to the sources of a call that have none, in buffers that fit all live ones."""
+        new = {source: self._encoder.take(source) for source in missing}
+        staying = [source for source in self._slots if source not in self._released]
+        lengths = {source: int(self._lengths[self._slots[source]]) for source in staying}
+        lengths |= {source: rows.num_tokens for source, rows in new.items()}
+        others = iter([source for source in staying if source not in sources])
+        while self._needed_bytes(lengths) > self._most_bytes or len(lengths) > MOST_SOURCES:
+            if (oldest := next(others, None)) is None:
+                break
+            staying.remove(oldest)
+            del lengths[oldest]
+        for source in [source for source in self._slots if source not in lengths]:
+            slot = self._slots.pop(source)
+            if source in self._released and source in self._encoder.held:
+                self._encoder.put_back(source, self._copy_of(slot))
+        self._released.clear()
+        self._was_released = False
+        if not self._fits(lengths):
+            self._move(staying, lengths)
+        taken = set(self._slots.values())
+        free = [slot for slot in range(len(self._lengths)) if slot not in taken]
+        for (source, rows), slot in zip(new.items(), free, strict=False):
+            self._put(rows, slot)
+            self._slots[source] = slot
+        self._encoder.limit(self._most_bytes - self._slot_bytes)
+
+    def _fits(self, lengths: dict[Source, int]) -> bool:
+        """Return whether the slots hold sources of these lengths, and are not far too many."""
+        num_slots, length = self.capacity
+        longest, last = max(lengths.values()), max(self._slots.values(), default=0)
+        most = _WASTEFUL * len(lengths)
+        return (
+            len(lengths) <= num_slots <= _WASTEFUL * most
+            and last < most
+            and longest <= length <= _WASTEFUL * _rounded(longest)
+        )
+
+    def _move(self, staying: Sequence[Source], lengths: dict[Source, int]) -> None:
+        """Make new buffers for sources of these lengths; copy those that are there, in order."""
+        length, number = _rounded(max(lengths.values())), len(lengths)
+        most = self._most_bytes // self._bytes_of_slot(length)
+        num_slots = max(number, min(1 << (number - 1).bit_length(), most))
+        old_slots = [self._slots[source] for source in staying]
+        new_lengths = np.ones(num_slots, np.int64)
+        new_lengths[: len(staying)] = [lengths[source] for source in staying]
+        try:
+            for name, (dtype, num_heads, width) in self._entry.cross_shapes.items():
+                shape = num_slots, num_heads, length, width
+                buffer = np.zeros(shape, NUMPY_DTYPES[dtype])  # of padding too: finite numbers
+                for slot, old in enumerate(old_slots):
+                    num_tokens = new_lengths[slot]
+                    buffer[slot, :, :num_tokens] = self._buffers[name][old, :, :num_tokens]
+                self._buffers[name] = buffer
+        except MemoryError as error:  # some are new, some old: all are read again
+            self._clear()
+            raise CapacityError(
+                f"no memory for the rows of {number} sources of up to {length} tokens: {error}; "
+                "run fewer requests at a time"
+            ) from error
+        self._lengths = new_lengths
+        self._slots = OrderedDict((source, slot) for slot, source in enumerate(staying))
+        self._range = 0, 0
+
+    def _copy_of(self, slot: int) -> CrossRows:
+        """Return the rows of a slot as an encoder leaves them."""
+        length, new_value = self._lengths[slot], self._ort.OrtValue.ortvalue_from_numpy
+        copies = {name: each[slot, None, :, :length].copy() for name, each in self._buffers.items()}
+        values = {name: new_value(copy) for name, copy in copies.items()}
+        return CrossRows(values, sum(copy.nbytes for copy in copies.values()))
+
+    def _put(self, rows: CrossRows, slot: int) -> None:
+        for name, value in rows.values.items():
+            buffer = self._buffers[name][slot]
+            buffer[:, : rows.num_tokens] = value.numpy()[0]
+            buffer[:, rows.num_tokens :] = 0
+        self._lengths[slot] = rows.num_tokens
+
+    def _values_of(self, first: int, stop: int) -> dict[str, Any]:
+        """Return OrtValues on the slots ``first`` to ``stop - 1``."""
+        if self._range != (first, stop):
+            new_value = self._ort.OrtValue.ortvalue_from_numpy
+            self._values = {
+                name: new_value(buffer[first:stop]) for name, buffer in self._buffers.items()
+            }
+            self._range = first, stop
+        return self._values
+
+    @property
+    def _slot_bytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self._buffers.values())
+
+    def _needed_bytes(self, lengths: dict[Source, int]) -> int:
+        return len(lengths) * self._bytes_of_slot(_rounded(max(lengths.values())))
+
+    def _bytes_of_slot(self, length: int) -> int:
+        return length * sum(
+            np.dtype(NUMPY_DTYPES[dtype]).itemsize * num_heads * width
+            for dtype, num_heads, width in self._entry.cross_shapes.values()
+        )
+
+
+def places_of_rows(items: Ints, num_items: int) -> tuple[Ints, Ints]:
+    """Return the inputs ``source_rows`` (B, P) and ``source_places`` (S,) of a call.
+
+    With items [1, 0, 1] of two: rows [[1, 0], [0, 2]], the second of which is padding, and places
+    [2, 0, 3].
+
+    items: (S,) int64, which of the B items each row reads.
+    """
+    num_rows = len(items)
+    if num_items == 1:
+        rows = np.arange(num_rows)
+        return rows[None], rows
+    counts = np.bincount(items, minlength=num_items)
+    num_places = int(counts.max())
+    order = items.argsort(kind="stable")
+    begins = counts.cumsum() - counts
+    places = np.empty(num_rows, np.int64)
+    of_item = items[order]
+    places[order] = of_item * num_places + np.arange(num_rows) - begins[of_item]
+    filled = np.zeros(num_items * num_places, np.int64)
+    filled[places] = np.arange(num_rows)
+    return filled.reshape(num_items, num_places), places
+
+
+def _rounded(length: int) -> int:
+    return -(-length // _ROUNDED) * _ROUNDED

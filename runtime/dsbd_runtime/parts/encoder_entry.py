@@ -1,0 +1,191 @@
+"""Encoder of an encoder-decoder: its graph's names, its entry in the manifest, its source.
+
+A source is a tuple of tokens, or the features of a window of sound. The encoder runs once a
+request. What it leaves are the cross rows: a key and a value of every token of the source, or of
+every two frames, for each decoder layer, which all beams and all drafted nodes read and none
+writes.
+
+A call of the decoder has B of them, padded to the longest, and says of each of its S rows which one
+it reads: rows of one source lie side by side in ``source_rows``, P places for each source.
+
+| tensor | shape, type | meaning |
+|---|---|---|
+| source_ids | [1,N] int64 | of encoder.onnx: the tokens of the source |
+| hidden_states | [1,N,W] | its last output, for a draft that shares the encoder: of the draft's |
+| | | encoder.onnx the input, in place of source_ids |
+| input_features | [1,M,F] float32 | instead, of a speech model: features of a window of sound |
+| cross.{i}.key, cross.{i}.value | [1,H,N,D] | its outputs |
+| the same | [B,H,N,D] | of the decoder's graph: those of B sources |
+| source_lengths | [B] int64 | of the decoder's graph: tokens of each source, behind which lie any |
+| | | finite numbers |
+| source_rows | [B,P] int64 | of the decoder's graph: the rows of the call that read each source, |
+| | | filled up with any others |
+| source_places | [S] int64 | of the decoder's graph: where each row stands in source_rows, read |
+| | | one source after the other |
+| row_positions | [C] int64 | of the decoder's graph, with a bias by distance: positions of all |
+| | | rows of the cache; of those that no node sees any number |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_forward.forward import Source
+from dsbd_forward.rows import Ints
+from dsbd_runtime.errors import BundleError, CapacityError, InputError
+from dsbd_runtime.parts.cache_entries import AttentionRows, parts_of
+from dsbd_runtime.parts.speech_entry import Features, SoundFeatures, SpeechEntry
+from dsbd_runtime.typed_json import in_short, mismatch
+
+ENCODER_FILE = "encoder.onnx"
+ENCODER_WEIGHTS_FILE = f"{ENCODER_FILE}.data"
+SOURCE_IDS = "source_ids"
+HIDDEN_STATES = "hidden_states"
+SOURCE_LENGTHS = "source_lengths"
+SOURCE_ROWS = "source_rows"
+SOURCE_PLACES = "source_places"
+INPUT_FEATURES = "input_features"
+ROW_POSITIONS = "row_positions"
+
+
+def cross_name(layer: int, part: str) -> str:
+    """Return the name of one of the ``parts`` of the cross rows that a decoder layer reads."""
+    return f"cross.{layer}.{part}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderEntry:
+    """Manifest entry of the encoder beside a decoder's engine.
+
+    Attributes:
+        vocab_size: number of the tokens of a source; of a speech model that of the decoder's.
+        context_length: most tokens of a source; of a speech model the frames of a window.
+        start_token_id: the token that every target begins with.
+        cross: the cross rows of the decoder layers that read the source.
+        reads_positions: whether the decoder's graph has the input ``row_positions``.
+        languages: the token of each language by its name, of a model that translates between
+            several; None for any other.
+        unknown_token_id: what tokens of the sources' tokenizer beyond ``vocab_size`` are read as;
+            None where it has none.
+        hidden_width: of the hidden states that its graph returns or, of a draft that shares the
+            target's encoder, reads; None: it does neither.
+        fingerprint: sha256 (hex) of what the hidden states that it returns follow from, by which a
+            draft is known to share the encoder; None where it returns none.
+        is_shared: of a draft: whether the encoder is the target's, whose hidden states its graph
+            reads in place of a source.
+        speech: of a model whose source is sound; None: it is a text.
+    """
+
+    vocab_size: int
+    context_length: int
+    start_token_id: int
+    cross: list[AttentionRows]
+    reads_positions: bool = False
+    languages: dict[str, int] | None = None
+    unknown_token_id: int | None = None
+    hidden_width: int | None = None
+    fingerprint: str | None = None
+    is_shared: bool | None = None
+    speech: SpeechEntry | None = None
+
+    @property
+    def returns_hidden(self) -> bool:
+        """Whether the graph returns hidden states, which drafts may share."""
+        return self.hidden_width is not None and not self.is_shared
+
+    @property
+    def sound(self) -> tuple[int, ...] | None:
+        """What the features that it reads are made of, None where it reads a text."""
+        return None if self.speech is None else self.speech.features
+
+    @property
+    def cross_shapes(self) -> dict[str, tuple[str, int, int]]:
+        """The float type, heads and width of every cross tensor by its name, in their order."""
+        return {
+            cross_name(rows.layer, part): (rows.dtype, *rows.parts[part])
+            for rows, part in parts_of(self.cross)
+        }
+
+
+def check_shared_encoder(
+    target: EncoderEntry | None, draft: EncoderEntry | None, where: str
+) -> None:
+    """Raise BundleError unless a draft that shares the target's encoder reads what that returns."""
+    if target is not None and target.is_shared:
+        raise mismatch("null: it is a draft's", True, f"{where}: target: encoder: is_shared")
+    if draft is None or not draft.is_shared:
+        return
+    place = f"{where}: draft: encoder"
+    if target is None or target.hidden_width is None:
+        raise BundleError(
+            f"{place} is shared with the target, whose encoder returns no hidden states; export "
+            "target and draft again, both with dsbd-export --target --draft"
+        )
+    for field in ("hidden_width", "vocab_size", "context_length"):
+        wanted, found = getattr(target, field), getattr(draft, field)
+        if found != wanted:
+            expected = f"{in_short(wanted)}, that of the target, whose encoder it shares"
+            raise mismatch(expected, found, f"{place}: {field}")
+
+
+def encoder_input(entry: EncoderEntry, source: Source) -> tuple[str, NDArray[Any]]:
+    """Return the name of the input of an encoder's graph, and a source as the graph takes it.
+
+    Raises:
+        InputError: it is no source of this encoder.
+        CapacityError: it is longer than the encoder reads.
+    """
+    if entry.speech is not None:
+        return INPUT_FEATURES, _checked_features(entry.speech, source)[None]
+    return SOURCE_IDS, _checked_ids(entry, source)[None]
+
+
+def _checked_features(speech: SpeechEntry, source: Source) -> Features:
+    expected = speech.num_mels, speech.num_frames
+    if not isinstance(source, SoundFeatures) or source.values.shape != expected:
+        raise InputError(
+            f"the source of a forward is {source!r}, but the engine is a speech model's: expected "
+            f"the SoundFeatures of a window, {speech.num_mels} mels and {speech.num_frames} frames"
+        )
+    return source.values
+
+
+def _checked_ids(entry: EncoderEntry, source: Source) -> Ints:
+    """Return a source as (N,) int64.
+
+    Raises:
+        InputError: it is no tuple of tokens of the encoder.
+        CapacityError: it is longer than the encoder reads.
+    """
+    if not isinstance(source, tuple) or not source:
+        raise InputError(
+            f"the source of a forward is {source!r}, but the engine is an encoder-decoder's: "
+            "expected a tuple of token ids, at least one"
+        )
+    token_ids = cast("tuple[int, ...]", source)
+    check_length(len(token_ids), entry.context_length)
+    ids = np.array(token_ids)
+    if ids.dtype != np.int64 or ids.min() < 0 or ids.max() >= entry.vocab_size:
+        wrong = next(
+            each
+            for each in token_ids
+            if not isinstance(each, int) or not 0 <= each < entry.vocab_size
+        )
+        raise InputError(
+            f"the source has the token {wrong!r}, expected ids from 0 to {entry.vocab_size - 1}; "
+            "encode it with the bundle's tokenizer"
+        )
+    return ids
+
+
+def check_length(num_tokens: int, limit: int) -> None:
+    """Raise CapacityError for a source of more tokens than an encoder reads."""
+    if num_tokens > limit:
+        raise CapacityError(
+            f"the source has {num_tokens} tokens, the encoder of this bundle reads {limit}; split "
+            "it, as by sentences"
+        )

@@ -1,0 +1,142 @@
+"""Full logits beside a top-k head: kept where the engine writes them, copied by row when read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_runtime.device.device import ELEMENT_BYTES, Device, DeviceArray
+from dsbd_runtime.engine.forward_inputs import check_read
+from dsbd_runtime.engine.session import Session
+from dsbd_runtime.errors import InputError
+
+_STAGED_ROWS = 8
+"""Rows that a read copies from a device at a time, which bounds the pinned memory."""
+
+
+class KeptLogits:
+    """The ``FullLogits`` of a model's last forward; its next one overwrites and expires them.
+
+    Attributes:
+        first_row: first of the R rows that can be read.
+    """
+
+    def __init__(self, session: Session, logit_rows: NDArray[np.int64], last_start: int) -> None:
+        """Take a session after the forward's last call.
+
+        Of the logit rows [299, 3, 255, 256] and a last call that begins with row 256, the session
+        holds [299, 256]: only the last of the four can be read, as row 3, its row 1.
+
+        Args:
+            session: of an engine with a ``kept_output``.
+            logit_rows: (R,) int64. Those of the forward.
+            last_start: the forward's row with which its last call began.
+        """
+        self._session: Session | None = session
+        self._num_rows = len(logit_rows)
+        self.first_row = 0
+        self._held_row = 0  # the session's row that is first_row
+        if last_start:  # rare, and the arrays below take longer than all else here
+            is_held = logit_rows >= last_start  # (R,)
+            overwritten = np.flatnonzero(~is_held)
+            self.first_row = int(overwritten[-1]) + 1 if len(overwritten) else 0
+            self._held_row = int(np.count_nonzero(is_held[: self.first_row]))
+
+    def read(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See FullLogits."""
+        if self._session is None:
+            raise InputError(
+                "full logits are read after the model's next forward or its end, which overwrite "
+                "them; read those of a forward before the next one"
+            )
+        check_read(rows, self.first_row, self._num_rows)
+        return self._session.read_full_logits(rows - self.first_row + self._held_row)
+
+    def expire(self) -> None:
+        """Refuse to read from now on."""
+        self._session = None
+
+
+class HostLogits:
+    """Full logits of the last call in host memory.
+
+    One buffer for all calls, a power of two of rows, as large as the largest call has needed; the
+    engine would take the same memory for its intermediate result.
+    """
+
+    def __init__(self, vocab_size: int, value_on: Callable[[NDArray[np.float32]], Any]) -> None:
+        """Take V, and what returns the value by which an engine writes into an array."""
+        self._buffer = np.empty((0, vocab_size), np.float32)
+        self._value_on = value_on
+        self._values: dict[int, Any] = {}  # by rows; to make one takes longer than to bind it
+
+    def room_for(self, num_rows: int) -> Any:
+        """Return the value of (num_rows, vocab_size) for the next call.
+
+        The logits of the last one are lost.
+        """
+        if num_rows > len(self._buffer):
+            self._buffer = np.empty((_room(num_rows), self._buffer.shape[1]), np.float32)
+            self._values.clear()
+        if num_rows not in self._values:
+            self._values[num_rows] = self._value_on(self._buffer[:num_rows])
+        return self._values[num_rows]
+
+    def read(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return a copy of some rows of the last call."""
+        return self._buffer[rows]
+
+
+class DeviceLogits:
+    """Full logits of the last call in device memory: an array for each power of two of rows.
+
+    They outlast the caches, so that a read between two calls finds the rows whatever became of the
+    caches, and captured calls find their addresses. All together hold at most twice the rows of the
+    largest.
+    """
+
+    def __init__(self, device: Device, vocab_size: int) -> None:
+        self._device = device
+        self._vocab_size = vocab_size
+        self._arrays: dict[int, DeviceArray] = {}
+        self._staging: NDArray[np.uint8] | None = None
+
+    def room_for(self, num_rows: int) -> DeviceArray:
+        """Return the array (num_rows, vocab_size) of calls of this size; raise MemoryError."""
+        room = _room(num_rows)
+        if room not in self._arrays:
+            self._arrays[room] = self._device.allocate((room, self._vocab_size), "fp32")
+        return self._arrays[room].part(0, (num_rows, self._vocab_size), "fp32")
+
+    def read(self, array: DeviceArray, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return a copy of some rows of a call's array; raise MemoryError without pinned memory."""
+        row_bytes = self._vocab_size * ELEMENT_BYTES["fp32"]
+        if self._staging is None:
+            self._staging = self._device.allocate_pinned(_STAGED_ROWS * row_bytes)
+        staged = self._staging.reshape(_STAGED_ROWS, row_bytes)
+        logits = np.empty((len(rows), self._vocab_size), np.float32)
+        for start in range(0, len(rows), _STAGED_ROWS):
+            part = rows[start : start + _STAGED_ROWS]
+            for row, target in zip(part.tolist(), staged, strict=False):
+                source = array.part(row * row_bytes, (self._vocab_size,), "fp32")
+                self._device.download(source, target)
+            self._device.synchronize()
+            logits[start : start + len(part)] = staged[: len(part)].view(np.float32)
+        return logits
+
+    def free(self) -> None:
+        """Give the memory back on both sides; the calls bound to it have been released."""
+        for array in self._arrays.values():
+            self._device.free(array)
+        self._arrays.clear()
+        if self._staging is not None:
+            self._device.free_pinned(self._staging)
+            self._staging = None
+
+
+def _room(num_rows: int) -> int:
+    """Return the smallest power of two that holds ``num_rows``."""
+    return 1 << max(num_rows - 1, 0).bit_length()

@@ -1,0 +1,158 @@
+"""Key/value caches of one engine, in host memory or on a device: one buffer per layer and part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_runtime.device.device import Device, DeviceArray
+from dsbd_runtime.errors import CapacityError
+from dsbd_runtime.parts.cache_entries import CacheEntry, parts_of, past_name, present_name
+
+NUMPY_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.float16}
+_NUM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+_SMALLEST_BUCKETS = (128, 256)
+_SMALLEST_STEP = 64
+
+
+def bucket_capacity(num_rows: int) -> int:
+    """Return the capacity for ``num_rows`` rows: 128, 256, 320, 384, ..., 1024, 1152, ...
+
+    Attention takes time in proportion to the capacity, and growth copies the cache: a step is a
+    sixteenth of the next power of two, so a long cache has at most a ninth of its rows free.
+    """
+    for bucket in _SMALLEST_BUCKETS:
+        if num_rows <= bucket:
+            return bucket
+    power = 1 << (num_rows - 1).bit_length()  # smallest power of two >= num_rows
+    step = max(_SMALLEST_STEP, power // 16)
+    return -(-num_rows // step) * step
+
+
+def row_bytes(caches: Sequence[CacheEntry]) -> int:
+    """Return the bytes of one row, of every layer that keeps something."""
+    return sum(cache.numbers_a_row * _NUM_BYTES[cache.dtype] for cache in caches)
+
+
+class KVCache:
+    """Key/value buffers [1, num_heads, capacity, width] that an engine updates in place.
+
+    Unwritten rows are zero: masked rows still enter a product with weight 0, so they must be
+    finite.
+
+    Attributes:
+        buffers: by (layer, part); replaced when the capacity changes, so do not hold on to them.
+    """
+
+    def __init__(
+        self, caches: Sequence[CacheEntry], bucket: Callable[[int], int] = bucket_capacity
+    ) -> None:
+        """Take the smallest capacity: that of no rows in ``bucket``."""
+        self.capacity = bucket(0)
+        self._row_bytes = row_bytes(caches)
+        self.buffers: dict[tuple[int, str], NDArray[np.generic]] = {
+            (cache.layer, part): np.zeros(
+                cache.shape(part, self.capacity), NUMPY_DTYPES[cache.dtype]
+            )
+            for cache, part in parts_of(caches)
+        }
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that all buffers take now."""
+        return self.capacity * self._row_bytes
+
+    def resize(self, capacity: int, num_used: int) -> None:
+        """Give every buffer ``capacity`` rows and keep the first ``num_used``; the rest is zero.
+
+        One buffer after the other, so that the peak is the new size and one old buffer: no other
+        references to the old ones may exist.
+
+        Raises:
+            CapacityError: without memory for it; the caches are then as before.
+        """
+        old_capacity = self.capacity
+        try:
+            self._resize_buffers(capacity, num_used)
+        except MemoryError as error:
+            self._resize_buffers(old_capacity, num_used)
+            raise CapacityError(
+                f"no memory for a key/value cache of {capacity} rows, "
+                f"{self.num_bytes // old_capacity * capacity} bytes (it has {old_capacity} rows); "
+                "shorten the prompt, ask for fewer new tokens or fewer beams"
+            ) from error
+        self.capacity = capacity
+
+    def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
+        """Copy the rows ``src_rows`` (K,) to ``first_row .. first_row + K - 1``, as if at once."""
+        stop = first_row + src_rows.shape[0]
+        for buffer in self.buffers.values():
+            buffer[:, :, first_row:stop] = buffer.take(src_rows, axis=2)
+
+    def _resize_buffers(self, capacity: int, num_used: int) -> None:
+        for key in self.buffers:
+            if num_used == 0 or self.buffers[key].shape[2] != capacity:
+                self.buffers[key] = self._resized(self.buffers[key], capacity, num_used)
+
+    def _resized(
+        self, old: NDArray[np.generic], capacity: int, num_used: int
+    ) -> NDArray[np.generic]:
+        new = self._new_buffer(old, capacity)
+        new[:, :, :num_used] = old[:, :, :num_used]
+        return new
+
+    def _new_buffer(self, old: NDArray[np.generic], capacity: int) -> NDArray[np.generic]:
+        return np.zeros((*old.shape[:2], capacity, old.shape[3]), old.dtype)
+
+
+class DeviceCaches:
+    """Arrays [1, num_heads, capacity, width] of one capacity; unwritten rows are zero.
+
+    Another capacity is another object: ``copy_from`` brings the rows over on the device.
+
+    Attributes:
+        capacity: rows of each.
+        num_bytes: bytes that all take.
+    """
+
+    def __init__(self, device: Device, caches: Sequence[CacheEntry], capacity: int) -> None:
+        """Take the memory; raise MemoryError, with nothing taken, when the device has no room."""
+        self._device = device
+        self.capacity = capacity
+        self.num_bytes = capacity * row_bytes(caches)
+        self._arrays: dict[tuple[int, str], DeviceArray] = {}
+        try:
+            for cache, part in parts_of(caches):
+                array = device.allocate(cache.shape(part, capacity), cache.dtype)
+                self._arrays[cache.layer, part] = array
+        except MemoryError:
+            self.free()
+            raise
+
+    @property
+    def inputs(self) -> dict[str, DeviceArray]:
+        """The arrays by the names under which an engine reads them."""
+        return {past_name(*key): array for key, array in self._arrays.items()}
+
+    @property
+    def outputs(self) -> dict[str, DeviceArray]:
+        """The same arrays by the names under which an engine writes them."""
+        return {present_name(*key): array for key, array in self._arrays.items()}
+
+    def copy_from(self, other: DeviceCaches, num_rows: int) -> None:
+        """Queue the copy of the first rows of caches of another capacity."""
+        for key, array in self._arrays.items():
+            self._device.copy_rows(other._arrays[key], array, num_rows)
+
+    def fill_zero(self) -> None:
+        """Queue setting all rows to zero."""
+        for array in self._arrays.values():
+            self._device.fill_zero(array)
+
+    def free(self) -> None:
+        """Free the memory."""
+        for array in self._arrays.values():
+            self._device.free(array)
+        self._arrays.clear()

@@ -1,0 +1,261 @@
+"""Encoder on ONNX Runtime, and the cross rows of the sources that it has read."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dsbd_forward.forward import Source, SourceReading
+from dsbd_runtime.engine.graph import EncoderContract
+from dsbd_runtime.engine.graph_check import check_graph
+from dsbd_runtime.errors import CapacityError, EngineError
+from dsbd_runtime.parts.encoder_entry import HIDDEN_STATES, EncoderEntry, encoder_input
+
+MOST_SOURCES = 256
+MOST_BYTES = 2**30
+"""Most sources whose cross rows are kept, and most bytes of all but the last: the one that was read
+longest ago goes, and is computed again where it is needed after all."""
+
+_NO_MEMORY = ("Failed to allocate memory", "bad allocation", "bad_alloc")
+
+
+class CrossRows:
+    """The cross rows of one source as the decoder's graph takes them: never written, never moved.
+
+    Attributes:
+        values: an OrtValue (1, H, N, D) by name.
+        num_bytes: that they take, with the hidden states.
+        hidden: an OrtValue (1, N, W), the encoder's hidden states; None where no draft reads them.
+        was_held: whether the source was held when they were kept: let go, it is not needed again.
+    """
+
+    def __init__(self, values: dict[str, Any], num_bytes: int, hidden: Any = None) -> None:
+        self.values = values
+        self.num_bytes = num_bytes
+        self.hidden = hidden
+        self.was_held = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the source, N."""
+        return int(next(iter(self.values.values())).shape()[2])
+
+
+class HeldSources:
+    """The sources that a caller works on between its requests too; safe to use from any thread.
+
+    A window of sound takes its time to read, and is decoded several times: first for its language,
+    at last at higher temperatures and for the times of its words. Between two of these no request
+    has it, and no row of the decoder depends on it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_holders: Counter[Source] = Counter()
+
+    def __contains__(self, source: Source) -> bool:
+        """Whether somebody holds it."""
+        return source in self._num_holders
+
+    @contextlib.contextmanager
+    def held(self, source: Source) -> Iterator[None]:
+        """Hold a source, which others may hold as well."""
+        with self._lock:
+            self._num_holders[source] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_holders[source] -= 1
+                if not self._num_holders[source]:
+                    del self._num_holders[source]
+
+
+class OrtEncoder:
+    """One encoder, which reads every source once as long as its cross rows are kept.
+
+    That of a draft may be the target's: then its graph makes cross rows of the hidden states there.
+
+    Attributes:
+        held: the sources that are kept while no request has them, as far as the memory goes.
+        num_bytes: of all that is kept.
+    """
+
+    def __init__(
+        self,
+        ort: ModuleType,
+        path: Path,
+        entry: EncoderEntry,
+        open_engine: Callable[[Path], Any],
+        most_bytes: int = MOST_BYTES,
+        shared: OrtEncoder | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Open the graph at ``path``; a contradiction to its entry is a BundleError.
+
+        shared: the target's encoder, for the entry of a draft that shares it.
+        clock: seconds, for what a reading takes.
+        """
+        self._clock = clock
+        self._reading: SourceReading | None = None
+        self._ort = ort
+        self._path = path
+        self._entry = entry
+        self._most_bytes = most_bytes
+        self._keeps_hidden = False
+        self._shared = shared
+        if shared is not None:
+            shared.keep_hidden()
+        self._engine: Any = open_engine(path)
+        check_graph(
+            path, EncoderContract(entry), self._engine.get_inputs(), self._engine.get_outputs()
+        )
+        self._kept: OrderedDict[Source, CrossRows] = OrderedDict()
+        self._hidden_of_taken: OrderedDict[Source, Any] = OrderedDict()
+        self.held = HeldSources()
+        self.num_bytes = 0
+
+    def cross_rows(self, source: Source) -> CrossRows:
+        """Return the cross rows of a source.
+
+        Raises:
+            InputError: it is none, or has tokens that the encoder does not know.
+            CapacityError: it is too long, for the encoder or for the memory.
+        """
+        rows = self._kept.pop(source, None)
+        if rows is None:
+            self._drop_let_go()
+            rows = self._read(source)
+            self.num_bytes += rows.num_bytes
+        self._keep(source, rows)
+        return rows
+
+    def keep_hidden(self) -> None:
+        """Keep the hidden states of every source beside its cross rows, for a draft."""
+        self._keeps_hidden = True
+        self.forget()
+
+    def hidden_states(self, source: Source) -> Any:
+        """Return the hidden states of a source, an OrtValue (1, N, W), after ``keep_hidden``.
+
+        Raises as ``cross_rows``.
+        """
+        if (taken := self._hidden_of_taken.get(source)) is not None:
+            return taken
+        hidden = self.cross_rows(source).hidden
+        self._reading = None  # the draft's
+        return hidden
+
+    def take_reading(self) -> SourceReading | None:
+        """Return what the last source took to read, once; None where none was read."""
+        reading, self._reading = self._reading, None
+        return reading
+
+    def take(self, source: Source) -> CrossRows:
+        """Return the cross rows of a source, which are the caller's to keep from now on.
+
+        Its hidden states stay here, for a draft that has not read the source yet.
+
+        Raises as ``cross_rows``.
+        """
+        rows = self.cross_rows(source)
+        del self._kept[source]
+        self.num_bytes -= rows.num_bytes
+        if rows.hidden is not None:
+            self._hidden_of_taken[source] = rows.hidden
+            self.num_bytes += rows.hidden.tensor_size_in_bytes()
+            self._drop_oldest()
+        return rows
+
+    def put_back(self, source: Source, rows: CrossRows) -> None:
+        """Keep rows that were taken, of a source that is held and that no request has now."""
+        hidden = self._hidden_of_taken.pop(source, None)
+        if self._keeps_hidden and hidden is None:
+            return  # a draft would not find them
+        if hidden is not None:
+            self.num_bytes -= hidden.tensor_size_in_bytes()
+            rows = CrossRows(rows.values, rows.num_bytes + hidden.tensor_size_in_bytes(), hidden)
+        self.num_bytes += rows.num_bytes
+        self._keep(source, rows)
+
+    def limit(self, most_bytes: int) -> None:
+        """Keep at most so many bytes of cross rows from now on, those read last in any case."""
+        self._most_bytes = most_bytes
+        self._drop_oldest()
+
+    def forget(self) -> None:
+        """Drop what is kept of all sources but of those that are held."""
+        known = {*self._kept, *self._hidden_of_taken}
+        self._drop(source for source in known if source not in self.held)
+
+    def close(self) -> None:
+        """Release the engine and all rows."""
+        self._engine = self._shared = None
+        self._kept.clear()
+        self._hidden_of_taken.clear()
+        self.num_bytes = 0
+
+    def _keep(self, source: Source, rows: CrossRows) -> None:
+        rows.was_held = source in self.held
+        self._kept[source] = rows
+        self._drop_oldest()
+
+    def _drop_let_go(self) -> None:
+        """Drop what was kept for a holder, and has none any more."""
+        kept = list(self._kept.items())
+        self._drop(each for each, rows in kept if rows.was_held and each not in self.held)
+
+    def _drop(self, sources: Iterable[Source]) -> None:
+        """Drop what is kept of some sources, of those of them that are there."""
+        for source in sources:
+            if (rows := self._kept.pop(source, None)) is not None:
+                self.num_bytes -= rows.num_bytes
+            if (hidden := self._hidden_of_taken.pop(source, None)) is not None:
+                self.num_bytes -= hidden.tensor_size_in_bytes()
+
+    def _drop_oldest(self) -> None:
+        """Drop what is of sources that were read longest ago until the others may be kept."""
+        while len(self._hidden_of_taken) > MOST_SOURCES or (
+            len(self._hidden_of_taken) > 1 and self.num_bytes > self._most_bytes
+        ):
+            _, hidden = self._hidden_of_taken.popitem(last=False)
+            self.num_bytes -= hidden.tensor_size_in_bytes()
+        while len(self._kept) > MOST_SOURCES or (
+            len(self._kept) > 1 and self.num_bytes > self._most_bytes
+        ):
+            _, rows = self._kept.popitem(last=False)
+            self.num_bytes -= rows.num_bytes
+
+    def _read(self, source: Source) -> CrossRows:
+        (name, values), began = encoder_input(self._entry, source), self._clock()
+        names = [*self._entry.cross_shapes, *([HIDDEN_STATES] if self._keeps_hidden else [])]
+        if self._shared is not None:
+            feeds = {HIDDEN_STATES: self._shared.hidden_states(source)}
+        else:
+            feeds = {name: self._ort.OrtValue.ortvalue_from_numpy(values)}
+        num_tokens, unit = values.shape[-1], "tokens" if self._entry.speech is None else "frames"
+        own_began = self._clock()
+        try:
+            found = self._engine.run_with_ort_values(names, feeds)
+        except Exception as error:  # ONNX Runtime's exceptions share no base but this one
+            reason = " ".join(str(error).split())
+            if any(sign in reason for sign in _NO_MEMORY):
+                raise CapacityError(
+                    f"no memory for the {num_tokens} {unit} of a source in {self._path}: "
+                    f"{reason}; split the source"
+                ) from error
+            raise EngineError(
+                f"ONNX Runtime failed in a call of {self._path} ({num_tokens} {unit} of a "
+                f"source): {reason}; copy the bundle or export again"
+            ) from error
+        now = self._clock()
+        self._reading = SourceReading(num_tokens, now - began, now - own_began)
+        num_bytes = sum(value.tensor_size_in_bytes() for value in found)
+        rows = dict(zip(names, found, strict=True))
+        return CrossRows(rows, num_bytes, rows.pop(HIDDEN_STATES, None))

@@ -1,0 +1,104 @@
+"""Execution contexts of one TensorRT plan: shared scratch memory, and kernels kept for later."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dsbd_runtime.bundle_files.durable_files import put_in_place
+from dsbd_runtime.device.cuda_device import CudaDevice
+from dsbd_runtime.device.device import DeviceArray
+from dsbd_runtime.tensorrt.trt_module import Flavour
+
+_log = logging.getLogger(__name__)
+
+
+class TrtContexts:
+    """Makes the contexts of one plan, a context for each optimization profile in use.
+
+    Their calls are queued on one stream, so they take turns with the scratch memory: it is taken
+    once, for the largest profile.
+    """
+
+    def __init__(
+        self, trt: ModuleType, plan: Any, device: CudaDevice, kernels_file: Path | None
+    ) -> None:
+        """Take a deserialized plan.
+
+        kernels_file: where TensorRT for RTX keeps the kernels that it compiles at the first call of
+            a size; None: nowhere.
+        """
+        self._plan = plan
+        self._device = device
+        self._kernels_file = kernels_file
+        self._kernels: Any = None
+        self._scratch: DeviceArray | None = None
+        self._config = plan.create_runtime_config()
+        self._config.set_execution_context_allocation_strategy(
+            trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        )
+        if kernels_file is not None:
+            # By default the kernels of a size are compiled beside its first calls, which run
+            # others: their bits differ from those of later calls.
+            strategies = trt.DynamicShapesKernelSpecializationStrategy
+            self._config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER
+            self._kernels = self._config.create_runtime_cache()
+            if kernels_file.is_file() and not self._kernels.deserialize(kernels_file.read_bytes()):
+                _log.info("%s is of another GPU or version, and is written anew", kernels_file)
+            self._config.set_runtime_cache(self._kernels)
+
+    def make(self) -> Any:
+        """Return a new context, None without room; raise MemoryError without room for scratch."""
+        num_bytes = int(self._plan.device_memory_size_v2)
+        if self._scratch is None and num_bytes:
+            self._scratch = self._device.allocate((num_bytes,), "uint8")
+        context = self._plan.create_execution_context(self._config)
+        if context is not None and self._scratch is not None:
+            context.set_device_memory(self._scratch.address, num_bytes)
+        return context
+
+    def close(self) -> None:
+        """Give the scratch memory back and write the kernels; all contexts were released."""
+        if self._scratch is not None:
+            self._device.free(self._scratch)
+            self._scratch = None
+        if self._kernels is not None and self._kernels_file is not None:
+            _write(bytes(self._kernels.serialize()), self._kernels_file)
+            self._kernels = None
+
+
+def kernels_file(
+    flavour: Flavour,
+    version: str,
+    compute_capability: str | None,
+    plan: Path,
+    environment: Mapping[str, str] = os.environ,
+) -> Path | None:
+    """Return where the kernels of a plan lie, by version, GPU and path.
+
+    The folder is ``$XDG_CACHE_HOME/dsbd-ort``: a bundle may be read-only, or another machine's too.
+
+    None where TensorRT compiles none: its plans contain theirs.
+    """
+    if not flavour.compiles_kernels:
+        return None
+    root = environment.get("XDG_CACHE_HOME")
+    folder = (Path(root) if root else Path.home() / ".cache") / "dsbd-ort"
+    place = hashlib.sha256(str(plan.resolve()).encode()).hexdigest()[:16]
+    return folder / f"{flavour.name}-{version}-sm{compute_capability}-{place}.kernels"
+
+
+def _write(kernels: bytes, file: Path) -> None:
+    """Write a file that another process sees whole or not at all; without it they are compiled."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_name(f"{file.name}.{os.getpid()}")
+        partial.write_bytes(kernels)
+        put_in_place(partial, file)
+    except OSError as error:
+        _log.warning("the kernels of this GPU are not kept for the next opening: %s", error)

@@ -1,0 +1,1 @@
+"""Text and tokens: tokenizer, streams of text, chat messages and their templates."""

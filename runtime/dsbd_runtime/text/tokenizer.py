@@ -1,0 +1,360 @@
+"""Tokenizer of a bundle, and how its tokens join into text.
+
+A decoder of tokenizer.json is a chain of steps. Most treat each token by itself; some join the
+tokens first (``Fuse``, ``ByteLevel``), and the steps after those see one long text.
+``stream_decoder`` needs to know which text a later token can still change; ``TextJoints`` says it
+for the whole chain:
+
+* ``ByteLevel`` (GPT-2, Llama 3, Qwen): tokens are bytes. A character begun at the end of the text
+  is one U+FFFD until its last byte arrives; all text before it is certain.
+* ``ByteFallback`` (Llama 2, Mistral, Gemma): tokens such as ``<0xE2>`` are bytes. A run of them is
+  decoded as a whole: to its text if all of it is UTF-8, else to one U+FFFD a byte.
+* A step that looks for text across tokens (``Replace`` of a regular expression after ``Fuse``, for
+  example) can change anything: nothing is certain before the end.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from dsbd_runtime.bundle_files.bundle import (
+    SOURCE_TOKENIZER_FILE,
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+    Bundle,
+)
+from dsbd_runtime.errors import BundleError, InputError
+
+# The library raises plain Exception, and a BaseException where its Rust code panics: all are
+# caught but those that are not the library's.
+_PASSED_ON = (KeyboardInterrupt, SystemExit, MemoryError)
+_CODE = re.compile(r"\s*(>>[^\s<>]+<<)")
+_NO_TEXT = "\N{REPLACEMENT CHARACTER}"  # begins the names of pieces that no text has
+_NUM_SHOWN = 12  # codes, in a message
+_BYTE = re.compile("<0x([0-9a-fA-F+][0-9a-fA-F])>")  # the library reads "+A" as 10 as well
+
+MOST_STRIPPED = 2
+"""Characters that a ``Strip`` may take from the beginning of the joined text."""
+
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+BYTE_BY_SYMBOL = {chr(byte): byte for byte in _PRINTABLE} | {
+    chr(256 + index): byte for index, byte in enumerate(_OTHERS)
+}
+"""How byte-level BPE (GPT-2) spells bytes: printable Latin-1 as itself, others from U+0100 on."""
+
+_SPELLING_OF_BYTES = frozenset("<0x123456789abcdefABCDEF+>")
+_BY_TOKEN = ("Replace", "Strip", "Metaspace", "WordPiece", "BPEDecoder", "ByteFallback")
+
+
+class Tokenizer:
+    """The tokenizer of a bundle, for target and draft alike."""
+
+    def __init__(
+        self, folder: Path, *, bos_token_id: int | None, file: str = TOKENIZER_FILE
+    ) -> None:
+        """Read tokenizer.json and, where there is one, tokenizer_config.json in ``folder``.
+
+        file: another name than tokenizer.json.
+
+        ``bos_token_id`` is the manifest's. ``encode`` puts it first when the tokenizer's own
+        post-processor adds none and tokenizer_config.json says ``"add_bos_token": true``.
+        """
+        self._backend = _read_backend(folder / file)
+        self._id_by_code: dict[str, int] | None = None
+        if file == SOURCE_TOKENIZER_FILE:
+            self._backend, self._id_by_code = _without_codes(self._backend)
+        self._skips_special_tokens = True
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._adds_text_by_token: dict[int, bool] = {}
+        self._bytes_by_token: dict[int, bytes] = {}
+        self._added_first: list[int] = []
+        if bos_token_id is not None and _says_add_bos_token(folder / TOKENIZER_CONFIG_FILE):
+            if bos_token_id not in self._backend.encode("").ids:
+                self._added_first = [bos_token_id]
+
+    @classmethod
+    def from_bundle(cls, bundle: Bundle) -> Tokenizer:
+        """Return the tokenizer of an opened bundle."""
+        return cls(bundle.path, bos_token_id=bundle.manifest.target.bos_token_id)
+
+    @classmethod
+    def of_sources(cls, bundle: Bundle) -> Tokenizer:
+        """Return the tokenizer of the sources of an opened bundle, which may be another one."""
+        if SOURCE_TOKENIZER_FILE not in bundle.manifest.files:
+            return cls.from_bundle(bundle)
+        return cls(bundle.path, bos_token_id=None, file=SOURCE_TOKENIZER_FILE)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of ``text``, with the special tokens that belong around it.
+
+        Pass ``add_special_tokens=False`` for a text that already spells them, as a rendered chat
+        template does. A code such as ``>>deu<<``, the language of an OPUS-MT model's target, is a
+        token at the beginning of a source alone.
+
+        Raises:
+            InputError: the text is none, or begins with a code that the model lacks.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"the text has a lone surrogate U+{ord(text[error.start]):04X} at index "
+                f"{error.start}, which is no character; decode the input as UTF-8 before"
+            ) from error
+        first = list(self._added_first) if add_special_tokens else []
+        if self._id_by_code is not None and (found := _CODE.match(text)):
+            first.append(_id_of_code(found[1], self._id_by_code))
+            text = text[found.end() :]
+        try:
+            ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except _PASSED_ON:
+            raise
+        except BaseException as error:
+            raise InputError(
+                f"the bundle's tokenizer refuses this text of {len(text)} characters "
+                f"({_reason(error)}); change the text, or export the bundle again"
+            ) from error
+        return [*first, *ids]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ``token_ids`` without special tokens.
+
+        Bytes that are no UTF-8 become U+FFFD.
+        """
+        ids, skips = [int(i) for i in token_ids], self._skips_special_tokens
+        if not ids:  # some decoders panic
+            return ""
+        try:
+            return self._backend.decode(ids, skip_special_tokens=skips)
+        except _PASSED_ON:
+            raise
+        except BaseException as error:
+            raise InputError(
+                f"the bundle's tokenizer refuses these {len(token_ids)} token ids "
+                f"({_reason(error)}); give ids of its vocabulary, or export the bundle again"
+            ) from error
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return a token's own bytes: what it adds in the middle of a text.
+
+        A special token is spelled out, whether or not ``decode`` has it; an id outside the
+        vocabulary has none. A token that is part of a character has those of its part alone.
+        """
+        found = self._bytes_by_token.get(token_id)
+        if found is None:
+            found = self._bytes_by_token[token_id] = self._own_bytes(token_id)
+        return found
+
+    def _own_bytes(self, token_id: int) -> bytes:
+        piece = self._backend.id_to_token(int(token_id))
+        if piece is None:
+            return b""
+        if (byte := self.byte_of(token_id)) is not None:
+            return bytes((byte,))
+        if self.joints.joins_bytes and all(symbol in BYTE_BY_SYMBOL for symbol in piece):
+            return bytes(map(BYTE_BY_SYMBOL.__getitem__, piece))
+        tokenizer, letter = self.with_special_tokens, self.letter
+        before, after = tokenizer.decode((letter,)), tokenizer.decode((letter, letter))
+        try:
+            text = tokenizer.decode((letter, token_id, letter))
+        except InputError:  # a decoder that needs other tokens beside it
+            return b""
+        return text.removeprefix(before).removesuffix(after.removeprefix(before)).encode()
+
+    def name_of(self, token_id: int) -> str:
+        r"""Return a token by itself: its text, or ``\xe2\x82`` of a part of a character.
+
+        A token without text, such as an id outside the vocabulary, is ``piece``.
+        """
+        content = self.bytes_of(token_id)
+        try:
+            return content.decode() or self.piece(token_id)
+        except UnicodeDecodeError:
+            return "".join(f"\\x{byte:02x}" for byte in content)
+
+    def piece(self, token_id: int) -> str:
+        """Return a token as the vocabulary spells it, ``<id>`` where it has no such token."""
+        piece: str | None = self._backend.id_to_token(int(token_id))
+        return f"<{token_id}>" if piece is None else piece
+
+    @functools.cached_property
+    def with_special_tokens(self) -> Tokenizer:
+        """The same tokenizer, whose texts have the special tokens as the vocabulary spells them."""
+        other = copy.copy(self)
+        other._skips_special_tokens, other._adds_text_by_token = False, {}
+        return other
+
+    @functools.cached_property
+    def joints(self) -> TextJoints:
+        """How later tokens can change the text of earlier ones."""
+        decoder = self._backend.decoder
+        return joints_of(None if decoder is None else json.loads(decoder.__getstate__()))
+
+    def byte_of(self, token_id: int) -> int | None:
+        """Return the byte that a token is in a run of bytes, None for every other token."""
+        if not self.joints.has_byte_runs:
+            return None
+        match = _BYTE.fullmatch(self._backend.id_to_token(int(token_id)) or "")
+        return None if match is None else int(match[1], 16)
+
+    def adds_text(self, token_id: int) -> bool:
+        """Return whether a token ever makes a difference to the text around it.
+
+        Special tokens and ids outside the vocabulary do not.
+        """
+        found = self._adds_text_by_token.get(token_id)
+        if found is None:
+            letter, token = (self.letter,), (token_id,)
+            contexts = (((), letter), (letter, ()), (letter, letter))
+            found = any(
+                self.decode(before + token + after) != self.decode(before + after)
+                for before, after in contexts
+            )
+            self._adds_text_by_token[token_id] = found
+        return found
+
+    @functools.cached_property
+    def letter(self) -> int:
+        """The first token that is text by itself, no part of a character."""
+        for token_id in range(self._backend.get_vocab_size()):
+            text = self.decode((token_id,))
+            if text.strip() and "\N{REPLACEMENT CHARACTER}" not in text:
+                return token_id
+        return 0
+
+
+def _read_backend(file: Path) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except _PASSED_ON:
+        raise
+    except BaseException as error:
+        raise BundleError(
+            f"{file} is no tokenizer ({_reason(error)}); export the bundle again"
+        ) from error
+
+
+def _without_codes(backend: tokenizers.Tokenizer) -> tuple[tokenizers.Tokenizer, dict[str, int]]:
+    """Return a tokenizer of sources that reads codes as text, and the tokens of the codes."""
+    content = json.loads(backend.to_str())
+    codes = {each["content"]: each["id"] for each in content["added_tokens"]}
+    codes = {piece: index for piece, index in codes.items() if _CODE.fullmatch(piece)}
+    if not codes:
+        return backend, {}
+    content["added_tokens"] = [x for x in content["added_tokens"] if x["content"] not in codes]
+    for piece, index in codes.items():
+        content["model"]["vocab"][index][0] = f"{_NO_TEXT}{piece}"
+    return tokenizers.Tokenizer.from_str(json.dumps(content)), codes
+
+
+def _id_of_code(code: str, id_by_code: Mapping[str, int]) -> int:
+    """Return the token of a code; raise InputError if it is none of the model's."""
+    if code in id_by_code:
+        return id_by_code[code]
+    close = get_close_matches(code, id_by_code, n=3)
+    shown = list(dict.fromkeys([*close, *sorted(id_by_code)]))[:_NUM_SHOWN]
+    more = f" and {len(id_by_code) - len(shown)} more" if len(id_by_code) > len(shown) else ""
+    known = f"it has {', '.join(shown)}{more}" if shown else "it has none: leave the code out"
+    raise InputError(f"the source begins with {code}, which is no code of this model; {known}")
+
+
+def _reason(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+def _says_add_bos_token(file: Path) -> bool:
+    if not file.exists():
+        return False
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise BundleError(f"{file} cannot be read as JSON ({error}); export again") from error
+    return isinstance(config, dict) and config.get("add_bos_token") is True
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextJoints:
+    """How later tokens can change the text of earlier ones.
+
+    Attributes:
+        is_local: whether no step looks for text across tokens; else anything can change.
+        joins_bytes: whether tokens are bytes (``ByteLevel``).
+        has_byte_runs: whether some tokens are bytes, decoded a run at a time (``ByteFallback``).
+        num_dropped_spaces: how many spaces at the beginning of a text are dropped.
+    """
+
+    is_local: bool
+    joins_bytes: bool = False
+    has_byte_runs: bool = False
+    num_dropped_spaces: int = 0
+
+
+def joints_of(decoder: Mapping[str, Any] | None) -> TextJoints:
+    """Return the joints of a decoder, given as the JSON of tokenizer.json; None is no decoder."""
+    steps = list(_steps(decoder))
+    kinds = [step.get("type") for step in steps]
+    joins_bytes, has_byte_runs = "ByteLevel" in kinds, "ByteFallback" in kinds
+    num_by_token = next((i for i, k in enumerate(kinds) if k in ("Fuse", "ByteLevel")), len(kinds))
+    num_before_bytes = kinds.index("ByteFallback") if has_byte_runs else 0
+    is_local = (
+        all(kind in _BY_TOKEN for kind in kinds[:num_by_token])
+        and all(_keeps_bytes(step) for step in steps[:num_before_bytes])
+        and kinds.count("ByteFallback") <= 1
+        and not (joins_bytes and has_byte_runs)
+        and all(_is_by_character(step) for step in steps[num_by_token + 1 :])
+    )
+    return TextJoints(
+        is_local=is_local,
+        joins_bytes=is_local and joins_bytes,
+        has_byte_runs=is_local and has_byte_runs,
+        num_dropped_spaces=sum(map(_num_dropped_spaces, steps)),
+    )
+
+
+def _steps(decoder: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+    """Yield the steps of a decoder, those of a ``Sequence`` in its place."""
+    if decoder is None:
+        return
+    if decoder.get("type") != "Sequence":
+        yield decoder
+        return
+    for step in decoder["decoders"]:
+        yield from _steps(step)
+
+
+def _keeps_bytes(step: Mapping[str, Any]) -> bool:
+    """Return whether a step before ``ByteFallback`` leaves every ``<0xE2>`` as it is."""
+    pattern = _replaced_text(step)
+    return bool(pattern) and _SPELLING_OF_BYTES.isdisjoint(f"{pattern}{step['content']}")
+
+
+def _num_dropped_spaces(step: Mapping[str, Any]) -> int:
+    if step.get("type") == "Strip":
+        return int(step["start"]) if step["content"] == " " else 0
+    return int(step.get("type") == "Metaspace" and step["prepend_scheme"] != "never")
+
+
+def _is_by_character(step: Mapping[str, Any]) -> bool:
+    """Return whether a step on the joined text treats each character by itself."""
+    if step.get("type") == "Strip":
+        return int(step["start"]) <= MOST_STRIPPED and not step["stop"]
+    return step.get("type") in ("Fuse", "Metaspace") or len(_replaced_text(step)) == 1
+
+
+def _replaced_text(step: Mapping[str, Any]) -> str:
+    """Return the plain text that a ``Replace`` looks for, "" for every other step."""
+    pattern = step.get("pattern") if step.get("type") == "Replace" else None
+    return str(pattern.get("String", "")) if isinstance(pattern, dict) else ""
