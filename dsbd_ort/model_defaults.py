@@ -18,8 +18,8 @@ from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingConfig
 from dsbd_ort.decoding.option_table import read_option
 from dsbd_ort.decoding.strategies import Strategy, unnamed_strategy
 from dsbd_runtime.bundle_files.bundle import GENERATION_CONFIG_FILE, Bundle
-from dsbd_runtime.engine.graph import parse_num_top_logits
 from dsbd_runtime.errors import BundleError
+from dsbd_runtime.parts.head import parse_num_top_logits
 from dsbd_runtime.typed_json import in_short, json_from_file
 
 _log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class ModelDefaults:
             BundleError: the file is no JSON object, or gives an option no value that it takes.
         """
         target = bundle.entry("target")
-        keeps_all = target.kept_output is not None
+        keeps_all = target.head.keeps_full
         num_top_logits = 0 if keeps_all else parse_num_top_logits(target.logits)
         file = bundle.path / GENERATION_CONFIG_FILE
         content: Any = {}

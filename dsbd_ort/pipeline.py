@@ -55,8 +55,9 @@ from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_ort.speech.transcription import Transcription, answered
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
 from dsbd_runtime.engine.causal_lm import CausalLM
-from dsbd_runtime.engine.session import AlignedTokens
 from dsbd_runtime.errors import InputError
+from dsbd_runtime.parts.alignment import AlignedTokens, Alignment
+from dsbd_runtime.parts.sources import Sources
 
 BundlePath = str | os.PathLike[str]
 _TOGETHER = 8  # prompts of a list that share the engine calls
@@ -220,7 +221,7 @@ class Pipeline(BundleRequests):
         self, source: Source, prompt_ids: Sequence[int], token_ids: Sequence[int]
     ) -> AlignedTokens:
         with self._lock.held(), self._failures_cleaned_up():
-            return self._target.align(source, prompt_ids, token_ids)
+            return self._target.part(Alignment).align(source, prompt_ids, token_ids)
 
     def transcription(self, audio: Audio, options: Mapping[str, Any]) -> Transcription:
         """Return the transcription of an audio, whose requests are still to be decoded."""
@@ -361,7 +362,8 @@ class Pipeline(BundleRequests):
         """
         with contextlib.ExitStack() as held:
             for model in self._models:
-                held.enter_context(model.held_source(source))
+                for sources in model.parts_of(Sources):
+                    held.enter_context(sources.held(source))
             yield
 
     def planned(self, request: DecodingRequest) -> DecodingRequest:

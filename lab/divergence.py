@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dsbd_forward.forward import Forward
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
-from dsbd_runtime.engine.session import MAX_FORWARD_ROWS
 from dsbd_runtime.loading import load_causal_lm
+from dsbd_runtime.parts.attention_rows import MAX_FORWARD_ROWS
 from dsbd_runtime.parts.cache_entries import most_new_rows
 from lab.frame.page import table
 

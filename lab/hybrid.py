@@ -31,7 +31,8 @@ from dsbd_runtime.ort.ort_module import session_options
 from dsbd_runtime.ort.ort_session import OrtSession
 from dsbd_runtime.parts.cache_entries import RecurrentRows, attending, recurrent
 from dsbd_runtime.parts.kv_cache import row_bytes
-from dsbd_runtime.parts.recent_memory import path_bytes
+from dsbd_runtime.parts.part import part_of
+from dsbd_runtime.parts.recent_rows import RecentRows, path_bytes
 from lab.calls.command import Engine, Found, measured
 from lab.frame.page import RESULTS, Page, ratio_cell, spread_cell, table, writes
 from scripts.family_checkpoints import write_checkpoint
@@ -168,8 +169,7 @@ def _operator_call(session: ort.InferenceSession, num_rows: int) -> Callable[[],
 def fold_ms(bundle: Bundle, threads: int, rounds: int) -> dict[int, str]:
     """Return what a fold of so many rows takes, as cells."""
     session = OrtSession(bundle.model_path("target"), bundle.entry("target"), num_threads=threads)
-    memory, cells = session.recent, {}
-    assert memory is not None  # a hybrid's
+    memory, cells = part_of(session.parts, RecentRows).memory, {}
     memory.reserve(128, 1)
     memory.reserve_checkpoints(2)
     for rows in (32, 64):

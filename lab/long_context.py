@@ -132,21 +132,21 @@ def growth_rows(bundle: Bundle, threads: int, limit: int) -> Iterator[tuple[str,
     capacities = sorted({bucket_capacity(rows) for rows in range(1, limit + 1)})
     session = OrtSession(bundle.model_path("target"), bundle.entry("target"), num_threads=threads)
     for old, new in pairwise(capacities):
-        session.reserve(0, 0)
+        session.rows.reserve(0, 0)
         tracemalloc.start()
-        session.reserve(old, 0)  # new buffers, which tracemalloc knows
+        session.rows.reserve(old, 0)  # new buffers, which tracemalloc knows
         tracemalloc.reset_peak()
         began = time.perf_counter()
-        session.reserve(new, old)
+        session.rows.reserve(new, old)
         seconds = time.perf_counter() - began
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        megabytes = session.kv_bytes / 1e6
+        megabytes = session.rows.num_bytes / 1e6
         yield (
             f"{old} -> {new}",
             f"{megabytes * old / new:.1f} -> {megabytes:.1f}",
             f"{peak / 1e6:.1f}",
-            f"{peak / session.kv_bytes:.2f}",
+            f"{peak / session.rows.num_bytes:.2f}",
             f"{1e3 * seconds:.0f}",
         )
     session.close()

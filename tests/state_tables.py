@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding import TableModel
+from dsbd_runtime.bundle_files.manifest import ModelEntry
 from dsbd_runtime.engine.causal_lm import CausalLM
-from dsbd_runtime.engine.graph import LOGITS
-from dsbd_runtime.engine.session import EngineInputs, EngineOutputs
 from dsbd_runtime.parts.cache_entries import ConvolutionRows, RecurrentRows
+from dsbd_runtime.parts.part import Call
+from dsbd_runtime.parts.recent_paths import RecentInputs
+from dsbd_runtime.parts.recent_rows import RecentEntry, RecentRows
 from tests.runtime.fakes import FakeSession
 from tests.runtime.tiny_graph import TinyModel
 
@@ -49,6 +51,16 @@ class StateMemory:
         """See RecentMemory."""
         self.rows[num_used:] = _LOST
 
+    num_bytes = 0
+    bound: RecentInputs
+
+    def bind(self, call: RecentInputs, binder: Any) -> None:
+        """See RecentMemory."""
+        self.bound = call
+
+    def close(self) -> None:
+        """See RecentMemory."""
+
     def shrink(self, num_used: int) -> None:
         """See RecentMemory."""
         self.rows[num_used:] = _LOST
@@ -73,16 +85,15 @@ class StateMemory:
 class StateSession(FakeSession):
     """Logits are those of the state of each path."""
 
-    def __init__(self, seed: int, vocab_size: int) -> None:
-        super().__init__(vocab_size)
+    def __init__(self, seed: int, entry: ModelEntry) -> None:
         self._seed = seed
-        self.recent = StateMemory()  # type: ignore[assignment]  # others have none
+        self.memory = StateMemory()
+        caches = RecentEntry(caches=entry.caches)
+        super().__init__(entry, others=(RecentRows(caches, self.memory),))
 
-    def run(self, inputs: EngineInputs) -> EngineOutputs:
-        """See Session."""
-        outputs = super().run(inputs)
-        call, forward, memory = inputs.recent, inputs.forward, self.recent
-        assert call is not None and memory is not None
+    def _logits(self, engine_call: Call) -> NDArray[np.float32]:
+        """Return the logits of the states, and write the rows of the call."""
+        call, forward, memory = self.memory.bound, engine_call.forward, self.memory
         memory.rows[call.first_row : call.first_row + forward.num_new] = forward.token_ids
         numbers = call.row_places // call.checkpoint_rows.shape[1] + call.first_checkpoint
         logits = []
@@ -92,8 +103,7 @@ class StateSession(FakeSession):
                 state = behind(state, token)
             logits.append(logits_behind(self._seed, state, self._vocab_size))
         shape = len(logits), self._vocab_size
-        outputs[LOGITS] = np.array(logits, np.float32).reshape(shape)
-        return outputs
+        return np.array(logits, np.float32).reshape(shape)
 
 
 def state_engine(seed: int, vocab_size: int) -> CausalLM:
@@ -111,7 +121,7 @@ def state_engine(seed: int, vocab_size: int) -> CausalLM:
     model = TinyModel(vocab_size=vocab_size, context_length=4096)
     entry: Any = model.entry()
     entry.caches[:] = [recurrent, convolution]
-    return CausalLM(StateSession(seed, vocab_size), entry)
+    return CausalLM(StateSession(seed, entry), entry)
 
 
 def plain_table(seed: int, vocab_size: int) -> TableModel:

@@ -29,7 +29,7 @@ from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.loading import load_causal_lm
 from dsbd_runtime.parts.cache_entries import attending, recurrent
 from dsbd_runtime.parts.kv_cache import bucket_capacity, row_bytes
-from dsbd_runtime.parts.recent_memory import path_bytes
+from dsbd_runtime.parts.recent_rows import path_bytes
 from scripts.shared_captures import SharedCaptures
 from tests.exports import family_pair
 from tests.made_once import made_once

@@ -46,7 +46,7 @@ def check(num_prompts: int, num_new: int) -> None:
             draft = state_engine(DRAFT, VOCAB) if has_draft else None
             found = decode(target, draft, prompt, config, rng(seed))
             assert all_tokens(found) == all_tokens(wanted), (seed, config)
-            assert target._session.recent.num_folded or len(prompt) + num_new < 100
+            assert target._session.memory.num_folded or len(prompt) + num_new < 100
 
 
 def test_tokens_are_those_of_a_table_of_paths() -> None:

@@ -10,14 +10,15 @@ from dsbd_ort.model_defaults import ModelDefaults
 from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, MODEL_FILE, Bundle, CacheEntry
 from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, DraftRecord, read_record
 from dsbd_runtime.device.cuda_device import gpu_compute_capability, import_cuda_runtime
-from dsbd_runtime.engine.graph import FULL, FeatureEntry
 from dsbd_runtime.engine.providers import PROVIDERS, Placement, Provider, check_runnable
 from dsbd_runtime.errors import BundleError, ProviderError
 from dsbd_runtime.loading import check_available
 from dsbd_runtime.parts.cache_entries import attending
 from dsbd_runtime.parts.encoder_entry import EncoderEntry
+from dsbd_runtime.parts.features import FeatureEntry
+from dsbd_runtime.parts.head import FULL
 from dsbd_runtime.parts.kv_cache import row_bytes
-from dsbd_runtime.parts.recent_memory import path_bytes
+from dsbd_runtime.parts.recent_rows import path_bytes
 from dsbd_runtime.tensorrt.trt_module import FLAVOURS, Flavour, import_trt
 from dsbd_runtime.tensorrt.trt_record import (
     EngineRecord,

@@ -26,8 +26,8 @@ from dsbd_ort.model_defaults import WARPING, listed
 from dsbd_ort.results import json_text
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.bundle_files.draft_record import DraftRecord
-from dsbd_runtime.engine.graph import FeatureEntry
 from dsbd_runtime.parts.cache_entries import CacheEntry, ConvolutionRows, RecurrentRows
+from dsbd_runtime.parts.features import FeatureEntry
 
 JSON_FIELDS = """\b
 The object that --json prints has these fields:

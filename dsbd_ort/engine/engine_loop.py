@@ -26,6 +26,7 @@ from dsbd_ort.model_pair import capacity_error
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_runtime.engine.causal_lm import CausalLM
+from dsbd_runtime.parts.sources import Sources
 
 _log = logging.getLogger(__name__)
 _LONGEST_SLEEP_S = 5.0  # until it is seen that the service was abandoned, where nothing said so
@@ -213,7 +214,9 @@ class EngineLoop:
         return self._scheduler.admit(num_taken, self._most_sources)
 
     def _most_sources(self, sources: Sequence[Source]) -> int:
-        return min(model.most_sources(sources) for model in self.models if model is not None)
+        models = (model for model in self.models if model is not None)
+        readers = [part for model in models for part in model.parts_of(Sources)]
+        return min((part.most_together(sources) for part in readers), default=len(sources))
 
     def _join(self, decoder: BatchedDecoder, request: LiveRequest) -> None:
         """Let an admitted request begin, or resume."""

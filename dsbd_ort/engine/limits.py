@@ -11,7 +11,7 @@ from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.parts.cache_entries import attending
 from dsbd_runtime.parts.kv_cache import bucket_capacity, row_bytes
-from dsbd_runtime.parts.recent_memory import path_bytes
+from dsbd_runtime.parts.recent_rows import path_bytes
 from dsbd_runtime.typed_json import in_short
 
 MOST = 2**31 - 1

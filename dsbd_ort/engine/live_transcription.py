@@ -16,7 +16,7 @@ from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_ort.speech.transcription import Transcription, answered
 from dsbd_ort.speech.words import Align
-from dsbd_runtime.engine.session import AlignedTokens
+from dsbd_runtime.parts.alignment import AlignedTokens
 from dsbd_runtime.parts.speech_entry import SoundFeatures
 
 _log = logging.getLogger(__name__)

@@ -28,6 +28,7 @@ from dsbd_ort.request_options import Options, Prompt, RequestOptions, given_opti
 from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_ort.speech.speech_request import Audio, SpeechOptions
 from dsbd_ort.speech.transcript import Segment, Transcript
+from dsbd_runtime.parts.alignment import Alignment
 from dsbd_runtime.text.chat_messages import Message
 
 
@@ -156,7 +157,7 @@ class Service:
         live = LiveTranscription(
             self.pipeline.transcription(audio, options),
             self._submitted,
-            lambda *window: self._loop.call(lambda target: target.align(*window)),
+            lambda *window: self._loop.call(lambda target: target.part(Alignment).align(*window)),
             on_event,
             self._transcriptions.discard,
         )

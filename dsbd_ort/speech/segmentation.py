@@ -24,7 +24,7 @@ _AT_THE_SEAM = 16  # bytes
 
 
 @dataclass(frozen=True)
-class Part:
+class TimedPart:
     """The tokens of one segment, and its times in seconds from the start of the audio."""
 
     start: float
@@ -41,7 +41,7 @@ class WindowParts:
         num_frames: from the start of the window to that of the next.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[TimedPart, ...]
     num_frames: int
 
 
@@ -71,7 +71,7 @@ def parts_of_window(
         times = [token for token in token_ids if speech.is_time(token)]
         if has_times and times and times[-1] != first:
             position = times[-1] - first
-        part = Part(offset, offset + position * seconds, tuple(token_ids))
+        part = TimedPart(offset, offset + position * seconds, tuple(token_ids))
         return WindowParts((part,), num_frames)
     if ends_alone:
         ends.append(len(token_ids))
@@ -84,7 +84,7 @@ def parts_of_window(
         start, stop = 0, num_positions
         if has_times:
             start, stop = tokens[0] - first, tokens[last] - first
-        parts.append(Part(offset + start * seconds, offset + stop * seconds, tokens))
+        parts.append(TimedPart(offset + start * seconds, offset + stop * seconds, tokens))
         begin = end
     if ends_alone:
         return WindowParts(tuple(parts), num_frames)

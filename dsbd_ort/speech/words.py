@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dsbd_ort.speech.token_times import token_positions
 from dsbd_ort.speech.transcript import SpokenWord
-from dsbd_runtime.engine.session import AlignedTokens
+from dsbd_runtime.parts.alignment import AlignedTokens
 from dsbd_runtime.parts.speech_entry import SoundFeatures, SpeechEntry
 from dsbd_runtime.text.tokenizer import Tokenizer
 

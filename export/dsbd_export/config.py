@@ -12,7 +12,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.tensorrt.tensorrt_options import TensorrtOptions
 from dsbd_runtime.bundle_files.bundle import DTYPES, QUANTIZATIONS
 from dsbd_runtime.bundle_files.manifest import INT4_SYMMETRIC
-from dsbd_runtime.engine.graph import GATHER, parse_num_top_logits
+from dsbd_runtime.parts.head import GATHER, parse_num_top_logits
 from dsbd_runtime.tensorrt.trt_module import FLAVOURS
 
 OPSET = 24  # of ai.onnx, the version with TensorScatter and Attention

@@ -71,8 +71,8 @@ from dsbd_runtime.bundle_files.bundle import (
 from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, read_record, write_record
 from dsbd_runtime.bundle_files.manifest import entry_by_role
 from dsbd_runtime.bundle_files.staging import new_bundle
-from dsbd_runtime.engine.graph import GATHER
 from dsbd_runtime.parts.cache_entries import attending, recurrent
+from dsbd_runtime.parts.head import GATHER
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,15 +13,8 @@ import onnxruntime as ort
 
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.bundle_files.manifest import ModelEntry
-from dsbd_runtime.engine.graph import (
-    ATTENTION_MASK,
-    FEATURE_ROWS,
-    INPUT_IDS,
-    LOGIT_ROWS,
-    POSITION_IDS,
-    WRITE_INDICES,
-)
 from dsbd_runtime.ort.ort_module import session_options
+from dsbd_runtime.parts.attention_rows import ATTENTION_MASK, INPUT_IDS, POSITION_IDS, WRITE_INDICES
 from dsbd_runtime.parts.cache_entries import (
     num_ancestors,
     parts_of,
@@ -29,9 +22,11 @@ from dsbd_runtime.parts.cache_entries import (
     present_name,
     recent,
 )
+from dsbd_runtime.parts.feature_memory import FEATURE_ROWS
 from dsbd_runtime.parts.fold_chains import FOLDED_TOGETHER, LEFT_BEHIND
+from dsbd_runtime.parts.head import LOGIT_ROWS
 from dsbd_runtime.parts.kv_cache import NUMPY_DTYPES
-from dsbd_runtime.parts.recent_memory import recent_capacity
+from dsbd_runtime.parts.recent_rows import recent_capacity
 from lab.frame.recent_inputs import recent_inputs
 
 _LOG_ERRORS = 3

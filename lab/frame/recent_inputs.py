@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime.bundle_files.manifest import ModelEntry
-from dsbd_runtime.engine.graph import (
+from dsbd_runtime.parts.cache_entries import num_ancestors, recent, recurrent
+from dsbd_runtime.parts.recent_rows import (
     ANCESTORS,
     CHECKPOINT_ROWS,
     RECENT_MASK,
     RECENT_WRITE_INDICES,
     ROW_PLACES,
 )
-from dsbd_runtime.parts.cache_entries import num_ancestors, recent, recurrent
 
 
 def recent_inputs(

@@ -15,17 +15,16 @@ from numpy.typing import NDArray
 
 from dsbd_forward.forward import Forward
 from dsbd_runtime.bundle_files.manifest import ModelEntry
-from dsbd_runtime.engine.graph import (
+from dsbd_runtime.ort.ort_module import import_ort, session_options
+from dsbd_runtime.parts.attention_rows import (
     ATTENTION_MASK,
     ATTENTION_MASK_SLIDING,
     INPUT_IDS,
-    LOGIT_ROWS,
-    LOGITS,
     POSITION_IDS,
     WRITE_INDICES,
 )
-from dsbd_runtime.ort.ort_module import import_ort, session_options
 from dsbd_runtime.parts.cache_entries import num_ancestors, parts_of, past_name, present_name
+from dsbd_runtime.parts.head import LOGIT_ROWS, LOGITS
 from lab.frame.recent_inputs import recent_inputs
 
 CAPACITIES = (128, 256, 384, 512)

@@ -10,12 +10,13 @@ from dsbd_runtime.bundle_files.bundle import WEIGHTS_FILE, Bundle
 from dsbd_runtime.device.cuda_device import check_cuda_device, import_cuda_runtime
 from dsbd_runtime.device.ort_engine import open_cuda_session
 from dsbd_runtime.engine.causal_lm import CausalLM
-from dsbd_runtime.engine.graph import GATHER
 from dsbd_runtime.engine.providers import Placement, Provider, check_reads_sources, parse_placement
 from dsbd_runtime.engine.session import EngineOptions, Session
+from dsbd_runtime.engine.source_reading_lm import language_model
 from dsbd_runtime.errors import InputError, ProviderError
 from dsbd_runtime.ort.ort_module import import_ort_for
 from dsbd_runtime.ort.ort_session import open_host_session
+from dsbd_runtime.parts.head import GATHER
 from dsbd_runtime.tensorrt.trt_engine import open_trt_session
 from dsbd_runtime.tensorrt.trt_module import FLAVOURS, import_trt
 
@@ -136,7 +137,7 @@ def load_pair(
         )
     )
     session = _open_session(target_request)
-    target = CausalLM(session, bundle.entry("target"))
+    target = language_model(session, bundle.entry("target"))
     try:
         return target, _open(replace(draft_request, target=session))
     except BaseException:
@@ -145,7 +146,7 @@ def load_pair(
 
 
 def _open(request: EngineOptions) -> CausalLM:
-    return CausalLM(_open_session(request), request.bundle.entry(request.role))
+    return language_model(_open_session(request), request.bundle.entry(request.role))
 
 
 def _open_session(request: EngineOptions) -> Session:

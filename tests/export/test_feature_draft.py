@@ -23,7 +23,7 @@ from dsbd_export.parity_cases import TREE_PARENTS, ForestCase
 from dsbd_export.pipeline import export_bundle, export_model
 from dsbd_ort.pipeline import Pipeline
 from dsbd_runtime.bundle_files.bundle import open_bundle
-from dsbd_runtime.engine.graph import FeatureEntry
+from dsbd_runtime.parts.features import FeatureEntry
 from scripts.family_checkpoints import VOCAB_SIZE
 from tests.export.eagle3_reference import Reference
 from tests.export.feature_checkpoints import (

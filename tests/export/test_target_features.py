@@ -19,7 +19,8 @@ from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import ForestEngine
 from dsbd_export.parity_cases import ForestCase, text_case
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
-from dsbd_runtime.engine.graph import FEATURES, FeatureEntry
+from dsbd_runtime.parts.feature_memory import FEATURES
+from dsbd_runtime.parts.features import FeatureEntry
 from scripts.shared_captures import SharedCaptures
 from tests.exports import export_demo_pair
 

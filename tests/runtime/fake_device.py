@@ -17,10 +17,9 @@ from dsbd_runtime.device.bound_calls import LoadedModel
 from dsbd_runtime.device.device import ELEMENT_BYTES, BoundCall, DeviceArray, DeviceEngine
 from dsbd_runtime.device.device_session import DeviceSession
 from dsbd_runtime.device.ort_engine import OrtEngine
-from dsbd_runtime.engine import graph
 from dsbd_runtime.engine.causal_lm import CausalLM
-from dsbd_runtime.engine.session import MAX_FORWARD_ROWS
 from dsbd_runtime.errors import CapacityError
+from dsbd_runtime.parts.attention_rows import INPUT_IDS, MAX_FORWARD_ROWS, WRITE_INDICES
 from tests.ort_sessions import cpu_session
 
 POISON = 1e4
@@ -300,9 +299,9 @@ def open_on_fake(
 
 def poison_unused_rows(device: FakeDevice, arrays: dict[str, DeviceArray]) -> None:
     """Overwrite the rows of fp32 caches from the first row of a step on."""
-    if graph.INPUT_IDS not in arrays:
+    if INPUT_IDS not in arrays:
         return
-    first_row = device.memory_of(arrays[graph.WRITE_INDICES]).view(np.int64)[0]
+    first_row = device.memory_of(arrays[WRITE_INDICES]).view(np.int64)[0]
     for array in arrays.values():
         if len(array.shape) == CACHE_DIMS and array.dtype == "fp32":
             device.memory_of(array).view(np.float32).reshape(array.shape)[:, :, first_row:] = POISON

@@ -2,46 +2,88 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_runtime.engine.graph import LOGITS
-from dsbd_runtime.engine.session import EngineInputs, EngineOutputs
+from dsbd_forward.forward import Forward
+from dsbd_runtime.bundle_files.manifest import ModelEntry
 from dsbd_runtime.errors import DsbdError
+from dsbd_runtime.parts.attention_rows import AttentionEntry, Rows
+from dsbd_runtime.parts.head import LOGITS, NO_FULL, Head, HeadEntry
+from dsbd_runtime.parts.part import Call, HeadOutput, Padding, Part, part_of
 
 BYTES_PER_ROW = 100
+
+
+class RecordingBinder:
+    """Keeps copies of the arrays that a call reads, by name."""
+
+    name = "a fake engine"
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, NDArray[Any]] = {}
+
+    def write(self, arrays: Mapping[str, NDArray[Any]], padding: Padding = 0) -> None:
+        self.arrays |= {name: array.copy() for name, array in arrays.items()}
+
+    def size(self, dim: str, number: int) -> int:
+        return number
+
+    def returns(self, outputs: tuple[HeadOutput, ...], num_rows: int, num_pairs: int) -> None:
+        pass
+
+
+@dataclass
+class FakeCall:
+    """One call: its forward, its first row, and its masks, (S, C) each."""
+
+    forward: Forward
+    first_row: int
+    masks: dict[str, NDArray[np.bool_]]
 
 
 class FakeSession:
     """Records what it is asked; capacities are multiples of 64.
 
     Attributes:
-        rows: (capacity,) int64. The token id in each cache row; -1 where nothing was written.
-        calls: for each run a copy of its inputs.
+        token_rows: (capacity,) int64. The token id in each cache row; -1 where none was written.
+        calls: every run.
         moves: for each move its source rows and first row.
     """
 
+    grows_at_a_cost = False
+
     def __init__(
-        self, vocab_size: int, answer: Callable[[EngineInputs], None] = lambda inputs: None
+        self,
+        entry: ModelEntry,
+        answer: Callable[[FakeCall], None] = lambda call: None,
+        others: tuple[Part, ...] = (),
     ) -> None:
-        """``answer`` sees every call's inputs and may raise."""
-        self._vocab_size = vocab_size
+        """``answer`` sees every call and may raise; ``others``: parts beside rows and head."""
+        self._vocab_size = entry.vocab_size
         self._answer = answer
-        self.rows = np.full(64, -1, np.int64)
-        self.calls: list[EngineInputs] = []
+        self.token_rows = np.full(64, -1, np.int64)
+        self.calls: list[FakeCall] = []
         self.moves: list[tuple[list[int], int]] = []
         self.is_closed = False
+        attention = next(part for part in entry.parts if isinstance(part, AttentionEntry))
+        self.rows = Rows(attention, self)
+        head = HeadEntry(kind="full", vocab_size=entry.vocab_size)
+        self.parts = (self.rows, *others, Head(head, NO_FULL))
+
+    # The caches
 
     @property
     def capacity(self) -> int:
-        return len(self.rows)
+        return len(self.token_rows)
 
     @property
-    def kv_bytes(self) -> int:
-        return BYTES_PER_ROW * len(self.rows)
+    def num_bytes(self) -> int:
+        return BYTES_PER_ROW * self.capacity
 
     def reserve(self, num_rows: int, num_used: int) -> None:
         if self.is_closed:
@@ -49,37 +91,39 @@ class FakeSession:
         capacity = max(64, -(-num_rows // 64) * 64)
         if num_used > 0 and capacity <= self.capacity:
             return
-        used = self.rows[:num_used]
-        self.rows = np.full(capacity, -1, np.int64)
-        self.rows[:num_used] = used
-
-    grows_at_a_cost = False
-    recent = None
-    sources = None
-    aligner = None
+        used = self.token_rows[:num_used]
+        self.token_rows = np.full(capacity, -1, np.int64)
+        self.token_rows[:num_used] = used
 
     def shrink(self, num_used: int) -> None:
-        self.rows = self.rows[: max(64, -(-num_used // 64) * 64)]
+        self.token_rows = self.token_rows[: max(64, -(-num_used // 64) * 64)]
 
-    def run(self, inputs: EngineInputs) -> EngineOutputs:
-        """Return logits that name the row: logits[r, v] = token id of row r + v / 1000."""
-        masks = {name: mask.copy() for name, mask in inputs.masks.items()}
-        for mask in masks.values():
-            assert mask.shape == (inputs.forward.num_new, self.capacity)
-        self.calls.append(dataclasses.replace(inputs, masks=masks))
-        self._answer(inputs)
-        forward = inputs.forward
-        self.rows[inputs.first_row : inputs.first_row + forward.num_new] = forward.token_ids
-        tokens = forward.token_ids[forward.logit_rows].astype(np.float32)
-        logits = tokens[:, None] + np.arange(self._vocab_size, dtype=np.float32) / 1000
-        return {LOGITS: logits}
-
-    def read_full_logits(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        raise AssertionError("an engine that returns all logits keeps none")
+    def bind(self, binder: Any) -> None:
+        pass
 
     def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
         self.moves.append((src_rows.tolist(), first_row))
-        self.rows[first_row : first_row + len(src_rows)] = self.rows[src_rows]
+        self.token_rows[first_row : first_row + len(src_rows)] = self.token_rows[src_rows]
+
+    # The session
+
+    def run(self, call: Call) -> None:
+        """Return logits that name the row: logits[r, v] = token id of row r + v / 1000."""
+        binder = RecordingBinder()
+        for part in self.parts:
+            part.bind(call, binder)
+        masks = {name: array[0, 0] for name, array in binder.arrays.items() if "mask" in name}
+        forward = call.forward
+        for mask in masks.values():
+            assert mask.shape == (forward.num_new, self.capacity)
+        self.calls.append(FakeCall(forward, call.first_row, masks))
+        self._answer(self.calls[-1])
+        self.token_rows[call.first_row : call.stop] = forward.token_ids
+        part_of(self.parts, Head).collect(call, {LOGITS: self._logits(call)})
+
+    def _logits(self, call: Call) -> NDArray[np.float32]:
+        tokens = call.forward.token_ids[call.forward.logit_rows].astype(np.float32)
+        return tokens[:, None] + np.arange(self._vocab_size, dtype=np.float32) / 1000
 
     def close(self) -> None:
         self.is_closed = True

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_runtime.engine.graph import FeatureEntry
+from dsbd_runtime.parts.features import FeatureEntry
 from tests.runtime.reference import reference_rows
 from tests.runtime.tiny_graph import TinyModel
 

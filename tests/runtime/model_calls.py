@@ -11,7 +11,7 @@ from dsbd_forward.engine import Engine
 from dsbd_forward.forward import Forward
 from dsbd_forward.logits import DenseLogits, Gather, GatheredLogits
 from dsbd_runtime.engine.causal_lm import CausalLM
-from dsbd_runtime.engine.session import EngineInputs
+from dsbd_runtime.parts.part import Call
 from tests.runtime.reference import ancestor_mask
 from tests.runtime.tiny_tokenizer import VOCAB_SIZE
 
@@ -47,10 +47,10 @@ def engine_inputs(
     masks: dict[str, NDArray[np.bool_]],
     first_row: int,
     logit_rows: NDArray[np.int64],
-) -> EngineInputs:
-    """Return one engine call, whose masks are as wide as the caches already."""
-    mask = next(iter(masks.values()))
-    return EngineInputs(Forward(token_ids, positions, mask, logit_rows), masks, first_row)
+) -> Call:
+    """Return one engine call of a mask, that of all layers."""
+    (mask,) = masks.values()
+    return Call.of(Forward(token_ids, positions, mask, logit_rows), first_row)
 
 
 def append_chain(model: CausalLM, num_new: int, logit_rows: NDArray[np.int64]) -> Any:

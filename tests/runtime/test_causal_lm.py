@@ -11,10 +11,16 @@ import pytest
 
 from dsbd_forward.forward import Forward, RowSources, Source
 from dsbd_runtime.engine.causal_lm import CausalLM
-from dsbd_runtime.engine.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
-from dsbd_runtime.engine.session import MAX_FORWARD_ROWS, EngineInputs
+from dsbd_runtime.engine.source_reading_lm import SourceReadingLM
 from dsbd_runtime.errors import CapacityError, DsbdError, InputError
-from tests.runtime.fakes import BYTES_PER_ROW, FakeSession
+from dsbd_runtime.parts.attention_rows import (
+    ATTENTION_MASK,
+    ATTENTION_MASK_SLIDING,
+    MAX_FORWARD_ROWS,
+)
+from dsbd_runtime.parts.part import Call
+from dsbd_runtime.parts.sources import Sources
+from tests.runtime.fakes import BYTES_PER_ROW, FakeCall, FakeSession
 from tests.runtime.model_calls import logits_of
 from tests.runtime.tiny_graph import TinyModel
 
@@ -24,8 +30,9 @@ SLIDING_ENTRY = TinyModel(vocab_size=VOCAB_SIZE, sliding_window=2).entry()
 
 
 def new_model(**changes: Any) -> tuple[FakeSession, CausalLM]:
-    session = FakeSession(VOCAB_SIZE)
-    return session, CausalLM(session, replace(ENTRY, **changes))
+    entry = replace(ENTRY, **changes)
+    session = FakeSession(entry)
+    return session, CausalLM(session, entry)
 
 
 def append_chain(model: CausalLM, num_new: int, logit_rows: list[int] | None = None) -> Any:
@@ -58,7 +65,7 @@ def test_masks_are_padded_to_the_capacity_with_false() -> None:
 
 
 def test_the_sliding_mask_cuts_by_position_also_after_keep() -> None:
-    session = FakeSession(VOCAB_SIZE)
+    session = FakeSession(SLIDING_ENTRY)
     model = CausalLM(session, SLIDING_ENTRY)
     append_chain(model, 3)  # positions 0, 1, 2
     siblings = np.array([[1, 1, 1, 1, 0], [1, 1, 1, 0, 1]], np.bool_)
@@ -86,7 +93,7 @@ def test_a_long_step_goes_in_chunks_into_caches_reserved_at_once() -> None:
     assert max(len(mask) for call in chunks for mask in call.masks.values()) == MAX_FORWARD_ROWS
     assert logits.shape == (5, VOCAB_SIZE)
     assert logits[:, 0].tolist() == [1509, 10, 265, 266, 266]
-    assert session.rows[: model.num_rows].tolist() == list(range(1510))
+    assert session.token_rows[: model.num_rows].tolist() == list(range(1510))
     for call in chunks:
         rows = call.first_row + np.arange(call.forward.num_new)
         np.testing.assert_array_equal(call.masks[ATTENTION_MASK], np.arange(1536) <= rows[:, None])
@@ -112,7 +119,7 @@ def test_keep_moves_only_the_rows_after_the_first_gap(
     model.keep(np.array(rows, np.int64))
     assert session.moves == moves
     assert model.num_rows == len(rows)
-    assert session.rows[: len(rows)].tolist() == rows
+    assert session.token_rows[: len(rows)].tolist() == rows
 
 
 def test_bytes_and_their_peak() -> None:
@@ -132,18 +139,18 @@ def test_bytes_and_their_peak() -> None:
 def test_a_failing_engine_leaves_the_rows_as_they_were(num_new: int) -> None:
     fail = [False]
 
-    def answer(inputs: EngineInputs) -> None:
+    def answer(inputs: FakeCall) -> None:
         if fail[0] and inputs.first_row + inputs.forward.num_new == num_new + 4:
             raise RuntimeError("engine")
 
-    session = FakeSession(VOCAB_SIZE, answer)
+    session = FakeSession(ENTRY, answer)
     model = CausalLM(session, ENTRY)
     append_chain(model, 4)
     fail[0] = True
     with pytest.raises(RuntimeError, match="engine"):
         append_chain(model, num_new)
     assert model.num_rows == 4
-    assert session.rows[:4].tolist() == [0, 1, 2, 3]
+    assert session.token_rows[:4].tolist() == [0, 1, 2, 3]
     fail[0] = False
     append_chain(model, num_new)
     assert model.num_rows == num_new + 4
@@ -154,7 +161,7 @@ def test_a_failing_move_leaves_the_rows_before_the_gap() -> None:
         def move_rows(self, src_rows: Any, first_row: int) -> None:
             raise RuntimeError("move")
 
-    model = CausalLM(FailingMoves(VOCAB_SIZE), ENTRY)
+    model = CausalLM(FailingMoves(ENTRY), ENTRY)
     append_chain(model, 8)
     with pytest.raises(RuntimeError, match="move"):
         model.keep(np.array([0, 1, 5]))
@@ -162,7 +169,9 @@ def test_a_failing_move_leaves_the_rows_before_the_gap() -> None:
 
 
 class FewSources:
-    """The memory of a session that has room for two sources a call."""
+    """Slots with room for two sources a call."""
+
+    num_bytes = 0
 
     def __init__(self) -> None:
         self.read_ones: list[Source] = []
@@ -178,9 +187,17 @@ class FewSources:
         self.released.append(source)
 
 
+class BoundNowhere(Sources):
+    """The sources of an engine whose calls read none."""
+
+    def bind(self, call: Call, binder: Any) -> None:
+        pass
+
+
 def test_a_forward_of_more_sources_than_fit_goes_in_several_calls() -> None:
-    session, model = new_model()
-    session.sources = FewSources()  # type: ignore[assignment]
+    slots: Any = FewSources()
+    session = FakeSession(ENTRY, others=(BoundNowhere(None, slots),))  # type: ignore[arg-type]
+    model = SourceReadingLM(session, ENTRY)
     index = np.array([0, 0, 1, 0, 2, 1, 1, 2, 0])
     size = len(index)
     rows = np.arange(size)
@@ -200,7 +217,7 @@ def test_a_forward_of_more_sources_than_fit_goes_in_several_calls() -> None:
     assert [call.first_row for call in session.calls] == [0, 4, 8]
     model.read_source("a")
     model.release_source("b")
-    assert (session.sources.read_ones, session.sources.released) == (["a"], ["b"])
+    assert (slots.read_ones, slots.released) == (["a"], ["b"])
     model.forward(
         replace(
             forward, mask=np.eye(size, 2 * size, size, dtype=np.bool_), source="a", sources=None
@@ -310,4 +327,4 @@ def test_shrink_gives_back_what_the_rows_in_use_do_not_need() -> None:
     assert model.kv_bytes == 128 * BYTES_PER_ROW
     append_chain(model, 2, [1])
     assert session.calls[-1].first_row == 70
-    assert session.rows[:72].tolist() == list(range(72))
+    assert session.token_rows[:72].tolist() == list(range(72))

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
 from dsbd_runtime.device import bound_calls
 from dsbd_runtime.device.packed_buffer import PackedArrays, fill_forward
-from dsbd_runtime.engine import graph
 from dsbd_runtime.engine.session import EngineInputs
 from dsbd_runtime.errors import CapacityError, DsbdError, InputError
 from dsbd_runtime.loading import load_causal_lm
+from dsbd_runtime.parts.attention_rows import ATTENTION_MASK, INPUT_IDS
+from dsbd_runtime.parts.head import LOGITS
 from tests.runtime.fake_device import FakeDevice, FakeMachine, open_on_fake
 from tests.runtime.model_calls import append_chain, append_forest, assert_same, engine_inputs
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
@@ -67,8 +68,8 @@ def test_the_poison_would_be_seen(tiny_bundle: Bundle) -> None:
         mask = np.tri(3, machine.session.capacity, dtype=np.bool_)
         for last_seen in (0, 100):
             mask[2, last_seen] = True
-            inputs = engine_inputs(rows, rows, {graph.ATTENTION_MASK: mask}, 0, rows)
-            logits.append(machine.session.run(inputs)[graph.LOGITS][2])
+            inputs = engine_inputs(rows, rows, {ATTENTION_MASK: mask}, 0, rows)
+            logits.append(machine.session.run(inputs)[LOGITS][2])
     np.testing.assert_array_equal(logits[0], logits[2])
     assert not np.allclose(logits[1], logits[3], atol=1)
 
@@ -286,7 +287,7 @@ def test_the_reserved_room_holds_the_padding(tiny_bundle: Bundle) -> None:
     append_chain(machine.model, 1, NO_ROWS)
     append_chain(machine.model, 129, NO_ROWS)  # 128 + 192 padded
     assert machine.session.capacity == 320
-    sizes = [arrays[graph.INPUT_IDS].shape[1] for arrays in machine.engine.bound]
+    sizes = [arrays[INPUT_IDS].shape[1] for arrays in machine.engine.bound]
     assert sizes == [128, 8, 2, 1, 192]
 
 
@@ -390,7 +391,7 @@ def test_closing_frees_everything(tiny_bundle: Bundle) -> None:
 def test_a_step_beyond_the_largest_is_refused(tiny_bundle: Bundle) -> None:
     session = open_on_fake(tiny_bundle, max_forward_rows=4).session
     rows = np.arange(5)
-    inputs = engine_inputs(rows, rows, {graph.ATTENTION_MASK: np.tri(5, 128, dtype=bool)}, 0, rows)
+    inputs = engine_inputs(rows, rows, {ATTENTION_MASK: np.tri(5, 128, dtype=bool)}, 0, rows)
     with pytest.raises(InputError, match="a forward of 5 rows, the session takes 4"):
         session.run(inputs)
 

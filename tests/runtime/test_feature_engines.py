@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from dsbd_forward.features import ParentFeatures
 from dsbd_forward.logits import Gather
 from dsbd_runtime.engine.causal_lm import CausalLM
-from dsbd_runtime.engine.graph import FeatureEntry
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.ort.ort_session import OrtSession
-from dsbd_runtime.parts.features import HostFeatures, Piece, ReadFeatures, host_rows
+from dsbd_runtime.parts.feature_memory import HostFeatures, Piece, ReadFeatures, host_rows
+from dsbd_runtime.parts.features import FeatureEntry
 from tests.runtime.feature_pair import (
     DRAFT,
     TARGET,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
-from dsbd_runtime.engine.graph import FeatureEntry
 from dsbd_runtime.errors import BundleError
+from dsbd_runtime.parts.features import FeatureEntry
 from tests.runtime.bundle_edits import edited
 from tests.runtime.feature_pair import DRAFT, TARGET, WIDTH
 from tests.runtime.tiny_graph import write_tiny_bundle

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import dsbd_runtime.ort.host_values as host_values
 import numpy as np
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-import dsbd_runtime.ort.host_values as host_values
-from dsbd_runtime.engine.graph import HeadOutput
-from dsbd_runtime.ort.host_values import HostValues
+from dsbd_runtime.ort.host_binder import OrtBinder
+from dsbd_runtime.parts.part import HeadOutput
 from tests.ort_sessions import cpu_session
 
 HEAD = (HeadOutput("doubled", np.float32, (3,)), HeadOutput("total", np.float32, (), by_pair=True))
@@ -59,7 +59,7 @@ class Engine:
         model.ir_version = 10
         self.session = cpu_session(model)
         self.binding = CountingBinding(self.session.io_binding())
-        self.values = HostValues(ort, self.binding)
+        self.values = OrtBinder(ort, self.binding)
 
     def check(self, num_rows: int, num_pairs: int, seed: int) -> dict[str, np.ndarray]:
         """Make a call and compare what it returns."""

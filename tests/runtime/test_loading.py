@@ -17,9 +17,9 @@ from dsbd_runtime.bundle_files.bundle import (
     write_manifest,
 )
 from dsbd_runtime.engine.causal_lm import CausalLM
-from dsbd_runtime.engine.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
 from dsbd_runtime.errors import BundleError, InputError, ProviderError
 from dsbd_runtime.loading import SMALL_DRAFT_BYTES, load_causal_lm, load_pair
+from dsbd_runtime.parts.attention_rows import ATTENTION_MASK, ATTENTION_MASK_SLIDING
 from dsbd_runtime.parts.cache_entries import equal_caches
 from tests.runtime.model_calls import logits_of
 from tests.runtime.reference import reference_logits

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from dsbd_forward.forward import Source
-from dsbd_runtime.engine.graph import EncoderContract, TensorSpec
 from dsbd_runtime.ort.ort_module import import_ort
+from dsbd_runtime.parts.encoder_entry import encoder_contract
 from dsbd_runtime.parts.ort_encoder import OrtEncoder
+from dsbd_runtime.parts.part import TensorSpec
 from tests.runtime.test_cross_slots import BYTES_OF_TOKEN, ENTRY, rows_of
 
 ORT = import_ort()
@@ -31,10 +32,10 @@ class FakeEngine:
         self.read: list[Source] = []
 
     def get_inputs(self) -> list[SimpleNamespace]:
-        return _described(EncoderContract(ENTRY).inputs)
+        return _described(encoder_contract(ENTRY).inputs)
 
     def get_outputs(self) -> list[SimpleNamespace]:
-        return _described(EncoderContract(ENTRY).outputs)
+        return _described(encoder_contract(ENTRY).outputs)
 
     def run_with_ort_values(self, names: list[str], feeds: dict[str, Any]) -> list[Any]:
         (tokens,) = feeds.values()

@@ -20,7 +20,6 @@ from dsbd_runtime.device.ort_engine import (
     open_on_provider,
     preload_libraries,
 )
-from dsbd_runtime.engine import graph
 from dsbd_runtime.engine.providers import Provider, find_provider
 from dsbd_runtime.errors import (
     BundleError,
@@ -29,6 +28,7 @@ from dsbd_runtime.errors import (
     EngineError,
     ProviderError,
 )
+from dsbd_runtime.parts.attention_rows import SRC_ROWS, WRITE_INDICES
 from dsbd_runtime.parts.cache_entries import equal_caches
 from dsbd_runtime.parts.kv_cache import DeviceCaches
 from tests.ort_sessions import cpu_session
@@ -238,5 +238,5 @@ def test_rows_of_every_type_move_in_place_behind_an_address(tmp_path: Path, dtyp
         np.testing.assert_array_equal(found, old.reshape(2, 6, -1)[:, [0, 2, 3, 5, 4, 5]])
 
 
-MOVE = {graph.SRC_ROWS: [2, 3, 5], graph.WRITE_INDICES: [1]}
-MOVE_SHAPES = {graph.SRC_ROWS: (3,), graph.WRITE_INDICES: (1,)}
+MOVE = {SRC_ROWS: [2, 3, 5], WRITE_INDICES: [1]}
+MOVE_SHAPES = {SRC_ROWS: (3,), WRITE_INDICES: (1,)}

@@ -14,12 +14,13 @@ import onnxruntime as ort
 import pytest
 
 from dsbd_runtime.bundle_files.bundle import Bundle
-from dsbd_runtime.engine import graph
 from dsbd_runtime.engine.session import EngineInputs
 from dsbd_runtime.errors import BundleError, DsbdError, EngineError, InputError, ProviderError
 from dsbd_runtime.ort.ort_module import LOG_WARNINGS
 from dsbd_runtime.ort.ort_session import OrtSession
+from dsbd_runtime.parts.attention_rows import ATTENTION_MASK, SRC_ROWS, WRITE_INDICES
 from dsbd_runtime.parts.cache_entries import past_name, present_name
+from dsbd_runtime.parts.head import LOGITS
 from dsbd_runtime.parts.kv_cache import KVCache
 from tests.ort_sessions import cpu_session
 from tests.runtime.model_calls import engine_inputs
@@ -31,7 +32,7 @@ IN_PLACE_WARNING = "in-place optimization not activated"
 def step_inputs(capacity: int, num_new: int, first_row: int = 0) -> EngineInputs:
     rows = np.arange(num_new)
     mask = np.arange(capacity) <= (first_row + rows)[:, None]
-    return engine_inputs(rows, first_row + rows, {graph.ATTENTION_MASK: mask}, first_row, rows[-1:])
+    return engine_inputs(rows, first_row + rows, {ATTENTION_MASK: mask}, first_row, rows[-1:])
 
 
 def buffers_of(session: OrtSession) -> list[Any]:
@@ -68,7 +69,7 @@ def test_the_warning_appears_when_past_and_present_differ(
     engine = engine_with_warnings(tiny_bundle.prune_path("target"))
     cache = KVCache(tiny_bundle.entry("target").caches)
     feeds = {past_name(layer, part): b for (layer, part), b in cache.buffers.items()}
-    engine.run(None, {graph.SRC_ROWS: np.array([1]), graph.WRITE_INDICES: np.array([0]), **feeds})
+    engine.run(None, {SRC_ROWS: np.array([1]), WRITE_INDICES: np.array([0]), **feeds})
     assert IN_PLACE_WARNING in capfd.readouterr().err
 
 
@@ -91,8 +92,8 @@ def test_prune_graph_and_move_rows_give_the_same_caches_in_place(
         value = ort.OrtValue.ortvalue_from_numpy(by_graph.buffers[key])
         binding.bind_ortvalue_input(past_name(*key), value)
         binding.bind_ortvalue_output(present_name(*key), value)
-    binding.bind_cpu_input(graph.SRC_ROWS, np.array(src_rows, np.int64))
-    binding.bind_cpu_input(graph.WRITE_INDICES, np.array([first_row]))
+    binding.bind_cpu_input(SRC_ROWS, np.array(src_rows, np.int64))
+    binding.bind_cpu_input(WRITE_INDICES, np.array([first_row]))
     engine.run_with_iobinding(binding)
     by_numpy.move_rows(np.array(src_rows, np.int64), first_row)
     for key, buffer in by_numpy.buffers.items():
@@ -226,4 +227,4 @@ def test_a_call_that_fails_names_the_engine_and_what_was_asked(tmp_path: Path) -
     assert "(20 rows from row 0 on, logits of 1, caches of 128)" in message
     assert "\n" not in message
     outputs = session.run(step_inputs(session.capacity, 5))  # it goes on
-    assert np.isfinite(outputs[graph.LOGITS]).all()
+    assert np.isfinite(outputs[LOGITS]).all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dsbd_runtime.device.device_session import forward_bucket, padded_rows, row_bucket
+from dsbd_runtime.device.device_binder import forward_bucket, padded_rows, row_bucket
 from dsbd_runtime.device.packed_buffer import (
     PackedArrays,
     PackedBuffer,
@@ -15,11 +15,19 @@ from dsbd_runtime.device.packed_buffer import (
     move_parts,
     packed_bytes,
 )
-from dsbd_runtime.engine import graph
+from dsbd_runtime.parts.attention_rows import (
+    ATTENTION_MASK,
+    ATTENTION_MASK_SLIDING,
+    INPUT_IDS,
+    POSITION_IDS,
+    SRC_ROWS,
+    WRITE_INDICES,
+)
+from dsbd_runtime.parts.head import LOGIT_ROWS
 from tests.runtime.fake_device import FakeDevice
 from tests.runtime.model_calls import engine_inputs
 
-MASKS = [graph.ATTENTION_MASK, graph.ATTENTION_MASK_SLIDING]
+MASKS = [ATTENTION_MASK, ATTENTION_MASK_SLIDING]
 
 
 def staged(parts: list[tuple[str, tuple[int, ...], str]]) -> PackedArrays:
@@ -79,10 +87,10 @@ def test_padding_rows_see_themselves_and_the_first_row_and_nobody_sees_them() ->
     two, positions = np.array([7, 8]), np.array([2, 2])
     fill_forward(arrays, engine_inputs(two, positions, masks, 2, np.array([1, 0, 1])))
     host = arrays.on_host
-    assert host[graph.INPUT_IDS].tolist() == [[7, 8, 0, 0]]
-    assert host[graph.POSITION_IDS].tolist() == [[2, 2, 0, 0]]
-    assert host[graph.WRITE_INDICES].tolist() == [2]
-    assert host[graph.LOGIT_ROWS].tolist() == [1, 0, 1, 0]
+    assert host[INPUT_IDS].tolist() == [[7, 8, 0, 0]]
+    assert host[POSITION_IDS].tolist() == [[2, 2, 0, 0]]
+    assert host[WRITE_INDICES].tolist() == [2]
+    assert host[LOGIT_ROWS].tolist() == [1, 0, 1, 0]
     padding = [[1, 0, 0, 0, 1, 0, 0, 0], [1, 0, 0, 0, 0, 1, 0, 0]]
     for name, mask in masks.items():
         assert host[name][0, 0].tolist() == [*mask.tolist(), *np.array(padding, bool).tolist()]
@@ -91,8 +99,8 @@ def test_padding_rows_see_themselves_and_the_first_row_and_nobody_sees_them() ->
 def test_the_padding_of_a_move_copies_a_row_that_moves_anyway() -> None:
     arrays = staged(move_parts(4))
     fill_move(arrays, np.array([5, 7, 8]), 2)
-    assert arrays.on_host[graph.SRC_ROWS].tolist() == [5, 7, 8, 8]
-    assert arrays.on_host[graph.WRITE_INDICES].tolist() == [2]
+    assert arrays.on_host[SRC_ROWS].tolist() == [5, 7, 8, 8]
+    assert arrays.on_host[WRITE_INDICES].tolist() == [2]
 
 
 def test_parts_are_aligned_and_the_same_on_both_sides() -> None:
@@ -100,7 +108,7 @@ def test_parts_are_aligned_and_the_same_on_both_sides() -> None:
     parts = forward_parts(3, 2, 10, MASKS)
     buffer = PackedBuffer(device, packed_bytes(parts))
     arrays = buffer.lay_out(parts)
-    first = arrays.on_device[graph.WRITE_INDICES].address
+    first = arrays.on_device[WRITE_INDICES].address
     for value, (name, shape, _) in enumerate(parts):
         assert (arrays.on_device[name].address - first) % 256 == 0
         assert arrays.on_host[name].shape == arrays.on_device[name].shape == shape

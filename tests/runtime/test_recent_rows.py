@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dsbd_forward.forward import Forward
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.parts.fold_chains import FOLDED_TOGETHER, LEFT_BEHIND
-from dsbd_runtime.parts.recent_rows import MOST_HELD, NewRows, RecentRows
+from dsbd_runtime.parts.recent_paths import MOST_HELD, NewRows, RecentPaths
 
 NUM_ANCESTORS = 3
 MOST_NEW = 64
@@ -55,11 +55,11 @@ class SumMemory:
 
 
 class SumEngine:
-    """An engine over ``RecentRows``: its output is the sum of a path, and its last tokens."""
+    """An engine over ``RecentPaths``: its output is the sum of a path, and its last tokens."""
 
     def __init__(self) -> None:
         self.memory = SumMemory()
-        self.recent = RecentRows(self.memory, NUM_ANCESTORS)
+        self.recent = RecentPaths(self.memory, NUM_ANCESTORS)
         self.paths: list[list[int]] = []  # by row of the cache, its tokens
         self.seen = np.zeros((0, 0), np.bool_)
         self.num_again = 0

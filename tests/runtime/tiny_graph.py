@@ -21,9 +21,24 @@ from dsbd_runtime.bundle_files.bundle import (
     write_manifest,
 )
 from dsbd_runtime.bundle_files.staging import new_bundle
-from dsbd_runtime.engine import graph
-from dsbd_runtime.engine.graph import parse_num_top_logits
+from dsbd_runtime.parts.attention_rows import (
+    ATTENTION_MASK,
+    ATTENTION_MASK_SLIDING,
+    INPUT_IDS,
+    POSITION_IDS,
+    SRC_ROWS,
+    WRITE_INDICES,
+)
 from dsbd_runtime.parts.cache_entries import KEY, VALUE, equal_caches, past_name, present_name
+from dsbd_runtime.parts.feature_memory import (
+    FEATURE_INDEX,
+    FEATURE_ROWS,
+    FEATURES,
+    OWN_FEATURES,
+    TARGET_FEATURES,
+)
+from dsbd_runtime.parts.features import FeatureEntry
+from dsbd_runtime.parts.head import GATHER, LOGIT_ROWS, LOGITS, parse_num_top_logits
 from tests.runtime.tiny_tokenizer import VOCAB_SIZE, tiny_tokenizer
 
 ONNX_TYPES = {"fp32": TensorProto.FLOAT, "fp16": TensorProto.FLOAT16}
@@ -50,7 +65,7 @@ class TinyModel:
     dtype: str = "fp32"
     logits: str = "full"
     full_logits: bool = True
-    features: graph.FeatureEntry | None = None
+    features: FeatureEntry | None = None
 
     @property
     def width(self) -> int:
@@ -85,7 +100,7 @@ class TinyModel:
         return self.features is not None and self.features.own_width is not None
 
     def entry(self) -> ModelEntry:
-        sliding = [] if self.sliding_window is None else [graph.ATTENTION_MASK_SLIDING]
+        sliding = [] if self.sliding_window is None else [ATTENTION_MASK_SLIDING]
         return ModelEntry(
             family="tiny",
             vocab_size=self.vocab_size,
@@ -103,7 +118,7 @@ class TinyModel:
             quantization="none",
             logits=self.logits,
             full_logits=self.full_logits,
-            masks=[graph.ATTENTION_MASK, *sliding],
+            masks=[ATTENTION_MASK, *sliding],
             sliding_window=self.sliding_window,
             features=self.features,
             parity=ParityReport(
@@ -127,8 +142,8 @@ def write_engine(model: TinyModel, path: Path) -> None:
         "first_axis": [0],
     }
     nodes = [
-        helper.make_node("Gather", ["tokens", graph.INPUT_IDS], ["x_tokens"]),
-        helper.make_node("Gather", ["positions", graph.POSITION_IDS], ["x_positions"]),
+        helper.make_node("Gather", ["tokens", INPUT_IDS], ["x_tokens"]),
+        helper.make_node("Gather", ["positions", POSITION_IDS], ["x_positions"]),
         helper.make_node(
             "Add", ["x_tokens", "x_positions"], ["x_own" if model.is_feature_draft else "x.0"]
         ),
@@ -141,20 +156,20 @@ def write_engine(model: TinyModel, path: Path) -> None:
         nodes += _layer_nodes(model, layer)
     nodes += feature_nodes[-1:] if model.is_feature_draft else feature_nodes
     nodes += [
-        helper.make_node("Gather", [f"x.{model.num_layers}", graph.LOGIT_ROWS], ["x_r"], axis=1),
+        helper.make_node("Gather", [f"x.{model.num_layers}", LOGIT_ROWS], ["x_r"], axis=1),
         helper.make_node("Reshape", ["x_r", "rows_shape"], ["x_rows"]),
         helper.make_node("MatMul", ["x_rows", "head"], ["raw_logits"]),
-        helper.make_node("Cast", ["raw_logits"], [graph.LOGITS], to=TensorProto.FLOAT),
+        helper.make_node("Cast", ["raw_logits"], [LOGITS], to=TensorProto.FLOAT),
     ]
     inputs = [
-        _info(graph.INPUT_IDS, TensorProto.INT64, [1, "S"]),
-        _info(graph.POSITION_IDS, TensorProto.INT64, [1, "S"]),
+        _info(INPUT_IDS, TensorProto.INT64, [1, "S"]),
+        _info(POSITION_IDS, TensorProto.INT64, [1, "S"]),
         *(_info(mask, TensorProto.BOOL, [1, 1, "S", "C"]) for mask in model.entry().masks),
-        _info(graph.WRITE_INDICES, TensorProto.INT64, [1]),
-        _info(graph.LOGIT_ROWS, TensorProto.INT64, ["R"]),
+        _info(WRITE_INDICES, TensorProto.INT64, [1]),
+        _info(LOGIT_ROWS, TensorProto.INT64, ["R"]),
         *_feature_inputs(model),
     ]
-    logits = _info(graph.LOGITS, TensorProto.FLOAT, ["R", model.vocab_size])
+    logits = _info(LOGITS, TensorProto.FLOAT, ["R", model.vocab_size])
     initializers = [
         numpy_helper.from_array(weight.astype(NUMPY_TYPES[model.dtype]), name)
         for name, weight in model.weights().items()
@@ -163,14 +178,14 @@ def write_engine(model: TinyModel, path: Path) -> None:
     outputs = [logits, *present]
     if model.features is not None:
         shape = ["F", model.features.returned_width]
-        outputs.append(_info(graph.FEATURES, ONNX_TYPES[model.dtype], shape))
+        outputs.append(_info(FEATURES, ONNX_TYPES[model.dtype], shape))
     _save(nodes, [*inputs, *past], outputs, initializers, path)
     _append_head(model, path)
 
 
 def _append_head(model: TinyModel, path: Path) -> None:
     """Put the head on a graph that ``dsbd-export`` does, whose modules import torch."""
-    if model.logits == graph.GATHER:
+    if model.logits == GATHER:
         from dsbd_export.capture.gather_head import append_gather_head
 
         append_gather_head(path)
@@ -179,19 +194,19 @@ def _append_head(model: TinyModel, path: Path) -> None:
 
         append_topk_head(path, num_candidates)
         if not model.full_logits:
-            _drop_output(path, graph.LOGITS)
+            _drop_output(path, LOGITS)
 
 
 def _feature_inputs(model: TinyModel) -> list[onnx.ValueInfoProto]:
     if model.features is None:
         return []
     if not model.is_feature_draft:
-        return [_info(graph.FEATURE_ROWS, TensorProto.INT64, ["F"])]
+        return [_info(FEATURE_ROWS, TensorProto.INT64, ["F"])]
     dtype = ONNX_TYPES[model.dtype]
     return [
-        _info(graph.TARGET_FEATURES, dtype, ["F", model.features.width]),
-        _info(graph.OWN_FEATURES, dtype, ["P", model.width]),
-        _info(graph.FEATURE_INDEX, TensorProto.INT64, ["S"]),
+        _info(TARGET_FEATURES, dtype, ["F", model.features.width]),
+        _info(OWN_FEATURES, dtype, ["P", model.width]),
+        _info(FEATURE_INDEX, TensorProto.INT64, ["S"]),
     ]
 
 
@@ -203,18 +218,18 @@ def _feature_nodes(model: TinyModel) -> list[onnx.NodeProto]:
         layers = [f"x.{layer}" for layer in model.features.layers]
         return [
             helper.make_node("Concat", layers, ["x_layers"], axis=2),
-            helper.make_node("Gather", ["x_layers", graph.FEATURE_ROWS], ["x_f"], axis=1),
-            helper.make_node("Squeeze", ["x_f", "first_axis"], [graph.FEATURES]),
+            helper.make_node("Gather", ["x_layers", FEATURE_ROWS], ["x_f"], axis=1),
+            helper.make_node("Squeeze", ["x_f", "first_axis"], [FEATURES]),
         ]
     last = f"x.{model.num_layers}"
     return [
-        helper.make_node("MatMul", [graph.TARGET_FEATURES, "fc"], ["x_target"]),
+        helper.make_node("MatMul", [TARGET_FEATURES, "fc"], ["x_target"]),
         helper.make_node("ConstantOfShape", ["zeros_shape"], ["x_zeros_fp32"]),
         helper.make_node("Cast", ["x_zeros_fp32"], ["x_zeros"], to=ONNX_TYPES[model.dtype]),
-        helper.make_node("Concat", ["x_target", graph.OWN_FEATURES, "x_zeros"], ["x_all"], axis=0),
-        helper.make_node("Gather", ["x_all", graph.FEATURE_INDEX], ["x_parents"]),  # -1: the last
+        helper.make_node("Concat", ["x_target", OWN_FEATURES, "x_zeros"], ["x_all"], axis=0),
+        helper.make_node("Gather", ["x_all", FEATURE_INDEX], ["x_parents"]),  # -1: the last
         helper.make_node("Add", ["x_own", "x_parents"], ["x.0"]),
-        helper.make_node("Squeeze", [last, "first_axis"], [graph.FEATURES]),
+        helper.make_node("Squeeze", [last, "first_axis"], [FEATURES]),
     ]
 
 
@@ -233,14 +248,12 @@ def write_prune_graph(model: TinyModel, path: Path) -> None:
             past, present = past_name(layer, part), present_name(layer, part)
             moved = f"moved.{layer}.{part}"
             nodes += [
-                helper.make_node("Gather", [past, graph.SRC_ROWS], [moved], axis=2),
-                helper.make_node(
-                    "TensorScatter", [past, moved, graph.WRITE_INDICES], [present], axis=2
-                ),
+                helper.make_node("Gather", [past, SRC_ROWS], [moved], axis=2),
+                helper.make_node("TensorScatter", [past, moved, WRITE_INDICES], [present], axis=2),
             ]
     inputs = [
-        _info(graph.SRC_ROWS, TensorProto.INT64, ["K"]),
-        _info(graph.WRITE_INDICES, TensorProto.INT64, [1]),
+        _info(SRC_ROWS, TensorProto.INT64, ["K"]),
+        _info(WRITE_INDICES, TensorProto.INT64, [1]),
     ]
     past_infos, present_infos = _cache_infos(model)
     _save(nodes, [*inputs, *past_infos], present_infos, [], path)
@@ -282,10 +295,10 @@ def _layer_nodes(model: TinyModel, layer: int) -> list[onnx.NodeProto]:
         past, present = past_name(layer, part), present_name(layer, part)
         new = f"{part}.{layer}.heads"
         nodes.append(
-            helper.make_node("TensorScatter", [past, new, graph.WRITE_INDICES], [present], axis=2)
+            helper.make_node("TensorScatter", [past, new, WRITE_INDICES], [present], axis=2)
         )
     sliding = model.is_sliding(layer)
-    mask = graph.ATTENTION_MASK_SLIDING if sliding else graph.ATTENTION_MASK
+    mask = ATTENTION_MASK_SLIDING if sliding else ATTENTION_MASK
     caches = [present_name(layer, part) for part in (KEY, VALUE)]
     seen = f"seen.{layer}"
     return [

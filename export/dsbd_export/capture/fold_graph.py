@@ -17,7 +17,6 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from dsbd_export.config import OPSET
-from dsbd_runtime.engine.graph import FOLDED_ROWS
 from dsbd_runtime.parts.cache_entries import (
     RECURRENT_DECAY,
     RECURRENT_DELTA,
@@ -30,6 +29,7 @@ from dsbd_runtime.parts.cache_entries import (
     state_decay_name,
     state_name,
 )
+from dsbd_runtime.parts.recent_rows import FOLDED_ROWS
 
 _IR_VERSION = 10  # the one that torch.onnx writes; onnxruntime refuses the newest
 

@@ -49,20 +49,7 @@ from dsbd_export.draft_vocabulary import spread
 from dsbd_export.errors import ExportError, own_error_in, reason_of
 from dsbd_export.passes.optimize import fuse_norms
 from dsbd_export.progress import Counter, PrintedSteps, Report, to_stdout
-from dsbd_runtime.engine.graph import (
-    ANCESTORS,
-    CHECKPOINT_ROWS,
-    FEATURE_ROWS,
-    FEATURES,
-    INPUT_IDS,
-    LOGIT_ROWS,
-    LOGITS,
-    POSITION_IDS,
-    RECENT_MASK,
-    RECENT_WRITE_INDICES,
-    ROW_PLACES,
-    WRITE_INDICES,
-)
+from dsbd_runtime.parts.attention_rows import INPUT_IDS, POSITION_IDS, WRITE_INDICES
 from dsbd_runtime.parts.cache_entries import (
     ATTENTION_ROWS,
     CONVOLUTION_ROWS,
@@ -74,6 +61,15 @@ from dsbd_runtime.parts.cache_entries import (
     present_name,
     recent,
     recurrent,
+)
+from dsbd_runtime.parts.feature_memory import FEATURE_ROWS, FEATURES
+from dsbd_runtime.parts.head import LOGIT_ROWS, LOGITS
+from dsbd_runtime.parts.recent_rows import (
+    ANCESTORS,
+    CHECKPOINT_ROWS,
+    RECENT_MASK,
+    RECENT_WRITE_INDICES,
+    ROW_PLACES,
 )
 
 # How much of a capture has passed when torch.onnx.export prints a step, and when its own part ends:

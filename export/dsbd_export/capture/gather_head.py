@@ -27,7 +27,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.parity_cases import ForestCase, differences
 from dsbd_forward.logits import Gather
 from dsbd_runtime.bundle_files.bundle import MODEL_FILE
-from dsbd_runtime.engine.graph import (
+from dsbd_runtime.parts.head import (
     GATHER_IDS,
     GATHER_ROWS,
     GATHERED_LOGITS,

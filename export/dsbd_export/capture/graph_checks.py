@@ -17,8 +17,9 @@ from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.families import AttentionForm
 from dsbd_export.config import OPSET
 from dsbd_export.errors import ExportError
-from dsbd_runtime.engine.graph import RECENT_WRITE_INDICES, WRITE_INDICES
+from dsbd_runtime.parts.attention_rows import WRITE_INDICES
 from dsbd_runtime.parts.cache_entries import parts_of, past_name, present_name, recent
+from dsbd_runtime.parts.recent_rows import RECENT_WRITE_INDICES
 
 MAX_OPSET = 25
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)

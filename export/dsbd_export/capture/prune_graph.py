@@ -9,8 +9,9 @@ import onnx
 from onnx import TensorProto, helper
 
 from dsbd_export.config import OPSET
-from dsbd_runtime.engine.graph import RECENT_WRITE_INDICES, SRC_RECENT_ROWS, SRC_ROWS, WRITE_INDICES
+from dsbd_runtime.parts.attention_rows import SRC_ROWS, WRITE_INDICES
 from dsbd_runtime.parts.cache_entries import CacheEntry, parts_of, past_name, present_name, recent
+from dsbd_runtime.parts.recent_rows import RECENT_WRITE_INDICES, SRC_RECENT_ROWS
 
 _ROW_AXIS = 2
 _IR_VERSION = 10  # the one that torch.onnx writes; onnxruntime refuses the newest

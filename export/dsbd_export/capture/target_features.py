@@ -23,7 +23,8 @@ from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import ForestEngine
 from dsbd_export.parity_cases import ComputeIn, ForestCase, Reference
-from dsbd_runtime.engine.graph import FEATURES, FeatureEntry
+from dsbd_runtime.parts.feature_memory import FEATURES
+from dsbd_runtime.parts.features import FeatureEntry
 
 # By (dtype, quantize): the norm of the error over that of the features, of the text. Another
 # layer's hidden states, or another row's, are off by about 1.

@@ -33,7 +33,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import ForestEngine
 from dsbd_export.parity_cases import ForestCase, differences
 from dsbd_runtime.bundle_files.bundle import MODEL_FILE
-from dsbd_runtime.engine.graph import LOGITS, LOGSUMEXP, TOP_IDS, TOP_LOGITS
+from dsbd_runtime.parts.head import LOGITS, LOGSUMEXP, TOP_IDS, TOP_LOGITS
 
 _PREFIX = "topk_head."  # of the names inside the head
 

@@ -54,7 +54,7 @@ from dsbd_export.feature_draft.config import (
     read_feature_config,
 )
 from dsbd_export.progress import silenced_libraries
-from dsbd_runtime.engine.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
+from dsbd_runtime.parts.attention_rows import ATTENTION_MASK, ATTENTION_MASK_SLIDING
 from dsbd_runtime.parts.cache_entries import CacheEntry
 from dsbd_runtime.parts.encoder_entry import EncoderEntry
 

@@ -22,7 +22,7 @@ from dsbd_export.checkpoints.families import DEFAULT_FAMILY, FAMILIES
 from dsbd_export.checkpoints.quantized_weights import refusal_of_quantization
 from dsbd_export.encoder_decoder.checkpoint import num_decoder_layers
 from dsbd_export.encoder_decoder.speech import reads_sound
-from dsbd_runtime.engine.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
+from dsbd_runtime.parts.attention_rows import ATTENTION_MASK, ATTENTION_MASK_SLIDING
 
 MASK_BY_LAYER_TYPE = {
     "full_attention": ATTENTION_MASK,

@@ -33,9 +33,10 @@ from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import as_export_errors, parity_session
 from dsbd_export.parity_cases import ComputeIn, num_drawn
 from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, MODEL_FILE
-from dsbd_runtime.engine.graph import INPUT_IDS, LOGIT_ROWS, LOGITS, POSITION_IDS, WRITE_INDICES
+from dsbd_runtime.parts.attention_rows import INPUT_IDS, POSITION_IDS, WRITE_INDICES
 from dsbd_runtime.parts.cache_entries import parts_of, past_name
 from dsbd_runtime.parts.encoder_entry import SOURCE_LENGTHS, cross_name
+from dsbd_runtime.parts.head import LOGIT_ROWS, LOGITS
 from dsbd_runtime.parts.speech_entry import (
     ALIGNMENT_FILE,
     ALIGNMENT_WEIGHTS,

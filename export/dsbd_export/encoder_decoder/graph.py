@@ -39,10 +39,10 @@ from dsbd_export.encoder_decoder.attention import (
     rows_of_sources,
 )
 from dsbd_export.progress import Report
+from dsbd_runtime.parts.attention_rows import ROW_POSITIONS
 from dsbd_runtime.parts.encoder_entry import (
     HIDDEN_STATES,
     INPUT_FEATURES,
-    ROW_POSITIONS,
     SOURCE_IDS,
     SOURCE_LENGTHS,
     SOURCE_PLACES,

@@ -38,15 +38,9 @@ from dsbd_export.feature_draft.model import FeatureDraft
 from dsbd_export.feature_draft.weights import features_of
 from dsbd_export.passes.optimize import optimize_graph
 from dsbd_export.progress import Report
-from dsbd_runtime.engine.graph import (
-    FEATURE_INDEX,
-    FEATURES,
-    LOGIT_ROWS,
-    LOGITS,
-    OWN_FEATURES,
-    TARGET_FEATURES,
-)
 from dsbd_runtime.parts.cache_entries import ATTENTION_ROWS
+from dsbd_runtime.parts.feature_memory import FEATURE_INDEX, FEATURES, OWN_FEATURES, TARGET_FEATURES
+from dsbd_runtime.parts.head import LOGIT_ROWS, LOGITS
 
 
 class FeatureGraph(nn.Module):

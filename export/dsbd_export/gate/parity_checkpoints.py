@@ -11,14 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_runtime.engine.graph import (
-    ANCESTORS,
-    CHECKPOINT_ROWS,
-    FOLDED_ROWS,
-    RECENT_MASK,
-    RECENT_WRITE_INDICES,
-    ROW_PLACES,
-)
 from dsbd_runtime.parts.cache_entries import (
     RECURRENT_DECAY,
     RECURRENT_DELTA,
@@ -28,6 +20,14 @@ from dsbd_runtime.parts.cache_entries import (
     num_ancestors,
     past_name,
     recurrent,
+)
+from dsbd_runtime.parts.recent_rows import (
+    ANCESTORS,
+    CHECKPOINT_ROWS,
+    FOLDED_ROWS,
+    RECENT_MASK,
+    RECENT_WRITE_INDICES,
+    ROW_PLACES,
 )
 
 _SHIFT = 3

@@ -31,27 +31,16 @@ from dsbd_export.gate.seen_rows import NodesTogether, SeenRows, rows_above
 from dsbd_export.parity_cases import ForestCase
 from dsbd_forward.logits import Gather
 from dsbd_runtime.bundle_files.bundle import FOLD_FILE, MODEL_FILE, PRUNE_FILE, WEIGHTS_FILE
-from dsbd_runtime.engine.graph import (
+from dsbd_runtime.ort.ort_module import import_ort, keep_int8_products_exact
+from dsbd_runtime.parts.attention_rows import (
     ATTENTION_MASK,
     ATTENTION_MASK_SLIDING,
-    FEATURE_INDEX,
-    FEATURE_ROWS,
-    FEATURES,
-    GATHER_IDS,
-    GATHER_ROWS,
-    GATHERED_LOGITS,
     INPUT_IDS,
-    LOGIT_ROWS,
-    LOGITS,
-    OWN_FEATURES,
     POSITION_IDS,
-    RECENT_WRITE_INDICES,
-    SRC_RECENT_ROWS,
+    ROW_POSITIONS,
     SRC_ROWS,
-    TARGET_FEATURES,
     WRITE_INDICES,
 )
-from dsbd_runtime.ort.ort_module import import_ort, keep_int8_products_exact
 from dsbd_runtime.parts.cache_entries import (
     most_new_rows,
     parts_of,
@@ -60,7 +49,16 @@ from dsbd_runtime.parts.cache_entries import (
     recent,
     recurrent,
 )
-from dsbd_runtime.parts.encoder_entry import ENCODER_FILE, ROW_POSITIONS
+from dsbd_runtime.parts.encoder_entry import ENCODER_FILE
+from dsbd_runtime.parts.feature_memory import (
+    FEATURE_INDEX,
+    FEATURE_ROWS,
+    FEATURES,
+    OWN_FEATURES,
+    TARGET_FEATURES,
+)
+from dsbd_runtime.parts.head import GATHER_IDS, GATHER_ROWS, GATHERED_LOGITS, LOGIT_ROWS, LOGITS
+from dsbd_runtime.parts.recent_rows import RECENT_WRITE_INDICES, SRC_RECENT_ROWS
 
 _PREFIX_CHUNK = 256  # rows a call; the mask of a long prefix stays small
 _MOST_NEW_ROWS = 2**31

@@ -33,8 +33,8 @@ from dsbd_runtime.bundle_files.bundle import (
     write_manifest,
 )
 from dsbd_runtime.bundle_files.durable_files import put_in_place
-from dsbd_runtime.engine.graph import GATHER
 from dsbd_runtime.parts.cache_entries import recent
+from dsbd_runtime.parts.head import GATHER
 from dsbd_runtime.tensorrt.trt_module import first_reason, trt_logger
 from dsbd_runtime.tensorrt.trt_record import (
     ENGINE_FILE,

@@ -36,8 +36,9 @@ from dsbd_runtime.bundle_files.manifest import (
     manifest_from_file,
 )
 from dsbd_runtime.errors import BundleError, InputError
-from dsbd_runtime.parts.cache_entries import CacheEntry, recurrent
+from dsbd_runtime.parts.cache_entries import CacheEntry
 from dsbd_runtime.parts.encoder_entry import ENCODER_FILE, ENCODER_WEIGHTS_FILE
+from dsbd_runtime.parts.recent_rows import FOLD_FILE
 from dsbd_runtime.parts.speech_entry import ALIGNMENT_FILE
 from dsbd_runtime.typed_json import in_short, name_in_short
 
@@ -75,7 +76,6 @@ ROLES = ("target", "draft")
 MODEL_FILE = "model.onnx"
 WEIGHTS_FILE = f"{MODEL_FILE}.data"
 PRUNE_FILE = "prune.onnx"
-FOLD_FILE = "fold.onnx"
 TOKENIZER_FILE = "tokenizer.json"
 SOURCE_TOKENIZER_FILE = "source_tokenizer.json"  # where sources are split otherwise than targets
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
@@ -255,13 +255,7 @@ def sha256_of(path: Path) -> str:
 
 def _graphs(entry: ModelEntry) -> list[str]:
     """Return the files of the graphs that an engine has."""
-    return [
-        MODEL_FILE,
-        PRUNE_FILE,
-        *([FOLD_FILE] if recurrent(entry.caches) else []),
-        *([ENCODER_FILE] if entry.encoder is not None else []),
-        *([ALIGNMENT_FILE] if entry.has_alignment else []),
-    ]
+    return [MODEL_FILE, PRUNE_FILE, *(file for part in entry.parts for file in part.files)]
 
 
 def _check_role(role: str) -> None:

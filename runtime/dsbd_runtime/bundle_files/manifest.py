@@ -13,22 +13,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dsbd_forward.spec import EngineSpec, MemorySpec
 from dsbd_runtime.bundle_files.older_manifests import MOST_LAYERS, OLDER_VERSIONS, as_current
-from dsbd_runtime.engine.graph import (
+from dsbd_runtime.errors import BundleError
+from dsbd_runtime.parts.alignment import AlignmentGraphEntry
+from dsbd_runtime.parts.attention_rows import (
     ATTENTION_MASK,
     ATTENTION_MASK_SLIDING,
-    FULL,
-    GATHER,
-    FeatureEntry,
-    GraphContract,
-    HeadOutput,
-    full_output,
-    head_outputs,
-    parse_num_top_logits,
+    AttentionEntry,
 )
-from dsbd_runtime.errors import BundleError
-from dsbd_runtime.parts.cache_entries import CACHE_KINDS, AttentionRows, CacheEntry
+from dsbd_runtime.parts.cache_entries import (
+    CACHE_KINDS,
+    AttentionRows,
+    CacheEntry,
+    attending,
+    recent,
+)
 from dsbd_runtime.parts.encoder_entry import EncoderEntry, check_shared_encoder
+from dsbd_runtime.parts.features import FeatureEntry, features_part
+from dsbd_runtime.parts.head import FULL, GATHER, HeadEntry, parse_num_top_logits
+from dsbd_runtime.parts.part import GraphContract, PartEntry
+from dsbd_runtime.parts.recent_rows import RecentEntry
+from dsbd_runtime.parts.sources import SourcesEntry
 from dsbd_runtime.parts.speech_entry import SpeechEntry, check_speech
 from dsbd_runtime.typed_json import (
     check_counts,
@@ -143,34 +149,52 @@ class ModelEntry:
     encoder: EncoderEntry | None = None
 
     @property
-    def head(self) -> tuple[HeadOutput, ...]:
-        """The outputs besides the caches that every forward copies."""
-        return head_outputs(self.logits, self.vocab_size)
+    def head(self) -> HeadEntry:
+        """The logits that it returns."""
+        return HeadEntry(kind=self.logits, vocab_size=self.vocab_size, full_logits=self.full_logits)
 
     @property
-    def kept_output(self) -> HeadOutput | None:
-        """The output that stays with the engine until rows of it are read, None without one."""
-        is_kept = self.full_logits and self.logits != FULL
-        return full_output(self.vocab_size) if is_kept else None
+    def parts(self) -> list[PartEntry]:
+        """The kinds of state that the engine is made of, in the order in which calls bind them."""
+        encoder, features = self.encoder, self.features
+        attention = AttentionEntry(
+            caches=attending(self.caches),
+            masks=self.masks,
+            sliding_window=self.sliding_window,
+            reads_positions=encoder is not None and encoder.reads_positions,
+        )
+        parts: list[PartEntry] = [attention]
+        if rows := recent(self.caches):
+            parts.append(RecentEntry(caches=rows))
+        if encoder is not None:
+            parts.append(SourcesEntry(encoder=encoder))
+        if features is not None:
+            parts.append(features_part(features, self.dtype))
+        parts.append(self.head)
+        if encoder is not None and encoder.num_alignment_heads:
+            parts.append(
+                AlignmentGraphEntry(
+                    attention=attention,
+                    sources=SourcesEntry(encoder=encoder),
+                    head=dataclasses.replace(self.head, kind=FULL),
+                    num_heads=encoder.num_alignment_heads,
+                    context_length=self.context_length,
+                )
+            )
+        return parts
 
     @property
     def contract(self) -> GraphContract:
         """The inputs and outputs that its graph must have."""
-        kept = () if self.kept_output is None else (self.kept_output,)
-        return GraphContract(
-            caches=self.caches,
-            masks=self.masks,
-            head=(*self.head, *kept),
-            features=self.features,
-            dtype=self.dtype,
-            encoder=self.encoder,
-        )
+        return GraphContract.of(self.parts)
 
     @property
-    def has_alignment(self) -> bool:
-        """Whether a graph beside the engine says how it attends to the sound."""
-        speech = None if self.encoder is None else self.encoder.speech
-        return speech is not None and speech.alignment is not None
+    def spec(self) -> EngineSpec:
+        """The engine as decoding sees it: the union of its parts."""
+        fields = {name: value for part in self.parts for name, value in part.spec.items()}
+        kept = frozenset(cache.kind for cache in self.caches)
+        memory = MemorySpec(kept=kept, grows_in_steps=True)
+        return EngineSpec(vocab_size=self.vocab_size, memory=memory, **fields)
 
     @property
     def is_feature_draft(self) -> bool:

@@ -6,9 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from dsbd_runtime.engine.graph import FULL
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.parts.cache_entries import equal_caches
+from dsbd_runtime.parts.head import FULL
 from dsbd_runtime.typed_json import check_counts, mismatch, typed
 
 OLDER_VERSIONS = (3, 2)

@@ -2,45 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.forward import Forward
 from dsbd_runtime.bundle_files.manifest import ModelEntry
-from dsbd_runtime.device.device import BoundCall, Device, DeviceArray, DeviceEngine
+from dsbd_runtime.device.device import BoundCall, Device, DeviceEngine
+from dsbd_runtime.device.device_binder import StagedCall
 from dsbd_runtime.device.packed_buffer import (
     PackedArrays,
     PackedBuffer,
-    Part,
-    fill_features,
-    fill_forward,
+    PackedPart,
     fill_move,
-    fill_pairs,
-    forward_parts,
+    fill_padded,
     move_parts,
     packed_bytes,
-    pair_parts,
 )
 from dsbd_runtime.device.recorded_calls import Recorder, RepeatedWork
-from dsbd_runtime.engine import graph
-from dsbd_runtime.engine.session import EngineInputs, EngineOutputs
-from dsbd_runtime.parts.device_features import (
-    FeatureArrays,
-    FeatureSizes,
-    gather_rows,
-    keep_returned,
-    padded_index,
-)
-from dsbd_runtime.parts.features import ReadFeatures
-from dsbd_runtime.parts.full_logits import DeviceLogits
 from dsbd_runtime.parts.kv_cache import DeviceCaches
+from dsbd_runtime.parts.part import BOOL, INT64
 
-CallSize = tuple[int, int, int, FeatureSizes | None]
-"""S rows, R logit rows, N pairs (0 without a gather head), and those of features."""
-
+_ELEMENTS = {INT64: "int64", BOOL: "bool"}
 _ELEMENT_BY_NUMPY: dict[type[np.generic], str] = {np.float32: "fp32", np.int64: "int64"}
+_UNBOUNDED = "N"
+"""The dimension without a bound: its inputs have memory of their own, by their number."""
 
 
 @dataclass(frozen=True)
@@ -66,41 +54,34 @@ class BoundCaches:
     """Caches of one capacity, and all calls whose addresses last as long as they do.
 
     Memory is taken at the start for the caches and the inputs of the largest forward, and at the
-    first forward of R logit rows and N pairs for their outputs; a call is bound at the first use of
-    its size.
+    first call of a size for its outputs; a call is bound at the first use of its size.
     """
 
-    def __init__(
-        self,
-        model: LoadedModel,
-        capacity: int,
-        full: DeviceLogits | None,
-        features: FeatureArrays | None,
-        recorder: Recorder,
-    ) -> None:
+    def __init__(self, model: LoadedModel, capacity: int, recorder: Recorder) -> None:
         """Take the memory; raise MemoryError, with nothing taken, when there is no room.
 
         Args:
             model: with its engines.
             capacity: rows of the caches.
-            full: where the engine writes the logits that it keeps, None if it keeps none.
-            features: where it reads and writes features, None without.
             recorder: of the calls.
         """
         self._model = model
-        self._full = full
-        self._features = features
         self._recorder = recorder
-        self._head = model.entry.head
-        self._forwards: dict[CallSize, BoundForward] = {}
+        # Host arrays are whole numbers and masks; what has floats is in device memory.
+        self._packed = {
+            name: spec
+            for name, spec in model.entry.contract.inputs.items()
+            if spec.type in _ELEMENTS
+        }
+        self._forwards: dict[tuple[int, ...], BoundForward] = {}
         self._moves: dict[int, BoundMove] = {}
-        self._output_buffers: dict[tuple[int, int], PackedBuffer] = {}
-        self._pair_buffers: dict[int, PackedBuffer] = {}
+        self._output_buffers: dict[tuple[PackedPart, ...], PackedBuffer] = {}
+        self._unbounded_buffers: dict[int, PackedBuffer] = {}
         self._input_buffers: list[PackedBuffer] = []
         self.caches = DeviceCaches(model.device, model.entry.caches, capacity)
-        most = model.max_forward_rows
-        sizes = None if features is None else FeatureSizes(most, most, most)
-        largest = self._forward_parts(most, most, sizes)
+        dims = {dim for spec in self._packed.values() for dim in spec.shape}
+        most = {dim: model.max_forward_rows for dim in dims if isinstance(dim, str)}
+        largest = self._input_parts({**most, "C": capacity}, is_unbounded=False)
         try:
             for parts in (largest, move_parts(capacity)):
                 self._input_buffers.append(PackedBuffer(model.device, packed_bytes(parts)))
@@ -113,11 +94,12 @@ class BoundCaches:
         """Rows of the caches."""
         return self.caches.capacity
 
-    def forward(self, size: CallSize) -> BoundForward:
+    def forward(self, call: StagedCall) -> BoundForward:
         """Return the model bound for calls of a size; raise MemoryError without room."""
+        size = tuple(call.sizes.values())
         forward = self._forwards.get(size)
         if forward is None:
-            forward = self._forwards[size] = self._bind_forward(size)
+            forward = self._forwards[size] = self._bind_forward(call)
         return forward
 
     def move(self, num_rows: int) -> BoundMove:
@@ -135,61 +117,64 @@ class BoundCaches:
             each.call.release()
         self._forwards.clear()
         self._moves.clear()
-        by_size = (self._output_buffers, self._pair_buffers)
-        for buffer in (*self._input_buffers, *(b for each in by_size for b in each.values())):
+        others = (*self._output_buffers.values(), *self._unbounded_buffers.values())
+        for buffer in (*self._input_buffers, *others):
             buffer.free()
         self._input_buffers.clear()
         self._output_buffers.clear()
-        self._pair_buffers.clear()
+        self._unbounded_buffers.clear()
         self.caches.free()
 
-    def _bind_forward(self, size: CallSize) -> BoundForward:
-        num_rows, num_logit_rows, num_pairs, sizes = size
-        input_buffer = self._input_buffers[0]
-        output_buffer = self._output_buffer(num_logit_rows, num_pairs)
-        inputs = input_buffer.lay_out(self._forward_parts(num_rows, num_logit_rows, sizes))
-        outputs = output_buffer.lay_out(self._output_parts(num_logit_rows, num_pairs))
-        pairs = self._pairs(num_pairs) if num_pairs else None
-        full = None if self._full is None else self._full.room_for(num_logit_rows)
-        kept = {} if full is None else {graph.LOGITS: full}
-        of_pairs = {} if pairs is None else pairs[1].on_device
-        features: dict[str, DeviceArray] = {}
-        if self._features is not None and sizes is not None:
-            features = self._features.of(sizes)
-            kept[graph.FEATURES] = features[graph.FEATURES]
-        read = {name: array for name, array in features.items() if name != graph.FEATURES}
-        call = self._model.engine.bind(
-            {**inputs.on_device, **of_pairs, **read, **self.caches.inputs},
-            {**outputs.on_device, **kept, **self.caches.outputs},
+    def _bind_forward(self, call: StagedCall) -> BoundForward:
+        inputs = [(self._input_buffers[0], self._input_parts(call.sizes, is_unbounded=False))]
+        if unbounded := self._input_parts(call.sizes, is_unbounded=True):
+            inputs.append((self._unbounded_buffer(call.sizes[_UNBOUNDED], unbounded), unbounded))
+        laid_out = [(buffer, buffer.lay_out(parts)) for buffer, parts in inputs]
+        sizes = call.sizes["R"], call.sizes.get(_UNBOUNDED, 0)
+        output_parts = tuple(
+            (output.name, output.shape(*sizes), _ELEMENT_BY_NUMPY[output.dtype])
+            for output in call.outputs
+        )
+        output_buffer = self._output_buffers.get(output_parts)
+        if output_buffer is None:
+            output_buffer = PackedBuffer(self._model.device, packed_bytes(output_parts))
+            self._output_buffers[output_parts] = output_buffer
+        outputs = output_buffer.lay_out(output_parts)
+        contract = self._model.entry.contract
+        read = {name: array for name, array in call.used.items() if name in contract.inputs}
+        written = {name: array for name, array in call.used.items() if name in contract.outputs}
+        on_device = {name: a for _, arrays in laid_out for name, a in arrays.on_device.items()}
+        bound = self._model.engine.bind(
+            {**on_device, **read, **self.caches.inputs},
+            {**outputs.on_device, **written, **self.caches.outputs},
         )
 
         def queue() -> None:
-            input_buffer.upload(inputs.num_bytes)
-            if pairs is not None:
-                pairs[0].upload(pairs[1].num_bytes)
-            call.run()
+            for buffer, arrays in laid_out:
+                buffer.upload(arrays.num_bytes)
+            bound.run()
 
-        return BoundForward(
-            self._model.device,
-            call,
-            RepeatedWork(self._recorder, queue),
-            input_buffer,
-            inputs,
-            output_buffer,
-            outputs,
-            full,
-            pairs,
-            features,
-        )
+        work = RepeatedWork(self._recorder, queue)
+        return BoundForward(self._model.device, bound, work, laid_out, output_buffer, outputs)
 
-    def _pairs(self, num_pairs: int) -> tuple[PackedBuffer, PackedArrays]:
-        """Return the memory of the inputs of a gather head."""
-        parts = pair_parts(num_pairs)
-        buffer = self._pair_buffers.get(num_pairs)
+    def _input_parts(self, sizes: Mapping[str, int], *, is_unbounded: bool) -> list[PackedPart]:
+        """Return the packed inputs of a call: those with the unbounded dimension, or all others."""
+        return [
+            (
+                name,
+                tuple(sizes[dim] if isinstance(dim, str) else int(dim or 0) for dim in spec.shape),
+                _ELEMENTS[spec.type],
+            )
+            for name, spec in self._packed.items()
+            if (_UNBOUNDED in spec.shape) == is_unbounded
+        ]
+
+    def _unbounded_buffer(self, size: int, parts: list[PackedPart]) -> PackedBuffer:
+        buffer = self._unbounded_buffers.get(size)
         if buffer is None:
             buffer = PackedBuffer(self._model.device, packed_bytes(parts))
-            self._pair_buffers[num_pairs] = buffer
-        return buffer, buffer.lay_out(parts)
+            self._unbounded_buffers[size] = buffer
+        return buffer
 
     def _bind_move(self, num_rows: int) -> BoundMove:
         buffer = self._input_buffers[1]
@@ -204,94 +189,45 @@ class BoundCaches:
 
         return BoundMove(call, RepeatedWork(self._recorder, queue), buffer, inputs)
 
-    def _output_buffer(self, num_logit_rows: int, num_pairs: int) -> PackedBuffer:
-        size = num_logit_rows, num_pairs
-        buffer = self._output_buffers.get(size)
-        if buffer is None:
-            num_bytes = packed_bytes(self._output_parts(*size))
-            buffer = self._output_buffers[size] = PackedBuffer(self._model.device, num_bytes)
-        return buffer
-
-    def _forward_parts(
-        self, num_rows: int, num_logit_rows: int, sizes: FeatureSizes | None
-    ) -> list[Part]:
-        features = None
-        if sizes is not None:
-            features = graph.FEATURE_ROWS, sizes.returned
-            if self._model.entry.is_feature_draft:
-                features = graph.FEATURE_INDEX, num_rows
-        entry = self._model.entry
-        return forward_parts(num_rows, num_logit_rows, self.capacity, entry.masks, features)
-
-    def _output_parts(self, num_logit_rows: int, num_pairs: int) -> list[Part]:
-        return [
-            (
-                output.name,
-                (num_pairs if output.by_pair else num_logit_rows, *output.row_shape),
-                _ELEMENT_BY_NUMPY[output.dtype],
-            )
-            for output in self._head
-        ]
-
 
 @dataclass(frozen=True)
 class BoundForward:
-    """The model bound for S rows, R of them with logits.
+    """The model bound for calls of one size.
 
     Attributes:
         queue: the copies in and the call.
-        input_buffer, output_buffer: memory of ``inputs`` and ``outputs``; other sizes share the
-            input buffer.
-        full: the full logits, which ``run`` leaves on the device; None if none are kept.
-        pairs: memory and inputs of a gather head, which other sizes share; None without one.
-        features: that it reads and returns, by tensor; empty without.
+        inputs: memory and arrays of the inputs; other sizes share the memory.
+        output_buffer: memory of ``outputs``.
     """
 
     device: Device
     call: BoundCall
     queue: RepeatedWork
-    input_buffer: PackedBuffer
-    inputs: PackedArrays
+    inputs: list[tuple[PackedBuffer, PackedArrays]]
     output_buffer: PackedBuffer
     outputs: PackedArrays
-    full: DeviceArray | None
-    pairs: tuple[PackedBuffer, PackedArrays] | None
-    features: dict[str, DeviceArray]
 
-    def run(self, inputs: EngineInputs) -> EngineOutputs:
-        """Append at most S rows; return the outputs of its logit rows, at most R."""
-        forward = inputs.forward
-        num_returned = len(forward.logit_rows)
-        self.input_buffer.begin_write()
-        fill_forward(self.inputs, inputs)
-        if inputs.features is not None:
-            self._fill_features(forward)
-        if self.pairs is not None and forward.gather is not None:
-            fill_pairs(self.pairs[1], forward.gather)
+    def run(self, call: StagedCall) -> dict[str, NDArray[Any]]:
+        """Make the call; return the outputs of its logit rows and pairs."""
+        for buffer, arrays in self.inputs:
+            buffer.begin_write()
+            for name, target in arrays.on_host.items():
+                fill_padded(target, *call.written[name])
+        for work in call.befores:
+            work()
         self.queue.run()
-        if inputs.features is not None:
-            keep_returned(self.device, inputs, self.features[graph.FEATURES])
+        for work in call.afters:
+            work()
+        num_returned = call.num_logit_rows
         if num_returned:
             self.output_buffer.download(self._returned_bytes(num_returned))
         self.device.synchronize()
         return {
-            name: array[
-                : forward.num_pairs if name == graph.GATHERED_LOGITS else num_returned
+            output.name: self.outputs.on_host[output.name][
+                : call.num_pairs if output.by_pair else num_returned
             ].copy()
-            for name, array in self.outputs.on_host.items()
+            for output in call.outputs
         }
-
-    def _fill_features(self, forward: Forward) -> None:
-        """Write which features the call returns or reads, and queue the copies of the latter."""
-        if forward.parent_features is None:
-            assert forward.feature_rows is not None
-            fill_features(self.inputs, forward.feature_rows, 0)
-            return
-        read = ReadFeatures.of(forward.parent_features)
-        target, own = self.features[graph.TARGET_FEATURES], self.features[graph.OWN_FEATURES]
-        gather_rows(self.device, read.target, target)
-        gather_rows(self.device, read.own, own)
-        fill_features(self.inputs, padded_index(read, target.shape[0]), -1)
 
     def _returned_bytes(self, num_returned: int) -> int:
         """Return the bytes up to the end of the returned rows of the last output."""

@@ -18,11 +18,12 @@ from dsbd_runtime.device.cuda_device import CudaDevice, import_cuda_runtime
 from dsbd_runtime.device.device import DeviceArray
 from dsbd_runtime.device.device_session import DeviceSession
 from dsbd_runtime.device.recorded_calls import MOST_RECORDED
-from dsbd_runtime.engine.graph_check import check_graph
 from dsbd_runtime.engine.providers import Provider, check_runnable
-from dsbd_runtime.engine.session import MAX_FORWARD_ROWS, EngineOptions
+from dsbd_runtime.engine.session import EngineOptions
 from dsbd_runtime.errors import BundleError, CapacityError, EngineError, ProviderError
 from dsbd_runtime.ort.ort_module import LOG_ERRORS, import_ort_for
+from dsbd_runtime.parts.attention_rows import MAX_FORWARD_ROWS
+from dsbd_runtime.parts.graph_check import check_graph
 from dsbd_runtime.parts.kv_cache import bucket_capacity
 
 _NO_FALLBACK = {"session.disable_cpu_ep_fallback": "1"}

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.logits import Gather
 from dsbd_runtime.device.device import ELEMENT_BYTES, Device, DeviceArray
-from dsbd_runtime.engine import graph
-from dsbd_runtime.engine.session import EngineInputs
+from dsbd_runtime.parts.attention_rows import SRC_ROWS, WRITE_INDICES
+from dsbd_runtime.parts.part import Padding
 
 _ALIGNMENT = 256  # that of cudaMalloc: kernels get addresses as aligned as those of separate arrays
 _NUMPY_DTYPES: dict[str, type[np.generic]] = {
@@ -25,7 +24,7 @@ _NUMPY_DTYPES: dict[str, type[np.generic]] = {
     "bool": np.bool_,
 }
 
-Part = tuple[str, tuple[int, ...], str]
+PackedPart = tuple[str, tuple[int, ...], str]
 """Name, shape and type (a key of ``device.ELEMENT_BYTES``) of one array."""
 
 
@@ -58,7 +57,7 @@ class PackedBuffer:
             device.free(self._memory)
             raise
 
-    def lay_out(self, parts: Sequence[Part]) -> PackedArrays:
+    def lay_out(self, parts: Sequence[PackedPart]) -> PackedArrays:
         """Return arrays of these parts, in this order; they share memory with other layouts."""
         on_host: dict[str, NDArray[Any]] = {}
         on_device: dict[str, DeviceArray] = {}
@@ -87,12 +86,12 @@ class PackedBuffer:
         self._device.free_pinned(self._pinned)
 
 
-def packed_bytes(parts: Sequence[Part]) -> int:
+def packed_bytes(parts: Sequence[PackedPart]) -> int:
     """Return the bytes from the start of the first part to the end of the last."""
     return _extents(parts)[-1][1]
 
 
-def _extents(parts: Sequence[Part]) -> list[tuple[int, int]]:
+def _extents(parts: Sequence[PackedPart]) -> list[tuple[int, int]]:
     """Return first byte and end of each part."""
     extents, stop = [], 0
     for _, shape, dtype in parts:
@@ -102,79 +101,22 @@ def _extents(parts: Sequence[Part]) -> list[tuple[int, int]]:
     return extents
 
 
-def forward_parts(
-    num_rows: int,
-    num_logit_rows: int,
-    capacity: int,
-    mask_names: Sequence[str],
-    features: tuple[str, int] | None = None,
-) -> list[Part]:
-    """Return the parts of the inputs of a call, caches aside, in the engine's shapes.
-
-    features: name and size of the input that says which features it returns or reads.
-    """
-    of_features: list[Part] = [] if features is None else [(features[0], (features[1],), "int64")]
-    return [
-        (graph.WRITE_INDICES, (1,), "int64"),
-        *((name, (1, num_rows), "int64") for name in graph.ROW_INPUTS),
-        (graph.LOGIT_ROWS, (num_logit_rows,), "int64"),
-        *of_features,
-        *((name, (1, 1, num_rows, capacity), "bool") for name in mask_names),
-    ]
-
-
-def move_parts(num_rows: int) -> list[Part]:
+def move_parts(num_rows: int) -> list[PackedPart]:
     """Return the parts of the inputs of the prune graph, caches aside."""
-    return [(graph.WRITE_INDICES, (1,), "int64"), (graph.SRC_ROWS, (num_rows,), "int64")]
-
-
-def pair_parts(num_pairs: int) -> list[Part]:
-    """Return the parts of the inputs of a gather head."""
-    return [(graph.GATHER_ROWS, (num_pairs,), "int64"), (graph.GATHER_IDS, (num_pairs,), "int64")]
-
-
-def fill_pairs(staged: PackedArrays, gather: Gather) -> None:
-    """Write the pairs of a forward; those of the call beyond them gather the first logit."""
-    _fill_padded(staged.on_host[graph.GATHER_ROWS], gather.rows, 0)
-    _fill_padded(staged.on_host[graph.GATHER_IDS], gather.token_ids, 0)
-
-
-def fill_forward(staged: PackedArrays, inputs: EngineInputs) -> None:
-    """Write the inputs of a forward; rows of the call beyond those of the forward are padding.
-
-    Padding rows are written to the cache behind the forward's own rows, where no mask looks and the
-    next forward overwrites them. Each sees itself: a row that sees nothing may become NaN, and a
-    NaN in the cache reaches every row, since a masked row still enters a product, times 0. It sees
-    column 0 too, which is in use: on CUDA, ONNX Runtime searches each row of a mask for the first
-    visible column, one after the other.
-    """
-    host, forward = staged.on_host, inputs.forward
-    num_new = forward.num_new
-    host[graph.WRITE_INDICES][0] = inputs.first_row
-    for name, of_rows in graph.ROW_INPUTS.items():
-        _fill_padded(host[name][0], of_rows(forward), 0)
-    _fill_padded(host[graph.LOGIT_ROWS], forward.logit_rows, 0)
-    for name, mask in inputs.masks.items():
-        padded = host[name][0, 0]  # (padded S, capacity)
-        padded[:num_new] = mask
-        padded[num_new:] = False
-        padded[num_new:, 0] = True
-        padding = np.arange(num_new, padded.shape[0])
-        padded[padding, inputs.first_row + padding] = True
+    return [(WRITE_INDICES, (1,), "int64"), (SRC_ROWS, (num_rows,), "int64")]
 
 
 def fill_move(staged: PackedArrays, src_rows: NDArray[np.int64], first_row: int) -> None:
-    """Write the inputs of a move; the padding copies the last source again, behind the rest."""
-    staged.on_host[graph.WRITE_INDICES][0] = first_row
-    _fill_padded(staged.on_host[graph.SRC_ROWS], src_rows, int(src_rows[-1]))
+    """Write the inputs of a move; the padding copies the last source again, after the rest."""
+    staged.on_host[WRITE_INDICES][0] = first_row
+    fill_padded(staged.on_host[SRC_ROWS], src_rows, int(src_rows[-1]))
 
 
-def fill_features(staged: PackedArrays, rows: NDArray[np.int64], padding: int) -> None:
-    """Write the input of ``forward_parts`` that says which features a call returns or reads."""
-    (name,) = staged.on_host.keys() & {graph.FEATURE_ROWS, graph.FEATURE_INDEX}
-    _fill_padded(staged.on_host[name], rows, padding)
-
-
-def _fill_padded(target: NDArray[np.int64], values: NDArray[np.int64], padding: int) -> None:
-    target[: values.shape[0]] = values
-    target[values.shape[0] :] = padding
+def fill_padded(target: NDArray[Any], array: NDArray[Any], padding: Padding) -> None:
+    """Write an array to the beginning of a larger one, and padding to the rest of it."""
+    target[tuple(map(slice, array.shape))] = array
+    if not isinstance(padding, int):
+        padding(target)
+    elif target.shape != array.shape:
+        axis = next(n for n, size in enumerate(array.shape) if size < target.shape[n])
+        target[(*[slice(None)] * axis, slice(array.shape[axis], None))] = padding

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dsbd_runtime.parts.part import FLOAT_TYPES, GraphContract, TensorSpec
+
 KEY, VALUE, CONVOLUTION = "key", "value", "convolution"
 RECURRENT_KEY, RECURRENT_DELTA = "recurrent_key", "recurrent_delta"
 RECURRENT_DECAY = "recurrent_decay"
@@ -169,7 +171,20 @@ def parts_of(caches: Sequence[CacheEntry]) -> list[tuple[CacheEntry, str]]:
     return [(cache, part) for cache in caches for part in cache.parts]
 
 
-def attending(caches: Sequence[CacheEntry]) -> list[CacheEntry]:
+def cache_tensors(caches: Sequence[CacheEntry], capacity: str) -> GraphContract:
+    """Return the tensors of these caches, whose rows are the dimension of this name."""
+    shapes = [
+        (cache, part, TensorSpec(FLOAT_TYPES[cache.dtype], (1, heads, capacity, width)))
+        for cache, part in parts_of(caches)
+        for heads, width in (cache.parts[part],)
+    ]
+    return GraphContract(
+        inputs={past_name(cache.layer, part): spec for cache, part, spec in shapes},
+        outputs={present_name(cache.layer, part): spec for cache, part, spec in shapes},
+    )
+
+
+def attending(caches: Sequence[CacheEntry]) -> list[AttentionRows]:
     """Return the entries of every row."""
     return [cache for cache in caches if isinstance(cache, AttentionRows)]
 

@@ -132,7 +132,12 @@ class CrossSlots:
         return CallSources(values, self._lengths[slot : slot + 1], item)
 
     def read(self, source: Source) -> None:
-        """See SourceMemory."""
+        """Read a source, unless it is kept.
+
+        Raises:
+            InputError: it is none of the encoder's.
+            CapacityError: it is too long, for the encoder or for the memory.
+        """
         if source not in self._slots:
             self._encoder.cross_rows(source)
 
@@ -146,7 +151,7 @@ class CrossSlots:
             self._was_released = True
 
     def held(self, source: Source) -> AbstractContextManager[None]:
-        """See SourceMemory."""
+        """Hold a source between requests too; may be entered and left in any thread."""
         return self._encoder.held.held(source)
 
     def forget(self) -> None:

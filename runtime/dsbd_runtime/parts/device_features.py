@@ -6,18 +6,22 @@ next call of the size overwrites, and gathered into a later call's input, both o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_runtime.bundle_files.manifest import ModelEntry
 from dsbd_runtime.device.device import ELEMENT_BYTES, Device, DeviceArray
-from dsbd_runtime.engine import graph
-from dsbd_runtime.engine.session import EngineInputs
 from dsbd_runtime.errors import CapacityError
-from dsbd_runtime.parts.features import Piece, ReadFeatures
+from dsbd_runtime.parts.feature_memory import (
+    FEATURE_INDEX,
+    FEATURES,
+    OWN_FEATURES,
+    TARGET_FEATURES,
+    Piece,
+    ReadFeatures,
+)
+from dsbd_runtime.parts.part import DeviceBinder
 
 
 class FeatureStore:
@@ -26,12 +30,11 @@ class FeatureStore:
     Arrays that nobody holds any more are used again.
     """
 
-    def __init__(self, device: Device, entry: ModelEntry) -> None:
-        assert entry.features is not None  # the caller has asked the manifest
-        self.role = "draft" if entry.is_feature_draft else "target"
+    def __init__(self, device: Device, role: str, width: int, dtype: str) -> None:
+        self.role = role
         self._device = device
-        self._width = entry.features.returned_width
-        self._dtype = entry.dtype
+        self._width = width
+        self._dtype = dtype
         self._arrays: list[DeviceArray] = []
         self._unused: dict[int, list[DeviceArray]] = {}
         self._is_closed = False
@@ -103,55 +106,63 @@ class DeviceFeatures:
         self._store.give_back(self.array)
 
 
-@dataclass(frozen=True)
-class FeatureSizes:
-    """The rows that a call is bound for: S of a feature draft, the others powers of two.
+class DeviceFeatureMemory:
+    """Features in device memory, which never cross to the host.
 
-    Attributes:
-        returned: that the engine returns: F of a target, S of a feature draft.
-        target, own: that a feature draft reads of either, F and P; 0 of a target.
+    The arrays that calls read and write outlast the caches; those of one size are shared by all
+    calls that are bound to it.
     """
 
-    returned: int
-    target: int = 0
-    own: int = 0
+    kind = DeviceFeatures
 
-
-class FeatureArrays:
-    """The engine's inputs and outputs of features in device memory, by the rows of a call.
-
-    They outlast the caches; those of one size are shared by all calls that are bound to it.
-    """
-
-    def __init__(self, device: Device, entry: ModelEntry) -> None:
-        assert entry.features is not None  # the caller has asked the manifest
+    def __init__(self, device: Device, role: str, widths: Mapping[str, int], dtype: str) -> None:
+        """Take the widths by tensor, and their type as in the manifest."""
         self._device = device
-        self._entry = entry
-        self._widths = {
-            graph.FEATURES: entry.features.returned_width,
-            graph.TARGET_FEATURES: entry.features.width,
-            graph.OWN_FEATURES: entry.features.own_width or 0,
-        }
+        self._widths = widths
+        self._dtype = dtype
+        self._store = FeatureStore(device, role, widths[FEATURES], dtype)
         self._arrays: dict[tuple[str, int], DeviceArray] = {}
 
-    def of(self, sizes: FeatureSizes) -> dict[str, DeviceArray]:
-        """Return the arrays of a call by tensor; raise MemoryError without room."""
-        rows = {graph.FEATURES: sizes.returned}
-        if self._entry.is_feature_draft:
-            rows |= {graph.TARGET_FEATURES: sizes.target, graph.OWN_FEATURES: sizes.own}
-        return {name: self._array(name, number) for name, number in rows.items()}
+    def take(self, num_rows: int) -> DeviceFeatures:
+        """See FeatureMemory; raise CapacityError when the device has no memory."""
+        return self._store.take(num_rows)
 
-    def free(self) -> None:
-        """Give the memory back; the calls that are bound to it have been released."""
+    def bind_returned(
+        self, binder: DeviceBinder, kept: DeviceFeatures, first: int, number: int, dim: str
+    ) -> None:
+        """See FeatureMemory: what the engine has written is copied to where it is kept."""
+        written = self._use(binder, FEATURES, dim, number)
+        if number:
+            binder.after(
+                lambda: copy_feature_rows(self._device, written, 0, kept.array, first, number)
+            )
+
+    def bind_read(self, binder: DeviceBinder, read: ReadFeatures) -> None:
+        """See FeatureMemory: the rows are gathered to where the engine reads them."""
+        target = self._use(binder, TARGET_FEATURES, "T", read.num_target)
+        own = self._use(binder, OWN_FEATURES, "P", read.num_own)
+
+        def gather() -> None:
+            gather_rows(self._device, read.target, target)
+            gather_rows(self._device, read.own, own)
+
+        binder.before(gather)
+        binder.write({FEATURE_INDEX: padded_index(read, target.shape[0])}, -1)
+
+    def close(self) -> None:
+        """See FeatureMemory; the calls that are bound to it have been released."""
         for array in self._arrays.values():
             self._device.free(array)
         self._arrays.clear()
+        self._store.free()
 
-    def _array(self, name: str, num_rows: int) -> DeviceArray:
-        key = name, num_rows
+    def _use(self, binder: DeviceBinder, name: str, dim: str, number: int) -> DeviceArray:
+        """Return the array of a call for so many rows; raise MemoryError without room."""
+        key = name, binder.size(dim, number)
         if key not in self._arrays:
-            shape = num_rows, self._widths[name]
-            self._arrays[key] = self._device.allocate(shape, self._entry.dtype)
+            shape = key[1], self._widths[name]
+            self._arrays[key] = self._device.allocate(shape, self._dtype)
+        binder.use(name, self._arrays[key])
         return self._arrays[key]
 
 
@@ -185,14 +196,6 @@ def gather_rows(device: Device, pieces: Sequence[Piece], target: DeviceArray) ->
         for run in np.split(piece.rows, breaks):
             copy_feature_rows(device, piece.features.array, int(run[0]), target, first, len(run))
             first += len(run)
-
-
-def keep_returned(device: Device, inputs: EngineInputs, returned: DeviceArray) -> None:
-    """Queue the copy of what a call has returned to where it is kept."""
-    rows = inputs.forward.feature_rows
-    if rows is not None and len(rows):
-        kept, first = inputs.features.array, inputs.first_feature
-        copy_feature_rows(device, returned, 0, kept, first, len(rows))
 
 
 def padded_index(read: ReadFeatures, num_target: int) -> NDArray[np.int64]:

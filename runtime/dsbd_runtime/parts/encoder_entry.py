@@ -22,8 +22,6 @@ it reads: rows of one source lie side by side in ``source_rows``, P places for e
 | | | filled up with any others |
 | source_places | [S] int64 | of the decoder's graph: where each row stands in source_rows, read |
 | | | one source after the other |
-| row_positions | [C] int64 | of the decoder's graph, with a bias by distance: positions of all |
-| | | rows of the cache; of those that no node sees any number |
 """
 
 from __future__ import annotations
@@ -38,6 +36,7 @@ from dsbd_forward.forward import Source
 from dsbd_forward.rows import Ints
 from dsbd_runtime.errors import BundleError, CapacityError, InputError
 from dsbd_runtime.parts.cache_entries import AttentionRows, parts_of
+from dsbd_runtime.parts.part import FLOAT32, FLOAT_TYPES, INT64, GraphContract, Tensors, TensorSpec
 from dsbd_runtime.parts.speech_entry import Features, SoundFeatures, SpeechEntry
 from dsbd_runtime.typed_json import in_short, mismatch
 
@@ -49,7 +48,6 @@ SOURCE_LENGTHS = "source_lengths"
 SOURCE_ROWS = "source_rows"
 SOURCE_PLACES = "source_places"
 INPUT_FEATURES = "input_features"
-ROW_POSITIONS = "row_positions"
 
 
 def cross_name(layer: int, part: str) -> str:
@@ -103,12 +101,48 @@ class EncoderEntry:
         return None if self.speech is None else self.speech.features
 
     @property
+    def num_alignment_heads(self) -> int:
+        """Heads of the alignment graph; 0 without one."""
+        speech = self.speech
+        if speech is None or speech.alignment is None:
+            return 0
+        return len(speech.alignment_heads or ())
+
+    @property
     def cross_shapes(self) -> dict[str, tuple[str, int, int]]:
         """The float type, heads and width of every cross tensor by its name, in their order."""
         return {
             cross_name(rows.layer, part): (rows.dtype, *rows.parts[part])
             for rows, part in parts_of(self.cross)
         }
+
+
+def cross_specs(encoder: EncoderEntry, num_sources: int | str, length: int | str) -> Tensors:
+    """Return the cross rows by name: outputs of an encoder's graph, inputs of its decoder's.
+
+    num_sources, length: sources, and rows of each, or the names of these dimensions.
+    """
+    return {
+        name: TensorSpec(FLOAT_TYPES[dtype], (num_sources, num_heads, length, width))
+        for name, (dtype, num_heads, width) in encoder.cross_shapes.items()
+    }
+
+
+def encoder_contract(encoder: EncoderEntry) -> GraphContract:
+    """Return the inputs and outputs of an encoder's graph."""
+    speech = encoder.speech
+    length: int | str = "E" if speech is None else speech.num_positions
+    kind = FLOAT_TYPES[encoder.cross[0].dtype]
+    hidden = {HIDDEN_STATES: TensorSpec(kind, (1, length, encoder.hidden_width))}
+    if encoder.is_shared:
+        inputs = hidden
+    elif speech is not None:
+        shape = 1, speech.num_mels, speech.num_frames
+        inputs = {INPUT_FEATURES: TensorSpec(FLOAT32, shape)}
+    else:
+        inputs = {SOURCE_IDS: TensorSpec(INT64, (1, None))}
+    outputs = cross_specs(encoder, 1, length) | (hidden if encoder.returns_hidden else {})
+    return GraphContract(inputs=inputs, outputs=outputs)
 
 
 def check_shared_encoder(

@@ -1,107 +1,232 @@
-"""Features of an engine's rows: hidden states that a feature draft's engine reads.
+"""Features: hidden states of an engine's rows, which a feature draft's engine reads.
 
 A target's engine returns them of the rows that a call names, a feature draft's engine of all rows
 of a call, and reads those of the parents of its rows. They stay where the engine runs: in arrays on
 the host, in device memory on a device.
+
+The tensors are in the engine's float type; W is the width of the target's features, Wd that of the
+draft's own:
+
+| tensor | shape | meaning |
+|---|---|---|
+| feature_rows | [F] int64 | of the target: which of the S nodes have their features returned |
+| features | [F,W] | of the target: its hidden states of these nodes |
+| target_features | [T,W] | of the draft: features that the target has returned |
+| own_features | [P,Wd] | of the draft: features that it has returned itself |
+| feature_index | [S] int64 | of the draft: which of these, the target's first, is that of each |
+| | | node's parent; -1: none, zeros |
+| features | [S,Wd] | of the draft: its own of all nodes |
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dsbd_forward.features import ParentFeatures
+from dsbd_forward.forward import Forward
+from dsbd_forward.rows import NO_INTS, Ints
 from dsbd_runtime.errors import InputError
-
-Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Rows of the features of one forward: ``features[rows]``."""
-
-    features: Any
-    rows: Ints
-
-
-@dataclass(frozen=True, slots=True)
-class ReadFeatures:
-    """The features that the S rows of a call of a feature draft come from.
-
-    Attributes:
-        target, own: the rows that the call reads of either, one behind the other.
-        index: (S,) int64. Of each row, which of them all, those of the target first; -1: zeros.
-    """
-
-    target: list[Piece]
-    own: list[Piece]
-    index: Ints
-
-    @classmethod
-    def of(cls, parents: ParentFeatures) -> ReadFeatures:
-        """Sort the parents' features by the engine that computed them.
-
-        With forwards of target, draft and target, the sources [2, 1, 2, -1] give the index
-        [0, 2, 1, -1].
-        """
-        index = np.full(len(parents.sources), -1)
-        found = []
-        for number in np.unique(parents.sources).tolist():
-            if number < 0:
-                continue
-            features, at = parents.forwards[number], (parents.sources == number).nonzero()[0]
-            found.append((features.role != "target", Piece(features, parents.rows[at]), at))
-        found.sort(key=lambda each: each[0])
-        first = 0
-        for _, _, at in found:
-            index[at] = np.arange(first, first + len(at))
-            first += len(at)
-        target = [piece for is_own, piece, _ in found if not is_own]
-        return cls(target, [piece for is_own, piece, _ in found if is_own], index)
-
-    @property
-    def num_target(self) -> int:
-        """F, the rows that are read of the target's features."""
-        return sum(len(piece.rows) for piece in self.target)
-
-    @property
-    def num_own(self) -> int:
-        """P, the rows that are read of the draft's own."""
-        return sum(len(piece.rows) for piece in self.own)
+from dsbd_runtime.parts.device_features import DeviceFeatureMemory
+from dsbd_runtime.parts.feature_memory import (
+    FEATURE_INDEX,
+    FEATURE_ROWS,
+    FEATURES,
+    OWN_FEATURES,
+    TARGET_FEATURES,
+    FeatureMemory,
+    HostFeatureMemory,
+    ReadFeatures,
+)
+from dsbd_runtime.parts.part import (
+    FLOAT_TYPES,
+    INT64,
+    Binder,
+    Call,
+    DevicePlace,
+    GraphContract,
+    HostPlace,
+    Part,
+    TensorSpec,
+)
 
 
-@dataclass(frozen=True, slots=True)
-class HostFeatures:
-    """Features in host memory: the array that the engine has written.
+@dataclass(frozen=True, kw_only=True)
+class FeatureEntry:
+    """The features that an engine returns, and those that a feature draft reads.
 
     Attributes:
-        array: (n, width).
+        width: of the target's.
+        layers: of a target's engine, the transformer layers that its features enter, in the order
+            in which they are concatenated; None in the entry of a draft.
+        own_width: width of a feature draft's own features; None in the entry of a target.
     """
 
-    role: str
-    array: NDArray[Any]
-
-    def __len__(self) -> int:
-        return len(self.array)
-
-    def copied(self, row: int) -> HostFeatures:
-        """See Features."""
-        return HostFeatures(self.role, self.array[row : row + 1].copy())
+    width: int
+    layers: list[int] | None = None
+    own_width: int | None = None
 
 
-def host_rows(pieces: list[Piece], width: int, dtype: type[np.generic]) -> NDArray[Any]:
-    """Return the rows of all pieces as one array, without a copy where they lie so."""
-    if len(pieces) == 1:
-        (piece,) = pieces
-        first = int(piece.rows[0])
-        if np.array_equal(piece.rows, np.arange(first, first + len(piece.rows))):
-            rows: NDArray[Any] = piece.features.array[first : first + len(piece.rows)]
-            return rows
-    parts = [piece.features.array[piece.rows] for piece in pieces]
-    return np.concatenate([np.empty((0, width), dtype), *parts])
+@dataclass(frozen=True, kw_only=True)
+class ReturnedFeaturesEntry:
+    """What the manifest says of the features that a target returns.
+
+    Attributes:
+        width: of the features.
+        dtype: of the manifest.
+    """
+
+    width: int
+    dtype: str
+    role: ClassVar[str] = "target"
+
+    files: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """See PartEntry."""
+        return {"returns_features": True}
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """The width of each tensor of features."""
+        return {FEATURES: self.width}
+
+    def contract(self) -> GraphContract:
+        """See PartEntry."""
+        inputs = {FEATURE_ROWS: TensorSpec(INT64, ("F",))}
+        features = TensorSpec(FLOAT_TYPES[self.dtype], ("F", self.width))
+        return GraphContract(inputs=inputs, outputs={FEATURES: features})
+
+    def on_host(self, place: HostPlace) -> FeaturesOfTarget:
+        """See PartEntry."""
+        return FeaturesOfTarget(HostFeatureMemory(self.role, self.widths, self.dtype))
+
+    def on_device(self, place: DevicePlace) -> FeaturesOfTarget:
+        """See PartEntry."""
+        return FeaturesOfTarget(
+            DeviceFeatureMemory(place.device, self.role, self.widths, self.dtype)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftFeaturesEntry:
+    """What the manifest says of the features that a feature draft reads and returns.
+
+    Attributes:
+        width: of the target's.
+        own_width: of its own.
+        dtype: of the manifest.
+    """
+
+    width: int
+    own_width: int
+    dtype: str
+    role: ClassVar[str] = "draft"
+
+    files: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """See PartEntry."""
+        return {"reads_features": True}
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """The width of each tensor of features."""
+        return {FEATURES: self.own_width, TARGET_FEATURES: self.width, OWN_FEATURES: self.own_width}
+
+    def contract(self) -> GraphContract:
+        """See PartEntry."""
+        kind = FLOAT_TYPES[self.dtype]
+        inputs = {
+            TARGET_FEATURES: TensorSpec(kind, ("T", self.width)),
+            OWN_FEATURES: TensorSpec(kind, ("P", self.own_width)),
+            FEATURE_INDEX: TensorSpec(INT64, ("S",)),
+        }
+        features = TensorSpec(kind, ("S", self.own_width))
+        return GraphContract(inputs=inputs, outputs={FEATURES: features})
+
+    def on_host(self, place: HostPlace) -> FeaturesOfDraft:
+        """See PartEntry."""
+        return FeaturesOfDraft(HostFeatureMemory(self.role, self.widths, self.dtype))
+
+    def on_device(self, place: DevicePlace) -> FeaturesOfDraft:
+        """See PartEntry."""
+        return FeaturesOfDraft(
+            DeviceFeatureMemory(place.device, self.role, self.widths, self.dtype)
+        )
+
+
+def features_part(entry: FeatureEntry, dtype: str) -> ReturnedFeaturesEntry | DraftFeaturesEntry:
+    """Return the kind of features that an engine of a float type has."""
+    if entry.own_width is None:
+        return ReturnedFeaturesEntry(width=entry.width, dtype=dtype)
+    return DraftFeaturesEntry(width=entry.width, own_width=entry.own_width, dtype=dtype)
+
+
+class FeaturesOfTarget(Part):
+    """The features that a target's engine returns of the rows that a forward names."""
+
+    reads: ClassVar[Mapping[str, str]] = {
+        FEATURE_ROWS: "feature_rows are given, but the engine returns no features; export the "
+        "bundle with dsbd-export --features"
+    }
+
+    def __init__(self, memory: FeatureMemory) -> None:
+        """Take where they lie."""
+        self._memory = memory
+
+    def bind(self, call: Call, binder: Binder) -> None:
+        """See Part."""
+        whole = _or_none(call.whole.feature_rows)
+        if call.is_first:
+            check_kept_rows(whole, call.whole.num_new)
+            call.returned[FEATURES] = self._memory.take(len(whole))
+        rows = _or_none(call.forward.feature_rows)
+        binder.write({FEATURE_ROWS: rows})
+        first = int(np.searchsorted(whole, call.start)) if call.start else 0
+        self._memory.bind_returned(binder, call.returned[FEATURES], first, len(rows), "F")
+
+    def close(self) -> None:
+        """See Part."""
+        self._memory.close()
+
+
+class FeaturesOfDraft(Part):
+    """The features that a feature draft's engine reads of parents, and returns of all rows."""
+
+    reads: ClassVar[Mapping[str, str]] = {
+        "parent_features": "parent_features are given, but the engine is no feature draft's; leave "
+        "them out",
+        **FeaturesOfTarget.reads,
+    }
+
+    def __init__(self, memory: FeatureMemory) -> None:
+        """Take where they lie."""
+        self._memory = memory
+
+    def bind(self, call: Call, binder: Binder) -> None:
+        """See Part."""
+        if call.is_first:
+            _check_draft(call.whole, self._memory.kind)
+            call.returned[FEATURES] = self._memory.take(call.whole.num_new)
+        assert call.forward.parent_features is not None  # checked with the whole forward
+        self._memory.bind_read(binder, ReadFeatures.of(call.forward.parent_features))
+        kept, number = call.returned[FEATURES], call.forward.num_new
+        self._memory.bind_returned(binder, kept, call.start, number, "S")
+
+    def close(self) -> None:
+        """See Part."""
+        self._memory.close()
+
+
+def _or_none(rows: Ints | None) -> Ints:
+    """Return the rows whose features a forward wants, none where it names none."""
+    return NO_INTS if rows is None else rows
 
 
 def check_kept_rows(rows: Any, num_new: int) -> None:
@@ -118,6 +243,21 @@ def check_kept_rows(rows: Any, num_new: int) -> None:
             f"feature_rows[{index}] is {rows[index]}, expected increasing rows from 0 to "
             f"{num_new - 1}"
         )
+
+
+def _check_draft(forward: Forward, kind: type) -> None:
+    """Raise InputError unless a forward has what a feature draft reads, and nothing else."""
+    if forward.parent_features is None:
+        raise InputError(
+            "the engine is a feature draft's, and each of its rows needs the feature of "
+            "its parent; give the forward parent_features"
+        )
+    if forward.feature_rows is not None:
+        raise InputError(
+            "feature_rows are given, but a feature draft's engine returns the features of "
+            "all rows; leave them out"
+        )
+    check_parents(forward.parent_features, forward.num_new, kind)
 
 
 def check_parents(parents: ParentFeatures, num_new: int, kind: type) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime.device.device import ELEMENT_BYTES, Device, DeviceArray
-from dsbd_runtime.engine.forward_inputs import check_read
-from dsbd_runtime.engine.session import Session
-from dsbd_runtime.errors import InputError
+from dsbd_runtime.errors import CapacityError, InputError
+from dsbd_runtime.parts.forward_checks import check_read
+from dsbd_runtime.parts.part import DeviceBinder, HeadOutput, HostBinder
 
 _STAGED_ROWS = 8
 """Rows that a read copies from a device at a time, which bounds the pinned memory."""
@@ -24,21 +24,26 @@ class KeptLogits:
         first_row: first of the R rows that can be read.
     """
 
-    def __init__(self, session: Session, logit_rows: NDArray[np.int64], last_start: int) -> None:
-        """Take a session after the forward's last call.
+    def __init__(
+        self,
+        read: Callable[[NDArray[np.int64]], NDArray[np.float32]],
+        logit_rows: NDArray[np.int64],
+        last_start: int,
+    ) -> None:
+        """Take what reads rows of the forward's last call.
 
-        Of the logit rows [299, 3, 255, 256] and a last call that begins with row 256, the session
+        Of the logit rows [299, 3, 255, 256] and a last call that begins with row 256, the engine
         holds [299, 256]: only the last of the four can be read, as row 3, its row 1.
 
         Args:
-            session: of an engine with a ``kept_output``.
+            read: of the last call's logit rows; it returns copies of some, (n, V).
             logit_rows: (R,) int64. Those of the forward.
             last_start: the forward's row with which its last call began.
         """
-        self._session: Session | None = session
+        self._read: Callable[[NDArray[np.int64]], NDArray[np.float32]] | None = read
         self._num_rows = len(logit_rows)
         self.first_row = 0
-        self._held_row = 0  # the session's row that is first_row
+        self._held_row = 0  # the last call's logit row that is first_row
         if last_start:  # rare, and the arrays below take longer than all else here
             is_held = logit_rows >= last_start  # (R,)
             overwritten = np.flatnonzero(~is_held)
@@ -47,17 +52,17 @@ class KeptLogits:
 
     def read(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """See FullLogits."""
-        if self._session is None:
+        if self._read is None:
             raise InputError(
                 "full logits are read after the model's next forward or its end, which overwrite "
                 "them; read those of a forward before the next one"
             )
         check_read(rows, self.first_row, self._num_rows)
-        return self._session.read_full_logits(rows - self.first_row + self._held_row)
+        return self._read(rows - self.first_row + self._held_row)
 
     def expire(self) -> None:
         """Refuse to read from now on."""
-        self._session = None
+        self._read = None
 
 
 class HostLogits:
@@ -67,27 +72,28 @@ class HostLogits:
     engine would take the same memory for its intermediate result.
     """
 
-    def __init__(self, vocab_size: int, value_on: Callable[[NDArray[np.float32]], Any]) -> None:
-        """Take V, and what returns the value by which an engine writes into an array."""
-        self._buffer = np.empty((0, vocab_size), np.float32)
-        self._value_on = value_on
+    def __init__(self, output: HeadOutput) -> None:
+        """Take the output of all logits."""
+        self._output = output
+        self._buffer = np.empty(output.shape(0, 0), output.dtype)
         self._values: dict[int, Any] = {}  # by rows; to make one takes longer than to bind it
 
-    def room_for(self, num_rows: int) -> Any:
-        """Return the value of (num_rows, vocab_size) for the next call.
-
-        The logits of the last one are lost.
-        """
-        if num_rows > len(self._buffer):
-            self._buffer = np.empty((_room(num_rows), self._buffer.shape[1]), np.float32)
+    def bind(self, binder: HostBinder, num_logit_rows: int) -> None:
+        """See FullMemory. The logits of the last call are lost."""
+        if num_logit_rows > len(self._buffer):
+            self._buffer = np.empty(self._output.shape(_room(num_logit_rows), 0), np.float32)
             self._values.clear()
-        if num_rows not in self._values:
-            self._values[num_rows] = self._value_on(self._buffer[:num_rows])
-        return self._values[num_rows]
+        if num_logit_rows not in self._values:
+            self._values[num_logit_rows] = binder.value_on(self._buffer[:num_logit_rows])
+        binder.write_value(self._output.name, self._values[num_logit_rows])
 
     def read(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return a copy of some rows of the last call."""
+        """See FullMemory."""
         return self._buffer[rows]
+
+    def close(self) -> None:
+        """See FullMemory."""
+        self._values.clear()
 
 
 class DeviceLogits:
@@ -98,24 +104,38 @@ class DeviceLogits:
     largest.
     """
 
-    def __init__(self, device: Device, vocab_size: int) -> None:
+    def __init__(self, device: Device, output: HeadOutput) -> None:
+        """Take the output of all logits."""
         self._device = device
-        self._vocab_size = vocab_size
+        self._name = output.name
+        (self._vocab_size,) = output.row_shape
         self._arrays: dict[int, DeviceArray] = {}
         self._staging: NDArray[np.uint8] | None = None
 
-    def room_for(self, num_rows: int) -> DeviceArray:
-        """Return the array (num_rows, vocab_size) of calls of this size; raise MemoryError."""
+    def bind(self, binder: DeviceBinder, num_logit_rows: int) -> None:
+        """See FullMemory."""
+        num_rows = binder.size("R", num_logit_rows)
         room = _room(num_rows)
         if room not in self._arrays:
             self._arrays[room] = self._device.allocate((room, self._vocab_size), "fp32")
-        return self._arrays[room].part(0, (num_rows, self._vocab_size), "fp32")
+        self._last = self._arrays[room]
+        binder.use(self._name, self._last.part(0, (num_rows, self._vocab_size), "fp32"))
 
-    def read(self, array: DeviceArray, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return a copy of some rows of a call's array; raise MemoryError without pinned memory."""
-        row_bytes = self._vocab_size * ELEMENT_BYTES["fp32"]
+    def read(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See FullMemory.
+
+        Raises:
+            CapacityError: no pinned memory.
+        """
+        array, row_bytes = self._last, self._vocab_size * ELEMENT_BYTES["fp32"]
         if self._staging is None:
-            self._staging = self._device.allocate_pinned(_STAGED_ROWS * row_bytes)
+            try:
+                self._staging = self._device.allocate_pinned(_STAGED_ROWS * row_bytes)
+            except MemoryError as error:
+                raise CapacityError(
+                    f"{self._device.name} has no memory to copy full logits ({error}); close "
+                    "other programs that use the memory"
+                ) from error
         staged = self._staging.reshape(_STAGED_ROWS, row_bytes)
         logits = np.empty((len(rows), self._vocab_size), np.float32)
         for start in range(0, len(rows), _STAGED_ROWS):
@@ -127,8 +147,8 @@ class DeviceLogits:
             logits[start : start + len(part)] = staged[: len(part)].view(np.float32)
         return logits
 
-    def free(self) -> None:
-        """Give the memory back on both sides; the calls bound to it have been released."""
+    def close(self) -> None:
+        """See FullMemory; the calls bound to it have been released."""
         for array in self._arrays.values():
             self._device.free(array)
         self._arrays.clear()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime.device.device import Device, DeviceArray
-from dsbd_runtime.errors import CapacityError
+from dsbd_runtime.errors import CapacityError, EngineError
 from dsbd_runtime.parts.cache_entries import CacheEntry, parts_of, past_name, present_name
+from dsbd_runtime.parts.part import HostBinder, HostPlace
 
 NUMPY_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.float16}
 _NUM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -47,15 +49,20 @@ class KVCache:
     """
 
     def __init__(
-        self, caches: Sequence[CacheEntry], bucket: Callable[[int], int] = bucket_capacity
+        self,
+        caches: Sequence[CacheEntry],
+        bucket: Callable[[int], int] = bucket_capacity,
+        fresh: Callable[..., NDArray[Any]] = np.zeros,
     ) -> None:
-        """Take the smallest capacity: that of no rows in ``bucket``."""
+        """Take the smallest capacity: that of no rows in ``bucket``.
+
+        fresh: makes an array of new rows of a shape and type.
+        """
         self.capacity = bucket(0)
+        self._fresh = fresh
         self._row_bytes = row_bytes(caches)
         self.buffers: dict[tuple[int, str], NDArray[np.generic]] = {
-            (cache.layer, part): np.zeros(
-                cache.shape(part, self.capacity), NUMPY_DTYPES[cache.dtype]
-            )
+            (cache.layer, part): fresh(cache.shape(part, self.capacity), NUMPY_DTYPES[cache.dtype])
             for cache, part in parts_of(caches)
         }
 
@@ -104,7 +111,75 @@ class KVCache:
         return new
 
     def _new_buffer(self, old: NDArray[np.generic], capacity: int) -> NDArray[np.generic]:
-        return np.zeros((*old.shape[:2], capacity, old.shape[3]), old.dtype)
+        return self._fresh((*old.shape[:2], capacity, old.shape[3]), old.dtype)
+
+
+class HostRows:
+    """The caches of an engine on the host: each array is bound as both ``past`` and ``present``.
+
+    So TensorScatter writes in place. The bound values share the memory of the arrays, so that
+    ``move_rows`` needs no engine call.
+    """
+
+    def __init__(self, caches: Sequence[CacheEntry], place: HostPlace) -> None:
+        """Take the smallest capacity; raise CapacityError without memory for it."""
+        self._binder = place.binder
+        try:
+            self._cache: KVCache | None = KVCache(caches, fresh=place.fresh)
+        except (MemoryError, ValueError) as error:  # numpy has no shape that large, or no memory
+            raise CapacityError(
+                f"no memory for the smallest key/value cache of {place.folder}, {caches[0]} and as "
+                f"many as {len(caches)} in all: {error}; close other programs that use the memory, "
+                "or export again"
+            ) from error
+
+    @property
+    def capacity(self) -> int:
+        """Rows that the caches hold now; 0 after ``close``."""
+        return 0 if self._cache is None else self._cache.capacity
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the caches take now."""
+        return 0 if self._cache is None else self._cache.num_bytes
+
+    def bind(self, binder: HostBinder) -> None:
+        """See RowMemory."""
+        if binder.is_cleared:
+            for key, buffer in self._open().buffers.items():
+                binder.update(past_name(*key), present_name(*key), buffer)
+
+    def reserve(self, num_rows: int, num_used: int) -> None:
+        """See RowMemory."""
+        cache, capacity = self._open(), bucket_capacity(num_rows)
+        if num_used == 0 or capacity > cache.capacity:
+            self._resize(cache, capacity, num_used)
+
+    def shrink(self, num_used: int) -> None:
+        """See RowMemory."""
+        cache, capacity = self._open(), bucket_capacity(num_used)
+        if capacity < cache.capacity:
+            self._resize(cache, capacity, num_used)
+
+    def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
+        """See RowMemory."""
+        self._open().move_rows(src_rows, first_row)
+
+    def close(self) -> None:
+        """See RowMemory."""
+        self._cache = None
+
+    def _resize(self, cache: KVCache, capacity: int, num_used: int) -> None:
+        # The binding holds the arrays: let go first, so that each can be freed once replaced.
+        self._binder.clear()
+        if capacity <= cache.capacity // 4:
+            self._binder.release_memory()
+        cache.resize(capacity, num_used)
+
+    def _open(self) -> KVCache:
+        if self._cache is None:
+            raise EngineError(f"{self._binder.name} is closed; load it again")
+        return self._cache
 
 
 class DeviceCaches:

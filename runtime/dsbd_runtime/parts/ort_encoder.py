@@ -12,10 +12,14 @@ from types import ModuleType
 from typing import Any
 
 from dsbd_forward.forward import Source, SourceReading
-from dsbd_runtime.engine.graph import EncoderContract
-from dsbd_runtime.engine.graph_check import check_graph
 from dsbd_runtime.errors import CapacityError, EngineError
-from dsbd_runtime.parts.encoder_entry import HIDDEN_STATES, EncoderEntry, encoder_input
+from dsbd_runtime.parts.encoder_entry import (
+    HIDDEN_STATES,
+    EncoderEntry,
+    encoder_contract,
+    encoder_input,
+)
+from dsbd_runtime.parts.graph_check import check_graph
 
 MOST_SOURCES = 256
 MOST_BYTES = 2**30
@@ -114,7 +118,7 @@ class OrtEncoder:
             shared.keep_hidden()
         self._engine: Any = open_engine(path)
         check_graph(
-            path, EncoderContract(entry), self._engine.get_inputs(), self._engine.get_outputs()
+            path, encoder_contract(entry), self._engine.get_inputs(), self._engine.get_outputs()
         )
         self._kept: OrderedDict[Source, CrossRows] = OrderedDict()
         self._hidden_of_taken: OrderedDict[Source, Any] = OrderedDict()

@@ -1,423 +1,299 @@
-"""Recent rows of an engine with convolutions or recurrences, and the checkpoints behind them.
+"""Recent rows: those that convolutions and recurrences keep, with the states of checkpoints.
 
-Such layers keep *recent* rows alone (docs/algorithm.md 3.11). A path is folded from its beginning
-on, in pieces: the rows up to its *checkpoint* are one state of each recurrent layer, those behind
-are recent rows. Checkpoint 0 is where all paths begin. With folded rows in brackets,
+| tensor | shape, type | meaning |
+|---|---|---|
+| recent_write_indices | [1] int64 | first of the S new ones among the recent rows |
+| ancestors | [S,A] int64 | with convolutions: recent rows of the last A nodes of the path to each |
+| | | node, oldest first, itself not; -1 before the path begins |
+| recent_mask | [1,1,S,M] bool | with recurrences: node s sees recent row m, which is of its path |
+| | | and after its checkpoint |
+| checkpoint_rows | [B,L] int64 | which new rows follow each checkpoint, filled up with any |
+| row_places | [S] int64 | where each new row stands in checkpoint_rows, row after row |
+| past_key_values.{i}.convolution | [1,1,M,W] | that of layer i, a convolution over the path |
+| past_key_values.{i}.recurrent_key | [1,Hk,M,Dk] | that of layer i with a recurrent state |
+| past_key_values.{i}.recurrent_delta | [1,H,M,Dv] | |
+| past_key_values.{i}.recurrent_decay | [1,H,M,2] | |
+| state.{i} | [B,H,Dk,Dv] float32 | the states of the checkpoints; zeros where a path begins |
+| state_decay.{i} | [B,H,2] float32 | the decays at them |
+| present.{i}.* | as past | the same buffer, updated in place |
 
-    0 [a b c] 1 ── d ── e ── f         d to f continue from checkpoint 1, whose last row is c
-                         └── g
+In the prune graph recent rows move by src_recent_rows [K] int64 and recent_write_indices.
 
-A new row can continue from any recent row, and from the last row of a checkpoint. Where a path
-branches off at another folded row, the rows from the last checkpoint above it on are computed
-again. So what is folded, and when, is a matter of cost alone:
-
-* A chain of rows with one child each is folded as soon as it is long, but for the last rows of its
-  path: these may have been drafted, and be dropped. A short chain is if what branches off at its
-  end has gone on for long: rejected drafts do not.
-* Some checkpoints stay for paths that branch off later, such as prompts that begin alike: one at
-  least every time that a path has doubled its length, and where rows were computed again.
+The fold graph of an engine with recurrences takes folded_rows [T] int64, recent rows of a path in
+its order, the recurrent caches, and of the checkpoint before them state.{i} [1,H,Dk,Dv] and
+state_decay.{i} [1,H,2]. It returns folded_state.{i} and folded_state_decay.{i}, those of the last
+row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.forward import NO_ROW, Forward
 from dsbd_forward.rows import Ints
-from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.fold_chains import foldable_chains
+from dsbd_runtime.errors import CapacityError, EngineError, ProviderError
+from dsbd_runtime.parts.cache_entries import (
+    CacheEntry,
+    cache_tensors,
+    folded_name,
+    most_new_rows,
+    num_ancestors,
+    past_name,
+    present_name,
+    recent,
+    recurrent,
+)
+from dsbd_runtime.parts.fold_chains import FOLDED_TOGETHER, LEFT_BEHIND
+from dsbd_runtime.parts.kv_cache import KVCache, row_bytes
+from dsbd_runtime.parts.part import (
+    BOOL,
+    FLOAT32,
+    INT64,
+    Call,
+    DevicePlace,
+    GraphContract,
+    HostBinder,
+    HostPlace,
+    Part,
+    Tensors,
+    TensorSpec,
+)
+from dsbd_runtime.parts.recent_paths import NewRows, RecentInputs, RecentMemory, RecentPaths
 
-MOST_HELD = 4
-"""Checkpoints that stay for paths that branch off later."""
+FOLD_FILE = "fold.onnx"
+ANCESTORS = "ancestors"
+RECENT_WRITE_INDICES = "recent_write_indices"
+RECENT_MASK = "recent_mask"
+CHECKPOINT_ROWS = "checkpoint_rows"
+ROW_PLACES = "row_places"
+SRC_RECENT_ROWS = "src_recent_rows"
+FOLDED_ROWS = "folded_rows"
 
-_FIRST_HELD = 256  # rows; fewer are soon computed again
-_LOOK_EVERY = 16  # recent rows, or more
-_BEGIN = 0  # the checkpoint where paths begin
-_FOLDED = -1  # instead of a checkpoint: nothing continues from the row
-_FIELDS = ("tokens", "positions", "parents", "depths", "places", "checkpoints")
-
-
-class RecentMemory(Protocol):
-    """Where the recent rows and the states of the checkpoints lie."""
-
-    def reserve(self, num_rows: int, num_used: int) -> None:
-        """Give the recent rows room; keep the first ``num_used``. Without any, start again."""
-
-    def shrink(self, num_used: int) -> None:
-        """Give back the room of recent rows that a call behind ``num_used`` of them leaves free."""
-
-    def move_rows(self, src_rows: Ints, first_row: int) -> None:
-        """Copy these recent rows to ``first_row`` and behind, as if at once."""
-
-    def reserve_checkpoints(self, number: int) -> None:
-        """Have exactly so many; keep those that there are. The first one's state is zero."""
-
-    def fold(self, rows: Ints, source: int, target: int) -> None:
-        """Let the state of ``target`` be that of ``source`` behind these recent rows."""
+_MOST_NEW_ROWS = 256
+_STATE_BYTES = 4  # of a number, in fp32
+_STEP = 32  # rows; a recurrent layer looks at all of them in every call
 
 
-@dataclass(frozen=True, slots=True)
-class RecentInputs:
-    """What an engine call is told of recent rows; see ``graph``.
+def recent_capacity(num_rows: int) -> int:
+    """Return the capacity for so many recent rows: 32, 64, 96, ..."""
+    return max(1, -(-num_rows // _STEP)) * _STEP
+
+
+def path_bytes(caches: Sequence[CacheEntry]) -> int:
+    """Return the bytes of a path that is kept by itself, beside those of its attention rows.
+
+    They are the states of its checkpoint and as many recent rows as are behind that as a rule. A
+    request is one such path, and so is each of its beams that has parted from the others for long.
+    """
+    num_rows = recent_capacity(LEFT_BEHIND + FOLDED_TOGETHER + 1)
+    states = (shape for entry in recurrent(caches) for shape in entry.states.values())
+    return num_rows * row_bytes(recent(caches)) + sum(_STATE_BYTES * math.prod(s) for s in states)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecentEntry:
+    """What the manifest says of the recent rows.
 
     Attributes:
-        first_row: recent row of the first of the S new rows.
-        ancestors: (S, A) int64 recent rows; None without convolutions.
-        mask: (S, n) bool, of recent rows from 0 on; all others are unseen.
-        first_checkpoint: the states of the call begin with that of this one.
-        checkpoint_rows: (B, L) int64.
-        row_places: (S,) int64.
+        caches: of the layers that keep recent rows.
     """
 
-    first_row: int
-    ancestors: Ints | None
-    mask: NDArray[np.bool_]
-    first_checkpoint: int
-    checkpoint_rows: Ints
-    row_places: Ints
-
-
-@dataclass(frozen=True, slots=True)
-class NewRows:
-    """The rows of one engine call, as yet without a place.
-
-    Attributes:
-        forward: the call.
-        inputs: what it is told of recent rows.
-        parents: (S,) int64. Row of the cache, ``NO_ROW`` where the path begins.
-        depths: (S,) int64. Rows of the path to each, itself included.
-        checkpoints: (S,) int64, that each is behind.
-        again: (S,) int64, rows of the cache that the call computes again; None: it appends them.
-    """
-
-    forward: Forward
-    inputs: RecentInputs
-    parents: Ints
-    depths: Ints
-    checkpoints: Ints
-    again: Ints | None
-
-
-class RecentRows:
-    """Of every row of the cache, whether it is recent, and what continues from it.
-
-    Attributes:
-        num_rows: of the cache.
-        num_recent: places in use among the recent rows, those of dropped rows included.
-    """
-
-    def __init__(self, memory: RecentMemory, num_ancestors: int) -> None:
-        """Take the memory; ``num_ancestors``: rows that a convolution reads, 0 without any."""
-        self._memory = memory
-        self._num_ancestors = num_ancestors
-        self._table = np.zeros((len(_FIELDS), 256), np.int64)
-        self._ends = [0]  # depth of the last row of every checkpoint
-        self._held: list[int] = []  # rows of the cache from which paths may continue; oldest first
-        self._next_look = 0
-        self.num_rows = 0
-        self.num_recent = 0
+    caches: Sequence[CacheEntry]
 
     @property
-    def num_checkpoints(self) -> int:
-        """Checkpoints with a state, the one where paths begin included."""
-        return len(self._ends)
+    def files(self) -> tuple[str, ...]:
+        """See PartEntry."""
+        return (FOLD_FILE,) if recurrent(self.caches) else ()
 
-    def truncate(self, num_rows: int) -> None:
-        """Forget rows from ``num_rows`` on: those of a forward that has failed."""
-        self.num_rows = min(num_rows, self.num_rows)
-        self._held = [row for row in self._held if row < self.num_rows]
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """See PartEntry."""
+        return {}
+
+    def contract(self) -> GraphContract:
+        """See PartEntry."""
+        inputs: Tensors = {RECENT_WRITE_INDICES: TensorSpec(INT64, (1,))}
+        if number := num_ancestors(self.caches):
+            inputs[ANCESTORS] = TensorSpec(INT64, ("S", number))
+        if entries := recurrent(self.caches):
+            inputs[RECENT_MASK] = TensorSpec(BOOL, (1, 1, "S", "M"))
+            inputs[CHECKPOINT_ROWS] = TensorSpec(INT64, ("B", "L"))
+            inputs[ROW_PLACES] = TensorSpec(INT64, ("S",))
+            states = (state for entry in entries for state in entry.states.items())
+            inputs |= {name: TensorSpec(FLOAT32, ("B", *shape)) for name, shape in states}
+        caches = cache_tensors(self.caches, "M")
+        return GraphContract(inputs={**inputs, **caches.inputs}, outputs=caches.outputs)
+
+    def on_host(self, place: HostPlace) -> RecentRows:
+        """See PartEntry."""
+        return RecentRows(self, HostRecentMemory(self.caches, place))
+
+    def on_device(self, place: DevicePlace) -> RecentRows:
+        """See PartEntry; ``check_runnable`` has refused the provider."""
+        raise ProviderError(f"{place.device.name} keeps no recent rows; run it on the CPU")
+
+
+class RecentRows(Part):
+    """The recent rows of an engine, and the checkpoints before them."""
+
+    splits = True
+    grows_in_calls = True
+
+    def __init__(self, entry: RecentEntry, memory: BoundMemory) -> None:
+        """Take where the rows and states lie."""
+        self.memory = memory
+        self._paths = RecentPaths(memory, num_ancestors(entry.caches))
+        self._most_new_rows = most_new_rows(entry.caches, _MOST_NEW_ROWS)
+        self._new: NewRows  # of the call that is bound next
+
+    @property
+    def num_bytes(self) -> int:
+        """See Part."""
+        return self.memory.num_bytes
+
+    def calls(self, call: Call) -> Iterator[Call]:
+        """Yield the calls of at most ``most_new_rows``, after calls that compute rows again."""
+        if call.is_first:
+            self._paths.truncate(call.first_row)
+        for chunk in call.chunks(self._most_new_rows):
+            self._paths.prepare(chunk.forward)
+            for again, rows in self._paths.again(chunk.forward, self._most_new_rows):
+                yield self._next(Call.of(again, chunk.first_row), rows)
+                self._paths.append(self._new)
+                self._paths.prepare(chunk.forward)
+            yield self._next(chunk, None)
+            self._paths.append(self._new)
+
+    def bind(self, call: Call, binder: HostBinder) -> None:
+        """See Part."""
+        self.memory.bind(self._new.inputs, binder)
 
     def keep(self, rows: Ints) -> None:
-        """Keep these rows of the cache, increasing; drop all others."""
-        new_rows = np.full(self.num_rows + 1, NO_ROW)  # NO_ROW finds the last
-        new_rows[rows] = np.arange(len(rows))
-        self._table[:, : len(rows)] = self._table.take(rows, axis=1)
-        self.num_rows = len(rows)
-        self._parents[:] = new_rows[self._parents]
-        self._held = [new for row in self._held if (new := int(new_rows[row])) != NO_ROW]
-        if not len(rows):
-            self.num_recent, self._ends = 0, [0]
-            self._memory.reserve(0, 0)
-        self._give_up(set())
-        self._drop_unneeded()
+        """See Part."""
+        self._paths.keep(rows)
 
-    # Calls
+    def close(self) -> None:
+        """See Part."""
+        self.memory.close()
 
-    def prepare(self, forward: Forward) -> None:
-        """Fold what pays before a call; the rows that it continues from stay."""
-        if self.num_recent >= self._next_look:
-            self._fold_chains(self._continued(forward))
-            self._look_later()
+    def _next(self, call: Call, rows: Ints | None) -> Call:
+        """Return a call as the one that is bound next; ``rows``: those that it computes again."""
+        self._new = self._paths.new_rows(call.forward, rows)
+        return call
 
-    def again(self, forward: Forward, most_rows: int) -> Iterator[tuple[Forward, Ints]]:
-        """Yield calls that compute again the rows that a forward needs and that are folded.
 
-        With the rows of the cache that each computes. Their own rows of the cache are behind those
-        in use, and may be overwritten.
-        """
-        for row in self._continued(forward).tolist():
-            if self._checkpoints[row] != _FOLDED:
-                continue
-            path = self._path(row)
-            known = self._checkpoints[path] != _FOLDED
-            begin = len(path) - int(known[::-1].argmax()) if known.any() else 0
-            for start in range(begin, len(path), most_rows):
-                stop = min(start + most_rows, len(path))
-                yield self._forward_again(path[:stop], start), path[start:stop]
-            self._hold(row)
-
-    def _forward_again(self, path: Ints, start: int) -> Forward:
-        rows = path[start:]
-        mask = np.zeros((len(rows), self.num_rows + len(rows)), np.bool_)
-        mask[:, path] = np.arange(len(path)) < start + np.arange(len(rows))[:, None]
-        mask[:, self.num_rows :] = np.eye(len(rows), dtype=np.bool_)
-        return Forward(self._tokens[rows], self._positions[rows], mask, np.arange(0))
-
-    def new_rows(self, forward: Forward, again: Ints | None = None) -> NewRows:
-        """Return the rows of a call, with what the engine is told of recent rows.
-
-        Raises InputError for a row that does not see the whole path to its parent.
-        """
-        num_new = forward.num_new
-        above = forward.ancestors(max(1, self._num_ancestors))
-        parents = above[:, -1]
-        depths = forward.mask.sum(axis=1)
-        checkpoints = self._behind(forward, again)
-        self._check_paths(parents, depths)
-        assert (checkpoints != _FOLDED).all()  # see ``again``
-        self._memory.reserve(self.num_recent + num_new, self.num_recent)
-        if again is not None:
-            self._places[again] = self.num_recent + np.arange(num_new)
-        places = np.append(self._places, [*range(self.num_recent, self.num_recent + num_new), -1])
-        ancestors = places[above] if self._num_ancestors else None  # NO_ROW finds the last
-        inputs = RecentInputs(
-            self.num_recent,
-            ancestors,
-            self._mask(forward, checkpoints),
-            *_by_checkpoint(checkpoints),
-        )
-        assert ancestors is None or ((ancestors < 0) == (above < 0)).all()
-        return NewRows(forward, inputs, parents, depths, checkpoints, again)
-
-    def append(self, new: NewRows) -> None:
-        """Take in the rows of a call that has been made."""
-        num_new = new.forward.num_new
-        self._reserve(num_new)
-        if new.again is None:
-            first, self.num_rows = self.num_rows, self.num_rows + num_new
-            self._tokens[first:] = new.forward.token_ids
-            self._positions[first:] = new.forward.positions
-            self._parents[first:], self._depths[first:] = new.parents, new.depths
-            self._places[first:] = self.num_recent + np.arange(num_new)
-            self._checkpoints[first:] = new.checkpoints
-        else:
-            self._checkpoints[new.again] = new.checkpoints
-        self.num_recent += num_new
-
-    def _continued(self, forward: Forward) -> Ints:
-        """Return the rows of the cache that a forward continues from."""
-        rows = np.unique(self._last_seen(forward))
-        found: Ints = rows[rows != NO_ROW]
-        return found
-
-    def _last_seen(self, forward: Forward) -> Ints:
-        """Return the last row of the cache that each new row sees, (S,) int64, or ``NO_ROW``."""
-        seen = forward.mask[:, : self.num_rows]
-        if not self.num_rows:
-            return np.full(forward.num_new, NO_ROW)
-        last = self.num_rows - 1 - seen[:, ::-1].argmax(axis=1)
-        return np.where(seen[np.arange(len(seen)), last], last, NO_ROW)
-
-    def _behind(self, forward: Forward, again: Ints | None) -> Ints:
-        """Return the checkpoint that each new row is behind, (S,) int64."""
-        continued = self._last_seen(forward)
-        if again is not None:  # all continue from the same row, and the others from one another
-            continued[:] = continued[0]
-        found: Ints = np.append(self._checkpoints, _BEGIN)[continued]  # NO_ROW finds the last
-        return found
-
-    def _check_paths(self, parents: Ints, depths: Ints) -> None:
-        of_parents = np.concatenate([self._depths, depths, [0]])[parents]  # NO_ROW finds the last
-        wrong = depths != of_parents + 1
-        if wrong.any():
-            row = int(wrong.argmax())
-            raise InputError(
-                f"row {row} sees {depths[row]} rows, expected {of_parents[row] + 1}: itself and "
-                "all that the row above it sees; an engine with convolutions or recurrences takes "
-                "whole paths"
-            )
-
-    def _mask(self, forward: Forward, checkpoints: Ints) -> NDArray[np.bool_]:
-        """Return which recent rows each new row sees, (S, n) bool."""
-        num_new, first = forward.num_new, self.num_recent
-        mask = np.zeros((num_new, first + num_new), np.bool_)
-        recent = (self._places >= 0).nonzero()[0]
-        ends = np.array(self._ends)[checkpoints]
-        is_behind = self._depths[recent] > ends[:, None]
-        mask[:, self._places[recent]] = forward.mask[:, recent] & is_behind
-        mask[:, first:] |= forward.mask[:, self.num_rows :]
-        return mask
-
-    # Folds
-
-    def _fold_chains(self, continued: Ints) -> None:
-        """Fold the beginning of every path that is long enough.
-
-        continued: rows of the cache that have to stay what can be continued from.
-        """
-        stops = {*continued.tolist(), *self._held}
-        has_folded = False
-        while chains := foldable_chains(self._unfolded(), self._parents, self._depths, stops):
-            for chain, below in chains:
-                self._fold(chain, below, stops)
-            has_folded = True
-        if has_folded:
-            self._drop_unneeded()
-
-    def _look_later(self) -> None:
-        """Look again once there are some more rows; to look takes time for each of them."""
-        self._next_look = self.num_recent + max(_LOOK_EVERY, self.num_recent // 4)
-
-    def _fold(self, chain: list[int], below: list[int], stops: set[int]) -> None:
-        """Fold a chain into a checkpoint, which the rows ``below`` are behind from now on."""
-        source, end = int(self._checkpoints[chain[0]]), int(self._parents[chain[0]])
-        before, depth = self._ends[source], int(self._depths[chain[-1]])
-        self._checkpoints[[*chain, *below]] = _FOLDED
-        has_doubled = before.bit_length() < depth.bit_length()
-        if end != NO_ROW and before >= _FIRST_HELD and has_doubled:
-            self._hold(end)
-        self._give_up(stops)
-        target = self._unused_checkpoint()
-        self._memory.reserve_checkpoints(len(self._ends))
-        self._memory.fold(self._places[chain], source, target)
-        self._ends[target] = depth
-        self._checkpoints[[chain[-1], *below]] = target
-
-    def _give_up(self, stops: set[int]) -> None:
-        """Let no path continue from a checkpoint in the middle of one, unless it is held.
-
-        stops: rows that paths must be able to continue from.
-        """
-        behind = {*self._checkpoints[self._unfolded()].tolist()}
-        for row in self._last_rows().tolist():
-            is_alone = int(self._checkpoints[row]) not in behind
-            if is_alone and row not in stops and row not in self._held:
-                if (self._parents == row).any():
-                    self._checkpoints[row] = _FOLDED
-
-    def _unused_checkpoint(self) -> int:
-        """Return the first number that no row is behind, a new one if all are in use."""
-        used = {*np.unique(self._checkpoints).tolist(), _BEGIN}
-        number = next(n for n in range(len(self._ends) + 1) if n not in used)
-        if number == len(self._ends):
-            self._ends.append(0)
-        return number
-
-    def _hold(self, row: int) -> None:
-        """Let paths continue from a row of the cache also once what is behind it is folded."""
-        self._held = [*(held for held in self._held if held != row), row][-MOST_HELD:]
-
-    def _last_rows(self) -> Ints:
-        """Return the last rows of checkpoints that paths can continue from."""
-        known = self._checkpoints >= 0
-        ends = np.array(self._ends)[np.where(known, self._checkpoints, 0)]
-        found: Ints = (known & (self._depths == ends)).nonzero()[0]
-        return found
-
-    def _unfolded(self) -> Ints:
-        """Return the rows of the cache that are behind a checkpoint, none of them its last."""
-        known = self._checkpoints >= 0
-        ends = np.array(self._ends)[np.where(known, self._checkpoints, 0)]
-        found: Ints = (known & (self._depths > ends)).nonzero()[0]
-        return found
-
-    def _drop_unneeded(self) -> None:
-        """Drop the recent rows that no new row could read, and the checkpoints of none."""
-        is_needed = np.zeros(self.num_rows, np.bool_)
-        is_needed[self._unfolded()] = True
-        rows = (self._checkpoints >= 0).nonzero()[0]
-        for _ in range(self._num_ancestors):
-            is_needed[rows] = True
-            rows = np.unique(self._parents[rows])
-            rows = rows[rows != NO_ROW]
-        self._places[~is_needed] = NO_ROW
-        needed = is_needed.nonzero()[0]
-        needed = needed[self._places[needed].argsort()]
-        places = self._places[needed]
-        num_in_place = int(np.count_nonzero(places == np.arange(len(places))))
-        if num_in_place < len(places):
-            self._memory.move_rows(places[num_in_place:], num_in_place)
-        self._places[needed] = np.arange(len(needed))
-        self.num_recent = len(needed)
-        self._memory.shrink(self.num_recent)
-        self._look_later()
-        num_used = int(self._checkpoints.max(initial=_BEGIN)) + 1
-        del self._ends[num_used:]
-        self._memory.reserve_checkpoints(num_used)
-
-    # The table
-
-    def _path(self, row: int) -> Ints:
-        """Return the rows of the path to a row of the cache, which is the last."""
-        path = [row]
-        while (parent := int(self._parents[path[-1]])) != NO_ROW:
-            path.append(parent)
-        return np.array(path[::-1])
-
-    def _reserve(self, num_more: int) -> None:
-        end = self.num_rows + num_more
-        if end > self._table.shape[1]:
-            larger = np.zeros((len(_FIELDS), 2 * end), np.int64)
-            larger[:, : self.num_rows] = self._table[:, : self.num_rows]
-            self._table = larger
+class BoundMemory(RecentMemory, Protocol):
+    """Recent memory that the calls of an engine read and write."""
 
     @property
-    def _tokens(self) -> Ints:
-        return self._table[0, : self.num_rows]
+    def num_bytes(self) -> int:
+        """Bytes of rows and states."""
 
-    @property
-    def _positions(self) -> Ints:
-        return self._table[1, : self.num_rows]
+    def bind(self, call: RecentInputs, binder: Any) -> None:
+        """Let the next call read and write the recent rows, and read the states."""
 
-    @property
-    def _parents(self) -> Ints:
-        """Row of the cache, ``NO_ROW`` where the path begins."""
-        return self._table[2, : self.num_rows]
-
-    @property
-    def _depths(self) -> Ints:
-        """Rows of the path to each, itself included."""
-        return self._table[3, : self.num_rows]
-
-    @property
-    def _places(self) -> Ints:
-        """Recent row, ``NO_ROW`` of rows that are none."""
-        return self._table[4, : self.num_rows]
-
-    @property
-    def _checkpoints(self) -> Ints:
-        """The checkpoint that a child would be behind, ``_FOLDED`` where it cannot have any."""
-        return self._table[5, : self.num_rows]
+    def close(self) -> None:
+        """Release it."""
 
 
-def _by_checkpoint(checkpoints: Ints) -> tuple[int, Ints, Ints]:
-    """Return the first checkpoint of new rows, the new rows of all up to the last, their places.
+class HostRecentMemory:
+    """Recent rows of one engine, and the states of checkpoints [B, H, Dk, Dv]; the first is zero.
 
-    Checkpoints [2, 1, 2] give 1, [[1, 0], [0, 2]] and [2, 0, 3].
+    Attributes:
+        rows: of all kinds.
+        states: by input name; replaced when the number of checkpoints changes.
     """
-    first = int(checkpoints.min())
-    groups = [
-        (checkpoints == number).nonzero()[0] for number in range(first, int(checkpoints.max()) + 1)
-    ]
-    most = max(map(len, groups))
-    rows = np.zeros((len(groups), most), np.int64)
-    places = np.empty(len(checkpoints), np.int64)
-    for number, group in enumerate(groups):
-        rows[number, : len(group)] = group
-        places[group] = number * most + np.arange(len(group))
-    return first, rows, places
+
+    def __init__(self, caches: Sequence[CacheEntry], place: HostPlace) -> None:
+        """Take the smallest memory; open the fold graph, which only recurrences have."""
+        self.rows = KVCache(recent(caches), recent_capacity, place.fresh)
+        self.states: dict[str, NDArray[np.float32]] = {
+            name: np.zeros((1, *shape), np.float32)
+            for entry in recurrent(caches)
+            for name, shape in entry.states.items()
+        }
+        self._read = [(entry.layer, part) for entry in recurrent(caches) for part in entry.parts]
+        self._fold_path = place.folder / FOLD_FILE
+        self._fold = place.open_graph(self._fold_path) if self.states else None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of rows and states."""
+        return self.rows.num_bytes + sum(state.nbytes for state in self.states.values())
+
+    def reserve(self, num_rows: int, num_used: int) -> None:
+        """See RecentMemory."""
+        capacity = recent_capacity(num_rows)
+        if num_used == 0 or capacity > self.rows.capacity:
+            self.rows.resize(capacity, num_used)
+
+    def shrink(self, num_used: int) -> None:
+        """See RecentMemory; a little room more is left, so that it is not taken again at once."""
+        capacity = recent_capacity(num_used + 2 * _STEP)
+        if num_used and capacity < self.rows.capacity:
+            self.rows.resize(capacity, num_used)
+
+    def move_rows(self, src_rows: Ints, first_row: int) -> None:
+        """See RecentMemory."""
+        self.rows.move_rows(src_rows, first_row)
+
+    def reserve_checkpoints(self, number: int) -> None:
+        """See RecentMemory."""
+        for name, old in self.states.items():
+            if len(old) == number:
+                return
+            try:
+                new = np.zeros((number, *old.shape[1:]), np.float32)
+            except MemoryError as error:
+                raise CapacityError(
+                    f"no memory for the states of {number} paths, {self.num_bytes} bytes are in "
+                    "use; ask for fewer beams or fewer requests at a time"
+                ) from error
+            kept = min(number, len(old))
+            new[:kept] = old[:kept]
+            self.states[name] = new
+
+    def fold(self, rows: Ints, source: int, target: int) -> None:
+        """See RecentMemory."""
+        if self._fold is None:  # convolutions alone have no state
+            return
+        names = list(self.states)
+        inputs: dict[str, NDArray[Any]] = {
+            FOLDED_ROWS: rows,
+            **{past_name(*key): self.rows.buffers[key] for key in self._read},
+            **{name: self.states[name][source : source + 1] for name in names},
+        }
+        try:
+            found = self._fold.run([folded_name(name) for name in names], inputs)
+        except Exception as error:  # ONNX Runtime's exceptions share no base but this one
+            raise EngineError(
+                f"ONNX Runtime failed in a call of {self._fold_path} ({len(rows)} rows): "
+                f"{' '.join(str(error).split())}; copy the bundle or export again"
+            ) from error
+        for name, state in zip(names, found, strict=True):
+            self.states[name][target] = state[0]
+
+    def bind(self, call: RecentInputs, binder: HostBinder) -> None:
+        """Let the next call read and write the recent rows, and read the states."""
+        for key, buffer in self.rows.buffers.items():
+            binder.update(past_name(*key), present_name(*key), buffer)
+        binder.write({RECENT_WRITE_INDICES: np.array([call.first_row], np.int64)})
+        if call.ancestors is not None:
+            binder.write({ANCESTORS: call.ancestors})
+        if self.states:
+            mask = np.zeros((1, 1, len(call.mask), self.rows.capacity), np.bool_)
+            mask[0, 0, :, : call.mask.shape[1]] = call.mask
+            binder.write({RECENT_MASK: mask, CHECKPOINT_ROWS: call.checkpoint_rows})
+            binder.write({ROW_PLACES: call.row_places})
+            first, number = call.first_checkpoint, len(call.checkpoint_rows)
+            for name, state in self.states.items():
+                binder.read(name, state[first : first + number])
+
+    def close(self) -> None:
+        """Release the fold graph."""
+        self._fold = None

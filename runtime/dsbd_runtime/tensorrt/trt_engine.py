@@ -15,8 +15,9 @@ from dsbd_runtime.device.device import DeviceArray
 from dsbd_runtime.device.device_session import DeviceSession
 from dsbd_runtime.device.recorded_calls import MOST_RECORDED
 from dsbd_runtime.engine.providers import check_runnable
-from dsbd_runtime.engine.session import MAX_FORWARD_ROWS, EngineOptions
+from dsbd_runtime.engine.session import EngineOptions
 from dsbd_runtime.errors import BundleError, CapacityError, EngineError
+from dsbd_runtime.parts.attention_rows import MAX_FORWARD_ROWS
 from dsbd_runtime.parts.cache_entries import CacheEntry, parts_of, past_name, present_name
 from dsbd_runtime.tensorrt.trt_contexts import TrtContexts, kernels_file
 from dsbd_runtime.tensorrt.trt_module import FLAVOURS, first_reason, import_trt, trt_logger

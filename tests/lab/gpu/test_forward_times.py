@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dsbd_runtime.bundle_files.bundle import open_bundle
-from dsbd_runtime.device.device_session import forward_bucket
+from dsbd_runtime.device.device_binder import forward_bucket
 from dsbd_runtime.loading import load_causal_lm
 from lab.gpu.choices import CHOICES
 from lab.gpu.forward_times import (

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from dsbd_runtime.engine.graph import TensorSpec
 from dsbd_runtime.errors import BundleError
+from dsbd_runtime.parts.part import TensorSpec
 
 
 class TensorInfo(Protocol):
@@ -69,17 +69,21 @@ def _check_tensors(
         if not _fits(tensor.shape, expected.shape):
             raise _contradiction(
                 model_path,
-                f"has {kind} {name} of shape {list(tensor.shape)}, expected {list(expected.shape)} "
-                "(None: dynamic)",
+                f"has {kind} {name} of shape {list(tensor.shape)}, expected "
+                f"{_shown(expected.shape)} (None: dynamic)",
             )
 
 
-def _fits(found: Sequence[int | str | None], expected: Sequence[int | None]) -> bool:
+def _fits(found: Sequence[int | str | None], expected: Sequence[int | str | None]) -> bool:
     """Return whether each static dimension equals the expected one; dynamic ones always fit."""
     return len(found) == len(expected) and all(
         not isinstance(dim, int) or dim == expected_dim
         for dim, expected_dim in zip(found, expected, strict=True)
     )
+
+
+def _shown(shape: Sequence[int | str | None]) -> list[int | None]:
+    return [dim if isinstance(dim, int) else None for dim in shape]
 
 
 def _contradiction(model_path: Path, problem: str) -> BundleError:

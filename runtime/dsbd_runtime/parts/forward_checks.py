@@ -1,4 +1,4 @@
-"""Inputs of one forward: the checks of its arrays, and the masks that the engine reads."""
+"""Checks of the arrays of a forward."""
 
 from __future__ import annotations
 
@@ -8,13 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.forward import Forward
-from dsbd_forward.logits import Gather
-from dsbd_runtime.engine.graph import (
-    ATTENTION_MASK,
-    ATTENTION_MASK_SLIDING,
-    GATHER_IDS,
-    GATHER_ROWS,
-)
 from dsbd_runtime.errors import CapacityError, DsbdError, InputError
 
 # A mask is looked at in blocks of this many rows, so that the check makes no second (S, S) array.
@@ -28,19 +21,6 @@ _ARRAYS = (
     ("logit_rows", _INT64, 1),
 )
 _IS_LATER = ~np.tri(_BLOCK_ROWS, dtype=np.bool_)  # (_BLOCK_ROWS, _BLOCK_ROWS)
-
-
-def check_gather(gather: Gather, num_logit_rows: int, vocab_size: int) -> None:
-    """Raise InputError unless the pairs name logit rows and tokens."""
-    rows, token_ids = gather
-    _check_array(GATHER_ROWS, rows, _INT64, 1)
-    _check_array(GATHER_IDS, token_ids, _INT64, 1)
-    if rows.shape != token_ids.shape:
-        raise InputError(
-            f"{GATHER_IDS} has shape {token_ids.shape}, expected {rows.shape} as {GATHER_ROWS}"
-        )
-    _check_range(GATHER_ROWS, rows, num_logit_rows)
-    _check_range(GATHER_IDS, token_ids, vocab_size)
 
 
 def check_forward(inputs: Forward, *, num_rows: int, vocab_size: int, context_length: int) -> None:
@@ -69,8 +49,8 @@ def check_forward(inputs: Forward, *, num_rows: int, vocab_size: int, context_le
 
 def check_keep(rows: NDArray[np.int64], num_rows: int) -> None:
     """Raise InputError unless ``rows`` are strictly increasing rows of the cache."""
-    _check_array("rows", rows, _INT64, 1)
-    _check_range("rows", rows, num_rows)
+    check_array("rows", rows, _INT64, 1)
+    check_range("rows", rows, num_rows)
     falls = rows[1:] <= rows[:-1]
     if falls.any():
         index = int(np.argmax(falls)) + 1
@@ -82,7 +62,7 @@ def check_keep(rows: NDArray[np.int64], num_rows: int) -> None:
 
 def check_read(rows: NDArray[np.int64], first_row: int, num_rows: int) -> None:
     """Raise InputError unless ``rows`` are of the R = ``num_rows`` whose full logits are kept."""
-    _check_array("rows", rows, _INT64, 1)
+    check_array("rows", rows, _INT64, 1)
     if first_row:
         is_lost = (0 <= rows) & (rows < first_row)
         if is_lost.any():
@@ -92,16 +72,18 @@ def check_read(rows: NDArray[np.int64], first_row: int, num_rows: int) -> None:
                 "forward's later calls have overwritten the full logits of earlier rows; run "
                 "shorter forwards"
             )
-    _check_range("rows", rows, num_rows)
+    check_range("rows", rows, num_rows)
 
 
-def _check_array(name: str, array: Any, dtype: np.dtype[Any], num_dims: int) -> None:
+def check_array(name: str, array: Any, dtype: np.dtype[Any], num_dims: int) -> None:
+    """Raise InputError unless it is an array of this type and number of dimensions."""
     if isinstance(array, np.ndarray) and array.dtype == dtype and array.ndim == num_dims:
         return
     raise _wrong_array(name, array, dtype, num_dims)
 
 
-def _check_range(name: str, array: NDArray[np.int64], stop: int) -> None:
+def check_range(name: str, array: NDArray[np.int64], stop: int) -> None:
+    """Raise InputError unless all numbers are 0 to ``stop - 1``."""
     if not _are_below(array, stop):
         raise _out_of_range(name, array, stop)
 
@@ -153,47 +135,3 @@ def _check_parents_first(mask: NDArray[np.bool_], num_rows: int) -> None:
                 "mask lets a row see a later row of the same forward; order the rows so that "
                 "parents come before children"
             )
-
-
-class ForwardMasks:
-    """The engine's masks, built in buffers [max_rows, capacity] that every call reuses.
-
-    ``names`` and ``sliding_window`` are those of the manifest: the window is a number exactly
-    when the names hold the sliding mask.
-    """
-
-    def __init__(self, names: list[str], sliding_window: int | None, max_rows: int) -> None:
-        self._names = names
-        self._sliding_window = sliding_window
-        self._max_rows = max_rows
-        self._buffers: dict[str, NDArray[np.bool_]] = {}
-
-    def padded(
-        self, inputs: Forward, row_positions: NDArray[np.int64], capacity: int
-    ) -> dict[str, NDArray[np.bool_]]:
-        """Return the masks by input name, (S, capacity) each; valid until the next call.
-
-        With a window of 2, positions [5] and row_positions [3, 4, 4, 5], the mask
-        [[1, 1, 0, 1]] becomes [[1, 1, 0, 1, 0, ...]] and, sliding, [[0, 1, 0, 1, 0, ...]].
-
-        Args:
-            inputs: S new rows, N rows with those of the cache.
-            row_positions: (N,) int64. Positions of the cache rows, the S new ones included.
-            capacity: rows of the caches, at least N.
-        """
-        mask = inputs.mask
-        num_new, num_rows = mask.shape
-        masks = {}
-        for name in self._names:
-            buffer = self._buffers.get(name)
-            if buffer is None or buffer.shape[1] != capacity:
-                buffer = self._buffers[name] = np.empty((self._max_rows, capacity), np.bool_)
-            masks[name] = padded = buffer[:num_new]
-            padded[:, num_rows:] = False
-        if ATTENTION_MASK in masks:
-            masks[ATTENTION_MASK][:, :num_rows] = mask
-        if self._sliding_window is not None:
-            # positions - row_positions < window, with the small side of the subtraction first
-            in_window = row_positions > (inputs.positions - self._sliding_window)[:, None]
-            np.logical_and(mask, in_window, out=masks[ATTENTION_MASK_SLIDING][:, :num_rows])
-        return masks

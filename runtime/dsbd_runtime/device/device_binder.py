@@ -1,0 +1,118 @@
+"""Binder of a device's calls: collects what a call reads and writes, with sizes rounded up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from dsbd_runtime.device.device import DeviceArray
+from dsbd_runtime.errors import InputError
+from dsbd_runtime.parts.part import Call, HeadOutput, Padding, Tensors
+
+_FORWARD_ROWS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 96, 128, 192, 256)
+_MOST = 2**40  # beyond any memory: most dimensions have no bound of their own
+
+
+class StagedCall:
+    """One call of an engine, before it is bound: a ``DeviceBinder``.
+
+    S is rounded up to one of ``forward_bucket``, other dimensions to powers of two.
+
+    Attributes:
+        sizes: of the dimensions so far, by name; calls of the same sizes are bound once.
+        written: host arrays that the call reads, with their padding.
+        used: device arrays that it reads or writes.
+        outputs: of the head, with the rows and pairs of which they are returned.
+        befores, afters: copies on the device around the call.
+    """
+
+    def __init__(
+        self, name: str, inputs: Tensors, call: Call, *, capacity: int, most_rows: int
+    ) -> None:
+        """Begin a call.
+
+        name: of the engine, in errors.
+        inputs: of the engine's contract, whose shapes name the dimensions.
+        capacity: rows of the caches, beyond which nothing is padded.
+        most_rows: of a call.
+        """
+        num_new = call.forward.num_new
+        if num_new > most_rows:
+            raise InputError(
+                f"a forward of {num_new} rows, the session takes {most_rows}; split it"
+            )
+        padded = forward_bucket(num_new, most_rows)
+        self.name = name
+        self.sizes = {
+            "S": padded if call.first_row + padded <= capacity else num_new,
+            "C": capacity,
+        }
+        self.written: dict[str, tuple[NDArray[Any], Padding]] = {}
+        self.used: dict[str, DeviceArray] = {}
+        self.outputs: tuple[HeadOutput, ...] = ()
+        self.num_logit_rows = self.num_pairs = 0
+        self.befores: list[Callable[[], None]] = []
+        self.afters: list[Callable[[], None]] = []
+        self._inputs = inputs
+
+    def size(self, dim: str, number: int) -> int:
+        """See Binder."""
+        if dim not in self.sizes:
+            most = self.sizes["S"] if dim == "R" else _MOST
+            self.sizes[dim] = row_bucket(number, most)
+        return self.sizes[dim]
+
+    def write(self, arrays: Mapping[str, NDArray[Any]], padding: Padding = 0) -> None:
+        """See Binder."""
+        for name, array in arrays.items():
+            self.written[name] = array, padding
+            for dim, number in zip(self._inputs[name].shape, array.shape, strict=True):
+                if isinstance(dim, str):
+                    self.size(dim, number)
+
+    def returns(self, outputs: tuple[HeadOutput, ...], num_logit_rows: int, num_pairs: int) -> None:
+        """See Binder."""
+        self.outputs = outputs
+        self.num_logit_rows, self.num_pairs = num_logit_rows, num_pairs
+
+    def use(self, name: str, array: DeviceArray) -> None:
+        """See DeviceBinder."""
+        self.used[name] = array
+
+    def before(self, work: Callable[[], None]) -> None:
+        """See DeviceBinder."""
+        self.befores.append(work)
+
+    def after(self, work: Callable[[], None]) -> None:
+        """See DeviceBinder."""
+        self.afters.append(work)
+
+
+def row_bucket(num_rows: int, limit: int) -> int:
+    """Return the smallest power of two that holds ``num_rows``, at least 1, at most ``limit``.
+
+    With a limit of 256: 0 and 1 give 1, 3 gives 4, 33 gives 64, 200 gives 256.
+    """
+    return min(1 << max(num_rows - 1, 0).bit_length(), limit)
+
+
+def forward_bucket(num_rows: int, limit: int) -> int:
+    """Return the rows of the call that a forward of ``num_rows`` rows is padded to.
+
+    Finer than ``row_bucket`` where most verifications lie, since each padding row costs attention
+    and products: with a limit of 256, 9 gives 16, 33 gives 40, 49 gives 64, 100 gives 128. In
+    steps of 8, as tensor cores multiply.
+    """
+    fitting = (rows for rows in _FORWARD_ROWS if rows >= num_rows)
+    return min(next(fitting, row_bucket(num_rows, limit)), limit)
+
+
+def padded_rows(num_new: int, limit: int) -> int:
+    """Return the rows that ``num_new`` rows take when they go in calls of at most ``limit`` rows.
+
+    Only the last call is padded: with a limit of 256, 300 rows take 256 + 48.
+    """
+    rest = num_new % limit
+    return num_new - rest + (forward_bucket(rest, limit) if rest else 0)

@@ -1,0 +1,209 @@
+"""Alignment on ONNX Runtime: how the heads that follow the sound attend to it, token by token.
+
+The graph is the decoder's without its caches after it: one call has all tokens of a text, as if
+nothing had been decoded before.
+
+| output | shape, type | meaning |
+|---|---|---|
+| alignment_weights | [A,S,N] float32 | what each alignment head weighs the positions of the sound |
+| logits | [R,V] float32 | as the decoder's |
+
+Its inputs are those of the decoder: ``past_key_values`` are zeros of as many rows as there are
+tokens, and the source is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_forward.forward import Source
+from dsbd_runtime.errors import CapacityError, EngineError, ProviderError
+from dsbd_runtime.parts.attention_rows import (
+    INPUT_IDS,
+    POSITION_IDS,
+    WRITE_INDICES,
+    AttentionEntry,
+)
+from dsbd_runtime.parts.cache_entries import parts_of, past_name
+from dsbd_runtime.parts.cross_slots import places_of_rows
+from dsbd_runtime.parts.encoder_entry import SOURCE_LENGTHS, SOURCE_PLACES, SOURCE_ROWS
+from dsbd_runtime.parts.graph_check import check_graph
+from dsbd_runtime.parts.head import LOGIT_ROWS, LOGITS, HeadEntry
+from dsbd_runtime.parts.kv_cache import NUMPY_DTYPES
+from dsbd_runtime.parts.part import (
+    FLOAT32,
+    DevicePlace,
+    GraphContract,
+    HostPlace,
+    Part,
+    TensorSpec,
+    part_of,
+)
+from dsbd_runtime.parts.sources import Sources, SourcesEntry
+from dsbd_runtime.parts.speech_entry import ALIGNMENT_FILE, ALIGNMENT_WEIGHTS
+
+_NO_MEMORY = ("Failed to allocate memory", "bad allocation", "bad_alloc")
+
+
+@dataclass(frozen=True)
+class AlignedTokens:
+    """How a speech model attends to the sound as it reads a text, and its predictions.
+
+    With 4 prompt tokens and 3 new ones, the last of which ends the text: weights of the first 2,
+    logits of all 3.
+
+    Attributes:
+        weights: (A, n - 1, N) float32. Weights of the N positions of the sound by each of the A
+            alignment heads, for the n new tokens except the last.
+        logits: (n, V) float32. Of each new token, after those before it.
+    """
+
+    weights: NDArray[np.float32]
+    logits: NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignmentGraphEntry:
+    """What the manifest says of the alignment graph, which is read with the engine's own inputs.
+
+    Attributes:
+        attention, sources, head: of the engine; the head returns all logits.
+        num_heads: alignment heads, A.
+        context_length: most tokens of a text.
+    """
+
+    attention: AttentionEntry
+    sources: SourcesEntry
+    head: HeadEntry
+    num_heads: int
+    context_length: int
+
+    files: ClassVar[tuple[str, ...]] = (ALIGNMENT_FILE,)
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """See PartEntry."""
+        return {}
+
+    def contract(self) -> GraphContract:
+        """See PartEntry: nothing of the engine's own graph."""
+        return GraphContract(inputs={}, outputs={})
+
+    def graph_contract(self) -> GraphContract:
+        """Return the inputs and outputs of the alignment graph."""
+        inputs = GraphContract.of([self.attention, self.sources, self.head]).inputs
+        weights = TensorSpec(FLOAT32, (self.num_heads, None, None))
+        outputs = {ALIGNMENT_WEIGHTS: weights, **self.head.contract().outputs}
+        return GraphContract(inputs=inputs, outputs=outputs)
+
+    def on_host(self, place: HostPlace) -> Alignment:
+        """See PartEntry."""
+        return Alignment(self, place)
+
+    def on_device(self, place: DevicePlace) -> Alignment:
+        """See PartEntry; ``check_reads_sources`` has refused the provider."""
+        raise ProviderError(f"{place.device.name} aligns no sources; run it on the CPU")
+
+
+class Alignment(Part):
+    """The alignment graph of one engine, opened when it is first needed."""
+
+    missing = (
+        "the engine has no alignment graph, which tells how it attends to a sound; export "
+        "a speech model's bundle again, of a checkpoint that names alignment_heads"
+    )
+
+    def __init__(self, entry: AlignmentGraphEntry, place: HostPlace) -> None:
+        """Take the sources that the engine has read; nothing is opened yet."""
+        self._entry = entry
+        self._ort = place.ort
+        self._path = place.folder / ALIGNMENT_FILE
+        self._open_engine = place.open_again
+        self._releasing_options = place.releasing_options
+        self._sources = part_of(place.opened, Sources)
+        self._engine: Any = None
+
+    def align(
+        self, source: Source, prompt_ids: Sequence[int], token_ids: Sequence[int]
+    ) -> AlignedTokens:
+        """Return how the engine attends to a source as it reads new tokens after a prompt.
+
+        The cache stays as it is.
+
+        Raises:
+            CapacityError: no memory, or too long a text.
+            BundleError, EngineError: the graph cannot be opened, or fails.
+        """
+        read = np.array([*prompt_ids, *token_ids[:-1]], np.int64)
+        if len(read) > self._entry.context_length:
+            raise CapacityError(
+                f"a text of {len(read)} tokens is to be aligned, the model reads "
+                f"{self._entry.context_length}; shorten the prompt"
+            )
+        engine, found = self._opened(), self._sources.slots.alone(source)
+        self._sources.encoder.take_reading()  # if the source was read again: it is of no forward
+        rows, places = places_of_rows(np.zeros(len(read), np.int64), 1)
+        first = len(prompt_ids) - 1  # whose logits are of the first new token
+        mask = np.tri(len(read), dtype=np.bool_)
+        arrays: dict[str, NDArray[Any]] = {
+            INPUT_IDS: read[None],
+            POSITION_IDS: np.arange(len(read))[None],
+            WRITE_INDICES: np.zeros(1, np.int64),
+            LOGIT_ROWS: np.arange(first, len(read)),
+            SOURCE_ROWS: rows,
+            SOURCE_PLACES: places,
+            SOURCE_LENGTHS: found.lengths,
+            **dict.fromkeys(self._entry.attention.masks, mask[None, None]),
+            **self._no_rows(len(read)),
+        }
+        value_of = self._ort.OrtValue.ortvalue_from_numpy
+        inputs = {name: value_of(array) for name, array in arrays.items()}
+        weights, logits = self._run(engine, {**inputs, **found.values}, len(read))
+        return AlignedTokens(weights[:, len(prompt_ids) :], logits)
+
+    def close(self) -> None:
+        """Release the engine; it would be opened again."""
+        self._engine = None
+
+    def _opened(self) -> Any:
+        """Return the engine; a contradiction to its entry is a BundleError."""
+        if self._engine is None:
+            engine, contract = self._open_engine(self._path), self._entry.graph_contract()
+            check_graph(self._path, contract, engine.get_inputs(), engine.get_outputs())
+            self._engine = engine
+        return self._engine
+
+    def _no_rows(self, number: int) -> dict[str, NDArray[Any]]:
+        """Return caches of so many rows, which the call writes."""
+        return {
+            past_name(cache.layer, part): np.zeros(
+                cache.shape(part, number), NUMPY_DTYPES[cache.dtype]
+            )
+            for cache, part in parts_of(self._entry.attention.caches)
+        }
+
+    def _run(
+        self, engine: Any, inputs: dict[str, Any], num_tokens: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        options = self._releasing_options()  # the scores of all heads are seldom needed
+        try:
+            weights, logits = engine.run_with_ort_values(
+                [ALIGNMENT_WEIGHTS, LOGITS], inputs, options
+            )
+        except Exception as error:  # ONNX Runtime's exceptions share no base but this one
+            reason = " ".join(str(error).split())
+            if any(sign in reason for sign in _NO_MEMORY):
+                raise CapacityError(
+                    f"no memory to align {num_tokens} tokens by {self._path}: {reason}; leave "
+                    "times of words out, or run fewer requests"
+                ) from error
+            raise EngineError(
+                f"ONNX Runtime failed in a call of {self._path} ({num_tokens} tokens): {reason}; "
+                "copy the bundle or export again"
+            ) from error
+        return weights.numpy(), logits.numpy()

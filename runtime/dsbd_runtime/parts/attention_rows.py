@@ -1,0 +1,268 @@
+"""Attention rows: the key/value cache that every node adds a row to, and the masks over it.
+
+Every engine has this part: it also carries the rows' ids and positions.
+
+| tensor | shape, type | meaning |
+|---|---|---|
+| input_ids, position_ids | [1,S] int64 | the nodes; siblings share a position |
+| attention_mask | [1,1,S,C] bool | node s sees cache row c; nothing else masks |
+| attention_mask_sliding | [1,1,S,C] bool | the same cut to the window, for sliding-window layers |
+| write_indices | [1] int64 | first cache row of the S new rows |
+| row_positions | [C] int64 | with a bias by distance: positions of all rows of the cache; any |
+| | | number for rows that no node sees |
+| past_key_values.{i}.key | [1,Hkv,C,Dk] | the external cache of layer i that attends |
+| past_key_values.{i}.value | [1,Hkv,C,Dv] | |
+| present.{i}.* | as past | the same buffer, updated in place |
+
+The prune graph takes src_rows [K] int64, write_indices [1] int64 and the caches; row
+write_indices + k becomes the old row src_rows[k].
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_forward.forward import Forward
+from dsbd_forward.rows import Ints
+from dsbd_runtime.parts.cache_entries import AttentionRows, cache_tensors
+from dsbd_runtime.parts.kv_cache import HostRows
+from dsbd_runtime.parts.part import (
+    BOOL,
+    INT64,
+    Binder,
+    Call,
+    DevicePlace,
+    GraphContract,
+    HostPlace,
+    Part,
+    TensorSpec,
+)
+
+INPUT_IDS = "input_ids"
+POSITION_IDS = "position_ids"
+ATTENTION_MASK = "attention_mask"
+ATTENTION_MASK_SLIDING = "attention_mask_sliding"
+WRITE_INDICES = "write_indices"
+ROW_POSITIONS = "row_positions"
+SRC_ROWS = "src_rows"
+
+MAX_FORWARD_ROWS = 256
+"""The most rows of one engine call; longer forwards run in chunks."""
+
+ROW_INPUTS: dict[str, Callable[[Forward], Ints]] = {
+    INPUT_IDS: attrgetter("token_ids"),
+    POSITION_IDS: attrgetter("positions"),
+}
+"""The inputs [1,S] with an integer for each node: what a forward says of its rows beside masks."""
+
+
+class RowMemory(Protocol):
+    """The key/value caches of one engine."""
+
+    @property
+    def capacity(self) -> int:
+        """Rows that the caches hold now; 0 after ``close``."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the caches take now."""
+
+    def reserve(self, num_rows: int, num_used: int) -> None:
+        """Give the caches room for at least ``num_rows`` rows and keep the first ``num_used``.
+
+        With ``num_used`` 0 they start again: all zero, in the smallest sufficient capacity.
+        Otherwise they only grow. When it raises, the used rows are as before.
+        """
+
+    def shrink(self, num_used: int) -> None:
+        """Give the caches the smallest capacity for their first ``num_used`` rows, which stay."""
+
+    def bind(self, binder: Any) -> None:
+        """Bind the caches as both input and output, if they are not bound."""
+
+    def move_rows(self, src_rows: Ints, first_row: int) -> None:
+        """Copy the rows ``src_rows`` (K,) to ``first_row .. first_row + K - 1``, as if at once."""
+
+    def close(self) -> None:
+        """Release the caches; calling it again does nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionEntry:
+    """What the manifest says of the attention rows.
+
+    Attributes:
+        caches: of the layers that attend.
+        masks: names of the mask inputs.
+        sliding_window: positions that a sliding-window layer sees; None exactly when ``masks``
+            lacks the sliding one.
+        reads_positions: whether the graph has the input ``row_positions``.
+    """
+
+    caches: Sequence[AttentionRows]
+    masks: Sequence[str]
+    sliding_window: int | None = None
+    reads_positions: bool = False
+
+    files: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """See PartEntry."""
+        return {}
+
+    def contract(self) -> GraphContract:
+        """See PartEntry."""
+        inputs = {
+            **dict.fromkeys(ROW_INPUTS, TensorSpec(INT64, (1, "S"))),
+            **{mask: TensorSpec(BOOL, (1, 1, "S", "C")) for mask in self.masks},
+            WRITE_INDICES: TensorSpec(INT64, (1,)),
+        }
+        if self.reads_positions:
+            inputs[ROW_POSITIONS] = TensorSpec(INT64, ("C",))
+        caches = cache_tensors(self.caches, "C")
+        return GraphContract(inputs={**inputs, **caches.inputs}, outputs=caches.outputs)
+
+    def on_host(self, place: HostPlace) -> Rows:
+        """See PartEntry."""
+        return Rows(self, HostRows(self.caches, place))
+
+    def on_device(self, place: DevicePlace) -> Rows:
+        """See PartEntry."""
+        return Rows(self, place.rows)
+
+
+class Rows(Part):
+    """The rows of an engine's cache, their positions, and the masks over them."""
+
+    def __init__(self, entry: AttentionEntry, memory: RowMemory) -> None:
+        """Take the caches, whose memory the backend knows."""
+        self.memory = memory
+        self._reads_positions = entry.reads_positions
+        self._masks = ForwardMasks(entry.masks, entry.sliding_window, MAX_FORWARD_ROWS)
+        # (capacity,); as many as there are rows are valid
+        self._positions = np.zeros(memory.capacity, np.int64)
+
+    @property
+    def capacity(self) -> int:
+        """Rows that the caches hold now; 0 after ``close``."""
+        return self.memory.capacity
+
+    @property
+    def num_bytes(self) -> int:
+        """See Part."""
+        return self.memory.num_bytes
+
+    def bind(self, call: Call, binder: Binder) -> None:
+        """See Part."""
+        forward, first, stop = call.forward, call.first_row, call.stop
+        self._positions[first:stop] = forward.positions
+        masks = self._masks.padded(forward, self._positions[:stop], len(self._positions))
+        arrays = {name: of_rows(forward)[None] for name, of_rows in ROW_INPUTS.items()}  # (1, S)
+        arrays[WRITE_INDICES] = np.array([first], np.int64)
+        if self._reads_positions:
+            arrays[ROW_POSITIONS] = self._positions
+        binder.write(arrays)
+        views = {name: mask[None, None] for name, mask in masks.items()}  # (1, 1, S, C)
+        binder.write(views, functools.partial(pad_mask, forward.num_new, first))
+        self.memory.bind(binder)
+
+    def reserve(self, num_rows: int, num_used: int) -> None:
+        """See Part."""
+        self.memory.reserve(num_rows, num_used)
+        self._fit_positions(num_used)
+
+    def shrink(self, num_used: int) -> None:
+        """Free the memory that the first ``num_used`` rows do not need."""
+        self.memory.shrink(num_used)
+        self._fit_positions(num_used)
+
+    def keep(self, rows: Ints) -> None:
+        """See Part. Rows before the first gap stay: of [0, 1, 4, 6] two move, to 2 and 3."""
+        num_kept, first = len(rows), num_in_place(rows)
+        if first < num_kept:
+            moved = rows[first:]
+            self.memory.move_rows(moved, first)
+            self._positions[first:num_kept] = self._positions[moved]
+
+    def close(self) -> None:
+        """See Part."""
+        self.memory.close()
+
+    def _fit_positions(self, num_used: int) -> None:
+        if self.memory.capacity != len(self._positions):
+            positions = np.zeros(self.memory.capacity, np.int64)
+            positions[:num_used] = self._positions[:num_used]
+            self._positions = positions
+
+
+def num_in_place(rows: Ints) -> int:
+    """Return how many of the kept rows stay where they are: 2 of [0, 1, 4, 6]."""
+    return int(np.count_nonzero(rows == np.arange(len(rows))))
+
+
+def pad_mask(num_new: int, first_row: int, padded: NDArray[np.bool_]) -> None:
+    """Write the padding of a mask (1, 1, padded S, C), the rows after the S = ``num_new`` ones.
+
+    Padding rows are written to the cache after the call's own rows, where no mask looks and the
+    next call overwrites them. Each sees itself: a row that sees nothing may become NaN, and a NaN
+    in the cache reaches every row, since a masked row still enters a product, times 0. It sees
+    column 0 too, which is in use: on CUDA, ONNX Runtime searches each row of a mask for the first
+    visible column, one after the other.
+    """
+    mask = padded[0, 0]
+    padding = np.arange(num_new, len(mask))
+    mask[num_new:] = False
+    mask[num_new:, 0] = True
+    mask[padding, first_row + padding] = True
+
+
+class ForwardMasks:
+    """The engine's masks, built in buffers [max_rows, capacity] that every call reuses.
+
+    ``names`` and ``sliding_window`` are those of the manifest: the window is a number exactly
+    when the names hold the sliding mask.
+    """
+
+    def __init__(self, names: Sequence[str], sliding_window: int | None, max_rows: int) -> None:
+        self._names = names
+        self._sliding_window = sliding_window
+        self._max_rows = max_rows
+        self._buffers: dict[str, NDArray[np.bool_]] = {}
+
+    def padded(
+        self, inputs: Forward, row_positions: NDArray[np.int64], capacity: int
+    ) -> dict[str, NDArray[np.bool_]]:
+        """Return the masks by input name, (S, capacity) each; valid until the next call.
+
+        With a window of 2, positions [5] and row_positions [3, 4, 4, 5], the mask
+        [[1, 1, 0, 1]] becomes [[1, 1, 0, 1, 0, ...]] and, sliding, [[0, 1, 0, 1, 0, ...]].
+
+        Args:
+            inputs: S new rows, N rows with those of the cache.
+            row_positions: (N,) int64. Positions of the cache rows, the S new ones included.
+            capacity: rows of the caches, at least N.
+        """
+        mask = inputs.mask
+        num_new, num_rows = mask.shape
+        masks = {}
+        for name in self._names:
+            buffer = self._buffers.get(name)
+            if buffer is None or buffer.shape[1] != capacity:
+                buffer = self._buffers[name] = np.empty((self._max_rows, capacity), np.bool_)
+            masks[name] = padded = buffer[:num_new]
+            padded[:, num_rows:] = False
+        if ATTENTION_MASK in masks:
+            masks[ATTENTION_MASK][:, :num_rows] = mask
+        if self._sliding_window is not None:
+            # positions - row_positions < window, with the small side of the subtraction first
+            in_window = row_positions > (inputs.positions - self._sliding_window)[:, None]
+            np.logical_and(mask, in_window, out=masks[ATTENTION_MASK_SLIDING][:, :num_rows])
+        return masks

@@ -1,0 +1,335 @@
+"""Head: the logits that an engine returns, all of a row, the largest, or those of pairs.
+
+| tensor | shape, type | meaning |
+|---|---|---|
+| logit_rows | [R] int64 | which of the S nodes need logits |
+| logits | [R,V] float32 | |
+
+The manifest names the head: "full" for all logits, "topk:64" for an engine with a top-k head, or
+"gather". A top-k head returns, of each row, its K largest logits in decreasing order and the log of
+the sum of exp(logit) over all V tokens, from which log-probabilities follow without a row of V
+numbers: top_logits [R,K] float32, top_ids [R,K] int64 and logsumexp [R] float32. Where the manifest
+says ``full_logits`` it also has the output logits, the tensor that the head reads: a host leaves it
+with the engine and copies the rows that it needs.
+
+A gather head returns the logits of tokens that the host names, as many of a row as it likes: the
+inputs gather_rows and gather_ids, [N] int64 each, say of which of the R rows and of which token.
+Its outputs are gathered_logits [N] float32 and logsumexp [R] float32; logits is always there too.
+A log-probability is a logit less its row's logsumexp, however many of the row's logits are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_forward.forward import Forward
+from dsbd_forward.logits import DenseLogits, Gather, GatheredLogits, Logits, TopLogits
+from dsbd_forward.rows import NO_INTS, Ints
+from dsbd_forward.spec import HeadSpec
+from dsbd_runtime.errors import InputError
+from dsbd_runtime.parts.forward_checks import check_array, check_range
+from dsbd_runtime.parts.full_logits import DeviceLogits, HostLogits, KeptLogits
+from dsbd_runtime.parts.part import (
+    FLOAT32,
+    INT64,
+    Binder,
+    Call,
+    DevicePlace,
+    GraphContract,
+    HeadOutput,
+    HostPlace,
+    Part,
+    Tensors,
+    TensorSpec,
+)
+
+LOGIT_ROWS = "logit_rows"
+LOGITS = "logits"
+TOP_LOGITS = "top_logits"
+TOP_IDS = "top_ids"
+LOGSUMEXP = "logsumexp"
+GATHER_ROWS = "gather_rows"
+GATHER_IDS = "gather_ids"
+GATHERED_LOGITS = "gathered_logits"
+
+FULL = "full"
+GATHER = "gather"
+_TOP_PREFIX = "topk:"
+_TYPES: dict[type[np.generic], str] = {np.float32: FLOAT32, np.int64: INT64}
+_NO_PAIRS = Gather(NO_INTS, NO_INTS)
+
+
+def parse_num_top_logits(kind: str) -> int:
+    """Return K of "topk:K", 0 of "full" and "gather"; raise ValueError for any other text."""
+    if kind in (FULL, GATHER):
+        return 0
+    digits = kind.removeprefix(_TOP_PREFIX)
+    if digits == kind or not (digits.isascii() and digits.isdigit()) or digits[0] == "0":
+        raise ValueError(
+            f"{kind!r} is neither {FULL!r} nor {_TOP_PREFIX}K with K at least 1, nor {GATHER!r}"
+        )
+    return int(digits)
+
+
+def head_outputs(kind: str, vocab_size: int) -> tuple[HeadOutput, ...]:
+    """Return the outputs that a forward copies from an engine that returns ``kind``."""
+    num_top_logits = parse_num_top_logits(kind)
+    if kind == GATHER:
+        return (
+            HeadOutput(GATHERED_LOGITS, np.float32, (), by_pair=True),
+            HeadOutput(LOGSUMEXP, np.float32, ()),
+        )
+    if not num_top_logits:
+        return (full_output(vocab_size),)
+    return (
+        HeadOutput(TOP_LOGITS, np.float32, (num_top_logits,)),
+        HeadOutput(TOP_IDS, np.int64, (num_top_logits,)),
+        HeadOutput(LOGSUMEXP, np.float32, ()),
+    )
+
+
+def full_output(vocab_size: int) -> HeadOutput:
+    """Return the output of all logits."""
+    return HeadOutput(LOGITS, np.float32, (vocab_size,))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadEntry:
+    """What the manifest says of the head.
+
+    Attributes:
+        kind: "full", "topk:K" or "gather".
+        full_logits: whether the graph has the output ``logits``.
+    """
+
+    kind: str
+    vocab_size: int
+    full_logits: bool = True
+
+    files: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def outputs(self) -> tuple[HeadOutput, ...]:
+        """The outputs that every forward copies."""
+        return head_outputs(self.kind, self.vocab_size)
+
+    @property
+    def _full(self) -> HeadOutput:
+        return full_output(self.vocab_size)
+
+    @property
+    def keeps_full(self) -> bool:
+        """Whether all logits stay with the engine until rows of them are read."""
+        return self.full_logits and self.kind != FULL
+
+    @property
+    def gathers(self) -> bool:
+        """Whether it returns the logits of pairs."""
+        return self.kind == GATHER
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """See PartEntry."""
+        number = parse_num_top_logits(self.kind)
+        keeps_full = number > 0 and self.keeps_full
+        return {
+            "head": HeadSpec(
+                num_top_logits=number, keeps_full_logits=keeps_full, gathers_logits=self.gathers
+            )
+        }
+
+    def contract(self) -> GraphContract:
+        """See PartEntry."""
+        inputs: Tensors = {LOGIT_ROWS: TensorSpec(INT64, ("R",))}
+        if self.gathers:
+            inputs |= dict.fromkeys((GATHER_ROWS, GATHER_IDS), TensorSpec(INT64, ("N",)))
+        kept = (self._full,) if self.keeps_full else ()
+        outputs = {
+            output.name: TensorSpec(
+                _TYPES[output.dtype], ("N" if output.by_pair else "R", *output.row_shape)
+            )
+            for output in (*self.outputs, *kept)
+        }
+        return GraphContract(inputs=inputs, outputs=outputs)
+
+    def on_host(self, place: HostPlace) -> Head:
+        """See PartEntry."""
+        return self._opened(HostLogits(self._full) if self.keeps_full else NO_FULL)
+
+    def on_device(self, place: DevicePlace) -> Head:
+        """See PartEntry."""
+        return self._opened(DeviceLogits(place.device, self._full) if self.keeps_full else NO_FULL)
+
+    def _opened(self, full: FullMemory) -> Head:
+        return (GatherHead if self.gathers else Head)(self, full)
+
+
+class FullMemory(Protocol):
+    """Where an engine leaves all logits of its last call."""
+
+    def bind(self, binder: Any, num_logit_rows: int) -> None:
+        """Let the next call write the logits of R rows."""
+
+    def read(self, rows: Ints) -> NDArray[np.float32]:
+        """Return a copy of some of the last call's R rows, (n, V)."""
+
+    def close(self) -> None:
+        """Release the memory."""
+
+
+class _NoFull:
+    """The memory of an engine that keeps none."""
+
+    def bind(self, binder: Any, num_logit_rows: int) -> None:
+        """See FullMemory."""
+
+    def read(self, rows: Ints) -> NDArray[np.float32]:
+        """See FullMemory."""
+        raise AssertionError("an engine that returns all logits keeps none")
+
+    def close(self) -> None:
+        """See FullMemory."""
+
+
+NO_FULL = _NoFull()
+
+
+class Head(Part):
+    """The head of an engine: full, or the largest logits of each row."""
+
+    def __init__(self, entry: HeadEntry, full: FullMemory) -> None:
+        """Take where the engine leaves the logits that stay with it."""
+        self.full = full
+        self._outputs = entry.outputs
+        self._num_top = parse_num_top_logits(entry.kind)
+        self._keeps_full = self._num_top > 0 and entry.keeps_full
+        self._kept: KeptLogits | None = None
+        self._place: Ints | None = None  # of each logit row that repeats, its row in the call
+
+    def bind(self, call: Call, binder: Binder) -> None:
+        """See Part."""
+        if call.is_first:
+            self._expire()
+        rows = self._distinct(call.forward)
+        binder.write({LOGIT_ROWS: rows})
+        binder.returns(self._outputs, len(rows), 0)
+        self.full.bind(binder, len(rows))
+
+    def collect(self, call: Call, found: dict[str, NDArray[Any]]) -> None:
+        """Take the outputs of a call; with the last rows of its forward, return the logits."""
+        self._take(call, self._by_row(found))
+
+    def _take(self, call: Call, found: dict[str, NDArray[Any]]) -> None:
+        if call.forward is not call.whole:
+            self._put(call, found)
+            found = call.outputs
+        if call.is_last:
+            call.returned["logits"] = self._logits(call, found)
+
+    def read(self, rows: Ints) -> NDArray[np.float32]:
+        """Return a copy of all logits of some of the last call's logit rows, (n, V)."""
+        return self.full.read(rows if self._place is None else self._place[rows])
+
+    def close(self) -> None:
+        """See Part."""
+        self._expire()
+        self.full.close()
+
+    def _logits(self, call: Call, found: dict[str, NDArray[Any]]) -> Logits:
+        if not self._num_top:
+            return DenseLogits(found[LOGITS])
+        if self._keeps_full:
+            self._kept = KeptLogits(self.read, call.whole.logit_rows, call.start)
+        return TopLogits(found[TOP_IDS], found[TOP_LOGITS], found[LOGSUMEXP], self._kept)
+
+    def _distinct(self, forward: Forward) -> Ints:
+        """Return the rows of a call whose logits it returns: those that repeat once.
+
+        A call returns at most S rows.
+        """
+        rows, self._place = forward.logit_rows, None
+        if len(rows) > len(forward.token_ids):
+            rows, self._place = np.unique(rows, return_inverse=True)
+        return rows
+
+    def _by_row(self, found: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Return outputs with those of rows that repeat as often as they do."""
+        place = self._place
+        if place is None:
+            return found
+        return {
+            name: each if name == GATHERED_LOGITS else each[place] for name, each in found.items()
+        }
+
+    def _put(self, call: Call, found: dict[str, NDArray[Any]]) -> None:
+        """Put the outputs of a call at their place among those of the whole forward."""
+        whole = call.whole
+        place = whole.logit_rows_in(call.start, call.start + call.forward.num_new)  # (R,)
+        of_pairs = place if whole.gather is None else place[whole.gather.rows]  # (N,)
+        for name, array in found.items():
+            where = of_pairs if name == GATHERED_LOGITS else place
+            if name not in call.outputs:
+                call.outputs[name] = np.empty((len(where), *array.shape[1:]), array.dtype)
+            call.outputs[name][where] = array
+
+    def _expire(self) -> None:
+        if self._kept is not None:
+            self._kept.expire()
+            self._kept = None
+
+
+class GatherHead(Head):
+    """A gather head: the logits of pairs, or of whole rows where a forward names no pairs."""
+
+    reads: ClassVar[Mapping[str, str]] = {
+        "gather": "a gather is given, but the engine has no gather head; leave it out, or export "
+        "the bundle with --logits gather"
+    }
+
+    def __init__(self, entry: HeadEntry, full: FullMemory) -> None:
+        """See Head."""
+        super().__init__(entry, full)
+        self._vocab_size = entry.vocab_size
+
+    def bind(self, call: Call, binder: Binder) -> None:
+        """See Part."""
+        if call.is_first and call.whole.gather is not None:
+            check_gather(call.whole.gather, len(call.whole.logit_rows), self._vocab_size)
+        rows = self._distinct(call.forward)
+        pairs = call.forward.gather or _NO_PAIRS
+        of_pairs = pairs.rows if self._place is None else self._place[pairs.rows]
+        binder.write({LOGIT_ROWS: rows})
+        binder.write({GATHER_ROWS: of_pairs, GATHER_IDS: pairs.token_ids})
+        binder.returns(self._outputs, len(rows), len(pairs.rows))
+        self.full.bind(binder, len(rows))
+
+    def collect(self, call: Call, found: dict[str, NDArray[Any]]) -> None:
+        """See Head."""
+        found = self._by_row(found)
+        if call.forward.gather is None:
+            whole = self.read(np.arange(len(call.forward.logit_rows)))
+            found = {LOGITS: whole, LOGSUMEXP: found[LOGSUMEXP]}
+        self._take(call, found)
+
+    def _logits(self, call: Call, found: dict[str, NDArray[Any]]) -> Logits:
+        if call.whole.gather is None:
+            return DenseLogits(found[LOGITS], found[LOGSUMEXP])
+        return GatheredLogits(found[GATHERED_LOGITS], found[LOGSUMEXP])
+
+
+def check_gather(gather: Gather, num_logit_rows: int, vocab_size: int) -> None:
+    """Raise InputError unless the pairs name logit rows and tokens."""
+    rows, token_ids = gather
+    check_array(GATHER_ROWS, rows, np.dtype(np.int64), 1)
+    check_array(GATHER_IDS, token_ids, np.dtype(np.int64), 1)
+    if rows.shape != token_ids.shape:
+        raise InputError(
+            f"{GATHER_IDS} has shape {token_ids.shape}, expected {rows.shape} as {GATHER_ROWS}"
+        )
+    check_range(GATHER_ROWS, rows, num_logit_rows)
+    check_range(GATHER_IDS, token_ids, vocab_size)

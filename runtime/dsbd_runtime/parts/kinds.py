@@ -1,0 +1,22 @@
+"""Table of the kinds of parts: a kind that is not in it is unknown to engines without it."""
+
+from __future__ import annotations
+
+from dsbd_runtime.parts.alignment import Alignment
+from dsbd_runtime.parts.attention_rows import Rows
+from dsbd_runtime.parts.features import FeaturesOfDraft, FeaturesOfTarget
+from dsbd_runtime.parts.head import GatherHead, Head
+from dsbd_runtime.parts.part import Part
+from dsbd_runtime.parts.recent_rows import RecentRows
+from dsbd_runtime.parts.sources import Sources
+
+KINDS: tuple[type[Part], ...] = (
+    Rows,
+    RecentRows,
+    Sources,
+    FeaturesOfTarget,
+    FeaturesOfDraft,
+    Head,
+    GatherHead,
+    Alignment,
+)

@@ -1,0 +1,339 @@
+"""Part: one kind of state of an engine, its entry in the manifest, and a call as the parts see it.
+
+An engine is a list of parts. Its manifest entry lists what it is made of (``ModelEntry.parts``), a
+``PartEntry`` for each kind; opened, each entry becomes a ``Part``, which binds what a call reads
+and writes of its kind. A kind that an engine lacks is absent from the list.
+
+Dimensions of tensors are numbers or names; those of one name are equal within a call:
+
+| name | of one engine call |
+|---|---|
+| S | forest nodes, parents before children |
+| C | capacity of the caches in rows |
+| R | rows whose logits are requested |
+| N | pairs of a gather head |
+| F, T, P | features returned by a target, and read of the target's and of the draft's own |
+| A, M, B, L | with recent rows: ancestors, capacity, checkpoints, new rows of each |
+| Q, E, D | with sources: sources of the call, rows of the longest, rows of the call of each |
+| K | rows to move |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_forward.forward import Forward
+from dsbd_forward.rows import Ints
+from dsbd_runtime.device.device import Device, DeviceArray
+from dsbd_runtime.errors import InputError
+
+INT64, BOOL, FLOAT32 = "tensor(int64)", "tensor(bool)", "tensor(float)"
+FLOAT_TYPES = {"fp32": FLOAT32, "fp16": "tensor(float16)", "bf16": "tensor(bfloat16)"}
+"""The floats of an engine by the manifest's ``dtype``."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Type and shape of one tensor of the contract; a name or None is a dynamic dimension."""
+
+    type: str
+    shape: tuple[int | str | None, ...]
+
+
+Tensors = dict[str, TensorSpec]
+"""Tensors by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphContract:
+    """The inputs and outputs that a graph must have."""
+
+    inputs: Tensors
+    outputs: Tensors
+
+    @classmethod
+    def of(cls, parts: Iterable[PartEntry]) -> GraphContract:
+        """Return the contract of an engine of these parts."""
+        inputs: Tensors = {}
+        outputs: Tensors = {}
+        for part in parts:
+            contract = part.contract()
+            inputs |= contract.inputs
+            outputs |= contract.outputs
+        return cls(inputs=inputs, outputs=outputs)
+
+
+@dataclass(slots=True)
+class Call:
+    """One engine call: some rows of a forward, or all of them.
+
+    Attributes:
+        forward: the S rows.
+        first_row: cache row of the first of them.
+        whole: the forward that they are rows of.
+        start: the row of ``whole`` with which they begin.
+        returned: what the whole forward returns, by field of ``ForwardResult``; parts fill it in.
+        outputs: of earlier calls of the whole forward, by name of the graph.
+    """
+
+    forward: Forward
+    first_row: int
+    whole: Forward
+    start: int = 0
+    returned: dict[str, Any] = field(default_factory=dict)
+    outputs: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, forward: Forward, first_row: int) -> Call:
+        """Return the call of a whole forward."""
+        return cls(forward, first_row, forward)
+
+    @property
+    def stop(self) -> int:
+        """The cache row after the last one."""
+        return self.first_row + len(self.forward.token_ids)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it has the first rows of its forward."""
+        return self.start == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it has the last rows of its forward."""
+        return self.start + len(self.forward.token_ids) == len(self.whole.token_ids)
+
+    def part(self, start: int, stop: int) -> Call:
+        """Return the call of the rows ``start`` to ``stop - 1``; itself if these are all."""
+        if stop - start == self.forward.num_new:
+            return self
+        forward = self.forward.part(start, stop)
+        first_row, begin = self.first_row + start, self.start + start
+        return Call(forward, first_row, self.whole, begin, self.returned, self.outputs)
+
+    def chunks(self, most_rows: int) -> Iterator[Call]:
+        """Yield calls of at most so many rows."""
+        num_new = self.forward.num_new
+        for start in range(0, num_new, most_rows):
+            yield self.part(start, min(start + most_rows, num_new))
+
+
+@dataclass(frozen=True)
+class HeadOutput:
+    """One output of the head, of shape [R, *row_shape], or [N] if it is ``by_pair``."""
+
+    name: str
+    dtype: type[np.generic]
+    row_shape: tuple[int, ...]
+    by_pair: bool = False
+
+    def shape(self, num_logit_rows: int, num_pairs: int) -> tuple[int, ...]:
+        """Return its shape for R logit rows and N pairs."""
+        return (num_pairs if self.by_pair else num_logit_rows, *self.row_shape)
+
+
+Padding = int | Callable[[NDArray[Any]], None]
+"""A number, or what writes the padding of the padded array; see ``Binder.write``."""
+
+
+class Binder(Protocol):
+    """How the arrays of a call get to an engine and back, whatever they mean.
+
+    Where calls of one size are bound once, sizes are rounded up; a part gives the padding of what
+    it writes.
+    """
+
+    @property
+    def name(self) -> str:
+        """The engine, in errors."""
+
+    def write(self, arrays: Mapping[str, NDArray[Any]], padding: Padding = 0) -> None:
+        """Let the call read host arrays by name, which stay as they are until it is made.
+
+        padding: of the further rows that they get along their named dimensions.
+        """
+
+    def size(self, dim: str, number: int) -> int:
+        """Return the size that a dimension has in the call, of which ``number`` rows are used."""
+
+    def returns(self, outputs: tuple[HeadOutput, ...], num_logit_rows: int, num_pairs: int) -> None:
+        """Have outputs copied to the host, for R logit rows and N pairs."""
+
+
+class HostBinder(Binder, Protocol):
+    """Binder of an engine in host memory. What lasts is bound until ``clear``.
+
+    Attributes:
+        is_cleared: whether nothing that lasts is bound: caches have to be bound again.
+    """
+
+    is_cleared: bool
+
+    def clear(self) -> None:
+        """Unbind everything, so that memory that was bound can be freed."""
+
+    def release_memory(self) -> None:
+        """Have the next call give up the memory that it does not need itself."""
+
+    def update(self, past: str, present: str, array: NDArray[Any]) -> None:
+        """Let calls read an array and write it in place."""
+
+    def read(self, name: str, array: NDArray[Any]) -> None:
+        """Let calls read an array where it lies."""
+
+    def read_values(self, values: Mapping[str, Any]) -> None:
+        """Let calls read OrtValues by name."""
+
+    def write_to(self, name: str, array: NDArray[Any]) -> None:
+        """Let the next call write an output where an array lies."""
+
+    def write_value(self, name: str, value: Any) -> None:
+        """Let calls write an output to an OrtValue."""
+
+    def value_on(self, array: NDArray[Any]) -> Any:
+        """Return an OrtValue on the memory of an array, which the value keeps alive."""
+
+
+class DeviceBinder(Binder, Protocol):
+    """Binder of an engine on a device: each size of call is bound to the device's memory once."""
+
+    def use(self, name: str, array: DeviceArray) -> None:
+        """Let the call read or write a device array, the same one in all calls of its size."""
+
+    def before(self, work: Callable[[], None]) -> None:
+        """Have copies on the device queued before the call."""
+
+    def after(self, work: Callable[[], None]) -> None:
+        """Have copies on the device queued after the call."""
+
+
+class PartEntry(Protocol):
+    """What the manifest says of one kind of state."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of its own graphs beside the engine's."""
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Fields of ``EngineSpec``."""
+
+    def contract(self) -> GraphContract:
+        """Return the inputs and outputs of the graph that belong to it, by name."""
+
+    def on_host(self, place: Any) -> Part:
+        """Return the part of an open engine with its memory on the host; see ``HostPlace``."""
+
+    def on_device(self, place: Any) -> Part:
+        """Return the same with its memory on a device; see ``DevicePlace``.
+
+        Raises:
+            ProviderError: there is none on devices.
+        """
+
+
+class Part:
+    """One kind of state of an open engine; a kind overrides the verbs that it needs.
+
+    Attributes:
+        reads: the optional fields of ``Forward`` that are for it, each with the sentence of the
+            error for an engine that does not read it.
+        splits: whether it makes several calls of one, see ``calls``.
+        grows_in_calls: whether ``num_bytes`` changes in calls too, not only in ``reserve``.
+        num_bytes: of the rows that it keeps.
+        missing: for an engine without it, the sentence of the error that it is asked for.
+    """
+
+    reads: ClassVar[Mapping[str, str]] = {}
+    splits: ClassVar[bool] = False
+    grows_in_calls: ClassVar[bool] = False
+    missing: ClassVar[str] = ""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the rows that it keeps."""
+        return 0
+
+    def calls(self, call: Call) -> Iterator[Call]:
+        """Yield the calls by which one is made, which the caller makes one by one.
+
+        Code after a ``yield`` runs when that call has been made, and not if it failed.
+        """
+        yield call
+
+    def bind(self, call: Call, binder: Any) -> None:
+        """Say what a call reads and writes of its kind.
+
+        Raises:
+            InputError: the forward has what the engine does not take; nothing has been computed.
+            CapacityError: no memory.
+        """
+
+    def reserve(self, num_rows: int, num_used: int) -> None:
+        """Make room for ``num_rows`` rows of the cache, keep the first ``num_used``.
+
+        With ``num_used`` 0 a path begins anew; with ``num_rows`` 0 as well all memory is given up.
+        """
+
+    def keep(self, rows: Ints) -> None:
+        """Keep the cache rows ``rows``, (K,) int64 strictly increasing; drop all others."""
+
+    def close(self) -> None:
+        """Release memory and graphs; calling it again does nothing."""
+
+
+PartT = TypeVar("PartT", bound=Part)
+
+
+def part_of(parts: Iterable[Part], kind: type[PartT]) -> PartT:
+    """Return the part of a kind; raise InputError with its sentence for an engine without it."""
+    for part in parts:
+        if isinstance(part, kind):
+            return part
+    raise InputError(kind.missing)
+
+
+@dataclass(frozen=True)
+class HostPlace:
+    """Where the parts of an engine in host memory are opened.
+
+    Attributes:
+        ort: the module onnxruntime.
+        binder: of the engine's calls.
+        folder: of the engine's files.
+        open_graph: opens a graph of the folder as the engine's own is opened.
+        open_again: the same for one whose weights the engine has mapped already.
+        releasing_options: makes the options of a call that gives up memory when it is over.
+        of_target: of a draft, opens or finds its target's part of an entry's kind, to share it.
+        opened: the parts so far.
+        fresh: makes the arrays of new rows.
+    """
+
+    ort: Any
+    binder: HostBinder
+    folder: Path
+    open_graph: Callable[[Path], Any]
+    open_again: Callable[[Path], Any]
+    releasing_options: Callable[[], Any]
+    of_target: Callable[[type[PartEntry]], Part]
+    opened: list[Part] = field(default_factory=list)
+    fresh: Callable[..., NDArray[Any]] = np.zeros
+
+
+@dataclass(frozen=True)
+class DevicePlace:
+    """Where the parts of an engine on a device are opened.
+
+    Attributes:
+        device: the memory.
+        rows: the caches, and the graph that moves their rows.
+    """
+
+    device: Device
+    rows: Any

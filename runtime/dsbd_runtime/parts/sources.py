@@ -1,0 +1,162 @@
+"""Sources: what an encoder has left of texts or sounds, which the rows of a decoder read.
+
+The tensors are those of ``encoder_entry``. The encoder runs once a source; a call of the decoder
+says of each of its rows which source it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dsbd_forward.forward import Source
+from dsbd_runtime.errors import ProviderError
+from dsbd_runtime.parts.cross_slots import CrossSlots, places_of_rows
+from dsbd_runtime.parts.encoder_entry import (
+    ENCODER_FILE,
+    SOURCE_LENGTHS,
+    SOURCE_PLACES,
+    SOURCE_ROWS,
+    EncoderEntry,
+    cross_specs,
+)
+from dsbd_runtime.parts.ort_encoder import OrtEncoder
+from dsbd_runtime.parts.part import (
+    INT64,
+    Call,
+    DevicePlace,
+    GraphContract,
+    HostBinder,
+    HostPlace,
+    Part,
+    TensorSpec,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourcesEntry:
+    """What the manifest says of the sources.
+
+    Attributes:
+        encoder: whose cross rows the engine reads.
+    """
+
+    encoder: EncoderEntry
+
+    files: ClassVar[tuple[str, ...]] = (ENCODER_FILE,)
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """See PartEntry."""
+        return {"reads_source": True, "joins_sources": True}
+
+    def contract(self) -> GraphContract:
+        """See PartEntry."""
+        inputs = {
+            SOURCE_ROWS: TensorSpec(INT64, ("Q", "D")),
+            SOURCE_PLACES: TensorSpec(INT64, ("S",)),
+            SOURCE_LENGTHS: TensorSpec(INT64, ("Q",)),
+        }
+        return GraphContract(inputs=inputs | cross_specs(self.encoder, "Q", "E"), outputs={})
+
+    def on_host(self, place: HostPlace) -> Sources:
+        """See PartEntry; a draft that shares the target's encoder has it read the sources."""
+        shared = None
+        if self.encoder.is_shared:
+            target = place.of_target(type(self))
+            assert isinstance(target, Sources)  # checked when the bundle was opened
+            shared = target.encoder
+        path = place.folder / ENCODER_FILE
+        encoder = OrtEncoder(place.ort, path, self.encoder, place.open_graph, shared=shared)
+        return Sources(encoder, CrossSlots(place.ort, encoder, self.encoder))
+
+    def on_device(self, place: DevicePlace) -> Sources:
+        """See PartEntry; ``check_reads_sources`` has refused the provider."""
+        raise ProviderError(f"{place.device.name} reads no sources; run it on the CPU")
+
+
+class Sources(Part):
+    """The sources that an engine's calls read."""
+
+    splits = True
+    grows_in_calls = True
+
+    def __init__(self, encoder: OrtEncoder, slots: CrossSlots) -> None:
+        """Take the encoder, and what keeps its rows."""
+        self.encoder = encoder
+        self.slots = slots
+
+    @property
+    def num_bytes(self) -> int:
+        """See Part."""
+        return self.slots.num_bytes
+
+    def calls(self, call: Call) -> Iterator[Call]:
+        """Yield calls of no more sources than fit the memory at a time."""
+        sources = call.forward.sources
+        if sources is None:
+            yield call
+            return
+        most = self.most_together(sources.distinct)
+        start, together = 0, set[int]()
+        for row, source in enumerate(sources.index.tolist()):
+            if source not in together and len(together) == most:
+                yield call.part(start, row)
+                start = row
+                together.clear()
+            together.add(source)
+        yield call.part(start, call.forward.num_new)
+
+    def bind(self, call: Call, binder: HostBinder) -> None:
+        """See Part; a source that is not kept is read.
+
+        Raises:
+            InputError: one is no source, or has tokens that the encoder does not know.
+            CapacityError: one is too long, for the encoder or for the memory.
+        """
+        of_rows = call.forward.row_sources
+        found = self.slots.of_call(of_rows.distinct)
+        binder.read_values(found.values)
+        rows, places = places_of_rows(found.items[of_rows.index], len(found.lengths))
+        arrays = {SOURCE_ROWS: rows, SOURCE_PLACES: places, SOURCE_LENGTHS: found.lengths}
+        binder.write(arrays)
+        if (reading := self.encoder.take_reading()) is not None:
+            call.returned["reading"] = reading
+
+    def reserve(self, num_rows: int, num_used: int) -> None:
+        """See Part: without any rows, none depends on a source.
+
+        Not before a first call, whose sources may have been read.
+        """
+        if num_rows == 0:
+            self.slots.forget()
+
+    def close(self) -> None:
+        """See Part."""
+        self.slots.forget()
+        self.encoder.close()
+
+    def most_together(self, sources: Sequence[Source]) -> int:
+        """Return how many of these sources are kept at a time; beyond, some are read again."""
+        return self.slots.most_together(sources)
+
+    def read(self, source: Source) -> None:
+        """Read a source, unless it is kept; raises as ``bind``."""
+        self.slots.read(source)
+
+    def release(self, source: Source) -> None:
+        """Let what is kept of a source go when it is in the way: no request reads it any more.
+
+        What is kept of one that is held goes only where the memory is short.
+        """
+        self.slots.release(source)
+
+    def held(self, source: Source) -> AbstractContextManager[None]:
+        """Keep what was read of a source while requests for it come and go, one after another.
+
+        It may be entered and left in any thread. If the memory is short, the source is read again
+        all the same.
+        """
+        return self.slots.held(source)
