@@ -17,6 +17,7 @@ from dsbd_export.pipeline import export_bundle
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.loading import load_causal_lm, load_pair
+from dsbd_runtime.parts.sources import Sources
 from scripts.family_checkpoints import write_family_checkpoint
 from tests.encoder_decoder_pair import DEFAULTS, some_sources, with_defaults
 from tests.export.cut_decoders import cut_decoder
@@ -86,7 +87,7 @@ def test_a_source_is_read_once_for_both(pair):
     with dsbd_ort.Pipeline.from_bundle(pair / "bundle", num_threads=1) as pipe:
         with pipe.engines() as models:
             for name, model in zip(("target", "draft"), models, strict=True):
-                encoder = model._session.encoder
+                encoder = model.part(Sources).encoder
                 encoder._engine = CountingEngine(encoder._engine, name, calls)
         sources = some_sources(4)
         for source in sources:
@@ -104,7 +105,7 @@ def test_a_draft_that_is_opened_alone_reads_sources_itself(pair):
     alone = load_causal_lm(bundle, "draft", num_threads=1)
     target, beside = load_pair(bundle, num_threads=1)
     with alone, target, beside:
-        found, wanted = (each._session.encoder.cross_rows(source) for each in (alone, beside))
+        found, wanted = (each.part(Sources).encoder.cross_rows(source) for each in (alone, beside))
         for name, value in found.values.items():
             assert np.array_equal(value.numpy(), wanted.values[name].numpy())
         assert found.num_bytes == wanted.num_bytes == 2 * 4 * 8 * 4 * len(source)

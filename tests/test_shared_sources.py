@@ -19,6 +19,7 @@ from dsbd_ort.decoding import DecodeResult, DecodingRequest
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.engine import Service
 from dsbd_runtime.errors import InputError
+from dsbd_runtime.parts.sources import Sources
 from tests.encoder_decoder_pair import generated, some_sources
 from tests.robustness.preempting import ForcedPreemptions
 
@@ -212,7 +213,7 @@ def test_few_sources_fit_the_memory_at_a_time(pipe, monkeypatch):
     sources = some_sources(7)
     options: list[dict[str, Any]] = [STRATEGIES[1]] * len(sources)
     with pipe.engines() as (target, _):
-        slots = target._session.sources
+        slots = target.part(Sources).slots
         monkeypatch.setattr(slots, "_most_bytes", 3 * 48 * 768)
         target.keep(np.arange(0))
         assert slots.most_together([tuple(source) for source in sources]) == 4

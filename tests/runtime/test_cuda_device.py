@@ -123,7 +123,7 @@ def test_a_session_runs_on_it(tiny_bundle: Bundle) -> None:
         np.testing.assert_array_equal(*outputs)
     runtime.fails = {"cudaMalloc": cudaError_t.cudaErrorMemoryAllocation}
     with pytest.raises(CapacityError, match="cuda:0 has no memory for a key/value cache"):
-        session.reserve(5000, 100)
+        session.rows.reserve(5000, 100)
     model.close()
     assert (runtime.live, runtime.streams) == ({}, [])
 

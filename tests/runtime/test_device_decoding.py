@@ -105,9 +105,9 @@ def check_traffic(machine: FakeMachine, num_steps: int, num_iterations: int) -> 
     num_caches = len(machine.engine.bound[0]) - NUM_SMALL_ARRAYS
     assert counts["fill_zero"] == NUM_FRESH_STARTS * num_caches // 2  # each is bound in and out
     assert not {"allocate", "allocate_pinned", "copy_rows"} & set(counts)
-    largest_step = 32 * machine.session.capacity + 8 * (2 * 32 + 32 + 1) + 4 * 256
+    largest_step = 32 * machine.session.rows.capacity + 8 * (2 * 32 + 32 + 1) + 4 * 256
     assert num_bytes["upload"] <= counts["upload"] * largest_step
-    assert num_bytes["upload"] < counts["upload"] * machine.session.kv_bytes
+    assert num_bytes["upload"] < counts["upload"] * machine.session.rows.num_bytes
 
 
 def test_the_pipeline_hands_every_setting_on(bundle: Bundle) -> None:
@@ -126,9 +126,9 @@ def test_where_calls_are_recorded_a_request_grows_its_caches_once_at_its_start(
     decode(*models, PROMPT * 20, config, np.random.default_rng(1))
     for machine in machines:
         assert machine.device.traffic.counts["copy_rows"] == 0  # grown while it was empty
-        assert machine.session.capacity >= 100 + 180
+        assert machine.session.rows.capacity >= 100 + 180
         assert machine.session.num_recorded > 0
         machine.device.traffic.clear()
-    again = [machine.session.capacity for machine in machines]
+    again = [machine.session.rows.capacity for machine in machines]
     decode(*models, PROMPT * 20, config, np.random.default_rng(2))
-    assert [machine.session.capacity for machine in machines] == again
+    assert [machine.session.rows.capacity for machine in machines] == again

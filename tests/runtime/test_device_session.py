@@ -11,13 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
-from dsbd_runtime.device import bound_calls
-from dsbd_runtime.device.packed_buffer import PackedArrays, fill_forward
-from dsbd_runtime.engine.session import EngineInputs
 from dsbd_runtime.errors import CapacityError, DsbdError, InputError
 from dsbd_runtime.loading import load_causal_lm
-from dsbd_runtime.parts.attention_rows import ATTENTION_MASK, INPUT_IDS
-from dsbd_runtime.parts.head import LOGITS
+from dsbd_runtime.parts import attention_rows
+from dsbd_runtime.parts.attention_rows import ATTENTION_MASK, INPUT_IDS, pad_mask
 from tests.runtime.fake_device import FakeDevice, FakeMachine, open_on_fake
 from tests.runtime.model_calls import append_chain, append_forest, assert_same, engine_inputs
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
@@ -65,11 +62,12 @@ def test_the_poison_would_be_seen(tiny_bundle: Bundle) -> None:
     rows = np.arange(3)
     logits = []
     for machine in (open_on_fake(tiny_bundle), open_on_fake(tiny_bundle, is_poisoned=True)):
-        mask = np.tri(3, machine.session.capacity, dtype=np.bool_)
+        mask = np.tri(3, machine.session.rows.capacity, dtype=np.bool_)
         for last_seen in (0, 100):
             mask[2, last_seen] = True
             inputs = engine_inputs(rows, rows, {ATTENTION_MASK: mask}, 0, rows)
-            logits.append(machine.session.run(inputs)[LOGITS][2])
+            machine.session.run(inputs)
+            logits.append(inputs.returned["logits"].values[2])
     np.testing.assert_array_equal(logits[0], logits[2])
     assert not np.allclose(logits[1], logits[3], atol=1)
 
@@ -81,16 +79,15 @@ def test_what_padding_rows_see_changes_no_bit(
     write_tiny_bundle(tmp_path / "bundle", target=tiny)
     bundle = open_bundle(tmp_path / "bundle")
 
-    def fill_without_first_column(staged: PackedArrays, inputs: EngineInputs) -> None:
-        fill_forward(staged, inputs)
-        for name in inputs.masks:
-            padding = staged.on_host[name][0, 0, inputs.forward.num_new :]
-            assert padding[:, 0].all()
-            padding[:, 0] = False
+    def pad_without_first_column(num_new: int, first_row: int, padded: NDArray[np.bool_]) -> None:
+        pad_mask(num_new, first_row, padded)
+        padding = padded[0, 0, num_new:]
+        assert padding[:, 0].all()
+        padding[:, 0] = False
 
     outputs = []
-    for fill in (fill_forward, fill_without_first_column):
-        monkeypatch.setattr(bound_calls, "fill_forward", fill)
+    for pad in (pad_mask, pad_without_first_column):
+        monkeypatch.setattr(attention_rows, "pad_mask", pad)
         with open_on_fake(bundle, is_poisoned=True).model as model:
             outputs.append([append_chain(model, n, np.arange(n)) for n in (3, 33, 5, 100)])
     for with_column, without in zip(*outputs, strict=True):
@@ -146,7 +143,7 @@ def test_bytes_of_a_step_are_its_small_inputs_and_the_asked_rows(
         padded_asked = 1 << max(len(asked) - 1, 0).bit_length()
         numbers = 8 * (1 + 2 * padded + padded_asked)  # write index, ids, positions, logit rows
         uploaded = machine.device.traffic.num_bytes["upload"]
-        assert 0 <= uploaded - numbers - padded * machine.session.capacity < 5 * 256
+        assert 0 <= uploaded - numbers - padded * machine.session.rows.capacity < 5 * 256
         downloaded = machine.device.traffic.num_bytes["download"]
         if logits == "full":
             assert downloaded == len(asked) * VOCAB_SIZE * 4
@@ -265,15 +262,15 @@ def test_growth_copies_the_used_rows_on_the_device_alone(tiny_bundle: Bundle) ->
     machine = open_on_fake(tiny_bundle)
     append_chain(machine.model, 100, NO_ROWS)
     machine.device.traffic.clear()
-    machine.session.reserve(300, 100)
+    machine.session.rows.reserve(300, 100)
     traffic = machine.device.traffic
-    assert machine.session.capacity == 384
+    assert machine.session.rows.capacity == 384
     assert traffic.num_bytes["copy_rows"] == 100 * ROW_BYTES
     assert not {"upload", "download"} & set(traffic.counts)
     assert len(machine.device.live) == 8 - 4 + 2  # four caches, two input buffers, no outputs yet
     machine.device.traffic.clear()
-    machine.session.shrink(90)
-    assert machine.session.capacity == 128
+    machine.session.rows.shrink(90)
+    assert machine.session.rows.capacity == 128
     assert traffic.num_bytes["copy_rows"] == 90 * ROW_BYTES
 
 
@@ -281,12 +278,12 @@ def test_the_reserved_room_holds_the_padding(tiny_bundle: Bundle) -> None:
     machine = open_on_fake(tiny_bundle)
     append_chain(machine.model, 120, NO_ROWS)
     append_chain(machine.model, 5, NO_ROWS)
-    assert machine.session.capacity == 128
+    assert machine.session.rows.capacity == 128
     append_chain(machine.model, 2, NO_ROWS)  # 125 + 2
-    assert machine.session.capacity == 128
+    assert machine.session.rows.capacity == 128
     append_chain(machine.model, 1, NO_ROWS)
     append_chain(machine.model, 129, NO_ROWS)  # 128 + 192 padded
-    assert machine.session.capacity == 320
+    assert machine.session.rows.capacity == 320
     sizes = [arrays[INPUT_IDS].shape[1] for arrays in machine.engine.bound]
     assert sizes == [128, 8, 2, 1, 192]
 
@@ -296,13 +293,12 @@ def test_a_fresh_start_forgets(tiny_bundle: Bundle) -> None:
     for num_rows in (100, 300):
         append_chain(machine.model, num_rows, NO_ROWS)
         machine.model.keep(NO_ROWS)
-        assert machine.session.capacity == 128
+        assert machine.session.rows.capacity == 128
         assert not any(cache.any() for cache in caches_of(machine))
 
 
 def caches_of(machine: FakeMachine) -> list[NDArray[np.uint8]]:
-    assert machine.session._bound is not None
-    arrays = machine.session._bound.caches.inputs.values()
+    arrays = machine.session.caches.bound.caches.inputs.values()
     return [machine.device.memory_of(array) for array in arrays]
 
 
@@ -313,7 +309,7 @@ def test_where_calls_are_recorded_addresses_last(tiny_bundle: Bundle) -> None:
     num_bound = len(machine.engine.bound)
     machine.model.keep(NO_ROWS)
     machine.model.shrink()
-    assert machine.session.capacity == 384
+    assert machine.session.rows.capacity == 384
     assert not any(cache.any() for cache in caches_of(machine))
     append_chain(machine.model, 200, NO_ROWS)
     assert len(machine.engine.bound) == num_bound
@@ -335,7 +331,7 @@ def test_a_static_capacity_is_used_to_the_last_row(tiny_bundle: Bundle) -> None:
         on_host.keep(rows)
         found, wanted = (append_chain(m, 1, np.array([0])) for m in (model, on_host))
         assert_same(found, wanted)
-    assert machine.session.capacity == 0
+    assert machine.session.rows.capacity == 0
 
 
 def test_without_memory_for_growth_all_is_as_before(tiny_bundle: Bundle) -> None:
@@ -348,7 +344,7 @@ def test_without_memory_for_growth_all_is_as_before(tiny_bundle: Bundle) -> None
         with pytest.raises(CapacityError, match=r"fake:0 has no memory .* cache of 384 rows .*128"):
             append_chain(machine.model, 200, NO_ROWS)
         assert machine.device.room == room
-    assert (machine.session.capacity, machine.model.num_rows) == (128, 100)
+    assert (machine.session.rows.capacity, machine.model.num_rows) == (128, 100)
     assert (len(machine.device.live), len(machine.device.pinned)) == (live, pinned)
     for found, cache in zip(caches_of(machine), wanted, strict=True):
         np.testing.assert_array_equal(found, cache)
@@ -383,7 +379,7 @@ def test_closing_frees_everything(tiny_bundle: Bundle) -> None:
         assert engine.num_released == len(engine.bound) > 0
         assert engine.is_closed
     assert machine.device.is_closed
-    assert (machine.session.capacity, machine.session.kv_bytes) == (0, 0)
+    assert (machine.session.rows.capacity, machine.session.rows.num_bytes) == (0, 0)
     with pytest.raises(DsbdError, match="the engine on fake:0 is closed"):
         append_chain(machine.model, 1, NO_ROWS)
 
@@ -413,7 +409,7 @@ def test_half_precision_engines_return_float32(tmp_path: Path) -> None:
     found, wanted = (append_chain(m, 9, np.arange(9)) for m in (machine.model, on_host))
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, wanted)
-    assert machine.session.kv_bytes == 128 * ROW_BYTES // 2
+    assert machine.session.rows.num_bytes == 128 * ROW_BYTES // 2
 
 
 def test_a_size_that_returns_is_replayed_and_the_number_of_recordings_is_bounded(

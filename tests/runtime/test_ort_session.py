@@ -14,14 +14,13 @@ import onnxruntime as ort
 import pytest
 
 from dsbd_runtime.bundle_files.bundle import Bundle
-from dsbd_runtime.engine.session import EngineInputs
 from dsbd_runtime.errors import BundleError, DsbdError, EngineError, InputError, ProviderError
 from dsbd_runtime.ort.ort_module import LOG_WARNINGS
 from dsbd_runtime.ort.ort_session import OrtSession
 from dsbd_runtime.parts.attention_rows import ATTENTION_MASK, SRC_ROWS, WRITE_INDICES
 from dsbd_runtime.parts.cache_entries import past_name, present_name
-from dsbd_runtime.parts.head import LOGITS
 from dsbd_runtime.parts.kv_cache import KVCache
+from dsbd_runtime.parts.part import Call
 from tests.ort_sessions import cpu_session
 from tests.runtime.model_calls import engine_inputs
 from tests.runtime.tiny_graph import TinyModel, write_engine
@@ -29,7 +28,7 @@ from tests.runtime.tiny_graph import TinyModel, write_engine
 IN_PLACE_WARNING = "in-place optimization not activated"
 
 
-def step_inputs(capacity: int, num_new: int, first_row: int = 0) -> EngineInputs:
+def step_inputs(capacity: int, num_new: int, first_row: int = 0) -> Call:
     rows = np.arange(num_new)
     mask = np.arange(capacity) <= (first_row + rows)[:, None]
     return engine_inputs(rows, first_row + rows, {ATTENTION_MASK: mask}, first_row, rows[-1:])
@@ -37,8 +36,8 @@ def step_inputs(capacity: int, num_new: int, first_row: int = 0) -> EngineInputs
 
 def buffers_of(session: OrtSession) -> list[Any]:
     """The caches' memory, which no public name gives away."""
-    assert session._cache is not None
-    return list(session._cache.buffers.values())
+    memory: Any = session.rows.memory
+    return list(memory._cache.buffers.values())
 
 
 def engine_with_warnings(path: Path) -> Any:
@@ -51,9 +50,9 @@ def test_caches_are_updated_in_place_and_nothing_is_copied(
     path, entry = tiny_bundle.model_path("target"), tiny_bundle.entry("target")
     session = OrtSession(path, entry, num_threads=1, log_severity=LOG_WARNINGS)
     for num_rows, first_row in ((5, 0), (7, 5), (200, 12)):
-        session.reserve(first_row + num_rows, first_row)
+        session.rows.reserve(first_row + num_rows, first_row)
         addresses = [buffer.ctypes.data for buffer in buffers_of(session)]
-        session.run(step_inputs(session.capacity, num_rows, first_row))
+        session.run(step_inputs(session.rows.capacity, num_rows, first_row))
         for buffer, address in zip(buffers_of(session), addresses, strict=True):
             assert buffer.ctypes.data == address
             written = buffer[0, :, :, 0] != 0
@@ -103,13 +102,13 @@ def test_prune_graph_and_move_rows_give_the_same_caches_in_place(
 
 def test_a_fresh_start_shrinks_the_caches_and_forgets(tiny_bundle: Bundle) -> None:
     session = OrtSession(tiny_bundle.model_path("target"), tiny_bundle.entry("target"))
-    session.reserve(300, 0)
-    session.run(step_inputs(session.capacity, 256))
-    session.reserve(10, 256)
-    assert session.capacity == 320
-    session.reserve(10, 0)
-    assert session.capacity == 128
-    assert session.kv_bytes == sum(buffer.nbytes for buffer in buffers_of(session))
+    session.rows.reserve(300, 0)
+    session.run(step_inputs(session.rows.capacity, 256))
+    session.rows.reserve(10, 256)
+    assert session.rows.capacity == 320
+    session.rows.reserve(10, 0)
+    assert session.rows.capacity == 128
+    assert session.rows.num_bytes == sum(buffer.nbytes for buffer in buffers_of(session))
     assert not any(buffer.any() for buffer in buffers_of(session))
 
 
@@ -123,14 +122,14 @@ def test_memory_of_a_call_over_large_caches_is_released(tmp_path: Path) -> None:
     tiny = TinyModel(num_layers=1, num_heads=16, context_length=8192)
     write_engine(tiny, tmp_path / "model.onnx")
     session = OrtSession(tmp_path / "model.onnx", tiny.entry(), num_threads=1)
-    session.run(step_inputs(session.capacity, 1))
+    session.run(step_inputs(session.rows.capacity, 1))
     before = resident_bytes()
-    session.reserve(8192, 0)
-    session.run(step_inputs(session.capacity, 256))
+    session.rows.reserve(8192, 0)
+    session.run(step_inputs(session.rows.capacity, 256))
     wide = resident_bytes()
     assert wide - before > 100 << 20
-    session.shrink(1)
-    session.run(step_inputs(session.capacity, 1, first_row=1))
+    session.rows.shrink(1)
+    session.run(step_inputs(session.rows.capacity, 1, first_row=1))
     assert resident_bytes() - before < (wide - before) // 4
 
 
@@ -140,29 +139,29 @@ def test_growth_lets_go_of_each_old_buffer_before_the_next(tmp_path: Path) -> No
     session = OrtSession(tmp_path / "model.onnx", tiny.entry(), num_threads=1)
     tracemalloc.start()
     try:
-        session.reserve(100, 0)
-        session.run(step_inputs(session.capacity, 100))
+        session.rows.reserve(100, 0)
+        session.run(step_inputs(session.rows.capacity, 100))
         before, _ = tracemalloc.get_traced_memory()
         tracemalloc.reset_peak()
-        old_bytes, one_buffer = session.kv_bytes, session.kv_bytes // 8
-        session.reserve(200, 100)
+        old_bytes, one_buffer = session.rows.num_bytes, session.rows.num_bytes // 8
+        session.rows.reserve(200, 100)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert session.kv_bytes == 2 * old_bytes
-    assert peak - before < session.kv_bytes - old_bytes + 2 * one_buffer
+    assert session.rows.num_bytes == 2 * old_bytes
+    assert peak - before < session.rows.num_bytes - old_bytes + 2 * one_buffer
 
 
 def test_a_closed_session_says_so(tiny_bundle: Bundle) -> None:
     session = OrtSession(tiny_bundle.model_path("target"), tiny_bundle.entry("target"))
-    inputs = step_inputs(session.capacity, 1)
+    inputs = step_inputs(session.rows.capacity, 1)
     session.close()
     session.close()
-    assert (session.capacity, session.kv_bytes) == (0, 0)
+    assert (session.rows.capacity, session.rows.num_bytes) == (0, 0)
     for call in (
         lambda: session.run(inputs),
-        lambda: session.reserve(1, 0),
-        lambda: session.move_rows(np.array([1]), 0),
+        lambda: session.rows.reserve(1, 0),
+        lambda: session.rows.memory.move_rows(np.array([1]), 0),
     ):
         with pytest.raises(DsbdError, match=r"model\.onnx is closed"):
             call()
@@ -219,12 +218,13 @@ def test_a_call_that_fails_names_the_engine_and_what_was_asked(tmp_path: Path) -
     model = TinyModel(num_layers=1, context_length=16)
     write_engine(model, tmp_path / "model.onnx")
     session = OrtSession(tmp_path / "model.onnx", model.entry())
-    session.reserve(20, 0)
+    session.rows.reserve(20, 0)
     with pytest.raises(EngineError) as caught:
-        session.run(step_inputs(session.capacity, 20))  # beyond the table of positions
+        session.run(step_inputs(session.rows.capacity, 20))  # beyond the table of positions
     message = str(caught.value)
     assert "failed in a call of" in message and str(tmp_path / "model.onnx") in message
     assert "(20 rows from row 0 on, logits of 1, caches of 128)" in message
     assert "\n" not in message
-    outputs = session.run(step_inputs(session.capacity, 5))  # it goes on
-    assert np.isfinite(outputs[LOGITS]).all()
+    call = step_inputs(session.rows.capacity, 5)
+    session.run(call)  # it goes on
+    assert np.isfinite(call.returned["logits"].values).all()

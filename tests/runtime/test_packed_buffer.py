@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from dsbd_runtime.device.device_binder import forward_bucket, padded_rows, row_bucket
 from dsbd_runtime.device.packed_buffer import (
     PackedArrays,
     PackedBuffer,
-    fill_forward,
     fill_move,
-    forward_parts,
+    fill_padded,
     move_parts,
     packed_bytes,
 )
 from dsbd_runtime.parts.attention_rows import (
     ATTENTION_MASK,
-    ATTENTION_MASK_SLIDING,
     INPUT_IDS,
-    POSITION_IDS,
     SRC_ROWS,
     WRITE_INDICES,
+    pad_mask,
 )
 from dsbd_runtime.parts.head import LOGIT_ROWS
 from tests.runtime.fake_device import FakeDevice
-from tests.runtime.model_calls import engine_inputs
-
-MASKS = [ATTENTION_MASK, ATTENTION_MASK_SLIDING]
 
 
 def staged(parts: list[tuple[str, tuple[int, ...], str]]) -> PackedArrays:
@@ -79,21 +78,28 @@ def test_only_the_last_call_of_a_long_step_is_padded(num_new: int, padded: int) 
 
 
 def test_padding_rows_see_themselves_and_the_first_row_and_nobody_sees_them() -> None:
-    arrays = staged(forward_parts(4, 4, 8, MASKS))
-    masks = {
-        MASKS[0]: np.array([[1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 0, 1, 0, 0, 0, 0]], np.bool_),
-        MASKS[1]: np.array([[0, 1, 1, 0, 0, 0, 0, 0], [0, 1, 0, 1, 0, 0, 0, 0]], np.bool_),
-    }
-    two, positions = np.array([7, 8]), np.array([2, 2])
-    fill_forward(arrays, engine_inputs(two, positions, masks, 2, np.array([1, 0, 1])))
-    host = arrays.on_host
-    assert host[INPUT_IDS].tolist() == [[7, 8, 0, 0]]
-    assert host[POSITION_IDS].tolist() == [[2, 2, 0, 0]]
-    assert host[WRITE_INDICES].tolist() == [2]
-    assert host[LOGIT_ROWS].tolist() == [1, 0, 1, 0]
+    mask = np.array([[1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 0, 1, 0, 0, 0, 0]], np.bool_)
+    target = np.full((1, 1, 4, 8), True)
+    fill_padded(target, mask[None, None], functools.partial(pad_mask, 2, 2))
     padding = [[1, 0, 0, 0, 1, 0, 0, 0], [1, 0, 0, 0, 0, 1, 0, 0]]
-    for name, mask in masks.items():
-        assert host[name][0, 0].tolist() == [*mask.tolist(), *np.array(padding, bool).tolist()]
+    assert target[0, 0].tolist() == [*mask.tolist(), *np.array(padding, bool).tolist()]
+
+
+@pytest.mark.parametrize(
+    ("array", "shape", "filled"),
+    [
+        (np.array([[7, 8]]), (1, 4), [[7, 8, -1, -1]]),
+        (np.array([1, 0, 1]), (4,), [1, 0, 1, -1]),
+        (np.array([2]), (1,), [2]),
+        (np.zeros(0, np.int64), (2,), [-1, -1]),
+    ],
+)
+def test_padding_follows_the_numbers_of_a_call(
+    array: NDArray[np.int64], shape: tuple[int, ...], filled: list[Any]
+) -> None:
+    target = np.full(shape, 99)
+    fill_padded(target, array, -1)
+    assert target.tolist() == filled
 
 
 def test_the_padding_of_a_move_copies_a_row_that_moves_anyway() -> None:
@@ -105,7 +111,12 @@ def test_the_padding_of_a_move_copies_a_row_that_moves_anyway() -> None:
 
 def test_parts_are_aligned_and_the_same_on_both_sides() -> None:
     device = FakeDevice()
-    parts = forward_parts(3, 2, 10, MASKS)
+    parts = [
+        (WRITE_INDICES, (1,), "int64"),
+        (INPUT_IDS, (1, 3), "int64"),
+        (ATTENTION_MASK, (1, 1, 3, 10), "bool"),
+        (LOGIT_ROWS, (2,), "int64"),
+    ]
     buffer = PackedBuffer(device, packed_bytes(parts))
     arrays = buffer.lay_out(parts)
     first = arrays.on_device[WRITE_INDICES].address

@@ -177,7 +177,7 @@ def write_engine(model: TinyModel, path: Path) -> None:
     past, present = _cache_infos(model)
     outputs = [logits, *present]
     if model.features is not None:
-        shape = ["F", model.features.returned_width]
+        shape = ["F", model.features.own_width or model.features.width]
         outputs.append(_info(FEATURES, ONNX_TYPES[model.dtype], shape))
     _save(nodes, [*inputs, *past], outputs, initializers, path)
     _append_head(model, path)

@@ -24,6 +24,7 @@ from dsbd_ort.engine import (
 )
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_runtime.errors import InputError
+from dsbd_runtime.parts.sources import Sources
 from tests.speech.audio_files import wav_bytes
 from tests.speech.sounds import chirp, noise, speech_like, tone
 
@@ -91,7 +92,7 @@ def test_a_window_is_read_once_whatever_runs_beside_it(
 
     The requests of all audios may end in one iteration, after which no row depends on a window.
     """
-    encoder: Any = service.pipeline._target._session.encoder
+    encoder: Any = service.pipeline._target.part(Sources).encoder
     own, sources = encoder._read, list[Any]()
 
     def counted(source: Any) -> Any:

@@ -29,6 +29,7 @@ from dsbd_ort.speech.speech_request import read_language, read_samples
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_ort.speech.transcription import answered
 from dsbd_runtime.errors import InputError
+from dsbd_runtime.parts.sources import Sources
 from scripts.speech_checkpoint import SAMPLING_RATE, TOKENS, generation_config
 from tests.speech.audio_files import wav_bytes
 
@@ -374,7 +375,7 @@ class CountedEngine:
 
 def test_the_encoder_runs_once_a_window(whisper):
     with Pipeline.from_bundle(whisper / "english-bundle", num_threads=1) as pipe:
-        encoder = pipe._target._session._encoder
+        encoder = pipe._target.part(Sources).encoder
         encoder._engine = counted = CountedEngine(encoder._engine)
         options: dict[str, Any] = {**NO_FALLBACK, **FEW, "logprob_threshold": 0.0}
         options["temperature"] = (0.0, 0.1, 0.2)
@@ -387,7 +388,7 @@ def test_the_encoder_runs_once_a_window(whisper):
 def test_a_window_is_held_between_its_requests(whisper):
     """And for the times of its words, whatever becomes of the caches; not behind its end."""
     with Pipeline.from_bundle(whisper / "english-bundle", num_threads=1) as pipe:
-        encoder = pipe._target._session._encoder
+        encoder = pipe._target.part(Sources).encoder
         encoder._engine = counted = CountedEngine(encoder._engine)
 
         def empty_caches() -> None:  # as where the requests of all audios end together

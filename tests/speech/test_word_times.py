@@ -22,6 +22,7 @@ from dsbd_ort.engine import Service, ServiceClosedError
 from dsbd_ort.speech.transcript import SpokenWord, Transcript
 from dsbd_ort.speech.words import grouped
 from dsbd_runtime.errors import BundleError, InputError
+from dsbd_runtime.parts.alignment import Alignment
 from scripts.speech_checkpoint import SAMPLING_RATE, TOKENS
 from tests.runtime.bundle_edits import edited
 from tests.speech.sounds import noise, speech_like
@@ -210,7 +211,7 @@ def _fail(_: Any) -> int:
 
 def test_the_graph_is_opened_when_it_is_needed(speech_bundle):
     with Pipeline.from_bundle(speech_bundle, num_threads=1) as pipe:
-        aligner = pipe._target._session.aligner
+        aligner = pipe._target.part(Alignment)
         pipe.transcribe(sound(1.0), **FEW, **{**WORDS, "return_timestamps": True})
         assert aligner._engine is None
         pipe.transcribe(sound(1.0), **FEW, **WORDS)
@@ -243,7 +244,7 @@ def test_a_bundle_without_the_graph(edit, words, speech_bundle, tmp_path):
             pipe.transcribe(sound(1.0), **WORDS)
         assert pipe.transcribe(sound(0.5), **FEW, **{**WORDS, "return_timestamps": True}).text
         with pytest.raises(InputError, match="the engine has no alignment graph"):
-            pipe._target.align((1,), [1], [2])
+            pipe._target.part(Alignment).align((1,), [1], [2])
 
 
 DAMAGED = [

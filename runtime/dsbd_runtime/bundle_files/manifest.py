@@ -163,14 +163,14 @@ class ModelEntry:
             sliding_window=self.sliding_window,
             reads_positions=encoder is not None and encoder.reads_positions,
         )
-        parts: list[PartEntry] = [attention]
-        if rows := recent(self.caches):
-            parts.append(RecentEntry(caches=rows))
-        if encoder is not None:
-            parts.append(SourcesEntry(encoder=encoder))
+        parts: list[PartEntry] = []
         if features is not None:
             parts.append(features_part(features, self.dtype))
-        parts.append(self.head)
+        if encoder is not None:
+            parts.append(SourcesEntry(encoder=encoder))
+        parts += [attention, self.head]
+        if rows := recent(self.caches):
+            parts.append(RecentEntry(caches=rows))
         if encoder is not None and encoder.num_alignment_heads:
             parts.append(
                 AlignmentGraphEntry(

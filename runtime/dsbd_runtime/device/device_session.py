@@ -72,7 +72,8 @@ class DeviceSession:
 
     def close(self) -> None:
         """Release the caches, the engines and the device; calling it again does nothing."""
-        for part in self.parts:  # the rows first: they release the calls bound to all others
+        self.caches.close()  # with the calls, which are bound to the memory of all parts
+        for part in self.parts:
             part.close()
         self._model.prune_engine.close()
         self._model.engine.close()

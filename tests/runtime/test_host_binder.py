@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import dsbd_runtime.ort.host_values as host_values
 import numpy as np
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
+from dsbd_runtime.ort import host_binder
 from dsbd_runtime.ort.host_binder import OrtBinder
 from dsbd_runtime.parts.part import HeadOutput
 from tests.ort_sessions import cpu_session
@@ -27,6 +27,12 @@ class CountingBinding:
     def bind_ortvalue_input(self, name: str, value: Any) -> None:
         self.num_bound += 1
         self.binding.bind_ortvalue_input(name, value)
+
+    def clear_binding_inputs(self) -> None:
+        self.binding.clear_binding_inputs()
+
+    def clear_binding_outputs(self) -> None:
+        self.binding.clear_binding_outputs()
 
     def bind_ortvalue_output(self, name: str, value: Any) -> None:
         self.num_bound += 1
@@ -59,17 +65,19 @@ class Engine:
         model.ir_version = 10
         self.session = cpu_session(model)
         self.binding = CountingBinding(self.session.io_binding())
-        self.values = OrtBinder(ort, self.binding)
+        self.values = OrtBinder(ort, self.binding, "an engine")
+
+    def run_with_iobinding(self, binding: CountingBinding, options: Any) -> None:
+        self.session.run_with_iobinding(binding.binding, options)
 
     def check(self, num_rows: int, num_pairs: int, seed: int) -> dict[str, np.ndarray]:
         """Make a call and compare what it returns."""
         rng = np.random.default_rng(seed)
         rows = rng.normal(size=(3, num_rows)).astype(np.float32).T  # not contiguous
         weights, index = rng.normal(size=num_pairs).astype(np.float32), np.array([seed])
-        self.values.bind_inputs({"rows": rows, "weights": weights, "index": index})
-        self.values.bind_outputs(HEAD, num_rows, num_pairs)
-        self.session.run_with_iobinding(self.binding.binding)
-        found = self.values.take_outputs(HEAD)
+        self.values.write({"rows": rows, "weights": weights, "index": index})
+        self.values.returns(HEAD, num_rows, num_pairs)
+        found = self.values.run(self)
         np.testing.assert_array_equal(found["doubled"], rows + rows)
         np.testing.assert_array_equal(found["total"], weights + np.float32(seed))
         return found
@@ -102,7 +110,7 @@ def test_results_are_the_caller_s() -> None:
 
 def test_large_arrays_are_bound_as_they_are() -> None:
     engine = Engine()
-    num_rows = host_values._MOST_BYTES // 12 + 1
+    num_rows = host_binder._MOST_BYTES // 12 + 1
     first = engine.check(num_rows, 1, 1)
     second = engine.check(num_rows, 1, 2)
     assert not np.shares_memory(first["doubled"], second["doubled"])
@@ -110,7 +118,7 @@ def test_large_arrays_are_bound_as_they_are() -> None:
 
 
 def test_other_sizes_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_values, "_MOST_KEPT", 7)
+    monkeypatch.setattr(host_binder, "_MOST_KEPT", 7)
     engine = Engine()
     for seed in range(20):
         engine.check(1 + seed % 5, 1 + seed % 3, seed)
@@ -119,7 +127,6 @@ def test_other_sizes_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_binding_that_was_cleared() -> None:
     engine = Engine()
     engine.check(2, 2, 1)
-    engine.binding.binding.clear_binding_inputs()
-    engine.binding.binding.clear_binding_outputs()
-    engine.values.forget_bound()
+    engine.values.clear()
+    assert engine.values.is_cleared
     engine.check(2, 2, 2)
