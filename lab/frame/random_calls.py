@@ -21,6 +21,7 @@ from dsbd_runtime.engine.graph import (
     POSITION_IDS,
     WRITE_INDICES,
 )
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.ort.ort_module import session_options
 from dsbd_runtime.parts.cache_entries import (
     num_ancestors,
@@ -83,7 +84,7 @@ class RandomCalls:
         graph: replaces the bundle's own, whose weights it has.
         """
         entry, path = bundle.entry(role), bundle.model_path(role)
-        options = session_options(ort, entry, threads)
+        options = session_options(ort, entry, EngineSettings(num_threads=threads))
         change(options)
         return cls(
             graph or path.read_bytes(),

@@ -24,6 +24,7 @@ from dsbd_runtime.engine.graph import (
     POSITION_IDS,
     WRITE_INDICES,
 )
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.ort.ort_module import import_ort, session_options
 from dsbd_runtime.parts.cache_entries import num_ancestors, parts_of, past_name, present_name
 from lab.frame.recent_inputs import recent_inputs
@@ -130,7 +131,7 @@ class PathEngine:
         self.vocab_size = entry.vocab_size
         self._sessions: dict[int, Any] = {}
         for threads in THREADS:
-            options = session_options(ort, entry, threads)
+            options = session_options(ort, entry, EngineSettings(num_threads=threads))
             options.log_severity_level = _ERROR_LOG_LEVEL
             self._sessions[threads] = ort.InferenceSession(
                 str(model_file), options, providers=["CPUExecutionProvider"]
