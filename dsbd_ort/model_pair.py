@@ -10,7 +10,6 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -179,34 +178,19 @@ def check_drafter(config: DecodingConfig, *, has_draft: bool) -> None:
 
 def loaded_pair(bundle: Bundle, options: PipelineOptions) -> tuple[CausalLM, CausalLM | None]:
     """Return the engines of target and, where the bundle has one, draft."""
-    engine_cache = None if options.engine_cache is None else Path(options.engine_cache)
     if "draft" in bundle.roles:
         return load_pair(
             bundle,
             provider=options.provider,
             draft_provider=options.draft_provider,
-            num_threads=options.num_threads,
-            spin_us=options.spin_us,
-            engine_cache=engine_cache,
-            cuda_graphs=options.cuda_graphs,
-            unfused_attention=options.unfused_attention,
+            settings=options,
         )
     if options.draft_provider is not None:
         raise InputError(
             f"draft_provider is {options.draft_provider!r}, but the bundle {bundle.path} has "
             "no draft; leave it out"
         )
-    target = load_causal_lm(
-        bundle,
-        "target",
-        provider=options.provider,
-        num_threads=options.num_threads,
-        spin_us=options.spin_us,
-        engine_cache=engine_cache,
-        cuda_graphs=options.cuda_graphs,
-        unfused_attention=options.unfused_attention,
-    )
-    return target, None
+    return load_causal_lm(bundle, "target", provider=options.provider, settings=options), None
 
 
 def learned_costs(bundle: Bundle, draft: CausalLM | None) -> LearnedCosts:

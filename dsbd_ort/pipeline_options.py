@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from dsbd_ort.decoding.errors import ConfigError
 from dsbd_ort.decoding.option_values import Domain, OneOf, Whole, did_you_mean, shown
+from dsbd_runtime.engine.settings import EngineSettings
 
 
 @dataclass(frozen=True)
@@ -56,22 +57,14 @@ _DOMAINS: dict[str, Domain] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipelineOptions:
+class PipelineOptions(EngineSettings):
     """How a bundle is opened: the keywords of ``Pipeline.from_bundle``, the fields of C's settings.
+
+    Has the fields of EngineSettings too: the engines receive this record.
 
     Attributes:
         provider: an execution provider of the table in docs/gpu.md; "cuda:1" is the second GPU.
         draft_provider: the provider of the draft; None means that of the target.
-        num_threads: on the CPU, threads of the target, and of a draft that is not small; None lets
-            ONNX Runtime choose. See load_pair.
-        spin_us: on the CPU, microseconds for which an idle engine thread waits busily before it
-            sleeps; None is 20.
-        engine_cache: on the CPU, a folder for engines as ONNX Runtime runs them, which the next
-            opening maps; None: every opening optimizes and packs them again.
-        cuda_graphs: on a GPU, capture each size of call that returns once and replay it; None: on
-            "cuda" yes, on TensorRT no.
-        unfused_attention: on "cuda", attention of two products and a softmax, which copies no keys
-            and values to every query head; quicker for long caches and short forwards.
         verify: also check the hash of every file.
         prefix_cache: keep cache rows between requests, so that of a prompt only the part behind
             the common prefix is computed.
@@ -85,11 +78,6 @@ class PipelineOptions:
 
     provider: str = "cpu"
     draft_provider: str | None = None
-    num_threads: int | None = None
-    spin_us: int | None = None
-    engine_cache: str | None = None
-    cuda_graphs: bool | None = None
-    unfused_attention: bool = False
     verify: bool = False
     prefix_cache: bool = True
     generation_config: bool = True
@@ -105,10 +93,9 @@ class PipelineOptions:
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> PipelineOptions:
         """Return the options of keyword arguments; an unknown name is a ConfigError."""
-        known = [field.name for field in fields(cls)]
-        if unknown := sorted(set(options) - set(known), key=str):
-            close = did_you_mean(unknown[0], known)
-            expected = close or f"; expected one of {', '.join(known)}"
+        if unknown := sorted(set(options) - set(_DOMAINS), key=str):
+            close = did_you_mean(unknown[0], _DOMAINS)
+            expected = close or f"; expected one of {', '.join(_DOMAINS)}"
             raise ConfigError(f"unknown option {shown(unknown[0])}{expected}")
         return cls(**options)
 

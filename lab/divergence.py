@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dsbd_forward.forward import Forward
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.loading import load_causal_lm
 from dsbd_runtime.parts.attention_rows import MAX_FORWARD_ROWS
 from dsbd_runtime.parts.cache_entries import most_new_rows
@@ -40,7 +41,9 @@ def bundle_log_probs(
     """
     num_rows = most_new_rows(bundle.entry(role).caches, MAX_FORWARD_ROWS)
     logits = []
-    with load_causal_lm(bundle, role, provider="cpu", num_threads=threads) as model:
+    with load_causal_lm(
+        bundle, role, provider="cpu", settings=EngineSettings(num_threads=threads)
+    ) as model:
         for first in range(0, len(token_ids), num_rows):
             positions = np.arange(first, min(first + num_rows, len(token_ids)))
             rows = np.arange(len(positions))

@@ -27,6 +27,7 @@ from dsbd_export.config import ExportConfig
 from dsbd_export.pipeline import export_bundle
 from dsbd_ort.benchmark.bootstrap import spread
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.ort.ort_module import session_options
 from dsbd_runtime.ort.ort_session import OrtSession
 from dsbd_runtime.parts.cache_entries import RecurrentRows, attending, recurrent
@@ -126,7 +127,7 @@ def operator_ms(bundle: Bundle, threads: int, rounds: int) -> dict[int, str]:
     entries = recurrent(bundle.entry("target").caches)
     session = ort.InferenceSession(
         operator_graph(entries[0]),
-        session_options(ort, bundle.entry("target"), threads),
+        session_options(ort, bundle.entry("target"), EngineSettings(num_threads=threads)),
         providers=["CPUExecutionProvider"],
     )
     cells = {}
@@ -168,7 +169,11 @@ def _operator_call(session: ort.InferenceSession, num_rows: int) -> Callable[[],
 
 def fold_ms(bundle: Bundle, threads: int, rounds: int) -> dict[int, str]:
     """Return what a fold of so many rows takes, as cells."""
-    session = OrtSession(bundle.model_path("target"), bundle.entry("target"), num_threads=threads)
+    session = OrtSession(
+        bundle.model_path("target"),
+        bundle.entry("target"),
+        settings=EngineSettings(num_threads=threads),
+    )
     memory, cells = part_of(session.parts, RecentRows).memory, {}
     memory.reserve(128, 1)
     memory.reserve_checkpoints(2)

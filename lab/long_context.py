@@ -36,6 +36,7 @@ from dsbd_ort.benchmark.bootstrap import spread
 from dsbd_ort.benchmark.report import precision_name
 from dsbd_ort.decoding import DecodingStats
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.ort.ort_session import OrtSession
 from dsbd_runtime.parts.kv_cache import bucket_capacity
 from lab.frame.page import BUNDLES, RESULTS, Page, spread_cell, table, writes
@@ -130,7 +131,11 @@ def time_rows(found: dict[tuple[str, int], Found]) -> Iterator[tuple[str, ...]]:
 def growth_rows(bundle: Bundle, threads: int, limit: int) -> Iterator[tuple[str, ...]]:
     """Yield a row for each growth of the target's caches, up to ``limit`` rows."""
     capacities = sorted({bucket_capacity(rows) for rows in range(1, limit + 1)})
-    session = OrtSession(bundle.model_path("target"), bundle.entry("target"), num_threads=threads)
+    session = OrtSession(
+        bundle.model_path("target"),
+        bundle.entry("target"),
+        settings=EngineSettings(num_threads=threads),
+    )
     for old, new in pairwise(capacities):
         session.rows.reserve(0, 0)
         tracemalloc.start()

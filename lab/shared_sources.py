@@ -20,6 +20,7 @@ from dsbd_forward.forward import Forward, joined_forward
 from dsbd_forward.rows import NO_INTS
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
 from dsbd_runtime.engine.causal_lm import CausalLM
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.loading import load_causal_lm
 from lab.frame.page import BUNDLES, RESULTS, Page, ratio_cell, spread_cell, table, writes
 from lab.frame.rounds import Timings, time_in_rounds
@@ -115,8 +116,8 @@ def measured(
     assert encoder is not None  # see ``settings``
     # An engine each, since rows that have once been in slots are read there.
     with (
-        load_causal_lm(bundle, "target", num_threads=threads) as one,
-        load_causal_lm(bundle, "target", num_threads=threads) as other,
+        load_causal_lm(bundle, "target", settings=EngineSettings(num_threads=threads)) as one,
+        load_causal_lm(bundle, "target", settings=EngineSettings(num_threads=threads)) as other,
     ):
         for setting in track(asked, description=bundle.path.name, transient=True):
             calls: dict[str, Callable[[], None]] = {

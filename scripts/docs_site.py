@@ -27,7 +27,11 @@ PAGES = {
 """Page of the site: file of the repository."""
 
 _LINK = re.compile(r"(!?\[[^\]]*\])\(((?!https?:|#|mailto:)[^)#\s]*)(#[^)\s]*)?\)")
-_ALSO = ("dsbd_ort.pipeline_options.PipelineOptions", "dsbd_ort.decoding.DecodingStats")
+_ALSO = (
+    "dsbd_ort.pipeline_options.PipelineOptions",
+    "dsbd_runtime.engine.settings.EngineSettings",
+    "dsbd_ort.decoding.DecodingStats",
+)
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -14,6 +14,7 @@ from dsbd_ort import GenerationResult, Pipeline, Regex, Service, ServiceLimits
 from dsbd_ort.cli import inspect
 from dsbd_ort.decoding.drafting.cost_curve import MEASURED_ROWS, measure_costs
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.loading import load_pair
 from tests.runtime.feature_pair import DRAFT, TARGET
 from tests.runtime.tiny_graph import write_tiny_bundle
@@ -75,7 +76,7 @@ def test_alone_and_together(
 
 
 def test_costs_of_a_feature_draft_can_be_measured(feature_bundle: Bundle) -> None:
-    target, draft = load_pair(feature_bundle, num_threads=1)
+    target, draft = load_pair(feature_bundle, settings=EngineSettings(num_threads=1))
     ticks = itertools.count()
     with target, draft:
         costs = measure_costs(target, draft, lambda: float(next(ticks)))

@@ -25,6 +25,7 @@ from dsbd_ort.decoding.request import result_of
 from dsbd_ort.engine import Service, ServiceLimits
 from dsbd_ort.engine.limits import cache_rows
 from dsbd_runtime.bundle_files.bundle import open_bundle
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.loading import load_causal_lm
 from dsbd_runtime.parts.cache_entries import attending, recurrent
@@ -130,7 +131,7 @@ def test_beams_beyond_several_folds(hybrid: tuple[Pipeline, Path]) -> None:
         assert tokens(pipe, prompt, strategy=drafted, **options, **beams) == wanted
     entry = pipe.bundle.entry("target")
     attention = bucket_capacity(256) * row_bytes(attending(entry.caches))
-    with load_causal_lm(pipe.bundle, "target", num_threads=1) as model:
+    with load_causal_lm(pipe.bundle, "target", settings=EngineSettings(num_threads=1)) as model:
         config = pipe.config({"strategy": "sample", "max_new_tokens": 150})
         result_of(decode_iterations(model, None, prompt, config, np.random.default_rng(0)))
         assert model.kv_bytes_peak <= attention + 2 * path_bytes(entry.caches)
@@ -222,8 +223,8 @@ def test_rows_that_are_computed_again_are_the_same(hybrid: tuple[Pipeline, Path]
     pipe, _ = hybrid
     config = pipe.config({"strategy": "dsbd", "num_beams": 3, "max_new_tokens": NEW_TOKENS})
     with (
-        load_causal_lm(pipe.bundle, "target", num_threads=1) as target,
-        load_causal_lm(pipe.bundle, "draft", num_threads=1) as draft,
+        load_causal_lm(pipe.bundle, "target", settings=EngineSettings(num_threads=1)) as target,
+        load_causal_lm(pipe.bundle, "draft", settings=EngineSettings(num_threads=1)) as draft,
     ):
         for seed, prompt in enumerate(prompts(4)):  # one of them is folded in pieces
             coin, results = np.random.default_rng(seed), []

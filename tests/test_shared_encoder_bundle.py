@@ -15,6 +15,7 @@ import dsbd_ort
 from dsbd_export.config import ExportConfig
 from dsbd_export.pipeline import export_bundle
 from dsbd_runtime.bundle_files.bundle import open_bundle
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.loading import load_causal_lm, load_pair
 from dsbd_runtime.parts.sources import Sources
@@ -102,8 +103,8 @@ def test_a_source_is_read_once_for_both(pair):
 def test_a_draft_that_is_opened_alone_reads_sources_itself(pair):
     bundle = open_bundle(pair / "bundle")
     source = (5, 6, 7, 1)
-    alone = load_causal_lm(bundle, "draft", num_threads=1)
-    target, beside = load_pair(bundle, num_threads=1)
+    alone = load_causal_lm(bundle, "draft", settings=EngineSettings(num_threads=1))
+    target, beside = load_pair(bundle, settings=EngineSettings(num_threads=1))
     with alone, target, beside:
         found, wanted = (each.part(Sources).encoder.cross_rows(source) for each in (alone, beside))
         for name, value in found.values.items():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from dsbd_ort.cluster.errors import ClusterError
 from dsbd_ort.engine import Service, ServiceLimits
@@ -18,59 +18,56 @@ from dsbd_ort.openai_server.settings import ServingSettings
 from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.pipeline_options import PipelineOptions
 
+_NOT_GIVEN = {"num_threads", "chat_defaults", "keys", "defaults", "tries"}
+"""Fields of the records that are no arguments; ``threads`` and ``api_key_file`` set two of them."""
 
-class AppArguments(BaseModel, extra="forbid", protected_namespaces=()):
+
+class AppArguments(BaseModel, extra="forbid", arbitrary_types_allowed=True):
     """Arguments of the application, ``name=value`` after its import path.
 
-    All but these are options of dsbd-serve with the same names.
+    In addition to these, the fields of the records below are arguments, except ``_NOT_GIVEN``.
+    Their names are those of dsbd-serve's options.
 
     Attributes:
         bundle: folder of the bundle, the same on every node.
         replicas: number of pipelines.
         threads: of each replica, and the cores that it reserves on its node.
+        api_key_file: read here; the keys are sent to the replicas.
         shutdown_timeout: seconds for requests to finish when a replica is stopped.
+        engines, service, server: the other arguments.
     """
 
     bundle: Path
     replicas: int = Field(1, ge=1, le=MOST)
     threads: int = Field(1, ge=1, le=MOST)
-    provider: str = PipelineOptions.provider
-    draft_provider: str | None = PipelineOptions.draft_provider
-    spin_us: int | None = PipelineOptions.spin_us
-    engine_cache: str | None = PipelineOptions.engine_cache
-    cuda_graphs: bool | None = PipelineOptions.cuda_graphs
-    unfused_attention: bool = PipelineOptions.unfused_attention
-    generation_config: bool = PipelineOptions.generation_config
     api_key_file: Path | None = None
     shutdown_timeout: float = Field(30.0, ge=0, le=MOST_SECONDS, allow_inf_nan=False)
+    engines: PipelineOptions
+    service: ServiceLimits
+    server: ServingSettings
 
-    max_requests: int = ServiceLimits.max_requests
-    max_queued: int = ServiceLimits.max_queued
-    kv_bytes: int | None = None
-
-    model_name: str | None = None
-    keys_everywhere: bool = ServingSettings.keys_everywhere
-    max_prompt_tokens: int | None = None
-    max_new_tokens: int | None = None
-    max_beams: int = ServingSettings.max_beams
-    max_draft_nodes: int = ServingSettings.max_draft_nodes
-    max_best_of: int = ServingSettings.max_best_of
-    max_prompts: int = ServingSettings.max_prompts
-    max_body_bytes: int = ServingSettings.max_body_bytes
-    body_timeout_s: float = ServingSettings.body_timeout_s
-    request_timeout_s: float = ServingSettings.request_timeout_s
+    @model_validator(mode="before")
+    @classmethod
+    def _by_record(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Move every argument that is a field of a record into it."""
+        others, records = dict(given), {}
+        for record, field in cls.model_fields.items():
+            if is_dataclass(field.annotation):
+                names = {member.name for member in fields(field.annotation)} - _NOT_GIVEN
+                records[record] = {name: others.pop(name) for name in names & others.keys()}
+        records["server"]["model_name"] = records["server"].get("model_name") or ""
+        return {**records, **others}
 
     def pipeline(self) -> PipelineSettings:
         """Return the settings of a replica's pipeline."""
         return PipelineSettings(
+            **{**vars(self.engines), "num_threads": self.threads},
             bundle=self.bundle.absolute(),  # Ray runs replicas in folders of its own
-            num_threads=self.threads,
-            **self._fields_of(PipelineOptions),
         )
 
     def limits(self) -> ServiceLimits:
         """Return the limits of a replica's service."""
-        return ServiceLimits(**self._fields_of(ServiceLimits))
+        return self.service
 
     def settings(self) -> ServingSettings:
         """Return the settings of a replica's HTTP server.
@@ -78,17 +75,9 @@ class AppArguments(BaseModel, extra="forbid", protected_namespaces=()):
         Raises:
             ServingError: the file of keys cannot be used.
         """
-        given = self._fields_of(ServingSettings)
-        given["model_name"] = self.model_name or self.bundle.absolute().name
+        name = self.server.model_name or self.bundle.absolute().name
         keys = None if self.api_key_file is None else read_api_keys(self.api_key_file)
-        return ServingSettings(**given, keys=keys)
-
-    def _fields_of(
-        self, options: type[PipelineOptions | ServiceLimits | ServingSettings]
-    ) -> dict[str, Any]:
-        """Return the arguments that are fields of ``options``."""
-        names = {field.name for field in fields(options)} & set(type(self).model_fields)
-        return {name: getattr(self, name) for name in names}
+        return replace(self.server, model_name=name, keys=keys)
 
 
 class HttpReplica:

@@ -13,6 +13,7 @@ import onnxruntime as ort
 
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.bundle_files.manifest import ModelEntry
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.ort.ort_module import session_options
 from dsbd_runtime.parts.attention_rows import ATTENTION_MASK, INPUT_IDS, POSITION_IDS, WRITE_INDICES
 from dsbd_runtime.parts.cache_entries import (
@@ -78,7 +79,7 @@ class RandomCalls:
         graph: replaces the bundle's own, whose weights it has.
         """
         entry, path = bundle.entry(role), bundle.model_path(role)
-        options = session_options(ort, entry, threads)
+        options = session_options(ort, entry, EngineSettings(num_threads=threads))
         change(options)
         return cls(
             graph or path.read_bytes(),

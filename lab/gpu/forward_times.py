@@ -19,16 +19,17 @@ import numpy as np
 from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_forward.spec import EngineSpec
 from dsbd_runtime.bundle_files.bundle import open_bundle
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.loading import load_causal_lm
 from lab.frame.rounds import time_in_rounds, turn
 
 AS_IT_IS = "as it is"
-SETTINGS: Mapping[str, Mapping[str, bool]] = {
-    AS_IT_IS: {},
-    "--no-cuda-graphs": {"cuda_graphs": False},
-    "--unfused-attention": {"unfused_attention": True},
+SETTINGS = {
+    AS_IT_IS: EngineSettings(),
+    "--no-cuda-graphs": EngineSettings(cuda_graphs=False),
+    "--unfused-attention": EngineSettings(unfused_attention=True),
 }
-"""What ``load_causal_lm`` is given on CUDA, by the option of a command."""
+"""How a model is opened on CUDA, by the option of a command."""
 
 DECODING_ROWS = (1, 8, 36)
 PROMPT_ROWS = 256
@@ -129,13 +130,13 @@ def milliseconds_of(
 
 
 def by_setting(
-    settings: Mapping[str, Mapping[str, bool]], open_with: Callable[..., Any], **repeats: int
+    settings: Mapping[str, EngineSettings], open_with: Callable[..., Any], **repeats: int
 ) -> dict[str, dict[str, float]]:
     """Return the times of every setting: each model is opened, timed and closed twice, in turns."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in settings}
     for number in range(_NUM_OPENINGS):
         for name in turn(list(settings), number):
-            with open_with(**settings[name]) as model:
+            with open_with(settings=settings[name]) as model:
                 found[name].append(milliseconds_of(model, **repeats))
     return {
         name: {call: statistics.mean(time[call] for time in times) for call in times[0]}

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dsbd_forward.forward import Forward
 from dsbd_runtime.bundle_files.manifest import ModelEntry
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.ort.ort_module import import_ort, session_options
 from dsbd_runtime.parts.attention_rows import (
     ATTENTION_MASK,
@@ -129,7 +130,7 @@ class PathEngine:
         self.vocab_size = entry.vocab_size
         self._sessions: dict[int, Any] = {}
         for threads in THREADS:
-            options = session_options(ort, entry, threads)
+            options = session_options(ort, entry, EngineSettings(num_threads=threads))
             options.log_severity_level = _ERROR_LOG_LEVEL
             self._sessions[threads] = ort.InferenceSession(
                 str(model_file), options, providers=["CPUExecutionProvider"]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from dsbd_runtime.bundle_files.bundle import WEIGHTS_FILE, Bundle
 from dsbd_runtime.device.cuda_device import check_cuda_device, import_cuda_runtime
 from dsbd_runtime.device.ort_engine import open_cuda_session
 from dsbd_runtime.engine.causal_lm import CausalLM
-from dsbd_runtime.engine.providers import Placement, Provider, check_reads_sources, parse_placement
+from dsbd_runtime.engine.providers import Placement, check_reads_sources, parse_placement
 from dsbd_runtime.engine.session import EngineOptions, Session
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.engine.source_reading_lm import language_model
 from dsbd_runtime.errors import InputError, ProviderError
 from dsbd_runtime.ort.ort_module import import_ort_for
@@ -36,11 +36,7 @@ def load_causal_lm(
     role: str,
     *,
     provider: str = "cpu",
-    num_threads: int | None = None,
-    spin_us: int | None = None,
-    engine_cache: Path | None = None,
-    cuda_graphs: bool | None = None,
-    unfused_attention: bool = False,
+    settings: EngineSettings = EngineSettings(),
 ) -> CausalLM:
     """Open the "target" or the "draft" of a bundle; use it as a context manager.
 
@@ -48,33 +44,16 @@ def load_causal_lm(
         bundle: from ``open_bundle``.
         role: "target" or "draft".
         provider: where it runs, a name of the table in ``providers``; "cuda:1" is the second GPU.
-        num_threads: threads of one call; None leaves the choice to ONNX Runtime.
-        spin_us: microseconds for which an idle thread of the engine waits busily before it sleeps;
-            None is ``ort_module.SPIN_US``.
-        engine_cache: folder of prepared engines, see ``prepared_engine``; None opens the bundle's.
-        cuda_graphs: capture a CUDA graph of every size of call that returns, and replay it; None:
-            where that is the provider's default.
-        unfused_attention: on "cuda", attention of two products and a softmax: no copy of keys and
-            values for every query head, but scores in memory.
+        settings: how it runs; those of another provider are refused.
 
     Raises:
         BundleError: the engine is damaged or contradicts the manifest.
         ProviderError: the provider or its package is not on this machine.
         InputError: a setting that the provider does not have.
     """
-    request = EngineOptions(
-        bundle=bundle,
-        role=role,
-        placement=parse_placement(provider),
-        num_threads=num_threads,
-        spin_us=spin_us,
-        engine_cache=engine_cache,
-        cuda_graphs=cuda_graphs,
-        unfused_attention=unfused_attention,
-    )
-    cpu_settings = {"num_threads": num_threads, "spin_us": spin_us, "engine_cache": engine_cache}
-    _check_used(cpu_settings, cuda_graphs, unfused_attention, [request.placement.provider])
-    return _open(request)
+    placement = parse_placement(provider)
+    settings.check_used([placement.provider])
+    return _open(EngineOptions(bundle=bundle, role=role, placement=placement, settings=settings))
 
 
 def load_pair(
@@ -82,27 +61,19 @@ def load_pair(
     *,
     provider: str = "cpu",
     draft_provider: str | None = None,
-    num_threads: int | None = None,
-    spin_us: int | None = None,
-    engine_cache: Path | None = None,
-    cuda_graphs: bool | None = None,
-    unfused_attention: bool = False,
+    settings: EngineSettings = EngineSettings(),
 ) -> tuple[CausalLM, CausalLM]:
     """Open target and draft so that their threads do not compete for cores.
 
     A small draft, whose calls are over before a second thread has begun, gets one thread and no
-    pool. The idle threads of either model sleep soon (``spin_us``): while they wait busily they
-    take the cores that the other one needs.
+    pool. The idle threads of either model sleep soon (``EngineSettings.spin_us``): while they wait
+    busily they take the cores that the other one needs.
 
     Args:
         bundle: from ``open_bundle``.
         provider: where the target runs, see ``load_causal_lm``.
         draft_provider: where the draft runs; None means the target's provider.
-        num_threads: of the engines on the CPU.
-        spin_us: of the engines on the CPU, see ``load_causal_lm``.
-        engine_cache: of the engines on the CPU.
-        cuda_graphs: see ``load_causal_lm``; for engines whose provider has them.
-        unfused_attention: likewise.
+        settings: how both run; each applies to the engines whose provider has it.
 
     Raises the errors of ``load_causal_lm``, and InputError for a bundle without a draft.
     """
@@ -110,8 +81,7 @@ def load_pair(
     target_place = parse_placement(provider)
     draft_place = parse_placement(draft_provider or provider)
     providers = [target_place.provider, draft_place.provider]
-    cpu_settings = {"num_threads": num_threads, "spin_us": spin_us, "engine_cache": engine_cache}
-    _check_used(cpu_settings, cuda_graphs, unfused_attention, providers)
+    settings.check_used(providers)
     if bundle.entry("draft").is_feature_draft and target_place != draft_place:
         raise InputError(
             f"draft_provider is {draft_provider!r} and provider {provider!r}, but the draft of "
@@ -119,27 +89,22 @@ def load_pair(
             "draft_provider out"
         )
     shares_cores = not any(row.has_device_caches for row in providers)
-    is_small = _has_small_draft(bundle)
-    target_request, draft_request = (
-        EngineOptions(
-            bundle=bundle,
-            role=role,
-            placement=place,
-            num_threads=threads,
-            spin_us=spin_us,
-            engine_cache=engine_cache,
-            cuda_graphs=cuda_graphs,
-            unfused_attention=unfused_attention,
-        )
-        for role, place, threads in (
-            ("target", target_place, num_threads),
-            ("draft", draft_place, 1 if shares_cores and is_small else num_threads),
-        )
+    has_one_thread = shares_cores and _has_small_draft(bundle)
+    draft_settings = replace(settings, num_threads=1) if has_one_thread else settings
+    session = _open_session(
+        EngineOptions(bundle=bundle, role="target", placement=target_place, settings=settings)
     )
-    session = _open_session(target_request)
     target = language_model(session, bundle.entry("target"))
     try:
-        return target, _open(replace(draft_request, target=session))
+        return target, _open(
+            EngineOptions(
+                bundle=bundle,
+                role="draft",
+                placement=draft_place,
+                settings=draft_settings,
+                target=session,
+            )
+        )
     except BaseException:
         target.close()
         raise
@@ -169,29 +134,6 @@ def _open_session(request: EngineOptions) -> Session:
 def _has_small_draft(bundle: Bundle) -> bool:
     weights = bundle.manifest.files.get(f"draft/{WEIGHTS_FILE}")
     return weights is None or weights.size <= SMALL_DRAFT_BYTES
-
-
-def _check_used(
-    cpu_settings: Mapping[str, object],
-    cuda_graphs: bool | None,
-    unfused_attention: bool,
-    providers: list[Provider],
-) -> None:
-    """Raise InputError for a setting that none of the providers has."""
-    names = " and ".join(dict.fromkeys(repr(row.name) for row in providers))
-    for name, value in cpu_settings.items():
-        if value is not None and all(row.has_device_caches for row in providers):
-            raise InputError(f"{name} is {value}, but provider {names} runs on a GPU; leave it out")
-    if cuda_graphs and not any(row.has_cuda_graphs for row in providers):
-        raise InputError(
-            f"cuda_graphs is set, but provider {names} has none; use a GPU's, such as 'cuda', or "
-            "leave it out"
-        )
-    if unfused_attention and not any(row.backend == "onnxruntime-device" for row in providers):
-        raise InputError(
-            f"unfused_attention is set, but provider {names} has no such choice; use 'cuda', or "
-            "leave it out"
-        )
 
 
 def check_available(placement: Placement) -> None:

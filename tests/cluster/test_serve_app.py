@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from dsbd_ort import Pipeline
 from dsbd_ort.cluster.errors import ClusterError
 from dsbd_ort.cluster.http_replica import AppArguments, HttpReplica
+from dsbd_ort.pipeline import PipelineSettings
 from tests.cluster.own_cluster import TOKEN, serve_run
 
 MODEL = "tiny"
@@ -163,7 +164,8 @@ def long_stream(client, seed, *, num_tokens=1900):
 
 @pytest.mark.parametrize(
     ("given", "name"),
-    [({"bundel": "x"}, "bundel"), ({"replicas": "0"}, "replicas"), ({"max_beams": "x"}, "max_be")],
+    [({"bundel": "x"}, "bundel"), ({"replicas": "0"}, "replicas"), ({"max_beams": "x"}, "max_be")]
+    + [({name: "x"}, name) for name in ("num_threads", "chat_defaults", "keys", "server")],
 )
 def test_arguments_that_make_no_sense_are_named(given, name):
     with pytest.raises(ValidationError, match=name):
@@ -187,6 +189,8 @@ def test_arguments_come_as_text(tmp_path):
     arguments = AppArguments.model_validate({**given, "api_key_file": str(keys)})
     assert arguments.pipeline().bundle == tmp_path and arguments.pipeline().num_threads == 3
     assert arguments.limits().max_requests == 2
+    defaults = PipelineSettings(bundle=tmp_path, num_threads=3)
+    assert arguments.pipeline() == defaults
     settings = arguments.settings()
     assert settings.model_name == tmp_path.name and settings.max_beams == 5
     assert settings.keys is not None

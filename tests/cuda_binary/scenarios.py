@@ -16,6 +16,7 @@ from dsbd_runtime.device.cuda_device import CudaDevice, import_cuda_runtime
 from dsbd_runtime.device.ort_engine import cuda_options, open_on_provider
 from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.engine.providers import find_provider
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.loading import load_causal_lm
 from dsbd_runtime.ort.ort_module import import_ort
 from lab.gpu.forward_times import SETTINGS, milliseconds_of
@@ -27,7 +28,9 @@ _WAITS = ("wait ", "copy-and-wait ", "fill-and-wait ")
 def open_model(standin: StandIn, path: str, role: str = "target", **options: Any) -> dict[str, Any]:
     """Open a model and close it; return the class and the text of the error, both empty without."""
     try:
-        load_causal_lm(open_bundle(Path(path)), role, provider="cuda", **options).close()
+        load_causal_lm(
+            open_bundle(Path(path)), role, provider="cuda", settings=EngineSettings(**options)
+        ).close()
     except DsbdError as error:
         return {"error": type(error).__name__, "text": str(error)}
     return {"error": "", "text": ""}
@@ -37,7 +40,9 @@ def count_forwards(
     standin: StandIn, path: str, role: str, sizes: list[int], **options: Any
 ) -> list[dict[str, Any]]:
     """Return what a third forward of each number of rows does, and then a prune."""
-    with load_causal_lm(open_bundle(Path(path)), role, provider="cuda", **options) as model:
+    with load_causal_lm(
+        open_bundle(Path(path)), role, provider="cuda", settings=EngineSettings(**options)
+    ) as model:
         forward(model, 100)
         found = []
         for size in sizes:
@@ -127,7 +132,9 @@ def run_with_memory(
 
 def fail_a_kernel(standin: StandIn, path: str, num_before: int, **options: Any) -> dict[str, Any]:
     """Let a kernel fail in a forward after others; return the error, and that of ``close``."""
-    model = load_causal_lm(open_bundle(Path(path)), "target", provider="cuda", **options)
+    model = load_causal_lm(
+        open_bundle(Path(path)), "target", provider="cuda", settings=EngineSettings(**options)
+    )
     try:
         for _ in range(num_before):
             forward(model, 4)
@@ -164,8 +171,10 @@ def use_from_threads(standin: StandIn, path: str, num_threads: int) -> list[dict
 def time_settings(standin: StandIn, path: str) -> dict[str, dict[str, int]]:
     """Return what the laboratory's timing of forwards does by each of its settings."""
     found = {}
-    for name, options in SETTINGS.items():
-        with load_causal_lm(open_bundle(Path(path)), "target", provider="cuda", **options) as model:
+    for name, settings in SETTINGS.items():
+        with load_causal_lm(
+            open_bundle(Path(path)), "target", provider="cuda", settings=settings
+        ) as model:
             standin.take_log()
             milliseconds_of(model, num_rounds=1, calls_a_round=1)
             found[name] = counts(standin.take_log())

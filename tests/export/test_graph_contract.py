@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto
 
 from dsbd_runtime.bundle_files.bundle import open_bundle
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.loading import load_causal_lm
 
 INT64, BOOL, FLOAT = TensorProto.INT64, TensorProto.BOOL, TensorProto.FLOAT
@@ -142,5 +143,7 @@ def test_sliding_layers_read_the_sliding_mask(exported_others):
 @pytest.mark.parametrize("fixture", ["exported", "exported_others"])
 def test_the_runtime_opens_it(request, fixture, role):
     output = request.getfixturevalue(fixture).config.output
-    with load_causal_lm(open_bundle(output, verify=True), role, num_threads=1) as model:
+    with load_causal_lm(
+        open_bundle(output, verify=True), role, settings=EngineSettings(num_threads=1)
+    ) as model:
         assert model.spec.vocab_size == 300

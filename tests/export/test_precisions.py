@@ -18,6 +18,7 @@ from dsbd_export.gate.parity_engine import ForestEngine
 from dsbd_export.parity_cases import references
 from dsbd_export.pipeline import export_bundle
 from dsbd_runtime.bundle_files.bundle import open_bundle
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.loading import load_causal_lm
 from dsbd_runtime.ort import ort_module
@@ -96,12 +97,14 @@ def test_norms_and_rotations_are_fused_in_low_precision_too(bundles, exported, d
 
 
 def test_the_cpu_runs_fp16_and_refuses_bf16(bundles):
-    with load_causal_lm(open_bundle(bundles(dtype="fp16")[0]), "target", num_threads=1) as model:
+    with load_causal_lm(
+        open_bundle(bundles(dtype="fp16")[0]), "target", settings=EngineSettings(num_threads=1)
+    ) as model:
         tokens = np.arange(3)
         logits = logits_of(model, tokens, tokens, np.tri(3, dtype=np.bool_), np.array([2]))
         assert np.isfinite(logits).all()
     with pytest.raises(ProviderError, match=r"is in bf16.*runs fp32, fp16; export with --dtype"):
-        load_causal_lm(open_bundle(bundles(dtype="bf16")[0]), "target", num_threads=1)
+        load_causal_lm(open_bundle(bundles(dtype="bf16")[0]), "target")
 
 
 def test_the_prune_graph_of_bf16_moves_rows(bundles):
@@ -185,7 +188,9 @@ def test_tied_weights_are_stored_once_in_8_bits(bundles, quantize):
 
 def logits_beside_others(folder, num_rows, seed):
     """Logits of the same first nodes, two at most, behind the same prefix, others after them."""
-    with load_causal_lm(open_bundle(folder), "target", num_threads=1) as model:
+    with load_causal_lm(
+        open_bundle(folder), "target", settings=EngineSettings(num_threads=1)
+    ) as model:
         prefix = np.arange(5)
         logits_of(model, prefix, prefix, np.tri(5, dtype=np.bool_), np.array([], np.int64))
         tokens = np.random.default_rng(seed).integers(0, 300, num_rows)

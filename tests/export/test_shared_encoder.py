@@ -21,6 +21,7 @@ from dsbd_export.gate.parity import MAX_ABS_ERROR, MEAN_KL, ParityLimit
 from dsbd_export.parity_cases import Reference, reference_logits
 from dsbd_export.pipeline import export_bundle
 from dsbd_runtime.bundle_files.bundle import open_bundle
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.loading import load_causal_lm
 from scripts.family_checkpoints import SOURCE_READERS, write_family_checkpoint
 from tests.export.cut_decoders import cut_decoder
@@ -90,7 +91,7 @@ def test_a_draft_that_proposes_some_tokens(name, logits, captures, tmp_path):
     start = entry.encoder.start_token_id
     whole = target_logits(tmp_path / "draft", [5, 6, 1], start)[:90]
     step = (np.array([start]), np.zeros(1, np.int64), np.ones((1, 1), bool), np.zeros(1, np.int64))
-    with load_causal_lm(bundle, "draft", num_threads=1) as draft:
+    with load_causal_lm(bundle, "draft", settings=EngineSettings(num_threads=1)) as draft:
         found = logits_of(draft, *step, source=(5, 6, 1))
     if logits == "full":
         assert np.allclose(found[0, :90], whole, atol=2e-5)

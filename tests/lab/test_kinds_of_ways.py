@@ -9,6 +9,7 @@ from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_forward.logits import DenseLogits, TopLogits
 from dsbd_forward.spec import EngineSpec
 from dsbd_runtime.bundle_files.bundle import open_bundle
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.loading import load_causal_lm
 from lab.gpu.report import BITS_COLUMNS
 from lab.invariance.kinds_of_ways import FIXED_ROWS, KINDS, count_by_kind
@@ -91,7 +92,7 @@ def test_engines_with_fixed_rows_and_places(tmp_path, logits, is_on_device):
     if is_on_device:
         model = open_on_fake(bundle, is_poisoned=True).model
     else:
-        model = load_causal_lm(bundle, "target", num_threads=1)
+        model = load_causal_lm(bundle, "target", settings=EngineSettings(num_threads=1))
     with model:
         one = np.arange(1)
         found = model.forward(Forward(one, one, np.ones((1, 1), np.bool_), one)).logits

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dsbd_runtime.bundle_files.bundle import open_bundle
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.loading import load_causal_lm
 from lab.shared_sources import Setting, SourceCalls
 from tests.lab.lab_run import lab_run
@@ -20,7 +21,9 @@ def bundle(source_pair) -> Path:
 
 
 def test_both_ways_compute_the_same_rows_and_drop_them(bundle):
-    with load_causal_lm(open_bundle(bundle), "target", num_threads=1) as model:
+    with load_causal_lm(
+        open_bundle(bundle), "target", settings=EngineSettings(num_threads=1)
+    ) as model:
         found = {}
         for way in ("together", "apart"):
             calls = SourceCalls(model, Setting((40, 7, 9), rows=3, behind=5), 300)

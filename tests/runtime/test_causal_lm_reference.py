@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dsbd_runtime.engine.causal_lm import CausalLM
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.ort.ort_session import OrtSession
 from tests.runtime.model_calls import logits_of
 from tests.runtime.reference import ancestor_mask, reference_logits
@@ -62,7 +63,9 @@ class Forest:
 @contextmanager
 def opened(tiny: TinyModel, folder: Path) -> Iterator[CausalLM]:
     write_engine(tiny, folder / "model.onnx")
-    session = OrtSession(folder / "model.onnx", tiny.entry(), num_threads=1)
+    session = OrtSession(
+        folder / "model.onnx", tiny.entry(), settings=EngineSettings(num_threads=1)
+    )
     with CausalLM(session, tiny.entry()) as model:
         yield model
 

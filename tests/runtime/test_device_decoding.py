@@ -12,6 +12,7 @@ from dsbd_ort.decoding import STRATEGIES, DecodeResult, DecodingConfig, decode
 from dsbd_ort.pipeline import Pipeline
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
 from dsbd_runtime.engine.causal_lm import CausalLM
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import InputError, ProviderError
 from dsbd_runtime.loading import load_pair
 from tests.runtime.fake_device import FakeMachine, open_on_fake
@@ -33,7 +34,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 @pytest.fixture(scope="module")
 def on_host(bundle: Bundle) -> Iterator[tuple[CausalLM, CausalLM]]:
-    target, draft = load_pair(bundle, num_threads=1)
+    target, draft = load_pair(bundle, settings=EngineSettings(num_threads=1))
     with target, draft:
         yield target, draft
 

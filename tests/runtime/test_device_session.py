@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import CapacityError, DsbdError, InputError
 from dsbd_runtime.loading import load_causal_lm
 from dsbd_runtime.parts import attention_rows
@@ -45,7 +46,10 @@ def test_every_output_is_that_of_the_host_session_whatever_lies_in_unused_rows(
         is_poisoned=True,
         most_recorded=most_recorded,
     )
-    with machine.model as model, load_causal_lm(bundle, "target", num_threads=1) as on_host:
+    with (
+        machine.model as model,
+        load_causal_lm(bundle, "target", settings=EngineSettings(num_threads=1)) as on_host,
+    ):
         for num_new in (1, 100, 5, 33, 300):
             for parents in ([-1], [-1, -1, 0], [-1, 0, 0, 2, 1], [-1, 0, 1, 2, 3, 4, 5, 6, 7]):
                 assert_same(append_forest(model, parents), append_forest(on_host, parents))
@@ -318,7 +322,10 @@ def test_where_calls_are_recorded_addresses_last(tiny_bundle: Bundle) -> None:
 
 def test_a_static_capacity_is_used_to_the_last_row(tiny_bundle: Bundle) -> None:
     machine = open_on_fake(tiny_bundle, capacity=40)
-    with machine.model as model, load_causal_lm(tiny_bundle, "target", num_threads=1) as on_host:
+    with (
+        machine.model as model,
+        load_causal_lm(tiny_bundle, "target", settings=EngineSettings(num_threads=1)) as on_host,
+    ):
         for num_new in (35, 3, 2):
             asked = np.array([num_new - 1])
             found, wanted = (append_chain(m, num_new, asked) for m in (model, on_host))
@@ -405,7 +412,7 @@ def test_half_precision_engines_return_float32(tmp_path: Path) -> None:
     write_tiny_bundle(tmp_path / "bundle", target=half, draft=half)
     bundle = open_bundle(tmp_path / "bundle")
     machine = open_on_fake(bundle)
-    on_host = load_causal_lm(bundle, "target", num_threads=1)
+    on_host = load_causal_lm(bundle, "target", settings=EngineSettings(num_threads=1))
     found, wanted = (append_chain(m, 9, np.arange(9)) for m in (machine.model, on_host))
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, wanted)
@@ -441,7 +448,10 @@ def test_a_call_that_cannot_be_recorded_goes_on_piece_by_piece(tiny_bundle: Bund
         raise CapacityError("no memory for the intermediate results of a call")
 
     machine.device.record = record  # type: ignore[method-assign]
-    with machine.model as model, load_causal_lm(tiny_bundle, "target", num_threads=1) as on_host:
+    with (
+        machine.model as model,
+        load_causal_lm(tiny_bundle, "target", settings=EngineSettings(num_threads=1)) as on_host,
+    ):
         for _ in range(8):
             found, wanted = (append_chain(m, 3, np.array([2])) for m in (model, on_host))
             assert_same(found, wanted)

@@ -13,6 +13,7 @@ from dsbd_forward.features import ParentFeatures
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, decode
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
 from dsbd_runtime.engine.causal_lm import CausalLM
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import CapacityError, InputError, ProviderError
 from dsbd_runtime.loading import load_causal_lm, load_pair
 from tests.runtime.fake_device import FakeDevice, FakeMachine, open_on_fake
@@ -41,7 +42,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 @pytest.fixture(scope="module")
 def on_host(bundle: Bundle) -> Iterator[tuple[CausalLM, CausalLM]]:
-    target, draft = load_pair(bundle, num_threads=1)
+    target, draft = load_pair(bundle, settings=EngineSettings(num_threads=1))
     with target, draft:
         yield target, draft
 
@@ -99,7 +100,11 @@ def test_features_never_cross_to_the_host_and_their_memory_is_used_again(bundle:
 
 def test_held_features_survive_later_calls_and_other_sizes(bundle: Bundle) -> None:
     target, draft = on_fake(bundle)
-    with target.model, draft.model, load_causal_lm(bundle, "target", num_threads=1) as host:
+    with (
+        target.model,
+        draft.model,
+        load_causal_lm(bundle, "target", settings=EngineSettings(num_threads=1)) as host,
+    ):
         _, held = logits_and_features(target.model, *chain(5), NONE, feature_rows=np.array([1, 3]))
         _, wanted = logits_and_features(host, *chain(5), NONE, feature_rows=np.array([1, 3]))
         one = held.copied(1)

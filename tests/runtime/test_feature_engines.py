@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from dsbd_forward.features import ParentFeatures
 from dsbd_forward.logits import Gather
 from dsbd_runtime.engine.causal_lm import CausalLM
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.ort.ort_session import OrtSession
 from dsbd_runtime.parts.feature_memory import HostFeatures, Piece, ReadFeatures, host_rows
@@ -36,7 +37,9 @@ def open_model(folder: Path, model: TinyModel) -> CausalLM:
     kind = "draft" if model.is_feature_draft else "target"
     path = folder / f"{kind}-{model.logits}-{model.dtype}.onnx"
     write_engine(model, path)
-    return CausalLM(OrtSession(path, model.entry(), num_threads=1), model.entry())
+    return CausalLM(
+        OrtSession(path, model.entry(), settings=EngineSettings(num_threads=1)), model.entry()
+    )
 
 
 def chain(num_rows: int, first: int = 0) -> tuple[NDArray[Any], ...]:

@@ -14,6 +14,7 @@ from dsbd_forward.forward import Forward
 from dsbd_forward.logits import Gather, GatheredLogits
 from dsbd_forward.spec import HeadSpec
 from dsbd_runtime.engine.causal_lm import CausalLM
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.ort.ort_session import OrtSession
 from tests.runtime.model_calls import logits_of
@@ -28,7 +29,9 @@ NONE = np.arange(0)
 def open_model(folder: Path, model: TinyModel) -> CausalLM:
     path = folder / f"{model.logits}-{model.dtype}.onnx"
     write_engine(model, path)
-    return CausalLM(OrtSession(path, model.entry(), num_threads=1), model.entry())
+    return CausalLM(
+        OrtSession(path, model.entry(), settings=EngineSettings(num_threads=1)), model.entry()
+    )
 
 
 def chain(num_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:

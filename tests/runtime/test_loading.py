@@ -17,6 +17,7 @@ from dsbd_runtime.bundle_files.bundle import (
     write_manifest,
 )
 from dsbd_runtime.engine.causal_lm import CausalLM
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import BundleError, InputError, ProviderError
 from dsbd_runtime.loading import SMALL_DRAFT_BYTES, load_causal_lm, load_pair
 from dsbd_runtime.parts.attention_rows import ATTENTION_MASK, ATTENTION_MASK_SLIDING
@@ -30,7 +31,7 @@ from tests.runtime.tiny_graph import TinyModel
 def test_target_and_draft_load_and_step(tiny_bundle: Bundle, role: str, seed: int) -> None:
     tokens = np.array([10, 20, 30])
     rows, mask = np.arange(3), np.tri(3, dtype=np.bool_)
-    with load_causal_lm(tiny_bundle, role, num_threads=1) as model:
+    with load_causal_lm(tiny_bundle, role, settings=EngineSettings(num_threads=1)) as model:
         found = logits_of(model, tokens, rows, mask, rows)
     wanted = reference_logits(TinyModel(seed=seed), tokens, rows, mask)
     np.testing.assert_allclose(found, wanted, atol=2e-5)
@@ -104,7 +105,7 @@ def session_options_of(model: CausalLM) -> Any:
 
 
 def test_a_small_draft_gets_one_thread_beside_the_target(tiny_bundle: Bundle) -> None:
-    target, draft = load_pair(tiny_bundle, num_threads=2)
+    target, draft = load_pair(tiny_bundle, settings=EngineSettings(num_threads=2))
     with target, draft:
         assert (num_threads_of(target), num_threads_of(draft)) == (2, 1)
 
@@ -112,7 +113,9 @@ def test_a_small_draft_gets_one_thread_beside_the_target(tiny_bundle: Bundle) ->
 def test_a_large_draft_gets_as_many_threads_as_the_target(tiny_bundle: Bundle) -> None:
     files = {"draft/model.onnx.data": FileEntry(size=SMALL_DRAFT_BYTES + 1, sha256="")}
     manifest = replace(tiny_bundle.manifest, files=files)
-    target, draft = load_pair(replace(tiny_bundle, manifest=manifest), num_threads=2)
+    target, draft = load_pair(
+        replace(tiny_bundle, manifest=manifest), settings=EngineSettings(num_threads=2)
+    )
     with target, draft:
         assert (num_threads_of(target), num_threads_of(draft)) == (2, 2)
 
@@ -121,7 +124,7 @@ def test_a_large_draft_gets_as_many_threads_as_the_target(tiny_bundle: Bundle) -
 def test_idle_threads_of_both_engines_wait_busily_for_so_long(
     tiny_bundle: Bundle, spin_us: int | None, microseconds: str | None
 ) -> None:
-    target, draft = load_pair(tiny_bundle, num_threads=2, spin_us=spin_us)
+    target, draft = load_pair(tiny_bundle, settings=EngineSettings(num_threads=2, spin_us=spin_us))
     with target, draft:
         for model in (target, draft):
             options = session_options_of(model)
@@ -135,24 +138,26 @@ def test_idle_threads_of_both_engines_wait_busily_for_so_long(
 @pytest.mark.parametrize("spin_us", [-1, 10_001, 1.5, True, "20"])
 def test_no_number_of_microseconds(tiny_bundle: Bundle, spin_us: Any) -> None:
     with pytest.raises(InputError, match=r"spin_us is .*, expected a whole number of microseconds"):
-        load_causal_lm(tiny_bundle, "target", spin_us=spin_us)
+        load_causal_lm(tiny_bundle, "target", settings=EngineSettings(spin_us=spin_us))
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("provider", "settings", "said"),
     [
-        ({"provider": "cuda", "num_threads": 2}, "num_threads is 2, but provider 'cuda' runs on"),
-        ({"provider": "cuda", "spin_us": 0}, "spin_us is 0, but provider 'cuda' runs on a GPU"),
+        ("cuda", {"num_threads": 2}, "num_threads is 2, but provider 'cuda' runs on"),
+        ("cuda", {"spin_us": 0}, "spin_us is 0, but provider 'cuda' runs on a GPU"),
+        ("cuda", {"engine_cache": "e"}, "engine_cache is e, but provider 'cuda' runs"),
         (
-            {"provider": "cuda", "engine_cache": Path("e")},
-            "engine_cache is e, but provider 'cuda' runs",
+            "cpu",
+            {"cuda_graphs": True},
+            "cuda_graphs is set, but provider 'cpu' has none; use a GPU's",
         ),
-        ({"cuda_graphs": True}, "cuda_graphs is set, but provider 'cpu' has none; use a GPU's"),
     ],
 )
 def test_a_setting_that_no_engine_has_is_refused(
-    tiny_bundle: Bundle, options: dict[str, Any], said: str
+    tiny_bundle: Bundle, provider: str, settings: dict[str, Any], said: str
 ) -> None:
+    options = {"provider": provider, "settings": EngineSettings(**settings)}
     for load in (
         lambda: load_pair(tiny_bundle, **options),
         lambda: load_causal_lm(tiny_bundle, "target", **options),

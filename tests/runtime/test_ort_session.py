@@ -14,6 +14,7 @@ import onnxruntime as ort
 import pytest
 
 from dsbd_runtime.bundle_files.bundle import Bundle
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import BundleError, DsbdError, EngineError, InputError, ProviderError
 from dsbd_runtime.ort.ort_module import LOG_WARNINGS
 from dsbd_runtime.ort.ort_session import OrtSession
@@ -48,7 +49,9 @@ def test_caches_are_updated_in_place_and_nothing_is_copied(
     tiny_bundle: Bundle, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path, entry = tiny_bundle.model_path("target"), tiny_bundle.entry("target")
-    session = OrtSession(path, entry, num_threads=1, log_severity=LOG_WARNINGS)
+    session = OrtSession(
+        path, entry, settings=EngineSettings(num_threads=1), log_severity=LOG_WARNINGS
+    )
     for num_rows, first_row in ((5, 0), (7, 5), (200, 12)):
         session.rows.reserve(first_row + num_rows, first_row)
         addresses = [buffer.ctypes.data for buffer in buffers_of(session)]
@@ -121,7 +124,9 @@ def test_memory_of_a_call_over_large_caches_is_released(tmp_path: Path) -> None:
     """Attention over 16 heads, 256 rows and 8,192 cache rows takes 128 MiB a layer."""
     tiny = TinyModel(num_layers=1, num_heads=16, context_length=8192)
     write_engine(tiny, tmp_path / "model.onnx")
-    session = OrtSession(tmp_path / "model.onnx", tiny.entry(), num_threads=1)
+    session = OrtSession(
+        tmp_path / "model.onnx", tiny.entry(), settings=EngineSettings(num_threads=1)
+    )
     session.run(step_inputs(session.rows.capacity, 1))
     before = resident_bytes()
     session.rows.reserve(8192, 0)
@@ -136,7 +141,9 @@ def test_memory_of_a_call_over_large_caches_is_released(tmp_path: Path) -> None:
 def test_growth_lets_go_of_each_old_buffer_before_the_next(tmp_path: Path) -> None:
     tiny = TinyModel(num_layers=4, num_kv_heads=4, head_dim=32, vocab_size=300)
     write_engine(tiny, tmp_path / "model.onnx")
-    session = OrtSession(tmp_path / "model.onnx", tiny.entry(), num_threads=1)
+    session = OrtSession(
+        tmp_path / "model.onnx", tiny.entry(), settings=EngineSettings(num_threads=1)
+    )
     tracemalloc.start()
     try:
         session.rows.reserve(100, 0)
@@ -204,7 +211,9 @@ def test_weights_are_memory_mapped(tiny_bundle: Bundle) -> None:
 def test_threads_must_be_positive(tiny_bundle: Bundle, num_threads: Any) -> None:
     with pytest.raises(InputError, match=f"num_threads is {num_threads}"):
         OrtSession(
-            tiny_bundle.model_path("target"), tiny_bundle.entry("target"), num_threads=num_threads
+            tiny_bundle.model_path("target"),
+            tiny_bundle.entry("target"),
+            settings=EngineSettings(num_threads=num_threads),
         )
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
 from dsbd_runtime.bundle_files.durable_files import checksum
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.loading import load_causal_lm, load_pair
 from dsbd_runtime.ort.ort_session import OrtSession
@@ -28,9 +29,13 @@ from tests.runtime.model_calls import append_chain
 PARTS = {"model.onnx", "model.bin", "whole.json"}
 
 
-def logits_of(bundle: Bundle, **options: Any) -> NDArray[np.float32]:
-    with load_causal_lm(bundle, "target", num_threads=1, **options) as model:
+def logits_of(bundle: Bundle, engine_cache: Path | None = None) -> NDArray[np.float32]:
+    with load_causal_lm(bundle, "target", settings=settings_of(engine_cache)) as model:
         return np.asarray(append_chain(model, 9, np.arange(9)))
+
+
+def settings_of(folder: Path | None) -> EngineSettings:
+    return EngineSettings(num_threads=1, engine_cache=None if folder is None else str(folder))
 
 
 def logits_in_process(bundle: Path, folder: Path) -> bytes:
@@ -59,7 +64,7 @@ def test_a_prepared_engine_has_the_bits_of_the_bundle(tiny_bundle: Bundle, tmp_p
 
 def test_target_and_draft_have_one_each(tiny_bundle: Bundle, tmp_path: Path) -> None:
     for _ in range(2):
-        target, draft = load_pair(tiny_bundle, num_threads=1, engine_cache=tmp_path)
+        target, draft = load_pair(tiny_bundle, settings=settings_of(tmp_path))
         with target, draft:
             assert len(list(tmp_path.iterdir())) == 2
 
@@ -235,14 +240,14 @@ def test_without_room_an_engine_opens_as_it_is(
 def test_a_file_is_no_folder(tiny_bundle: Bundle, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"engine_cache is .*, which is a file; expected a folder"):
-        load_causal_lm(tiny_bundle, "target", engine_cache=tmp_path / "file")
+        logits_of(tiny_bundle, engine_cache=tmp_path / "file")
 
 
 def test_a_damaged_bundle_is_the_bundles_error(bundle_copy: Path, tmp_path: Path) -> None:
     bundle = open_bundle(bundle_copy)
     (bundle_copy / "target" / "model.onnx").write_bytes(b"no graph")
     with pytest.raises(BundleError, match=r"cannot load .*target.model\.onnx"):
-        load_causal_lm(bundle, "target", engine_cache=tmp_path / "engines")
+        logits_of(bundle, engine_cache=tmp_path / "engines")
     assert list((tmp_path / "engines").iterdir()) == []
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dsbd_forward.logits import TopLogits
 from dsbd_runtime.engine.causal_lm import CausalLM
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.ort.ort_session import OrtSession
 from tests.runtime.model_calls import logits_of
@@ -27,7 +28,9 @@ WITHOUT_FULL = replace(TOPK, full_logits=False)
 def open_model(folder: Path, model: TinyModel) -> CausalLM:
     path = folder / f"{model.logits.replace(':', '-')}-{model.dtype}-{model.full_logits}.onnx"
     write_engine(model, path)
-    return CausalLM(OrtSession(path, model.entry(), num_threads=1), model.entry())
+    return CausalLM(
+        OrtSession(path, model.entry(), settings=EngineSettings(num_threads=1)), model.entry()
+    )
 
 
 def chain(num_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:

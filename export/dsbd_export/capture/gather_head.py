@@ -1,7 +1,7 @@
 """Gather head: a graph that returns the logits of named tokens and the log-sum of all.
 
 It is put on the finished file as the top-k head is, and judged against the logits in the same way.
-Shapes are those of ``dsbd_runtime.engine.graph``.
+Shapes are those of ``dsbd_runtime.parts.head``.
 
     gathered_logits = GatherND(logits, [gather_rows, gather_ids])      N pairs, copied bit for bit
     logsumexp       = as in ``topk_head``, from the largest logit of a row

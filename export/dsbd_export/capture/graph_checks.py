@@ -1,6 +1,6 @@
 """Checks of a captured graph, before it is written: against the contract, and for TensorRT.
 
-The contract is that of ``dsbd_runtime.engine.graph``. ``check_for_tensorrt`` looks for constructs
+The contract is that of the engine's parts. ``check_for_tensorrt`` looks for constructs
 that TensorRT refuses or interprets differently, without TensorRT; it runs on every export in fp16
 and bf16 without quantization, which are the ones for TensorRT.
 """

@@ -1,7 +1,7 @@
 """Top-k head: a graph that returns the K largest logits of a row and the log-sum of all.
 
 It is put on the finished file, after parity has judged the logits themselves, and is then judged
-against those logits. Shapes are those of ``dsbd_runtime.engine.graph``.
+against those logits. Shapes are those of ``dsbd_runtime.parts.head``.
 
     top_logits, top_ids = TopK(logits, K)                  largest first, ties by lower id
     logsumexp           = top_logits[0] - LogSoftmax(logits)[top_ids[0]]

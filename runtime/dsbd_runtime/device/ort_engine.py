@@ -62,7 +62,7 @@ def open_cuda_session(request: EngineOptions) -> DeviceSession:
     try:
         libraries = preload_libraries(ort)
         options = cuda_options(device)
-        if request.unfused_attention:
+        if request.settings.unfused_attention:
             options |= _UNFUSED_ATTENTION
         model, prune = (
             open_on_provider(ort, path, provider, options, libraries, device.free_bytes)

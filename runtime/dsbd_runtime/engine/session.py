@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.engine.providers import Placement
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.parts.attention_rows import Rows
 from dsbd_runtime.parts.part import Call, Part
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """One engine to open; see ``loading.load_causal_lm`` for the other fields.
+    """One engine to open.
 
     Attributes:
+        bundle: that it belongs to.
+        role: "target" or "draft".
+        placement: provider and device.
+        settings: that apply to the provider.
         target: of a draft that is opened beside its target, the target's session, whose parts it
             may share; None: it is opened alone.
     """
@@ -25,20 +29,16 @@ class EngineOptions:
     bundle: Bundle
     role: str
     placement: Placement
-    num_threads: int | None = None
-    spin_us: int | None = None
-    engine_cache: Path | None = None
-    cuda_graphs: bool | None = None
-    unfused_attention: bool = False
+    settings: EngineSettings = EngineSettings()
     target: Session | None = None
 
     @property
     def records_calls(self) -> bool:
         """Whether calls of a size are recorded and replayed."""
         provider = self.placement.provider
-        if self.cuda_graphs is None:
+        if self.settings.cuda_graphs is None:
             return provider.uses_cuda_graphs
-        return self.cuda_graphs and provider.has_cuda_graphs
+        return self.settings.cuda_graphs and provider.has_cuda_graphs
 
 
 class Session(Protocol):

@@ -12,6 +12,7 @@ from typing import Any
 
 from dsbd_runtime.bundle_files.manifest import ModelEntry
 from dsbd_runtime.engine.providers import Provider
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import BundleError, InputError, ProviderError
 from dsbd_runtime.ort.huge_pages import huge_pages
 
@@ -68,17 +69,16 @@ def check_offered(provider: Provider, offered: Sequence[str], where: str) -> Non
         )
 
 
-def session_options(
-    ort: ModuleType, entry: ModelEntry, num_threads: int | None, spin_us: int | None = None
-) -> Any:
-    """Return the session options of an engine; see ``ort_session.OrtSession`` for the arguments.
+def session_options(ort: ModuleType, entry: ModelEntry, settings: EngineSettings) -> Any:
+    """Return the session options of an engine.
 
     Idle threads wait busily for ``spin_us`` (None: ``SPIN_US``), which bridges the operators that
     one thread computes, then they sleep. ONNX Runtime's own choice, milliseconds, gains little on
     a quiet machine, and beside another process it takes the core on which the call needs a thread.
     """
     options = ort.SessionOptions()
-    spin_us = SPIN_US if spin_us is None else spin_us
+    num_threads = settings.num_threads
+    spin_us = SPIN_US if settings.spin_us is None else settings.spin_us
     if type(spin_us) is not int or not 0 <= spin_us <= _MOST_SPIN_US:
         raise InputError(
             f"spin_us is {spin_us!r}, expected a whole number of microseconds from 0 (idle threads "

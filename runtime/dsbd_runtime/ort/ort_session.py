@@ -10,6 +10,7 @@ from typing import Any
 from dsbd_runtime.bundle_files.manifest import ModelEntry
 from dsbd_runtime.engine.providers import check_runnable, find_provider
 from dsbd_runtime.engine.session import EngineOptions
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import CapacityError, EngineError
 from dsbd_runtime.ort.host_binder import OrtBinder
 from dsbd_runtime.ort.ort_module import (
@@ -46,8 +47,7 @@ class OrtSession:
         entry: ModelEntry,
         *,
         provider: str = "cpu",
-        num_threads: int | None = None,
-        spin_us: int | None = None,
+        settings: EngineSettings = EngineSettings(),
         prepared: PreparedEngine | None = None,
         log_severity: int = LOG_ERRORS,
         of_target: Callable[[type[PartEntry]], Part] = _no_target,
@@ -58,9 +58,7 @@ class OrtSession:
             model_path: the ONNX file; external data beside it.
             entry: manifest entry of the engine; a contradiction is a BundleError.
             provider: a name of the table in ``providers``.
-            num_threads: threads of one call; None leaves the choice to ONNX Runtime.
-            spin_us: microseconds for which an idle thread waits busily before it sleeps; None is
-                ``ort_module.SPIN_US``.
+            settings: number of threads, and how long they wait busily.
             prepared: where the engine is kept as ONNX Runtime runs it; None opens it as it is.
             log_severity: lowest severity that ONNX Runtime writes to stderr; ``LOG_WARNINGS``
                 shows when a cache is not updated in place.
@@ -72,7 +70,7 @@ class OrtSession:
         ort = import_ort_for(row)
 
         def new_options() -> Any:
-            options = session_options(ort, entry, num_threads, spin_us)
+            options = session_options(ort, entry, settings)
             options.log_severity_level = log_severity
             return options
 
@@ -146,16 +144,14 @@ class OrtSession:
 
 def open_host_session(request: EngineOptions) -> OrtSession:
     """Open the engine of "target" or "draft" with its caches in host memory."""
-    folder = request.engine_cache
-    prepared = (
-        None if folder is None else PreparedEngine.of_bundle(folder, request.bundle, request.role)
-    )
+    prepared, folder = None, request.settings.engine_cache
+    if folder is not None:
+        prepared = PreparedEngine.of_bundle(Path(folder), request.bundle, request.role)
     return OrtSession(
         request.bundle.model_path(request.role),
         request.bundle.entry(request.role),
         provider=request.placement.provider.name,
-        num_threads=request.num_threads,
-        spin_us=request.spin_us,
+        settings=request.settings,
         prepared=prepared,
         of_target=functools.partial(_part_of_target, request),
     )
@@ -172,7 +168,7 @@ def _part_of_target(request: EngineOptions, kind: type[PartEntry]) -> Part:
     path, ort = request.bundle.model_path("target"), import_ort_for(row)
 
     def open_graph(path: Path) -> Any:
-        options = session_options(ort, entry, request.num_threads, request.spin_us)
+        options = session_options(ort, entry, request.settings)
         options.log_severity_level = LOG_ERRORS
         return opened_engine(ort, row, path, options)
 

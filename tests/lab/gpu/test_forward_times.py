@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.device.device_binder import forward_bucket
-from dsbd_runtime.loading import load_causal_lm
+from dsbd_runtime.engine.settings import EngineSettings
 from lab.gpu.choices import CHOICES
 from lab.gpu.forward_times import (
     AS_IT_IS,
@@ -78,19 +77,14 @@ class Opened:
 def test_settings_take_turns_and_one_model_is_open_at_a_time(tmp_path):
     write_tiny_bundle(tmp_path / "bundle")
     log, repeats = [], {"num_rounds": 1, "calls_a_round": 1}
+    plain, other = EngineSettings(), EngineSettings(cuda_graphs=False)
     with open_on_fake(open_bundle(tmp_path / "bundle"), is_poisoned=False).model as model:
         found = by_setting(
-            {AS_IT_IS: {}, "other": {"cuda_graphs": False}},
-            lambda **options: Opened(log, model, options),
+            {AS_IT_IS: plain, "other": other},
+            lambda settings: Opened(log, model, settings),
             **repeats,
         )
-    plain, other = {}, {"cuda_graphs": False}
     assert log == [
         (what, options) for options in (plain, other, other, plain) for what in ("open", "close")
     ]
     assert found.keys() == {AS_IT_IS, "other"} and found["other"].keys() == found[AS_IT_IS].keys()
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_settings_are_options_of_a_model(name):
-    assert set(SETTINGS[name]) <= set(load_causal_lm.__kwdefaults__)

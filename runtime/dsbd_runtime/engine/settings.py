@@ -1,0 +1,58 @@
+"""Settings of engines that belong to no bundle: one record from a host's options to the openers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dsbd_runtime.engine.providers import Provider
+from dsbd_runtime.errors import InputError
+
+_CPU_SETTINGS = ("num_threads", "spin_us", "engine_cache")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """How engines run, apart from the provider; the same for target and draft.
+
+    Attributes:
+        num_threads: on the CPU, threads of one call; None lets ONNX Runtime choose. A small draft
+            that is opened with its target has one thread, see ``load_pair``.
+        spin_us: on the CPU, microseconds for which an idle engine thread waits busily before it
+            sleeps; None is 20.
+        engine_cache: on the CPU, a folder for engines as ONNX Runtime runs them, which the next
+            opening maps, see ``prepared_engine``; None: every opening optimizes and packs them.
+        cuda_graphs: on a GPU, capture each size of call that returns once and replay it; None: on
+            "cuda" yes, on TensorRT no.
+        unfused_attention: on "cuda", attention of two products and a softmax: it copies no keys
+            and values to every query head, but keeps scores in memory; faster for long caches and
+            short forwards.
+    """
+
+    num_threads: int | None = None
+    spin_us: int | None = None
+    engine_cache: str | None = None
+    cuda_graphs: bool | None = None
+    unfused_attention: bool = False
+
+    def check_used(self, providers: Sequence[Provider]) -> None:
+        """Raise InputError for a setting that none of the providers has."""
+        names = " and ".join(dict.fromkeys(repr(row.name) for row in providers))
+        for name in _CPU_SETTINGS:
+            value = getattr(self, name)
+            if value is not None and all(row.has_device_caches for row in providers):
+                raise InputError(
+                    f"{name} is {value}, but provider {names} runs on a GPU; leave it out"
+                )
+        if self.cuda_graphs and not any(row.has_cuda_graphs for row in providers):
+            raise InputError(
+                f"cuda_graphs is set, but provider {names} has none; use a GPU's, such as 'cuda', "
+                "or leave it out"
+            )
+        if self.unfused_attention and not any(
+            row.backend == "onnxruntime-device" for row in providers
+        ):
+            raise InputError(
+                f"unfused_attention is set, but provider {names} has no such choice; use 'cuda', "
+                "or leave it out"
+            )
