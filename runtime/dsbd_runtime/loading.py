@@ -53,7 +53,9 @@ def load_causal_lm(
     """
     placement = parse_placement(provider)
     settings.check_used([placement.provider])
-    return _open(EngineOptions(bundle=bundle, role=role, placement=placement, settings=settings))
+    return open_causal_lm(
+        EngineOptions(bundle=bundle, role=role, placement=placement, settings=settings)
+    )
 
 
 def load_pair(
@@ -96,7 +98,7 @@ def load_pair(
     )
     target = language_model(session, bundle.entry("target"))
     try:
-        return target, _open(
+        return target, open_causal_lm(
             EngineOptions(
                 bundle=bundle,
                 role="draft",
@@ -110,7 +112,8 @@ def load_pair(
         raise
 
 
-def _open(request: EngineOptions) -> CausalLM:
+def open_causal_lm(request: EngineOptions) -> CausalLM:
+    """Open one engine; see ``load_causal_lm``, which checks the settings, for the errors."""
     return language_model(_open_session(request), request.bundle.entry(request.role))
 
 

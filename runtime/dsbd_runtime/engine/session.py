@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.engine.providers import Placement
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.parts.attention_rows import Rows
-from dsbd_runtime.parts.part import Call, Part
+from dsbd_runtime.parts.part import Call, NewRows, Part
+
+
+def unchanged(options: Any) -> None:
+    """Leave options of ONNX Runtime as they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +30,9 @@ class EngineOptions:
         settings: that apply to the provider.
         target: of a draft that is opened beside its target, the target's session, whose parts it
             may share; None: it is opened alone.
+        new_rows: of caches on the host: zeros, or noise for an engine that is judged, which must
+            not read rows that its masks hide.
+        adapt: changes options of ONNX Runtime for an engine that is judged.
     """
 
     bundle: Bundle
@@ -31,6 +40,8 @@ class EngineOptions:
     placement: Placement
     settings: EngineSettings = EngineSettings()
     target: Session | None = None
+    new_rows: NewRows = np.zeros
+    adapt: Callable[[Any], None] = unchanged
 
     @property
     def records_calls(self) -> bool:

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dsbd_runtime.bundle_files.manifest import ModelEntry
 from dsbd_runtime.engine.providers import check_runnable, find_provider
-from dsbd_runtime.engine.session import EngineOptions
+from dsbd_runtime.engine.session import EngineOptions, unchanged
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import CapacityError, EngineError
 from dsbd_runtime.ort.host_binder import OrtBinder
@@ -25,7 +27,7 @@ from dsbd_runtime.ort.prepared_engine import PreparedEngine
 from dsbd_runtime.parts.attention_rows import Rows
 from dsbd_runtime.parts.graph_check import check_graph
 from dsbd_runtime.parts.head import Head
-from dsbd_runtime.parts.part import Call, HostPlace, Part, PartEntry, part_of
+from dsbd_runtime.parts.part import Call, HostPlace, NewRows, Part, PartEntry, part_of
 
 _NO_MEMORY = ("Failed to allocate memory", "bad allocation", "bad_alloc")
 
@@ -51,6 +53,8 @@ class OrtSession:
         prepared: PreparedEngine | None = None,
         log_severity: int = LOG_ERRORS,
         of_target: Callable[[type[PartEntry]], Part] = _no_target,
+        new_rows: NewRows = np.zeros,
+        adapt: Callable[[Any], None] = unchanged,
     ) -> None:
         """Open the engine at ``model_path``; the weight file is mapped, matrices are packed.
 
@@ -63,6 +67,7 @@ class OrtSession:
             log_severity: lowest severity that ONNX Runtime writes to stderr; ``LOG_WARNINGS``
                 shows when a cache is not updated in place.
             of_target: see ``HostPlace``.
+            new_rows, adapt: see ``EngineOptions``.
         """
         row = find_provider(provider)
         check_runnable(row, entry, model_path)
@@ -72,6 +77,7 @@ class OrtSession:
         def new_options() -> Any:
             options = session_options(ort, entry, settings)
             options.log_severity_level = log_severity
+            adapt(options)
             return options
 
         open_engine = functools.partial(opened_engine, ort, row)
@@ -92,6 +98,7 @@ class OrtSession:
             open_again=lambda path: open_engine(path, without_packing(new_options(), entry)),
             releasing_options=functools.partial(releasing_options, ort),
             of_target=of_target,
+            new_rows=new_rows,
         )
         for part in entry.parts:
             place.opened.append(part.on_host(place))
@@ -154,6 +161,8 @@ def open_host_session(request: EngineOptions) -> OrtSession:
         settings=request.settings,
         prepared=prepared,
         of_target=functools.partial(_part_of_target, request),
+        new_rows=request.new_rows,
+        adapt=request.adapt,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from dsbd_runtime.device.device import Device, DeviceArray
 from dsbd_runtime.errors import CapacityError, EngineError
 from dsbd_runtime.parts.cache_entries import CacheEntry, parts_of, past_name, present_name
-from dsbd_runtime.parts.part import HostBinder, HostPlace
+from dsbd_runtime.parts.part import HostBinder, HostPlace, NewRows
 
 NUMPY_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.float16}
 _NUM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -52,17 +51,19 @@ class KVCache:
         self,
         caches: Sequence[CacheEntry],
         bucket: Callable[[int], int] = bucket_capacity,
-        fresh: Callable[..., NDArray[Any]] = np.zeros,
+        new_rows: NewRows = np.zeros,
     ) -> None:
         """Take the smallest capacity: that of no rows in ``bucket``.
 
-        fresh: makes an array of new rows of a shape and type.
+        new_rows: makes an array of new rows.
         """
         self.capacity = bucket(0)
-        self._fresh = fresh
+        self._new_rows = new_rows
         self._row_bytes = row_bytes(caches)
         self.buffers: dict[tuple[int, str], NDArray[np.generic]] = {
-            (cache.layer, part): fresh(cache.shape(part, self.capacity), NUMPY_DTYPES[cache.dtype])
+            (cache.layer, part): new_rows(
+                cache.shape(part, self.capacity), NUMPY_DTYPES[cache.dtype]
+            )
             for cache, part in parts_of(caches)
         }
 
@@ -111,7 +112,7 @@ class KVCache:
         return new
 
     def _new_buffer(self, old: NDArray[np.generic], capacity: int) -> NDArray[np.generic]:
-        return self._fresh((*old.shape[:2], capacity, old.shape[3]), old.dtype)
+        return self._new_rows((*old.shape[:2], capacity, old.shape[3]), old.dtype)
 
 
 class HostRows:
@@ -125,7 +126,7 @@ class HostRows:
         """Take the smallest capacity; raise CapacityError without memory for it."""
         self._binder = place.binder
         try:
-            self._cache: KVCache | None = KVCache(caches, fresh=place.fresh)
+            self._cache: KVCache | None = KVCache(caches, new_rows=place.new_rows)
         except (MemoryError, ValueError) as error:  # numpy has no shape that large, or no memory
             raise CapacityError(
                 f"no memory for the smallest key/value cache of {place.folder}, {caches[0]} and as "

@@ -138,6 +138,9 @@ class HeadOutput:
         return (num_pairs if self.by_pair else num_logit_rows, *self.row_shape)
 
 
+NewRows = Callable[[tuple[int, ...], Any], NDArray[Any]]
+"""Makes an array of new rows of a shape and type: zeros, or noise."""
+
 Padding = int | Callable[[NDArray[Any]], None]
 """A number, or what writes the padding of the padded array; see ``Binder.write``."""
 
@@ -312,7 +315,7 @@ class HostPlace:
         releasing_options: makes the options of a call that gives up memory when it is over.
         of_target: of a draft, opens or finds its target's part of an entry's kind, to share it.
         opened: the parts so far.
-        fresh: makes the arrays of new rows.
+        new_rows: see ``EngineOptions``.
     """
 
     ort: Any
@@ -323,7 +326,7 @@ class HostPlace:
     releasing_options: Callable[[], Any]
     of_target: Callable[[type[PartEntry]], Part]
     opened: list[Part] = field(default_factory=list)
-    fresh: Callable[..., NDArray[Any]] = np.zeros
+    new_rows: NewRows = np.zeros
 
 
 @dataclass(frozen=True)

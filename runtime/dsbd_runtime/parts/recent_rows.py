@@ -211,7 +211,7 @@ class HostRecentMemory:
 
     def __init__(self, caches: Sequence[CacheEntry], place: HostPlace) -> None:
         """Take the smallest memory; open the fold graph, which only recurrences have."""
-        self.rows = KVCache(recent(caches), recent_capacity, place.fresh)
+        self.rows = KVCache(recent(caches), recent_capacity, place.new_rows)
         self.states: dict[str, NDArray[np.float32]] = {
             name: np.zeros((1, *shape), np.float32)
             for entry in recurrent(caches)
