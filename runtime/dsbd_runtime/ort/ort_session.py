@@ -67,7 +67,8 @@ class OrtSession:
             log_severity: lowest severity that ONNX Runtime writes to stderr; ``LOG_WARNINGS``
                 shows when a cache is not updated in place.
             of_target: see ``HostPlace``.
-            new_rows, adapt: see ``EngineOptions``.
+            new_rows: see ``EngineOptions``.
+            adapt: likewise.
         """
         row = find_provider(provider)
         check_runnable(row, entry, model_path)
