@@ -14,7 +14,7 @@ from dsbd_runtime.bundle_files.manifest import ModelEntry
 from dsbd_runtime.errors import DsbdError
 from dsbd_runtime.parts.attention_rows import AttentionEntry, Rows
 from dsbd_runtime.parts.head import LOGITS, NO_FULL, Head, HeadEntry
-from dsbd_runtime.parts.part import Call, HeadOutput, Padding, Part, part_of
+from dsbd_runtime.parts.part import Call, HeadOutput, Part, part_of
 
 BYTES_PER_ROW = 100
 
@@ -27,7 +27,7 @@ class RecordingBinder:
     def __init__(self) -> None:
         self.arrays: dict[str, NDArray[Any]] = {}
 
-    def write(self, arrays: Mapping[str, NDArray[Any]], padding: Padding = 0) -> None:
+    def write(self, arrays: Mapping[str, NDArray[Any]], padding: int = 0) -> None:
         self.arrays |= {name: array.copy() for name, array in arrays.items()}
 
     def size(self, dim: str, number: int) -> int:

@@ -50,7 +50,7 @@ def engine_inputs(
 ) -> Call:
     """Return one engine call of a mask, that of all layers."""
     (mask,) = masks.values()
-    return Call.of(Forward(token_ids, positions, mask, logit_rows), first_row)
+    return Call(Forward(token_ids, positions, mask, logit_rows), first_row)
 
 
 def append_chain(model: CausalLM, num_new: int, logit_rows: NDArray[np.int64]) -> Any:

@@ -11,11 +11,12 @@ import pytest
 from numpy.typing import NDArray
 
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
+from dsbd_runtime.device import bound_calls
+from dsbd_runtime.device.packed_buffer import fill_mask
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import CapacityError, DsbdError, InputError
 from dsbd_runtime.loading import load_causal_lm
-from dsbd_runtime.parts import attention_rows
-from dsbd_runtime.parts.attention_rows import ATTENTION_MASK, INPUT_IDS, pad_mask
+from dsbd_runtime.parts.attention_rows import ATTENTION_MASK, INPUT_IDS
 from tests.runtime.fake_device import FakeDevice, FakeMachine, open_on_fake
 from tests.runtime.model_calls import append_chain, append_forest, assert_same, engine_inputs
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
@@ -83,15 +84,17 @@ def test_what_padding_rows_see_changes_no_bit(
     write_tiny_bundle(tmp_path / "bundle", target=tiny)
     bundle = open_bundle(tmp_path / "bundle")
 
-    def pad_without_first_column(num_new: int, first_row: int, padded: NDArray[np.bool_]) -> None:
-        pad_mask(num_new, first_row, padded)
-        padding = padded[0, 0, num_new:]
+    def fill_without_first_column(
+        target: NDArray[np.bool_], mask: NDArray[np.bool_], first_row: int
+    ) -> None:
+        fill_mask(target, mask, first_row)
+        padding = target[0, 0, mask.shape[2] :]
         assert padding[:, 0].all()
         padding[:, 0] = False
 
     outputs = []
-    for pad in (pad_mask, pad_without_first_column):
-        monkeypatch.setattr(attention_rows, "pad_mask", pad)
+    for fill in (fill_mask, fill_without_first_column):
+        monkeypatch.setattr(bound_calls, "fill_mask", fill)
         with open_on_fake(bundle, is_poisoned=True).model as model:
             outputs.append([append_chain(model, n, np.arange(n)) for n in (3, 33, 5, 100)])
     for with_column, without in zip(*outputs, strict=True):

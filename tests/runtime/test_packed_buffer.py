@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from dsbd_runtime.device.device_binder import forward_bucket, padded_rows, row_b
 from dsbd_runtime.device.packed_buffer import (
     PackedArrays,
     PackedBuffer,
+    fill_mask,
     fill_move,
     fill_padded,
     move_parts,
@@ -23,7 +23,6 @@ from dsbd_runtime.parts.attention_rows import (
     INPUT_IDS,
     SRC_ROWS,
     WRITE_INDICES,
-    pad_mask,
 )
 from dsbd_runtime.parts.head import LOGIT_ROWS
 from tests.runtime.fake_device import FakeDevice
@@ -80,7 +79,7 @@ def test_only_the_last_call_of_a_long_step_is_padded(num_new: int, padded: int) 
 def test_padding_rows_see_themselves_and_the_first_row_and_nobody_sees_them() -> None:
     mask = np.array([[1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 0, 1, 0, 0, 0, 0]], np.bool_)
     target = np.full((1, 1, 4, 8), True)
-    fill_padded(target, mask[None, None], functools.partial(pad_mask, 2, 2))
+    fill_mask(target, mask[None, None], 2)
     padding = [[1, 0, 0, 0, 1, 0, 0, 0], [1, 0, 0, 0, 0, 1, 0, 0]]
     assert target[0, 0].tolist() == [*mask.tolist(), *np.array(padding, bool).tolist()]
 

@@ -16,6 +16,7 @@ from dsbd_runtime.device.packed_buffer import (
     PackedArrays,
     PackedBuffer,
     PackedPart,
+    fill_mask,
     fill_move,
     fill_padded,
     move_parts,
@@ -212,7 +213,11 @@ class BoundForward:
         for buffer, arrays in self.inputs:
             buffer.begin_write()
             for name, target in arrays.on_host.items():
-                fill_padded(target, *call.written[name])
+                array, padding = call.written[name]
+                if array.dtype == np.bool_:
+                    fill_mask(target, array, call.first_row)
+                else:
+                    fill_padded(target, array, padding)
         for work in call.befores:
             work()
         self.queue.run()

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dsbd_runtime.device.device import DeviceArray
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.part import Call, HeadOutput, Padding, Tensors
+from dsbd_runtime.parts.part import Call, HeadOutput, Tensors
 
 _FORWARD_ROWS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 96, 128, 192, 256)
 _MOST = 2**40  # beyond any memory: most dimensions have no bound of their own
@@ -22,6 +22,7 @@ class StagedCall:
 
     Attributes:
         sizes: of the dimensions so far, by name; calls of the same sizes are bound once.
+        first_row: cache row of the first of the call's rows.
         written: host arrays that the call reads, with their padding.
         used: device arrays that it reads or writes.
         outputs: of the head, with the rows and pairs of which they are returned.
@@ -45,11 +46,12 @@ class StagedCall:
             )
         padded = forward_bucket(num_new, most_rows)
         self.name = name
+        self.first_row = call.first_row
         self.sizes = {
             "S": padded if call.first_row + padded <= capacity else num_new,
             "C": capacity,
         }
-        self.written: dict[str, tuple[NDArray[Any], Padding]] = {}
+        self.written: dict[str, tuple[NDArray[Any], int]] = {}
         self.used: dict[str, DeviceArray] = {}
         self.outputs: tuple[HeadOutput, ...] = ()
         self.num_logit_rows = self.num_pairs = 0
@@ -64,7 +66,7 @@ class StagedCall:
             self.sizes[dim] = row_bucket(number, most)
         return self.sizes[dim]
 
-    def write(self, arrays: Mapping[str, NDArray[Any]], padding: Padding = 0) -> None:
+    def write(self, arrays: Mapping[str, NDArray[Any]], padding: int = 0) -> None:
         """See Binder."""
         for name, array in arrays.items():
             self.written[name] = array, padding

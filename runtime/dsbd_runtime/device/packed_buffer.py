@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from dsbd_runtime.device.device import ELEMENT_BYTES, Device, DeviceArray
 from dsbd_runtime.parts.attention_rows import SRC_ROWS, WRITE_INDICES
-from dsbd_runtime.parts.part import Padding
 
 _ALIGNMENT = 256  # that of cudaMalloc: kernels get addresses as aligned as those of separate arrays
 _NUMPY_DTYPES: dict[str, type[np.generic]] = {
@@ -112,11 +111,26 @@ def fill_move(staged: PackedArrays, src_rows: NDArray[np.int64], first_row: int)
     fill_padded(staged.on_host[SRC_ROWS], src_rows, int(src_rows[-1]))
 
 
-def fill_padded(target: NDArray[Any], array: NDArray[Any], padding: Padding) -> None:
+def fill_padded(target: NDArray[Any], array: NDArray[Any], padding: int) -> None:
     """Write an array to the beginning of a larger one, and padding to the rest of it."""
     target[tuple(map(slice, array.shape))] = array
-    if not isinstance(padding, int):
-        padding(target)
-    elif target.shape != array.shape:
+    if target.shape != array.shape:
         axis = next(n for n, size in enumerate(array.shape) if size < target.shape[n])
         target[(*[slice(None)] * axis, slice(array.shape[axis], None))] = padding
+
+
+def fill_mask(target: NDArray[np.bool_], mask: NDArray[np.bool_], first_row: int) -> None:
+    """Write a mask (1, 1, S, C) to a larger one (1, 1, padded S, C).
+
+    Padding rows are written to the cache after the call's own rows, where no mask looks and the
+    next call overwrites them. Each sees itself: a row that sees nothing may become NaN, and a NaN
+    in the cache reaches every row, since a masked row still enters a product, times 0. It sees
+    column 0 too, which is in use: on CUDA, ONNX Runtime searches each row of a mask for the first
+    visible column, one after the other.
+    """
+    num_new, padded = mask.shape[2], target[0, 0]
+    padding = np.arange(num_new, len(padded))
+    padded[:num_new] = mask[0, 0]
+    padded[num_new:] = False
+    padded[num_new:, 0] = True
+    padded[padding, first_row + padding] = True

@@ -105,7 +105,7 @@ class CausalLM:
         for name, sentence in self._unread.items():
             if getattr(forward, name) is not None:
                 raise InputError(sentence)
-        whole = Call.of(forward, num_before)
+        whole = Call(forward, num_before)
         if not num_before or whole.stop > self._rows.capacity:
             self._reserve(whole.stop, num_before)
         for call in self._calls(whole):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime.ort.ort_module import releasing_options
-from dsbd_runtime.parts.part import HeadOutput, Padding
+from dsbd_runtime.parts.part import HeadOutput
 
 _MOST_BYTES = 1 << 16  # of an array that is copied; a larger one has its own memory bound
 _MOST_KEPT = 256  # arrays; of more sizes all are made again
@@ -82,7 +82,7 @@ class OrtBinder:
         """See Binder: calls on the host are not padded."""
         return number
 
-    def write(self, arrays: Mapping[str, NDArray[Any]], padding: Padding = 0) -> None:
+    def write(self, arrays: Mapping[str, NDArray[Any]], padding: int = 0) -> None:
         """See Binder."""
         for name, array in arrays.items():
             kept = self._kept.get((name, array.shape))

@@ -20,10 +20,8 @@ write_indices + k becomes the old row src_rows[k].
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -55,12 +53,6 @@ SRC_ROWS = "src_rows"
 
 MAX_FORWARD_ROWS = 256
 """The most rows of one engine call; longer forwards run in chunks."""
-
-ROW_INPUTS: dict[str, Callable[[Forward], Ints]] = {
-    INPUT_IDS: attrgetter("token_ids"),
-    POSITION_IDS: attrgetter("positions"),
-}
-"""The inputs [1,S] with an integer for each node: what a forward says of its rows beside masks."""
 
 
 class RowMemory(Protocol):
@@ -121,7 +113,7 @@ class AttentionEntry:
     def contract(self) -> GraphContract:
         """See PartEntry."""
         inputs = {
-            **dict.fromkeys(ROW_INPUTS, TensorSpec(INT64, (1, "S"))),
+            **dict.fromkeys((INPUT_IDS, POSITION_IDS), TensorSpec(INT64, (1, "S"))),
             **{mask: TensorSpec(BOOL, (1, 1, "S", "C")) for mask in self.masks},
             WRITE_INDICES: TensorSpec(INT64, (1,)),
         }
@@ -165,13 +157,16 @@ class Rows(Part):
         forward, first, stop = call.forward, call.first_row, call.stop
         self._positions[first:stop] = forward.positions
         masks = self._masks.padded(forward, self._positions[:stop], len(self._positions))
-        arrays = {name: of_rows(forward)[None] for name, of_rows in ROW_INPUTS.items()}  # (1, S)
-        arrays[WRITE_INDICES] = np.array([first], np.int64)
+        arrays: dict[str, NDArray[Any]] = {
+            INPUT_IDS: forward.token_ids[None],  # (1, S)
+            POSITION_IDS: forward.positions[None],
+            WRITE_INDICES: np.array([first], np.int64),
+        }
+        for name, mask in masks.items():
+            arrays[name] = mask[None, None]  # (1, 1, S, C)
         if self._reads_positions:
             arrays[ROW_POSITIONS] = self._positions
         binder.write(arrays)
-        views = {name: mask[None, None] for name, mask in masks.items()}  # (1, 1, S, C)
-        binder.write(views, functools.partial(pad_mask, forward.num_new, first))
         self.memory.bind(binder)
 
     def reserve(self, num_rows: int, num_used: int) -> None:
@@ -206,22 +201,6 @@ class Rows(Part):
 def num_in_place(rows: Ints) -> int:
     """Return how many of the kept rows stay where they are: 2 of [0, 1, 4, 6]."""
     return int(np.count_nonzero(rows == np.arange(len(rows))))
-
-
-def pad_mask(num_new: int, first_row: int, padded: NDArray[np.bool_]) -> None:
-    """Write the padding of a mask (1, 1, padded S, C), the rows after the S = ``num_new`` ones.
-
-    Padding rows are written to the cache after the call's own rows, where no mask looks and the
-    next call overwrites them. Each sees itself: a row that sees nothing may become NaN, and a NaN
-    in the cache reaches every row, since a masked row still enters a product, times 0. It sees
-    column 0 too, which is in use: on CUDA, ONNX Runtime searches each row of a mask for the first
-    visible column, one after the other.
-    """
-    mask = padded[0, 0]
-    padding = np.arange(num_new, len(mask))
-    mask[num_new:] = False
-    mask[num_new:, 0] = True
-    mask[padding, first_row + padding] = True
 
 
 class ForwardMasks:

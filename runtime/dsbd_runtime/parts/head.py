@@ -213,7 +213,7 @@ class Head(Part):
 
     def bind(self, call: Call, binder: Binder) -> None:
         """See Part."""
-        if call.is_first:
+        if self._kept is not None and call.is_first:
             self._expire()
         rows = self._distinct(call.forward)
         binder.write({LOGIT_ROWS: rows})
@@ -222,9 +222,8 @@ class Head(Part):
 
     def collect(self, call: Call, found: dict[str, NDArray[Any]]) -> None:
         """Take the outputs of a call; with the last rows of its forward, return the logits."""
-        self._take(call, self._by_row(found))
-
-    def _take(self, call: Call, found: dict[str, NDArray[Any]]) -> None:
+        if self._place is not None:  # rows repeat
+            found = {n: a if n == GATHERED_LOGITS else a[self._place] for n, a in found.items()}
         if call.forward is not call.whole:
             self._put(call, found)
             found = call.outputs
@@ -256,15 +255,6 @@ class Head(Part):
         if len(rows) > len(forward.token_ids):
             rows, self._place = np.unique(rows, return_inverse=True)
         return rows
-
-    def _by_row(self, found: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Return outputs with those of rows that repeat as often as they do."""
-        place = self._place
-        if place is None:
-            return found
-        return {
-            name: each if name == GATHERED_LOGITS else each[place] for name, each in found.items()
-        }
 
     def _put(self, call: Call, found: dict[str, NDArray[Any]]) -> None:
         """Put the outputs of a call at their place among those of the whole forward."""
@@ -303,18 +293,16 @@ class GatherHead(Head):
         rows = self._distinct(call.forward)
         pairs = call.forward.gather or _NO_PAIRS
         of_pairs = pairs.rows if self._place is None else self._place[pairs.rows]
-        binder.write({LOGIT_ROWS: rows})
-        binder.write({GATHER_ROWS: of_pairs, GATHER_IDS: pairs.token_ids})
+        binder.write({LOGIT_ROWS: rows, GATHER_ROWS: of_pairs, GATHER_IDS: pairs.token_ids})
         binder.returns(self._outputs, len(rows), len(pairs.rows))
         self.full.bind(binder, len(rows))
 
     def collect(self, call: Call, found: dict[str, NDArray[Any]]) -> None:
         """See Head."""
-        found = self._by_row(found)
         if call.forward.gather is None:
-            whole = self.read(np.arange(len(call.forward.logit_rows)))
+            whole = self.full.read(np.arange(len(found[LOGSUMEXP])))
             found = {LOGITS: whole, LOGSUMEXP: found[LOGSUMEXP]}
-        self._take(call, found)
+        super().collect(call, found)
 
     def _logits(self, call: Call, found: dict[str, NDArray[Any]]) -> Logits:
         if call.whole.gather is None:

@@ -69,53 +69,53 @@ class GraphContract:
         return cls(inputs=inputs, outputs=outputs)
 
 
-@dataclass(slots=True)
 class Call:
     """One engine call: some rows of a forward, or all of them.
 
     Attributes:
         forward: the S rows.
         first_row: cache row of the first of them.
+        stop: the cache row after the last of them.
         whole: the forward that they are rows of.
         start: the row of ``whole`` with which they begin.
+        is_first, is_last: whether they are its first or last rows.
         returned: what the whole forward returns, by field of ``ForwardResult``; parts fill it in.
         outputs: of earlier calls of the whole forward, by name of the graph.
     """
 
-    forward: Forward
-    first_row: int
-    whole: Forward
-    start: int = 0
-    returned: dict[str, Any] = field(default_factory=dict)
-    outputs: dict[str, NDArray[Any]] = field(default_factory=dict)
+    __slots__ = (
+        "first_row",
+        "forward",
+        "is_first",
+        "is_last",
+        "outputs",
+        "returned",
+        "start",
+        "stop",
+        "whole",
+    )
 
-    @classmethod
-    def of(cls, forward: Forward, first_row: int) -> Call:
-        """Return the call of a whole forward."""
-        return cls(forward, first_row, forward)
-
-    @property
-    def stop(self) -> int:
-        """The cache row after the last one."""
-        return self.first_row + len(self.forward.token_ids)
-
-    @property
-    def is_first(self) -> bool:
-        """Whether it has the first rows of its forward."""
-        return self.start == 0
-
-    @property
-    def is_last(self) -> bool:
-        """Whether it has the last rows of its forward."""
-        return self.start + len(self.forward.token_ids) == len(self.whole.token_ids)
+    def __init__(
+        self, forward: Forward, first_row: int, of: Call | None = None, start: int = 0
+    ) -> None:
+        """Take the rows; ``of``: the call of the whole forward, of which ``start`` is the first."""
+        num_new = len(forward.token_ids)
+        self.forward = forward
+        self.first_row = first_row
+        self.stop = first_row + num_new
+        self.start = start
+        self.is_first = start == 0
+        self.whole: Forward = forward if of is None else of.whole
+        self.is_last = of is None or start + num_new == len(of.whole.token_ids)
+        self.returned: dict[str, Any] = {} if of is None else of.returned
+        self.outputs: dict[str, NDArray[Any]] = {} if of is None else of.outputs
 
     def part(self, start: int, stop: int) -> Call:
         """Return the call of the rows ``start`` to ``stop - 1``; itself if these are all."""
         if stop - start == self.forward.num_new:
             return self
         forward = self.forward.part(start, stop)
-        first_row, begin = self.first_row + start, self.start + start
-        return Call(forward, first_row, self.whole, begin, self.returned, self.outputs)
+        return Call(forward, self.first_row + start, self, self.start + start)
 
     def chunks(self, most_rows: int) -> Iterator[Call]:
         """Yield calls of at most so many rows."""
@@ -141,9 +141,6 @@ class HeadOutput:
 NewRows = Callable[[tuple[int, ...], Any], NDArray[Any]]
 """Makes an array of new rows of a shape and type: zeros, or noise."""
 
-Padding = int | Callable[[NDArray[Any]], None]
-"""A number, or what writes the padding of the padded array; see ``Binder.write``."""
-
 
 class Binder(Protocol):
     """How the arrays of a call get to an engine and back, whatever they mean.
@@ -156,10 +153,11 @@ class Binder(Protocol):
     def name(self) -> str:
         """The engine, in errors."""
 
-    def write(self, arrays: Mapping[str, NDArray[Any]], padding: Padding = 0) -> None:
+    def write(self, arrays: Mapping[str, NDArray[Any]], padding: int = 0) -> None:
         """Let the call read host arrays by name, which stay as they are until it is made.
 
-        padding: of the further rows that they get along their named dimensions.
+        padding: the number in further rows, which they get along their named dimensions; those
+            of masks see themselves.
         """
 
     def size(self, dim: str, number: int) -> int:

@@ -163,7 +163,7 @@ class RecentRows(Part):
         for chunk in call.chunks(self._most_new_rows):
             self._paths.prepare(chunk.forward)
             for again, rows in self._paths.again(chunk.forward, self._most_new_rows):
-                yield self._next(Call.of(again, chunk.first_row), rows)
+                yield self._next(Call(again, chunk.first_row), rows)
                 self._paths.append(self._new)
                 self._paths.prepare(chunk.forward)
             yield self._next(chunk, None)
