@@ -15,10 +15,6 @@ from dsbd_runtime.parts.attention_rows import Rows
 from dsbd_runtime.parts.part import Call, NewRows, Part
 
 
-def unchanged(options: Any) -> None:
-    """Leave options of ONNX Runtime as they are."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
     """One engine to open.
@@ -32,7 +28,7 @@ class EngineOptions:
             may share; None: it is opened alone.
         new_rows: of caches on the host: zeros, or noise for an engine that is judged, which must
             not read rows that its masks hide.
-        adapt: changes options of ONNX Runtime for an engine that is judged.
+        adapt: changes options of ONNX Runtime for an engine that is judged; None: they stay.
     """
 
     bundle: Bundle
@@ -41,7 +37,7 @@ class EngineOptions:
     settings: EngineSettings = EngineSettings()
     target: Session | None = None
     new_rows: NewRows = np.zeros
-    adapt: Callable[[Any], None] = unchanged
+    adapt: Callable[[Any], None] | None = None
 
     @property
     def records_calls(self) -> bool:

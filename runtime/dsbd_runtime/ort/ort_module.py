@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -119,6 +119,51 @@ def releasing_options(ort: ModuleType) -> Any:
     options = ort.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     return options
+
+
+class OrtGraphs:
+    """Opens the graphs of one engine on a provider in host memory; see ``HostGraphs``."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        entry: ModelEntry,
+        settings: EngineSettings,
+        *,
+        log_severity: int = LOG_ERRORS,
+        adapt: Callable[[Any], None] | None = None,
+    ) -> None:
+        """Import ONNX Runtime; see ``OrtSession`` for the arguments."""
+        self.ort = import_ort_for(provider)
+        self._provider = provider
+        self._entry = entry
+        self._settings = settings
+        self._log_severity = log_severity
+        self._adapt = adapt
+
+    def options(self) -> Any:
+        """Return the session options of the engine."""
+        options = session_options(self.ort, self._entry, self._settings)
+        options.log_severity_level = self._log_severity
+        if self._adapt is not None:
+            self._adapt(options)
+        return options
+
+    def open(self, path: Path) -> Any:
+        """See HostGraphs."""
+        return self.open_with(path, self.options())
+
+    def open_with(self, path: Path, options: Any) -> Any:
+        """Return the session on a graph with other options."""
+        return opened_engine(self.ort, self._provider, path, options)
+
+    def open_again(self, path: Path) -> Any:
+        """See HostGraphs."""
+        return self.open_with(path, without_packing(self.options(), self._entry))
+
+    def releasing_options(self) -> Any:
+        """See HostGraphs."""
+        return releasing_options(self.ort)
 
 
 def opened_engine(ort: ModuleType, provider: Provider, model_path: Path, options: Any) -> Any:

@@ -11,17 +11,13 @@ import numpy as np
 
 from dsbd_runtime.bundle_files.manifest import ModelEntry
 from dsbd_runtime.engine.providers import check_runnable, find_provider
-from dsbd_runtime.engine.session import EngineOptions, unchanged
+from dsbd_runtime.engine.session import EngineOptions
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import CapacityError, EngineError
 from dsbd_runtime.ort.host_binder import OrtBinder
 from dsbd_runtime.ort.ort_module import (
     LOG_ERRORS,
-    import_ort_for,
-    opened_engine,
-    releasing_options,
-    session_options,
-    without_packing,
+    OrtGraphs,
 )
 from dsbd_runtime.ort.prepared_engine import PreparedEngine
 from dsbd_runtime.parts.attention_rows import Rows
@@ -54,7 +50,7 @@ class OrtSession:
         log_severity: int = LOG_ERRORS,
         of_target: Callable[[type[PartEntry]], Part] = _no_target,
         new_rows: NewRows = np.zeros,
-        adapt: Callable[[Any], None] = unchanged,
+        adapt: Callable[[Any], None] | None = None,
     ) -> None:
         """Open the engine at ``model_path``; the weight file is mapped, matrices are packed.
 
@@ -73,34 +69,16 @@ class OrtSession:
         row = find_provider(provider)
         check_runnable(row, entry, model_path)
         self._model_path = model_path
-        ort = import_ort_for(row)
-
-        def new_options() -> Any:
-            options = session_options(ort, entry, settings)
-            options.log_severity_level = log_severity
-            adapt(options)
-            return options
-
-        open_engine = functools.partial(opened_engine, ort, row)
+        graphs = OrtGraphs(row, entry, settings, log_severity=log_severity, adapt=adapt)
         if prepared is None:
-            self._engine = open_engine(model_path, new_options())
+            self._engine = graphs.open(model_path)
         else:
-            self._engine = prepared.open(ort, model_path, new_options, open_engine)
-        check_graph(
-            model_path, entry.contract, self._engine.get_inputs(), self._engine.get_outputs()
-        )
+            self._engine = prepared.open(graphs.ort, model_path, graphs.options, graphs.open_with)
+        found = self._engine.get_inputs(), self._engine.get_outputs()
+        check_graph(model_path, entry.contract, *found)
         name = f"the engine {model_path}"
-        self._binder = OrtBinder(ort, self._engine.io_binding(), name)
-        place = HostPlace(
-            ort=ort,
-            binder=self._binder,
-            folder=model_path.parent,
-            open_graph=lambda path: open_engine(path, new_options()),
-            open_again=lambda path: open_engine(path, without_packing(new_options(), entry)),
-            releasing_options=functools.partial(releasing_options, ort),
-            of_target=of_target,
-            new_rows=new_rows,
-        )
+        self._binder = OrtBinder(graphs.ort, self._engine.io_binding(), name)
+        place = HostPlace(self._binder, model_path.parent, graphs, of_target, new_rows)
         for part in entry.parts:
             place.opened.append(part.on_host(place))
         self.parts = tuple(place.opened)
@@ -174,22 +152,8 @@ def _part_of_target(request: EngineOptions, kind: type[PartEntry]) -> Part:
     """
     if isinstance(request.target, OrtSession) and kind in request.target.part_by_kind:
         return request.target.part_by_kind[kind]
-    entry, row = request.bundle.entry("target"), request.placement.provider
-    path, ort = request.bundle.model_path("target"), import_ort_for(row)
-
-    def open_graph(path: Path) -> Any:
-        options = session_options(ort, entry, request.settings)
-        options.log_severity_level = LOG_ERRORS
-        return opened_engine(ort, row, path, options)
-
-    unbound = OrtBinder(ort, None, f"the engine {path}")
-    place = HostPlace(
-        ort=ort,
-        binder=unbound,
-        folder=path.parent,
-        open_graph=open_graph,
-        open_again=open_graph,
-        releasing_options=functools.partial(releasing_options, ort),
-        of_target=_no_target,
-    )
+    entry, path = request.bundle.entry("target"), request.bundle.model_path("target")
+    graphs = OrtGraphs(request.placement.provider, entry, request.settings)
+    unbound = OrtBinder(graphs.ort, None, f"the engine {path}")
+    place = HostPlace(unbound, path.parent, graphs, _no_target, request.new_rows)
     return next(part for part in entry.parts if type(part) is kind).on_host(place)

@@ -121,10 +121,8 @@ class Alignment(Part):
     def __init__(self, entry: AlignmentGraphEntry, place: HostPlace) -> None:
         """Take the sources that the engine has read; nothing is opened yet."""
         self._entry = entry
-        self._ort = place.ort
         self._path = place.folder / ALIGNMENT_FILE
-        self._open_engine = place.open_again
-        self._releasing_options = place.releasing_options
+        self._graphs = place.graphs
         self._sources = part_of(place.opened, Sources)
         self._engine: Any = None
 
@@ -161,7 +159,7 @@ class Alignment(Part):
             **dict.fromkeys(self._entry.attention.masks, mask[None, None]),
             **self._no_rows(len(read)),
         }
-        value_of = self._ort.OrtValue.ortvalue_from_numpy
+        value_of = self._graphs.ort.OrtValue.ortvalue_from_numpy
         inputs = {name: value_of(array) for name, array in arrays.items()}
         weights, logits = self._run(engine, {**inputs, **found.values}, len(read))
         return AlignedTokens(weights[:, len(prompt_ids) :], logits)
@@ -173,7 +171,7 @@ class Alignment(Part):
     def _opened(self) -> Any:
         """Return the engine; a contradiction to its entry is a BundleError."""
         if self._engine is None:
-            engine, contract = self._open_engine(self._path), self._entry.graph_contract()
+            engine, contract = self._graphs.open_again(self._path), self._entry.graph_contract()
             check_graph(self._path, contract, engine.get_inputs(), engine.get_outputs())
             self._engine = engine
         return self._engine
@@ -190,7 +188,7 @@ class Alignment(Part):
     def _run(
         self, engine: Any, inputs: dict[str, Any], num_tokens: int
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        options = self._releasing_options()  # the scores of all heads are seldom needed
+        options = self._graphs.releasing_options()  # the scores of all heads are seldom needed
         try:
             weights, logits = engine.run_with_ort_values(
                 [ALIGNMENT_WEIGHTS, LOGITS], inputs, options

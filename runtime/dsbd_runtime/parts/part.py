@@ -201,6 +201,25 @@ class HostBinder(Binder, Protocol):
         """Return an OrtValue on the memory of an array, which the value keeps alive."""
 
 
+class HostGraphs(Protocol):
+    """Opens the graphs of an engine as ONNX Runtime runs them on the host.
+
+    Attributes:
+        ort: the module onnxruntime.
+    """
+
+    ort: Any
+
+    def open(self, path: Path) -> Any:
+        """Return the session on a graph; raise BundleError if it cannot be loaded."""
+
+    def open_again(self, path: Path) -> Any:
+        """Return the session on a graph whose weights the engine has mapped already."""
+
+    def releasing_options(self) -> Any:
+        """Return the options of a call that gives up memory when it is over."""
+
+
 class DeviceBinder(Binder, Protocol):
     """Binder of an engine on a device: each size of call is bound to the device's memory once."""
 
@@ -305,26 +324,20 @@ class HostPlace:
     """Where the parts of an engine in host memory are opened.
 
     Attributes:
-        ort: the module onnxruntime.
         binder: of the engine's calls.
         folder: of the engine's files.
-        open_graph: opens a graph of the folder as the engine's own is opened.
-        open_again: the same for one whose weights the engine has mapped already.
-        releasing_options: makes the options of a call that gives up memory when it is over.
+        graphs: opens graphs of the folder.
         of_target: of a draft, opens or finds its target's part of an entry's kind, to share it.
-        opened: the parts so far.
         new_rows: see ``EngineOptions``.
+        opened: the parts so far.
     """
 
-    ort: Any
     binder: HostBinder
     folder: Path
-    open_graph: Callable[[Path], Any]
-    open_again: Callable[[Path], Any]
-    releasing_options: Callable[[], Any]
+    graphs: HostGraphs
     of_target: Callable[[type[PartEntry]], Part]
-    opened: list[Part] = field(default_factory=list)
     new_rows: NewRows = np.zeros
+    opened: list[Part] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

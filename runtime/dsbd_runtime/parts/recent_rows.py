@@ -219,7 +219,7 @@ class HostRecentMemory:
         }
         self._read = [(entry.layer, part) for entry in recurrent(caches) for part in entry.parts]
         self._fold_path = place.folder / FOLD_FILE
-        self._fold = place.open_graph(self._fold_path) if self.states else None
+        self._fold = place.graphs.open(self._fold_path) if self.states else None
 
     @property
     def num_bytes(self) -> int:

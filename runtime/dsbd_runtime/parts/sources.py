@@ -69,8 +69,9 @@ class SourcesEntry:
             assert isinstance(target, Sources)  # checked when the bundle was opened
             shared = target.encoder
         path = place.folder / ENCODER_FILE
-        encoder = OrtEncoder(place.ort, path, self.encoder, place.open_graph, shared=shared)
-        return Sources(encoder, CrossSlots(place.ort, encoder, self.encoder))
+        graphs = place.graphs
+        encoder = OrtEncoder(graphs.ort, path, self.encoder, graphs.open, shared=shared)
+        return Sources(encoder, CrossSlots(graphs.ort, encoder, self.encoder))
 
     def on_device(self, place: DevicePlace) -> Sources:
         """See PartEntry; ``check_reads_sources`` has refused the provider."""
