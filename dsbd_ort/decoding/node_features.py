@@ -25,7 +25,7 @@ from dsbd_forward.features import ZEROS, Features, ParentFeatures
 from dsbd_forward.forward import ForwardResult
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache, PromptFeature
 from dsbd_ort.decoding.distribution import larger
-from dsbd_ort.decoding.forest import Forest, Nodes
+from dsbd_ort.decoding.forest import NOT_COMPUTED, Forest, Nodes
 
 Ints = NDArray[np.int64]
 
@@ -50,6 +50,38 @@ class FeatureNeeds(NamedTuple):
 
 
 NO_FEATURES = FeatureNeeds(None, None)
+
+
+class NodeFeatures:
+    """The features that the rows of an engine's nodes read and return: none, as most engines."""
+
+    def for_prompt(self, start: int, num_rows: int) -> FeatureNeeds:
+        """Return what a forward of the prompt from position ``start`` on reads and returns."""
+        return NO_FEATURES
+
+    def take_prompt(self, result: ForwardResult, start: int, num_rows: int) -> None:
+        """Keep the features that such a forward has returned, until the next one."""
+
+    def ready(self, nodes: Nodes) -> Nodes:
+        """Return which of these nodes one call can compute: all."""
+        return nodes
+
+    def for_nodes(self, nodes: Nodes) -> FeatureNeeds:
+        """Return what a forward of nodes of the forest reads and returns."""
+        return NO_FEATURES
+
+    def take(self, result: ForwardResult, num_rows: int) -> None:
+        """Keep the features that such a forward has returned."""
+
+    def slots_after_pruning(self, slots: Ints) -> Ints:
+        """Return the slots without those of nodes to be computed again after an iteration.
+
+        slots: (n,) int64, negative where a node is not computed.
+        """
+        return slots
+
+    def keep(self, slots: Ints) -> None:
+        """Keep the features of these slots, which become 1, 2, ..."""
 
 
 class FeatureTable:
@@ -111,7 +143,7 @@ class _Chunk:
     before: Features | None
 
 
-class TargetFeatures:
+class TargetFeatures(NodeFeatures):
     """The target's side: the features that its calls bring."""
 
     def __init__(self, view: CacheView) -> None:
@@ -126,11 +158,11 @@ class TargetFeatures:
             self.table.set_first(kept.feature)
 
     def for_prompt(self, start: int, num_rows: int) -> FeatureNeeds:
-        """Return what a forward of the prompt from position ``start`` on reads and returns."""
+        """See NodeFeatures."""
         return FeatureNeeds(np.arange(num_rows), None)
 
     def take_prompt(self, result: ForwardResult, start: int, num_rows: int) -> None:
-        """Keep what such a forward has brought, until the next one."""
+        """See NodeFeatures."""
         features, first_row = result.features, result.first_feature
         assert features is not None  # the forward has asked for them
         self._chunk = _Chunk(start, features, first_row, self._last)
@@ -155,36 +187,25 @@ class TargetFeatures:
         sources[0] = 1
         return ParentFeatures((chunk.features, chunk.before), sources, rows)
 
-    def ready(self, nodes: Nodes) -> Nodes:
-        """Return which of these nodes one call can compute: all."""
-        return nodes
-
     def for_nodes(self, nodes: Nodes) -> FeatureNeeds:
-        """Return what a forward of nodes of the forest reads and returns."""
+        """See NodeFeatures."""
         self._chunk = None
         return FeatureNeeds(np.arange(len(nodes)), None)
 
     def take(self, result: ForwardResult, num_rows: int) -> None:
-        """Keep what such a forward has brought."""
+        """See NodeFeatures."""
         self.table.append(result, num_rows)
 
-    def outdated(self, slots: Ints) -> NDArray[np.bool_]:
-        """Return which computed nodes have to be computed again after an iteration: none."""
-        return np.zeros(len(slots), dtype=np.bool_)
-
     def keep(self, slots: Ints) -> None:
-        """Keep the features of these slots, which become 1, 2, ..."""
+        """See NodeFeatures."""
         self.table.keep(slots)
 
 
-class DraftFeatures:
+class DraftFeatures(NodeFeatures):
     """The side of a feature draft: what the rows of nodes come from, and its own features."""
 
     def __init__(self, forest: Forest, target: TargetFeatures) -> None:
-        """Take the forest, whose slots say what each engine has computed, and the target's side.
-
-        See ``TargetFeatures`` for the methods.
-        """
+        """Take the forest, whose slots say what each engine has computed, and the target's side."""
         self._forest = forest
         self._target = target
         self._table = FeatureTable()
@@ -194,11 +215,8 @@ class DraftFeatures:
         self._next_parents: Ints = np.arange(0)  # the same of the call that is made now
 
     def for_prompt(self, start: int, num_rows: int) -> FeatureNeeds:
-        """See TargetFeatures."""
+        """See NodeFeatures."""
         return FeatureNeeds(None, self._target.of_prompt(start, num_rows))
-
-    def take_prompt(self, result: ForwardResult, start: int, num_rows: int) -> None:
-        """See TargetFeatures; own features of the prompt are of no use."""
 
     def ready(self, nodes: Nodes) -> Nodes:
         """Return which of these nodes one call can compute: those whose parents have a feature.
@@ -211,7 +229,7 @@ class DraftFeatures:
         return ready
 
     def for_nodes(self, nodes: Nodes) -> FeatureNeeds:
-        """See TargetFeatures."""
+        """See NodeFeatures."""
         parents = self._forest.parents[nodes]
         of_target, own = (slots[parents] for slots in self._forest.slots)
         is_from_own = of_target < 0
@@ -225,7 +243,7 @@ class DraftFeatures:
         return FeatureNeeds(None, ParentFeatures(forwards, sources, rows))
 
     def take(self, result: ForwardResult, num_rows: int) -> None:
-        """See TargetFeatures."""
+        """See NodeFeatures."""
         self._table.append(result, num_rows)
         first, end = self._num_slots, self._num_slots + num_rows
         if end > len(self._own_parents):
@@ -233,13 +251,10 @@ class DraftFeatures:
         self._own_parents[first:end] = self._next_parents
         self._num_slots = end
 
-    def outdated(self, slots: Ints) -> NDArray[np.bool_]:
-        """Return which computed nodes have to be computed again: those that come from own features.
-
-        slots: (n,) int64, negative where a node is not computed.
-        """
-        is_outdated: NDArray[np.bool_] = self._own_parents[np.maximum(slots, 0)] > 0
-        return is_outdated
+    def slots_after_pruning(self, slots: Ints) -> Ints:
+        """See NodeFeatures; rows that come from own features are outdated."""
+        is_outdated = self._own_parents[np.maximum(slots, 0)] > 0
+        return np.where(is_outdated, NOT_COMPUTED, slots)
 
     def own_of(self, slot: int) -> tuple[Features, int] | None:
         """Return the own feature that a slot's row comes from, None where it is the target's."""
@@ -249,11 +264,7 @@ class DraftFeatures:
         return forwards[int(source)], int(row)
 
     def keep(self, slots: Ints) -> None:
-        """See TargetFeatures."""
+        """See NodeFeatures."""
         self._table.keep(slots)
         self._num_slots = 1 + len(slots)
         self._own_parents[1 : self._num_slots] = 0  # what comes from own features is outdated
-
-
-NodeFeatures = TargetFeatures | DraftFeatures
-"""What a ``ForestRunner`` knows of features."""

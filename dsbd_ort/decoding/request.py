@@ -179,7 +179,7 @@ class IterationOutput:
     live: NDArray[np.int64]
     agreement: Agreement
     recorder: StatsRecorder
-    tops: TopTokens | None = None
+    tops: TopTokens
 
     @property
     def hypotheses(self) -> list[Hypothesis]:
@@ -204,8 +204,6 @@ class IterationOutput:
 
     def agreed_top_logprobs(self, start: int) -> list[TokenLogprobs] | None:
         """Return the most probable tokens in the places of the agreed ones from ``start`` on."""
-        if self.tops is None:
-            return None
         entries = self.agreement.entries[start : len(self.agreed_tokens)]
         return self.tops.of(np.array(entries, dtype=np.int64))
 
@@ -242,7 +240,7 @@ def decoded_sequences(
     finished: Finished,
     hypotheses: Hypotheses,
     request: DecodingRequest,
-    tops: TopTokens | None = None,
+    tops: TopTokens,
 ) -> list[DecodedSequence]:
     """Return final hypotheses as sequences."""
     sequences = []
@@ -261,7 +259,7 @@ def decoded_sequences(
                 logprob=logprob,
                 score=score,
                 finish_reason=_finish_reason(token_ids, request),
-                top_logprobs=tops.of(path) if tops else None,
+                top_logprobs=tops.of(path),
             )
         )
     return sequences

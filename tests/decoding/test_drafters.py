@@ -281,7 +281,7 @@ def test_what_the_model_lists_does_not_count_as_unlisted():
         SharedKVCache(TableModel(VOCAB, table)).open_view(PrefixCache())
         for table in (TARGET, DRAFT)
     ]
-    drafter = set_up(request, *views).drafter
+    drafter = set_up(request, *views).draft_stage.drafter
     assert isinstance(drafter, ChainedDrafter)
     assert drafter.look_up(np.array([0]), lambda *_: False).pending.tolist() == []  # a long match
     listed = drafter.joint(np.array([0]), np.zeros(1), None)
@@ -292,7 +292,7 @@ def test_what_the_model_lists_does_not_count_as_unlisted():
         SharedKVCache(TableModel(VOCAB, table)).open_view(PrefixCache())
         for table in (TARGET, DRAFT)
     ]
-    drafter = set_up(request, *views).drafter
+    drafter = set_up(request, *views).draft_stage.drafter
     assert isinstance(drafter, ChainedDrafter)
     assert drafter.look_up(np.array([0]), lambda *_: False).pending.tolist() == [0]
     assert drafter._layer is not None

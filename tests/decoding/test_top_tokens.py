@@ -17,9 +17,9 @@ from dsbd_ort.decoding import (
     decode_iterations,
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
-from dsbd_ort.decoding.forest_runner import SCORED_CHUNK
 from dsbd_ort.decoding.kv_cache import PrefixCache
 from dsbd_ort.decoding.request import DecodingRequest
+from dsbd_ort.decoding.top_tokens import SCORED_CHUNK
 from tests.decoding.tables import mixed_table, random_table
 from tests.decoding.top_table import TopTable
 
