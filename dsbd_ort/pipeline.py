@@ -24,7 +24,7 @@ from dsbd_ort.decoding import (
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.decoding.cache_view import RowIdentity
-from dsbd_ort.decoding.decode import Iterations, iterations_of
+from dsbd_ort.decoding.decode import Iterations, decode_iterations
 from dsbd_ort.decoding.drafting.cost_curve import Costs
 from dsbd_ort.decoding.set_up import check_decodable
 from dsbd_ort.model_pair import (
@@ -390,7 +390,7 @@ class Pipeline(BundleRequests):
         with self._lock.held(), self._failures_cleaned_up():
             request = self.planned(request)
             self._rows.drop_but_for(request.reusable_prompt("draft"))
-            iterations = iterations_of(request, self._target, self._draft, self._rows.prefixes)
+            iterations = decode_iterations(request, self._target, self._draft, self._rows.prefixes)
             return self.with_peak((yield from iterations))
 
     def with_peak(self, result: DecodeResult) -> DecodeResult:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.logits import Logits
+from dsbd_forward.rows import NO_INTS
 from dsbd_forward.spec import EngineSpec
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.distribution import (
@@ -18,7 +19,7 @@ from dsbd_ort.decoding.engine_call import ENGINE_INDEX, Role
 from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import JointDistribution, joint_distribution
 from dsbd_ort.decoding.left_out import LeftOut, LeftOutTokens
-from dsbd_ort.decoding.logits_reader import LogitsReader
+from dsbd_ort.decoding.logits_reader import LogitsNeeds, LogitsReader
 from dsbd_ort.decoding.top_tokens import KeptTopTokens, TopTokens
 
 NONE_YET: TokenDistributions = TopDistributions(
@@ -36,7 +37,7 @@ class ComputedDistributions:
         kept_tops: the same, if the request returns them.
         reads_again: whether the top-k head may leave out tokens that ``tops`` keeps.
         bytes_peak: most bytes that the distributions took.
-        needs, read: the methods ``needs`` and ``distributions`` of the LogitsReader.
+        needs: that of the LogitsReader.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class ComputedDistributions:
     ) -> None:
         """Take the parts of an engine's distributions; nothing is computed yet."""
         self._engine = ENGINE_INDEX[role]
+        self._spec = spec
         self._forest = forest
         self._reader = reader
         self.tops = tops
@@ -57,10 +59,18 @@ class ComputedDistributions:
         self.bytes_peak = 0
         self._known = NONE_YET
         self._left_out = LeftOutTokens(spec)
-        self.needs, self.read = reader.needs, reader.distributions
+        self.needs = reader.needs
 
-    def append(self, found: TokenDistributions, logits: Logits, first_slot: int) -> None:
-        """Add the distributions and the logits of the next slots."""
+    def append(self, logits: Logits, nodes: Nodes, needs: LogitsNeeds, first_slot: int) -> Rows:
+        """Add the distributions after nodes, whose slots are the next ones.
+
+        Returns the rows that must be computed once more.
+
+        Raises:
+            ModelError: the logits are not those needed, or invalid.
+        """
+        logits.check(self._spec, len(nodes), needs.num_pairs)
+        found, unread = self._reader.distributions(logits, nodes, needs)
         for tops in self.kept_tops:
             tops.append(logits)
         self._left_out.latest = first_slot, logits
@@ -68,6 +78,7 @@ class ComputedDistributions:
             self._known = found.behind_unused_row()
         else:
             self._known.append(found)  # type: ignore[arg-type]  # of the same kind
+        return unread
 
     def joint(
         self, nodes: Nodes, log_weights: NDArray[np.float64], copies: NDArray[np.int64] | None
@@ -78,7 +89,8 @@ class ComputedDistributions:
         joint = joint_distribution(
             nodes, log_weights, copies, self._known, slots, has_ends=forest.has_ends
         )
-        self._reader.check_continues(joint)
+        for check in self._reader.checks:
+            check(joint)
         if self._left_out.has_tokens:
             joint = self._left_out.added_to(joint, log_weights, slots)
         return joint
@@ -104,7 +116,8 @@ class ComputedDistributions:
 
     def keep(self, slots: NDArray[np.int64]) -> None:
         """Keep slot 0 and these, which become 1, 2, ...; without any, all stay as they are."""
-        self._note_bytes()
+        if (num_bytes := self._known.num_bytes) > self.bytes_peak:
+            self.bytes_peak = num_bytes
         self._left_out.forget()
         if slots.size:
             self._known.keep(slots)
@@ -113,10 +126,5 @@ class ComputedDistributions:
 
     def forget(self) -> None:
         """Forget all of them."""
-        self._note_bytes()
-        self._left_out.forget()
+        self.keep(NO_INTS)
         self._known = NONE_YET
-
-    def _note_bytes(self) -> None:
-        if (num_bytes := self._known.num_bytes) > self.bytes_peak:
-            self.bytes_peak = num_bytes

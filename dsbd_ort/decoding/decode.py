@@ -19,36 +19,24 @@ Glossary:
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Generator, Sequence
 
 import numpy as np
 
 from dsbd_forward.engine import Engine
-from dsbd_forward.forward import ForwardResult, Source
+from dsbd_forward.forward import ForwardResult
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
-from dsbd_ort.decoding.drafting.cost_curve import Costs, measure_costs, observe_call
+from dsbd_ort.decoding.drafting.cost_curve import measure_costs, observe_call
 from dsbd_ort.decoding.drafting.draft import DraftLayer, Iteration
-from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.engine_call import Clock, EngineCall, EngineCalls, Role
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.kv_cache import SharedKVCache
 from dsbd_ort.decoding.logits_processing.path_states import StopState
 from dsbd_ort.decoding.preemption import PreemptedRows, recomputed
-from dsbd_ort.decoding.rejection_coupling import RandomSource
-from dsbd_ort.decoding.request import (
-    GIVE_UP_INTERVAL,
-    DecodeResult,
-    DecodingRequest,
-    IterationOutput,
-    Preempts,
-    check_request,
-    decoded_sequences,
-    result_of,
-)
+from dsbd_ort.decoding.request import GIVE_UP_INTERVAL, DecodingRequest, check_request
+from dsbd_ort.decoding.result import DecodeResult, IterationOutput, decoded_sequences, result_of
 from dsbd_ort.decoding.rule import Finished
 from dsbd_ort.decoding.set_up import LoopParts, set_up
 from dsbd_ort.decoding.top_tokens import TopTokens
@@ -76,68 +64,30 @@ def decode(
     trace: TraceRecorder | None = None,
 ) -> DecodeResult:
     """Continue a prompt. See ``decode_iterations``."""
-    return result_of(
-        decode_iterations(target, draft, prompt_ids, config, rng, stop=stop, trace=trace)
-    )
+    request = DecodingRequest(prompt_ids=prompt_ids, config=config, rng=rng, stop=stop, trace=trace)
+    return result_of(decode_iterations(request, target, draft))
 
 
 def decode_iterations(
-    target: Engine,
-    draft: Engine | None,
-    prompt_ids: Sequence[int],
-    config: DecodingConfig,
-    rng: np.random.Generator,
-    *,
-    stop: StopState | None = None,
-    random_source: RandomSource | None = None,
-    clock: Clock = time.perf_counter,
-    costs: Costs | None = None,
-    estimator: AcceptanceEstimator | None = None,
-    ngram_pool: NGramPool | None = None,
-    preempts: Preempts | None = None,
-    prefixes: Prefixes | None = None,
-    trace: TraceRecorder | None = None,
-    source: Source = None,
-) -> Iterations:
-    """Continue a prompt; yield the live hypotheses after every iteration, return the result.
-
-    The models and ``prefixes`` are those of ``decoding_loop``, which also documents the errors; the
-    rest are the fields of ``DecodingRequest``. With ``costs`` None draft_policy None means "fixed",
-    and both engines are measured first for "throughput".
-    """
-    request = DecodingRequest(
-        prompt_ids=prompt_ids,
-        config=config,
-        rng=rng,
-        stop=stop,
-        random_source=random_source,
-        clock=clock,
-        costs=costs,
-        estimator=estimator,
-        ngram_pool=ngram_pool,
-        trace=trace,
-        preempts=preempts,
-        source=source,
-    )
-    if config.draft_policy == "throughput" and costs is None:
-        check_request(request, target.spec, draft.spec if draft else None)
-        costs = measure_costs(target, draft, clock, source)
-        request = dataclasses.replace(request, costs=costs)
-        prefixes = None
-    return (yield from iterations_of(request, target, draft, prefixes))
-
-
-def iterations_of(
     request: DecodingRequest,
     target: Engine,
     draft: Engine | None,
-    prefixes: Prefixes | None,
+    prefixes: Prefixes | None = None,
 ) -> Iterations:
     """Run the loop of a request, making every engine call at once.
 
+    Yields the live hypotheses after every iteration and returns the result. Without ``costs``
+    draft_policy "throughput" has both engines measured first.
+
     prefixes: the tokens whose rows both caches hold already, updated for the next request; of the
     other rows in the caches none is kept.
+
+    Raises what ``check_decodable`` raises.
     """
+    if request.config.draft_policy == "throughput" and request.costs is None:
+        check_request(request, target.spec, draft.spec if draft else None)
+        costs = measure_costs(target, draft, request.clock, request.source)
+        request, prefixes = dataclasses.replace(request, costs=costs), None
     prefixes = prefixes or (PrefixCache(), PrefixCache())
     caches: Caches = {"target": SharedKVCache(target)}
     if draft:
@@ -249,7 +199,7 @@ def _is_given_up(run: LoopParts, beams: Beams, depth: int, num_new: int) -> bool
     if gives_up is None or not is_due or run.rule.is_finished(beams, depth):
         return False
     paths = hypotheses.paths(beams.hypotheses)
-    ended = decoded_sequences(run.rule.ended(), hypotheses, run.request, TopTokens())
+    ended = decoded_sequences(run.rule.ended(), hypotheses, run.request.finish_reason, TopTokens())
     return gives_up([hypotheses.tokens[path].tolist() for path in paths], ended)
 
 
@@ -339,7 +289,9 @@ def _finish(run: LoopParts, beams: Beams) -> DecodeResult:
         scores = hypotheses.scores(beams.hypotheses, request.config.length_penalty)
         best = Finished(beams.hypotheses, scores).ranked()
     best = best.first(request.config.num_return_sequences)
-    sequences = decoded_sequences(best, hypotheses, request, run.target.distributions.tops)
+    sequences = decoded_sequences(
+        best, hypotheses, request.finish_reason, run.target.distributions.tops
+    )
     num_output_tokens = len(sequences[0].token_ids)
     if request.ngram_pool is not None:
         request.ngram_pool.add_text([*request.prompt_ids, *sequences[0].token_ids])

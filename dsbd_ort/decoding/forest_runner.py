@@ -9,18 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.forward import Forward
-from dsbd_forward.logits import Logits
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.computed_distributions import ComputedDistributions
-from dsbd_ort.decoding.distribution import Rows, TokenDistributions
 from dsbd_ort.decoding.drafting.draft import LayerNeeds
 from dsbd_ort.decoding.engine_call import ENGINE_INDEX, EngineCall, EngineCalls, Role
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.forest import NO_NODE, NOT_COMPUTED, Forest, Nodes
 from dsbd_ort.decoding.left_out import LeftOut
 from dsbd_ort.decoding.logits_reader import LogitsNeeds
-from dsbd_ort.decoding.node_features import FeatureNeeds, NodeFeatures
+from dsbd_ort.decoding.node_features import NO_FEATURES, FeatureNeeds, NodeFeatures
 from dsbd_ort.decoding.top_tokens import PromptReading
 
 _FIRST = np.array(0)  # slot; an operation takes an array faster than a number
@@ -51,10 +49,13 @@ class ForestRunner:
         view: CacheView,
         forest: Forest,
         distributions: ComputedDistributions,
-        features: NodeFeatures,
+        features: Sequence[NodeFeatures],
         prompt_reading: PromptReading,
     ) -> None:
-        """Take an engine's view, which begins with the rows of its prefix, and the parts."""
+        """Take an engine's view, which begins with the rows of its prefix, and the parts.
+
+        features: of the engine's nodes, if a request has a feature draft.
+        """
         self._role = role
         self._engine = ENGINE_INDEX[role]
         self._view = view
@@ -84,12 +85,14 @@ class ForestRunner:
         for start in range(len(view.prefix.tokens), len(tokens), size):
             chunk = token_ids[start : start + size]
             logit_rows = np.arange(reading.num_logits(len(chunk)))
-            features = self._features.for_prompt(start, len(chunk))
+            needs = NO_FEATURES
+            for features in self._features:
+                needs = features.for_prompt(start, len(chunk))
             result = yield EngineCall(
                 self._role,
                 self.meter,
                 len(chunk),
-                partial(self._prompt_forward, chunk, start, logit_rows, features),
+                partial(self._prompt_forward, chunk, start, logit_rows, needs),
                 reading.wanted(view.spec.head),
                 view.prefix.source,
                 is_prefill=True,
@@ -101,7 +104,8 @@ class ForestRunner:
                 raise self._error(error) from error
             reading.append(result.logits)
             view.prefix.tokens = tokens[: start + len(chunk)]
-            self._features.take_prompt(result, start, len(chunk))
+            for features in self._features:
+                features.take_prompt(result, start, len(chunk))
             for follower in followers:
                 yield from follower.prefill(token_ids[: start + len(chunk)])
         view.begin()
@@ -172,13 +176,18 @@ class ForestRunner:
         """
         slots, distributions = self._forest.slots[self._engine], self.distributions
         while len(pending):
-            nodes, first_slot = self._features.ready(pending), self._view.num_slots
+            nodes, first_slot = pending, self._view.num_slots
+            for features in self._features:
+                nodes = features.ready(nodes)
             needs = distributions.needs(nodes)
             result = yield self._call(nodes, needs)
             self._num_calls += 1
-            self._features.take(result, len(nodes))
-            found, unread = self._read(result.logits, nodes, needs)
-            distributions.append(found, result.logits, first_slot)
+            for features in self._features:
+                features.take(result, len(nodes))
+            try:
+                unread = distributions.append(result.logits, nodes, needs, first_slot)
+            except ModelError as error:
+                raise self._error(error) from error
             if len(unread):
                 self._set_back(nodes[unread])
             elif len(nodes) == len(pending):  # usually
@@ -188,7 +197,9 @@ class ForestRunner:
     def _call(self, nodes: Nodes, needs: LogitsNeeds) -> EngineCall:
         """Return the call that computes these nodes, and give them their slots."""
         forest, view, size = self._forest, self._view, len(nodes)
-        slots, features = forest.slots[self._engine], self._features.for_nodes(nodes)
+        slots, features = forest.slots[self._engine], NO_FEATURES
+        for own in self._features:
+            features = own.for_nodes(nodes)
         slots[nodes] = np.arange(view.num_slots, view.num_slots + size)
         parents = forest.parents[nodes]
         parent_slots = slots[parents]
@@ -222,16 +233,6 @@ class ForestRunner:
         for index in (parents == NO_NODE).nonzero()[0].tolist():
             parent_slots[index] = self._slots_above.get(int(nodes[index]), 0)
 
-    def _read(
-        self, logits: Logits, nodes: Nodes, needs: LogitsNeeds
-    ) -> tuple[TokenDistributions, Rows]:
-        """Return the distributions after nodes, and the rows that must be computed once more."""
-        try:
-            logits.check(self._view.spec, len(nodes), needs.num_pairs)
-            return self.distributions.read(logits, nodes, needs)
-        except ModelError as error:
-            raise self._error(error) from error
-
     def _error(self, error: ModelError) -> ModelError:
         return ModelError(f"call {self._num_calls} of the {self._role}: {error}")
 
@@ -252,7 +253,9 @@ class ForestRunner:
     def keep_needed(self, is_kept: NDArray[np.bool_]) -> None:
         """Keep the nodes as well that are needed to compute kept ones later: (num_nodes,) bool."""
         forest = self._forest
-        slots = self._features.slots_after_pruning(forest.slots[self._engine])
+        slots = forest.slots[self._engine]
+        for features in self._features:
+            slots = features.slots_after_pruning(slots)
         pending = forest.pending(is_kept.nonzero()[0], slots)
         is_kept[pending] = True
         parents = forest.parents[pending]
@@ -261,7 +264,8 @@ class ForestRunner:
     def prune(self) -> None:
         """Forget the nodes that the forest has dropped, and those whose rows are outdated."""
         slots = self._forest.slots[self._engine][: len(self._forest)]
-        slots[:] = self._features.slots_after_pruning(slots)
+        for features in self._features:
+            slots[:] = features.slots_after_pruning(slots)
         computed = (slots > _FIRST).nonzero()[0]
         kept = slots[computed]
         self._slots_above = {}
@@ -269,5 +273,6 @@ class ForestRunner:
         if not kept.size:  # all beams have ended: ``finish`` looks at the rows as they were
             return
         self._view.keep(kept)
-        self._features.keep(kept)
+        for features in self._features:
+            features.keep(kept)
         slots[computed] = np.arange(1, 1 + kept.size)

@@ -13,7 +13,6 @@ from dsbd_ort.decoding.computed_distributions import ComputedDistributions
 from dsbd_ort.decoding.engine_call import EngineCalls
 from dsbd_ort.decoding.forest import NOT_COMPUTED, Forest, Nodes
 from dsbd_ort.decoding.forest_runner import ForestRunner
-from dsbd_ort.decoding.node_features import NodeFeatures
 from dsbd_ort.decoding.top_tokens import PromptReading
 
 _LONG_REST = 8
@@ -45,7 +44,7 @@ class LateRunner(ForestRunner):
 
         may_rest: whether it may be put off: if there is never more than one beam.
         """
-        super().__init__("draft", view, forest, distributions, NodeFeatures(), PromptReading())
+        super().__init__("draft", view, forest, distributions, [], PromptReading())
         self._prompt_ids = prompt_ids
         self._hypotheses = hypotheses
         self._may_rest = may_rest
@@ -106,7 +105,7 @@ class LateRunner(ForestRunner):
         """See ForestRunner.compute."""
         if self._is_unread and len(pending):
             return self._compute_behind_prompt(pending)
-        return super().compute(pending)
+        return ForestRunner.compute(self, pending)
 
     def _compute_behind_prompt(self, pending: Nodes) -> EngineCalls[None]:
         """Compute the prompt, except for the rows that another request has by now; then nodes."""
@@ -116,14 +115,14 @@ class LateRunner(ForestRunner):
         if len(shared.tokens) > len(view.prefix.tokens):
             view.prefix = shared
         yield from self.prefill(np.array(token_ids, dtype=np.int64))
-        yield from super().compute(pending)
+        yield from ForestRunner.compute(self, pending)
 
     def keep_needed(self, is_kept: NDArray[np.bool_]) -> None:
         """See ForestRunner.keep_needed; nothing is needed while it is put off."""
         if not self.is_put_off:
-            super().keep_needed(is_kept)
+            ForestRunner.keep_needed(self, is_kept)
 
     def prune(self) -> None:
         """See ForestRunner.prune."""
         if not self.is_put_off:
-            super().prune()
+            ForestRunner.prune(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +40,13 @@ ALL_LOGITS = LogitsNeeds("all logits", AllowedAfter.after(NO_INTS, None))
 
 
 class LogitsReader:
-    """Makes the distributions after nodes from an engine's logits, without processing these."""
+    """Makes the distributions after nodes from an engine's logits, without processing these.
+
+    Attributes:
+        checks: of joint distributions of beams; raise ConstraintError if no token may follow.
+    """
+
+    checks: Sequence[Callable[[JointDistribution], None]] = ()
 
     def __init__(self, warp: Warp) -> None:
         self._warp = warp
@@ -57,9 +64,6 @@ class LogitsReader:
             ModelError: the logits are invalid.
         """
         return self._warp.distributions(logits), NO_INTS
-
-    def check_continues(self, joint: JointDistribution) -> None:
-        """Raise ConstraintError if no token may follow beams of this joint distribution."""
 
 
 class LogitsBeyondTopK(LogitsReader):
@@ -87,6 +91,7 @@ class ProcessedLogits(LogitsReader):
         self._processing = processing
         self._is_draft = is_draft
         self._gathers = gathers
+        self.checks = () if is_draft else (self._check_continues,)
 
     def needs(self, nodes: Nodes) -> LogitsNeeds:
         """See LogitsReader."""
@@ -101,11 +106,9 @@ class ProcessedLogits(LogitsReader):
         """See LogitsReader."""
         return self._processing.distributions(logits, nodes, needs.allowed, is_draft=self._is_draft)
 
-    def check_continues(self, joint: JointDistribution) -> None:
-        """See LogitsReader; a draft may end where nothing follows."""
-        if not self._is_draft:
-            is_stuck = np.bincount(joint.parents, minlength=len(joint.nodes)) == 0
-            self._processing.check_continues(joint.nodes[is_stuck], len(joint.tokens))
+    def _check_continues(self, joint: JointDistribution) -> None:
+        is_stuck = np.bincount(joint.parents, minlength=len(joint.nodes)) == 0
+        self._processing.check_continues(joint.nodes[is_stuck], len(joint.tokens))
 
 
 def logits_reader(

@@ -52,38 +52,6 @@ class FeatureNeeds(NamedTuple):
 NO_FEATURES = FeatureNeeds(None, None)
 
 
-class NodeFeatures:
-    """The features that the rows of an engine's nodes read and return: none, as most engines."""
-
-    def for_prompt(self, start: int, num_rows: int) -> FeatureNeeds:
-        """Return what a forward of the prompt from position ``start`` on reads and returns."""
-        return NO_FEATURES
-
-    def take_prompt(self, result: ForwardResult, start: int, num_rows: int) -> None:
-        """Keep the features that such a forward has returned, until the next one."""
-
-    def ready(self, nodes: Nodes) -> Nodes:
-        """Return which of these nodes one call can compute: all."""
-        return nodes
-
-    def for_nodes(self, nodes: Nodes) -> FeatureNeeds:
-        """Return what a forward of nodes of the forest reads and returns."""
-        return NO_FEATURES
-
-    def take(self, result: ForwardResult, num_rows: int) -> None:
-        """Keep the features that such a forward has returned."""
-
-    def slots_after_pruning(self, slots: Ints) -> Ints:
-        """Return the slots without those of nodes to be computed again after an iteration.
-
-        slots: (n,) int64, negative where a node is not computed.
-        """
-        return slots
-
-    def keep(self, slots: Ints) -> None:
-        """Keep the features of these slots, which become 1, 2, ..."""
-
-
 class FeatureTable:
     """Where the features of an engine's computed nodes lie, by slot of its ``ForestRunner``.
 
@@ -143,7 +111,7 @@ class _Chunk:
     before: Features | None
 
 
-class TargetFeatures(NodeFeatures):
+class TargetFeatures:
     """The target's side: the features that its calls bring."""
 
     def __init__(self, view: CacheView) -> None:
@@ -158,11 +126,11 @@ class TargetFeatures(NodeFeatures):
             self.table.set_first(kept.feature)
 
     def for_prompt(self, start: int, num_rows: int) -> FeatureNeeds:
-        """See NodeFeatures."""
+        """Return what a forward of the prompt from position ``start`` on reads and returns."""
         return FeatureNeeds(np.arange(num_rows), None)
 
     def take_prompt(self, result: ForwardResult, start: int, num_rows: int) -> None:
-        """See NodeFeatures."""
+        """Keep what such a forward has brought, until the next one."""
         features, first_row = result.features, result.first_feature
         assert features is not None  # the forward has asked for them
         self._chunk = _Chunk(start, features, first_row, self._last)
@@ -187,25 +155,36 @@ class TargetFeatures(NodeFeatures):
         sources[0] = 1
         return ParentFeatures((chunk.features, chunk.before), sources, rows)
 
+    def ready(self, nodes: Nodes) -> Nodes:
+        """Return which of these nodes one call can compute: all."""
+        return nodes
+
     def for_nodes(self, nodes: Nodes) -> FeatureNeeds:
-        """See NodeFeatures."""
+        """Return what a forward of nodes of the forest reads and returns."""
         self._chunk = None
         return FeatureNeeds(np.arange(len(nodes)), None)
 
     def take(self, result: ForwardResult, num_rows: int) -> None:
-        """See NodeFeatures."""
+        """Keep what such a forward has brought."""
         self.table.append(result, num_rows)
 
+    def slots_after_pruning(self, slots: Ints) -> Ints:
+        """Return the slots, without those of nodes to be computed again: none."""
+        return slots
+
     def keep(self, slots: Ints) -> None:
-        """See NodeFeatures."""
+        """Keep the features of these slots, which become 1, 2, ..."""
         self.table.keep(slots)
 
 
-class DraftFeatures(NodeFeatures):
+class DraftFeatures:
     """The side of a feature draft: what the rows of nodes come from, and its own features."""
 
     def __init__(self, forest: Forest, target: TargetFeatures) -> None:
-        """Take the forest, whose slots say what each engine has computed, and the target's side."""
+        """Take the forest, whose slots say what each engine has computed, and the target's side.
+
+        See ``TargetFeatures`` for the methods.
+        """
         self._forest = forest
         self._target = target
         self._table = FeatureTable()
@@ -215,8 +194,11 @@ class DraftFeatures(NodeFeatures):
         self._next_parents: Ints = np.arange(0)  # the same of the call that is made now
 
     def for_prompt(self, start: int, num_rows: int) -> FeatureNeeds:
-        """See NodeFeatures."""
+        """See TargetFeatures."""
         return FeatureNeeds(None, self._target.of_prompt(start, num_rows))
+
+    def take_prompt(self, result: ForwardResult, start: int, num_rows: int) -> None:
+        """See TargetFeatures; own features of the prompt are of no use."""
 
     def ready(self, nodes: Nodes) -> Nodes:
         """Return which of these nodes one call can compute: those whose parents have a feature.
@@ -229,7 +211,7 @@ class DraftFeatures(NodeFeatures):
         return ready
 
     def for_nodes(self, nodes: Nodes) -> FeatureNeeds:
-        """See NodeFeatures."""
+        """See TargetFeatures."""
         parents = self._forest.parents[nodes]
         of_target, own = (slots[parents] for slots in self._forest.slots)
         is_from_own = of_target < 0
@@ -243,7 +225,7 @@ class DraftFeatures(NodeFeatures):
         return FeatureNeeds(None, ParentFeatures(forwards, sources, rows))
 
     def take(self, result: ForwardResult, num_rows: int) -> None:
-        """See NodeFeatures."""
+        """See TargetFeatures."""
         self._table.append(result, num_rows)
         first, end = self._num_slots, self._num_slots + num_rows
         if end > len(self._own_parents):
@@ -252,9 +234,11 @@ class DraftFeatures(NodeFeatures):
         self._num_slots = end
 
     def slots_after_pruning(self, slots: Ints) -> Ints:
-        """See NodeFeatures; rows that come from own features are outdated."""
-        is_outdated = self._own_parents[np.maximum(slots, 0)] > 0
-        return np.where(is_outdated, NOT_COMPUTED, slots)
+        """Return the slots, without those of rows that come from own features.
+
+        slots: (n,) int64, negative where a node is not computed.
+        """
+        return np.where(self._own_parents[np.maximum(slots, 0)] > 0, NOT_COMPUTED, slots)
 
     def own_of(self, slot: int) -> tuple[Features, int] | None:
         """Return the own feature that a slot's row comes from, None where it is the target's."""
@@ -264,7 +248,11 @@ class DraftFeatures(NodeFeatures):
         return forwards[int(source)], int(row)
 
     def keep(self, slots: Ints) -> None:
-        """See NodeFeatures."""
+        """See TargetFeatures."""
         self._table.keep(slots)
         self._num_slots = 1 + len(slots)
         self._own_parents[1 : self._num_slots] = 0  # what comes from own features is outdated
+
+
+NodeFeatures = TargetFeatures | DraftFeatures
+"""What a ``ForestRunner`` knows of features."""

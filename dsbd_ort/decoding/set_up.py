@@ -27,16 +27,12 @@ from dsbd_ort.decoding.logits_processing.request_processing import RequestProces
 from dsbd_ort.decoding.logits_reader import logits_reader
 from dsbd_ort.decoding.node_features import (
     DraftFeatures,
-    NodeFeatures,
     TargetFeatures,
     align_prefixes,
 )
 from dsbd_ort.decoding.rejection_coupling import GeneratorSource, RejectionCoupling
-from dsbd_ort.decoding.request import (
-    DecodingRequest,
-    check_request,
-    expected_rows,
-)
+from dsbd_ort.decoding.request import DecodingRequest, check_request
+from dsbd_ort.decoding.row_bounds import expected_rows
 from dsbd_ort.decoding.rule import LayerBuilder, SelectionRule
 from dsbd_ort.decoding.sample_rule import GumbelCoupling, SampleRule
 from dsbd_ort.decoding.search_rule import SearchRule
@@ -170,12 +166,12 @@ def _runners(
         target_warp = warp.narrowed()
     known = _distributions("target", spec, paths, target_warp, tops)
     if draft is None or not config.has_draft_model:
-        return [ForestRunner("target", target, forest, known, NodeFeatures(), reading)]
+        return [ForestRunner("target", target, forest, known, [], reading)]
     draft_warp = warp.within(draft.spec.head.num_top_logits)
     known_to_draft = _distributions("draft", draft.spec, paths, draft_warp, TopTokens())
     if not draft.spec.reads_features:
         return [
-            ForestRunner("target", target, forest, known, NodeFeatures(), reading),
+            ForestRunner("target", target, forest, known, [], reading),
             LateRunner(
                 draft,
                 forest,
@@ -189,8 +185,8 @@ def _runners(
     features = TargetFeatures(target)
     draft.own_features = own = DraftFeatures(forest, features)
     return [
-        ForestRunner("target", target, forest, known, features, reading),
-        ForestRunner("draft", draft, forest, known_to_draft, own, PromptReading()),
+        ForestRunner("target", target, forest, known, [features], reading),
+        ForestRunner("draft", draft, forest, known_to_draft, [own], PromptReading()),
     ]
 
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Unpack
 
 from dsbd_ort.decoding import DecodingConfig, DecodingRequest, TraceRecorder, result_of
-from dsbd_ort.decoding.request import most_new_tokens, most_rows
+from dsbd_ort.decoding.row_bounds import most_new_tokens, most_rows
 from dsbd_ort.decoding.set_up import check_decodable
 from dsbd_ort.engine.async_stream import AsyncStream, result_or_raise
 from dsbd_ort.engine.engine_loop import EngineLoop

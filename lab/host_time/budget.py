@@ -51,7 +51,7 @@ STEPS: dict[str, tuple[tuple[type | ModuleType, tuple[str, ...]], ...]] = {
         (SharedKVCache, ("forward",)),
         (CausalLM, ("forward",)),
     ),
-    "warp": ((ForestRunner, ("_read",)),),
+    "warp": ((ComputedDistributions, ("append",)),),
     "select": (
         (_LOOP, ("_verify_and_select",)),
         (ComputedDistributions, ("joint",)),

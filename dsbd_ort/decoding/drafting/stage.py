@@ -10,7 +10,8 @@ from dsbd_ort.decoding.engine_call import EngineCalls
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.forest_runner import ForestRunner
 from dsbd_ort.decoding.late_runner import LateRunner
-from dsbd_ort.decoding.request import DecodingRequest, most_descendants
+from dsbd_ort.decoding.request import DecodingRequest
+from dsbd_ort.decoding.row_bounds import most_descendants
 from dsbd_ort.decoding.rule import SelectionRule
 
 
@@ -71,12 +72,11 @@ class PolicyDraftStage(DraftStage):
             return _no_layers()
         for runner in self._late:
             runner.resume(beams)
-        self._policy.begin(
-            self._target.num_missing(beams.nodes),
-            self._config.max_new_tokens - depth - 1,
-            sum([runner.num_unread for runner in self._draft]),
-            sum([runner.num_unread_source for runner in self._draft]),
-        )
+        num_unread = 0, 0
+        for runner in self._draft:
+            num_unread = runner.num_unread, runner.num_unread_source
+        most_layers = self._config.max_new_tokens - depth - 1
+        self._policy.begin(self._target.num_missing(beams.nodes), most_layers, *num_unread)
         return draft_forest(
             self._forest,
             self.drafter,
