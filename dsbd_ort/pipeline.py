@@ -55,6 +55,7 @@ from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_ort.speech.transcription import Transcription, answered
 from dsbd_runtime.bundle import Bundle, open_bundle
 from dsbd_runtime.causal_lm import CausalLM
+from dsbd_runtime.chat_messages import Message
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.session import AlignedTokens
 
@@ -73,14 +74,16 @@ class PipelineSettings(PipelineOptions):
         return Pipeline.from_options(self.bundle, self)
 
 
-class Pipeline(BundleRequests):
+class Pipeline:
     """An opened bundle, ready to generate; may be shared by threads.
 
     A request holds it from start to end (a stream until it is read to the end or closed) while
     those of other threads wait. Each request returns what it would return alone.
 
     Attributes:
-        bundle, tokenizer, has_draft, defaults, constraints, prompts: see BundleRequests.
+        requests: makes requests of prompts and options, and of their results texts.
+        bundle, tokenizer, has_draft, defaults, constraints, prompts: those of ``requests``.
+        prepare, request_of, config: methods of ``requests``.
         costs: of the engines' calls, learned as requests make them.
         reuses_prefix: whether cache rows are reused for prompts with a common prefix.
     """
@@ -101,13 +104,18 @@ class Pipeline(BundleRequests):
 
         Without a draft requests that need one are refused. ``costs`` None are learned.
         """
-        super().__init__(
+        self.requests = requests = BundleRequests(
             bundle,
             has_draft=draft is not None,
             generation_config=generation_config,
             chat_defaults=chat_defaults,
             ngram_pool=ngram_pool,
         )
+        self.bundle, self.tokenizer, self.has_draft = bundle, requests.tokenizer, requests.has_draft
+        self.defaults, self.prompts = requests.defaults, requests.prompts
+        self.constraints = requests.constraints
+        self.prepare, self.request_of = requests.prepare, requests.request_of
+        self.config = requests.config
         self._target = target
         self._draft = draft
         self.costs = costs or learned_costs(bundle, draft)
@@ -186,7 +194,7 @@ class Pipeline(BundleRequests):
             )
         given = {**options, **given_languages(src_lang, tgt_lang)}
         request = self.prepare(text, given)
-        return self.with_text(result_of(self._iterations(request)), request)
+        return self.requests.with_text(result_of(self._iterations(request)), request)
 
     def transcribe(
         self,
@@ -305,7 +313,7 @@ class Pipeline(BundleRequests):
                 raise InputError("trace records one request; generate its prompt alone")
             return self._generate_all(cast("Sequence[Prompt]", prompt), given)
         request = self.prepare(cast("Prompt", prompt), given, trace=trace)
-        return self.with_text(result_of(self._iterations(request)), request)
+        return self.requests.with_text(result_of(self._iterations(request)), request)
 
     def _generate_all(self, prompts: Sequence[Prompt], options: Options) -> list[GenerationResult]:
         requests = []
@@ -319,7 +327,7 @@ class Pipeline(BundleRequests):
                 error.add_note(f"prompt {index} of the list")
                 raise
         return [
-            self.with_text(result, request)
+            self.requests.with_text(result, request)
             for result, request in zip(self._decoded_together(requests), requests, strict=True)
         ]
 
@@ -344,14 +352,28 @@ class Pipeline(BundleRequests):
         together are the text of that sequence. See ``generate`` for arguments and errors.
         """
         request = self.prepare(prompt, given_options(config, options), trace=trace)
-        texts = self.text_stream(request)
+        texts = self.requests.text_stream(request)
         with contextlib.closing(self._iterations(request)) as iterations:
             outputs = WithResult(iterations)
             for output in outputs:
                 yield texts.push(output)
-        result = self.with_text(outputs.result, request)
+        result = self.requests.with_text(outputs.result, request)
         yield texts.finish(result.sequences[0])
         return result
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the token ids of a conversation; see BundleRequests.chat_prompt."""
+        return self.requests.chat_prompt(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            chat_template_kwargs=chat_template_kwargs,
+        )
 
     @contextlib.contextmanager
     def held_source(self, source: Source) -> Iterator[None]:

@@ -122,7 +122,7 @@ class Service:
         check_decodable(request, target.spec, draft.spec if draft else None)
         live = LiveRequest(
             request=request,
-            texts=self.pipeline.text_stream(request),
+            texts=self.pipeline.requests.text_stream(request),
             most_rows=most_rows(
                 len(request.prompt_ids), request.config, has_top_k_head=self._has_top_k_head
             ),

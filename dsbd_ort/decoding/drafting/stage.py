@@ -73,8 +73,8 @@ class PolicyDraftStage(DraftStage):
         for runner in self._late:
             runner.resume(beams)
         num_unread = 0, 0
-        for runner in self._draft:
-            num_unread = runner.num_unread, runner.num_unread_source
+        for model in self._draft:
+            num_unread = model.num_unread, model.num_unread_source
         most_layers = self._config.max_new_tokens - depth - 1
         self._policy.begin(self._target.num_missing(beams.nodes), most_layers, *num_unread)
         return draft_forest(
