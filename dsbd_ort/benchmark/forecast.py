@@ -143,19 +143,15 @@ def forecasts(
         num_iterations, num_layers = 0, 0
         for seed, (prompt, source) in enumerate(zip(prompts, sources, strict=True)):
             rng = np.random.default_rng(seed)
-            iterations = decode_iterations(
-                DecodingRequest(
-                    prompt_ids=prompt,
-                    config=config,
-                    rng=rng,
-                    costs=calls,
-                    estimator=estimator,
-                    source=source,
-                ),
-                target,
-                draft,
+            request = DecodingRequest(
+                prompt_ids=prompt,
+                config=config,
+                rng=rng,
+                costs=calls,
+                estimator=estimator,
+                source=source,
             )
-            stats = result_of(iterations).stats
+            stats = result_of(decode_iterations(request, target, draft)).stats
             num_iterations += stats.num_iterations
             num_layers += stats.num_iterations + stats.num_accepted_layers
         plain = num_layers * float(costs.target.up_to(width)[width])

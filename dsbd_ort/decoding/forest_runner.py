@@ -84,7 +84,7 @@ class ForestRunner:
         size = reading.most_rows
         for start in range(len(view.prefix.tokens), len(tokens), size):
             chunk = token_ids[start : start + size]
-            logit_rows = np.arange(reading.num_logits(len(chunk)))
+            logit_rows = np.arange(0 if reading.wanted == "no logits" else len(chunk))
             needs = NO_FEATURES
             for features in self._features:
                 needs = features.for_prompt(start, len(chunk))
@@ -93,7 +93,7 @@ class ForestRunner:
                 self.meter,
                 len(chunk),
                 partial(self._prompt_forward, chunk, start, logit_rows, needs),
-                reading.wanted(view.spec.head),
+                reading.wanted,
                 view.prefix.source,
                 is_prefill=True,
             )

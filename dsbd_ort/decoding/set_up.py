@@ -160,7 +160,7 @@ def _runners(
     tops = KeptTopTokens(num_top, forest, paths.builder.hypotheses) if num_top else TopTokens()
     reading = PromptReading()
     if config.prompt_logprobs:
-        reading = PromptScorer(request.prompt_ids, num_top)
+        reading = PromptScorer(request.prompt_ids, num_top, spec.head)
     warp = target_warp = Warp.of(config)
     if not config.row.has_draft and not spec.head.num_top_logits:  # all logits are read later
         target_warp = warp.narrowed()
@@ -168,25 +168,19 @@ def _runners(
     if draft is None or not config.has_draft_model:
         return [ForestRunner("target", target, forest, known, [], reading)]
     draft_warp = warp.within(draft.spec.head.num_top_logits)
-    known_to_draft = _distributions("draft", draft.spec, paths, draft_warp, TopTokens())
+    of_draft = draft, forest, _distributions("draft", draft.spec, paths, draft_warp, TopTokens())
     if not draft.spec.reads_features:
+        path, may_rest = (request.prompt_ids, paths.builder.hypotheses), config.width == 1
         return [
             ForestRunner("target", target, forest, known, [], reading),
-            LateRunner(
-                draft,
-                forest,
-                known_to_draft,
-                request.prompt_ids,
-                paths.builder.hypotheses,
-                may_rest=config.width == 1,
-            ),
+            LateRunner(*of_draft, *path, may_rest=may_rest),
         ]
     align_prefixes(target.prefix, draft.prefix)
     features = TargetFeatures(target)
     draft.own_features = own = DraftFeatures(forest, features)
     return [
         ForestRunner("target", target, forest, known, [features], reading),
-        ForestRunner("draft", draft, forest, known_to_draft, [own], PromptReading()),
+        ForestRunner("draft", *of_draft, [own], PromptReading()),
     ]
 
 

@@ -158,17 +158,11 @@ class PromptReading:
 
     Attributes:
         most_rows: of the prompt in one call.
+        wanted: of the logits of a call's rows.
     """
 
     most_rows = PREFILL_CHUNK
-
-    def num_logits(self, num_rows: int) -> int:
-        """Return of how many of a call's rows the logits are needed."""
-        return 0
-
-    def wanted(self, head: HeadSpec) -> Wanted:
-        """Return what a call wants of an engine's logits."""
-        return "no logits"
+    wanted: Wanted = "no logits"
 
     def append(self, logits: Logits) -> None:
         """Take the logits after the next tokens of the prompt."""
@@ -183,20 +177,13 @@ class PromptScorer(PromptReading):
 
     most_rows = SCORED_CHUNK
 
-    def __init__(self, prompt_ids: Sequence[int], num_top: int) -> None:
+    def __init__(self, prompt_ids: Sequence[int], num_top: int, head: HeadSpec) -> None:
         """Take the whole prompt; ``num_top``: most probable tokens to keep at a position."""
+        self.wanted = "logits again" if head.num_top_logits else "all logits"
         self._prompt_ids = np.array(prompt_ids, dtype=np.int64)
         self._num_top = num_top
         self._logprobs: list[float | None] = [None]
         self._tops: list[TokenLogprobs | None] = [None]
-
-    def num_logits(self, num_rows: int) -> int:
-        """See PromptReading: of all."""
-        return num_rows
-
-    def wanted(self, head: HeadSpec) -> Wanted:
-        """See PromptReading."""
-        return "logits again" if head.num_top_logits else "all logits"
 
     def append(self, logits: Logits) -> None:
         """See PromptReading."""
