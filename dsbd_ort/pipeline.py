@@ -24,7 +24,7 @@ from dsbd_ort.decoding import (
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.decoding.cache_view import RowIdentity
-from dsbd_ort.decoding.decode import Iterations, iterations_of
+from dsbd_ort.decoding.decode import Iterations, decode_iterations
 from dsbd_ort.decoding.drafting.cost_curve import Costs
 from dsbd_ort.decoding.set_up import check_decodable
 from dsbd_ort.model_pair import (
@@ -58,6 +58,7 @@ from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.parts.alignment import AlignedTokens, Alignment
 from dsbd_runtime.parts.sources import Sources
+from dsbd_runtime.text.chat_messages import Message
 
 BundlePath = str | os.PathLike[str]
 _TOGETHER = 8  # prompts of a list that share the engine calls
@@ -74,14 +75,16 @@ class PipelineSettings(PipelineOptions):
         return Pipeline.from_options(self.bundle, self)
 
 
-class Pipeline(BundleRequests):
+class Pipeline:
     """An opened bundle, ready to generate; may be shared by threads.
 
     A request holds it from start to end (a stream until it is read to the end or closed) while
     those of other threads wait. Each request returns what it would return alone.
 
     Attributes:
-        bundle, tokenizer, has_draft, defaults, constraints, prompts: see BundleRequests.
+        requests: makes requests of prompts and options, and of their results texts.
+        bundle, tokenizer, has_draft, defaults, constraints, prompts: those of ``requests``.
+        prepare, request_of, config: methods of ``requests``.
         costs: of the engines' calls, learned as requests make them.
         reuses_prefix: whether cache rows are reused for prompts with a common prefix.
     """
@@ -102,13 +105,18 @@ class Pipeline(BundleRequests):
 
         Without a draft requests that need one are refused. ``costs`` None are learned.
         """
-        super().__init__(
+        self.requests = requests = BundleRequests(
             bundle,
             has_draft=draft is not None,
             generation_config=generation_config,
             chat_defaults=chat_defaults,
             ngram_pool=ngram_pool,
         )
+        self.bundle, self.tokenizer, self.has_draft = bundle, requests.tokenizer, requests.has_draft
+        self.defaults, self.prompts = requests.defaults, requests.prompts
+        self.constraints = requests.constraints
+        self.prepare, self.request_of = requests.prepare, requests.request_of
+        self.config = requests.config
         self._target = target
         self._draft = draft
         self.costs = costs or learned_costs(bundle, draft)
@@ -187,7 +195,7 @@ class Pipeline(BundleRequests):
             )
         given = {**options, **given_languages(src_lang, tgt_lang)}
         request = self.prepare(text, given)
-        return self.with_text(result_of(self._iterations(request)), request)
+        return self.requests.with_text(result_of(self._iterations(request)), request)
 
     def transcribe(
         self,
@@ -306,7 +314,7 @@ class Pipeline(BundleRequests):
                 raise InputError("trace records one request; generate its prompt alone")
             return self._generate_all(cast("Sequence[Prompt]", prompt), given)
         request = self.prepare(cast("Prompt", prompt), given, trace=trace)
-        return self.with_text(result_of(self._iterations(request)), request)
+        return self.requests.with_text(result_of(self._iterations(request)), request)
 
     def _generate_all(self, prompts: Sequence[Prompt], options: Options) -> list[GenerationResult]:
         requests = []
@@ -320,7 +328,7 @@ class Pipeline(BundleRequests):
                 error.add_note(f"prompt {index} of the list")
                 raise
         return [
-            self.with_text(result, request)
+            self.requests.with_text(result, request)
             for result, request in zip(self._decoded_together(requests), requests, strict=True)
         ]
 
@@ -345,14 +353,28 @@ class Pipeline(BundleRequests):
         together are the text of that sequence. See ``generate`` for arguments and errors.
         """
         request = self.prepare(prompt, given_options(config, options), trace=trace)
-        texts = self.text_stream(request)
+        texts = self.requests.text_stream(request)
         with contextlib.closing(self._iterations(request)) as iterations:
             outputs = WithResult(iterations)
             for output in outputs:
                 yield texts.push(output)
-        result = self.with_text(outputs.result, request)
+        result = self.requests.with_text(outputs.result, request)
         yield texts.finish(result.sequences[0])
         return result
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the token ids of a conversation; see BundleRequests.chat_prompt."""
+        return self.requests.chat_prompt(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            chat_template_kwargs=chat_template_kwargs,
+        )
 
     @contextlib.contextmanager
     def held_source(self, source: Source) -> Iterator[None]:
@@ -392,7 +414,7 @@ class Pipeline(BundleRequests):
         with self._lock.held(), self._failures_cleaned_up():
             request = self.planned(request)
             self._rows.drop_but_for(request.reusable_prompt("draft"))
-            iterations = iterations_of(request, self._target, self._draft, self._rows.prefixes)
+            iterations = decode_iterations(request, self._target, self._draft, self._rows.prefixes)
             return self.with_peak((yield from iterations))
 
     def with_peak(self, result: DecodeResult) -> DecodeResult:

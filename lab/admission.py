@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from dsbd_ort.benchmark.prompts import PROMPTS
-from dsbd_ort.decoding.request import most_rows
+from dsbd_ort.decoding.row_bounds import most_rows
 from dsbd_ort.engine import Service, ServiceLimits, ServiceStats
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.results import GenerationResult

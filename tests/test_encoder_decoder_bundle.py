@@ -19,7 +19,7 @@ from dsbd_ort.cli import inspect
 from dsbd_ort.decoding import DecodingError, DecodingRequest, result_of
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.decoding.cache_view import PrefixCache
-from dsbd_ort.decoding.decode import iterations_of
+from dsbd_ort.decoding.decode import decode_iterations
 from dsbd_ort.engine import Service
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.errors import BundleError, CapacityError, InputError, ProviderError
@@ -135,13 +135,13 @@ def test_equal_prompts_of_other_sources_share_no_rows(pipe):
         alone = []
         for source in (first, second):
             target.keep(np.arange(0))
-            result = result_of(iterations_of(request(source), target, None, None))
+            result = result_of(decode_iterations(request(source), target, None, None))
             alone.append(result.sequences[0])
         assert alone[0].logprob != pytest.approx(alone[1].logprob, abs=1e-2)
         target.keep(np.arange(0))
         prefixes = PrefixCache(), PrefixCache()
         for source in (first, second, second, first):
-            result = result_of(iterations_of(request(source), target, None, prefixes))
+            result = result_of(decode_iterations(request(source), target, None, prefixes))
             wanted = alone[0 if source == first else 1]
             assert result.sequences[0].logprob == pytest.approx(wanted.logprob, abs=1e-4)
         target.keep(np.arange(0))
@@ -272,7 +272,7 @@ def test_n_grams_of_a_source_without_tokens_are_refused(pipe):
     )
     with pipe.engines() as (target, _):
         with pytest.raises(DecodingError, match="encoder_no_repeat_ngram_size is 2, but the sour"):
-            result_of(iterations_of(request, target, None, None))
+            result_of(decode_iterations(request, target, None, None))
 
 
 def changed(source_pair: Path, folder: Path, edit) -> Path:

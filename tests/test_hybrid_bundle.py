@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM
 from dsbd_ort import Pipeline
 from dsbd_ort.cli import inspect
 from dsbd_ort.commands.bundle_summary import summarize_bundle
-from dsbd_ort.decoding import decode_iterations
-from dsbd_ort.decoding.request import result_of
+from dsbd_ort.decoding import DecodingRequest, decode_iterations
+from dsbd_ort.decoding.result import result_of
 from dsbd_ort.engine import Service, ServiceLimits
 from dsbd_ort.engine.limits import cache_rows
 from dsbd_runtime.bundle_files.bundle import open_bundle
@@ -133,7 +133,13 @@ def test_beams_beyond_several_folds(hybrid: tuple[Pipeline, Path]) -> None:
     attention = bucket_capacity(256) * row_bytes(attending(entry.caches))
     with load_causal_lm(pipe.bundle, "target", settings=EngineSettings(num_threads=1)) as model:
         config = pipe.config({"strategy": "sample", "max_new_tokens": 150})
-        result_of(decode_iterations(model, None, prompt, config, np.random.default_rng(0)))
+        result_of(
+            decode_iterations(
+                DecodingRequest(prompt_ids=prompt, config=config, rng=np.random.default_rng(0)),
+                model,
+                None,
+            )
+        )
         assert model.kv_bytes_peak <= attention + 2 * path_bytes(entry.caches)
 
 
@@ -235,6 +241,10 @@ def test_rows_that_are_computed_again_are_the_same(hybrid: tuple[Pipeline, Path]
                 target.keep(np.arange(0))
                 draft.keep(np.arange(0))
                 rng = np.random.default_rng(seed)
-                run = decode_iterations(target, draft, prompt, config, rng, preempts=preempts)
+                run = decode_iterations(
+                    DecodingRequest(prompt_ids=prompt, config=config, rng=rng, preempts=preempts),
+                    target,
+                    draft,
+                )
                 results.append([each.token_ids for each in result_of(run).sequences])
             assert results[0] == results[1]

@@ -17,7 +17,13 @@ import numpy as np
 
 from dsbd_forward.forward import Source
 from dsbd_ort.benchmark.prompts import BenchmarkError
-from dsbd_ort.decoding import DecodingConfig, StepModel, decode_iterations, result_of
+from dsbd_ort.decoding import (
+    DecodingConfig,
+    DecodingRequest,
+    StepModel,
+    decode_iterations,
+    result_of,
+)
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import MEASURED_ROWS, EngineCosts, measure_costs
 from dsbd_ort.decoding.engine_call import Role
@@ -137,10 +143,15 @@ def forecasts(
         num_iterations, num_layers = 0, 0
         for seed, (prompt, source) in enumerate(zip(prompts, sources, strict=True)):
             rng = np.random.default_rng(seed)
-            iterations = decode_iterations(
-                target, draft, prompt, config, rng, costs=calls, estimator=estimator, source=source
+            request = DecodingRequest(
+                prompt_ids=prompt,
+                config=config,
+                rng=rng,
+                costs=calls,
+                estimator=estimator,
+                source=source,
             )
-            stats = result_of(iterations).stats
+            stats = result_of(decode_iterations(request, target, draft)).stats
             num_iterations += stats.num_iterations
             num_layers += stats.num_iterations + stats.num_accepted_layers
         plain = num_layers * float(costs.target.up_to(width)[width])

@@ -178,7 +178,7 @@ def _as_json(answer: Answer) -> str:
 def _print_seed(seed: int, pipeline: Pipeline, arguments: RunArguments) -> None:
     """Print a seed that was drawn, where the answer depends on it."""
     options = arguments.options
-    if pipeline.resolve(options).row.rule in ("sample", "joint") and "seed" not in options:
+    if pipeline.requests.resolve(options).row.rule in ("sample", "joint") and "seed" not in options:
         click.echo(f"seed {seed} (--seed {seed} repeats this answer)", err=True)
 
 

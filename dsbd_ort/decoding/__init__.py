@@ -8,10 +8,10 @@ from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.decode import decode, decode_iterations
 from dsbd_ort.decoding.errors import ConfigError, DecodingError, ModelError
 from dsbd_ort.decoding.logits_processing.path_states import StopState
-from dsbd_ort.decoding.request import (
+from dsbd_ort.decoding.request import DecodingRequest
+from dsbd_ort.decoding.result import (
     DecodedSequence,
     DecodeResult,
-    DecodingRequest,
     IterationOutput,
     WithResult,
     result_of,

@@ -24,7 +24,8 @@ from dsbd_ort.decoding.drafting.cost_curve import Costs, observe_call
 from dsbd_ort.decoding.engine_call import Clock, EngineCall, EngineCalls, Role, forward_groups
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, SharedKVCache
 from dsbd_ort.decoding.preemption import PreemptedRows, recomputed
-from dsbd_ort.decoding.request import DecodeResult, DecodingRequest, IterationOutput
+from dsbd_ort.decoding.request import DecodingRequest
+from dsbd_ort.decoding.result import DecodeResult, IterationOutput
 
 Outcome = DecodeResult | BaseException
 """How a request ended; an exception is the one that ``decode`` would have raised.

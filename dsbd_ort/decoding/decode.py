@@ -19,38 +19,27 @@ Glossary:
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 
 from dsbd_forward.engine import Engine
-from dsbd_forward.forward import ForwardResult, Source
+from dsbd_forward.forward import ForwardResult
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
-from dsbd_ort.decoding.drafting.cost_curve import Costs, measure_costs, observe_call
-from dsbd_ort.decoding.drafting.draft import DraftLayer, Iteration, draft_forest
-from dsbd_ort.decoding.drafting.ngram import NGramPool
+from dsbd_ort.decoding.drafting.cost_curve import measure_costs, observe_call
+from dsbd_ort.decoding.drafting.draft import DraftLayer, Iteration
 from dsbd_ort.decoding.engine_call import Clock, EngineCall, EngineCalls, Role
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.kv_cache import SharedKVCache
 from dsbd_ort.decoding.logits_processing.path_states import StopState
 from dsbd_ort.decoding.preemption import PreemptedRows, recomputed
-from dsbd_ort.decoding.rejection_coupling import RandomSource
-from dsbd_ort.decoding.request import (
-    GIVE_UP_INTERVAL,
-    DecodeResult,
-    DecodingRequest,
-    IterationOutput,
-    Preempts,
-    check_request,
-    decoded_sequences,
-    result_of,
-)
+from dsbd_ort.decoding.request import GIVE_UP_INTERVAL, DecodingRequest, check_request
+from dsbd_ort.decoding.result import DecodeResult, IterationOutput, decoded_sequences, result_of
 from dsbd_ort.decoding.rule import Finished
 from dsbd_ort.decoding.set_up import LoopParts, set_up
+from dsbd_ort.decoding.top_tokens import TopTokens
 from dsbd_ort.decoding.trace import TraceRecorder
 
 Prefixes = tuple[PrefixCache, PrefixCache]
@@ -62,10 +51,6 @@ DecodingLoop = Generator[EngineCall | IterationOutput, ForwardResult | None, Dec
 """A running request: it is sent the result of each EngineCall, and None for an IterationOutput."""
 
 Iterations = Generator[IterationOutput, None, DecodeResult]
-
-_LONG_REST = 8
-"""Iterations without a draft from which on one more call of the draft costs less than to keep what
-it would need: its nodes, and what the target knows of them."""
 
 
 def decode(
@@ -79,68 +64,30 @@ def decode(
     trace: TraceRecorder | None = None,
 ) -> DecodeResult:
     """Continue a prompt. See ``decode_iterations``."""
-    return result_of(
-        decode_iterations(target, draft, prompt_ids, config, rng, stop=stop, trace=trace)
-    )
+    request = DecodingRequest(prompt_ids=prompt_ids, config=config, rng=rng, stop=stop, trace=trace)
+    return result_of(decode_iterations(request, target, draft))
 
 
 def decode_iterations(
-    target: Engine,
-    draft: Engine | None,
-    prompt_ids: Sequence[int],
-    config: DecodingConfig,
-    rng: np.random.Generator,
-    *,
-    stop: StopState | None = None,
-    random_source: RandomSource | None = None,
-    clock: Clock = time.perf_counter,
-    costs: Costs | None = None,
-    estimator: AcceptanceEstimator | None = None,
-    ngram_pool: NGramPool | None = None,
-    preempts: Preempts | None = None,
-    prefixes: Prefixes | None = None,
-    trace: TraceRecorder | None = None,
-    source: Source = None,
-) -> Iterations:
-    """Continue a prompt; yield the live hypotheses after every iteration, return the result.
-
-    The models and ``prefixes`` are those of ``decoding_loop``, which also documents the errors; the
-    rest are the fields of ``DecodingRequest``. With ``costs`` None draft_policy None means "fixed",
-    and both engines are measured first for "throughput".
-    """
-    request = DecodingRequest(
-        prompt_ids=prompt_ids,
-        config=config,
-        rng=rng,
-        stop=stop,
-        random_source=random_source,
-        clock=clock,
-        costs=costs,
-        estimator=estimator,
-        ngram_pool=ngram_pool,
-        trace=trace,
-        preempts=preempts,
-        source=source,
-    )
-    if config.draft_policy == "throughput" and costs is None:
-        check_request(request, target.spec, draft.spec if draft else None)
-        costs = measure_costs(target, draft, clock, source)
-        request = dataclasses.replace(request, costs=costs)
-        prefixes = None
-    return (yield from iterations_of(request, target, draft, prefixes))
-
-
-def iterations_of(
     request: DecodingRequest,
     target: Engine,
     draft: Engine | None,
-    prefixes: Prefixes | None,
+    prefixes: Prefixes | None = None,
 ) -> Iterations:
     """Run the loop of a request, making every engine call at once.
 
+    Yields the live hypotheses after every iteration and returns the result. Without ``costs``
+    draft_policy "throughput" has both engines measured first.
+
     prefixes: the tokens whose rows both caches hold already, updated for the next request; of the
     other rows in the caches none is kept.
+
+    Raises what ``check_decodable`` raises.
     """
+    if request.config.draft_policy == "throughput" and request.costs is None:
+        check_request(request, target.spec, draft.spec if draft else None)
+        costs = measure_costs(target, draft, request.clock, request.source)
+        request, prefixes = dataclasses.replace(request, costs=costs), None
     prefixes = prefixes or (PrefixCache(), PrefixCache())
     caches: Caches = {"target": SharedKVCache(target)}
     if draft:
@@ -219,15 +166,15 @@ def decoding_loop(
     yield from _prefill(run)
     beams, depth = Beams.initial(), 0
     while not rule.is_finished(beams, depth):
-        drafted = [] if _rests(run, beams) else (yield from _draft(run, beams, depth))
+        drafted = yield from run.draft_stage.draft(beams, depth)
         committed, num_accepted = yield from _verify_and_select(run, beams, drafted, depth)
-        iteration = _iteration(run, drafted, committed, num_accepted)
+        iteration = _iteration(run, beams, drafted, committed, num_accepted)
         for observer in run.observers:
             observer.observe(iteration)
         beams = _prune(run, iteration)
         depth += len(committed)
         outputs = run.hypotheses, iteration.hypotheses, run.agreement
-        yield IterationOutput(*outputs, run.stats, run.tops)
+        yield IterationOutput(*outputs, run.stats, run.target.distributions.tops)
         if request.gives_up is not None and _is_given_up(run, beams, depth, len(committed)):
             break
     return _finish(run, beams)
@@ -240,13 +187,9 @@ def _prefill(run: LoopParts) -> EngineCalls[None]:
     node that it is needed for, if any is.
     """
     prompt = np.array(run.request.prompt_ids, dtype=np.int64)
-    yield from run.target.prefill(prompt[:-1], run.scorer, run.lockstep_draft)
-    if run.lockstep_draft:
-        yield from run.lockstep_draft.prefill(prompt[:-1])
-    elif run.draft:
-        run.draft.prefill_later(prompt.tolist, 0)
-    if run.tracer:
-        run.tracer.begin(prompt.tolist(), run.request.config)
+    yield from run.target.prefill(prompt[:-1], run.draft_stage.lockstep)
+    for tracer in run.tracers:
+        tracer.begin(prompt.tolist(), run.request.config)
 
 
 def _is_given_up(run: LoopParts, beams: Beams, depth: int, num_new: int) -> bool:
@@ -256,55 +199,8 @@ def _is_given_up(run: LoopParts, beams: Beams, depth: int, num_new: int) -> bool
     if gives_up is None or not is_due or run.rule.is_finished(beams, depth):
         return False
     paths = hypotheses.paths(beams.hypotheses)
-    ended = decoded_sequences(run.rule.ended(), hypotheses, run.request)
+    ended = decoded_sequences(run.rule.ended(), hypotheses, run.request.finish_reason, TopTokens())
     return gives_up([hypotheses.tokens[path].tolist() for path in paths], ended)
-
-
-def _rests(run: LoopParts, beams: Beams) -> bool:
-    """Return whether no draft is made in an iteration, as there is none or its policy rests.
-
-    A draft that will not be wanted for long has its next rows computed as a prompt is, all at once:
-    until then nothing is kept for it.
-    """
-    if run.drafter is None:
-        return True
-    num_to_rest = run.policy.rest()
-    draft = run.late_draft
-    if draft is not None and not draft.is_put_off:
-        if num_to_rest >= _LONG_REST or (num_to_rest and draft.num_unread):
-            draft.put_off(_tokens(run, beams))
-    return num_to_rest > 0
-
-
-def _tokens(run: LoopParts, beams: Beams) -> Callable[[], list[int]]:
-    """Return what returns the prompt and the new tokens of the only beam."""
-    prompt_ids, hypotheses, entries = run.request.prompt_ids, run.hypotheses, beams.hypotheses
-
-    def tokens() -> list[int]:
-        (path,) = hypotheses.paths(entries)
-        return [*prompt_ids, *hypotheses.tokens[path].tolist()]
-
-    return tokens
-
-
-def _draft(run: LoopParts, beams: Beams, depth: int) -> EngineCalls[list[DraftLayer]]:
-    """Return what adds the layers to the forest that the draft policy chooses."""
-    assert run.drafter is not None
-    if run.late_draft is not None and run.late_draft.is_put_off:
-        run.late_draft.prefill_later(_tokens(run, beams), int(beams.nodes[0]))
-    num_pending = run.target.num_missing(beams.nodes)
-    most_layers = run.request.config.max_new_tokens - depth - 1
-    unread = (run.draft.num_unread, run.draft.num_unread_source) if run.draft else (0, 0)
-    run.policy.begin(num_pending, most_layers, *unread)
-    return draft_forest(
-        run.forest,
-        run.drafter,
-        beams,
-        run.policy,
-        depth,
-        keeps_distributions=run.rule.reads_draft_distributions,
-        repeats=run.request.config.replacement,
-    )
 
 
 def _verify_and_select(
@@ -319,14 +215,12 @@ def _verify_and_select(
     committed: list[Beams] = []
     num_met = run.forest.num_met
     for _ in range(1 + len(beams.nodes)):
-        yield from run.target.compute()
+        yield from run.target.compute(run.target.missing())
         for selected in run.rule.select(run.target, beams, drafted, depth):
             committed.append(selected)
             if run.rule.is_finished(selected, depth + len(committed)):
                 break
         if committed:
-            if run.tops:
-                run.tops.record([beams, *committed], run.target.slots)
             return committed, run.forest.num_met - num_met
     raise ModelError(
         "the target said that all logits of its last rows can be read, but they cannot; export the "
@@ -335,22 +229,31 @@ def _verify_and_select(
 
 
 def _iteration(
-    run: LoopParts, drafted: list[DraftLayer], committed: list[Beams], num_accepted: int
+    run: LoopParts,
+    roots: Beams,
+    drafted: list[DraftLayer],
+    committed: list[Beams],
+    num_accepted: int,
 ) -> Iteration:
     """Return the record of an iteration: which beams go on, and which nodes pruning leaves.
 
     The nodes that can still matter are the beams, descendants of them that the target has computed,
     and ancestors that an engine has yet to compute.
     """
-    config, forest = run.request.config, run.forest
+    config, forest, most_descendants = (
+        run.request.config,
+        run.forest,
+        run.draft_stage.most_descendants,
+    )
     beams = _most_likely(run, committed[-1]) if config.memory == "single" else committed[-1]
     survivors = np.zeros(len(forest), dtype=np.bool_)
-    if run.most_descendants:
-        survivors[forest.below(beams.nodes).nonzero()[0][: run.most_descendants]] = True
+    if most_descendants:
+        survivors[forest.below(beams.nodes).nonzero()[0][:most_descendants]] = True
     survivors[beams.nodes] = True
-    for cache in run.caches:
-        cache.keep_needed(survivors)
+    for runner in run.runners:
+        runner.keep_needed(survivors)
     return Iteration(
+        roots=roots,
         drafted=drafted,
         committed=committed,
         beams=beams,
@@ -369,8 +272,8 @@ def _most_likely(run: LoopParts, beams: Beams) -> Beams:
 def _prune(run: LoopParts, iteration: Iteration) -> Beams:
     """Drop all but the survivors from forest and caches; return the beams renumbered."""
     renumbered = run.forest.prune(iteration.survivors)
-    for cache in run.caches:
-        cache.prune()
+    for runner in run.runners:
+        runner.prune()
     beams = iteration.beams
     return Beams(renumbered[beams.nodes], beams.log_weights, beams.hypotheses, beams.copies)
 
@@ -379,18 +282,19 @@ def _finish(run: LoopParts, beams: Beams) -> DecodeResult:
     """Leave the caches to the next request; return the best sequences and the statistics."""
     request, hypotheses = run.request, run.hypotheses
     agreed = hypotheses.tokens[hypotheses.common(beams.hypotheses)].tolist()
-    for cache in run.caches:
-        cache.finish([*request.prompt_ids, *agreed])
+    for runner in run.runners:
+        runner.finish([*request.prompt_ids, *agreed])
     best = run.rule.results(beams)
     if not len(best.hypotheses):  # given up before any has ended
         scores = hypotheses.scores(beams.hypotheses, request.config.length_penalty)
         best = Finished(beams.hypotheses, scores).ranked()
     best = best.first(request.config.num_return_sequences)
-    sequences = decoded_sequences(best, hypotheses, request, run.tops)
+    sequences = decoded_sequences(
+        best, hypotheses, request.finish_reason, run.target.distributions.tops
+    )
     num_output_tokens = len(sequences[0].token_ids)
     if request.ngram_pool is not None:
         request.ngram_pool.add_text([*request.prompt_ids, *sequences[0].token_ids])
     stats = run.stats.stats(num_output_tokens)
-    num_bytes = sum(cache.distribution_bytes_peak for cache in run.caches)
-    prompt_logprobs = run.scorer.result() if run.scorer else None
-    return DecodeResult(sequences, stats, num_bytes, prompt_logprobs)
+    num_bytes = sum(runner.distributions.bytes_peak for runner in run.runners)
+    return DecodeResult(sequences, stats, num_bytes, run.target.prompt_reading.result())

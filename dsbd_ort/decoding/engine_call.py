@@ -10,6 +10,9 @@ from dsbd_forward.forward import Forward, ForwardResult, Source
 
 Role = Literal["target", "draft"]
 
+ENGINE_INDEX: dict[Role, int] = {"target": 0, "draft": 1}
+"""The engine's row of ``Forest.slots``."""
+
 Clock = Callable[[], float]
 
 

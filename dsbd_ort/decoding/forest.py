@@ -177,6 +177,32 @@ class Forest:
         breaks = (parents != np.arange(NO_NODE, NO_NODE + self._num_nodes)).nonzero()[0]
         return int(breaks[0]) if len(breaks) else self._num_nodes
 
+    def pending(self, nodes: Nodes, slots: NDArray[np.int64]) -> Nodes:
+        """Return what must be computed before the distributions after ``nodes``, parents first.
+
+        slots: of every node in one engine, negative where it is not computed.
+        """
+        parents = self.parents
+        found = nodes[slots[nodes] < _ZERO]
+        above = parents[found]
+        above = above[slots[above] < _ZERO]
+        if not len(above):  # usually
+            return found
+        is_pending = np.zeros(len(slots), dtype=np.bool_)
+        is_pending[found] = True
+        trunk = self.trunk_length
+        while len(above):
+            is_pending[above] = True
+            in_trunk = above[above < trunk]
+            if len(in_trunk):  # a draft that rests has all tokens since it rests to compute
+                for last in set(in_trunk.tolist()):
+                    computed = (slots[: last + 1] >= _ZERO).nonzero()[0]
+                    is_pending[computed[-1] + 1 if len(computed) else 0 : last] = True
+                above = above[above >= trunk]
+            above = parents[above]
+            above = above[slots[above] < _ZERO]
+        return is_pending.nonzero()[0]
+
     def below(self, roots: Nodes) -> NDArray[np.bool_]:
         """Return which nodes are descendants of ``roots``, these not included: (num_nodes,)."""
         is_below = np.zeros(self._num_nodes + 1, dtype=np.bool_)  # the last: NO_NODE, never one
@@ -209,5 +235,9 @@ class Forest:
         return renumbered
 
 
-_ONE, _UPPER_HALF = np.array(1), np.array(32)  # faster in an operation than numbers
+_ZERO, _ONE, _UPPER_HALF = (
+    np.array(0),
+    np.array(1),
+    np.array(32),
+)  # faster in an operation than numbers
 _UNUSED = np.array([[0, NO_NODE, 0, 0, 0, NOT_COMPUTED, NOT_COMPUTED]]).T  # a column without node

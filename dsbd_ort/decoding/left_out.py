@@ -17,7 +17,6 @@ from dsbd_forward.logits import Logits
 from dsbd_forward.rows import NO_INTS, largest_logits
 from dsbd_forward.spec import EngineSpec
 from dsbd_ort.decoding.distribution import TokenDistributions, TopDistributions
-from dsbd_ort.decoding.forest import NO_NODE, Nodes
 from dsbd_ort.decoding.joint_distribution import JointDistribution
 
 Floats = NDArray[np.float64]
@@ -41,7 +40,6 @@ class LeftOutTokens:
         gone: (n,) int64. Which of the beams that were asked about last have lost their logits.
         latest: first slot and logits of the engine's latest call, set by who makes it.
         has_tokens: whether any were read that count.
-        slots_above: of nodes that have to be computed once more, the slots that see what is above.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -57,11 +55,10 @@ class LeftOutTokens:
         self._read_slots = self._slots = self._tokens = NO_INTS  # (n,); (num_tokens,) by slot
         self._raw_log_probs = _NO_NUMBERS
         self.has_tokens = False
-        self.slots_above: dict[int, int] = {}  # by node
 
     def read(
         self,
-        known: TokenDistributions | None,
+        known: TokenDistributions,
         slots: Slots,
         log_weights: Floats,
         threshold: float,
@@ -129,12 +126,3 @@ class LeftOutTokens:
             raw_log_probs=np.append(joint.raw_log_probs, raw)[order],
             num_tokens=0,
         )
-
-    def set_back(self, nodes: Nodes, slots: Slots) -> None:
-        """Note that these nodes have to be computed once more; their slots see what is above."""
-        self.slots_above |= dict(zip(nodes.tolist(), slots.tolist(), strict=True))
-
-    def add_slots_above(self, parent_slots: Slots, nodes: Nodes, parents: Nodes) -> None:
-        """Put the slots that see what is above nodes set back, whose parents the forest forgot."""
-        for index in (parents == NO_NODE).nonzero()[0].tolist():
-            parent_slots[index] = self.slots_above.get(int(nodes[index]), 0)

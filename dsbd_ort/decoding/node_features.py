@@ -25,7 +25,7 @@ from dsbd_forward.features import ZEROS, Features, ParentFeatures
 from dsbd_forward.forward import ForwardResult
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache, PromptFeature
 from dsbd_ort.decoding.distribution import larger
-from dsbd_ort.decoding.forest import Forest, Nodes
+from dsbd_ort.decoding.forest import NOT_COMPUTED, Forest, Nodes
 
 Ints = NDArray[np.int64]
 
@@ -168,9 +168,9 @@ class TargetFeatures:
         """Keep what such a forward has brought."""
         self.table.append(result, num_rows)
 
-    def outdated(self, slots: Ints) -> NDArray[np.bool_]:
-        """Return which computed nodes have to be computed again after an iteration: none."""
-        return np.zeros(len(slots), dtype=np.bool_)
+    def slots_after_pruning(self, slots: Ints) -> Ints:
+        """Return the slots, without those of nodes to be computed again: none."""
+        return slots
 
     def keep(self, slots: Ints) -> None:
         """Keep the features of these slots, which become 1, 2, ..."""
@@ -233,13 +233,12 @@ class DraftFeatures:
         self._own_parents[first:end] = self._next_parents
         self._num_slots = end
 
-    def outdated(self, slots: Ints) -> NDArray[np.bool_]:
-        """Return which computed nodes have to be computed again: those that come from own features.
+    def slots_after_pruning(self, slots: Ints) -> Ints:
+        """Return the slots, without those of rows that come from own features.
 
         slots: (n,) int64, negative where a node is not computed.
         """
-        is_outdated: NDArray[np.bool_] = self._own_parents[np.maximum(slots, 0)] > 0
-        return is_outdated
+        return np.where(self._own_parents[np.maximum(slots, 0)] > 0, NOT_COMPUTED, slots)
 
     def own_of(self, slot: int) -> tuple[Features, int] | None:
         """Return the own feature that a slot's row comes from, None where it is the target's."""

@@ -78,7 +78,6 @@ class RejectionCoupling:
 
     keeps_descendants = False
     reads_draft_distributions = True
-    draft_scores = None
 
     def __init__(self, source: RandomSource, replacement: bool) -> None:
         self._source = source

@@ -1,24 +1,19 @@
-"""A decoding request, its results, and the checks before any work: prompt, models, rows needed."""
+"""A decoding request, and the checks before any work: its prompt and options, the models."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dsbd_forward.forward import Source
 from dsbd_forward.spec import EngineSpec
-from dsbd_ort.decoding.beams import Agreement, Hypotheses, Hypothesis
 from dsbd_ort.decoding.cache_view import RowIdentity
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import Costs
-from dsbd_ort.decoding.drafting.draft import MOST_FORCED_LAYERS
 from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.engine_call import Clock, EngineCall, Role
 from dsbd_ort.decoding.errors import DecodingError
@@ -27,9 +22,7 @@ from dsbd_ort.decoding.logits_processing.constraint import Constraint
 from dsbd_ort.decoding.logits_processing.path_states import StopState, state_after
 from dsbd_ort.decoding.option_values import shown
 from dsbd_ort.decoding.rejection_coupling import RandomSource
-from dsbd_ort.decoding.rule import Finished
-from dsbd_ort.decoding.stats import DecodingStats, StatsRecorder
-from dsbd_ort.decoding.top_tokens import PromptLogprobs, TokenLogprobs, TopTokens
+from dsbd_ort.decoding.result import DecodedSequence
 from dsbd_ort.decoding.trace import TraceRecorder
 
 
@@ -41,7 +34,7 @@ GIVE_UP_INTERVAL = 16
 
 Preempts = Callable[[EngineCall], bool]
 
-GivesUp = Callable[[list[list[int]], list["DecodedSequence"]], bool]
+GivesUp = Callable[[list[list[int]], list[DecodedSequence]], bool]
 """Receives the new tokens of each beam that goes on, and the sequences that have ended."""
 
 
@@ -133,153 +126,20 @@ class DecodingRequest:
             return RowIdentity([], self.source)
         return RowIdentity(list(self.prompt_ids[:-1]), self.source)
 
-
-@dataclass(frozen=True, kw_only=True)
-class DecodedSequence:
-    """One returned sequence.
-
-    Attributes:
-        token_ids: the new tokens, those included that end the sequence.
-        token_logprobs: raw log-probability of every new token under the target.
-        logprob: their sum.
-        score: logprob / num_new_tokens ** length_penalty, the ranking.
-        finish_reason: "eos", "stop" (a stop string) or "length".
-        top_logprobs: the most probable tokens in the place of every new token, with
-            ``top_logprobs`` in the request.
-    """
-
-    token_ids: list[int]
-    token_logprobs: list[float]
-    logprob: float
-    score: float
-    finish_reason: str
-    top_logprobs: list[TokenLogprobs] | None = None
-
-
-@dataclass(frozen=True)
-class DecodeResult:
-    """The sequences, best first, and the statistics of a request.
-
-    Attributes:
-        distribution_bytes_peak: most bytes that the distributions of nodes took, of both engines.
-        prompt_logprobs: with ``prompt_logprobs`` in the request.
-    """
-
-    sequences: list[DecodedSequence]
-    stats: DecodingStats
-    distribution_bytes_peak: int = 0
-    prompt_logprobs: PromptLogprobs | None = None
-
-
-@dataclass(frozen=True)
-class IterationOutput:
-    """The live hypotheses after one iteration of the loop; read outputs in their order."""
-
-    all_hypotheses: Hypotheses
-    live: NDArray[np.int64]
-    agreement: Agreement
-    recorder: StatsRecorder
-    tops: TopTokens | None = None
-
-    @property
-    def hypotheses(self) -> list[Hypothesis]:
-        """The live hypotheses."""
-        return [Hypothesis(self.all_hypotheses, entry) for entry in self.live.tolist()]
-
-    @cached_property
-    def agreed_tokens(self) -> list[int]:
-        """New tokens, from the first on, that all live hypotheses share: they are final."""
-        self.agreement.update(self.live)
-        return self.agreement.tokens.copy()
-
-    def stats(self) -> DecodingStats:
-        """Return the statistics so far, of the agreed tokens."""
-        return self.recorder.stats(len(self.agreed_tokens))
-
-    def agreed_logprobs(self, start: int) -> list[float]:
-        """Return the raw log-probabilities of the agreed tokens from number ``start`` on."""
-        entries = self.agreement.entries[start : len(self.agreed_tokens)]
-        logprobs: list[float] = self.all_hypotheses.token_logprobs[entries].tolist()
-        return logprobs
-
-    def agreed_top_logprobs(self, start: int) -> list[TokenLogprobs] | None:
-        """Return the most probable tokens in the places of the agreed ones from ``start`` on."""
-        if self.tops is None:
-            return None
-        entries = self.agreement.entries[start : len(self.agreed_tokens)]
-        return self.tops.of(np.array(entries, dtype=np.int64))
-
-
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
-
-
-class WithResult(Generic[_Item, _Result]):
-    """Iterates over a generator and keeps its return value.
-
-    Attributes:
-        result: the return value, once the iteration has ended.
-    """
-
-    result: _Result
-
-    def __init__(self, generator: Generator[_Item, None, _Result]) -> None:
-        self._generator = generator
-
-    def __iter__(self) -> Iterator[_Item]:
-        self.result = yield from self._generator
-
-
-def result_of(generator: Generator[object, None, _Result]) -> _Result:
-    """Run a generator to its end and return its return value."""
-    items = WithResult(generator)
-    for _ in items:
-        pass
-    return items.result
-
-
-def decoded_sequences(
-    finished: Finished,
-    hypotheses: Hypotheses,
-    request: DecodingRequest,
-    tops: TopTokens | None = None,
-) -> list[DecodedSequence]:
-    """Return final hypotheses as sequences."""
-    sequences = []
-    paths, logprobs = (
-        hypotheses.paths(finished.hypotheses),
-        hypotheses.logprobs[finished.hypotheses],
-    )
-    for path, logprob, score in zip(
-        paths, logprobs.tolist(), finished.scores.tolist(), strict=True
-    ):
-        token_ids = hypotheses.tokens[path].tolist()
-        sequences.append(
-            DecodedSequence(
-                token_ids=token_ids,
-                token_logprobs=hypotheses.token_logprobs[path].tolist(),
-                logprob=logprob,
-                score=score,
-                finish_reason=_finish_reason(token_ids, request),
-                top_logprobs=tops.of(path) if tops else None,
-            )
-        )
-    return sequences
-
-
-def _finish_reason(token_ids: list[int], request: DecodingRequest) -> str:
-    if token_ids[-1] in request.config.eos_ids:
-        return "eos"
-    searched = token_ids[request.config.min_new_tokens :]
-    if request.stop and state_after(request.stop, searched).has_ended:
-        return "stop"
-    if (constraint := request.running_constraint) is not None:
-        states = constraint.start(request.prompt_ids)
-        for token in token_ids:
-            states = constraint.advance(states, np.array([token]))
-        if constraint.has_ended(states)[0]:
+    def finish_reason(self, token_ids: list[int]) -> str:
+        """Return why a sequence of these new tokens has ended, see DecodedSequence."""
+        if token_ids[-1] in self.config.eos_ids:
+            return "eos"
+        searched = token_ids[self.config.min_new_tokens :]
+        if self.stop and state_after(self.stop, searched).has_ended:
             return "stop"
-    return "length"
+        if (constraint := self.running_constraint) is not None:
+            states = constraint.start(self.prompt_ids)
+            for token in token_ids:
+                states = constraint.advance(states, np.array([token]))
+            if constraint.has_ended(states)[0]:
+                return "stop"
+        return "length"
 
 
 def check_request(request: DecodingRequest, target: EngineSpec, draft: EngineSpec | None) -> None:
@@ -376,72 +236,3 @@ def check_prompt(prompt_ids: Sequence[int], vocab_size: int, what: str = "prompt
             f"the {what} has token id {shown(int(wrong))}; expected 0 to {vocab_size - 1}, the "
             f"vocabulary of the {'target' if what == 'prompt' else 'encoder'}"
         )
-
-
-def most_draft_nodes(config: DecodingConfig) -> int:
-    """Return how many nodes one draft may add.
-
-    No layer is drafted in the place of the last token. Forced layers, which a constraint may add
-    or put in the place of others, are as wide as any.
-    """
-    most_layers = config.max_new_tokens - 1
-    if not config.drafts or config.constraint is None:
-        return sum(config.layer_widths[:most_layers])
-    num_layers = min(most_layers, len(config.layer_widths) + MOST_FORCED_LAYERS)
-    return num_layers * max(config.width, config.most_draft_beams)
-
-
-def most_descendants(config: DecodingConfig) -> int:
-    """Return how many nodes below the beams pruning may leave.
-
-    Two drafts' worth, the oldest first, so that the rows of a request have a bound. A node that is
-    left out and selected after all is computed again.
-    """
-    return 2 * most_draft_nodes(config)
-
-
-def most_rows(
-    num_prompt_tokens: int, config: DecodingConfig, *, has_top_k_head: bool = True
-) -> int:
-    """Return a bound of the rows that a request ever holds in the cache of one engine.
-
-    has_top_k_head: of the target, which may have to compute a node again.
-
-    The paths of the beams take at most ``num_beams`` rows a token (where beams share no token).
-    Added are the nodes that pruning leaves, and the rows of one iteration: a draft, and the
-    selected nodes of every layer. Rows that are not used any more give way where there is no room.
-    """
-    num_beams = max(config.width, config.joint_beams or 1)
-    num_forced = MOST_FORCED_LAYERS if config.drafts and config.constraint is not None else 0
-    num_layers = min(len(config.layer_widths) + num_forced + 1, config.max_new_tokens)
-    on_paths = num_beams * (config.max_new_tokens + 1)
-    left = num_beams + most_descendants(config)
-    added = most_draft_nodes(config) + (num_layers + 1) * num_beams
-    if config.processes_logits:
-        added *= 2 if has_top_k_head else 1  # see ForestRunner.compute
-    elif config.row.rule == "search":  # see ForestRunner.complete
-        added += num_beams
-    return num_prompt_tokens + on_paths + left + added
-
-
-_MOST_EXPECTED_TOKENS = 1024
-
-
-def expected_rows(num_prompt_tokens: int, config: DecodingConfig) -> int:
-    """Return the rows that a request usually comes to hold, if it runs to its end.
-
-    Its beams share most tokens, and the rest of two drafts lies between. A very long answer is
-    expected to end sooner: attention reads all rows for which there is room.
-    """
-    num_tokens = num_prompt_tokens + min(config.max_new_tokens, _MOST_EXPECTED_TOKENS)
-    return min(num_tokens + most_descendants(config), most_rows(num_prompt_tokens, config))
-
-
-def most_new_tokens(
-    num_prompt_tokens: int, config: DecodingConfig, max_rows: int, *, has_top_k_head: bool = True
-) -> int:
-    """Return the ``max_new_tokens`` with which ``most_rows`` is at most ``max_rows``."""
-    num_beams = max(config.width, config.joint_beams or 1)
-    bound = most_rows(num_prompt_tokens, config, has_top_k_head=has_top_k_head)
-    num_left = max_rows - bound
-    return config.max_new_tokens + num_left // num_beams

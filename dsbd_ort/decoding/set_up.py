@@ -7,33 +7,43 @@ from dataclasses import dataclass
 from dsbd_forward.spec import EngineSpec
 from dsbd_ort.decoding.beams import Agreement, Hypotheses
 from dsbd_ort.decoding.cache_view import CacheView
+from dsbd_ort.decoding.computed_distributions import ComputedDistributions
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.draft import Drafter, DraftPolicy, FixedDraftPolicy, Observer
 from dsbd_ort.decoding.drafting.drafters import ChainedDrafter, Proposers
 from dsbd_ort.decoding.drafting.ngram import NGramDrafter
 from dsbd_ort.decoding.drafting.request_costs import RequestCosts
+from dsbd_ort.decoding.drafting.stage import DraftStage, PolicyDraftStage
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
-from dsbd_ort.decoding.engine_call import Meter
+from dsbd_ort.decoding.engine_call import Meter, Role
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.forest_runner import ForestRunner
 from dsbd_ort.decoding.joint_rule import JointGreedyRule, JointSpeculativeRule
+from dsbd_ort.decoding.late_runner import LateRunner
 from dsbd_ort.decoding.logits_processing.forbidden_tokens import ForbiddenTokens
 from dsbd_ort.decoding.logits_processing.path_states import PathStates, StopStates
 from dsbd_ort.decoding.logits_processing.request_processing import RequestProcessing, processing_of
-from dsbd_ort.decoding.node_features import DraftFeatures, TargetFeatures, align_prefixes
-from dsbd_ort.decoding.rejection_coupling import GeneratorSource, RejectionCoupling
-from dsbd_ort.decoding.request import (
-    DecodingRequest,
-    check_request,
-    expected_rows,
-    most_descendants,
+from dsbd_ort.decoding.logits_reader import logits_reader
+from dsbd_ort.decoding.node_features import (
+    DraftFeatures,
+    TargetFeatures,
+    align_prefixes,
 )
+from dsbd_ort.decoding.rejection_coupling import GeneratorSource, RejectionCoupling
+from dsbd_ort.decoding.request import DecodingRequest, check_request
+from dsbd_ort.decoding.row_bounds import expected_rows
 from dsbd_ort.decoding.rule import LayerBuilder, SelectionRule
 from dsbd_ort.decoding.sample_rule import GumbelCoupling, SampleRule
 from dsbd_ort.decoding.search_rule import SearchRule
 from dsbd_ort.decoding.stats import StatsRecorder
-from dsbd_ort.decoding.top_tokens import PromptScorer, TopTokens, check_top_logprobs
+from dsbd_ort.decoding.top_tokens import (
+    KeptTopTokens,
+    PromptReading,
+    PromptScorer,
+    TopTokens,
+    check_top_logprobs,
+)
 from dsbd_ort.decoding.trace import Tracer
 from dsbd_ort.decoding.warp import Warp, check_top_k
 
@@ -56,14 +66,9 @@ class LoopParts:
     """What the loop of one request works with.
 
     Attributes:
-        draft: the draft engine's side of the forest, None where no model drafts.
-        lockstep_draft: the same where it computes the prompt part by part, as the target does;
-            else None.
-        late_draft: the same where it may compute a part of the one path later, as a prompt.
-        drafter: what drafts: the same, or it and others; None where nothing does.
+        runners: of the engines in use: the target, and the draft if a model drafts.
         observers: of every iteration, before it is pruned.
-        caches: of the engines in use.
-        most_descendants: nodes below the beams that pruning leaves at most.
+        tracers: those of them that are told when the prompt is computed.
     """
 
     request: DecodingRequest
@@ -71,73 +76,51 @@ class LoopParts:
     hypotheses: Hypotheses
     agreement: Agreement
     rule: SelectionRule
-    policy: DraftPolicy
+    draft_stage: DraftStage
     target: ForestRunner
-    draft: ForestRunner | None
-    lockstep_draft: ForestRunner | None
-    late_draft: ForestRunner | None
-    drafter: Drafter | None
+    runners: list[ForestRunner]
     stats: StatsRecorder
-    tracer: Tracer | None
     observers: list[Observer]
-    tops: TopTokens | None
-    scorer: PromptScorer | None
-    caches: list[ForestRunner]
-    most_descendants: int
+    tracers: list[Tracer]
 
 
 def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None) -> LoopParts:
     """Return the parts of a request that begins; raises what ``check_decodable`` raises."""
     check_decodable(request, target.spec, draft.spec if draft else None)
-    for view in (target, draft):
-        if view is not None:
-            num_rows = expected_rows(len(request.prompt_ids), request.config)
-            view.row_cache.expect(num_rows - len(view.prefix.tokens))
+    config = request.config
+    num_rows = expected_rows(len(request.prompt_ids), config)
+    for view in [target] if draft is None else [target, draft]:
+        view.row_cache.expect(num_rows - len(view.prefix.tokens))
     paths = _paths(request, target.spec.vocab_size)
-    engines = _engines(request, paths, target, draft)
     builder, rule = paths.builder, _rule(request, paths.builder)
-    draft_meter = engines.draft.meter if engines.draft else None
-    policy = _draft_policy(request, rule, builder.forest, [target.meter, draft_meter or Meter()])
-    num_prompt, config = len(request.prompt_ids), request.config
+    runners = _runners(request, paths, target, draft)
+    of_target, *of_draft = runners
+    meters = of_target.meter, of_draft[0].meter if of_draft else Meter()
+    policy = _draft_policy(request, rule, builder.forest, *meters)
     stats = StatsRecorder(
-        num_prompt, target.meter, draft_meter, request.clock, config.drafter or "model"
+        len(request.prompt_ids), *meters, request.clock, config.drafter or "model"
     )
-    observers: list[Observer] = [policy, stats]
-    tracer = proposers = None
+    tracers, proposers = [], Proposers()
     if request.trace is not None:
-        tracer = Tracer(
-            request.trace,
-            builder,
-            engines.target,
-            engines.draft,
-            stats,
-            proposers := Proposers(),
-            paths.forbidden,
-        )
-        observers.append(tracer)
-    drafter: Drafter | None = engines.draft
-    if chained := _chained_drafter(paths, rule, engines.draft, config, proposers):
-        drafter = chained
-        observers.append(chained)
+        tracers = [Tracer(request.trace, builder, runners, stats, proposers, paths.forbidden)]
+    chained = _chained_drafters(paths, rule, of_draft, config, proposers if tracers else None)
+    drafters: list[Drafter] = [*chained, *of_draft]
+    stage = DraftStage()
+    if drafters:
+        of_engines = builder.forest, of_target, of_draft
+        stage = PolicyDraftStage(request, rule, policy, drafters[0], *of_engines)
     return LoopParts(
         request=request,
         forest=builder.forest,
         hypotheses=builder.hypotheses,
         agreement=Agreement(builder.hypotheses),
         rule=rule,
-        policy=policy,
-        target=engines.target,
-        draft=engines.draft,
-        lockstep_draft=engines.lockstep_draft,
-        late_draft=None if engines.lockstep_draft or config.width > 1 else engines.draft,
-        drafter=drafter,
+        draft_stage=stage,
+        target=of_target,
+        runners=runners,
         stats=stats,
-        tracer=tracer,
-        observers=observers,
-        tops=engines.tops,
-        scorer=engines.scorer,
-        caches=[engines.target, engines.draft] if engines.draft else [engines.target],
-        most_descendants=most_descendants(config) if drafter and rule.keeps_descendants else 0,
+        observers=[policy, stats, *tracers, *chained, *of_target.distributions.kept_tops],
+        tracers=tracers,
     )
 
 
@@ -168,62 +151,67 @@ def _paths(request: DecodingRequest, vocab_size: int) -> _Paths:
     return _Paths(_builder(request, processing, ngram), processing, forbidden, ngram)
 
 
-@dataclass(frozen=True)
-class _Engines:
-    """The engines' sides of the forest, see ``LoopParts``."""
-
-    target: ForestRunner
-    draft: ForestRunner | None
-    lockstep_draft: ForestRunner | None
-    tops: TopTokens | None
-    scorer: PromptScorer | None
-
-
-def _engines(
+def _runners(
     request: DecodingRequest, paths: _Paths, target: CacheView, draft: CacheView | None
-) -> _Engines:
-    """Return each engine's side of the forest, and what keeps log-probabilities of the target's."""
+) -> list[ForestRunner]:
+    """Return each engine's rows of the forest: the target's, and the draft's if a model drafts."""
     config, spec, forest = request.config, target.spec, paths.builder.forest
     num_top = min(config.top_logprobs, spec.vocab_size)
-    tops = TopTokens(num_top, paths.builder.hypotheses) if num_top else None
-    scorer = PromptScorer(request.prompt_ids, num_top) if config.prompt_logprobs else None
+    tops = KeptTopTokens(num_top, forest, paths.builder.hypotheses) if num_top else TopTokens()
+    reading = PromptReading()
+    if config.prompt_logprobs:
+        reading = PromptScorer(request.prompt_ids, num_top, spec.head)
     warp = target_warp = Warp.of(config)
     if not config.row.has_draft and not spec.head.num_top_logits:  # all logits are read later
         target_warp = warp.narrowed()
-    draft = draft if config.has_draft_model else None
-    of_target = of_draft = None
-    if draft is not None and draft.spec.reads_features:
-        align_prefixes(target.prefix, draft.prefix)
-        of_target = TargetFeatures(target)
-        draft.own_features = of_draft = DraftFeatures(forest, of_target)
-    processing = paths.processing
-    of_engine = ForestRunner("target", target, forest, target_warp, processing, of_target, tops)
-    if draft is None:
-        return _Engines(of_engine, None, None, tops, scorer)
+    known = _distributions("target", spec, paths, target_warp, tops)
+    if draft is None or not config.has_draft_model:
+        return [ForestRunner("target", target, forest, known, [], reading)]
     draft_warp = warp.within(draft.spec.head.num_top_logits)
-    draft_cache = ForestRunner("draft", draft, forest, draft_warp, processing, of_draft)
-    return _Engines(of_engine, draft_cache, draft_cache if of_draft else None, tops, scorer)
+    of_draft = draft, forest, _distributions("draft", draft.spec, paths, draft_warp, TopTokens())
+    if not draft.spec.reads_features:
+        path, may_rest = (request.prompt_ids, paths.builder.hypotheses), config.width == 1
+        return [
+            ForestRunner("target", target, forest, known, [], reading),
+            LateRunner(*of_draft, *path, may_rest=may_rest),
+        ]
+    align_prefixes(target.prefix, draft.prefix)
+    features = TargetFeatures(target)
+    draft.own_features = own = DraftFeatures(forest, features)
+    return [
+        ForestRunner("target", target, forest, known, [features], reading),
+        ForestRunner("draft", *of_draft, [own], PromptReading()),
+    ]
 
 
-def _chained_drafter(
+def _distributions(
+    role: Role, spec: EngineSpec, paths: _Paths, warp: Warp, tops: TopTokens
+) -> ComputedDistributions:
+    """Return the distributions of an engine that has computed nothing yet."""
+    reader = logits_reader(role, spec, warp, paths.processing, keeps_tops=tops.number > 0)
+    return ComputedDistributions(role, spec, paths.builder.forest, reader, tops)
+
+
+def _chained_drafters(
     paths: _Paths,
     rule: SelectionRule,
-    draft: ForestRunner | None,
+    of_draft: list[ForestRunner],
     config: DecodingConfig,
     proposers: Proposers | None,
-) -> ChainedDrafter | None:
-    """Return what drafts by a constraint or by n-grams before the model; None without these."""
+) -> list[ChainedDrafter]:
+    """Return the drafter that asks a constraint or n-grams before the model, if there are these."""
     has_forced = paths.processing is not None and paths.processing.constraint is not None
     if not paths.ngram and not (config.drafts and has_forced and config.row.rule != "joint"):
-        return None
-    return ChainedDrafter(
+        return []
+    chained = ChainedDrafter(
         paths.builder.forest,
         paths.processing,
         paths.ngram,
-        draft,
+        of_draft[0] if of_draft else None,
         proposers=proposers,
         proposes_ends=not rule.reads_draft_distributions,
     )
+    return [chained]
 
 
 def _ngram_drafter(request: DecodingRequest) -> NGramDrafter | None:
@@ -272,14 +260,17 @@ def _rule(request: DecodingRequest, builder: LayerBuilder) -> SelectionRule:
 
 
 def _draft_policy(
-    request: DecodingRequest, rule: SelectionRule, forest: Forest, meters: list[Meter]
+    request: DecodingRequest,
+    rule: SelectionRule,
+    forest: Forest,
+    of_target: Meter,
+    of_draft: Meter,
 ) -> DraftPolicy:
-    """Return the draft policy of a request; ``meters`` are those of its engines."""
+    """Return the draft policy of a request, which reads the meters of both engines."""
     config = request.config
     if request.costs is None or config.draft_policy == "fixed":
         return FixedDraftPolicy(config.layer_widths, rule.propose)
     most_layers, most_beams = config.draft_length or 0, config.most_draft_beams
-    of_target, of_draft = meters
     return ThroughputDraftPolicy(
         RequestCosts(
             request.costs,

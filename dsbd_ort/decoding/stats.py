@@ -71,7 +71,7 @@ class StatsRecorder:
 
     num_prompt_tokens: int
     target: Meter
-    draft: Meter | None
+    draft: Meter
     clock: Clock = time.perf_counter
     drafter: str = "none"
     began: float = 0.0
@@ -104,7 +104,6 @@ class StatsRecorder:
         num_accepted_layers = sum(self.accepted)
         first = (self.first_token_at or now) - self.began
         target, draft = self.target, self.draft
-        draft_s = draft.seconds if draft else 0.0
         more = num_output_tokens - 1
         return DecodingStats(
             num_iterations=num_iterations,
@@ -119,15 +118,15 @@ class StatsRecorder:
             num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=num_output_tokens,
             target_rows=target.rows,
-            draft_rows=draft.rows if draft else 0,
+            draft_rows=draft.rows,
             target_calls=target.calls,
-            draft_calls=draft.calls if draft else 0,
+            draft_calls=draft.calls,
             time_to_first_token_s=first,
             time_per_output_token_s=(total - first) / more if more > 0 else None,
             tokens_per_s=num_output_tokens / total if total > 0 else 0.0,
-            draft_s=draft_s,
+            draft_s=draft.seconds,
             target_s=target.seconds,
-            host_s=total - target.seconds - draft_s,
+            host_s=total - target.seconds - draft.seconds,
             drafter=self.drafter,
         )
 

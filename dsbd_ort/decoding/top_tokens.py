@@ -14,11 +14,18 @@ from numpy.typing import NDArray
 
 from dsbd_forward.logits import Logits
 from dsbd_forward.rows import largest_logits
-from dsbd_forward.spec import EngineSpec
-from dsbd_ort.decoding.beams import Beams, Hypotheses
+from dsbd_forward.spec import EngineSpec, HeadSpec
+from dsbd_ort.decoding.beams import Hypotheses
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.distribution import larger
+from dsbd_ort.decoding.drafting.draft import Iteration
+from dsbd_ort.decoding.engine_call import Wanted
 from dsbd_ort.decoding.errors import ConfigError, DecodingError
+from dsbd_ort.decoding.forest import Forest
+from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
+
+SCORED_CHUNK = 64
+"""Prompt rows per call where each has logits: bounds these at SCORED_CHUNK x vocabulary."""
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -41,18 +48,33 @@ class PromptLogprobs:
 
 
 class TopTokens:
-    """The most probable tokens after the nodes of a forest, kept for those that are committed.
-
-    By slot (see ForestRunner) as long as a node lives; by hypothesis from when its node has been a
-    beam: slots come and go, hypotheses stay.
+    """The most probable tokens after nodes of a request that returns none: they are not kept.
 
     Attributes:
         number: of tokens a position, at most the vocabulary.
     """
 
-    def __init__(self, number: int, hypotheses: Hypotheses) -> None:
+    number = 0
+
+    def of(self, entries: Ints) -> list[TokenLogprobs] | None:
+        """Return the most probable tokens in the place of each hypothesis' last token, if kept.
+
+        The last token's own log-probability is the one that the hypothesis has.
+        """
+        return None
+
+
+class KeptTopTokens(TopTokens):
+    """The most probable tokens after the nodes of a forest, kept for those that are committed.
+
+    By slot (see ForestRunner) as long as a node lives; by hypothesis from when its node has been a
+    beam: slots come and go, hypotheses stay. An Observer of the iterations.
+    """
+
+    def __init__(self, number: int, forest: Forest, hypotheses: Hypotheses) -> None:
         """Keep ``number`` tokens a position for the paths of ``hypotheses``."""
         self.number = number
+        self._forest = forest
         self._hypotheses = hypotheses
         self._tokens = np.zeros((64, number), dtype=np.int64)  # (slot capacity, number)
         self._logprobs = np.zeros((64, number))
@@ -75,19 +97,17 @@ class TopTokens:
         self._tokens[1 : self._num_slots] = self._tokens[slots]
         self._logprobs[1 : self._num_slots] = self._logprobs[slots]
 
-    def record(self, layers: Sequence[Beams], slots: Ints) -> None:
-        """Keep the tokens after the beams of these layers for good; slots: (num_nodes,)."""
-        for beams in layers:
+    def observe(self, iteration: Iteration) -> None:
+        """Keep the tokens after all beams of an iteration for good."""
+        slots, _ = self._forest.slots  # of the target
+        for beams in (iteration.roots, *iteration.committed):
             of_beams = slots[beams.nodes].tolist()
             for entry, slot in zip(beams.hypotheses.tolist(), of_beams, strict=True):
                 if slot > 0 and entry not in self._kept:
                     self._kept[entry] = self._tokens[slot].tolist(), self._logprobs[slot].tolist()
 
     def of(self, entries: Ints) -> list[TokenLogprobs]:
-        """Return the most probable tokens in the place of each hypothesis' last token.
-
-        The last token's own log-probability is the one that the hypothesis has.
-        """
+        """See TopTokens."""
         found = []
         parents = self._hypotheses.parents[entries].tolist()
         chosen = self._hypotheses.tokens[entries].tolist()
@@ -133,18 +153,40 @@ def top_logprobs_of(logits: Logits, number: int) -> tuple[Ints, Floats]:
     return tokens, scores - normalizers
 
 
-class PromptScorer:
+class PromptReading:
+    """The reading of a prompt whose log-probabilities nobody returns: without logits.
+
+    Attributes:
+        most_rows: of the prompt in one call.
+        wanted: of the logits of a call's rows.
+    """
+
+    most_rows = PREFILL_CHUNK
+    wanted: Wanted = "no logits"
+
+    def append(self, logits: Logits) -> None:
+        """Take the logits after the next tokens of the prompt."""
+
+    def result(self) -> PromptLogprobs | None:
+        """Return the log-probabilities, if they are collected."""
+        return None
+
+
+class PromptScorer(PromptReading):
     """Collects the log-probabilities of a prompt's tokens, call by call."""
 
-    def __init__(self, prompt_ids: Sequence[int], num_top: int) -> None:
+    most_rows = SCORED_CHUNK
+
+    def __init__(self, prompt_ids: Sequence[int], num_top: int, head: HeadSpec) -> None:
         """Take the whole prompt; ``num_top``: most probable tokens to keep at a position."""
+        self.wanted = "logits again" if head.num_top_logits else "all logits"
         self._prompt_ids = np.array(prompt_ids, dtype=np.int64)
         self._num_top = num_top
         self._logprobs: list[float | None] = [None]
         self._tops: list[TokenLogprobs | None] = [None]
 
     def append(self, logits: Logits) -> None:
-        """Take the logits after the next tokens of the prompt."""
+        """See PromptReading."""
         num_rows = len(logits)
         first = len(self._logprobs)
         following = self._prompt_ids[first : first + num_rows]
@@ -156,7 +198,7 @@ class PromptScorer:
                 self._tops.append(_with_own(tokens.tolist(), values.tolist(), int(token), logprob))
 
     def result(self) -> PromptLogprobs:
-        """Return what was collected."""
+        """See PromptReading."""
         return PromptLogprobs(self._logprobs, self._tops if self._num_top else None)
 
 

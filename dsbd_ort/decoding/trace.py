@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -148,8 +149,7 @@ class Tracer:
         self,
         recorder: TraceRecorder,
         builder: LayerBuilder,
-        target: ForestRunner,
-        draft: ForestRunner | None,
+        runners: Sequence[ForestRunner],
         stats: StatsRecorder,
         proposers: Proposers,
         forbidden: ForbiddenTokens | None = None,
@@ -158,8 +158,7 @@ class Tracer:
         self._recorder = recorder
         self._forest = builder.forest
         self._hypotheses = builder.hypotheses
-        self._target = target
-        self._draft = draft
+        self._target, self._draft = runners[:1], runners[1:]
         self._stats = stats
         self._proposers = proposers
         self._forbidden = forbidden
@@ -320,13 +319,7 @@ class Tracer:
 
     def _count(self) -> _Counts:
         target, draft = self._stats.target, self._stats.draft
-        return _Counts(
-            draft.rows if draft else 0,
-            target.rows,
-            draft.seconds if draft else 0.0,
-            target.seconds,
-            self._stats.clock(),
-        )
+        return _Counts(draft.rows, target.rows, draft.seconds, target.seconds, self._stats.clock())
 
 
 @dataclass(frozen=True)
@@ -340,12 +333,13 @@ class _Counts:
     clock_s: float
 
 
-def _log_prob(cache: ForestRunner | None, parent: int, token: int) -> float | None:
-    """Return the warped log-probability of ``token`` after ``parent``, None if not computed."""
-    if cache is None or parent == NO_NODE:
-        return None
-    found = cache.distribution(parent)
-    if found is None:
-        return None
-    place = np.flatnonzero(found.tokens == token)
-    return float(found.log_probs[place[0]]) if len(place) else -np.inf
+def _log_prob(runners: Sequence[ForestRunner], parent: int, token: int) -> float | None:
+    """Return the warped log-probability of ``token`` after ``parent``, None if not computed.
+
+    runners: the engine's, if there is one.
+    """
+    for runner in runners if parent != NO_NODE else ():
+        if (found := runner.distributions.after(parent)) is not None:
+            place = np.flatnonzero(found.tokens == token)
+            return float(found.log_probs[place[0]]) if len(place) else -np.inf
+    return None

@@ -259,7 +259,7 @@ class EngineLoop:
             return request.texts.push(event), None
         if isinstance(event, BaseException):
             return None, _as_dsbd_error(event)
-        result = self._pipeline.with_text(self._pipeline.with_peak(event), request.request)
+        result = self._pipeline.requests.with_text(self._pipeline.with_peak(event), request.request)
         return request.texts.finish(result.sequences[0]), result
 
     def _end(self, request: LiveRequest, ending: Ending) -> None:

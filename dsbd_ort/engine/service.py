@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Unpack
 
 from dsbd_ort.decoding import DecodingConfig, DecodingRequest, TraceRecorder, result_of
-from dsbd_ort.decoding.request import most_new_tokens, most_rows
+from dsbd_ort.decoding.row_bounds import most_new_tokens, most_rows
 from dsbd_ort.decoding.set_up import check_decodable
 from dsbd_ort.engine.async_stream import AsyncStream, result_or_raise
 from dsbd_ort.engine.engine_loop import EngineLoop
@@ -123,7 +123,7 @@ class Service:
         check_decodable(request, target.spec, draft.spec if draft else None)
         live = LiveRequest(
             request=request,
-            texts=self.pipeline.text_stream(request),
+            texts=self.pipeline.requests.text_stream(request),
             most_rows=most_rows(
                 len(request.prompt_ids), request.config, has_top_k_head=self._has_top_k_head
             ),

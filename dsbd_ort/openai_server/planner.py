@@ -209,7 +209,7 @@ class Planner:
 
     def _auto_fault(self, has_tools: bool) -> str | None:
         """Return why the model's own template cannot show tools and calls, None where it can."""
-        template = self._pipeline.chat_template.source(has_tools=has_tools)
+        template = self._pipeline.requests.chat_template.source(has_tools=has_tools)
         return auto_fault(template, self._tag_is_text)
 
     def _log_plain_tools(self) -> None:
@@ -280,7 +280,7 @@ class Planner:
         options, num_samples, num_copies = for_choices(options, choices)
         for token_ids in tokens:
             check_prompt(len(token_ids), self._settings)
-        asked = self._pipeline.resolve(options)
+        asked = self._pipeline.requests.resolve(options)
         config = self._pipeline.config(asked)
         limits: list[int | None] = [None] * len(tokens)
         if "max_new_tokens" not in options:

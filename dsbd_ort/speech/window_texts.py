@@ -17,7 +17,7 @@ import numpy as np
 from dsbd_forward.forward import Source
 from dsbd_ort.decoding import STRATEGIES, DecodeResult, DecodingConfig, DecodingRequest
 from dsbd_ort.decoding.logits_processing.allowed_mass import AllowedMass
-from dsbd_ort.decoding.request import DecodedSequence
+from dsbd_ort.decoding.result import DecodedSequence
 from dsbd_ort.decoding.stats import DecodingStats
 from dsbd_ort.model_defaults import DRAFTING
 from dsbd_ort.sources import RequestInputs

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.progress import track
 
-from dsbd_ort.decoding import DecodingConfig, decode_iterations
+from dsbd_ort.decoding import DecodingConfig, DecodingRequest, decode_iterations
 from lab.host_time.bigram_models import DenseBigram, random_pair
 
 VOCAB_SIZE, NUM_BEAMS = 4096, 4
@@ -54,7 +54,11 @@ def _iteration_us(
     )
     target.keep(np.arange(0))
     times = [time.perf_counter()]
-    for _ in decode_iterations(target, None, (2, 3), config, np.random.default_rng(0)):
+    for _ in decode_iterations(
+        DecodingRequest(prompt_ids=(2, 3), config=config, rng=np.random.default_rng(0)),
+        target,
+        None,
+    ):
         times.append(time.perf_counter())
     taken = np.diff(times)
     return [1e6 * float(np.median(taken[depth - WINDOW : depth])) for depth in depths]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.forward import Forward
-from dsbd_ort.decoding import DecodingConfig, WithResult, decode_iterations
+from dsbd_ort.decoding import DecodingConfig, DecodingRequest, WithResult, decode_iterations
 from dsbd_ort.decoding.distribution import TokenDistribution
 from dsbd_ort.decoding.noise import child_key, gumbel_noise, root_key
 from dsbd_ort.decoding.warp import Warp
@@ -45,7 +45,11 @@ def trace_of(
 ) -> Trace:
     """Run beam sampling and record it; ``config`` must return all beams."""
     iterations = WithResult(
-        decode_iterations(model, None, prompt_ids, config, np.random.default_rng(seed))
+        decode_iterations(
+            DecodingRequest(prompt_ids=prompt_ids, config=config, rng=np.random.default_rng(seed)),
+            model,
+            None,
+        )
     )
     layers = [
         {tuple(link.token for link in hypothesis.chain()) for hypothesis in output.hypotheses}

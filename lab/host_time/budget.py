@@ -21,7 +21,9 @@ from typing import Any
 
 from dsbd_ort.decoding import DecodingStats
 from dsbd_ort.decoding.beams import Agreement
+from dsbd_ort.decoding.computed_distributions import ComputedDistributions
 from dsbd_ort.decoding.drafting.draft import FixedDraftPolicy
+from dsbd_ort.decoding.drafting.stage import PolicyDraftStage
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
 from dsbd_ort.decoding.forest_runner import ForestRunner
 from dsbd_ort.decoding.kv_cache import SharedKVCache
@@ -34,9 +36,14 @@ from lab.frame.page import table
 
 ENGINE = "engine"
 _LOOP = importlib.import_module("dsbd_ort.decoding.decode")  # the package's `decode` is a function
+_STAGE = importlib.import_module("dsbd_ort.decoding.drafting.stage")
 _POLICY = "rest", "begin", "wants_layer", "takes_all", "choose", "choose_forced", "observe"
 STEPS: dict[str, tuple[tuple[type | ModuleType, tuple[str, ...]], ...]] = {
-    "draft": ((_LOOP, ("_draft", "draft_forest")), (FixedDraftPolicy, _POLICY)),
+    "draft": (
+        (PolicyDraftStage, ("draft",)),
+        (_STAGE, ("draft_forest",)),
+        (FixedDraftPolicy, _POLICY),
+    ),
     "policy": ((ThroughputDraftPolicy, _POLICY),),
     "forward": (
         (_LOOP, ("_made",)),
@@ -44,10 +51,11 @@ STEPS: dict[str, tuple[tuple[type | ModuleType, tuple[str, ...]], ...]] = {
         (SharedKVCache, ("forward",)),
         (CausalLM, ("forward",)),
     ),
-    "warp": ((ForestRunner, ("_read",)),),
+    "warp": ((ComputedDistributions, ("append",)),),
     "select": (
         (_LOOP, ("_verify_and_select",)),
-        (ForestRunner, ("joint", "are_computed", "read_left_out")),
+        (ComputedDistributions, ("joint",)),
+        (ForestRunner, ("are_computed", "read_left_out")),
         (GumbelCoupling, ("propose",)),
         (SampleRule, ("draft_scores", "is_finished")),
         (SearchRule, ("propose", "draft_scores", "is_finished")),

@@ -19,7 +19,14 @@ import click
 import numpy as np
 
 from dsbd_ort.benchmark.prompts import PROMPTS
-from dsbd_ort.decoding import DecodingConfig, DecodingStats, StepModel, decode_iterations, result_of
+from dsbd_ort.decoding import (
+    DecodingConfig,
+    DecodingRequest,
+    DecodingStats,
+    StepModel,
+    decode_iterations,
+    result_of,
+)
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.pipeline import Pipeline
 from dsbd_runtime.ort.ort_session import OrtSession
@@ -65,7 +72,11 @@ def decoded(
     """Return the statistics of one request, as a rule in CPU seconds of this thread."""
     rng = np.random.default_rng(seed)
     return result_of(
-        decode_iterations(target, draft, PROMPT, config, rng, clock=clock, costs=COSTS)
+        decode_iterations(
+            DecodingRequest(prompt_ids=PROMPT, config=config, rng=rng, clock=clock, costs=COSTS),
+            target,
+            draft,
+        )
     ).stats
 
 

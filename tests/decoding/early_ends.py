@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dsbd_ort.decoding import DecodingConfig
-from dsbd_ort.decoding.request import IterationOutput
+from dsbd_ort.decoding.result import IterationOutput
 
 HasEnded = Callable[[tuple[int, ...]], bool]
 

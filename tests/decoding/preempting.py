@@ -19,7 +19,7 @@ from dsbd_ort.decoding.batched_decoder import (
 )
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
-from dsbd_ort.decoding.request import IterationOutput
+from dsbd_ort.decoding.result import IterationOutput
 
 COSTS = EngineCosts(CostCurve((1, 16), (1e-3, 2e-3)), CostCurve((1, 16), (1e-4, 2e-4)))
 

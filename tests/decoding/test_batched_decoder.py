@@ -22,7 +22,8 @@ from dsbd_ort.decoding import (
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, BatchMember
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
-from dsbd_ort.decoding.request import IterationOutput, most_rows
+from dsbd_ort.decoding.result import IterationOutput
+from dsbd_ort.decoding.row_bounds import most_rows
 from tests.decoding.tables import all_tokens, mixed_table, random_table, run
 from tests.decoding.top_table import TopTable
 

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from dsbd_forward.forward import Forward
-from dsbd_ort.decoding import DecodeResult, DecodingConfig, TableModel, decode_iterations
+from dsbd_ort.decoding import (
+    DecodeResult,
+    DecodingConfig,
+    DecodingRequest,
+    TableModel,
+    decode_iterations,
+)
 from dsbd_ort.decoding.cache_view import PrefixCache
 from tests.decoding.tables import all_tokens, mixed_table, random_table, run
 
@@ -35,7 +41,10 @@ class Conversation:
     def steps(self, prompt: tuple[int, ...], config: DecodingConfig, seed: int):
         rng = np.random.default_rng(seed)
         return decode_iterations(
-            self.target, self.draft, prompt, config, rng, prefixes=self.prefixes
+            DecodingRequest(prompt_ids=prompt, config=config, rng=rng),
+            self.target,
+            self.draft,
+            prefixes=self.prefixes,
         )
 
     def ask(self, prompt: tuple[int, ...], config: DecodingConfig, seed: int) -> DecodeResult:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dsbd_ort.decoding import ConfigError, DecodingConfig
-from dsbd_ort.decoding.request import most_rows
+from dsbd_ort.decoding.row_bounds import most_rows
 from dsbd_ort.decoding.strategies import unnamed_strategy
 
 

@@ -11,6 +11,7 @@ from dsbd_ort.decoding import (
     STRATEGIES,
     DecodingConfig,
     DecodingError,
+    DecodingRequest,
     ModelError,
     TableModel,
     decode,
@@ -93,11 +94,9 @@ def test_agreed_tokens_are_never_taken_back():
     config = DecodingConfig(num_beams=4, max_new_tokens=24)
     for seed in range(10):
         steps = decode_iterations(
+            DecodingRequest(prompt_ids=[1, 2], config=config, rng=np.random.default_rng(seed)),
             TableModel(VOCAB, TARGET),
             TableModel(VOCAB, DRAFT),
-            [1, 2],
-            config,
-            np.random.default_rng(seed),
         )
         agreed: list[int] = []
         while True:

@@ -12,7 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding import DecodingConfig, TableModel, decode_iterations, result_of
+from dsbd_ort.decoding import (
+    DecodingConfig,
+    DecodingRequest,
+    TableModel,
+    decode_iterations,
+    result_of,
+)
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import (
     CostCurve,
@@ -102,14 +108,16 @@ def ratios(
         )
         result_of(
             decode_iterations(
+                DecodingRequest(
+                    prompt_ids=[(seed + place * place) % VOCAB for place in range(PROMPT)],
+                    config=config,
+                    rng=np.random.default_rng(seed),
+                    clock=lambda: clock[0],
+                    costs=costs,
+                    estimator=experience,
+                ),
                 TimedTable(TARGET, TARGET_CURVE, clock),
                 TimedTable(DRAFTS[draft], DRAFT_CURVE, clock),
-                [(seed + place * place) % VOCAB for place in range(PROMPT)],
-                config,
-                np.random.default_rng(seed),
-                clock=lambda: clock[0],
-                costs=costs,
-                estimator=experience,
             )
         )
         found.append((clock[0] - began) / plain)

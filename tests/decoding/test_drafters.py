@@ -11,14 +11,14 @@ import pytest
 from dsbd_ort.decoding import DecodingConfig, TableModel, decode, decode_iterations, result_of
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.cache_view import PrefixCache
-from dsbd_ort.decoding.decode import iterations_of
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.decoding.drafting.drafters import ChainedDrafter
 from dsbd_ort.decoding.drafting.ngram import NGramCounts, NGramDrafter, NGramPool
 from dsbd_ort.decoding.errors import ConfigError, DecodingError
 from dsbd_ort.decoding.kv_cache import SharedKVCache
-from dsbd_ort.decoding.request import DecodeResult, DecodingRequest
+from dsbd_ort.decoding.request import DecodingRequest
+from dsbd_ort.decoding.result import DecodeResult
 from dsbd_ort.decoding.set_up import set_up
 from tests.decoding.every_outcome import ScriptedChance, law_of, total_variation
 from tests.decoding.path_constraint import PathConstraint
@@ -79,14 +79,16 @@ def decoded(request: DecodingRequest, target: LogitsOf = TARGET) -> DecodeResult
     config = request.config
     return result_of(
         decode_iterations(
+            DecodingRequest(
+                prompt_ids=request.prompt_ids,
+                config=config,
+                rng=request.rng,
+                costs=COSTS,
+                estimator=request.estimator,
+                ngram_pool=request.ngram_pool,
+            ),
             TableModel(VOCAB, target),
             TableModel(VOCAB, DRAFT) if config.has_draft_model else None,
-            request.prompt_ids,
-            config,
-            request.rng,
-            costs=COSTS,
-            estimator=request.estimator,
-            ngram_pool=request.ngram_pool,
         )
     )
 
@@ -151,12 +153,14 @@ def test_the_rejection_coupling_is_exact_by_enumeration(drafter, shape):
 
     def run(chance: ScriptedChance, **options: Any) -> tuple[Any, ...]:
         outputs = decode_iterations(
+            DecodingRequest(
+                prompt_ids=prompt,
+                config=DecodingConfig(coupling="rejection", **options, **common),
+                rng=np.random.default_rng(0),
+                random_source=chance,
+            ),
             TableModel(3, target),
             TableModel(3, draft),
-            prompt,
-            DecodingConfig(coupling="rejection", **options, **common),
-            np.random.default_rng(0),
-            random_source=chance,
         )
         return final_beams(result_of(outputs))
 
@@ -210,12 +214,11 @@ def test_a_small_subtree_is_drafted_whole_where_that_costs_less_than_the_model(p
         shape = {"draft_beams": 4 if uses_model else (8, 16)} if "draft_length" in policy else {}
         config = DecodingConfig(**options, **policy, **shape)
         outputs = decode_iterations(
+            DecodingRequest(
+                prompt_ids=[1, 2], config=config, rng=np.random.default_rng(0), costs=costs
+            ),
             TableModel(VOCAB, TARGET),
             TableModel(VOCAB, DRAFT),
-            [1, 2],
-            config,
-            np.random.default_rng(0),
-            costs=costs,
         )
         stats = result_of(outputs).stats
         num_whole.append((1 + stats.num_draft_layers - stats.draft_calls) / stats.num_draft_layers)
@@ -281,7 +284,7 @@ def test_what_the_model_lists_does_not_count_as_unlisted():
         SharedKVCache(TableModel(VOCAB, table)).open_view(PrefixCache())
         for table in (TARGET, DRAFT)
     ]
-    drafter = set_up(request, *views).drafter
+    drafter = set_up(request, *views).draft_stage.drafter
     assert isinstance(drafter, ChainedDrafter)
     assert drafter.look_up(np.array([0]), lambda *_: False).pending.tolist() == []  # a long match
     listed = drafter.joint(np.array([0]), np.zeros(1), None)
@@ -292,7 +295,7 @@ def test_what_the_model_lists_does_not_count_as_unlisted():
         SharedKVCache(TableModel(VOCAB, table)).open_view(PrefixCache())
         for table in (TARGET, DRAFT)
     ]
-    drafter = set_up(request, *views).drafter
+    drafter = set_up(request, *views).draft_stage.drafter
     assert isinstance(drafter, ChainedDrafter)
     assert drafter.look_up(np.array([0]), lambda *_: False).pending.tolist() == [0]
     assert drafter._layer is not None
@@ -323,7 +326,7 @@ def copied(copied_ids: tuple[int, ...]) -> DecodeResult:
         rng=np.random.default_rng(0),
         copied_ids=copied_ids,
     )
-    return result_of(iterations_of(request, TableModel(VOCAB, follows), None, None))
+    return result_of(decode_iterations(request, TableModel(VOCAB, follows), None, None))
 
 
 def test_a_source_is_copied_from_its_beginning_on():

@@ -10,7 +10,13 @@ from functools import cache
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding import DecodingConfig, TableModel, WithResult, decode_iterations
+from dsbd_ort.decoding import (
+    DecodingConfig,
+    DecodingRequest,
+    TableModel,
+    WithResult,
+    decode_iterations,
+)
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from tests.decoding.beam_sampling_law import next_beam_sets, token_probs
 from tests.decoding.early_ends import Beam, beams_of, first_end, returned_at
@@ -46,7 +52,9 @@ def steps_and_result(config, seed, prompt=(1, 2), stop=None):
     rng = np.random.default_rng(seed)
     steps = WithResult(
         decode_iterations(
-            TableModel(VOCAB, TARGET), draft, prompt, config, rng, stop=stop, costs=COSTS
+            DecodingRequest(prompt_ids=prompt, config=config, rng=rng, stop=stop, costs=COSTS),
+            TableModel(VOCAB, TARGET),
+            draft,
         )
     )
     return list(steps), steps.result
@@ -181,7 +189,12 @@ def test_the_rejection_coupling_has_the_same_law_to_the_last_digit():
     def best_of(chance):
         models = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
         rng = np.random.default_rng(0)
-        outputs = WithResult(decode_iterations(*models, prompt, config, rng, random_source=chance))
+        outputs = WithResult(
+            decode_iterations(
+                DecodingRequest(prompt_ids=prompt, config=config, rng=rng, random_source=chance),
+                *models,
+            )
+        )
         list(outputs)
         return tuple(outputs.result.sequences[0].token_ids)
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from dsbd_forward.spec import EngineSpec
-from dsbd_ort.decoding import DecodeResult, DecodingConfig
+from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.decoding.cache_view import PrefixCache, PromptFeature
 from dsbd_ort.decoding.decode import decode_iterations
 from dsbd_ort.decoding.errors import DecodingError
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
 from dsbd_ort.decoding.node_features import align_prefixes
-from dsbd_ort.decoding.request import result_of
+from dsbd_ort.decoding.result import result_of
 from tests.decoding.feature_tables import TableDraft, TableFeatures, TableTarget, pair_of
 from tests.decoding.preempting import request_of, together
 from tests.decoding.tables import all_tokens, mixed_table, random_table
@@ -152,7 +152,10 @@ def test_prefixes_are_reused_and_the_draft_finds_its_features() -> None:
     ):
         before = len(target.computed_paths)
         iterations = decode_iterations(
-            target, draft, prompt, config, np.random.default_rng(0), prefixes=prefixes
+            DecodingRequest(prompt_ids=prompt, config=config, rng=np.random.default_rng(0)),
+            target,
+            draft,
+            prefixes=prefixes,
         )
         result = result_of(iterations)
         assert result.sequences[0].token_ids == alone_tokens(config, prompt)
@@ -168,13 +171,17 @@ def test_a_request_without_drafts_that_is_preempted_leaves_the_rows_of_the_draft
     for config, preempts in ((drafted, None), (plain, lambda _: True), (drafted, None)):
         rng = np.random.default_rng(0)
         run = decode_iterations(
-            *models, (1, 2, 3), config, rng, prefixes=prefixes, preempts=preempts
+            DecodingRequest(prompt_ids=(1, 2, 3), config=config, rng=rng, preempts=preempts),
+            *models,
+            prefixes=prefixes,
         )
         assert result_of(run).sequences[0].token_ids == alone_tokens(config, (1, 2, 3))
 
 
 def alone_tokens(config: DecodingConfig, prompt: tuple[int, ...]) -> list[int]:
-    iterations = decode_iterations(*several(), prompt, config, np.random.default_rng(0))
+    iterations = decode_iterations(
+        DecodingRequest(prompt_ids=prompt, config=config, rng=np.random.default_rng(0)), *several()
+    )
     return result_of(iterations).sequences[0].token_ids
 
 

@@ -21,7 +21,7 @@ from dsbd_ort.decoding import (
     decode_iterations,
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
-from dsbd_ort.decoding.request import result_of
+from dsbd_ort.decoding.result import result_of
 from dsbd_ort.decoding.trace import RequestTrace
 from tests.decoding.gather_table import GatherTable
 from tests.decoding.path_constraint import PathConstraint, some_tokens
@@ -74,7 +74,11 @@ def decoded(
     if config.draft_policy == "throughput":
         ticks = itertools.count()  # of a clock that depends on nothing else
         others |= {"costs": copy.deepcopy(COSTS), "clock": lambda: 1e-3 * next(ticks)}
-    return result_of(decode_iterations(models[0], draft, prompt, config, rng, **others))
+    return result_of(
+        decode_iterations(
+            DecodingRequest(prompt_ids=prompt, config=config, rng=rng, **others), models[0], draft
+        )
+    )
 
 
 @pytest.mark.parametrize("end", ["leaf", "eos"])

@@ -12,7 +12,8 @@ from dsbd_ort.decoding import DecodingConfig, TableModel, decode, decode_iterati
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.decoding.errors import ConfigError, ConstraintError, DecodingError
-from dsbd_ort.decoding.request import DecodeResult, DecodingRequest
+from dsbd_ort.decoding.request import DecodingRequest
+from dsbd_ort.decoding.result import DecodeResult
 from tests.decoding.beam_sampling_law import beam_sampling_law
 from tests.decoding.chi_square import chi_square_p_value
 from tests.decoding.every_outcome import ScriptedChance, law_of, total_variation
@@ -93,12 +94,11 @@ def config_of(strategy: str, **options: Any) -> DecodingConfig:
 def decoded(config: DecodingConfig, models: tuple[Any, Any], seed: int) -> DecodeResult:
     costs = EngineCosts(CostCurve((1, 16), (1e-3, 2e-3)), CostCurve((1, 16), (1e-4, 2e-4)))
     outputs = decode_iterations(
+        DecodingRequest(
+            prompt_ids=PROMPTS[seed], config=config, rng=np.random.default_rng(seed), costs=costs
+        ),
         models[0],
         models[1] if config.row.has_draft else None,
-        PROMPTS[seed],
-        config,
-        np.random.default_rng(seed),
-        costs=costs,
     )
     while True:
         try:
@@ -263,12 +263,14 @@ def test_the_rejection_coupling_is_exact_by_enumeration(name: str) -> None:
 
     def outcome(chance: ScriptedChance) -> Any:
         outputs = decode_iterations(
+            DecodingRequest(
+                prompt_ids=LAW_PROMPT,
+                config=config,
+                rng=np.random.default_rng(0),
+                random_source=chance,
+            ),
             TableModel(3, target),
             TableModel(3, draft),
-            LAW_PROMPT,
-            config,
-            np.random.default_rng(0),
-            random_source=chance,
         )
         while True:
             try:

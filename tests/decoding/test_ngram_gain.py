@@ -14,6 +14,7 @@ import pytest
 from dsbd_ort.decoding import (
     DecodeResult,
     DecodingConfig,
+    DecodingRequest,
     TableModel,
     WithResult,
     decode_iterations,
@@ -81,14 +82,16 @@ def answered(
     model = TimedTable(table, curve)
     steps = WithResult(
         decode_iterations(
+            DecodingRequest(
+                prompt_ids=prompt_of(table),
+                config=DecodingConfig(max_new_tokens=NUM_TOKENS, **options),
+                rng=np.random.default_rng(0),
+                clock=lambda: model.now,
+                costs=costs,
+                estimator=AcceptanceEstimator(),
+            ),
             model,
             None,
-            prompt_of(table),
-            DecodingConfig(max_new_tokens=NUM_TOKENS, **options),
-            np.random.default_rng(0),
-            clock=lambda: model.now,
-            costs=costs,
-            estimator=AcceptanceEstimator(),
         )
     )
     list(steps)

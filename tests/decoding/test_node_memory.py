@@ -8,7 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding import DecodingConfig, TableModel, decode_iterations
+from dsbd_ort.decoding import DecodingConfig, DecodingRequest, TableModel, decode_iterations
 
 VOCAB = 4096
 NUM_NODES = 128
@@ -26,7 +26,9 @@ def test_drafted_nodes_hold_their_logits_once(temperature: float) -> None:
         temperature=temperature,
     )
     target, draft = (TableModel(VOCAB, lambda path: LOGITS) for _ in range(2))
-    steps = decode_iterations(target, draft, (1,), config, np.random.default_rng(0))
+    steps = decode_iterations(
+        DecodingRequest(prompt_ids=(1,), config=config, rng=np.random.default_rng(0)), target, draft
+    )
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()

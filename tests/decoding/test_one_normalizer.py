@@ -9,9 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding import DecodeResult, DecodingConfig, TableModel, decode_iterations
+from dsbd_ort.decoding import (
+    DecodeResult,
+    DecodingConfig,
+    DecodingRequest,
+    TableModel,
+    decode_iterations,
+)
 from dsbd_ort.decoding.logits_processing.constraint import AllowedTokens, States
-from dsbd_ort.decoding.request import result_of
+from dsbd_ort.decoding.result import result_of
 from dsbd_ort.decoding.trace import RequestTrace
 from tests.decoding.gather_table import GatherTable
 from tests.decoding.path_constraint import PathConstraint, some_tokens
@@ -71,7 +77,13 @@ def decoded(
     draft = models[1] if config.has_draft_model else None
     rng = np.random.default_rng(3)
     return outputs_of(
-        result_of(decode_iterations(models[0], draft, PROMPT, config, rng, trace=trace))
+        result_of(
+            decode_iterations(
+                DecodingRequest(prompt_ids=PROMPT, config=config, rng=rng, trace=trace),
+                models[0],
+                draft,
+            )
+        )
     )
 
 
@@ -172,6 +184,10 @@ def test_a_text_scored_as_a_prompt_has_the_log_probabilities_that_it_was_made_wi
             config = DecodingConfig(strategy="greedy", max_new_tokens=1, prompt_logprobs=True)
             rng = np.random.default_rng(0)
             prompt = (*PROMPT, *tokens)
-            scored = result_of(decode_iterations(model(), None, prompt, config, rng))
+            scored = result_of(
+                decode_iterations(
+                    DecodingRequest(prompt_ids=prompt, config=config, rng=rng), model(), None
+                )
+            )
             assert scored.prompt_logprobs is not None
             assert scored.prompt_logprobs.token_logprobs[len(PROMPT) :] == logprobs

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from dsbd_ort.decoding.forest import NO_NODE, NOT_COMPUTED, Forest
-from dsbd_ort.decoding.forest_runner import ForestRunner
 
 
 def random_forest(rng: np.random.Generator, num_nodes: int, trunk: int) -> Forest:
@@ -42,9 +41,7 @@ def test_pending_nodes_are_those_of_a_walk_over_the_parents(seed: int) -> None:
     slots[:num_nodes] = np.where(rng.random(num_nodes) < rng.random(), 1, NOT_COMPUTED)
     if seed % 2:  # of a draft that rests: computed up to some node, nothing below
         slots[:num_nodes] = np.where(np.arange(num_nodes) < rng.integers(0, 5), 1, NOT_COMPUTED)
-    runner = object.__new__(ForestRunner)
-    runner._forest, runner._engine = forest, 0
     nodes = rng.choice(num_nodes, size=int(rng.integers(1, num_nodes + 1)), replace=False)
     expected = pending_by_walking(forest.parents, slots, nodes)
-    found = runner.pending(nodes).tolist()
+    found = forest.pending(nodes, slots).tolist()
     assert sorted(found) == expected

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dsbd_ort.decoding import DecodeResult, DecodingRequest, TableModel
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
-from dsbd_ort.decoding.request import most_rows
+from dsbd_ort.decoding.row_bounds import most_rows
 from tests.decoding.preempting import Together, request_of, together
 from tests.decoding.tables import all_tokens, ends_with, mixed_table, random_table, run
 from tests.decoding.test_batched_decoder import Watched

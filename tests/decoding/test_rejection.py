@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding import DecodingConfig, TableModel, decode_iterations
+from dsbd_ort.decoding import DecodingConfig, DecodingRequest, TableModel, decode_iterations
 from dsbd_ort.decoding.drafting.draft import DraftLayer
 from dsbd_ort.decoding.joint_distribution import JointDistribution
 from dsbd_ort.decoding.rejection_coupling import RejectionCoupling
@@ -106,7 +106,10 @@ def test_whole_requests_have_the_law_of_beam_sampling(options, steps, eos):
     def run(chance: ScriptedChance) -> tuple:
         models = TableModel(VOCAB, target), TableModel(VOCAB, draft)
         steps = decode_iterations(
-            *models, prompt, config, np.random.default_rng(0), random_source=chance
+            DecodingRequest(
+                prompt_ids=prompt, config=config, rng=np.random.default_rng(0), random_source=chance
+            ),
+            *models,
         )
         while True:
             try:

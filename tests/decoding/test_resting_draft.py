@@ -11,11 +11,11 @@ import pytest
 from dsbd_ort.decoding import DecodingConfig, DecodingRequest, TableModel
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.cache_view import PrefixCache
-from dsbd_ort.decoding.decode import iterations_of
+from dsbd_ort.decoding.decode import decode_iterations
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
-from dsbd_ort.decoding.request import DecodeResult, result_of
+from dsbd_ort.decoding.result import DecodeResult, result_of
 from tests.decoding.tables import all_tokens, mixed_table, random_table
 
 VOCAB = 12
@@ -61,7 +61,7 @@ def request_of(strategy: str, seed: int, **options: Any) -> DecodingRequest:
 
 
 def decoded(request: DecodingRequest, draft: TableModel | None) -> DecodeResult:
-    return result_of(iterations_of(request, TableModel(VOCAB, TARGET), draft, None))
+    return result_of(decode_iterations(request, TableModel(VOCAB, TARGET), draft, None))
 
 
 @pytest.mark.parametrize("restless", RESTS, indirect=True)
@@ -115,10 +115,10 @@ def test_a_draft_that_rests_to_the_end_leaves_its_rows_to_the_next_request(
     target, draft = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
     prefixes = PrefixCache(), PrefixCache()
     request = request_of("speculative", 0, max_new_tokens=20)
-    result = result_of(iterations_of(request, target, draft, prefixes))
+    result = result_of(decode_iterations(request, target, draft, prefixes))
     tokens = [*PROMPT, *result.sequences[0].token_ids]
     of_draft = prefixes[1]
     assert len(PROMPT) <= len(of_draft.tokens) == len(of_draft.rows) == draft.num_rows
     assert of_draft.tokens == tokens[: len(of_draft.tokens)]
-    again = result_of(iterations_of(request_of("speculative", 0), target, draft, prefixes))
+    again = result_of(decode_iterations(request_of("speculative", 0), target, draft, prefixes))
     assert all_tokens(again) == all_tokens(decoded(request_of("sample", 0), None))

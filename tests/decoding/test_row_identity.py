@@ -12,9 +12,9 @@ from dsbd_forward.logits import DenseLogits
 from dsbd_ort.decoding import DecodingConfig, DecodingRequest, TableModel
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.decoding.cache_view import PrefixCache, RowIdentity
-from dsbd_ort.decoding.decode import iterations_of
+from dsbd_ort.decoding.decode import decode_iterations
 from dsbd_ort.decoding.engine_call import EngineCall, Meter, Wanted, forward_groups
-from dsbd_ort.decoding.request import DecodeResult, result_of
+from dsbd_ort.decoding.result import DecodeResult, result_of
 from tests.decoding.tables import random_table
 
 VOCAB = 8
@@ -87,7 +87,7 @@ def request_of(source: Source, seed: int) -> DecodingRequest:
 
 
 def alone(source: Source, seed: int) -> list[list[int]]:
-    result = result_of(iterations_of(request_of(source, seed), Sourced(), None, None))
+    result = result_of(decode_iterations(request_of(source, seed), Sourced(), None, None))
     return [sequence.token_ids for sequence in result.sequences]
 
 
@@ -112,7 +112,7 @@ def test_the_prompt_is_computed_once_for_each_source() -> None:
 def test_a_prefix_of_another_source_is_not_reused() -> None:
     model, prefixes = Sourced(), (PrefixCache(), PrefixCache())
     for source, seed in (("a", 0), ("b", 1), ("b", 2), ("a", 3)):
-        result = result_of(iterations_of(request_of(source, seed), model, None, prefixes))
+        result = result_of(decode_iterations(request_of(source, seed), model, None, prefixes))
         found = [sequence.token_ids for sequence in result.sequences]
         assert found == alone(source, seed), (source, seed)
         assert prefixes[0].source == source
@@ -126,7 +126,7 @@ def test_requests_of_several_sources_share_forwards_of_an_engine_that_joins_them
     results = decoded_together(BatchedDecoder(together, None), requests, len(requests))
     for each, result in zip(asked, results, strict=True):
         assert [sequence.token_ids for sequence in result.sequences] == alone(*each), each
-    result_of(iterations_of(request_of("a", 0), alone_, None, None))
+    result_of(decode_iterations(request_of("a", 0), alone_, None, None))
     assert together.num_forwards <= CONFIG.max_new_tokens + 1
     assert set(together.released) == {"a", "b", None}
 

@@ -11,6 +11,7 @@ import pytest
 from dsbd_ort.decoding import (
     DecodeResult,
     DecodingConfig,
+    DecodingRequest,
     StopState,
     TableModel,
     decode_iterations,
@@ -54,15 +55,17 @@ def generate(
 ) -> DecodeResult:
     config = DecodingConfig(**{"max_new_tokens": 24, "eos_token_id": 7, **options})  # type: ignore[arg-type]
     steps = decode_iterations(
+        DecodingRequest(
+            prompt_ids=(seed % VOCAB, 1, 0),
+            config=config,
+            rng=np.random.default_rng(seed),
+            stop=stop,
+            clock=(lambda: 0.0) if costs else time.perf_counter,
+            costs=costs,
+            estimator=experience,
+        ),
         TableModel(VOCAB, TARGET),
         TableModel(VOCAB, draft) if draft else None,
-        (seed % VOCAB, 1, 0),
-        config,
-        np.random.default_rng(seed),
-        stop=stop,
-        clock=(lambda: 0.0) if costs else time.perf_counter,  # a loop that takes no time
-        costs=costs,
-        estimator=experience,
     )
     return result_of(steps)
 
@@ -94,12 +97,11 @@ WIDE_TARGET = random_table(3, WIDE, spread=2.0)
 def wide_run(seed: int, num_beams: int = 4, **options: object) -> DecodeResult:
     config = DecodingConfig(num_beams=num_beams, max_new_tokens=12, seed=seed, **options)  # type: ignore[arg-type]
     steps = decode_iterations(
+        DecodingRequest(
+            prompt_ids=(seed, 1), config=config, rng=np.random.default_rng(seed), costs=FREE_ROWS
+        ),
         TableModel(WIDE, WIDE_TARGET),
         TableModel(WIDE, mixed_table(WIDE_TARGET, random_table(4, WIDE), 0.8)),
-        (seed, 1),
-        config,
-        np.random.default_rng(seed),
-        costs=FREE_ROWS,
     )
     return result_of(steps)
 
@@ -341,14 +343,18 @@ def generate_of_source(
         FREE_ROWS, source=CostCurve((1, 100), (source_seconds / 100, source_seconds))
     )
     steps = decode_iterations(
+        DecodingRequest(
+            prompt_ids=(0,),
+            config=DecodingConfig(
+                strategy="speculative", draft_policy="throughput", max_new_tokens=most
+            ),
+            rng=np.random.default_rng(seed),
+            clock=lambda: 0.0,
+            costs=costs,
+            source=(1,) * num_tokens,
+        ),
         ReadingModel(VOCAB, TARGET),
         ReadingModel(VOCAB, TARGET),
-        (0,),
-        DecodingConfig(strategy="speculative", draft_policy="throughput", max_new_tokens=most),
-        np.random.default_rng(seed),
-        clock=lambda: 0.0,
-        costs=costs,
-        source=(1,) * num_tokens,
     )
     return result_of(steps)
 

@@ -7,7 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding import DecodingConfig, TableModel, decode_iterations, result_of
+from dsbd_ort.decoding import (
+    DecodingConfig,
+    DecodingRequest,
+    TableModel,
+    decode_iterations,
+    result_of,
+)
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import (
     CostCurve,
@@ -69,13 +75,15 @@ def seconds_of(true: EngineCosts, draft: str, costs: Costs | None = None, **opti
         config = DecodingConfig(**{"num_beams": 2, "max_new_tokens": 64, "seed": seed, **options})
         result_of(
             decode_iterations(
+                DecodingRequest(
+                    prompt_ids=(seed % VOCAB, 1),
+                    config=config,
+                    rng=np.random.default_rng(seed),
+                    clock=lambda: clock[0],
+                    costs=costs,
+                    estimator=experience if costs else None,
+                ),
                 *models,
-                (seed % VOCAB, 1),
-                config,
-                np.random.default_rng(seed),
-                clock=lambda: clock[0],
-                costs=costs,
-                estimator=experience if costs else None,
             )
         )
     return clock[0] - began
@@ -126,13 +134,15 @@ def draft_layers_an_iteration(layer_seconds: float, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(policy, "begin", timed_begin)
     monkeypatch.setattr(policy, "choose", slow_choose)
     iterations = decode_iterations(
+        DecodingRequest(
+            prompt_ids=(0, 1),
+            config=DecodingConfig(num_beams=2, max_new_tokens=200, seed=0),
+            rng=np.random.default_rng(0),
+            clock=lambda: clock[0],
+            costs=FREE_ROWS,
+        ),
         TimedTable(TARGET, FREE_ROWS.target, clock),
         TimedTable(TARGET, CHEAP_DRAFT, clock),
-        (0, 1),
-        DecodingConfig(num_beams=2, max_new_tokens=200, seed=0),
-        np.random.default_rng(0),
-        clock=lambda: clock[0],
-        costs=FREE_ROWS,
     )
     stats = result_of(iterations).stats
     return stats.num_draft_layers / stats.num_iterations
@@ -180,13 +190,15 @@ def short_requests(
         rng = np.random.default_rng(seed)
         result_of(
             decode_iterations(
+                DecodingRequest(
+                    prompt_ids=prompt,
+                    config=config,
+                    rng=rng,
+                    clock=lambda: 0.0,
+                    costs=costs,
+                    estimator=experience,
+                ),
                 *models,
-                prompt,
-                config,
-                rng,
-                clock=lambda: 0.0,
-                costs=costs,
-                estimator=experience,
             )
         )
         of_target, of_draft = (model.sizes for model in models)
@@ -226,7 +238,13 @@ def test_a_prompt_is_read_by_the_draft_only_where_the_tokens_that_are_left_pay_f
         prompt = [place % VOCAB for place in range(101)]
         rng = np.random.default_rng(0)
         result_of(
-            decode_iterations(target, draft, prompt, config, rng, clock=lambda: 0.0, costs=costs)
+            decode_iterations(
+                DecodingRequest(
+                    prompt_ids=prompt, config=config, rng=rng, clock=lambda: 0.0, costs=costs
+                ),
+                target,
+                draft,
+            )
         )
         drafted[num_tokens] = draft.sizes
     assert drafted[4] == []  # 100 ms to read, 10 ms a call of the target that it might save
@@ -241,14 +259,16 @@ def test_what_a_draft_would_have_brought_is_learned_without_a_row_of_the_target(
     before = experience.seen.sum()
     result_of(
         decode_iterations(
+            DecodingRequest(
+                prompt_ids=(0, 1),
+                config=config,
+                rng=np.random.default_rng(0),
+                clock=lambda: 0.0,
+                costs=costs,
+                estimator=experience,
+            ),
             target,
             draft,
-            (0, 1),
-            config,
-            np.random.default_rng(0),
-            clock=lambda: 0.0,
-            costs=costs,
-            estimator=experience,
         )
     )
     assert len(draft.sizes) > 2 and experience.seen.sum() > before

@@ -17,9 +17,9 @@ from dsbd_ort.decoding import (
     decode_iterations,
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
-from dsbd_ort.decoding.forest_runner import SCORED_CHUNK
 from dsbd_ort.decoding.kv_cache import PrefixCache
 from dsbd_ort.decoding.request import DecodingRequest
+from dsbd_ort.decoding.top_tokens import SCORED_CHUNK
 from tests.decoding.tables import mixed_table, random_table
 from tests.decoding.top_table import TopTable
 
@@ -100,7 +100,10 @@ def test_streamed_tops_are_those_of_the_best_sequence() -> None:
     num_shown = 0
     for seed in range(6):
         models = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
-        steps = decode_iterations(*models, PROMPT, config, np.random.default_rng(seed))
+        steps = decode_iterations(
+            DecodingRequest(prompt_ids=PROMPT, config=config, rng=np.random.default_rng(seed)),
+            *models,
+        )
         shown: list[Any] = []
         while True:
             try:
@@ -156,7 +159,12 @@ def test_rows_in_the_cache_are_computed_again_for_their_logits_and_serve_the_nex
     def rows(config: DecodingConfig) -> int:
         target.computed_paths.clear()
         rng = np.random.default_rng(0)
-        steps = decode_iterations(target, None, LONG, config, rng, prefixes=prefixes)
+        steps = decode_iterations(
+            DecodingRequest(prompt_ids=LONG, config=config, rng=rng),
+            target,
+            None,
+            prefixes=prefixes,
+        )
         while True:
             try:
                 next(steps)

@@ -11,7 +11,8 @@ from dsbd_ort.constraints import TokenTrie
 from dsbd_ort.decoding import DecodingConfig, DecodingRequest, TableModel, decode_iterations
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
-from dsbd_ort.decoding.request import DecodeResult, most_rows, result_of
+from dsbd_ort.decoding.result import DecodeResult, result_of
+from dsbd_ort.decoding.row_bounds import most_rows
 from tests.decoding.tables import mixed_table, random_table
 
 VOCAB, EOS = 30, 29
@@ -38,7 +39,11 @@ def decoded(
     draft = TableModel(VOCAB, DRAFT) if config.has_draft_model else None
     rng = np.random.default_rng(0)
     models = TableModel(VOCAB, TARGET), draft
-    return result_of(decode_iterations(*models, PROMPT, config, rng, costs=costs))
+    return result_of(
+        decode_iterations(
+            DecodingRequest(prompt_ids=PROMPT, config=config, rng=rng, costs=costs), *models
+        )
+    )
 
 
 def counts(result: DecodeResult) -> tuple[int, int, int, int]:

@@ -143,11 +143,11 @@ class RaisingTokenizer:
 def test_a_text_that_cannot_be_made_ends_its_own_request_alone(pipeline: Pipeline) -> None:
     service = Service(pipeline)
     tokenizer = pipeline.tokenizer
-    pipeline.tokenizer = RaisingTokenizer(tokenizer)  # type: ignore[assignment]
+    pipeline.requests.tokenizer = RaisingTokenizer(tokenizer)  # type: ignore[assignment]
     events: SimpleQueue[ServiceEvent] = SimpleQueue()
     service.submit("x", {"max_new_tokens": 5, "eos_token_id": []}, events.put)
     assert isinstance(until_ending(events), InternalError)
-    pipeline.tokenizer = tokenizer
+    pipeline.requests.tokenizer = tokenizer
     assert goes_on(service)
     assert service.stats().num_running == 0
     in_time(service.close)

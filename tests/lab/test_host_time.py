@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding import DecodingConfig, decode, decode_iterations, result_of
+from dsbd_ort.decoding import DecodingConfig, DecodingRequest, decode, decode_iterations, result_of
 from dsbd_ort.decoding.forest_runner import ForestRunner
 from lab.host_time.bigram_models import DenseBigram, TopKBigram, random_pair
 from lab.host_time.budget import ENGINE, NAMES, Budget
@@ -36,7 +36,11 @@ def test_the_budget_has_the_whole_time_and_leaves_functions_as_they_were():
 
     def decoded(clock):
         return decode_iterations(
-            target, draft, (1, 2, 3), config, np.random.default_rng(0), clock=clock
+            DecodingRequest(
+                prompt_ids=(1, 2, 3), config=config, rng=np.random.default_rng(0), clock=clock
+            ),
+            target,
+            draft,
         )
 
     ticks = itertools.count()
@@ -69,7 +73,11 @@ def test_an_iteration_makes_few_calls(options, most):
     counted = Budget()
     with counted.counted((DenseBigram, "forward")):
         rng = np.random.default_rng(0)
-        iterations = decode_iterations(target, draft, (1, 2, 3), config, rng, clock=lambda: 0.0)
+        iterations = decode_iterations(
+            DecodingRequest(prompt_ids=(1, 2, 3), config=config, rng=rng, clock=lambda: 0.0),
+            target,
+            draft,
+        )
         stats = result_of(iterations).stats
     num_calls = sum(counted.calls[step] for step in NAMES) / stats.num_iterations
     assert num_calls <= most

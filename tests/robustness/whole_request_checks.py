@@ -14,6 +14,7 @@ from dsbd_ort.decoding import (
     DecodedSequence,
     DecodeResult,
     DecodingConfig,
+    DecodingRequest,
     DecodingStats,
     RequestTrace,
     WithResult,
@@ -23,7 +24,9 @@ from dsbd_ort.decoding.batched_decoder import BatchedDecoder, BatchMember, Preem
 from dsbd_ort.decoding.cache_view import PrefixCache
 from dsbd_ort.decoding.decode import Iterations
 from dsbd_ort.decoding.errors import ConfigError, ConstraintError
-from dsbd_ort.decoding.request import IterationOutput, Preempts, most_rows
+from dsbd_ort.decoding.request import Preempts
+from dsbd_ort.decoding.result import IterationOutput
+from dsbd_ort.decoding.row_bounds import most_rows
 from tests.decoding.early_ends import beams_of, first_end
 from tests.decoding.preempting import together
 from tests.robustness.whole_requests import OF_DRAFT, OF_DSBD, WholeRequest
@@ -103,16 +106,18 @@ def begun(
 ) -> Iterations:
     asked = request.request(config, trace)
     return decode_iterations(
+        DecodingRequest(
+            prompt_ids=asked.prompt_ids,
+            config=config,
+            rng=asked.rng,
+            stop=asked.stop,
+            costs=asked.costs,
+            estimator=asked.estimator,
+            trace=trace,
+            preempts=preempts,
+        ),
         *models,
-        asked.prompt_ids,
-        config,
-        asked.rng,
-        stop=asked.stop,
-        costs=asked.costs,
-        estimator=asked.estimator,
         prefixes=prefixes,
-        trace=trace,
-        preempts=preempts,
     )
 
 

@@ -47,6 +47,7 @@ class Iteration:
     """The record of one iteration, when its layers are selected and nothing is pruned yet.
 
     Attributes:
+        roots: the beams at its start.
         drafted, committed: the drafted layers, the beams of every committed layer.
         beams: those that go on; the last committed ones, or fewer.
         hypotheses: (n,) int64. The live ones, one of which begins the best sequence.
@@ -55,6 +56,7 @@ class Iteration:
         num_accepted_tokens: drafted nodes that were committed, of earlier drafts too.
     """
 
+    roots: Beams
     drafted: list[DraftLayer]
     committed: list[Beams]
     beams: Beams

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dsbd_forward.spec import MemorySpec
-from dsbd_ort.decoding import DecodingConfig, TableModel, decode, decode_iterations
+from dsbd_ort.decoding import DecodingConfig, DecodingRequest, TableModel, decode, decode_iterations
 from dsbd_ort.decoding.cache_view import PrefixCache
 from dsbd_ort.decoding.kv_cache import MOST_UNUSED_ROWS
 from tests.decoding.tables import all_tokens, mixed_table, random_table, run
@@ -33,7 +33,11 @@ REQUESTS = [  # (strategy, further options, what must return the same)
 def test_rows_do_not_pile_up_over_a_long_request(strategy, options, baseline):
     config = DecodingConfig(strategy=strategy, draft_length=3, max_new_tokens=LENGTH, **options)
     target, draft = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
-    steps = decode_iterations(target, draft, PROMPT, config, np.random.default_rng(0))
+    steps = decode_iterations(
+        DecodingRequest(prompt_ids=PROMPT, config=config, rng=np.random.default_rng(0)),
+        target,
+        draft,
+    )
     result = None
     most = 0
     while result is None:
@@ -98,7 +102,9 @@ def test_once_all_beams_have_ended_the_rows_of_the_answer_are_still_known():
         prefixes = (PrefixCache(), PrefixCache())
         models = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
         rng = np.random.default_rng(seed)
-        steps = decode_iterations(*models, PROMPT, config, rng, prefixes=prefixes)
+        steps = decode_iterations(
+            DecodingRequest(prompt_ids=PROMPT, config=config, rng=rng), *models, prefixes=prefixes
+        )
         while True:
             try:
                 next(steps)

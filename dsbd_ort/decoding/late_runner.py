@@ -1,0 +1,128 @@
+"""The draft engine's rows of the forest, if it reads the prompt just before its first node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_ort.decoding.beams import Beams, Hypotheses
+from dsbd_ort.decoding.cache_view import CacheView, RowIdentity
+from dsbd_ort.decoding.computed_distributions import ComputedDistributions
+from dsbd_ort.decoding.engine_call import EngineCalls
+from dsbd_ort.decoding.forest import NOT_COMPUTED, Forest, Nodes
+from dsbd_ort.decoding.forest_runner import ForestRunner
+from dsbd_ort.decoding.top_tokens import PromptReading
+
+_LONG_REST = 8
+"""From this many iterations without a draft, recomputing the draft's rows and what the target knows
+of them is cheaper than keeping them up to date."""
+
+
+class LateRunner(ForestRunner):
+    """Reads the prompt if a node is wanted: a request that drafts nothing never has it read.
+
+    A draft that will not be wanted for long is *put off*: nothing is kept for it, and its next rows
+    are computed as a prompt is, all at once.
+
+    Attributes:
+        is_put_off: whether nothing is kept for its next call.
+    """
+
+    def __init__(
+        self,
+        view: CacheView,
+        forest: Forest,
+        distributions: ComputedDistributions,
+        prompt_ids: Sequence[int],
+        hypotheses: Hypotheses,
+        *,
+        may_rest: bool,
+    ) -> None:
+        """Take the parts of the draft's side.
+
+        may_rest: whether it may be put off: if there is never more than one beam.
+        """
+        super().__init__("draft", view, forest, distributions, [], PromptReading())
+        self._prompt_ids = prompt_ids
+        self._hypotheses = hypotheses
+        self._may_rest = may_rest
+        self._is_unread = self.is_put_off = False
+        self.prefill_later(Beams.initial())
+
+    def prefill_later(self, beams: Beams) -> None:
+        """Compute the tokens of the only beam, except the last, just before its node is wanted."""
+        (node,) = beams.nodes.tolist()
+        forest = self._forest
+        self._is_unread = True
+        self._read_to = beams
+        self._num_to_read = int(forest.positions[node])
+        self.slots[forest.parents[node]] = 0  # what it sees is that prompt
+
+    def rest(self, num_iterations: int, beams: Beams) -> None:
+        """Be put off if that costs less than to stay up to date in iterations without a draft."""
+        if not self._may_rest or self.is_put_off:
+            return
+        if num_iterations >= _LONG_REST or (num_iterations and self.num_unread):
+            self._put_off(beams)
+
+    def resume(self, beams: Beams) -> None:
+        """Be ready for a draft below these beams."""
+        if self.is_put_off:
+            self.prefill_later(beams)
+
+    def _put_off(self, beams: Beams) -> None:
+        """Keep nothing for a next call but the rows of the one path, until ``resume``."""
+        self.is_put_off = True
+        if self._is_unread:
+            return
+        slots = self.slots[: len(self._forest)]
+        computed = (slots > 0).nonzero()[0]
+        self._view.keep(slots[computed])
+        self._is_unread, self._read_to = True, beams
+        self._view.end(self._tokens())
+        slots[computed] = NOT_COMPUTED
+        self._slots_above = {}
+        self.distributions.forget()
+
+    @property
+    def num_unread(self) -> int:
+        """See ForestRunner.num_unread."""
+        return self._num_to_read - len(self._view.prefix.tokens) if self._is_unread else 0
+
+    def _tokens(self) -> list[int]:
+        """Return the prompt and the new tokens of the only beam that are read."""
+        (path,) = self._hypotheses.paths(self._read_to.hypotheses)
+        return [*self._prompt_ids, *self._hypotheses.tokens[path].tolist()]
+
+    def finish(self, agreed_tokens: list[int]) -> None:
+        """See ForestRunner.finish; rows of an earlier prompt that began alike stay as they are."""
+        if not self._is_unread:
+            super().finish(agreed_tokens)
+
+    def compute(self, pending: Nodes) -> EngineCalls[None]:
+        """See ForestRunner.compute."""
+        if self._is_unread and len(pending):
+            return self._compute_behind_prompt(pending)
+        return ForestRunner.compute(self, pending)
+
+    def _compute_behind_prompt(self, pending: Nodes) -> EngineCalls[None]:
+        """Compute the prompt, except for the rows that another request has by now; then nodes."""
+        view, token_ids = self._view, self._tokens()[:-1]
+        self._is_unread = self.is_put_off = False
+        shared = view.row_cache.longest_prefix(RowIdentity(token_ids, view.prefix.source))
+        if len(shared.tokens) > len(view.prefix.tokens):
+            view.prefix = shared
+        yield from self.prefill(np.array(token_ids, dtype=np.int64))
+        yield from ForestRunner.compute(self, pending)
+
+    def keep_needed(self, is_kept: NDArray[np.bool_]) -> None:
+        """See ForestRunner.keep_needed; nothing is needed while it is put off."""
+        if not self.is_put_off:
+            ForestRunner.keep_needed(self, is_kept)
+
+    def prune(self) -> None:
+        """See ForestRunner.prune."""
+        if not self.is_put_off:
+            ForestRunner.prune(self)

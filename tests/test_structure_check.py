@@ -1,0 +1,49 @@
+"""scripts/check_structure finds references to members that no class has."""
+
+from __future__ import annotations
+
+import ast
+import importlib.machinery
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+SOURCE = '''
+class Base:
+    """See Other.turn."""
+    size = 0
+
+class Other(Base):
+    """``Other.size``, ``Other.turn``, `Other.rows`; not ``Other.speed``, ``Gone.turn``."""
+    def turn(self):
+        self.rows, local = 1, 2  # see Other.local, Other.speed and Unknown.thing
+'''
+
+
+@pytest.fixture
+def check() -> ModuleType:
+    path = str(ROOT / "scripts/check_structure")
+    loader = importlib.machinery.SourceFileLoader("check_structure", path)
+    spec = importlib.util.spec_from_loader("check_structure", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def test_references_to_members_that_do_not_exist_are_found(
+    check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/parts.py").write_text(SOURCE)
+    monkeypatch.setattr(check, "PACKAGES", (str(tmp_path / "own"),))
+    found = check.false_references({"own.parts": ast.parse(SOURCE)})
+    assert found == [
+        f"{tmp_path}/own/parts.py:7 names Other.speed, which does not exist",
+        f"{tmp_path}/own/parts.py:7 names Gone.turn, which does not exist",
+        f"{tmp_path}/own/parts.py:9 names Other.local, which does not exist",
+    ]
