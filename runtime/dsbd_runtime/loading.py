@@ -73,7 +73,7 @@ def load_causal_lm(
     )
     cpu_settings = {"num_threads": num_threads, "spin_us": spin_us, "engine_cache": engine_cache}
     _check_used(cpu_settings, cuda_graphs, unfused_attention, [request.placement.provider])
-    return _open(request)
+    return open_causal_lm(request)
 
 
 def load_pair(
@@ -138,13 +138,14 @@ def load_pair(
     session = _open_session(target_request)
     target = CausalLM(session, bundle.entry("target"))
     try:
-        return target, _open(replace(draft_request, target=session))
+        return target, open_causal_lm(replace(draft_request, target=session))
     except BaseException:
         target.close()
         raise
 
 
-def _open(request: EngineOptions) -> CausalLM:
+def open_causal_lm(request: EngineOptions) -> CausalLM:
+    """Open one engine; see ``load_causal_lm``, which checks the settings, for the errors."""
     return CausalLM(_open_session(request), request.bundle.entry(request.role))
 
 

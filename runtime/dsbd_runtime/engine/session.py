@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from dsbd_forward.forward import Forward, Source, SourceReading
 from dsbd_forward.rows import Ints
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.engine.providers import Placement
+from dsbd_runtime.parts.kv_cache import NewRows
 from dsbd_runtime.parts.recent_rows import RecentInputs, RecentMemory
 
 MAX_FORWARD_ROWS = 256
@@ -29,6 +30,9 @@ class EngineOptions:
     Attributes:
         target: of a draft that is opened beside its target, the target's session, whose encoder it
             may share; None: it is opened alone.
+        new_rows: of caches on the host: zeros, or noise for an engine that is judged, which must
+            not read rows that its masks hide.
+        adapt: changes options of ONNX Runtime for an engine that is judged; None: they stay.
     """
 
     bundle: Bundle
@@ -40,6 +44,8 @@ class EngineOptions:
     cuda_graphs: bool | None = None
     unfused_attention: bool = False
     target: Session | None = None
+    new_rows: NewRows = np.zeros
+    adapt: Callable[[Any], None] | None = None
 
     @property
     def records_calls(self) -> bool:

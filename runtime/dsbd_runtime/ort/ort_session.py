@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from dsbd_runtime.parts.encoder_entry import (
 )
 from dsbd_runtime.parts.features import HostFeatures, ReadFeatures, host_rows
 from dsbd_runtime.parts.full_logits import HostLogits
-from dsbd_runtime.parts.kv_cache import NUMPY_DTYPES, KVCache, bucket_capacity
+from dsbd_runtime.parts.kv_cache import NUMPY_DTYPES, KVCache, NewRows, bucket_capacity
 from dsbd_runtime.parts.ort_alignment import OrtAligner
 from dsbd_runtime.parts.ort_encoder import OrtEncoder
 from dsbd_runtime.parts.recent_memory import HostRecentMemory
@@ -68,6 +69,8 @@ class OrtSession:
         prepared: PreparedEngine | None = None,
         log_severity: int = LOG_ERRORS,
         shared_encoder: OrtEncoder | None = None,
+        new_rows: NewRows = np.zeros,
+        adapt: Callable[[Any], None] | None = None,
     ) -> None:
         """Open the engine at ``model_path``; the weight file is mapped, matrices are packed.
 
@@ -83,6 +86,8 @@ class OrtSession:
                 shows when a cache is not updated in place.
             shared_encoder: the target's, for a draft that shares it; None opens the graph that lies
                 beside the draft.
+            new_rows: see EngineOptions.
+            adapt: likewise.
         """
         row = find_provider(provider)
         check_runnable(row, entry, model_path)
@@ -99,6 +104,8 @@ class OrtSession:
         def new_options() -> Any:
             options = session_options(self._ort, entry, num_threads, spin_us)
             options.log_severity_level = log_severity
+            if adapt is not None:
+                adapt(options)
             return options
 
         open_engine = functools.partial(opened_engine, self._ort, row)
@@ -131,12 +138,12 @@ class OrtSession:
                 lambda path: open_engine(path, without_packing(new_options(), entry)),
             )
         self._next_options: Any = None  # of the next call
-        self._cache: KVCache | None = _new_cache(model_path, entry)
+        self._cache: KVCache | None = _new_cache(model_path, entry, new_rows)
         self._recent = None
         if recent(entry.caches):
             fold_path = model_path.with_name(FOLD_FILE)
             self._recent = HostRecentMemory(
-                entry.caches, fold_path, lambda path: open_engine(path, new_options())
+                entry.caches, fold_path, lambda path: open_engine(path, new_options()), new_rows
             )
         self._recent_bound: dict[str, tuple[int, tuple[int, ...]]] = {}  # see ``_bind_recent``
         self._binding: Any = self._engine.io_binding()
@@ -376,6 +383,8 @@ def open_host_session(request: EngineOptions) -> OrtSession:
         spin_us=request.spin_us,
         prepared=prepared,
         shared_encoder=_shared_encoder(request),
+        new_rows=request.new_rows,
+        adapt=request.adapt,
     )
 
 
@@ -420,9 +429,9 @@ def _engine_inputs(inputs: EngineInputs) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def _new_cache(model_path: Path, entry: ModelEntry) -> KVCache:
+def _new_cache(model_path: Path, entry: ModelEntry, new_rows: NewRows) -> KVCache:
     try:
-        return KVCache(attending(entry.caches))
+        return KVCache(attending(entry.caches), new_rows=new_rows)
     except (MemoryError, ValueError) as error:  # numpy has no shape that large, or no memory
         raise CapacityError(
             f"no memory for the smallest key/value cache of {model_path}, "

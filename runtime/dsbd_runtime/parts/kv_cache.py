@@ -11,6 +11,9 @@ from dsbd_runtime.device.device import Device, DeviceArray
 from dsbd_runtime.errors import CapacityError
 from dsbd_runtime.parts.cache_entries import CacheEntry, parts_of, past_name, present_name
 
+NewRows = Callable[[tuple[int, ...], type[np.generic]], NDArray[np.generic]]
+"""Makes the array of a shape and a type for rows that nothing has written."""
+
 NUMPY_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.float16}
 _NUM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 _SMALLEST_BUCKETS = (128, 256)
@@ -39,21 +42,25 @@ def row_bytes(caches: Sequence[CacheEntry]) -> int:
 class KVCache:
     """Key/value buffers [1, num_heads, capacity, width] that an engine updates in place.
 
-    Unwritten rows are zero: masked rows still enter a product with weight 0, so they must be
-    finite.
+    Unwritten rows are those of ``new_rows``, as a rule zero: masked rows still enter a product with
+    weight 0, so they must be finite.
 
     Attributes:
         buffers: by (layer, part); replaced when the capacity changes, so do not hold on to them.
     """
 
     def __init__(
-        self, caches: Sequence[CacheEntry], bucket: Callable[[int], int] = bucket_capacity
+        self,
+        caches: Sequence[CacheEntry],
+        bucket: Callable[[int], int] = bucket_capacity,
+        new_rows: NewRows = np.zeros,
     ) -> None:
         """Take the smallest capacity: that of no rows in ``bucket``."""
         self.capacity = bucket(0)
+        self._new_rows = new_rows
         self._row_bytes = row_bytes(caches)
         self.buffers: dict[tuple[int, str], NDArray[np.generic]] = {
-            (cache.layer, part): np.zeros(
+            (cache.layer, part): new_rows(
                 cache.shape(part, self.capacity), NUMPY_DTYPES[cache.dtype]
             )
             for cache, part in parts_of(caches)
@@ -104,7 +111,7 @@ class KVCache:
         return new
 
     def _new_buffer(self, old: NDArray[np.generic], capacity: int) -> NDArray[np.generic]:
-        return np.zeros((*old.shape[:2], capacity, old.shape[3]), old.dtype)
+        return self._new_rows((*old.shape[:2], capacity, old.shape[3]), old.dtype.type)
 
 
 class DeviceCaches:

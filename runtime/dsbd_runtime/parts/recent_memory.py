@@ -29,7 +29,7 @@ from dsbd_runtime.parts.cache_entries import (
     recurrent,
 )
 from dsbd_runtime.parts.fold_chains import FOLDED_TOGETHER, LEFT_BEHIND
-from dsbd_runtime.parts.kv_cache import KVCache, row_bytes
+from dsbd_runtime.parts.kv_cache import KVCache, NewRows, row_bytes
 from dsbd_runtime.parts.recent_rows import RecentInputs
 
 _STATE_BYTES = 4  # of a number, in fp32
@@ -61,13 +61,17 @@ class HostRecentMemory:
     """
 
     def __init__(
-        self, caches: Sequence[CacheEntry], fold_path: Path, open_fold: Callable[[Path], Any]
+        self,
+        caches: Sequence[CacheEntry],
+        fold_path: Path,
+        open_fold: Callable[[Path], Any],
+        new_rows: NewRows = np.zeros,
     ) -> None:
         """Take the smallest memory.
 
         open_fold: opens the fold graph, which only engines with recurrences have.
         """
-        self.rows = KVCache(recent(caches), recent_capacity)
+        self.rows = KVCache(recent(caches), recent_capacity, new_rows)
         self.states: dict[str, NDArray[np.float32]] = {
             name: np.zeros((1, *shape), np.float32)
             for entry in recurrent(caches)
