@@ -272,9 +272,7 @@ class OrtSession:
     def close(self) -> None:
         """Release the engine and the caches; calling it again does nothing."""
         self._binding = None
-        self._values = HostValues(
-            self._ort, None
-        )  # the other one holds the binding, and the engine
+        self._values = HostValues(self._ort, None)  # those of the binding hold the engine
         self._engine = None
         self._cache = None
         self._recent = None
