@@ -20,7 +20,7 @@ from dsbd_runtime.parts.speech_entry import SoundFeatures, SpeechEntry
 from dsbd_runtime.text.tokenizer import Tokenizer
 
 Align = Callable[[SoundFeatures, Sequence[int], Sequence[int]], AlignedTokens]
-"""See ``CausalLM.align``."""
+"""See ``Alignment.align``."""
 
 _WITHOUT_SPACES = {"zh", "ja", "th", "lo", "my", "yue"}
 _BEFORE_WORDS = "\"'“¡¿([{-"

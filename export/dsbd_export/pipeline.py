@@ -29,6 +29,7 @@ from dsbd_export.draft_vocabulary import shorter_head_advice, with_draft_vocabul
 from dsbd_export.encoder_decoder.agreement import check_readers
 from dsbd_export.encoder_decoder.alignment import (
     alignment_cases,
+    alignment_error,
     with_alignment,
     write_alignment_graph,
 )
@@ -39,6 +40,7 @@ from dsbd_export.feature_draft.agreement import check_form, layers_read
 from dsbd_export.feature_draft.config import default_layers
 from dsbd_export.gate.parity import advice, measured_parity, parity_limit, refusal
 from dsbd_export.gate.refused_bundle import keep_refused
+from dsbd_export.gate.unwritten_bundle import NOT_MEASURED, unwritten_bundle
 from dsbd_export.model_source import SourceOf, source_of
 from dsbd_export.pair import (
     agreed_pair,
@@ -65,14 +67,13 @@ from dsbd_runtime.bundle_files.bundle import (
     WEIGHTS_FILE,
     Manifest,
     ModelEntry,
-    ParityReport,
     write_manifest,
 )
 from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, read_record, write_record
 from dsbd_runtime.bundle_files.manifest import entry_by_role
 from dsbd_runtime.bundle_files.staging import new_bundle
 from dsbd_runtime.parts.cache_entries import attending, recurrent
-from dsbd_runtime.parts.head import GATHER
+from dsbd_runtime.parts.head import FULL, GATHER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,24 +202,26 @@ def export_model(
     if target is not None and checkpoint.encoder is not None and checkpoint.encoder.is_shared:
         limit = parity_limit(config, target.quantization)
         report(f"{role}: its encoder is the target's, whose hidden states it reads")
-    parity = measured_parity(folder, checkpoint, wanted, limit, in_float64, report)
+    entry = manifest_entry(checkpoint, config)
+    judged = unwritten_bundle(bundle, role, entry, target)
+    parity = measured_parity(judged, checkpoint, wanted, limit, in_float64, report)
     if reason := refusal(checkpoint, parity):
         report(f"warning: {reason}; the export goes on, and its result is kept apart")
     elif warning := advice(checkpoint, config, parity):
         report(f"warning: {warning}")
     if checkpoint.feature_layers is not None:
         report(f"{role}: comparing its features with the checkpoint")
-        check_features(folder, checkpoint, wanted, config)
+        check_features(judged, checkpoint, wanted, config)
     _copy_record(checkpoint, folder)
     keeps_full_logits = True
     if config.num_top_logits:
         report(f"{role}: adding the top-k head and comparing it with the logits")
         cases = [reference.case for reference in wanted]
-        keeps_full_logits = add_topk_head(folder, checkpoint, cases, config.num_top_logits)
+        keeps_full_logits = add_topk_head(judged, checkpoint, cases, config.num_top_logits)
     if config.logits == GATHER:
         report(f"{role}: adding the gather head and comparing it with the logits")
-        add_gather_head(folder, checkpoint, [reference.case for reference in wanted])
-    return _manifest_entry(checkpoint, config, parity, keeps_full_logits=keeps_full_logits)
+        add_gather_head(judged, checkpoint, [reference.case for reference in wanted])
+    return replace(entry, parity=parity, logits=config.logits, full_logits=keeps_full_logits)
 
 
 def _in_float64(
@@ -282,13 +285,14 @@ def _write_model(
         _save(encoder, place, f"{role}: saving the encoder and its weights", report)
         if num_bytes := share_weights(folder):
             report(f"{role}: {num_bytes:,} bytes of weights of both graphs are stored once")
+    _release_weights(model, [graph] if encoder is None else [graph, encoder])
     if aligned:
         assert checkpoint.encoder is not None and checkpoint.encoder.speech is not None
         report(f"{role}: comparing how it attends to the sound, for times of words")
         write_alignment_graph(folder, checkpoint.encoder.speech)
-        is_exact = config.quantized_form == "none"
-        checkpoint = with_alignment(folder, checkpoint, aligned, is_exact=is_exact)
-    _release_weights(model, [graph] if encoder is None else [graph, encoder])
+        checkpoint = with_alignment(checkpoint)
+        judged = unwritten_bundle(folder.parent, role, manifest_entry(checkpoint, config))
+        checkpoint = with_alignment(checkpoint, alignment_error(judged, checkpoint, aligned))
     return checkpoint, config, wanted
 
 
@@ -401,9 +405,8 @@ def _release_weights(model: PreTrainedModel, graphs: Sequence[ir.Model]) -> None
         parameter.data = torch.empty(0)
 
 
-def _manifest_entry(
-    checkpoint: Checkpoint, config: ModelOptions, parity: ParityReport, *, keeps_full_logits: bool
-) -> ModelEntry:
+def manifest_entry(checkpoint: Checkpoint, config: ModelOptions) -> ModelEntry:
+    """Return the entry of an engine that has no head yet, and whose parity is unknown."""
     return ModelEntry(
         family=checkpoint.family,
         vocab_size=checkpoint.vocab_size,
@@ -414,14 +417,14 @@ def _manifest_entry(
         caches=list(checkpoint.caches),
         dtype=config.dtype,
         quantization=config.quantized_form,
-        logits=config.logits,
-        full_logits=keeps_full_logits,
+        logits=FULL,
+        full_logits=True,
         bit_exact=config.bit_exact,
         masks=checkpoint.masks,
         sliding_window=checkpoint.sliding_window,
         features=feature_entry(checkpoint),
         unread_inputs=checkpoint.unread_inputs,
         adapter=None if checkpoint.adapter is None else checkpoint.adapter.name,
-        parity=parity,
+        parity=NOT_MEASURED,
         encoder=checkpoint.encoder,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -102,4 +102,5 @@ def _byte_tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, []))
     tokenizer.add_special_tokens(["<|begin|>", "<|end|>"])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

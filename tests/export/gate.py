@@ -6,10 +6,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import InFloat64, ParityLimit, measured_parity, refusal
+from dsbd_export.gate.unwritten_bundle import unwritten_bundle
 from dsbd_export.parity_cases import Reference
-from dsbd_runtime.bundle_files.bundle import ParityReport
+from dsbd_export.pipeline import manifest_entry
+from dsbd_runtime.bundle_files.bundle import Bundle, ModelEntry, ParityReport
+
+_FP32 = ModelOptions()
+
+
+def bundle_of(
+    folder: Path,
+    checkpoint: Checkpoint,
+    config: ModelOptions = _FP32,
+    target: ModelEntry | None = None,
+) -> Bundle:
+    """Return the bundle of an engine in a folder that is named by its role."""
+    assert folder.name == checkpoint.role
+    entry = manifest_entry(checkpoint, config)
+    return unwritten_bundle(folder.parent, checkpoint.role, entry, target)
 
 
 def check_parity(
@@ -18,8 +35,12 @@ def check_parity(
     wanted: Sequence[Reference],
     limit: ParityLimit,
     in_float64: InFloat64 | None = None,
+    *,
+    config: ModelOptions = _FP32,
+    target: ModelEntry | None = None,
 ) -> ParityReport:
-    report = measured_parity(folder, checkpoint, wanted, limit, in_float64)
+    bundle = bundle_of(folder, checkpoint, config, target)
+    report = measured_parity(bundle, checkpoint, wanted, limit, in_float64)
     if reason := refusal(checkpoint, report):
         raise ExportError(reason)
     return report

@@ -10,7 +10,6 @@ import onnx
 import pytest
 import torch
 
-from dsbd_export.capture.topk_head import engine_of
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.draft_export import export_draft
@@ -19,6 +18,8 @@ from dsbd_export.feature_draft.config import default_layers
 from dsbd_export.feature_draft.reference import feature_logits
 from dsbd_export.feature_draft.weights import load_feature_draft
 from dsbd_export.gate.parity import divergence
+from dsbd_export.gate.parity_engine import parity_engine
+from dsbd_export.gate.unwritten_bundle import unwritten_bundle
 from dsbd_export.parity_cases import TREE_PARENTS, ForestCase
 from dsbd_export.pipeline import export_bundle, export_model
 from dsbd_ort.pipeline import Pipeline
@@ -169,14 +170,11 @@ def test_the_module_is_the_published_draft(name, targets, tmp_path):
 @pytest.mark.parametrize("name", EXPORTED)
 def test_the_graph_is_the_published_draft(name, targets, captures, tmp_path):
     options, target, draft, reference = published(name, targets, tmp_path)
+    options = replace(options, logits="full")
     entry = export_model(draft, tmp_path, options, lambda _: None, captures)
     assert entry.parity.max_abs_error < entry.parity.limit == 1e-4
-    draft = replace(draft, caches=tuple(entry.caches))
-
-    def logits_of(case):
-        return engine_of(tmp_path / "draft", draft, [case]).logits(case)
-
-    check_trees(logits_of, target, draft, reference)
+    with parity_engine(unwritten_bundle(tmp_path, "draft", entry), "draft") as engine:
+        check_trees(engine.logits, target, draft, reference)
 
 
 @pytest.mark.parametrize("num_top", [8, NUM_DRAFT + 30])
@@ -190,18 +188,16 @@ def test_a_token_that_the_draft_lacks_is_never_proposed(targets, captures, tmp_p
         entry = export_model(draft, output, options, lambda _: None, captures)
         assert (entry.vocab_size, entry.logits) == (VOCAB_SIZE, kind)
         assert entry.full_logits == (keeps_logits or kind == "full")
-        engines[kind] = output / "draft"
-        draft = replace(draft, caches=tuple(entry.caches))
+        engines[kind] = unwritten_bundle(output, "draft", entry)
     rng = np.random.default_rng(0)
     drawn = rng.integers(0, VOCAB_SIZE, len(TREE_PARENTS))
     features = torch.from_numpy(rng.standard_normal((1, WIDTH), dtype=np.float32))
     case = case_behind(torch.zeros(1, dtype=torch.int64), features, drawn)
-    (logits,), (ids, top) = (
-        engine_of(engine, draft, [case]).outputs(case, names)
-        for engine, names in zip(
-            engines.values(), (["logits"], ["top_ids", "top_logits"]), strict=True
-        )
-    )
+    found = []
+    for bundle in engines.values():
+        with parity_engine(bundle, "draft") as engine:
+            found.append(engine.result(case).logits)
+    logits, ids, top = found[0].values, found[1].top_ids, found[1].top_logits
     known = random_weights(VOCAB_SIZE, NUM_DRAFT, WIDTH)["t2d"].numpy()
     assert known[ids[:, :NUM_DRAFT]].all() and np.isfinite(top[:, :NUM_DRAFT]).all()
     assert np.isneginf(top[:, NUM_DRAFT:]).all()

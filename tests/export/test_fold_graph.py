@@ -16,12 +16,14 @@ from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import MAX_ABS_ERROR, ParityLimit
+from dsbd_export.gate.parity_engine import parity_engine
 from dsbd_export.parity_cases import Reference, forest_cases, reference_logits
 from dsbd_export.pipeline import export_model
 from dsbd_export.tensorrt.tensorrt_build import check_buildable
 from dsbd_runtime.parts.cache_entries import state_decay_name
+from dsbd_runtime.parts.recent_rows import RecentRows
 from scripts.family_checkpoints import write_family_checkpoint
-from tests.export.gate import check_parity
+from tests.export.gate import bundle_of, check_parity
 from tests.made_once import made_once
 
 LIMIT = ParityLimit(MAX_ABS_ERROR, 1e-4)
@@ -60,16 +62,27 @@ def test_the_gate_looks_behind_a_fold(
     exported: tuple[Any, ...], tmp_path: Path, change: Callable[..., None] | None
 ) -> None:
     folder, checkpoint, entry, wanted = exported
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(folder, tmp_path / "target")
     model = onnx.load(folder / "fold.onnx")
     if change is not None:
         change(model.graph, next(c.layer for c in entry.caches if c.kind == "recurrent rows"))
-    onnx.save(model, tmp_path / "fold.onnx")
+    onnx.save(model, tmp_path / "target" / "fold.onnx")
     if change is None:
-        check_parity(tmp_path, checkpoint, wanted, LIMIT)
+        check_parity(tmp_path / "target", checkpoint, wanted, LIMIT)
         return
     with pytest.raises(ExportError, match="in case tree after 128 tokens"):
-        check_parity(tmp_path, checkpoint, wanted, LIMIT)
+        check_parity(tmp_path / "target", checkpoint, wanted, LIMIT)
+
+
+def test_the_engine_of_the_gate_has_folded(exported: tuple[Any, ...]) -> None:
+    """The nodes of a long prefix are behind a checkpoint, a stranger in the same call is not."""
+    folder, checkpoint, _, [reference] = exported
+    with parity_engine(bundle_of(folder, checkpoint), "target") as engine:
+        engine.logits(reference.case)
+        rows = engine.model.part(RecentRows)._paths
+        assert rows.num_checkpoints == 2
+        behind = rows._checkpoints[-len(reference.case.node_ids) - 1 :]
+        assert behind.tolist() == [0, *([1] * len(reference.case.node_ids))]
 
 
 def test_no_engine_is_built_of_it(exported: tuple[Any, ...]) -> None:

@@ -15,9 +15,9 @@ from dsbd_export.checkpoints.checkpoint import limited_threads
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
+from dsbd_export.gate.case_forwards import see_rows
 from dsbd_export.gate.parity import MEAN_KL, ParityLimit, advice
-from dsbd_export.gate.parity_engine import ForestEngine
-from dsbd_export.gate.seen_rows import see_rows
+from dsbd_export.gate.parity_engine import parity_engine
 from dsbd_export.model_source import source_of
 from dsbd_export.pair import highest_token_id, read_tokenizer
 from dsbd_export.parity_cases import (
@@ -31,7 +31,7 @@ from dsbd_export.parity_cases import (
 from dsbd_export.progress import silent
 from dsbd_runtime.bundle_files.bundle import ParityCase, ParityReport
 from tests.export.exported_target import exported_target
-from tests.export.gate import check_parity
+from tests.export.gate import bundle_of, check_parity
 
 ATOL = 1e-4
 LIMIT = ParityLimit("max_abs_error", ATOL)
@@ -100,9 +100,10 @@ def test_the_logits_of_a_tree_are_those_of_its_paths(checkpoint):
 def test_threads_are_those_of_torch_and_only_in_the_block(exported, checkpoint):
     before = torch.get_num_threads()
     with limited_threads(3):
-        folder = exported.config.output / "target"
-        engine = ForestEngine(folder, checkpoint, capacity=64)
-        assert engine._model.get_session_options().intra_op_num_threads == 3
+        bundle = bundle_of(exported.config.output / "target", checkpoint)
+        with parity_engine(bundle, "target") as engine:
+            options = engine.model._session._engine.get_session_options()
+            assert options.intra_op_num_threads == 3
         with limited_threads(None):
             assert torch.get_num_threads() == 3
     assert torch.get_num_threads() == before
@@ -122,11 +123,11 @@ def test_what_nodes_see():
 
 def test_what_nodes_of_two_requests_see():
     """The first has row 0, the second rows 1 and 2; two nodes of the first, one of the second."""
-    prefixes = np.array([[0, 1], [0, 1], [1, 3]])
-    visible, positions = see_rows(np.array([-1, 0, -1]), 3, 6, prefixes)
-    assert positions.tolist() == [1, 2, 2]
+    first = see_rows(np.array([-1, 0]), 3, 6, (0, 1))
+    second = see_rows(np.array([-1]), 5, 6, (1, 3))
+    assert [*first[1], *second[1]] == [1, 2, 2]
     wanted = [[1, 0, 0, 1, 0, 0], [1, 0, 0, 1, 1, 0], [0, 1, 1, 0, 0, 1]]
-    assert visible.astype(int).tolist() == wanted
+    assert np.concatenate([first[0], second[0]]).astype(int).tolist() == wanted
 
 
 def test_a_damaged_weight_fails(folder, checkpoint, wanted):

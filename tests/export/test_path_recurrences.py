@@ -24,7 +24,7 @@ from dsbd_export.capture.path_recurrences import (
 )
 from dsbd_export.capture.replacements import ReplaceTorchFunctions
 from dsbd_export.errors import ExportError
-from dsbd_export.gate.seen_rows import rows_above, see_rows
+from dsbd_export.gate.case_forwards import see_rows
 from dsbd_forward.forward import Forward
 from dsbd_runtime.parts.cache_entries import RecurrentRows
 from tests.ort_sessions import cpu_session
@@ -254,6 +254,20 @@ def test_a_token_that_repeats_is_solved():
     path = Path()
     wanted = torch.stack([path.step(whole, row) for row in range(64)], dim=1)
     torch.testing.assert_close(Forest().chain(whole, 0).double(), wanted, atol=2e-4, rtol=0)
+
+
+def rows_above(parents, first_row, number):
+    """Return the last rows of the path to each node, (S, number), -1 before the path begins.
+
+    With parents [-1, -1, 0], first_row 1 and number 2: [[-1, 0], [-1, 0], [0, 1]].
+    """
+    rows = np.zeros((len(parents), number), np.int64)
+    for node, parent in enumerate(parents):
+        if parent < 0:
+            rows[node] = np.arange(first_row - number, first_row)
+        else:
+            rows[node] = [*rows[parent, 1:], first_row + parent]
+    return np.maximum(rows, -1)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 24), st.integers(0, 9), st.integers(1, 6))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -14,7 +16,7 @@ from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import parity_limit
-from dsbd_export.gate.parity_engine import ForestEngine
+from dsbd_export.gate.parity_engine import parity_engine
 from dsbd_export.parity_cases import references
 from dsbd_export.pipeline import export_bundle
 from dsbd_runtime.bundle_files.bundle import open_bundle
@@ -23,7 +25,7 @@ from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.loading import load_causal_lm
 from dsbd_runtime.ort import ort_module
 from tests.export.exported_target import exported_target
-from tests.export.gate import check_parity
+from tests.export.gate import bundle_of, check_parity
 from tests.ort_sessions import cpu_session
 from tests.runtime.model_calls import logits_of
 
@@ -223,21 +225,20 @@ def test_a_missing_mask_is_found_in_every_precision(bundles, tmp_path, quantize)
         where.input[2] = where.input[1]
     else:
         next(node for node in model.graph.node if node.op_type == "Attention").input.pop()
-    onnx.save(model, tmp_path / "model.onnx")
-    onnx.save(onnx.load(folder / "target" / "prune.onnx"), tmp_path / "prune.onnx")
+    (tmp_path / "target").mkdir()
+    onnx.save(model, tmp_path / "target" / "model.onnx")
+    shutil.copy(folder / "target" / "prune.onnx", tmp_path / "target")
     with pytest.raises(ExportError, match=r"mean_kl\) in case"):
-        check_parity(tmp_path, checkpoint, wanted, limit)
+        check_parity(tmp_path / "target", checkpoint, wanted, limit, config=config)
 
 
 def test_the_engine_of_parity_takes_no_rows(bundles):
     """A prefix is filled without asking for logits."""
     folder, config, _ = bundles(quantize="int8-dynamic")
     checkpoint = exported_target(config, folder)
-    engine = ForestEngine(folder / "target", checkpoint, capacity=16)
-    no_rows = references(load_model(checkpoint), checkpoint)[0].case
-    none = np.zeros(0, np.int64)
-    logits = engine._step(no_rows.node_ids, no_rows.parents, 0, none, ["logits"], {}, None)
-    assert logits[0].shape == (0, 300)
+    case = references(load_model(checkpoint), checkpoint)[0].case
+    with parity_engine(bundle_of(folder / "target", checkpoint, config), "target") as engine:
+        assert engine.logits(replace(case, rows=np.zeros(0, np.int64))).shape == (0, 300)
 
 
 def test_the_engine_of_parity_lets_no_product_saturate(bundles, monkeypatch):
@@ -245,7 +246,8 @@ def test_the_engine_of_parity_lets_no_product_saturate(bundles, monkeypatch):
     folder, config, _ = bundles(quantize="int8-dynamic")
     checkpoint = exported_target(config, folder)
     monkeypatch.setattr(ort_module, "saturates_int8_products", lambda: True)
-    options = ForestEngine(folder / "target", checkpoint, capacity=16)._model.get_session_options()
+    with parity_engine(bundle_of(folder / "target", checkpoint, config), "target") as engine:
+        options = engine.model._session._engine.get_session_options()
     assert options.get_session_config_entry("session.x64quantprecision") == "1"
     assert options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_ENABLE_ALL
 

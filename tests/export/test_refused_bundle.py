@@ -28,6 +28,7 @@ from dsbd_runtime.bundle_files.manifest import manifest_from_file
 from dsbd_runtime.errors import BundleError
 from tests.export.conftest import Exported
 from tests.export.exported_target import exported_target
+from tests.export.gate import bundle_of
 
 Change = Callable[[Reference], Reference]
 NOTHING_PASSES = 1e-12  # below the rounding of any model
@@ -174,18 +175,20 @@ def test_another_computation_is_not_for_anyone_to_accept(
     exported: Exported, wanted: list[Reference], change: Change, limit: ParityLimit
 ) -> None:
     checkpoint = exported_target(exported.config, exported.config.output)
+    bundle = bundle_of(exported.config.output / "target", checkpoint)
     text = replace(wanted[-1], case=replace(wanted[-1].case, name=TEXT))
     with pytest.raises(ExportError, match="that is no rounding"):
-        measured_parity(exported.config.output / "target", checkpoint, [change(text)], limit)
+        measured_parity(bundle, checkpoint, [change(text)], limit)
 
 
 def test_shifted_logits_are_refused_and_may_be_accepted(
     exported: Exported, wanted: list[Reference]
 ) -> None:
     checkpoint = exported_target(exported.config, exported.config.output)
+    bundle = bundle_of(exported.config.output / "target", checkpoint)
     shifted = [replace(each, logits=each.logits + np.float32(1e-3)) for each in wanted]
     limit = ParityLimit("max_abs_error", 1e-4)
-    report = measured_parity(exported.config.output / "target", checkpoint, shifted, limit)
+    report = measured_parity(bundle, checkpoint, shifted, limit)
     reason = refusal(checkpoint, report)
     assert reason is not None and "differs from the checkpoint by 0.001" in reason
 

@@ -14,8 +14,12 @@ from tokenizers import Tokenizer
 
 from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.checkpoints.model_loading import load_model
-from dsbd_export.config import ExportConfig
-from dsbd_export.encoder_decoder.alignment import alignment_cases, with_alignment
+from dsbd_export.config import ExportConfig, ModelOptions
+from dsbd_export.encoder_decoder.alignment import (
+    alignment_cases,
+    alignment_error,
+    with_alignment,
+)
 from dsbd_export.encoder_decoder.reference import source_cases
 from dsbd_export.encoder_decoder.speech import heard_sounds
 from dsbd_export.errors import ExportError
@@ -28,7 +32,7 @@ from dsbd_runtime.bundle_files.bundle import MODEL_FILE
 from dsbd_runtime.parts.speech_entry import ALIGNMENT_FILE, ALIGNMENT_WEIGHTS
 from scripts.family_checkpoints import write_family_checkpoint
 from scripts.speech_checkpoint import NUM_MELS, TOKENS, write_whisper
-from tests.export.gate import check_parity
+from tests.export.gate import bundle_of, check_parity
 
 
 def export_alone(folder: Path, captures, *, multilingual: bool = True, **options: Any):
@@ -101,16 +105,16 @@ def test_a_graph_that_attends_by_another_head_is_refused(captures, tmp_path):
     checkpoint, _ = export_alone(tmp_path, captures)
     folder = tmp_path / "target"
     cases = alignment_cases(load_model(checkpoint), checkpoint)
-    again = with_alignment(folder, checkpoint, cases, is_exact=True)
-    assert again.encoder == checkpoint.encoder
+    error = alignment_error(bundle_of(folder, checkpoint), checkpoint, cases)
+    assert with_alignment(checkpoint, error).encoder == checkpoint.encoder
     graph = onnx.load(folder / ALIGNMENT_FILE, load_external_data=False)
     [heads] = [each for each in graph.graph.initializer if each.name == "alignment.0.heads"]
     heads.CopyFrom(onnx.numpy_helper.from_array(np.array([2]), heads.name))
     onnx.save(graph, folder / ALIGNMENT_FILE)
     with pytest.raises(ExportError, match=r"the attention to the sound of the target .* differs"):
-        with_alignment(folder, checkpoint, cases, is_exact=True)
-    found = with_alignment(folder, checkpoint, cases, is_exact=False).encoder.speech.alignment
-    assert found.max_abs_error > 1e-3
+        alignment_error(bundle_of(folder, checkpoint), checkpoint, cases)
+    rounded = bundle_of(folder, checkpoint, ModelOptions(quantize="int8-dynamic"))
+    assert alignment_error(rounded, checkpoint, cases) > 1e-3
 
 
 def test_drafts_and_checkpoints_without_alignment_heads_have_no_graph(captures, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +15,10 @@ from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.demo import demo_pair
 from dsbd_export.errors import ExportError
-from dsbd_export.gate.parity_engine import ForestEngine
+from dsbd_export.gate.parity_engine import parity_engine
 from dsbd_export.parity_cases import ForestCase, text_case
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
-from dsbd_runtime.parts.feature_memory import FEATURES
+from dsbd_runtime.parts.feature_memory import HostFeatures
 from dsbd_runtime.parts.features import FeatureEntry
 from scripts.shared_captures import SharedCaptures
 from tests.exports import export_demo_pair
@@ -33,21 +32,13 @@ def exported(captures: SharedCaptures, tmp_path_factory: pytest.TempPathFactory)
     return open_bundle(output, verify=True)
 
 
-def engine_of(bundle: Bundle) -> tuple[ForestEngine, ForestCase]:
-    entry = bundle.entry("target")
-    assert entry.features is not None and entry.features.layers is not None
+def text_of(bundle: Bundle) -> ForestCase:
     checkpoint = open_checkpoint(
         "target",
         demo_pair()[0],
         ExportConfig(target="unused", output=Path("unused")),
     )
-    checkpoint = replace(
-        checkpoint, feature_layers=tuple(entry.features.layers), caches=tuple(entry.caches)
-    )
-    case = text_case(checkpoint)
-    folder = bundle.path / "target"
-    engine = ForestEngine(folder, checkpoint, capacity=len(case.node_ids) + 1)
-    return engine, case
+    return text_case(checkpoint)
 
 
 def test_the_graph_returns_the_hidden_states_of_transformers(exported: Bundle) -> None:
@@ -56,17 +47,19 @@ def test_the_graph_returns_the_hidden_states_of_transformers(exported: Bundle) -
     model = LlamaForCausalLM.from_pretrained(demo_pair()[0], dtype=torch.float32).eval()
     assert model.config.num_hidden_layers == 6
     assert (entry.layers, entry.width) == ([2, 3, 4], 3 * model.config.hidden_size)
-    engine, case = engine_of(exported)
+    case = text_of(exported)
     with torch.no_grad():
         states = model(torch.from_numpy(case.node_ids[None]), output_hidden_states=True)
     wanted = np.concatenate([states.hidden_states[layer][0] for layer in entry.layers], axis=1)
-    (found,) = engine.outputs(case, [FEATURES])
-    np.testing.assert_allclose(found, wanted, atol=2e-4, rtol=1e-4)
-    assert relative_error(engine, case, wanted) < 1e-4
-    assert relative_error(engine, case, np.roll(wanted, 1, axis=0)) > 0.05  # of other rows
     wrong = np.concatenate([states.hidden_states[i][0] for i in (1, 3, 5)], axis=1)
-    assert relative_error(engine, case, wrong) > 0.05
-    assert relative_error(engine, case, wanted[:-1]) == float("inf")
+    with parity_engine(exported, "target") as engine:
+        found = engine.result(case, with_features=True).features
+        assert isinstance(found, HostFeatures)
+        np.testing.assert_allclose(found.array, wanted, atol=2e-4, rtol=1e-4)
+        assert relative_error(engine, case, wanted) < 1e-4
+        assert relative_error(engine, case, np.roll(wanted, 1, axis=0)) > 0.05  # of other rows
+        assert relative_error(engine, case, wrong) > 0.05
+        assert relative_error(engine, case, wanted[:-1]) == float("inf")
 
 
 def test_a_bundle_with_features_serves_a_plain_draft(exported: Bundle) -> None:

@@ -119,6 +119,18 @@ def test_too_little_memory_leaves_the_caches_as_they_were() -> None:
         assert (buffer[:, :, :50] == index + 1).all()
 
 
+def test_rows_that_nothing_has_written_may_be_other_than_zero() -> None:
+    """The export's gate fills them with noise, which no masked row may show."""
+    numbers = iter(range(1, 100))
+    cache = KVCache(GEOMETRY, new_rows=lambda shape, dtype: np.full(shape, next(numbers), dtype))
+    assert [buffer.flat[0] for buffer in cache.buffers.values()] == [1, 2, 3, 4, 5, 6]
+    cache.resize(256, 100)
+    for number, buffer in enumerate(cache.buffers.values(), start=1):
+        assert (buffer[:, :, :100] == number).all() and (buffer[:, :, 100:] == number + 6).all()
+    cache.resize(256, 0)  # it starts again
+    assert all((buffer > 12).all() for buffer in cache.buffers.values())
+
+
 def test_a_refused_allocation_is_a_capacity_error() -> None:
     cache = KVCache(GEOMETRY)
     with pytest.raises(CapacityError, match="shorten the prompt"):

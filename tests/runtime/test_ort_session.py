@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tracemalloc
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,15 @@ def test_a_closed_session_says_so(tiny_bundle: Bundle) -> None:
     ):
         with pytest.raises(DsbdError, match=r"model\.onnx is closed"):
             call()
+
+
+def test_a_closed_session_releases_its_engine(tiny_bundle: Bundle) -> None:
+    """The binding holds the engine, whose packed weights are as large as the model."""
+    session = OrtSession(tiny_bundle.model_path("target"), tiny_bundle.entry("target"))
+    binding = weakref.ref(session._binding)
+    session.run(step_inputs(session.capacity, 1))
+    session.close()
+    assert binding() is None
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\xff" * 4096, None])

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dsbd_runtime.device.device.device_binder import forward_bucket, padded_rows, row_bucket
 from numpy.typing import NDArray
 
+from dsbd_runtime.device.device_binder import forward_bucket, padded_rows, row_bucket
 from dsbd_runtime.device.packed_buffer import (
     PackedArrays,
     PackedBuffer,

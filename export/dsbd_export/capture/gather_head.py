@@ -21,13 +21,21 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from dsbd_export.capture.topk_head import engine_of, log_sums, logit_limit, logsumexp_nodes
+from dsbd_export.capture.topk_head import (
+    log_sums,
+    logit_limit,
+    logsumexp_nodes,
+    longest_cases,
+)
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
+from dsbd_export.gate.parity_engine import parity_engine
+from dsbd_export.gate.unwritten_bundle import with_head
 from dsbd_export.parity_cases import ForestCase, differences
-from dsbd_forward.logits import Gather
-from dsbd_runtime.bundle_files.bundle import MODEL_FILE
+from dsbd_forward.logits import DenseLogits, Gather, GatheredLogits
+from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.parts.head import (
+    GATHER,
     GATHER_IDS,
     GATHER_ROWS,
     GATHERED_LOGITS,
@@ -89,32 +97,32 @@ class GatheredRows:
     logits: NDArray[np.float32]
 
 
-def add_gather_head(folder: Path, checkpoint: Checkpoint, cases: Sequence[ForestCase]) -> None:
-    """Put the head on ``folder``/model.onnx and compare it with the logits of before.
+def add_gather_head(bundle: Bundle, checkpoint: Checkpoint, cases: Sequence[ForestCase]) -> None:
+    """Put the head on the graph of an engine and compare it with the logits of before.
 
     cases: those with the longest prompt are run.
 
     Raises:
         ExportError: a logit or a sum is wrong.
     """
-    longest = max(case.prompt_length for case in cases)
-    cases = [case for case in cases if case.prompt_length == longest]
-    dense = engine_of(folder, checkpoint, cases)
-    logits_by_case = [dense.logits(case) for case in cases]
-    del dense  # one engine at a time
-    append_gather_head(folder / MODEL_FILE)
-    engine = engine_of(folder, checkpoint, cases)
+    role = checkpoint.role
+    cases = longest_cases(cases)
+    with parity_engine(bundle, role) as dense:
+        logits_by_case = [dense.logits(case) for case in cases]
+    append_gather_head(bundle.model_path(role))
     rng = np.random.default_rng(0)
-    for case, logits in zip(cases, logits_by_case, strict=True):
-        gather = _random_pairs(logits.shape, rng)
-        names = [GATHERED_LOGITS, LOGSUMEXP, LOGITS]
-        found = GatheredRows(*engine.outputs(case, names, gather))
-        if problem := gather_problem(found, logits, gather):
-            raise ExportError(
-                f"parity failed: the gather head of the {checkpoint.role} (family "
-                f"{checkpoint.family}) is wrong in case {case.name}: {problem}; export with "
-                "--logits full"
-            )
+    with parity_engine(with_head(bundle, role, GATHER), role) as engine:
+        for case, logits in zip(cases, logits_by_case, strict=True):
+            gather = _random_pairs(logits.shape, rng)
+            found, whole = engine.result(case, gather).logits, engine.result(case).logits
+            assert isinstance(found, GatheredLogits) and isinstance(whole, DenseLogits)
+            rows = GatheredRows(found.values, found.logsumexp, whole.values)
+            if problem := gather_problem(rows, logits, gather):
+                raise ExportError(
+                    f"parity failed: the gather head of the {role} (family "
+                    f"{checkpoint.family}) is wrong in case {case.name}: {problem}; export with "
+                    "--logits full"
+                )
 
 
 def _random_pairs(shape: tuple[int, ...], rng: np.random.Generator) -> Gather:

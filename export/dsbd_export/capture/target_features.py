@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -21,9 +20,10 @@ from transformers import PreTrainedModel
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
-from dsbd_export.gate.parity_engine import ForestEngine
+from dsbd_export.gate.parity_engine import ParityEngine, parity_engine
 from dsbd_export.parity_cases import ComputeIn, ForestCase, Reference
-from dsbd_runtime.parts.feature_memory import FEATURES
+from dsbd_runtime.bundle_files.bundle import Bundle
+from dsbd_runtime.parts.feature_memory import HostFeatures
 from dsbd_runtime.parts.features import FeatureEntry
 
 # By (dtype, quantize): the norm of the error over that of the features, of the text. Another
@@ -125,17 +125,17 @@ def with_features(text: Reference, model: PreTrainedModel, checkpoint: Checkpoin
 
 
 def check_features(
-    folder: Path, checkpoint: Checkpoint, references: Sequence[Reference], config: ModelOptions
+    bundle: Bundle, checkpoint: Checkpoint, references: Sequence[Reference], config: ModelOptions
 ) -> None:
-    """Compare the features that ``folder``/model.onnx returns with those of the references.
+    """Compare the features that the engine of a bundle returns with those of the references.
 
     Raises:
         ExportError: they differ by more than rounding at the precision of the export.
     """
     (text,) = (reference for reference in references if reference.features is not None)
     assert text.features is not None
-    engine = ForestEngine(folder, checkpoint, capacity=len(text.case.node_ids) + 1)
-    error = relative_error(engine, text.case, text.features)
+    with parity_engine(bundle, checkpoint.role) as engine:
+        error = relative_error(engine, text.case, text.features)
     limit = _LIMITS.get((config.dtype, config.quantize), _LIMIT_QUANTIZED)
     if not error <= limit:  # also when it is NaN
         raise ExportError(
@@ -145,12 +145,13 @@ def check_features(
         )
 
 
-def relative_error(engine: ForestEngine, case: ForestCase, wanted: NDArray[np.float32]) -> float:
+def relative_error(engine: ParityEngine, case: ForestCase, wanted: NDArray[np.float32]) -> float:
     """Return the norm of the error over that of the features; infinite if the shapes differ."""
-    (found,) = engine.outputs(case, [FEATURES])
-    if found.shape != wanted.shape:
+    found = engine.result(case, with_features=True).features
+    assert isinstance(found, HostFeatures)  # of an engine on the CPU that returns them
+    if found.array.shape != wanted.shape:
         return float("inf")
-    difference = found.astype(np.float64) - wanted
+    difference = found.array.astype(np.float64) - wanted
     return float(np.linalg.norm(difference) / np.linalg.norm(wanted))
 
 

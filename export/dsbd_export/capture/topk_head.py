@@ -30,9 +30,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
-from dsbd_export.gate.parity_engine import ForestEngine
+from dsbd_export.gate.parity_engine import parity_engine
+from dsbd_export.gate.unwritten_bundle import with_head
 from dsbd_export.parity_cases import ForestCase, differences
-from dsbd_runtime.bundle_files.bundle import MODEL_FILE
+from dsbd_forward.logits import Logits, TopLogits
+from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.parts.head import LOGITS, LOGSUMEXP, TOP_IDS, TOP_LOGITS
 
 _PREFIX = "topk_head."  # of the names inside the head
@@ -182,9 +184,9 @@ class HeadRows:
 
 
 def add_topk_head(
-    folder: Path, checkpoint: Checkpoint, cases: Sequence[ForestCase], num_top_logits: int
+    bundle: Bundle, checkpoint: Checkpoint, cases: Sequence[ForestCase], num_top_logits: int
 ) -> bool:
-    """Put the head on ``folder``/model.onnx and compare it with the logits of before.
+    """Put the head on the graph of an engine and compare it with the logits of before.
 
     Return whether ``logits`` is an output still.
 
@@ -193,23 +195,41 @@ def add_topk_head(
     Raises:
         ExportError: an id, a logit or a sum is wrong.
     """
-    longest = max(case.prompt_length for case in cases)
-    cases = [case for case in cases if case.prompt_length == longest]
-    dense = engine_of(folder, checkpoint, cases)
-    logits_by_case = [dense.logits(case) for case in cases]
-    del dense  # one engine at a time
-    keeps_logits = append_topk_head(folder / MODEL_FILE, num_top_logits)
-    outputs = [TOP_IDS, TOP_LOGITS, LOGSUMEXP, *([LOGITS] if keeps_logits else [])]
-    engine = engine_of(folder, checkpoint, cases)
-    for case, logits in zip(cases, logits_by_case, strict=True):
-        found = HeadRows(*engine.outputs(case, outputs))
-        if problem := head_problem(found, logits, num_top_logits):
-            raise ExportError(
-                f"parity failed: the top-k head of the {checkpoint.role} (family "
-                f"{checkpoint.family}) is wrong in case {case.name}: {problem}; export with "
-                "--logits full"
-            )
+    role = checkpoint.role
+    cases = longest_cases(cases)
+    with parity_engine(bundle, role) as dense:
+        logits_by_case = [dense.logits(case) for case in cases]
+    keeps_logits = append_topk_head(bundle.model_path(role), num_top_logits)
+    bundle = with_head(bundle, role, f"topk:{num_top_logits}", full_logits=keeps_logits)
+    with parity_engine(bundle, role) as engine:
+        for case, logits in zip(cases, logits_by_case, strict=True):
+            found = _head_rows(engine.result(case).logits, logits)
+            if problem := head_problem(found, logits, num_top_logits):
+                raise ExportError(
+                    f"parity failed: the top-k head of the {role} (family "
+                    f"{checkpoint.family}) is wrong in case {case.name}: {problem}; export with "
+                    "--logits full"
+                )
     return keeps_logits
+
+
+def longest_cases(cases: Sequence[ForestCase]) -> list[ForestCase]:
+    """Return the cases with the longest prompt, which a head is judged by."""
+    longest = max(case.prompt_length for case in cases)
+    return [case for case in cases if case.prompt_length == longest]
+
+
+def _head_rows(found: Logits, logits: NDArray[np.float32]) -> HeadRows:
+    """Return what a head has returned; where its full logits cannot be read, those of before.
+
+    logits: (R, V), of before.
+    """
+    assert isinstance(found, TopLogits)  # as the manifest says
+    full = None
+    if found.kept is not None:
+        full, first_row = logits.copy(), found.kept.first_row
+        full[first_row:] = found.kept.read(np.arange(first_row, len(found)))
+    return HeadRows(found.top_ids, found.top_logits, found.logsumexp, full)
 
 
 def head_problem(found: HeadRows, logits: NDArray[np.float32], num_top_logits: int) -> str | None:
@@ -252,9 +272,3 @@ def log_sums(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     largest = logits.max(axis=1).astype(np.float64)
     sums: NDArray[np.float64] = largest + np.log(np.exp(logits - largest[:, None]).sum(axis=1))
     return sums
-
-
-def engine_of(folder: Path, checkpoint: Checkpoint, cases: Sequence[ForestCase]) -> ForestEngine:
-    """Return the engine in a folder, with room for the longest of the cases."""
-    capacity = max(len(case.prefix_ids) + len(case.node_ids) for case in cases)
-    return ForestEngine(folder, checkpoint, capacity=capacity)

@@ -11,5 +11,4 @@ shared_encoder.py   drafts whose encoder is the target's
 shared_weights.py   an embedding that both graphs have, stored once
 alignment.py   how heads attend to the sound: the graph for times of words
 reference.py   cases of the parity gate, each with a source
-parity_sources.py   the sources of the gate's calls, several in one
 """

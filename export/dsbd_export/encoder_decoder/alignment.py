@@ -27,16 +27,14 @@ from onnx import TensorProto, helper, numpy_helper
 from transformers import PreTrainedModel
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
-from dsbd_export.encoder_decoder.parity_sources import ParitySources
 from dsbd_export.encoder_decoder.speech import heard_sounds
 from dsbd_export.errors import ExportError
-from dsbd_export.gate.parity_engine import as_export_errors, parity_session
+from dsbd_export.gate.parity_engine import as_export_errors, parity_engine
 from dsbd_export.parity_cases import ComputeIn, num_drawn
-from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, MODEL_FILE
-from dsbd_runtime.parts.attention_rows import INPUT_IDS, POSITION_IDS, WRITE_INDICES
-from dsbd_runtime.parts.cache_entries import parts_of, past_name
+from dsbd_runtime.bundle_files.bundle import MODEL_FILE, Bundle
+from dsbd_runtime.parts.alignment import Alignment
 from dsbd_runtime.parts.encoder_entry import SOURCE_LENGTHS, cross_name
-from dsbd_runtime.parts.head import LOGIT_ROWS, LOGITS
+from dsbd_runtime.parts.head import LOGITS
 from dsbd_runtime.parts.speech_entry import (
     ALIGNMENT_FILE,
     ALIGNMENT_WEIGHTS,
@@ -119,26 +117,34 @@ def _eager_attention(model: PreTrainedModel) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-def with_alignment(
-    folder: Path, checkpoint: Checkpoint, cases: Sequence[AlignmentCase], *, is_exact: bool
-) -> Checkpoint:
-    """Compare the graph in a folder with a checkpoint; return the checkpoint that has it.
+def with_alignment(checkpoint: Checkpoint, max_abs_error: float = 0.0) -> Checkpoint:
+    """Return the checkpoint of a speech model whose bundle has an alignment graph.
 
-    Args:
-        folder: of the model.
-        checkpoint: whose model it is.
-        cases: from ``alignment_cases``, at least one.
-        is_exact: whether the weights of the graph are the checkpoint's, so that the limit counts.
-
-    Raises:
-        ExportError: the graph attends otherwise than the checkpoint.
+    max_abs_error: of ``alignment_error``, 0 before it is measured.
     """
     encoder = checkpoint.encoder
     assert encoder is not None and encoder.speech is not None  # as asked for the cases
-    error = max(
-        float(np.abs(found - case.weights).max())
-        for found, case in zip(_graph_weights(folder, checkpoint, cases), cases, strict=True)
-    )
+    width = int(getattr(checkpoint.config, "median_filter_width", _MEDIAN_FILTER_WIDTH))
+    entry = AlignmentEntry(median_filter_width=width, max_abs_error=max_abs_error)
+    speech = replace(encoder.speech, alignment=entry)
+    return replace(checkpoint, encoder=replace(encoder, speech=speech))
+
+
+def alignment_error(
+    bundle: Bundle, checkpoint: Checkpoint, cases: Sequence[AlignmentCase]
+) -> float:
+    """Return the largest error of a weight, by the engine of a bundle against its checkpoint.
+
+    Args:
+        bundle: of the engine, which may have no manifest yet.
+        checkpoint: whose model it is.
+        cases: from ``alignment_cases``, at least one.
+
+    Raises:
+        ExportError: the graph attends otherwise than the checkpoint, whose weights it has.
+    """
+    error = max(_errors(bundle, checkpoint.role, cases))
+    is_exact = bundle.entry(checkpoint.role).quantization == "none"
     if is_exact and not error <= LIMIT:  # also when it is NaN
         raise ExportError(
             f"parity failed: the attention to the sound of the {checkpoint.role} (family "
@@ -146,10 +152,7 @@ def with_alignment(
             f"{LIMIT:g}; remove alignment_heads from generation_config.json to export without "
             "times of words"
         )
-    width = int(getattr(checkpoint.config, "median_filter_width", _MEDIAN_FILTER_WIDTH))
-    entry = AlignmentEntry(median_filter_width=width, max_abs_error=error)
-    speech = replace(encoder.speech, alignment=entry)
-    return replace(checkpoint, encoder=replace(encoder, speech=speech))
+    return error
 
 
 def write_alignment_graph(folder: Path, speech: SpeechEntry) -> None:
@@ -233,29 +236,14 @@ def _append_weights(
     return node("Softmax", [scores], "weights", axis=-1)
 
 
-def _graph_weights(
-    folder: Path, checkpoint: Checkpoint, cases: Sequence[AlignmentCase]
-) -> Iterator[NDArray[np.float32]]:
-    """Yield what the written graph weighs in each case, (A, S, N)."""
-    assert checkpoint.encoder is not None  # as asked
-    sources = ParitySources(parity_session(folder / ENCODER_FILE, "fp32"), checkpoint.encoder)
-    session = parity_session(folder / ALIGNMENT_FILE, "fp32")
-    for case in cases:
-        length = len(case.token_ids)
-        caches = {  # in fp32, as all of encoder-decoders
-            past_name(cache.layer, part): np.zeros(cache.shape(part, length), np.float32)
-            for cache, part in parts_of(checkpoint.caches)
-        }
-        mask = np.tril(np.ones((length, length), np.bool_))[None, None]
-        with as_export_errors():
-            inputs = {
-                INPUT_IDS: case.token_ids[None],
-                POSITION_IDS: np.arange(length)[None],
-                WRITE_INDICES: np.zeros(1, np.int64),
-                LOGIT_ROWS: np.zeros(0, np.int64),
-                **dict.fromkeys(checkpoint.masks, mask),
-                **caches,
-                **sources.inputs([case.sound], np.zeros(length, np.int64)),
-            }
-            [found] = session.run([ALIGNMENT_WEIGHTS], inputs)
-        yield found
+def _errors(bundle: Bundle, role: str, cases: Sequence[AlignmentCase]) -> Iterator[float]:
+    """Yield the largest error of the engine's weights in each case, that of its first row aside.
+
+    That one is of the token that a prompt begins with, and is never asked for.
+    """
+    with parity_engine(bundle, role) as engine:
+        for case in cases:
+            first, *others = case.token_ids.tolist()
+            with as_export_errors():
+                found = engine.model.part(Alignment).align(case.sound, [first], [*others, first])
+            yield float(np.abs(found.weights - case.weights[:, 1:]).max())

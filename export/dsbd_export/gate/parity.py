@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +25,11 @@ from numpy.typing import NDArray
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
-from dsbd_export.gate.parity_engine import ForestEngine
+from dsbd_export.gate.parity_engine import parity_engine
+from dsbd_export.gate.prune_check import check_prune
 from dsbd_export.parity_cases import DECODE, PREFILL, TEXT, ForestCase, Reference, differences
 from dsbd_export.progress import Counter, Report, counted, silent
-from dsbd_runtime.bundle_files.bundle import ParityCase, ParityReport
-
-_SPARE_ROWS = 7  # behind the last row in use: rows full of noise that no node may see
-
+from dsbd_runtime.bundle_files.bundle import Bundle, ParityCase, ParityReport
 
 MAX_ABS_ERROR = "max_abs_error"
 MEAN_KL = "mean_kl"
@@ -46,7 +43,7 @@ _MOST_ROUNDING = 1e-3  # of the checkpoint's own that is believed: more is anoth
 # whose routers amplify rounding more than any other model that was tried.
 _KL_LIMITS = {
     ("fp16", "none"): 2e-3,  # 1.2e-6, 5.6e-4
-    ("bf16", "none"): 1e-2,  # 5.7e-5, 3.6e-3; weights alone: see ``parity_engine``
+    ("bf16", "none"): 1e-2,  # 5.7e-5, 3.6e-3; weights alone: see ``bf16_twin``
     ("fp32", "int8-dynamic"): 5e-2,  # 1.3e-3, 2.0e-2
     ("fp32", "int8"): 2e-2,  # 7.0e-4
     ("fp16", "int8"): 2e-2,
@@ -80,19 +77,19 @@ _LEAST_AGREEMENT = 0.5
 
 
 def measured_parity(
-    folder: Path,
+    bundle: Bundle,
     checkpoint: Checkpoint,
     references: Sequence[Reference],
     limit: ParityLimit,
     in_float64: InFloat64 | None = None,
     report: Report = silent,
 ) -> ParityReport:
-    """Run every case on ``folder``/model.onnx, then prune.onnx; return the errors found.
+    """Run every case on the engine of a bundle, then its prune.onnx; return the errors found.
 
     They may be beyond the limit of the report: see ``refusal``.
 
     Args:
-        folder: of the engine.
+        bundle: of the engine, which may have no manifest yet; see ``unwritten_bundle``.
         checkpoint: of the references.
         references: the cases, with the checkpoint's logits.
         limit: of the errors.
@@ -104,7 +101,7 @@ def measured_parity(
         ExportError: a case that is another computation than the checkpoint's, with no numbers or
             other tokens, or a row moved wrongly.
     """
-    cases = _checked_cases(folder, checkpoint, references, report)
+    cases = _checked_cases(bundle, checkpoint, references, report)
     is_missed = not all(map(limit.admits, cases))
     if is_missed and in_float64 is not None and limit.measure == MAX_ABS_ERROR:
         limit = _limit_by_rounding(references, cases, limit, in_float64)
@@ -128,26 +125,25 @@ def measured_parity(
 
 
 def _checked_cases(
-    folder: Path, checkpoint: Checkpoint, references: Sequence[Reference], report: Report
+    bundle: Bundle, checkpoint: Checkpoint, references: Sequence[Reference], report: Report
 ) -> list[ParityCase]:
-    """Return the errors of all cases, and check that the engine moves rows."""
-    longest = max(reference.case.num_cache_rows for reference in references)
-    engine = ForestEngine(folder, checkpoint, capacity=longest + _SPARE_ROWS)
+    """Return the errors of all cases, and check that the prune graph moves rows."""
     cases = []
     counter = Counter(f"{checkpoint.role}: comparing with the checkpoint", "cases", report)
-    for reference in counted(references, counter):
-        case = reference.case
-        found = divergence(engine.logits(case), reference.logits)
-        cases.append(
-            ParityCase(
-                name=case.name,
-                prompt_length=case.prompt_length,
-                max_abs_error=found.max_abs_error,
-                mean_kl=found.mean_kl,
-                top1_agreement=found.top1_agreement,
+    with parity_engine(bundle, checkpoint.role) as engine:
+        for reference in counted(references, counter):
+            case = reference.case
+            found = divergence(engine.logits(case), reference.logits)
+            cases.append(
+                ParityCase(
+                    name=case.name,
+                    prompt_length=case.prompt_length,
+                    max_abs_error=found.max_abs_error,
+                    mean_kl=found.mean_kl,
+                    top1_agreement=found.top1_agreement,
+                )
             )
-        )
-    _check_prune(engine, checkpoint)
+    check_prune(bundle, checkpoint)
     return cases
 
 
@@ -229,23 +225,6 @@ def _is_other_computation(result: ParityCase, limit: ParityLimit) -> bool:
         least = _LEAST_EXACT_AGREEMENT if is_text else 1.0
         return result.top1_agreement < least or result.mean_kl > _HIGHEST_EXACT_KL
     return error > _HIGHEST_FOREST_LIMIT or (is_text and result.top1_agreement < _LEAST_AGREEMENT)
-
-
-def _check_prune(engine: ForestEngine, checkpoint: Checkpoint) -> None:
-    """Move a shuffled half of the rows to row 2 and compare every cache with numpy."""
-    first_row = 2
-    kept = np.random.default_rng(0).permutation(engine.capacity)[: engine.capacity // 2]
-    wanted = [cache.copy() for cache in engine.caches]
-    recent = kept[::2]
-    for cache, is_recent in zip(wanted, engine.is_recent, strict=True):
-        rows = recent if is_recent else kept
-        cache[:, :, first_row : first_row + len(rows)] = cache[:, :, rows]
-    engine.move_rows(kept.astype(np.int64), first_row, recent.astype(np.int64))
-    if not all(map(np.array_equal, engine.caches, wanted)):
-        raise ExportError(
-            f"parity failed: prune.onnx of the {checkpoint.role} (family {checkpoint.family}) "
-            "moves cache rows wrongly; this onnxruntime is not supported"
-        )
 
 
 @dataclass(frozen=True)

@@ -1,410 +1,212 @@
-"""Engine of the parity gate: the exported files on ONNX Runtime's CPU provider.
+"""Engine of the parity gate: the one that hosts open, on ONNX Runtime's CPU provider.
 
-Independent of the runtime package on purpose: a mistake there must not hide one here.
-
-The CPU provider has no MatMul, Add, RMSNormalization, ... in bf16, so a bf16 graph runs as its
-twin in fp32: every weight is the bf16 one, widened, and all arithmetic and the caches are fp32.
-Parity of a bf16 export judges the graph and the rounding of its weights, not the rounding of
-activations and caches on a GPU.
+Two things differ from an engine that serves. Rows of its caches that nothing has written are noise,
+so that a graph that looks at rows its masks hide cannot pass. And weights in fp16 are widened when
+they are used, as an export has no memory for them all at once; then no graph is optimized.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import onnx
 import torch
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
 
-from dsbd_export.checkpoints.checkpoint import Checkpoint
-from dsbd_export.encoder_decoder.parity_sources import ParitySources
 from dsbd_export.errors import ExportError, reason_of
+from dsbd_export.gate.bf16_twin import runnable_on_cpu
+from dsbd_export.gate.case_forwards import nodes_forward, prefix_forward, source_of
 from dsbd_export.gate.mapped_pages import dropped_pages
-from dsbd_export.gate.parity_checkpoints import ParityCheckpoint
-from dsbd_export.gate.seen_rows import NodesTogether, SeenRows, rows_above
 from dsbd_export.parity_cases import ForestCase
+from dsbd_forward.features import ParentFeatures
+from dsbd_forward.forward import Forward, ForwardResult, joined_forward
 from dsbd_forward.logits import Gather
-from dsbd_runtime.bundle_files.bundle import FOLD_FILE, MODEL_FILE, PRUNE_FILE, WEIGHTS_FILE
-from dsbd_runtime.ort.ort_module import import_ort, keep_int8_products_exact
-from dsbd_runtime.parts.attention_rows import (
-    ATTENTION_MASK,
-    ATTENTION_MASK_SLIDING,
-    INPUT_IDS,
-    POSITION_IDS,
-    ROW_POSITIONS,
-    SRC_ROWS,
-    WRITE_INDICES,
-)
-from dsbd_runtime.parts.cache_entries import (
-    most_new_rows,
-    parts_of,
-    past_name,
-    present_name,
-    recent,
-    recurrent,
-)
-from dsbd_runtime.parts.encoder_entry import ENCODER_FILE
-from dsbd_runtime.parts.feature_memory import (
-    FEATURE_INDEX,
-    FEATURE_ROWS,
-    FEATURES,
-    OWN_FEATURES,
-    TARGET_FEATURES,
-)
-from dsbd_runtime.parts.head import GATHER_IDS, GATHER_ROWS, GATHERED_LOGITS, LOGIT_ROWS, LOGITS
-from dsbd_runtime.parts.recent_rows import RECENT_WRITE_INDICES, SRC_RECENT_ROWS
-
-_PREFIX_CHUNK = 256  # rows a call; the mask of a long prefix stays small
-_MOST_NEW_ROWS = 2**31
-_ERROR_LOG_LEVEL = 3
-_WEIGHTS_FOLDER_OPTION = "session.model_external_initializers_file_folder_path"
-# bf16 runs as a twin in fp32, see fp32_twin.
-_CACHE_DTYPES = {"fp32": np.float32, "fp16": np.float16, "bf16": np.float32}
-
-# Products that need the optimizations with which they are served (ONNX Runtime 1.31.1; without them
-# results are wrong, and no error says so). Blocks compute in another precision when not packed, and
-# in fp16 their scales have to be constants when the graph is opened, not widened when they are
-# used. Integers saturate on some processors, see ``keep_int8_products_exact``.
-_BLOCKS, _INTEGERS = "MatMulNBits", "MatMulInteger"
-_QUANTIZED_PRODUCTS = {_BLOCKS, _INTEGERS}
-
-LOW, HIGH = TensorProto.BFLOAT16, TensorProto.FLOAT
+from dsbd_forward.rows import NO_INTS
+from dsbd_runtime.bundle_files.bundle import WEIGHTS_FILE, Bundle, ModelEntry
+from dsbd_runtime.engine.causal_lm import CausalLM
+from dsbd_runtime.engine.providers import parse_placement
+from dsbd_runtime.engine.session import EngineOptions
+from dsbd_runtime.engine.settings import EngineSettings
+from dsbd_runtime.loading import open_causal_lm
+from dsbd_runtime.ort.ort_module import import_ort
+from dsbd_runtime.parts.cache_entries import recent
+from dsbd_runtime.parts.feature_memory import HostFeatures
+from dsbd_runtime.parts.kv_cache import NUMPY_DTYPES
+from dsbd_runtime.parts.sources import Sources
 
 
-class ForestEngine:
-    """The sessions of an engine and their caches.
+@contextlib.contextmanager
+def parity_engine(bundle: Bundle, role: str) -> Iterator[ParityEngine]:
+    """Open the engine of a bundle, which may have no manifest yet, to run parity cases.
 
-    Attributes:
-        capacity: rows of the caches (C).
-        caches: key and value of each layer, (1, Hkv, C, D) in the precision of the checkpoint's
-            ``caches`` (fp32 for bf16), full of noise at first: a graph that looks at rows its mask
-            hides cannot pass. Recent rows are as many and more, see ``ParityCheckpoint``.
-        is_recent: of each of the caches, whether it has recent rows.
+    Raises:
+        ExportError: ONNX Runtime cannot load the graph, or it is not that of its entry.
     """
-
-    def __init__(self, folder: Path, checkpoint: Checkpoint, *, capacity: int) -> None:
-        """Open the engine in a folder."""
-        caches = checkpoint.caches
-        rng = np.random.default_rng(0)
-        parts = parts_of(caches)
-        names = [(cache.layer, part) for cache, part in parts]
-        self.capacity = capacity
-        self._recent = ParityCheckpoint(caches, capacity) if recent(caches) else None
-        self.is_recent = [cache in recent(caches) for cache, _ in parts]
-        num_recent = 0 if self._recent is None else self._recent.capacity
-        self.caches = [
-            rng.standard_normal(
-                cache.shape(part, num_recent if is_recent else capacity), dtype=np.float32
-            ).astype(_CACHE_DTYPES[cache.dtype])
-            for (cache, part), is_recent in zip(parts, self.is_recent, strict=True)
-        ]
-        self._past_names = [past_name(*name) for name in names]
-        self._present_names = [present_name(*name) for name in names]
-        # These values share the memory of ``caches``.
-        ort = import_ort()
-        self._cache_values = [ort.OrtValue.ortvalue_from_numpy(cache) for cache in self.caches]
-        dtype = caches[0].dtype
-        self._weights_file = folder / WEIGHTS_FILE
-        self._model = parity_session(folder / MODEL_FILE, dtype)
-        self._prune = parity_session(folder / PRUNE_FILE, dtype)
-        self._fold = parity_session(folder / FOLD_FILE, "fp32") if recurrent(caches) else None
-        encoder = checkpoint.encoder
-        self._sources = None
-        if encoder is not None:
-            shared = folder.with_name("target") / ENCODER_FILE if encoder.is_shared else None
-            self._sources = ParitySources(
-                parity_session(folder / ENCODER_FILE, dtype),
-                encoder,
-                None if shared is None else parity_session(shared, dtype),
-            )
-        self._reads_positions = encoder is not None and encoder.reads_positions
-        self._masks = checkpoint.masks
-        self._returns_features = checkpoint.feature_layers is not None
-        self._window = checkpoint.sliding_window
-        self._most_new_rows = most_new_rows(caches, _MOST_NEW_ROWS)
-
-    def logits(self, case: ForestCase) -> NDArray[np.float32]:
-        """Return (R, V) float32: fill the cache with the prefix, then run the nodes."""
-        return self.outputs(case, [LOGITS])[0]
-
-    def outputs(
-        self, case: ForestCase, names: list[str], gather: Gather | None = None
-    ) -> list[NDArray[Any]]:
-        """Return the named outputs, a row for each of the R compared nodes.
-
-        Most of a long prefix is folded into a checkpoint, and what its rows were becomes noise.
-
-        gather: the pairs of a gather head, whose first output has a number for each.
-        """
-        if case.together:
-            return self._outputs_together(case, names, gather)
-        num_prefix, features = len(case.prefix_ids), case.features
-        no_rows = np.zeros(0, np.int64)
-        no_pairs = None if gather is None else Gather(no_rows, no_rows)
-        if self._recent is not None:
-            self._recent.begin()
-        for start in range(0, num_prefix, _PREFIX_CHUNK):
-            chunk = case.prefix_ids[start : start + _PREFIX_CHUNK]
-            inputs = self._source_inputs([case], [len(chunk)])
-            if features is not None:
-                inputs = self._feature_inputs(features[start : start + len(chunk)])
-            parents = np.arange(-1, len(chunk) - 1)
-            self._step(chunk, parents, start, no_rows, names, inputs, no_pairs)
-        if self._recent is not None:
-            self._fold_prefix(num_prefix)
-        inputs = self._source_inputs([case], [len(case.node_ids)])
-        if features is not None:
-            inputs = self._node_features(case, features[num_prefix:], no_pairs)
-        return self._step(case.node_ids, case.parents, num_prefix, case.rows, names, inputs, gather)
-
-    def _outputs_together(
-        self, case: ForestCase, names: list[str], gather: Gather | None
-    ) -> list[NDArray[Any]]:
-        """Return the outputs of requests whose nodes are in one call, behind prefixes of each.
-
-        The prefixes lie one behind the other, each computed in a call of its own.
-        """
-        no_rows = np.zeros(0, np.int64)
-        no_pairs = None if gather is None else Gather(no_rows, no_rows)
-        nodes = NodesTogether.of(case.requests)
-        row_positions = np.zeros(self.capacity, np.int64)
-        for request, prefix in zip(case.requests, nodes.prefixes, strict=True):
-            tokens, first = request.prefix_ids, int(prefix[0])
-            row_positions[slice(*prefix)] = np.arange(len(tokens))
-            if len(tokens):
-                parents = np.arange(-1, len(tokens) - 1)
-                no_prefix = np.tile([first, first], (len(tokens), 1))
-                seen = SeenRows.of(parents, first, row_positions, no_prefix)
-                inputs = self._source_inputs([request], [len(tokens)])
-                self._step(tokens, parents, first, no_rows, names, inputs, no_pairs, seen)
-        inputs = self._source_inputs(case.requests, nodes.sizes)
-        ids, parents, first = nodes.node_ids, nodes.parents, int(nodes.prefixes[-1, 1])
-        prefixes = np.repeat(nodes.prefixes, nodes.sizes, axis=0)
-        seen = SeenRows.of(parents, first, row_positions, prefixes)
-        return self._step(ids, parents, first, nodes.rows, names, inputs, gather, seen)
-
-    def move_rows(
-        self, src_rows: NDArray[np.int64], first_row: int, recent_rows: NDArray[np.int64]
-    ) -> None:
-        """Move cache rows, and other recent ones to the same place, with the prune graph."""
-        first = np.array([first_row], np.int64)
-        inputs = {SRC_ROWS: src_rows, WRITE_INDICES: first}
-        if self._recent is not None:
-            inputs |= {SRC_RECENT_ROWS: recent_rows, RECENT_WRITE_INDICES: first}
-        self._run(self._prune, inputs, [])
-
-    def _fold_prefix(self, num_prefix: int) -> None:
-        """Fold the first rows of a long prefix, which no row sees any more."""
-        assert self._recent is not None
-        rows = self._recent.rows_to_fold(num_prefix)
-        if not len(rows):
-            return
-        names = zip(self._past_names, self.caches, self.is_recent, strict=True)
-        recent_rows = {name: cache for name, cache, is_recent in names if is_recent}
-        if self._fold is not None:
-            wanted = self._recent.folded_names
-            with as_export_errors():
-                found = self._fold.run(wanted, self._recent.fold_inputs(rows, recent_rows))
-            self._recent.take(found)
-        for cache in recent_rows.values():
-            noise = np.random.default_rng(len(rows)).standard_normal(cache[:, :, rows].shape)
-            cache[:, :, rows] = noise
-
-    def _step(
-        self,
-        token_ids: NDArray[np.int64],
-        parents: NDArray[np.int64],
-        first_row: int,
-        logit_rows: NDArray[np.int64],
-        outputs: list[str],
-        further: Mapping[str, NDArray[Any]],
-        gather: Gather | None,
-        seen: SeenRows | None = None,
-    ) -> list[NDArray[Any]]:
-        """Return the named outputs of nodes, by as many calls as their number takes.
-
-        further: inputs of a feature draft, which takes any number in one call, or of a source.
-        gather: the pairs of a gather head, None for any other.
-        seen: by the nodes; None: all rows before them, which are a path.
-        """
-        if seen is None:
-            seen = SeenRows.of(parents, first_row, np.arange(self.capacity))
-        visible, positions, row_positions = seen.visible, seen.positions, seen.row_positions
-        near = visible
-        if self._window is not None:
-            near = visible & (positions[:, None] - row_positions < self._window)
-        mask_by_name = {ATTENTION_MASK: visible, ATTENTION_MASK_SLIDING: near}
-        found = []
-        for start in range(0, len(token_ids), self._most_new_rows):
-            part = slice(start, start + self._most_new_rows)
-            is_wanted = (start <= logit_rows) & (logit_rows < part.stop)
-            inputs = {
-                INPUT_IDS: token_ids[None, part],
-                POSITION_IDS: positions[None, part],
-                WRITE_INDICES: np.array([first_row + start], np.int64),
-                LOGIT_ROWS: logit_rows[is_wanted] - start,
-                **{name: mask_by_name[name][None, None, part] for name in self._masks},
-                **further,
-                **_gather_inputs(gather, is_wanted),
-            }
-            if self._recent is not None:
-                number = self._recent.num_ancestors
-                above = rows_above(parents, first_row, number)
-                inputs |= self._recent.inputs(visible[part], above[part], first_row + start)
-            if self._reads_positions:
-                inputs[ROW_POSITIONS] = row_positions
-            if self._returns_features:
-                inputs[FEATURE_ROWS] = np.arange(len(token_ids[part]))
-            found.append(self._run(self._model, inputs, outputs))
-        joined = [np.concatenate(arrays) for arrays in zip(*found, strict=True)]
-        if gather is not None and len(found) > 1:  # the calls' pairs lie one behind the other
-            order = (logit_rows[gather.rows] // self._most_new_rows).argsort(kind="stable")
-            gathered = joined[outputs.index(GATHERED_LOGITS)]
-            gathered[order] = gathered.copy()
-        return joined
-
-    def _source_inputs(
-        self, requests: Sequence[ForestCase], num_rows: Sequence[int]
-    ) -> dict[str, NDArray[Any]]:
-        """Return the inputs of a call with so many rows of each request, none without an encoder.
-
-        A model with an encoder has a source in all of its cases.
-        """
-        if self._sources is None:
-            return {}
-        sources = [each.source_ids if each.sound is None else each.sound for each in requests]
-        known = [source for source in sources if source is not None]
+    with contextlib.ExitStack() as stack:
+        bundle_on_cpu = stack.enter_context(runnable_on_cpu(bundle, role))
         with as_export_errors():
-            return self._sources.inputs(known, np.repeat(np.arange(len(known)), num_rows))
-
-    def _feature_inputs(
-        self,
-        target: NDArray[np.float32],
-        own: NDArray[Any] | None = None,
-        index: NDArray[np.int64] | None = None,
-    ) -> dict[str, NDArray[Any]]:
-        """Return the feature inputs of a call; without ``index`` every row has the target's."""
-        dtype = self.caches[0].dtype
-        if own is None:
-            width = next(i.shape[1] for i in self._model.get_inputs() if i.name == OWN_FEATURES)
-            own = np.zeros((0, width), dtype)
-        return {
-            TARGET_FEATURES: target.astype(dtype),
-            OWN_FEATURES: own,
-            FEATURE_INDEX: np.arange(len(target)) if index is None else index,
-        }
-
-    def _node_features(
-        self, case: ForestCase, target: NDArray[np.float32], no_pairs: Gather | None
-    ) -> dict[str, NDArray[Any]]:
-        """Return the feature inputs of all nodes; own features are computed layer by layer.
-
-        target: (S, width) float32.
-        """
-        if not case.uses_own:
-            return self._feature_inputs(target)
-        is_root = case.parents < 0
-        roots = target[is_root]
-        index = np.where(is_root, is_root.cumsum() - 1, len(roots) + case.parents)
-        own = None
-        num_known, num_nodes = int(is_root.sum()), len(case.parents)
-        while num_known < num_nodes:  # nodes stand in the order of their depths
-            nodes = slice(num_known)
-            inputs = self._feature_inputs(roots, own, index[nodes])
-            (own,) = self._step(
-                case.node_ids[nodes],
-                case.parents[nodes],
-                len(case.prefix_ids),
-                np.zeros(0, np.int64),
-                [FEATURES],
-                inputs,
-                no_pairs,
-            )
-            num_known = int((case.parents < num_known).sum())
-        return self._feature_inputs(roots, own, index)
-
-    def _run(
-        self,
-        session: Any,
-        inputs: Mapping[str, NDArray[Any]],
-        outputs: list[str],
-    ) -> list[NDArray[Any]]:
-        """Run with every cache bound to both its input and its output."""
-        binding = session.io_binding()
-        for name, array in inputs.items():
-            binding.bind_cpu_input(name, np.ascontiguousarray(array))
-        for name in outputs:
-            binding.bind_output(name)
-        for past, present, value in zip(
-            self._past_names, self._present_names, self._cache_values, strict=True
-        ):
-            binding.bind_ortvalue_input(past, value)
-            binding.bind_ortvalue_output(present, value)
-        with as_export_errors(), dropped_pages(self._weights_file):
-            session.run_with_iobinding(binding)
-        return [binding.get_outputs()[index].numpy() for index in range(len(outputs))]
+            model = stack.enter_context(_opened(bundle_on_cpu, bundle.entry(role), role))
+        weights = bundle_on_cpu.model_path(role).with_name(WEIGHTS_FILE)
+        stack.enter_context(dropped_pages(weights))  # not longer than they are mapped
+        engine = ParityEngine(model, bundle_on_cpu.entry(role))
+        yield stack.enter_context(contextlib.closing(engine))
 
 
-def _gather_inputs(
-    gather: Gather | None, is_wanted: NDArray[np.bool_]
-) -> dict[str, NDArray[np.int64]]:
-    """Return the inputs of a gather head for some of the logit rows, (R,) bool."""
-    if gather is None:
-        return {}
-    is_pair = is_wanted[gather.rows]
-    rows = is_wanted.cumsum()[gather.rows[is_pair]] - 1
-    return {GATHER_ROWS: rows, GATHER_IDS: gather.token_ids[is_pair]}
+def _opened(bundle: Bundle, entry: ModelEntry, role: str) -> CausalLM:
+    """entry: as it will be written, of which that in the bundle may be the twin's."""
+    rng = np.random.default_rng(0)
+
+    def noise(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.generic]:
+        return rng.standard_normal(shape, dtype=np.float32).astype(dtype)
+
+    is_widened = entry.dtype != "fp32" and entry.quantization == "none"
+    return open_causal_lm(
+        EngineOptions(
+            bundle=bundle,
+            role=role,
+            placement=parse_placement("cpu"),
+            settings=EngineSettings(
+                num_threads=torch.get_num_threads(),  # see ``limited_threads``
+                spin_us=0,  # a few calls between which others compute
+            ),
+            new_rows=noise,
+            adapt=_widen_one_by_one if is_widened else None,
+        )
+    )
 
 
-def parity_session(file: Path, dtype: str) -> Any:
-    """Open a graph of ``dtype``: in bf16 its twin in fp32."""
-    ort = import_ort()
-    with as_export_errors():
-        operators = _operators(file)
-        is_quantized = not _QUANTIZED_PRODUCTS.isdisjoint(operators)
-        is_widened = dtype != "fp32" and not is_quantized
-        options = _widening_one_by_one(ort) if is_widened else ort.SessionOptions()
-        options.log_severity_level = _ERROR_LOG_LEVEL
-        options.intra_op_num_threads = torch.get_num_threads()  # see ``limited_threads``
-        # A few calls between which other sessions run: waiting busily only disturbs them.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.add_session_config_entry(_WEIGHTS_FOLDER_OPTION, str(file.parent))
-        if _BLOCKS not in operators:
-            # Prepacked weights would be a second copy of them for a few calls.
-            options.add_session_config_entry("session.disable_prepacking", "1")
-        if _INTEGERS in operators:
-            keep_int8_products_exact(options)
-        graph = fp32_twin(file) if dtype == "bf16" else str(file)
-        return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-
-
-def _widening_one_by_one(ort: ModuleType) -> Any:
-    """Return options with which a weight is widened to fp32 when it is used, then dropped.
+def _widen_one_by_one(options: Any) -> None:
+    """Let a weight be widened to fp32 when it is used, and dropped after it.
 
     The CPU provider computes in fp32. By default it widens all weights when it opens a graph,
     which takes twice their size; and it would widen many ahead of their use, and keep the memory.
     """
-    options = ort.SessionOptions()
+    ort = import_ort()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     options.enable_cpu_mem_arena = False
     options.enable_mem_pattern = False
-    return options
+    options.add_session_config_entry("session.disable_prepacking", "1")
 
 
-def _operators(file: Path) -> set[str]:
-    return {node.op_type for node in onnx.load(file, load_external_data=False).graph.node}
+class ParityEngine:
+    """An engine that runs parity cases, one after the other, each in fresh caches."""
+
+    def __init__(self, model: CausalLM, entry: ModelEntry) -> None:
+        self.model = model
+        self._float_type = NUMPY_DTYPES[entry.dtype]
+        self._has_recent_rows = bool(recent(entry.caches))
+        self._held = contextlib.ExitStack()
+
+    def close(self) -> None:
+        """Let go of the sound that was heard last."""
+        self._held.close()
+
+    def logits(self, case: ForestCase) -> NDArray[np.float32]:
+        """Return all logits of the compared nodes, (R, V), of an engine without a top-k head."""
+        whole = self.result(case).logits.whole
+        assert whole is not None  # as its head returns
+        return whole
+
+    def result(
+        self, case: ForestCase, gather: Gather | None = None, *, with_features: bool = False
+    ) -> ForwardResult:
+        """Return what the engine returns for the R compared nodes.
+
+        Every request's prefix is a forward of its own, then all of their nodes are one.
+
+        Args:
+            case: with its requests.
+            gather: the pairs of a gather head; None: all logits.
+            with_features: whether the features of all nodes are wanted.
+        """
+        requests = case.requests
+        if self._has_recent_rows:
+            requests = (_stranger(case), *requests)
+        with as_export_errors():
+            self.model.keep(NO_INTS)
+            self._hold(case)
+            prefixes = [self._append_prefix(request) for request in requests]
+            forwards: list[Forward] = []
+            first_row = self.model.num_rows
+            for request, prefix in zip(requests, prefixes, strict=True):
+                forward = nodes_forward(request, first_row, prefix)
+                forward.logit_rows = request.rows
+                forward.parent_features = self._features_of_nodes(request, prefix)
+                if with_features:
+                    forward.feature_rows = np.arange(forward.num_new)
+                forwards.append(forward)
+                first_row += forward.num_new
+            return self.model.forward(replace(joined_forward(forwards), gather=gather))
+
+    def _hold(self, case: ForestCase) -> None:
+        """Keep what the encoder has heard of a sound until a case has another: it takes long."""
+        self._held.close()
+        if case.sound is not None:
+            self._held.enter_context(self.model.part(Sources).held(source_of(case)))
+
+    def _append_prefix(self, case: ForestCase) -> tuple[int, int]:
+        """Append the prefix of a request; return its first row, and the one after the last."""
+        first_row, num_rows = self.model.num_rows, len(case.prefix_ids)
+        if num_rows:
+            forward = prefix_forward(case, first_row)
+            if case.features is not None:
+                forward.parent_features = self._features(case.features[:num_rows])
+            self.model.forward(forward)
+        return first_row, self.model.num_rows
+
+    def _features(self, target: NDArray[np.float32]) -> ParentFeatures:
+        """Return the target's features, (n, width), as those of the parents of n rows."""
+        features = HostFeatures("target", target.astype(self._float_type))
+        rows = np.arange(len(target))
+        return ParentFeatures((features,), np.zeros_like(rows), rows)
+
+    def _features_of_nodes(
+        self, case: ForestCase, prefix: tuple[int, int]
+    ) -> ParentFeatures | None:
+        """Return the features of the parents of all nodes; own ones are computed layer by layer."""
+        if case.features is None:
+            return None
+        found = self._features(case.features[len(case.prefix_ids) :])
+        if not case.uses_own:
+            return found
+        is_root, num_nodes = case.parents < 0, len(case.parents)
+        found = replace(
+            found, sources=np.where(is_root, 0, 1), rows=np.where(is_root, found.rows, case.parents)
+        )
+        target, num_known = found.forwards[0], int(is_root.sum())
+        while num_known < num_nodes:  # nodes stand in the order of their depths
+            forward = nodes_forward(case, prefix[1], prefix, num_known)
+            forward.parent_features = found.part(0, num_known)
+            own = self.model.forward(forward).features
+            assert own is not None  # of a feature draft
+            self.model.keep(np.arange(prefix[1]))
+            found = replace(found, forwards=(target, own))
+            num_known = int((case.parents < num_known).sum())
+        return found
+
+
+def _stranger(case: ForestCase) -> ForestCase:
+    """Return a request of one node, whose logits are not compared.
+
+    Its path is behind no checkpoint when that of a long prefix is: neither may stand for the other.
+    """
+    none = case.prefix_ids[:0]
+    return ForestCase(
+        name="stranger",
+        prefix_ids=none,
+        node_ids=case.node_ids[:1],
+        parents=np.array([-1]),
+        rows=none,
+    )
 
 
 @contextlib.contextmanager
 def as_export_errors() -> Iterator[None]:
-    """Turn any failure of ONNX Runtime, whose exceptions share no base, into ExportError."""
+    """Turn any failure of an engine into an ExportError."""
     try:
         yield
     except Exception as error:
@@ -412,47 +214,3 @@ def as_export_errors() -> Iterator[None]:
             f"parity failed: onnxruntime cannot run the graph: {reason_of(error)}; "
             "this family is not supported"
         ) from error
-
-
-def fp32_twin(model_file: Path) -> bytes:
-    """Return the twin; its weights stay where they are, in the external data of ``model_file``.
-
-    Each is widened where it is used, right before: all at once would take twice their size.
-    """
-    model = onnx.load(model_file, load_external_data=False)
-    graph = model.graph
-    for value in (*graph.input, *graph.output):
-        if value.type.tensor_type.elem_type == LOW:
-            value.type.tensor_type.elem_type = HIGH
-    del graph.value_info[:]
-    for attribute in (attribute for node in graph.node for attribute in node.attribute):
-        _widen_attribute(attribute)
-    stored = {weight.name for weight in graph.initializer if weight.data_type == LOW}
-    nodes = [part for node in graph.node for part in _with_widened_weights(node, stored)]
-    del graph.node[:]
-    graph.node.extend(nodes)
-    twin: bytes = model.SerializeToString()
-    return twin
-
-
-def _with_widened_weights(node: onnx.NodeProto, stored: set[str]) -> list[onnx.NodeProto]:
-    """Return a node between the Casts that it needs, one for each stored weight that it reads."""
-    if node.op_type == "Gather" and node.input[0] in stored:  # few rows of an embedding
-        rows, (result,) = f"{node.output[0]}.stored", node.output
-        node.output[0] = rows
-        return [node, helper.make_node("Cast", [rows], [result], to=HIGH)]
-    casts = []
-    for index, name in enumerate(node.input):
-        if name in stored:
-            node.input[index] = f"{name}.for.{node.output[0]}.{index}"
-            casts.append(helper.make_node("Cast", [name], [node.input[index]], to=HIGH))
-    return [*casts, node]
-
-
-def _widen_attribute(attribute: onnx.AttributeProto) -> None:
-    """Change the type that a Cast goes to, and the value of a constant."""
-    if attribute.name == "to" and attribute.i == LOW:
-        attribute.i = HIGH
-    if attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type == LOW:
-        widened = numpy_helper.to_array(attribute.t).astype("float32")
-        attribute.t.CopyFrom(numpy_helper.from_array(widened, attribute.t.name))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dsbd_runtime.bundle_files.manifest import ModelEntry
 from dsbd_runtime.device.device import BoundCall, Device, DeviceEngine
-from dsbd_runtime.device.device.device_binder import StagedCall
+from dsbd_runtime.device.device_binder import StagedCall
 from dsbd_runtime.device.packed_buffer import (
     PackedArrays,
     PackedBuffer,

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime.device.bound_calls import BoundCaches, LoadedModel
-from dsbd_runtime.device.device.device_binder import StagedCall, padded_rows, row_bucket
+from dsbd_runtime.device.device_binder import StagedCall, padded_rows, row_bucket
 from dsbd_runtime.device.recorded_calls import Recorder
 from dsbd_runtime.errors import CapacityError, EngineError
 from dsbd_runtime.parts.attention_rows import Rows

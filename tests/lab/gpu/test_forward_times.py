@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from dsbd_runtime.device.device.device_binder import forward_bucket
 
 from dsbd_runtime.bundle_files.bundle import open_bundle
+from dsbd_runtime.device.device_binder import forward_bucket
 from dsbd_runtime.engine.settings import EngineSettings
 from lab.gpu.choices import CHOICES
 from lab.gpu.forward_times import (

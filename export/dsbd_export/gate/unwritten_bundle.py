@@ -1,0 +1,50 @@
+"""Bundle of an engine that is judged: a folder without a manifest, and the entry that it will get.
+
+Until then parity is unknown, and no head has been added to the graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from dsbd_runtime.bundle_files.bundle import (
+    SCHEMA_VERSION,
+    Bundle,
+    Manifest,
+    ModelEntry,
+    ParityReport,
+)
+
+NOT_MEASURED = ParityReport(
+    measure="mean_kl", limit=0.0, max_abs_error=0.0, mean_kl=0.0, top1_agreement=0.0, cases=[]
+)
+
+
+def unwritten_bundle(
+    path: Path, role: str, entry: ModelEntry, target: ModelEntry | None = None
+) -> Bundle:
+    """Return a bundle in memory, from which the engine of ``role`` can be opened.
+
+    Args:
+        path: of its folder; that of the engine is named by the role.
+        role: "target" or "draft".
+        entry: of the engine.
+        target: of a draft, the entry of its target, whose encoder it may share. None: it is opened
+            without one.
+    """
+    is_draft = role == "draft"
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION,
+        versions={},
+        target=target if is_draft and target is not None else entry,
+        draft=entry if is_draft else None,
+        files={},
+    )
+    return Bundle(path, manifest)
+
+
+def with_head(bundle: Bundle, role: str, logits: str, *, full_logits: bool = True) -> Bundle:
+    """Return the bundle of an engine to whose graph a head was added; see ``ModelEntry``."""
+    entry = replace(bundle.entry(role), logits=logits, full_logits=full_logits)
+    return unwritten_bundle(bundle.path, role, entry, bundle.manifest.target)
