@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dsbd_export.capture.topk_head import check_num_top_logits
 from dsbd_export.changed_bundle import changed_bundle
 from dsbd_export.checkpoints.adapter import report_adapter
 from dsbd_export.checkpoints.checkpoint import limited_threads, open_draft
@@ -10,8 +9,10 @@ from dsbd_export.config import DraftConfig
 from dsbd_export.draft_vocabulary import with_draft_vocabulary
 from dsbd_export.encoder_decoder.agreement import check_readers
 from dsbd_export.feature_draft.agreement import check_form, check_target
-from dsbd_export.model_source import SourceOf, source_of
+from dsbd_export.model_kinds import source_of
+from dsbd_export.model_source import SourceOf
 from dsbd_export.pair import agreed_draft, context_warning
+from dsbd_export.parts.topk_head import check_num_top_logits
 from dsbd_export.pipeline import ExportResult, check_parity, export_model
 from dsbd_export.progress import Report
 from dsbd_export.tensorrt.tensorrt_build import build_engines, check_buildable, is_engine

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -14,12 +15,9 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from dsbd_export.capture.fold_graph import write_fold_graph
-from dsbd_export.capture.gather_head import add_gather_head
 from dsbd_export.capture.graph_checks import check_for_tensorrt
+from dsbd_export.capture.part import ExportPart, Made, joined
 from dsbd_export.capture.prune_graph import write_prune_graph
-from dsbd_export.capture.target_features import check_features, feature_entry
-from dsbd_export.capture.topk_head import add_topk_head, check_num_top_logits
 from dsbd_export.changed_bundle import writing
 from dsbd_export.checkpoints.adapter import report_adapter
 from dsbd_export.checkpoints.checkpoint import Checkpoint, limited_threads, open_pair
@@ -27,24 +25,20 @@ from dsbd_export.checkpoints.weights import convert_weights
 from dsbd_export.config import CUDA, EXACT, FUSED, GROUPED, INT8_ROWS, ExportConfig, ModelOptions
 from dsbd_export.draft_vocabulary import shorter_head_advice, with_draft_vocabulary
 from dsbd_export.encoder_decoder.agreement import check_readers
-from dsbd_export.encoder_decoder.alignment import (
-    alignment_cases,
-    with_alignment,
-    write_alignment_graph,
-)
 from dsbd_export.encoder_decoder.languages import with_languages
-from dsbd_export.encoder_decoder.shared_weights import share_weights
 from dsbd_export.errors import ExportError
 from dsbd_export.feature_draft.agreement import check_form, layers_read
 from dsbd_export.feature_draft.config import default_layers
 from dsbd_export.gate.parity import advice, measured_parity, parity_limit, refusal
 from dsbd_export.gate.refused_bundle import keep_refused
-from dsbd_export.model_source import SourceOf, source_of
+from dsbd_export.model_kinds import source_of
+from dsbd_export.model_source import EngineGraph, ModelSource, SourceOf
 from dsbd_export.pair import (
     agreed_pair,
     context_warning,
 )
-from dsbd_export.parity_cases import ForestCase, Reference
+from dsbd_export.parity_cases import ForestCase
+from dsbd_export.parts.topk_head import check_num_top_logits
 from dsbd_export.passes.cuda_graph import use_cuda_operators
 from dsbd_export.passes.exact_attention import attend_exactly, without_exact_form
 from dsbd_export.passes.merged_products import merge_products, transpose_before_split
@@ -57,12 +51,8 @@ from dsbd_export.tensorrt.tensorrt_options import build_place
 from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
 from dsbd_export.tool_versions import tool_versions, untried_versions
 from dsbd_runtime.bundle_files.bundle import (
-    ENCODER_FILE,
-    ENCODER_WEIGHTS_FILE,
-    FOLD_FILE,
     MODEL_FILE,
     PRUNE_FILE,
-    WEIGHTS_FILE,
     Manifest,
     ModelEntry,
     ParityReport,
@@ -71,8 +61,7 @@ from dsbd_runtime.bundle_files.bundle import (
 from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, read_record, write_record
 from dsbd_runtime.bundle_files.manifest import entry_by_role
 from dsbd_runtime.bundle_files.staging import new_bundle
-from dsbd_runtime.engine.graph import GATHER
-from dsbd_runtime.parts.cache_entries import attending, recurrent
+from dsbd_runtime.parts.cache_entries import attending
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,12 +178,13 @@ def export_model(
     folder.mkdir()
     if target is not None:
         checkpoint = replace(checkpoint, target_encoder=target.encoder)
-    checkpoint, config, wanted = _write_model(checkpoint, source_of, folder, config, report)
+    checkpoint, parts, made = _write_model(
+        checkpoint, source_of(checkpoint), folder, config, report
+    )
+    config, wanted = made.options, made.references
     gc.collect()  # the capture leaves cycles that hold the weights; parity needs that memory
     report(f"{role}: writing the prune graph")
-    write_prune_graph(checkpoint.caches, folder / PRUNE_FILE)
-    if recurrent(checkpoint.caches):
-        write_fold_graph(checkpoint.caches, folder / FOLD_FILE)
+    write_prune_graph(joined(parts), folder / PRUNE_FILE)
     report(f"{role}: comparing with the checkpoint")
     in_float64 = None if config.atol is not None else partial(_in_float64, checkpoint, report)
     limit = parity_limit(config)
@@ -206,19 +196,11 @@ def export_model(
         report(f"warning: {reason}; the export goes on, and its result is kept apart")
     elif warning := advice(checkpoint, config, parity):
         report(f"warning: {warning}")
-    if checkpoint.feature_layers is not None:
-        report(f"{role}: comparing its features with the checkpoint")
-        check_features(folder, checkpoint, wanted, config)
     _copy_record(checkpoint, folder)
-    keeps_full_logits = True
-    if config.num_top_logits:
-        report(f"{role}: adding the top-k head and comparing it with the logits")
-        cases = [reference.case for reference in wanted]
-        keeps_full_logits = add_topk_head(folder, checkpoint, cases, config.num_top_logits)
-    if config.logits == GATHER:
-        report(f"{role}: adding the gather head and comparing it with the logits")
-        add_gather_head(folder, checkpoint, [reference.case for reference in wanted])
-    return _manifest_entry(checkpoint, config, parity, keeps_full_logits=keeps_full_logits)
+    fields: dict[str, Any] = {}
+    for part in parts:
+        fields |= part.complete(made)
+    return _manifest_entry(checkpoint, config, parity, fields)
 
 
 def _in_float64(
@@ -242,93 +224,82 @@ def _copy_record(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def _write_model(
-    checkpoint: Checkpoint, source_of: SourceOf, folder: Path, config: ModelOptions, report: Report
-) -> tuple[Checkpoint, ModelOptions, list[Reference]]:
-    """Write model.onnx and its weights.
+    checkpoint: Checkpoint, source: ModelSource, folder: Path, config: ModelOptions, report: Report
+) -> tuple[Checkpoint, list[ExportPart], Made]:
+    """Write model.onnx and its weights, and what parts have beside them.
 
-    Returns the checkpoint with its caches, its options, and its own logits, for parity.
+    Returns the checkpoint with its caches, its parts, and what was made, for parity.
     """
-    role, source = checkpoint.role, source_of(checkpoint)
+    role = checkpoint.role
     report(f"{role}: loading the checkpoint")
     model = source.load(config.dtype, report)
     if advice := shorter_head_advice(model, checkpoint):
         report(advice)
     checkpoint = source.probed(model, config.dtype)
-    config = _with_attention(checkpoint, None, config, report)
-    source = source_of(checkpoint)
+    parts = source.parts()
+    contract = joined(parts)
+    config = _with_attention(checkpoint, contract.inexact, config, report)
     report(f"{role}: computing reference logits")
     wanted = source.references(model)
-    aligned = alignment_cases(model, checkpoint)
+    for part in parts:
+        wanted = part.refer(model, wanted)
     seen = source.largest_values(model) if config.sums_integers else None
     rows = None
     if config.rounds_rows:
         rows = source.product_rows(model, config.calibration_texts)
     convert_weights(model, config.dtype)
-    graph, encoder = source.capture(model, report), source.capture_encoder(model, report)
-    config = _with_attention(checkpoint, graph, config, report)
+    graphs = source.capture(model, report)
+    if config.attention_form == EXACT:
+        layers = [cache.layer for cache in attending(checkpoint.caches)]
+        missing = without_exact_form(graphs[0].graph, layers)
+        config = _with_attention(checkpoint, missing, config, report)
     passes = _graph_passes(checkpoint, config, seen, rows)
+    for graph in graphs:
+        _write_graph(graph, passes, checkpoint, folder, config, report)
+    made = Made(folder, wanted, config, report)
+    for part in parts:
+        part.write(made)
+    _release_weights(model, graphs)
+    return checkpoint, parts, made
+
+
+def _write_graph(
+    captured: EngineGraph,
+    passes: Sequence[GraphPass],
+    checkpoint: Checkpoint,
+    folder: Path,
+    config: ModelOptions,
+    report: Report,
+) -> None:
+    """Give a graph its form and precision, and write it and its weights."""
+    role, graph = checkpoint.role, captured.graph
+    whose = role if captured.file == MODEL_FILE else f"{role}, {captured.name}"
     for phase, graph_pass in passes:
-        report(f"{role}: {phase}")
-        report(f"{role}: {graph_pass(graph)}")
+        report(f"{whose}: {phase}")
+        report(f"{whose}: {graph_pass(graph)}")
     if config.quantize == "none" and config.dtype != "fp32" and config.form != CUDA:
         check_for_tensorrt(graph, checkpoint)
-    place = folder / MODEL_FILE, WEIGHTS_FILE
-    _save(graph, place, f"{role}: saving the graph and its weights", report)
-    if encoder is not None:
-        for phase, graph_pass in passes:
-            report(f"{role}, encoder: {phase}")
-            report(f"{role}, encoder: {graph_pass(encoder)}")
-        place = folder / ENCODER_FILE, ENCODER_WEIGHTS_FILE
-        _save(encoder, place, f"{role}: saving the encoder and its weights", report)
-        if num_bytes := share_weights(folder):
-            report(f"{role}: {num_bytes:,} bytes of weights of both graphs are stored once")
-    if aligned:
-        assert checkpoint.encoder is not None and checkpoint.encoder.speech is not None
-        report(f"{role}: comparing how it attends to the sound, for times of words")
-        write_alignment_graph(folder, checkpoint.encoder.speech)
-        is_exact = config.quantized_form == "none"
-        checkpoint = with_alignment(folder, checkpoint, aligned, is_exact=is_exact)
-    _release_weights(model, [graph] if encoder is None else [graph, encoder])
-    return checkpoint, config, wanted
-
-
-def _save(graph: ir.Model, place: tuple[Path, str], phase: str, report: Report) -> None:
-    """Write a graph and its weights, which are converted and quantized one after the other here.
-
-    place: file of the graph, and name of the weights beside it.
-    """
+    phase = f"{role}: saving the {captured.name} and its weights"
     report(phase)
     counter = Counter(phase, "weights", report)
 
     def written(_: object, info: ir.external_data.CallbackInfo) -> None:
         counter.done(info.index + 1, info.total)
 
-    file, weights = place
-    ir.save(graph, file, external_data=weights, callback=written)
+    ir.save(graph, folder / captured.file, external_data=captured.weights, callback=written)
 
 
 def _with_attention(
-    checkpoint: Checkpoint, graph: ir.Model | None, config: ModelOptions, report: Report
+    checkpoint: Checkpoint, missing: str | None, config: ModelOptions, report: Report
 ) -> ModelOptions:
-    """Return the options with the form of attention that a model gets, as far as is known.
+    """Return the options with the form of attention that a model gets.
 
-    graph: as captured, None before.
+    missing: why it has no exact form; "" or None: it may have one.
 
     Raises:
         ExportError: exact attention was asked for, and it has no such form.
     """
-    if config.attention_form != EXACT:
-        return config
-    if checkpoint.encoder is not None:
-        missing: str | None = "it reads a source, over whose rows sums are not exact"
-    elif recurrent(checkpoint.caches):
-        missing = "it has recurrent layers, whose sums over rows are not exact"
-    elif graph is None:
-        return config
-    else:
-        layers = [cache.layer for cache in attending(checkpoint.caches)]
-        missing = without_exact_form(graph, layers)
-    if missing is None:
+    if not missing or config.attention_form != EXACT:
         return config
     model = f"the {checkpoint.role} (family {checkpoint.family})"
     if config.attention == EXACT:
@@ -393,17 +364,18 @@ def _graph_passes(
     return passes
 
 
-def _release_weights(model: PreTrainedModel, graphs: Sequence[ir.Model]) -> None:
+def _release_weights(model: PreTrainedModel, graphs: Sequence[EngineGraph]) -> None:
     """Free the weights now: onnxscript's rules are global and keep the last graph they saw."""
-    for value in (value for graph in graphs for value in graph.graph.initializers.values()):
+    for value in (v for each in graphs for v in each.graph.graph.initializers.values()):
         value.const_value = None
     for parameter in model.parameters():
         parameter.data = torch.empty(0)
 
 
 def _manifest_entry(
-    checkpoint: Checkpoint, config: ModelOptions, parity: ParityReport, *, keeps_full_logits: bool
+    checkpoint: Checkpoint, config: ModelOptions, parity: ParityReport, fields: dict[str, Any]
 ) -> ModelEntry:
+    """fields: those that the parts fill."""
     return ModelEntry(
         family=checkpoint.family,
         vocab_size=checkpoint.vocab_size,
@@ -414,14 +386,9 @@ def _manifest_entry(
         caches=list(checkpoint.caches),
         dtype=config.dtype,
         quantization=config.quantized_form,
-        logits=config.logits,
-        full_logits=keeps_full_logits,
         bit_exact=config.bit_exact,
-        masks=checkpoint.masks,
-        sliding_window=checkpoint.sliding_window,
-        features=feature_entry(checkpoint),
         unread_inputs=checkpoint.unread_inputs,
         adapter=None if checkpoint.adapter is None else checkpoint.adapter.name,
         parity=parity,
-        encoder=checkpoint.encoder,
+        **fields,
     )

@@ -18,7 +18,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import MEAN_KL, ParityLimit, advice
 from dsbd_export.gate.parity_engine import ForestEngine
 from dsbd_export.gate.seen_rows import see_rows
-from dsbd_export.model_source import source_of
+from dsbd_export.model_kinds import source_of
 from dsbd_export.pair import highest_token_id, read_tokenizer
 from dsbd_export.parity_cases import (
     TREE_PARENTS,

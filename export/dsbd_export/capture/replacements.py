@@ -31,7 +31,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from dsbd_export.capture.latent_attention import latents_of
+from dsbd_export.capture.latent_attention import absorb_expansions, latents_of
 from dsbd_export.checkpoints.checkpoint import quiet_libraries
 from dsbd_export.checkpoints.families import AttentionForm
 from dsbd_export.config import OPSET
@@ -60,6 +60,15 @@ _NEUTRAL: dict[str, object] = {"dropout": 0.0, "is_causal": True, "kwargs": {}}
 _NEVER = object()
 
 _FIXED = "default"  # any name that transformers' update of the frequencies does not know
+
+
+def prepare_for_capture(model: PreTrainedModel) -> AttentionForm:
+    """Give ``model`` what a graph can hold, in place; return how it attends then."""
+    fix_rope(model)
+    fix_sparsity(model)
+    use_dense_experts(model)
+    absorb_expansions(model)
+    return take_over_attention(model)
 
 
 def take_over_attention(model: PreTrainedModel) -> AttentionForm:

@@ -26,8 +26,10 @@ from dsbd_export.checkpoints.gguf_header import read_header
 from dsbd_export.checkpoints.json_files import json_object
 from dsbd_export.checkpoints.model_config import (
     constant_rope_length,
+    decoder_vocab_size,
     layer_masks,
     refusal_of,
+    target_positions,
     text_config,
     window_within,
 )
@@ -41,11 +43,7 @@ from dsbd_export.config import (
     ExportConfig,
     ModelOptions,
 )
-from dsbd_export.encoder_decoder.checkpoint import (
-    decoder_vocab_size,
-    encoder_entry,
-    target_positions,
-)
+from dsbd_export.encoder_decoder.checkpoint import encoder_entry
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.feature_draft.config import (
     FEATURE_FAMILY,

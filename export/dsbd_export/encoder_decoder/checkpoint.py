@@ -7,12 +7,11 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from dsbd_export.checkpoints.model_config import decoder_vocab_size, positions, reads_sound
 from dsbd_export.config import MIN_CONTEXT, ModelOptions
-from dsbd_export.encoder_decoder.speech import reads_sound, speech_entry
+from dsbd_export.encoder_decoder.speech import speech_entry
 from dsbd_export.errors import ExportError
 from dsbd_runtime.parts.encoder_entry import EncoderEntry
-
-_UNLIMITED = 512  # tokens of a model that limits none: what most of them were trained with
 
 
 def encoder_entry(
@@ -54,38 +53,6 @@ def encoder_entry(
     return EncoderEntry(
         vocab_size=config.vocab_size, context_length=length, start_token_id=start, cross=[]
     )
-
-
-def positions(config: PreTrainedConfig, wanted: int | None) -> int:
-    """Return how many tokens of a source, or of a target, a model reads.
-
-    wanted: upper limit, or the number itself where positions are known by their distance alone.
-    """
-    limit: int | None = getattr(config, "max_position_embeddings", None)
-    if limit is None:
-        return wanted or getattr(config, "n_positions", None) or _UNLIMITED
-    return limit if wanted is None else min(limit, wanted)
-
-
-def target_positions(config: PreTrainedConfig, wanted: int | None) -> int:
-    """Return how many tokens of a target a model reads; see ``positions``."""
-    own: int | None = getattr(config, "max_target_positions", None)
-    if own is None:
-        return positions(config, wanted)
-    return own if wanted is None else min(own, wanted)
-
-
-def num_decoder_layers(config: PreTrainedConfig) -> int:
-    """Return the number of the decoder's transformer layers, which may not be the encoder's."""
-    named = (getattr(config, name, None) for name in ("num_decoder_layers", "decoder_layers"))
-    found = next((each for each in named if each is not None), None)
-    return int(config.num_hidden_layers if found is None else found)
-
-
-def decoder_vocab_size(config: PreTrainedConfig) -> int:
-    """Return the number of the tokens of a target, of which Marian may have others than sources."""
-    own: int | None = getattr(config, "decoder_vocab_size", None)
-    return int(config.vocab_size if own is None else own)
 
 
 def _check_options(role: str, config: PreTrainedConfig, options: ModelOptions) -> None:

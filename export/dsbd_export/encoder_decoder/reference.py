@@ -12,11 +12,10 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import EncoderDecoderCache
 
 from dsbd_export.capture.cache_probe import RecordingCache, attention_rows
+from dsbd_export.capture.source_attention import has_distance_bias
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.checkpoints.model_loading import cache_name
-from dsbd_export.encoder_decoder.attention import has_distance_bias
 from dsbd_export.encoder_decoder.shared_encoder import with_hidden_states
-from dsbd_export.encoder_decoder.speech import heard_sounds
 from dsbd_export.errors import ExportError
 from dsbd_export.parity_cases import (
     TREE,
@@ -26,6 +25,7 @@ from dsbd_export.parity_cases import (
     num_drawn,
     text_case,
 )
+from dsbd_export.parts.sources import heard_sounds
 
 _SOURCE_LENGTHS = (1, 9, 40, 150)  # the last beyond the distances that biases tell apart
 _NUM_TOKENS = 3  # of the probed source; a target has two: neither may be taken for the other

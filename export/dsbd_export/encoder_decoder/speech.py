@@ -10,9 +10,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedConfig, WhisperFeatureExtractor
 
 from dsbd_export.config import ModelOptions
@@ -20,14 +17,12 @@ from dsbd_export.errors import ExportError, reason_of
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.parts.speech_entry import (
     FRAMES_A_POSITION,
-    SoundFeatures,
     SpeechEntry,
     check_sound,
     check_speech,
 )
 from dsbd_runtime.typed_json import typed
 
-_FAMILY = "whisper"
 _SETTINGS = ("preprocessor_config.json", "processor_config.json")
 _SOUND = {  # by our names: those of transformers, and their defaults
     "sampling_rate": ("sampling_rate", 16_000),
@@ -37,11 +32,6 @@ _SOUND = {  # by our names: those of transformers, and their defaults
     "chunk_seconds": ("chunk_length", 30),
 }
 _COPY = "copy generation_config.json of the model that it was made from, as openai/whisper-base"
-
-
-def reads_sound(config: PreTrainedConfig) -> bool:
-    """Return whether the source of a model is sound, in a form that can be exported."""
-    return bool(config.model_type == _FAMILY)
 
 
 def feature_extractor(role: str, folder: Path, config: PreTrainedConfig) -> WhisperFeatureExtractor:
@@ -213,45 +203,3 @@ def _previous(role: str, folder: Path, generation: dict[str, Any], suppressed: A
         )
     token: int = suppressed[-2]
     return token
-
-
-def hide_times(tokenizer: Tokenizer, speech: SpeechEntry) -> None:
-    """Make the times special tokens, in place: transformers drops them from texts as those.
-
-    Tokens after the last time are words that were added later.
-    """
-    added = tokenizer.get_added_tokens_decoder()
-    times = [added[token] for token in sorted(added) if speech.is_time(token)]
-    tokenizer.add_special_tokens([AddedToken(time.content, normalized=False) for time in times])
-
-
-def heard_sounds(speech: SpeechEntry) -> list[SoundFeatures]:
-    """Return windows that the parity gate compares: noise, a sweep with pauses, and silence."""
-    rng = np.random.default_rng(2)
-    noise = rng.standard_normal((speech.num_mels, speech.num_frames)).astype(np.float32)
-    extractor = WhisperFeatureExtractor(
-        feature_size=speech.num_mels,
-        sampling_rate=speech.sampling_rate,
-        hop_length=speech.hop_length,
-        chunk_length=speech.chunk_seconds,
-        n_fft=speech.n_fft,
-    )
-    num_samples = speech.chunk_seconds * speech.sampling_rate
-    sounds = [_sweep(num_samples, speech.sampling_rate), np.zeros(num_samples, np.float32)]
-    made = [
-        extractor(sound, sampling_rate=speech.sampling_rate, return_tensors="np").input_features[0]
-        for sound in sounds
-    ]
-    return [SoundFeatures(values) for values in (noise, *made)]
-
-
-def _sweep(num_samples: int, sampling_rate: int) -> NDArray[np.float32]:
-    """Return a tone that rises through the voice's range with its harmonics, four times a window.
-
-    Each time it lasts for three quarters.
-    """
-    seconds = np.arange(num_samples) / sampling_rate
-    part = seconds * 4 / (num_samples / sampling_rate) % 1
-    phase = np.cumsum(2 * np.pi * (100 + 300 * part) / sampling_rate)
-    tone = sum(np.sin(number * phase) / number for number in range(1, 8))
-    return np.asarray(0.2 * tone * (part < 0.75), np.float32)

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint
-from dsbd_export.encoder_decoder.parity_sources import ParitySources
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.gate.mapped_pages import dropped_pages
 from dsbd_export.gate.parity_checkpoints import ParityCheckpoint
+from dsbd_export.gate.parity_sources import ParitySources
 from dsbd_export.gate.seen_rows import NodesTogether, SeenRows, rows_above
 from dsbd_export.parity_cases import ForestCase
 from dsbd_forward.logits import Gather

@@ -18,17 +18,57 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from dsbd_export.capture.part import Axis, Call, Example, ExportContract, ExportPart, Hook, Made
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import ForestEngine
-from dsbd_export.parity_cases import ComputeIn, ForestCase, Reference
-from dsbd_runtime.engine.graph import FEATURES, FeatureEntry
+from dsbd_export.parity_cases import TEXT, ComputeIn, ForestCase, Reference
+from dsbd_runtime.engine.graph import FEATURE_ROWS, FEATURES, FeatureEntry
 
 # By (dtype, quantize): the norm of the error over that of the features, of the text. Another
 # layer's hidden states, or another row's, are off by about 1.
 _LIMITS = {("fp32", "none"): 1e-4, ("fp16", "none"): 2e-2, ("bf16", "none"): 5e-2}
 _LIMIT_QUANTIZED = 0.4
+_ROWS = Axis("F", 4, least=0)
+
+
+class ExportedFeatures(ExportPart):
+    """The hidden states of some nodes, (F, width), for a feature draft."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        assert checkpoint.feature_layers is not None  # the caller has asked
+        self._checkpoint, self._layers = checkpoint, checkpoint.feature_layers
+
+    def contract(self) -> ExportContract:
+        """See ExportPart."""
+        rows = Example(torch.arange(_ROWS.size), {0: _ROWS})
+        return ExportContract(inputs={FEATURE_ROWS: rows}, outputs=(FEATURES,))
+
+    def refer(self, model: Any, references: list[Reference]) -> list[Reference]:
+        """See ExportPart; the text has the features of the unmodified model."""
+        return [
+            with_features(each, model, self._layers) if each.case.name == TEXT else each
+            for each in references
+        ]
+
+    def hook(self, model: Any, graph: Any) -> Hook:
+        """See ExportPart."""
+
+        def kept(call: Call) -> LayerInputs:
+            inputs = LayerInputs(model, self._layers)
+            call.outputs[FEATURES] = lambda: inputs.rows(call.inputs[FEATURE_ROWS])
+            return inputs
+
+        return kept
+
+    def complete(self, made: Made) -> dict[str, Any]:
+        """See ExportPart; the features are compared with the checkpoint's."""
+        made.report(f"{self._checkpoint.role}: comparing its features with the checkpoint")
+        check_features(made.folder, self._checkpoint, made.references, made.options)
+        layers = list(self._layers)
+        hidden_size = int(self._checkpoint.config.get_text_config().hidden_size)
+        return {"features": FeatureEntry(width=len(layers) * hidden_size, layers=layers)}
 
 
 def layers_of(model: PreTrainedModel) -> nn.ModuleList:
@@ -104,16 +144,10 @@ class LayerInputs:
         return keep
 
 
-def with_features(text: Reference, model: PreTrainedModel, checkpoint: Checkpoint) -> Reference:
-    """Return the text with the features of the unmodified model, of a target that has some."""
-    if checkpoint.feature_layers is None:
-        return text
+def with_features(text: Reference, model: PreTrainedModel, layers: Sequence[int]) -> Reference:
+    """Return the text with the features of the unmodified model."""
     case = text.case
-    with (
-        LayerInputs(model, checkpoint.feature_layers) as inputs,
-        torch.no_grad(),
-        ComputeIn(torch.float32),
-    ):
+    with LayerInputs(model, layers) as inputs, torch.no_grad(), ComputeIn(torch.float32):
         model(
             input_ids=torch.from_numpy(case.node_ids[None]),
             use_cache=False,
@@ -151,15 +185,3 @@ def relative_error(engine: ForestEngine, case: ForestCase, wanted: NDArray[np.fl
         return float("inf")
     difference = found.astype(np.float64) - wanted
     return float(np.linalg.norm(difference) / np.linalg.norm(wanted))
-
-
-def feature_entry(checkpoint: Checkpoint) -> FeatureEntry | None:
-    """Return what the manifest says of the features of a target or draft, None without any."""
-    if (features := checkpoint.features) is not None:
-        own_width = int(features.layer.hidden_size)
-        return FeatureEntry(width=features.feature_width, own_width=own_width)
-    if checkpoint.feature_layers is None:
-        return None
-    layers = list(checkpoint.feature_layers)
-    hidden_size = int(checkpoint.config.get_text_config().hidden_size)
-    return FeatureEntry(width=len(layers) * hidden_size, layers=layers)

@@ -26,12 +26,13 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from transformers import PreTrainedModel
 
+from dsbd_export.capture.part import ExportPart, Made
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
-from dsbd_export.encoder_decoder.parity_sources import ParitySources
-from dsbd_export.encoder_decoder.speech import heard_sounds
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import as_export_errors, parity_session
-from dsbd_export.parity_cases import ComputeIn, num_drawn
+from dsbd_export.gate.parity_sources import ParitySources
+from dsbd_export.parity_cases import ComputeIn, Reference, num_drawn
+from dsbd_export.parts.sources import entry_of, heard_sounds
 from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, MODEL_FILE
 from dsbd_runtime.engine.graph import INPUT_IDS, LOGIT_ROWS, LOGITS, POSITION_IDS, WRITE_INDICES
 from dsbd_runtime.parts.cache_entries import parts_of, past_name
@@ -65,6 +66,33 @@ class AlignmentCase:
     weights: NDArray[np.float32]
 
 
+class ExportedAlignment(ExportPart):
+    """How some heads attend to the sound, of a target whose checkpoint names these heads."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._cases: list[AlignmentCase] = []
+
+    def refer(self, model: Any, references: list[Reference]) -> list[Reference]:
+        """See ExportPart; its own cases are kept."""
+        self._cases = alignment_cases(model, self._checkpoint)
+        return references
+
+    def write(self, made: Made) -> None:
+        """See ExportPart; the graph is compared with the checkpoint."""
+        checkpoint = self._checkpoint
+        encoder = entry_of(checkpoint)
+        made.report(f"{checkpoint.role}: comparing how it attends to the sound, for times of words")
+        assert encoder.speech is not None  # as it has such heads
+        write_alignment_graph(made.folder, encoder.speech)
+        is_exact = made.options.quantized_form == "none"
+        self._checkpoint = with_alignment(made.folder, checkpoint, self._cases, is_exact=is_exact)
+
+    def complete(self, made: Made) -> dict[str, Any]:
+        """See ExportPart; the entry of the encoder says that there is such a graph."""
+        return {"encoder": self._checkpoint.encoder}
+
+
 def alignment_cases(model: PreTrainedModel, checkpoint: Checkpoint) -> list[AlignmentCase]:
     """Return what the graph is compared with; none where a bundle is to have no such graph.
 
@@ -72,7 +100,7 @@ def alignment_cases(model: PreTrainedModel, checkpoint: Checkpoint) -> list[Alig
 
     model: of the checkpoint, as transformers loads it.
     """
-    speech = _aligned_speech(checkpoint)
+    speech = aligned_speech(checkpoint)
     if speech is None:
         return []
     assert checkpoint.encoder is not None and speech.alignment_heads is not None  # as asked
@@ -100,7 +128,8 @@ def alignment_cases(model: PreTrainedModel, checkpoint: Checkpoint) -> list[Alig
     return cases
 
 
-def _aligned_speech(checkpoint: Checkpoint) -> SpeechEntry | None:
+def aligned_speech(checkpoint: Checkpoint) -> SpeechEntry | None:
+    """Return the speech entry of a target that names alignment heads, None of any other model."""
     encoder = checkpoint.encoder
     if encoder is None or encoder.speech is None or checkpoint.role != "target":
         return None

@@ -21,10 +21,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from dsbd_export.capture.topk_head import engine_of, log_sums, logit_limit, logsumexp_nodes
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
 from dsbd_export.parity_cases import ForestCase, differences
+from dsbd_export.parts.topk_head import engine_of, log_sums, logit_limit, logsumexp_nodes
 from dsbd_forward.logits import Gather
 from dsbd_runtime.bundle_files.bundle import MODEL_FILE
 from dsbd_runtime.engine.graph import (

@@ -1,0 +1,58 @@
+"""Source of an encoder-decoder: its decoder is the engine, its encoder a graph beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dsbd_export.capture.source_attention import has_distance_bias, take_over_source_attention
+from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.checkpoints.families import AttentionForm
+from dsbd_export.draft_vocabulary import without_others
+from dsbd_export.encoder_decoder.graph import capture_encoder_graph
+from dsbd_export.encoder_decoder.reference import probed_sources, source_cases, with_own_source
+from dsbd_export.model_source import DecoderSource, EngineGraph
+from dsbd_export.parity_cases import Reference, reference_logits
+from dsbd_export.passes.optimize import optimize_graph
+from dsbd_export.progress import Report
+from dsbd_export.quantization.calibration import calibration_case
+from dsbd_export.quantization.product_rows import RowsOfProducts, observed_rows
+from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, ENCODER_WEIGHTS_FILE
+
+
+class EncoderDecoderSource(DecoderSource):
+    """An encoder-decoder of transformers, whose decoder is the engine."""
+
+    def probed(self, model: Any, dtype: str) -> Checkpoint:
+        """See ModelSource; the cross rows too."""
+        self._checkpoint = probed_sources(model, self._checkpoint, dtype)
+        return self._checkpoint
+
+    def references(self, model: Any) -> list[Reference]:
+        """See ModelSource."""
+        cases = source_cases(self._checkpoint)
+        logits = (reference_logits(model, case, heard=self._heard) for case in cases)
+        found = (
+            Reference(case=case, logits=each) for case, each in zip(cases, logits, strict=True)
+        )
+        return [without_others(each, self._checkpoint.proposed_tokens) for each in found]
+
+    def product_rows(self, model: Any, texts: Sequence[str]) -> RowsOfProducts:
+        """See ModelSource."""
+        with observed_rows(model) as found:
+            case = calibration_case(self._checkpoint, texts)
+            reference_logits(model, with_own_source(case, self._checkpoint))
+        return found
+
+    def capture(self, model: Any, report: Report) -> list[EngineGraph]:
+        """See ModelSource; the encoder too."""
+        graphs = super().capture(model, report)
+        self._prepare(model)
+        encoder = capture_encoder_graph(model, self._checkpoint, report)
+        optimize_graph(encoder)
+        return [*graphs, EngineGraph(encoder, ENCODER_FILE, ENCODER_WEIGHTS_FILE, "encoder")]
+
+    def _prepare(self, model: Any) -> AttentionForm | None:
+        """See DecoderSource; None where masks are parts of biases."""
+        take_over_source_attention(model)
+        return None if has_distance_bias(model) else AttentionForm.NODE
