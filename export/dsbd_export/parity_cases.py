@@ -125,12 +125,14 @@ class Reference:
     features: NDArray[np.float32] | None = None
 
 
-def forest_cases(checkpoint: Checkpoint) -> list[ForestCase]:
+def forest_cases(checkpoint: Checkpoint, num_tokens: int | None = None) -> list[ForestCase]:
     """Return prefill, cached decode and tree at each prompt length, the same at every call.
 
     A sliding window is always crossed, so that a layer with the wrong mask shows.
+
+    num_tokens: that random ones are drawn from; None: see ``num_drawn``.
     """
-    num_tokens = num_drawn(checkpoint)
+    num_tokens = num_tokens or num_drawn(checkpoint)
     longest = checkpoint.context_length - TREE_DEPTH
     wanted = [*PROMPT_LENGTHS, (checkpoint.sliding_window or 0) + PROMPT_LENGTHS[1]]
     rng = np.random.default_rng(0)
@@ -288,11 +290,8 @@ def prefill_case(checkpoint: Checkpoint, token_ids: NDArray[np.int64]) -> Forest
 def num_drawn(checkpoint: Checkpoint) -> int:
     """Return the number of tokens that random ones are drawn from: those that text can become.
 
-    The embeddings of a padded vocabulary's other tokens were never trained, and may be anything. A
-    feature draft may lie without a tokenizer, and has its target's tokens.
+    The embeddings of a padded vocabulary's other tokens were never trained, and may be anything.
     """
-    if checkpoint.features is not None:
-        return checkpoint.vocab_size
     return min(checkpoint.vocab_size, highest_token_id(read_tokenizer(checkpoint)) + 1)
 
 

@@ -20,24 +20,19 @@ from dsbd_export.capture.part import ExportPart, Made, joined
 from dsbd_export.capture.prune_graph import write_prune_graph
 from dsbd_export.changed_bundle import writing
 from dsbd_export.checkpoints.adapter import report_adapter
-from dsbd_export.checkpoints.checkpoint import Checkpoint, limited_threads, open_pair
+from dsbd_export.checkpoints.checkpoint import Checkpoint, limited_threads
 from dsbd_export.checkpoints.weights import convert_weights
 from dsbd_export.config import CUDA, EXACT, FUSED, GROUPED, INT8_ROWS, ExportConfig, ModelOptions
 from dsbd_export.draft_vocabulary import shorter_head_advice, with_draft_vocabulary
-from dsbd_export.encoder_decoder.agreement import check_readers
-from dsbd_export.encoder_decoder.languages import with_languages
 from dsbd_export.errors import ExportError
-from dsbd_export.feature_draft.agreement import check_form, layers_read
-from dsbd_export.feature_draft.config import default_layers
 from dsbd_export.gate.parity import advice, measured_parity, parity_limit, refusal
 from dsbd_export.gate.refused_bundle import keep_refused
-from dsbd_export.model_kinds import source_of
+from dsbd_export.model_kinds import check_pair, kind_of, source_of
 from dsbd_export.model_source import EngineGraph, ModelSource, SourceOf
-from dsbd_export.pair import (
-    agreed_pair,
-    context_warning,
-)
+from dsbd_export.opening import open_pair
+from dsbd_export.pair import context_warning
 from dsbd_export.parity_cases import ForestCase
+from dsbd_export.parts.features import default_layers
 from dsbd_export.parts.topk_head import check_num_top_logits
 from dsbd_export.passes.cuda_graph import use_cuda_operators
 from dsbd_export.passes.exact_attention import attend_exactly, without_exact_form
@@ -144,19 +139,16 @@ def _agreed_models(
     target: Checkpoint, draft: Checkpoint | None, config: ExportConfig, report: Report
 ) -> tuple[Checkpoint, Checkpoint | None]:
     """Return target and draft, as far as they are exported, with one vocabulary."""
-    check_readers(target, draft, config)
-    target = with_languages(target)
+    check_pair(target, draft, config)
+    target = kind_of(target).as_target(target)
     report_adapter(target.adapter, config.target, report)
     if draft is not None:
         report_adapter(draft.adapter, str(config.draft), report)
-    if draft is not None and draft.features is not None:
-        check_form(config)
-        target = replace(target, feature_layers=layers_read(draft.features, target.config))
-    elif config.features:
+    if config.features:
         layers = default_layers(target.config.get_text_config().num_hidden_layers)
         target = replace(target, feature_layers=layers)
     if draft is not None:
-        target, draft = agreed_pair(target, draft, report)
+        target, draft = kind_of(draft).paired(target, draft, report)
         return target, with_draft_vocabulary(draft, config, report)
     return target, None
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ModelOptions
 from dsbd_export.gate.parity import Divergence, divergence
+from dsbd_export.opening import open_checkpoint
 from dsbd_export.parity_cases import text_reference
 from lab.peers.prepare import environment_python
 

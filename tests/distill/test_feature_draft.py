@@ -29,7 +29,6 @@ from dsbd_distill.rollout import (
 )
 from dsbd_distill.teacher import Sampling, TorchDevice
 from dsbd_distill.teacher_features import TeacherFeatures
-from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
@@ -37,6 +36,7 @@ from dsbd_export.feature_draft.config import FeatureDraftConfig
 from dsbd_export.feature_draft.model import FeatureDraft
 from dsbd_export.feature_draft.reference import rolled_out
 from dsbd_export.feature_draft.weights import load_feature_draft
+from dsbd_export.opening import open_checkpoint
 from dsbd_export.pair import agreed_pair
 from dsbd_export.pipeline import export_model
 from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, read_record

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.config import ModelOptions
+from dsbd_export.opening import open_checkpoint
 from dsbd_export.pair import agreed_pair
 from scripts.family_checkpoints import VOCAB_SIZE
 from tests.export.conftest import SIZES as TARGET_SIZES

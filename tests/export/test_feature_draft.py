@@ -14,11 +14,11 @@ from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.draft_export import export_draft
 from dsbd_export.errors import ExportError
-from dsbd_export.feature_draft.config import default_layers
 from dsbd_export.feature_draft.reference import feature_logits
 from dsbd_export.feature_draft.weights import load_feature_draft
 from dsbd_export.gate.parity import divergence
 from dsbd_export.parity_cases import TREE_PARENTS, ForestCase
+from dsbd_export.parts.features import default_layers
 from dsbd_export.parts.topk_head import engine_of
 from dsbd_export.pipeline import export_bundle, export_model
 from dsbd_ort.pipeline import Pipeline

@@ -10,9 +10,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from dsbd_export.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.config import ModelOptions
 from dsbd_export.model_source import DecoderSource, EngineGraph
+from dsbd_export.opening import open_checkpoint
 from dsbd_runtime.parts.cache_entries import equal_caches
 from scripts.shared_captures import SharedCaptures
 

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig
 
-from dsbd_export.checkpoints.model_config import decoder_vocab_size, positions, reads_sound
+from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.checkpoints.checkpoint_reading import CheckpointFiles, read_checkpoint
+from dsbd_export.checkpoints.model_config import (
+    decoder_vocab_size,
+    positions,
+    reads_sound,
+    text_config,
+)
 from dsbd_export.config import MIN_CONTEXT, ModelOptions
 from dsbd_export.encoder_decoder.speech import speech_entry
 from dsbd_export.errors import ExportError
 from dsbd_runtime.parts.encoder_entry import EncoderEntry
+
+
+def is_encoder_decoder(files: CheckpointFiles) -> bool:
+    """Return whether files are those of an encoder-decoder."""
+    return bool(text_config(files.config).is_encoder_decoder)
+
+
+def read_encoder_decoder(files: CheckpointFiles) -> Checkpoint:
+    """Return what the configs say of an encoder-decoder."""
+    checkpoint = read_checkpoint(files)
+    encoder = encoder_entry(
+        files.role, files.folder, checkpoint.config, files.generation, files.options
+    )
+    return replace(checkpoint, encoder=encoder)
 
 
 def encoder_entry(

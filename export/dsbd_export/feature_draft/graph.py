@@ -30,9 +30,8 @@ from dsbd_export.capture.part import (
     Hook,
     Made,
 )
-from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.weights import TORCH_DTYPES
-from dsbd_export.feature_draft.weights import features_of
+from dsbd_export.feature_draft.checkpoint import FeatureDraftCheckpoint
 from dsbd_runtime.engine.graph import (
     FEATURE_INDEX,
     FEATURES,
@@ -62,8 +61,8 @@ class FeatureGraph(ForestGraph):
 class FeaturesOfParents(ExportPart):
     """The features that a draft reads, and those that it returns for its own next nodes."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint, self._features = checkpoint, features_of(checkpoint)
+    def __init__(self, checkpoint: FeatureDraftCheckpoint) -> None:
+        self._checkpoint, self._features = checkpoint, checkpoint.features
 
     def contract(self) -> ExportContract:
         """See ExportPart."""

@@ -14,6 +14,7 @@ from dsbd_export.capture.part import ExportPart
 from dsbd_export.capture.replacements import fix_rope, take_over_attention
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.families import AttentionForm
+from dsbd_export.feature_draft.checkpoint import FeatureDraftCheckpoint
 from dsbd_export.feature_draft.graph import FeatureGraph, FeaturesOfParents
 from dsbd_export.feature_draft.reference import (
     feature_cases,
@@ -34,6 +35,7 @@ class FeatureDraftSource:
     """A feature draft, whose module is ours."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
+        assert isinstance(checkpoint, FeatureDraftCheckpoint)  # as its kind was asked for
         self._checkpoint = checkpoint
 
     def load(self, dtype: str, report: Report) -> Any:

@@ -30,6 +30,8 @@ from dsbd_runtime.engine.graph import FEATURE_ROWS, FEATURES, FeatureEntry
 # layer's hidden states, or another row's, are off by about 1.
 _LIMITS = {("fp32", "none"): 1e-4, ("fp16", "none"): 2e-2, ("bf16", "none"): 5e-2}
 _LIMIT_QUANTIZED = 0.4
+NUM_LAYERS = 3
+"""How many hidden states make a feature of the published drafts."""
 _ROWS = Axis("F", 4, least=0)
 
 
@@ -69,6 +71,22 @@ class ExportedFeatures(ExportPart):
         layers = list(self._layers)
         hidden_size = int(self._checkpoint.config.get_text_config().hidden_size)
         return {"features": FeatureEntry(width=len(layers) * hidden_size, layers=layers)}
+
+
+def default_layers(num_layers: int) -> tuple[int, ...]:
+    """Return the layers whose inputs the published drafts read: 2, half of them, all but three.
+
+    Where layers are few they are moved apart as far as there are layers: of 6 layers 2, 3 and 4, of
+    2 layers 0 and 1.
+    """
+    if num_layers < NUM_LAYERS:
+        return tuple(range(num_layers))
+    found: list[int] = []
+    for place, layer in enumerate(sorted((2, num_layers // 2, num_layers - 3))):
+        least = found[-1] + 1 if found else 0
+        most = num_layers - NUM_LAYERS + place
+        found.append(min(max(layer, least), most))
+    return tuple(found)
 
 
 def layers_of(model: PreTrainedModel) -> nn.ModuleList:
