@@ -22,7 +22,6 @@ from dsbd_export.capture.replacements import choose_rope, prepare_for_capture
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.families import AttentionForm
 from dsbd_export.checkpoints.model_loading import load_model, reference_dtype
-from dsbd_export.draft_vocabulary import without_others
 from dsbd_export.pair import resize_vocabulary
 from dsbd_export.parity_cases import (
     ForestCase,
@@ -32,6 +31,7 @@ from dsbd_export.parity_cases import (
     references,
     text_reference,
 )
+from dsbd_export.parts.draft_vocabulary import without_others
 from dsbd_export.parts.table import parts_of_engine
 from dsbd_export.passes.optimize import optimize_graph
 from dsbd_export.progress import Report

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
-from dsbd_export.tokenizers.tokenizer_files import read_tokenizer, tokenizer_content
+from dsbd_export.tokenizers.tokenizer_files import id_by_token, read_tokenizer, tokenizer_content
 from dsbd_runtime.bundle_files.bundle import TOKENIZER_FILE, Bundle, ModelEntry
 
 _FIX = "choose a pair that was trained with the same tokenizer"
@@ -204,17 +204,3 @@ def _check_merges(target: list[Any], draft: list[Any]) -> None:
         f"merge {index} is {target[index : index + 1]} in the target's tokenizer and "
         f"{draft[index : index + 1]} in the draft's; {_FIX}"
     )
-
-
-def id_by_token(tokenizer: dict[str, Any]) -> dict[str, int]:
-    """Return token -> id: a dict in BPE and WordPiece, a list of (token, score) in Unigram."""
-    vocabulary = tokenizer["model"].get("vocab", {})
-    if isinstance(vocabulary, dict):
-        return vocabulary
-    return {entry[0]: index for index, entry in enumerate(vocabulary)}
-
-
-def highest_token_id(tokenizer: dict[str, Any]) -> int:
-    """Return the highest id that text can turn into, added tokens included; -1 without tokens."""
-    added = (token["id"] for token in tokenizer.get("added_tokens", []))
-    return max([*id_by_token(tokenizer).values(), *added], default=-1)

@@ -29,8 +29,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
-from dsbd_export.pair import highest_token_id
-from dsbd_export.tokenizers.tokenizer_files import read_tokenizer
+from dsbd_export.tokenizers.tokenizer_files import highest_token_id, read_tokenizer
 from dsbd_export.tokenizers.tokenizer_gate import reads_little
 from dsbd_runtime.parts.speech_entry import SoundFeatures
 

@@ -23,7 +23,6 @@ from dsbd_export.checkpoints.adapter import report_adapter
 from dsbd_export.checkpoints.checkpoint import Checkpoint, limited_threads
 from dsbd_export.checkpoints.weights import convert_weights
 from dsbd_export.config import CUDA, EXACT, FUSED, GROUPED, INT8_ROWS, ExportConfig, ModelOptions
-from dsbd_export.draft_vocabulary import shorter_head_advice, with_draft_vocabulary
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import advice, measured_parity, parity_limit, refusal
 from dsbd_export.gate.refused_bundle import keep_refused
@@ -32,6 +31,7 @@ from dsbd_export.model_source import EngineGraph, ModelSource, SourceOf
 from dsbd_export.opening import open_pair
 from dsbd_export.pair import context_warning
 from dsbd_export.parity_cases import ForestCase
+from dsbd_export.parts.draft_vocabulary import shorter_head_advice, with_draft_vocabulary
 from dsbd_export.parts.features import default_layers
 from dsbd_export.parts.topk_head import check_num_top_logits
 from dsbd_export.passes.cuda_graph import use_cuda_operators

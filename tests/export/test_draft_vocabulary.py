@@ -17,9 +17,9 @@ from transformers import Gemma2Config, LlamaConfig, LlamaForCausalLM, PhiConfig
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.draft_export import export_draft
-from dsbd_export.draft_vocabulary import most_frequent_tokens, shorter_head_advice
 from dsbd_export.errors import ExportError
 from dsbd_export.opening import open_draft
+from dsbd_export.parts.draft_vocabulary import most_frequent_tokens, shorter_head_advice
 from dsbd_export.parts.topk_head import proposed_logits
 from dsbd_export.pipeline import export_bundle
 from dsbd_ort import Pipeline, Regex

@@ -34,11 +34,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from dsbd_export.capture.latent_attention import absorb_expansions, latents_of
 from dsbd_export.checkpoints.checkpoint import quiet_libraries
 from dsbd_export.checkpoints.families import AttentionForm
-from dsbd_export.config import OPSET
+from dsbd_export.config import HIDDEN, OPSET
 from dsbd_export.errors import ExportError
 
 ATTENTION_NAME = "forest"
-HIDDEN = -3e4  # exp(HIDDEN) is 0, finite in float16 as well: a row that sees nothing is no NaN
 
 EXPERTS_NAME = "dense"
 

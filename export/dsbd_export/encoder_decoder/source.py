@@ -8,11 +8,11 @@ from typing import Any
 from dsbd_export.capture.source_attention import has_distance_bias, take_over_source_attention
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.families import AttentionForm
-from dsbd_export.draft_vocabulary import without_others
 from dsbd_export.encoder_decoder.graph import capture_encoder_graph
 from dsbd_export.encoder_decoder.reference import probed_sources, source_cases, with_own_source
 from dsbd_export.model_source import DecoderSource, EngineGraph
 from dsbd_export.parity_cases import Reference, reference_logits
+from dsbd_export.parts.draft_vocabulary import without_others
 from dsbd_export.passes.optimize import optimize_graph
 from dsbd_export.progress import Report
 from dsbd_export.quantization.calibration import calibration_case

@@ -9,7 +9,7 @@ import torch
 
 from dsbd_export.capture.part import Axis, Call, Example, ExportContract, ExportPart, Hook, Made
 from dsbd_export.checkpoints.checkpoint import Checkpoint
-from dsbd_export.draft_vocabulary import cut_head, spread
+from dsbd_export.parts.draft_vocabulary import cut_head, spread
 from dsbd_export.parts.gather_head import add_gather_head
 from dsbd_export.parts.topk_head import add_topk_head
 from dsbd_runtime.engine.graph import GATHER, LOGIT_ROWS, LOGITS

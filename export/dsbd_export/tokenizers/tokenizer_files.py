@@ -58,6 +58,20 @@ def read_tokenizer(checkpoint: Checkpoint) -> dict[str, Any]:
     return content
 
 
+def id_by_token(tokenizer: dict[str, Any]) -> dict[str, int]:
+    """Return token -> id: a dict in BPE and WordPiece, a list of (token, score) in Unigram."""
+    vocabulary = tokenizer["model"].get("vocab", {})
+    if isinstance(vocabulary, dict):
+        return vocabulary
+    return {entry[0]: index for index, entry in enumerate(vocabulary)}
+
+
+def highest_token_id(tokenizer: dict[str, Any]) -> int:
+    """Return the highest id that text can turn into, added tokens included; -1 without tokens."""
+    added = (token["id"] for token in tokenizer.get("added_tokens", []))
+    return max([*id_by_token(tokenizer).values(), *added], default=-1)
+
+
 def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, report: Report) -> None:
     """Write tokenizer, chat templates and generation_config.json to ``folder``, and check them.
 
