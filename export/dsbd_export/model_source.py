@@ -27,9 +27,9 @@ from dsbd_export.parity_cases import (
     ForestCase,
     Heard,
     Reference,
+    forest_cases,
     reference_logits,
-    references,
-    text_reference,
+    text_case,
 )
 from dsbd_export.parts.draft_vocabulary import without_others
 from dsbd_export.parts.table import parts_of_engine
@@ -94,7 +94,9 @@ class ModelSource(Protocol):
 
 
 class DecoderSource:
-    """A causal language model of transformers."""
+    """A causal language model of transformers; other kinds differ in some of its steps."""
+
+    GRAPH = ForestGraph
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
@@ -120,25 +122,33 @@ class DecoderSource:
 
     def references(self, model: Any) -> list[Reference]:
         """See ModelSource; a draft that proposes some tokens only returns no others."""
-        checkpoint = self._checkpoint
-        text = text_reference(model, checkpoint)
-        proposed = checkpoint.proposed_tokens
-        return [without_others(each, proposed) for each in (*references(model, checkpoint), text)]
+        return [self._reference(model, case, torch.float32) for case in self._cases()]
 
     def logits_in_float64(self, model: Any, case: ForestCase) -> NDArray[np.float64]:
         """See ModelSource."""
-        model.set_experts_implementation("eager")  # grouped products have no float64
-        logits = reference_logits(model, case, torch.float64, self._heard)
-        found = without_others(
-            Reference(case=case, logits=logits), self._checkpoint.proposed_tokens
-        )
-        return found.logits
+        return self._reference(model, case, torch.float64).logits
 
     def product_rows(self, model: Any, texts: Sequence[str]) -> RowsOfProducts:
         """See ModelSource."""
         with observed_rows(model) as found:
-            reference_logits(model, calibration_case(self._checkpoint, texts))
+            self._logits(model, self._calibration_case(texts), torch.float32)
         return found
+
+    def _reference(self, model: Any, case: ForestCase, dtype: torch.dtype) -> Reference:
+        found = Reference(case=case, logits=self._logits(model, case, dtype))
+        return without_others(found, self._checkpoint.proposed_tokens)
+
+    def _logits(self, model: Any, case: ForestCase, dtype: torch.dtype) -> NDArray[Any]:
+        """Return the checkpoint's own logits of a case, (R, V) of ``dtype``."""
+        if dtype is torch.float64:
+            model.set_experts_implementation("eager")  # grouped products have no float64
+        return reference_logits(model, case, dtype, self._heard)
+
+    def _cases(self) -> list[ForestCase]:
+        return [*forest_cases(self._checkpoint), text_case(self._checkpoint)]
+
+    def _calibration_case(self, texts: Sequence[str]) -> ForestCase:
+        return calibration_case(self._checkpoint, texts)
 
     def largest_values(self, model: Any) -> dict[int, NDArray[np.float32]]:
         """See ModelSource."""
@@ -146,22 +156,17 @@ class DecoderSource:
 
     def capture(self, model: Any, report: Report) -> list[EngineGraph]:
         """See ModelSource."""
-        form = self._prepare(model)
-        module = ForestGraph(model, self.parts(), form)
-        return [EngineGraph(captured_engine(module, self._checkpoint, report))]
+        checkpoint, form = self._checkpoint, self._prepare(model)
+        module = self.GRAPH(model, self.parts(), form)
+        graph = captured_graph(module, checkpoint, module.contract, report)
+        report(f"{checkpoint.role}: optimizing the graph")
+        optimize_graph(graph)
+        check_contract(graph, module.contract, form)
+        return [EngineGraph(graph)]
 
     def _prepare(self, model: Any) -> AttentionForm | None:
         """Give a model what a graph can hold, in place; return how it attends then."""
         return prepare_for_capture(model)
-
-
-def captured_engine(module: ForestGraph, checkpoint: Checkpoint, report: Report) -> ir.Model:
-    """Return the optimized graph of an engine, checked."""
-    graph = captured_graph(module, checkpoint, module.contract, report)
-    report(f"{checkpoint.role}: optimizing the graph")
-    optimize_graph(graph)
-    check_contract(graph, module.contract, module.form)
-    return graph
 
 
 SourceOf = Callable[[Checkpoint], ModelSource]

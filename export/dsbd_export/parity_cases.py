@@ -262,12 +262,6 @@ def _case(
     )
 
 
-def text_reference(model: PreTrainedModel, checkpoint: Checkpoint) -> Reference:
-    """Return the text as one prefill, and the logits of the unmodified model."""
-    case = text_case(checkpoint)
-    return Reference(case=case, logits=reference_logits(model, case))
-
-
 def text_case(checkpoint: Checkpoint) -> ForestCase:
     """Return our text in tokens of the checkpoint's own tokenizer, cut to its context."""
     return prefill_case(checkpoint, own_text_ids(checkpoint, TEXT_FILE, _MAX_TOKENS))

@@ -46,10 +46,21 @@ NODES = Axis("S", 5)
 
 @dataclass(frozen=True)
 class Example:
-    """An input of the graph as it is captured, and which of its axes are dynamic."""
+    """An input of the graph; dynamic axes have names, and sizes in the example that is captured."""
 
-    tensor: Tensor
-    axes: Mapping[int, Axis] = field(default_factory=dict)
+    shape: tuple[int | Axis, ...]
+    dtype: torch.dtype = torch.int64
+
+    @property
+    def axes(self) -> dict[int, Axis]:
+        """Return the dynamic axes by their place."""
+        return {place: size for place, size in enumerate(self.shape) if isinstance(size, Axis)}
+
+    @property
+    def tensor(self) -> Tensor:
+        """Return zeros."""
+        sizes = (size.size if isinstance(size, Axis) else size for size in self.shape)
+        return torch.zeros(*sizes, dtype=self.dtype)
 
 
 @dataclass(frozen=True)
@@ -182,19 +193,15 @@ def joined(parts: Iterable[ExportPart]) -> ExportContract:
         *(contract for contract in contracts if contract.is_leading),
         ExportContract(
             inputs={
-                past_name(entry.layer, part): Example(rows, {2: space.rows})
+                name: example
                 for entry, space in caches
-                for part, rows in empty_rows(entry, space.rows.size).items()
+                for name, example in kept_rows(entry, past_name, space.rows).items()
             },
             outputs=tuple(present_name(entry.layer, part) for entry, part, _ in kept.tensors),
         ),
         *(contract for contract in contracts if not contract.is_leading),
     ]
-    ids = torch.zeros(1, NODES.size, dtype=torch.int64)
-    inputs = {
-        INPUT_IDS: Example(ids, {1: NODES}),
-        POSITION_IDS: Example(torch.arange(NODES.size)[None], {1: NODES}),
-    }
+    inputs = dict.fromkeys((INPUT_IDS, POSITION_IDS), Example((1, NODES)))
     for contract in ordered:
         inputs |= contract.inputs
     return ExportContract(
@@ -207,7 +214,12 @@ def joined(parts: Iterable[ExportPart]) -> ExportContract:
     )
 
 
-def empty_rows(entry: CacheEntry, capacity: int) -> dict[str, Tensor]:
-    """Return the tensors of one entry by part, zeros, for an example."""
+def kept_rows(
+    entry: CacheEntry, name_of: Callable[[int, str], str], rows: Axis, batch: int | Axis = 1
+) -> dict[str, Example]:
+    """Return the tensors of one entry by name."""
     dtype = TORCH_DTYPES[entry.dtype]
-    return {part: torch.zeros(entry.shape(part, capacity), dtype=dtype) for part in entry.parts}
+    return {
+        name_of(entry.layer, part): Example((batch, num_heads, rows, width), dtype)
+        for part, (num_heads, width) in entry.parts.items()
+    }

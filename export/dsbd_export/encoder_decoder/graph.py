@@ -29,13 +29,12 @@ from dsbd_runtime.parts.encoder_entry import (
     EncoderEntry,
 )
 
-_NUM_TOKENS = 7  # of the example
-
 
 class EncoderGraph(nn.Module):
     """A source to the cross rows of every decoder layer, and its hidden states.
 
-    A source is tokens, or features of sound.
+    A source is tokens, features of sound, or of a draft that shares the target's encoder the hidden
+    states that this leaves.
     """
 
     def __init__(self, model: PreTrainedModel, encoder: EncoderEntry) -> None:
@@ -47,10 +46,12 @@ class EncoderGraph(nn.Module):
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
         """Return key and value of each layer, (1, H, N, D), and the hidden states, (1, N, W).
 
-        tensors: the source, (1, N) int64 tokens or (1, M, F) features.
+        tensors: the source, (1, N) int64 tokens, (1, M, F) features or (1, N, W) hidden states.
         """
         [source] = tensors
-        if self._encoder.speech is not None:
+        if self._encoder.is_shared:
+            hidden = source
+        elif self._encoder.speech is not None:
             hidden = self.model.get_encoder()(source).last_hidden_state
         else:
             places = torch.arange(source.shape[1])
@@ -58,20 +59,6 @@ class EncoderGraph(nn.Module):
                 hidden = self.model.get_encoder()(input_ids=source).last_hidden_state
         rows = cross_rows(self.model, self._encoder, hidden)
         return [*rows, hidden] if self._encoder.returns_hidden else rows
-
-
-class SharedRowsGraph(nn.Module):
-    """The hidden states of the target's encoder to the cross rows of a draft that shares it."""
-
-    def __init__(self, model: PreTrainedModel, encoder: EncoderEntry) -> None:
-        super().__init__()
-        self.model = model
-        self._encoder = encoder
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Return key and value of each layer, (1, H, N, D), of hidden states (1, N, W)."""
-        [hidden] = tensors
-        return cross_rows(self.model, self._encoder, hidden)
 
 
 def cross_rows(model: PreTrainedModel, encoder: EncoderEntry, hidden: Tensor) -> list[Tensor]:
@@ -93,30 +80,21 @@ def cross_rows(model: PreTrainedModel, encoder: EncoderEntry, hidden: Tensor) ->
 def encoder_contract(checkpoint: Checkpoint) -> ExportContract:
     """Return the inputs and outputs of the encoder's graph."""
     encoder, width = entry_of(checkpoint), int(checkpoint.config.hidden_size)
-    axes = {1: Axis("N", _NUM_TOKENS, most=encoder.context_length)}
-    num_positions = _NUM_TOKENS
+    positions: int | Axis = Axis("N", 7, most=encoder.context_length)
+    name, example = SOURCE_IDS, Example((1, positions))
     if (speech := encoder.speech) is not None:
-        axes, num_positions = {}, speech.num_positions
+        positions = speech.num_positions
+        shape = (1, speech.num_mels, speech.num_frames)
+        name, example = INPUT_FEATURES, Example(shape, torch.float32)
     if encoder.is_shared:
-        name, example = HIDDEN_STATES, torch.zeros(1, num_positions, width)
-    elif speech is not None:
-        name, example = INPUT_FEATURES, torch.zeros(1, speech.num_mels, speech.num_frames)
-    else:
-        name, example = SOURCE_IDS, torch.arange(num_positions)[None]
+        name, example = HIDDEN_STATES, Example((1, positions, width), torch.float32)
     hidden = (HIDDEN_STATES,) if encoder.returns_hidden else ()
-    return ExportContract(
-        inputs={name: Example(example, axes)}, outputs=(*encoder.cross_shapes, *hidden)
-    )
+    return ExportContract(inputs={name: example}, outputs=(*encoder.cross_shapes, *hidden))
 
 
 def capture_encoder_graph(
     model: PreTrainedModel, checkpoint: Checkpoint, report: Report
 ) -> ir.Model:
-    """Return the graph of the encoder of a model that was prepared.
-
-    Of a draft that shares the target's encoder it is what makes cross rows of hidden states.
-    """
-    encoder = entry_of(checkpoint)
-    module = (SharedRowsGraph if encoder.is_shared else EncoderGraph)(model, encoder)
-    contract = encoder_contract(checkpoint)
+    """Return the graph of the encoder of a model that was prepared."""
+    module, contract = EncoderGraph(model, entry_of(checkpoint)), encoder_contract(checkpoint)
     return captured_graph(module, checkpoint, contract, report, "capturing the encoder")

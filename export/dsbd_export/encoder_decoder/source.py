@@ -11,12 +11,9 @@ from dsbd_export.checkpoints.families import AttentionForm
 from dsbd_export.encoder_decoder.graph import capture_encoder_graph
 from dsbd_export.encoder_decoder.reference import probed_sources, source_cases, with_own_source
 from dsbd_export.model_source import DecoderSource, EngineGraph
-from dsbd_export.parity_cases import Reference, reference_logits
-from dsbd_export.parts.draft_vocabulary import without_others
+from dsbd_export.parity_cases import ForestCase
 from dsbd_export.passes.optimize import optimize_graph
 from dsbd_export.progress import Report
-from dsbd_export.quantization.calibration import calibration_case
-from dsbd_export.quantization.product_rows import RowsOfProducts, observed_rows
 from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, ENCODER_WEIGHTS_FILE
 
 
@@ -28,21 +25,11 @@ class EncoderDecoderSource(DecoderSource):
         self._checkpoint = probed_sources(model, self._checkpoint, dtype)
         return self._checkpoint
 
-    def references(self, model: Any) -> list[Reference]:
-        """See ModelSource."""
-        cases = source_cases(self._checkpoint)
-        logits = (reference_logits(model, case, heard=self._heard) for case in cases)
-        found = (
-            Reference(case=case, logits=each) for case, each in zip(cases, logits, strict=True)
-        )
-        return [without_others(each, self._checkpoint.proposed_tokens) for each in found]
+    def _cases(self) -> list[ForestCase]:
+        return source_cases(self._checkpoint)
 
-    def product_rows(self, model: Any, texts: Sequence[str]) -> RowsOfProducts:
-        """See ModelSource."""
-        with observed_rows(model) as found:
-            case = calibration_case(self._checkpoint, texts)
-            reference_logits(model, with_own_source(case, self._checkpoint))
-        return found
+    def _calibration_case(self, texts: Sequence[str]) -> ForestCase:
+        return with_own_source(super()._calibration_case(texts), self._checkpoint)
 
     def capture(self, model: Any, report: Report) -> list[EngineGraph]:
         """See ModelSource; the encoder too."""

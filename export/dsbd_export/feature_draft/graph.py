@@ -41,8 +41,6 @@ from dsbd_runtime.engine.graph import (
     FeatureEntry,
 )
 
-_TARGET, _OWN = Axis("F", 4, least=0), Axis("P", 2, least=0)
-
 
 class FeatureGraph(ForestGraph):
     """The module that is captured: the draft behind the inputs and outputs of its parts."""
@@ -67,13 +65,12 @@ class FeaturesOfParents(ExportPart):
     def contract(self) -> ExportContract:
         """See ExportPart."""
         features, dtype = self._features, TORCH_DTYPES[self._checkpoint.caches[0].dtype]
-        target = torch.zeros(_TARGET.size, features.feature_width, dtype=dtype)
-        own = torch.zeros(_OWN.size, features.layer.hidden_size, dtype=dtype)
+        target, own = Axis("F", 4, least=0), Axis("P", 2, least=0)
         return ExportContract(
             inputs={
-                TARGET_FEATURES: Example(target, {0: _TARGET}),
-                OWN_FEATURES: Example(own, {0: _OWN}),
-                FEATURE_INDEX: Example(torch.arange(NODES.size), {0: NODES}),
+                TARGET_FEATURES: Example((target, features.feature_width), dtype),
+                OWN_FEATURES: Example((own, features.layer.hidden_size), dtype),
+                FEATURE_INDEX: Example((NODES,)),
             },
             outputs=(FEATURES,),
             is_leading=True,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dsbd_export.feature_draft.checkpoint import FeatureDraftCheckpoint
 from dsbd_export.feature_draft.model import FeatureDraft
-from dsbd_export.parity_cases import TEXT, TREE, ForestCase, Reference, forest_cases
+from dsbd_export.parity_cases import TEXT, TREE, ForestCase, forest_cases
 
 _NUM_ROWS = 128  # of the case that judges a lower precision
 
@@ -52,14 +52,6 @@ def _drawn(
 ) -> NDArray[np.float32]:
     size = (len(case.prefix_ids) + len(case.node_ids), checkpoint.features.feature_width)
     return rng.standard_normal(size, dtype=np.float32)
-
-
-def feature_references(draft: FeatureDraft, checkpoint: FeatureDraftCheckpoint) -> list[Reference]:
-    """Return all cases with the logits of the unmodified draft."""
-    return [
-        Reference(case=case, logits=feature_logits(draft, case))
-        for case in feature_cases(checkpoint)
-    ]
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -19,24 +20,24 @@ from dsbd_export.feature_draft.graph import FeatureGraph, FeaturesOfParents
 from dsbd_export.feature_draft.reference import (
     feature_cases,
     feature_logits,
-    feature_references,
     largest_feature_values,
 )
 from dsbd_export.feature_draft.weights import load_feature_draft
-from dsbd_export.model_source import EngineGraph, captured_engine
-from dsbd_export.parity_cases import ComputeIn, ForestCase, Reference
-from dsbd_export.parts.table import parts_of_engine
+from dsbd_export.model_source import DecoderSource
+from dsbd_export.parity_cases import ComputeIn, ForestCase
 from dsbd_export.progress import Report
-from dsbd_export.quantization.product_rows import RowsOfProducts, observed_rows
 from dsbd_runtime.parts.cache_entries import equal_caches
 
 
-class FeatureDraftSource:
-    """A feature draft, whose module is ours."""
+class FeatureDraftSource(DecoderSource):
+    """A feature draft."""
+
+    GRAPH = FeatureGraph
 
     def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint)
         assert isinstance(checkpoint, FeatureDraftCheckpoint)  # as its kind was asked for
-        self._checkpoint = checkpoint
+        self._checkpoint: FeatureDraftCheckpoint = checkpoint
 
     def load(self, dtype: str, report: Report) -> Any:
         """See ModelSource."""
@@ -53,31 +54,22 @@ class FeatureDraftSource:
 
     def parts(self) -> list[ExportPart]:
         """See ModelSource."""
-        return [*parts_of_engine(self._checkpoint), FeaturesOfParents(self._checkpoint)]
-
-    def references(self, model: Any) -> list[Reference]:
-        """See ModelSource."""
-        return feature_references(model, self._checkpoint)
-
-    def logits_in_float64(self, model: Any, case: ForestCase) -> NDArray[np.float64]:
-        """See ModelSource."""
-        with ComputeIn(torch.float64):
-            return feature_logits(model, case)
-
-    def product_rows(self, model: Any, texts: Sequence[str]) -> RowsOfProducts:
-        """See ModelSource; ``check_form`` has refused texts."""
-        with observed_rows(model) as found:
-            feature_logits(model, feature_cases(self._checkpoint)[-1])
-        return found
+        return [*super().parts(), FeaturesOfParents(self._checkpoint)]
 
     def largest_values(self, model: Any) -> dict[int, NDArray[np.float32]]:
         """See ModelSource."""
         return largest_feature_values(model, self._checkpoint)
 
-    def capture(self, model: Any, report: Report) -> list[EngineGraph]:
-        """See ModelSource; the draft is changed in place: it then attends by a mask alone."""
+    def _logits(self, model: Any, case: ForestCase, dtype: torch.dtype) -> NDArray[Any]:
+        with nullcontext() if dtype is torch.float32 else ComputeIn(dtype):
+            return feature_logits(model, case)
+
+    def _cases(self) -> list[ForestCase]:
+        return feature_cases(self._checkpoint)
+
+    def _calibration_case(self, texts: Sequence[str]) -> ForestCase:
+        return self._cases()[-1]  # ``check_form`` has refused texts
+
+    def _prepare(self, model: Any) -> AttentionForm | None:
         fix_rope(model)
-        form = take_over_attention(model)
-        assert form is AttentionForm.NODE  # of Llama and Qwen3
-        module = FeatureGraph(model, self.parts(), form)
-        return [EngineGraph(captured_engine(module, self._checkpoint, report))]
+        return take_over_attention(model)

@@ -39,13 +39,9 @@ class ExportedAttention(ExportPart):
     def contract(self) -> ExportContract:
         """See ExportPart."""
         checkpoint = self._checkpoint
-        mask = torch.ones(1, 1, NODES.size, EVERY_ROW.rows.size, dtype=torch.bool)
-        axes = {2: NODES, 3: EVERY_ROW.rows}
+        mask = Example((1, 1, NODES, EVERY_ROW.rows), torch.bool)
         return ExportContract(
-            inputs={
-                **{name: Example(mask.clone(), axes) for name in checkpoint.masks},
-                WRITE_INDICES: Example(torch.tensor([3])),
-            },
+            inputs={**dict.fromkeys(checkpoint.masks, mask), WRITE_INDICES: Example((1,))},
             spaces=(EVERY_ROW,),
             caches=tuple((entry, EVERY_ROW) for entry in attending(checkpoint.caches)),
             attended=tuple(filter(None, checkpoint.layer_masks)),

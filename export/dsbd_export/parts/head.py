@@ -14,8 +14,6 @@ from dsbd_export.parts.gather_head import add_gather_head
 from dsbd_export.parts.topk_head import add_topk_head
 from dsbd_runtime.engine.graph import GATHER, LOGIT_ROWS, LOGITS
 
-_LOGITS = Axis("R", 3, least=0)
-
 
 class ExportedHead(ExportPart):
     """Logits over the vocabulary, (R, V) float32; -inf for tokens that a draft does not propose."""
@@ -25,7 +23,7 @@ class ExportedHead(ExportPart):
 
     def contract(self) -> ExportContract:
         """See ExportPart."""
-        rows = Example(torch.arange(_LOGITS.size), {0: _LOGITS})
+        rows = Example((Axis("R", 3, least=0),))
         return ExportContract(inputs={LOGIT_ROWS: rows}, outputs=(LOGITS,), is_leading=True)
 
     def hook(self, model: Any, graph: Any) -> Hook:

@@ -52,7 +52,7 @@ from dsbd_runtime.parts.cache_entries import (
 )
 
 RECENT = RowSpace(Axis("M", 11), RECENT_WRITE_INDICES, SRC_RECENT_ROWS, "N")
-_CHECKPOINTS, _PLACES = Axis("B", 2), Axis("L", 4)
+_CHECKPOINTS = Axis("B", 2)
 
 
 class ExportedConvolutions(ExportPart):
@@ -63,13 +63,10 @@ class ExportedConvolutions(ExportPart):
 
     def contract(self) -> ExportContract:
         """See ExportPart."""
-        ancestors = torch.zeros(NODES.size, num_ancestors(self._caches), dtype=torch.int64)
+        ancestors = Example((NODES, num_ancestors(self._caches)))
         entries = (entry for entry in self._caches if isinstance(entry, ConvolutionRows))
         return ExportContract(
-            inputs={
-                RECENT_WRITE_INDICES: Example(torch.tensor([2])),
-                ANCESTORS: Example(ancestors, {0: NODES}),
-            },
+            inputs={RECENT_WRITE_INDICES: Example((1,)), ANCESTORS: ancestors},
             spaces=(RECENT,),
             caches=tuple((entry, RECENT) for entry in entries),
         )
@@ -93,19 +90,14 @@ class ExportedRecurrences(ExportPart):
 
     def contract(self) -> ExportContract:
         """See ExportPart."""
-        mask = torch.ones(1, 1, NODES.size, RECENT.rows.size, dtype=torch.bool)
-        rows = torch.zeros(_CHECKPOINTS.size, _PLACES.size, dtype=torch.int64)
         states = (state for entry in self._entries for state in entry.states.items())
         return ExportContract(
             inputs={
-                RECENT_WRITE_INDICES: Example(torch.tensor([2])),
-                RECENT_MASK: Example(mask, {2: NODES, 3: RECENT.rows}),
-                CHECKPOINT_ROWS: Example(rows, {0: _CHECKPOINTS, 1: _PLACES}),
-                ROW_PLACES: Example(torch.arange(NODES.size), {0: NODES}),
-                **{
-                    name: Example(torch.zeros(_CHECKPOINTS.size, *shape), {0: _CHECKPOINTS})
-                    for name, shape in states
-                },
+                RECENT_WRITE_INDICES: Example((1,)),
+                RECENT_MASK: Example((1, 1, NODES, RECENT.rows), torch.bool),
+                CHECKPOINT_ROWS: Example((_CHECKPOINTS, Axis("L", 4))),
+                ROW_PLACES: Example((NODES,)),
+                **{name: Example((_CHECKPOINTS, *s), torch.float32) for name, s in states},
             },
             spaces=(RECENT,),
             caches=tuple((entry, RECENT) for entry in self._entries),

@@ -25,7 +25,7 @@ from dsbd_export.capture.part import (
     ExportPart,
     Hook,
     Made,
-    empty_rows,
+    kept_rows,
 )
 from dsbd_export.capture.source_attention import (
     DistanceBiases,
@@ -47,7 +47,7 @@ from dsbd_runtime.parts.encoder_entry import (
 )
 from dsbd_runtime.parts.speech_entry import SoundFeatures, SpeechEntry
 
-_TOKENS, _SOURCES, _PLACES = Axis("N", 11), Axis("B", 2), Axis("P", 4)
+_SOURCES = Axis("B", 2)
 
 
 class FixedCrossRows(Cache):  # type: ignore[misc]  # transformers has no types
@@ -75,25 +75,16 @@ class ExportedSources(ExportPart):
 
     def contract(self) -> ExportContract:
         """See ExportPart."""
-        axes = {0: _SOURCES, 2: _TOKENS}
-        cross = {
-            cross_name(entry.layer, part): Example(
-                rows.expand(_SOURCES.size, -1, -1, -1).clone(), axes
-            )
-            for entry in self._encoder.cross
-            for part, rows in empty_rows(entry, _TOKENS.size).items()
-        }
-        rows = torch.zeros(_SOURCES.size, _PLACES.size, dtype=torch.int64)
-        lengths = torch.full((_SOURCES.size,), _TOKENS.size)
-        inputs = {
-            **cross,
-            SOURCE_ROWS: Example(rows, {0: _SOURCES, 1: _PLACES}),
-            SOURCE_PLACES: Example(torch.arange(NODES.size), {0: NODES}),
-            SOURCE_LENGTHS: Example(lengths, {0: _SOURCES}),
+        inputs: dict[str, Example] = {}
+        for entry in self._encoder.cross:
+            inputs |= kept_rows(entry, cross_name, Axis("N", 11), _SOURCES)
+        inputs |= {
+            SOURCE_ROWS: Example((_SOURCES, Axis("P", 4))),
+            SOURCE_PLACES: Example((NODES,)),
+            SOURCE_LENGTHS: Example((_SOURCES,)),
         }
         if self._encoder.reads_positions:
-            rows_of_cache = torch.arange(EVERY_ROW.rows.size)
-            inputs[ROW_POSITIONS] = Example(rows_of_cache, {0: EVERY_ROW.rows})
+            inputs[ROW_POSITIONS] = Example((EVERY_ROW.rows,))
         reason = "it reads a source, over whose rows sums are not exact"
         return ExportContract(inputs=inputs, inexact=reason)
 
