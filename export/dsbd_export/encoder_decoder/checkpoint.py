@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedConfig
 
@@ -29,28 +27,19 @@ def is_encoder_decoder(files: CheckpointFiles) -> bool:
 
 def read_encoder_decoder(files: CheckpointFiles) -> Checkpoint:
     """Return what the configs say of an encoder-decoder."""
-    checkpoint = read_checkpoint(files)
-    encoder = encoder_entry(
-        files.role, files.folder, checkpoint.config, files.generation, files.options
-    )
-    return replace(checkpoint, encoder=encoder)
+    return replace(read_checkpoint(files), encoder=_encoder_entry(files))
 
 
-def encoder_entry(
-    role: str,
-    folder: Path,
-    config: PreTrainedConfig,
-    generation: dict[str, Any],
-    options: ModelOptions,
-) -> EncoderEntry:
+def _encoder_entry(files: CheckpointFiles) -> EncoderEntry:
     """Return the entry of an encoder, whose cross rows are known once the model is loaded.
 
     Raises:
         ExportError: the config lacks what must be known, or an option has no form for it.
     """
-    _check_options(role, config, options)
+    role, config = files.role, text_config(files.config)
+    _check_options(role, config, files.options)
     name = "decoder_start_token_id"
-    found = (generation.get(name), getattr(config, name, None))
+    found = (files.generation.get(name), getattr(config, name, None))
     start = next((each for each in found if each is not None), None)
     if type(start) is not int or not 0 <= start < decoder_vocab_size(config):
         raise ExportError(
@@ -59,21 +48,20 @@ def encoder_entry(
             "generation_config.json"
         )
     if reads_sound(config):
-        speech = speech_entry(role, folder, config, generation, options)
-        return EncoderEntry(
-            vocab_size=config.vocab_size,
-            context_length=speech.num_frames,
-            start_token_id=start,
-            cross=[],
-            speech=speech,
-        )
-    length = positions(config, options.max_source)
-    if length < MIN_CONTEXT:
-        raise ExportError(
-            f"the {role} reads sources of {length} tokens, at least {MIN_CONTEXT} are needed"
-        )
+        speech = speech_entry(files)
+        length = speech.num_frames
+    else:
+        speech, length = None, positions(config, files.options.max_source)
+        if length < MIN_CONTEXT:
+            raise ExportError(
+                f"the {role} reads sources of {length} tokens, at least {MIN_CONTEXT} are needed"
+            )
     return EncoderEntry(
-        vocab_size=config.vocab_size, context_length=length, start_token_id=start, cross=[]
+        vocab_size=config.vocab_size,
+        context_length=length,
+        start_token_id=start,
+        cross=[],
+        speech=speech,
     )
 
 

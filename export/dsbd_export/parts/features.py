@@ -23,7 +23,7 @@ from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import ForestEngine
-from dsbd_export.parity_cases import TEXT, ComputeIn, ForestCase, Reference
+from dsbd_export.parity_cases import ComputeIn, ForestCase, Reference
 from dsbd_runtime.engine.graph import FEATURE_ROWS, FEATURES, FeatureEntry
 
 # By (dtype, quantize): the norm of the error over that of the features, of the text. Another
@@ -48,10 +48,16 @@ class ExportedFeatures(ExportPart):
 
     def refer(self, model: Any, references: list[Reference]) -> list[Reference]:
         """See ExportPart; the text has the features of the unmodified model."""
-        return [
-            with_features(each, model, self._layers) if each.case.name == TEXT else each
-            for each in references
-        ]
+        *others, text = references
+        ids = text.case.node_ids
+        with LayerInputs(model, self._layers) as inputs, torch.no_grad(), ComputeIn(torch.float32):
+            model(
+                input_ids=torch.from_numpy(ids[None]),
+                use_cache=False,
+                logits_to_keep=torch.tensor([0]),
+            )
+        rows = inputs.rows(torch.arange(len(ids))).float().numpy()
+        return [*others, replace(text, features=rows)]
 
     def hook(self, model: Any, graph: Any) -> Hook:
         """See ExportPart."""
@@ -159,19 +165,6 @@ class LayerInputs:
             self.seen[layer] = hidden
 
         return keep
-
-
-def with_features(text: Reference, model: PreTrainedModel, layers: Sequence[int]) -> Reference:
-    """Return the text with the features of the unmodified model."""
-    case = text.case
-    with LayerInputs(model, layers) as inputs, torch.no_grad(), ComputeIn(torch.float32):
-        model(
-            input_ids=torch.from_numpy(case.node_ids[None]),
-            use_cache=False,
-            logits_to_keep=torch.tensor([0]),
-        )
-    rows = inputs.rows(torch.arange(len(case.node_ids))).float().numpy()
-    return replace(text, features=rows)
 
 
 def check_features(
