@@ -298,7 +298,9 @@ def test_a_shorter_head_is_advised_where_it_saves_much(
         tie_word_embeddings=is_tied,
     )
     model = LlamaForCausalLM(config)
-    stub: Any = SimpleNamespace(role=role, vocab_size=size, proposed_tokens=None, features=None)
+    stub: Any = SimpleNamespace(
+        role=role, vocab_size=size, proposed_tokens=None, names_proposed=False
+    )
     advice = shorter_head_advice(model, stub)
     if number is None:
         assert advice is None
