@@ -7,7 +7,7 @@ its graph.
 from __future__ import annotations
 
 import hashlib
-import pickle
+import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -118,15 +118,17 @@ class _SharedSource:
 
     def capture(self, model: Any, report: Report) -> list[EngineGraph]:
         """Return graphs with weights of their own: an export releases those of its model."""
-        stored = self._graphs.get(self._key)
-        if stored is None:
-            captured = [
-                (ir.serde.serialize_model(each.graph).SerializeToString(), each)
-                for each in self._source.capture(model, report)
-            ]
-            named = [(graph, each.file, each.weights, each.name) for graph, each in captured]
-            self._graphs[self._key] = stored = pickle.dumps(named)
-        return [
-            EngineGraph(ir.serde.deserialize_model(onnx.load_from_string(graph)), *names)
-            for graph, *names in pickle.loads(stored)
-        ]
+        if self._graphs.get(self._key) is None:
+            captured = self._source.capture(model, report)
+            for each in captured:
+                graph = ir.serde.serialize_model(each.graph).SerializeToString()
+                self._graphs[f"{self._key}-{each.file}"] = graph
+            places = [(each.file, each.weights, each.name) for each in captured]
+            self._graphs[self._key] = json.dumps(places).encode()
+        places = json.loads(self._graphs.get(self._key) or b"")
+        return [EngineGraph(self._stored(place[0]), *place) for place in places]
+
+    def _stored(self, file: str) -> ir.Model:
+        graph = self._graphs.get(f"{self._key}-{file}")
+        assert graph is not None  # as its place is stored, which is stored last
+        return ir.serde.deserialize_model(onnx.load_from_string(graph))
