@@ -14,7 +14,7 @@ from dsbd_export.parts.recent_rows import ExportedConvolutions, ExportedRecurren
 from dsbd_export.parts.sources import ExportedSources
 from dsbd_runtime.parts.cache_entries import num_ancestors, recurrent
 
-KINDS: tuple[tuple[Callable[[Checkpoint], object], Callable[[Checkpoint], ExportPart]], ...] = (
+PARTS: tuple[tuple[Callable[[Checkpoint], object], Callable[[Checkpoint], ExportPart]], ...] = (
     (lambda _: True, ExportedAttention),
     (lambda checkpoint: num_ancestors(checkpoint.caches), ExportedConvolutions),
     (lambda checkpoint: recurrent(checkpoint.caches), ExportedRecurrences),
@@ -32,4 +32,4 @@ a head changes the file that features are compared by.
 
 def parts_of_engine(checkpoint: Checkpoint) -> list[ExportPart]:
     """Return the parts that the engine of a checkpoint is made of, in their order."""
-    return [kind(checkpoint) for has_kind, kind in KINDS if has_kind(checkpoint)]
+    return [kind(checkpoint) for has_kind, kind in PARTS if has_kind(checkpoint)]
