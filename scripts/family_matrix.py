@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
+from dsbd_export.opening import open_checkpoint
 from dsbd_export.pipeline import export_model
 from dsbd_export.tensorrt.tensorrt_build import build_model_engines
 from dsbd_export.tensorrt.tensorrt_options import MIN_CAPACITY, TensorrtOptions, build_place

@@ -7,8 +7,9 @@ its graph.
 from __future__ import annotations
 
 import hashlib
+import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,8 +19,10 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from dsbd_export.capture.part import ExportPart
 from dsbd_export.checkpoints.checkpoint import Checkpoint
-from dsbd_export.model_source import ModelSource, source_of
+from dsbd_export.model_kinds import source_of
+from dsbd_export.model_source import EngineGraph, ModelSource
 from dsbd_export.parity_cases import ForestCase, Reference
 from dsbd_export.progress import Report
 from dsbd_export.quantization.product_rows import RowsOfProducts
@@ -37,9 +40,7 @@ class SharedCaptures:
 
     def __call__(self, checkpoint: Checkpoint) -> ModelSource:
         """Return the source of a checkpoint; its ``capture`` is that of an earlier export."""
-        has_encoder = checkpoint.encoder is not None
-        key = _key_of(checkpoint)
-        return _SharedSource(source_of(checkpoint), key, self._graphs, has_encoder=has_encoder)
+        return _SharedSource(source_of(checkpoint), _key_of(checkpoint), self._graphs)
 
 
 def _key_of(checkpoint: Checkpoint) -> str:
@@ -82,11 +83,8 @@ class _GraphFiles:
 class _SharedSource:
     """The source of one export."""
 
-    def __init__(
-        self, source: ModelSource, key: str, graphs: _GraphStore, *, has_encoder: bool
-    ) -> None:
+    def __init__(self, source: ModelSource, key: str, graphs: _GraphStore) -> None:
         self._source, self._key, self._graphs = source, key, graphs
-        self._has_encoder = has_encoder
 
     def load(self, dtype: str, report: Report) -> Any:
         """See ModelSource."""
@@ -98,7 +96,13 @@ class _SharedSource:
 
     def probed(self, model: Any, dtype: str) -> Checkpoint:
         """See ModelSource."""
-        return self._source.probed(model, dtype)
+        checkpoint = self._source.probed(model, dtype)
+        self._key = _key_of(checkpoint)
+        return checkpoint
+
+    def parts(self) -> list[ExportPart]:
+        """See ModelSource."""
+        return self._source.parts()
 
     def logits_in_float64(self, model: Any, case: ForestCase) -> NDArray[np.float64]:
         """See ModelSource."""
@@ -112,22 +116,19 @@ class _SharedSource:
         """See ModelSource."""
         return self._source.largest_values(model)
 
-    def capture(self, model: Any, report: Report) -> ir.Model:
-        """Return a graph with weights of its own: an export releases those of its model."""
-        return self._stored(self._key, lambda: self._source.capture(model, report))
+    def capture(self, model: Any, report: Report) -> list[EngineGraph]:
+        """Return graphs with weights of their own: an export releases those of its model."""
+        if self._graphs.get(self._key) is None:
+            captured = self._source.capture(model, report)
+            for each in captured:
+                graph = ir.serde.serialize_model(each.graph).SerializeToString()
+                self._graphs[f"{self._key}-{each.file}"] = graph
+            places = [(each.file, each.weights, each.name) for each in captured]
+            self._graphs[self._key] = json.dumps(places).encode()
+        places = json.loads(self._graphs.get(self._key) or b"")
+        return [EngineGraph(self._stored(place[0]), *place) for place in places]
 
-    def capture_encoder(self, model: Any, report: Report) -> ir.Model | None:
-        """As ``capture``."""
-        if not self._has_encoder:
-            return None
-        key = f"{self._key}-encoder"
-        return self._stored(key, lambda: self._source.capture_encoder(model, report))
-
-    def _stored(self, key: str, capture: Callable[[], ir.Model | None]) -> ir.Model:
-        graph = self._graphs.get(key)
-        if graph is None:
-            captured = capture()
-            assert captured is not None  # of a model that has one
-            graph = ir.serde.serialize_model(captured).SerializeToString()
-            self._graphs[key] = graph
+    def _stored(self, file: str) -> ir.Model:
+        graph = self._graphs.get(f"{self._key}-{file}")
+        assert graph is not None  # as its place is stored, which is stored last
         return ir.serde.deserialize_model(onnx.load_from_string(graph))

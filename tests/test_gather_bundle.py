@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsbd_export.capture.gather_head import append_gather_head
+from dsbd_export.parts.gather_head import append_gather_head
 from dsbd_ort import Pipeline, TokenTrie
 from dsbd_runtime.bundle_files.bundle import MODEL_FILE, ROLES, open_bundle, write_manifest
 

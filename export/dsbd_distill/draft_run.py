@@ -22,12 +22,16 @@ from dsbd_distill.source_teaching import prepare_source_teaching
 from dsbd_distill.teaching import Teaching, prepare_teaching
 from dsbd_distill.training import TrainingState
 from dsbd_distill.work_folder import WorkFolder
-from dsbd_export.checkpoints.checkpoint import Checkpoint, limited_threads, open_target
+from dsbd_export.checkpoints.checkpoint import Checkpoint, limited_threads
 from dsbd_export.errors import ExportError
-from dsbd_export.pair import highest_token_id
+from dsbd_export.opening import open_target
 from dsbd_export.progress import Report
 from dsbd_export.texts import check_readable, find_files
-from dsbd_export.tokenizers.tokenizer_files import read_tokenizer, write_tokenizer_files
+from dsbd_export.tokenizers.tokenizer_files import (
+    highest_token_id,
+    read_tokenizer,
+    write_tokenizer_files,
+)
 from dsbd_forward.forward import Source
 from dsbd_runtime.bundle_files.draft_record import (
     CurvePoint,

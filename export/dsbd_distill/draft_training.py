@@ -27,7 +27,7 @@ from dsbd_distill.training import (
 )
 from dsbd_distill.work_folder import WorkFolder
 from dsbd_export.chats import MOST_NEW
-from dsbd_export.draft_vocabulary import most_frequent_tokens
+from dsbd_export.parts.draft_vocabulary import most_frequent_tokens
 from dsbd_export.progress import Counter, Report, counted, shown
 
 _NUM_PROMPTS = 64  # of the held-out ones, for the progress

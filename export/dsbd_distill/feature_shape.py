@@ -27,8 +27,9 @@ from dsbd_distill.draft_model import (
 )
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.model_config import normalized_config
-from dsbd_export.feature_draft.config import FeatureDraftConfig, default_layers
+from dsbd_export.feature_draft.config import FeatureDraftConfig
 from dsbd_export.feature_draft.model import FeatureDraft
+from dsbd_export.parts.features import default_layers
 
 _LIBRARY_VERSION = "0.3.0"  # whose layout it is
 

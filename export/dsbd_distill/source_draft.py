@@ -22,7 +22,7 @@ from dsbd_distill.loss import selected
 from dsbd_distill.proposing_drafts import ProposingDrafts, check_draft_vocab
 from dsbd_distill.sources import SourceRows
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
-from dsbd_export.encoder_decoder.checkpoint import num_decoder_layers
+from dsbd_export.checkpoints.model_config import num_decoder_layers
 from dsbd_export.encoder_decoder.speech import feature_extractor
 from dsbd_export.errors import ExportError, reason_of
 

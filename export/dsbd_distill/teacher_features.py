@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from dsbd_export.capture.target_features import layers_of
+from dsbd_export.parts.features import layers_of
 
 FeatureRows = tuple[NDArray[np.int16], ...]
 """Features by row, (num_tokens, width) each: the bits of bf16, which numpy does not know."""

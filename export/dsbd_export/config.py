@@ -16,6 +16,8 @@ from dsbd_runtime.parts.head import GATHER, parse_num_top_logits
 from dsbd_runtime.tensorrt.trt_module import FLAVOURS
 
 OPSET = 24  # of ai.onnx, the version with TensorScatter and Attention
+MICROSOFT_DOMAIN = "com.microsoft"  # of operators that ONNX Runtime alone has
+HIDDEN = -3e4  # exp(HIDDEN) is 0, finite in float16 as well: a row that sees nothing is no NaN
 MIN_CONTEXT = 16  # the parity gate needs a prompt and a tree of three levels
 MAX_CONTEXT = 2**31 - 1  # the largest number of a manifest
 _MOST_THREADS = 1024

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dsbd_export.capture.topk_head import check_num_top_logits
 from dsbd_export.changed_bundle import changed_bundle
 from dsbd_export.checkpoints.adapter import report_adapter
-from dsbd_export.checkpoints.checkpoint import limited_threads, open_draft
+from dsbd_export.checkpoints.checkpoint import limited_threads
 from dsbd_export.config import DraftConfig
-from dsbd_export.draft_vocabulary import with_draft_vocabulary
-from dsbd_export.encoder_decoder.agreement import check_readers
-from dsbd_export.feature_draft.agreement import check_form, check_target
-from dsbd_export.model_source import SourceOf, source_of
-from dsbd_export.pair import agreed_draft, context_warning
+from dsbd_export.model_kinds import check_pair, kind_of, source_of
+from dsbd_export.model_source import SourceOf
+from dsbd_export.opening import open_draft
+from dsbd_export.pair import context_warning
+from dsbd_export.parts.draft_vocabulary import with_draft_vocabulary
+from dsbd_export.parts.topk_head import check_num_top_logits
 from dsbd_export.pipeline import ExportResult, check_parity, export_model
 from dsbd_export.progress import Report
 from dsbd_export.tensorrt.tensorrt_build import build_engines, check_buildable, is_engine
@@ -46,12 +46,9 @@ def export_draft(
     report("reading the checkpoint")
     draft = open_draft(config)
     config = config.for_vocabulary(draft.vocab_size)
-    check_readers(target, draft, config)
+    check_pair(target, draft, config)
     report_adapter(draft.adapter, config.draft, report)
-    draft = agreed_draft(bundle, draft, report)
-    if draft.features is not None:
-        check_form(config)
-        check_target(draft.features, bundle)
+    draft = kind_of(draft).added(bundle, draft, report)
     draft = with_draft_vocabulary(draft, config, report)
     if warning := context_warning(target, draft, config.max_context):
         report(warning)

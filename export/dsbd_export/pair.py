@@ -26,8 +26,7 @@ from transformers import PreTrainedModel
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
-from dsbd_export.feature_draft.agreement import agreed_features
-from dsbd_export.tokenizers.tokenizer_files import read_tokenizer, tokenizer_content
+from dsbd_export.tokenizers.tokenizer_files import id_by_token, read_tokenizer, tokenizer_content
 from dsbd_runtime.bundle_files.bundle import TOKENIZER_FILE, Bundle, ModelEntry
 
 _FIX = "choose a pair that was trained with the same tokenizer"
@@ -41,16 +40,7 @@ def agreed_pair(
     Raises:
         ExportError: the tokenizers differ, or a model has no logits for some of their tokens.
     """
-    of_target = read_tokenizer(target)
-    if draft.features is None or (draft.folder / TOKENIZER_FILE).is_file():
-        _check_tokens(of_target, target.vocab_size, draft, report)
-    if draft.features is not None:
-        if target.gguf_file is not None:
-            raise ExportError(
-                f"the draft at {draft.folder} is a feature draft, which shares weights with its "
-                f"target; {target.gguf_file} is a GGUF file, give the target's checkpoint folder"
-            )
-        return target, replace(agreed_features(draft, target), target_folder=target.folder)
+    check_tokens(read_tokenizer(target), target.vocab_size, draft, report)
     agreed_target = replace(target, vocab_size=min(target.vocab_size, draft.vocab_size))
     agreed_draft = _aligned(draft, agreed_target)
     _report_changes(target, agreed_target, report)
@@ -65,10 +55,7 @@ def agreed_draft(bundle: Bundle, draft: Checkpoint, report: Callable[[str], None
     """
     target = bundle.entry("target")
     of_target = tokenizer_content(bundle.path / TOKENIZER_FILE)
-    if draft.features is None or (draft.folder / TOKENIZER_FILE).is_file():
-        _check_tokens(of_target, target.vocab_size, draft, report)
-    if draft.features is not None:
-        return agreed_features(draft, target)
+    check_tokens(of_target, target.vocab_size, draft, report)
     agreed = _aligned(draft, target)
     _report_changes(draft, agreed, report)
     return agreed
@@ -137,7 +124,7 @@ def resize_vocabulary(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
             parameter.data[num_own:] = parameter.data[num_own - 1]
 
 
-def _check_tokens(
+def check_tokens(
     of_target: dict[str, Any], target_size: int, draft: Checkpoint, report: Callable[[str], None]
 ) -> None:
     """Raise ExportError unless a draft has the tokens of a target, and logits for all of them.
@@ -217,17 +204,3 @@ def _check_merges(target: list[Any], draft: list[Any]) -> None:
         f"merge {index} is {target[index : index + 1]} in the target's tokenizer and "
         f"{draft[index : index + 1]} in the draft's; {_FIX}"
     )
-
-
-def id_by_token(tokenizer: dict[str, Any]) -> dict[str, int]:
-    """Return token -> id: a dict in BPE and WordPiece, a list of (token, score) in Unigram."""
-    vocabulary = tokenizer["model"].get("vocab", {})
-    if isinstance(vocabulary, dict):
-        return vocabulary
-    return {entry[0]: index for index, entry in enumerate(vocabulary)}
-
-
-def highest_token_id(tokenizer: dict[str, Any]) -> int:
-    """Return the highest id that text can turn into, added tokens included; -1 without tokens."""
-    added = (token["id"] for token in tokenizer.get("added_tokens", []))
-    return max([*id_by_token(tokenizer).values(), *added], default=-1)

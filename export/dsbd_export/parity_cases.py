@@ -29,8 +29,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
-from dsbd_export.pair import highest_token_id
-from dsbd_export.tokenizers.tokenizer_files import read_tokenizer
+from dsbd_export.tokenizers.tokenizer_files import highest_token_id, read_tokenizer
 from dsbd_export.tokenizers.tokenizer_gate import reads_little
 from dsbd_runtime.parts.speech_entry import SoundFeatures
 
@@ -125,12 +124,14 @@ class Reference:
     features: NDArray[np.float32] | None = None
 
 
-def forest_cases(checkpoint: Checkpoint) -> list[ForestCase]:
+def forest_cases(checkpoint: Checkpoint, num_tokens: int | None = None) -> list[ForestCase]:
     """Return prefill, cached decode and tree at each prompt length, the same at every call.
 
     A sliding window is always crossed, so that a layer with the wrong mask shows.
+
+    num_tokens: that random ones are drawn from; None: see ``num_drawn``.
     """
-    num_tokens = num_drawn(checkpoint)
+    num_tokens = num_tokens or num_drawn(checkpoint)
     longest = checkpoint.context_length - TREE_DEPTH
     wanted = [*PROMPT_LENGTHS, (checkpoint.sliding_window or 0) + PROMPT_LENGTHS[1]]
     rng = np.random.default_rng(0)
@@ -261,12 +262,6 @@ def _case(
     )
 
 
-def text_reference(model: PreTrainedModel, checkpoint: Checkpoint) -> Reference:
-    """Return the text as one prefill, and the logits of the unmodified model."""
-    case = text_case(checkpoint)
-    return Reference(case=case, logits=reference_logits(model, case))
-
-
 def text_case(checkpoint: Checkpoint) -> ForestCase:
     """Return our text in tokens of the checkpoint's own tokenizer, cut to its context."""
     return prefill_case(checkpoint, own_text_ids(checkpoint, TEXT_FILE, _MAX_TOKENS))
@@ -288,11 +283,8 @@ def prefill_case(checkpoint: Checkpoint, token_ids: NDArray[np.int64]) -> Forest
 def num_drawn(checkpoint: Checkpoint) -> int:
     """Return the number of tokens that random ones are drawn from: those that text can become.
 
-    The embeddings of a padded vocabulary's other tokens were never trained, and may be anything. A
-    feature draft may lie without a tokenizer, and has its target's tokens.
+    The embeddings of a padded vocabulary's other tokens were never trained, and may be anything.
     """
-    if checkpoint.features is not None:
-        return checkpoint.vocab_size
     return min(checkpoint.vocab_size, highest_token_id(read_tokenizer(checkpoint)) + 1)
 
 

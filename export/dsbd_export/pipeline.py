@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -14,39 +15,28 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from dsbd_export.capture.fold_graph import write_fold_graph
-from dsbd_export.capture.gather_head import add_gather_head
 from dsbd_export.capture.graph_checks import check_for_tensorrt
+from dsbd_export.capture.part import ExportContract, ExportPart, Made, joined
 from dsbd_export.capture.prune_graph import write_prune_graph
-from dsbd_export.capture.target_features import check_features, feature_entry
-from dsbd_export.capture.topk_head import add_topk_head, check_num_top_logits
 from dsbd_export.changed_bundle import writing
 from dsbd_export.checkpoints.adapter import report_adapter
-from dsbd_export.checkpoints.checkpoint import Checkpoint, limited_threads, open_pair
+from dsbd_export.checkpoints.checkpoint import Checkpoint, limited_threads
 from dsbd_export.checkpoints.weights import convert_weights
 from dsbd_export.config import CUDA, EXACT, FUSED, GROUPED, INT8_ROWS, ExportConfig, ModelOptions
-from dsbd_export.draft_vocabulary import shorter_head_advice, with_draft_vocabulary
-from dsbd_export.encoder_decoder.agreement import check_readers
-from dsbd_export.encoder_decoder.alignment import (
-    alignment_cases,
-    alignment_error,
-    with_alignment,
-    write_alignment_graph,
-)
-from dsbd_export.encoder_decoder.languages import with_languages
-from dsbd_export.encoder_decoder.shared_weights import share_weights
 from dsbd_export.errors import ExportError
-from dsbd_export.feature_draft.agreement import check_form, layers_read
-from dsbd_export.feature_draft.config import default_layers
 from dsbd_export.gate.parity import advice, measured_parity, parity_limit, refusal
 from dsbd_export.gate.refused_bundle import keep_refused
 from dsbd_export.gate.unwritten_bundle import NOT_MEASURED, unwritten_bundle
-from dsbd_export.model_source import SourceOf, source_of
+from dsbd_export.model_kinds import check_pair, kind_of, source_of
+from dsbd_export.model_source import EngineGraph, ModelSource, SourceOf
+from dsbd_export.opening import open_pair
 from dsbd_export.pair import (
-    agreed_pair,
     context_warning,
 )
-from dsbd_export.parity_cases import ForestCase, Reference
+from dsbd_export.parity_cases import ForestCase
+from dsbd_export.parts.draft_vocabulary import shorter_head_advice, with_draft_vocabulary
+from dsbd_export.parts.features import default_layers
+from dsbd_export.parts.topk_head import check_num_top_logits
 from dsbd_export.passes.cuda_graph import use_cuda_operators
 from dsbd_export.passes.exact_attention import attend_exactly, without_exact_form
 from dsbd_export.passes.merged_products import merge_products, transpose_before_split
@@ -59,12 +49,8 @@ from dsbd_export.tensorrt.tensorrt_options import build_place
 from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
 from dsbd_export.tool_versions import tool_versions, untried_versions
 from dsbd_runtime.bundle_files.bundle import (
-    ENCODER_FILE,
-    ENCODER_WEIGHTS_FILE,
-    FOLD_FILE,
     MODEL_FILE,
     PRUNE_FILE,
-    WEIGHTS_FILE,
     Manifest,
     ModelEntry,
     write_manifest,
@@ -72,8 +58,7 @@ from dsbd_runtime.bundle_files.bundle import (
 from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, read_record, write_record
 from dsbd_runtime.bundle_files.manifest import entry_by_role
 from dsbd_runtime.bundle_files.staging import new_bundle
-from dsbd_runtime.parts.cache_entries import attending, recurrent
-from dsbd_runtime.parts.head import FULL, GATHER
+from dsbd_runtime.parts.cache_entries import attending
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,19 +141,16 @@ def _agreed_models(
     target: Checkpoint, draft: Checkpoint | None, config: ExportConfig, report: Report
 ) -> tuple[Checkpoint, Checkpoint | None]:
     """Return target and draft, as far as they are exported, with one vocabulary."""
-    check_readers(target, draft, config)
-    target = with_languages(target)
+    check_pair(target, draft, config)
+    target = kind_of(target).as_target(target)
     report_adapter(target.adapter, config.target, report)
     if draft is not None:
         report_adapter(draft.adapter, str(config.draft), report)
-    if draft is not None and draft.features is not None:
-        check_form(config)
-        target = replace(target, feature_layers=layers_read(draft.features, target.config))
-    elif config.features:
+    if config.features:
         layers = default_layers(target.config.get_text_config().num_hidden_layers)
         target = replace(target, feature_layers=layers)
     if draft is not None:
-        target, draft = agreed_pair(target, draft, report)
+        target, draft = kind_of(draft).paired(target, draft, report)
         return target, with_draft_vocabulary(draft, config, report)
     return target, None
 
@@ -190,38 +172,30 @@ def export_model(
     folder.mkdir()
     if target is not None:
         checkpoint = replace(checkpoint, target_encoder=target.encoder)
-    checkpoint, config, wanted = _write_model(checkpoint, source_of, folder, config, report)
+    checkpoint, parts, made = _write_model(
+        checkpoint, source_of(checkpoint), folder, config, report, target
+    )
+    config, wanted = made.options, made.references
     gc.collect()  # the capture leaves cycles that hold the weights; parity needs that memory
     report(f"{role}: writing the prune graph")
-    write_prune_graph(checkpoint.caches, folder / PRUNE_FILE)
-    if recurrent(checkpoint.caches):
-        write_fold_graph(checkpoint.caches, folder / FOLD_FILE)
+    write_prune_graph(joined(parts), folder / PRUNE_FILE)
     report(f"{role}: comparing with the checkpoint")
     in_float64 = None if config.atol is not None else partial(_in_float64, checkpoint, report)
     limit = parity_limit(config)
     if target is not None and checkpoint.encoder is not None and checkpoint.encoder.is_shared:
         limit = parity_limit(config, target.quantization)
         report(f"{role}: its encoder is the target's, whose hidden states it reads")
-    entry = manifest_entry(checkpoint, config)
-    judged = unwritten_bundle(bundle, role, entry, target)
+    judged = made.judged
     parity = measured_parity(judged, checkpoint, wanted, limit, in_float64, report)
     if reason := refusal(checkpoint, parity):
         report(f"warning: {reason}; the export goes on, and its result is kept apart")
     elif warning := advice(checkpoint, config, parity):
         report(f"warning: {warning}")
-    if checkpoint.feature_layers is not None:
-        report(f"{role}: comparing its features with the checkpoint")
-        check_features(judged, checkpoint, wanted, config)
     _copy_record(checkpoint, folder)
-    keeps_full_logits = True
-    if config.num_top_logits:
-        report(f"{role}: adding the top-k head and comparing it with the logits")
-        cases = [reference.case for reference in wanted]
-        keeps_full_logits = add_topk_head(judged, checkpoint, cases, config.num_top_logits)
-    if config.logits == GATHER:
-        report(f"{role}: adding the gather head and comparing it with the logits")
-        add_gather_head(judged, checkpoint, [reference.case for reference in wanted])
-    return replace(entry, parity=parity, logits=config.logits, full_logits=keeps_full_logits)
+    fields: dict[str, Any] = {"parity": parity}
+    for part in parts:
+        fields |= part.complete(made)
+    return replace(judged.entry(role), **fields)
 
 
 def _in_float64(
@@ -245,94 +219,89 @@ def _copy_record(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def _write_model(
-    checkpoint: Checkpoint, source_of: SourceOf, folder: Path, config: ModelOptions, report: Report
-) -> tuple[Checkpoint, ModelOptions, list[Reference]]:
-    """Write model.onnx and its weights.
+    checkpoint: Checkpoint,
+    source: ModelSource,
+    folder: Path,
+    config: ModelOptions,
+    report: Report,
+    target: ModelEntry | None,
+) -> tuple[Checkpoint, list[ExportPart], Made]:
+    """Write model.onnx and its weights, and what parts have beside them.
 
-    Returns the checkpoint with its caches, its options, and its own logits, for parity.
+    Returns the checkpoint with its caches, its parts, and what was made, for parity.
     """
-    role, source = checkpoint.role, source_of(checkpoint)
+    role = checkpoint.role
     report(f"{role}: loading the checkpoint")
     model = source.load(config.dtype, report)
     if advice := shorter_head_advice(model, checkpoint):
         report(advice)
     checkpoint = source.probed(model, config.dtype)
-    config = _with_attention(checkpoint, None, config, report)
-    source = source_of(checkpoint)
+    parts = source.parts()
+    contract = joined(parts)
+    config = _with_attention(checkpoint, contract.inexact, config, report)
     report(f"{role}: computing reference logits")
     wanted = source.references(model)
-    aligned = alignment_cases(model, checkpoint)
+    for part in parts:
+        wanted = part.refer(model, wanted)
     seen = source.largest_values(model) if config.sums_integers else None
     rows = None
     if config.rounds_rows:
         rows = source.product_rows(model, config.calibration_texts)
     convert_weights(model, config.dtype)
-    graph, encoder = source.capture(model, report), source.capture_encoder(model, report)
-    config = _with_attention(checkpoint, graph, config, report)
+    graphs = source.capture(model, report)
+    if config.attention_form == EXACT:
+        layers = [cache.layer for cache in attending(checkpoint.caches)]
+        missing = without_exact_form(graphs[0].graph, layers)
+        config = _with_attention(checkpoint, missing, config, report)
     passes = _graph_passes(checkpoint, config, seen, rows)
+    for graph in graphs:
+        _write_graph(graph, passes, checkpoint, folder, config, report)
+    _release_weights(model, graphs)
+    entry = manifest_entry(checkpoint, config, contract)
+    judged = unwritten_bundle(folder.parent, role, entry, target)
+    made = Made(folder, wanted, config, judged, report)
+    for part in parts:
+        part.write(made)
+    return checkpoint, parts, made
+
+
+def _write_graph(
+    captured: EngineGraph,
+    passes: Sequence[GraphPass],
+    checkpoint: Checkpoint,
+    folder: Path,
+    config: ModelOptions,
+    report: Report,
+) -> None:
+    """Give a graph its form and precision, and write it and its weights."""
+    role, graph = checkpoint.role, captured.graph
+    whose = role if captured.file == MODEL_FILE else f"{role}, {captured.name}"
     for phase, graph_pass in passes:
-        report(f"{role}: {phase}")
-        report(f"{role}: {graph_pass(graph)}")
+        report(f"{whose}: {phase}")
+        report(f"{whose}: {graph_pass(graph)}")
     if config.quantize == "none" and config.dtype != "fp32" and config.form != CUDA:
         check_for_tensorrt(graph, checkpoint)
-    place = folder / MODEL_FILE, WEIGHTS_FILE
-    _save(graph, place, f"{role}: saving the graph and its weights", report)
-    if encoder is not None:
-        for phase, graph_pass in passes:
-            report(f"{role}, encoder: {phase}")
-            report(f"{role}, encoder: {graph_pass(encoder)}")
-        place = folder / ENCODER_FILE, ENCODER_WEIGHTS_FILE
-        _save(encoder, place, f"{role}: saving the encoder and its weights", report)
-        if num_bytes := share_weights(folder):
-            report(f"{role}: {num_bytes:,} bytes of weights of both graphs are stored once")
-    _release_weights(model, [graph] if encoder is None else [graph, encoder])
-    if aligned:
-        assert checkpoint.encoder is not None and checkpoint.encoder.speech is not None
-        report(f"{role}: comparing how it attends to the sound, for times of words")
-        write_alignment_graph(folder, checkpoint.encoder.speech)
-        checkpoint = with_alignment(checkpoint)
-        judged = unwritten_bundle(folder.parent, role, manifest_entry(checkpoint, config))
-        checkpoint = with_alignment(checkpoint, alignment_error(judged, checkpoint, aligned))
-    return checkpoint, config, wanted
-
-
-def _save(graph: ir.Model, place: tuple[Path, str], phase: str, report: Report) -> None:
-    """Write a graph and its weights, which are converted and quantized one after the other here.
-
-    place: file of the graph, and name of the weights beside it.
-    """
+    phase = f"{role}: saving the {captured.name} and its weights"
     report(phase)
     counter = Counter(phase, "weights", report)
 
     def written(_: object, info: ir.external_data.CallbackInfo) -> None:
         counter.done(info.index + 1, info.total)
 
-    file, weights = place
-    ir.save(graph, file, external_data=weights, callback=written)
+    ir.save(graph, folder / captured.file, external_data=captured.weights, callback=written)
 
 
 def _with_attention(
-    checkpoint: Checkpoint, graph: ir.Model | None, config: ModelOptions, report: Report
+    checkpoint: Checkpoint, missing: str | None, config: ModelOptions, report: Report
 ) -> ModelOptions:
-    """Return the options with the form of attention that a model gets, as far as is known.
+    """Return the options with the form of attention that a model gets.
 
-    graph: as captured, None before.
+    missing: why it has no exact form; "" or None: it may have one.
 
     Raises:
         ExportError: exact attention was asked for, and it has no such form.
     """
-    if config.attention_form != EXACT:
-        return config
-    if checkpoint.encoder is not None:
-        missing: str | None = "it reads a source, over whose rows sums are not exact"
-    elif recurrent(checkpoint.caches):
-        missing = "it has recurrent layers, whose sums over rows are not exact"
-    elif graph is None:
-        return config
-    else:
-        layers = [cache.layer for cache in attending(checkpoint.caches)]
-        missing = without_exact_form(graph, layers)
-    if missing is None:
+    if not missing or config.attention_form != EXACT:
         return config
     model = f"the {checkpoint.role} (family {checkpoint.family})"
     if config.attention == EXACT:
@@ -397,16 +366,21 @@ def _graph_passes(
     return passes
 
 
-def _release_weights(model: PreTrainedModel, graphs: Sequence[ir.Model]) -> None:
+def _release_weights(model: PreTrainedModel, graphs: Sequence[EngineGraph]) -> None:
     """Free the weights now: onnxscript's rules are global and keep the last graph they saw."""
-    for value in (value for graph in graphs for value in graph.graph.initializers.values()):
+    for value in (v for each in graphs for v in each.graph.graph.initializers.values()):
         value.const_value = None
     for parameter in model.parameters():
         parameter.data = torch.empty(0)
 
 
-def manifest_entry(checkpoint: Checkpoint, config: ModelOptions) -> ModelEntry:
-    """Return the entry of an engine that has no head yet, and whose parity is unknown."""
+def manifest_entry(
+    checkpoint: Checkpoint, config: ModelOptions, contract: ExportContract
+) -> ModelEntry:
+    """Return the entry of an engine that has no head yet, and whose parity is unknown.
+
+    contract: of its parts, which fill the other fields.
+    """
     return ModelEntry(
         family=checkpoint.family,
         vocab_size=checkpoint.vocab_size,
@@ -417,14 +391,9 @@ def manifest_entry(checkpoint: Checkpoint, config: ModelOptions) -> ModelEntry:
         caches=list(checkpoint.caches),
         dtype=config.dtype,
         quantization=config.quantized_form,
-        logits=FULL,
-        full_logits=True,
         bit_exact=config.bit_exact,
-        masks=checkpoint.masks,
-        sliding_window=checkpoint.sliding_window,
-        features=feature_entry(checkpoint),
         unread_inputs=checkpoint.unread_inputs,
         adapter=None if checkpoint.adapter is None else checkpoint.adapter.name,
         parity=NOT_MEASURED,
-        encoder=checkpoint.encoder,
+        **contract.entry,
     )

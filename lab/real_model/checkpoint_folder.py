@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dsbd_export.checkpoints.checkpoint import open_target
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ModelOptions
+from dsbd_export.opening import open_target
 from dsbd_export.tokenizers.tokenizer_files import load_tokenizer
 
 

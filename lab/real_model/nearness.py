@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ModelOptions
 from dsbd_export.gate.parity import Divergence, divergence
-from dsbd_export.parity_cases import text_reference
+from dsbd_export.opening import open_checkpoint
+from dsbd_export.parity_cases import reference_logits, text_case
 from lab.peers.prepare import environment_python
 
 RUNNER = Path(__file__).with_name("llama_cpp_rows.py")
@@ -22,8 +22,9 @@ RUNNER = Path(__file__).with_name("llama_cpp_rows.py")
 def write_reference(checkpoint: str, file: str) -> None:
     """Write the gate's text and its logits by transformers: token_ids (N,), rows (R,), (R, V)."""
     opened = open_checkpoint("target", Path(checkpoint), ModelOptions())
-    found = text_reference(load_model(opened), opened)
-    np.savez(file, token_ids=found.case.node_ids, rows=found.case.rows, logits=found.logits)
+    case = text_case(opened)
+    logits = reference_logits(load_model(opened), case)
+    np.savez(file, token_ids=case.node_ids, rows=case.rows, logits=logits)
 
 
 def divergence_of(

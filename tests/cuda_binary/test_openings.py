@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
-from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
+from dsbd_export.opening import open_checkpoint
 from dsbd_export.pipeline import export_bundle, export_model
 from dsbd_runtime.bundle_files.bundle import MODEL_FILE, PRUNE_FILE
 from scripts.family_checkpoints import (

@@ -16,10 +16,10 @@ from dsbd_distill.config import DistillConfig
 from dsbd_distill.draft_run import distill
 from dsbd_distill.feature_shape import FeatureShape, new_feature_draft
 from dsbd_export.chats import Chat, ChatTokens, Prompts
-from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig, ModelOptions
 from dsbd_export.errors import ExportError
+from dsbd_export.opening import open_checkpoint
 from dsbd_export.pipeline import export_bundle
 from dsbd_export.texts import find_files, is_held_out, open_streams, write_streams
 from dsbd_ort.pipeline import Pipeline

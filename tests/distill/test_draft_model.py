@@ -15,10 +15,10 @@ from dsbd_distill.draft_model import (
     shape_for,
     truncated_target,
 )
-from dsbd_export.checkpoints.checkpoint import open_target
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
+from dsbd_export.opening import open_target
 from scripts.family_checkpoints import write_family_checkpoint
 from tests.distill.conftest import CONTEXT
 

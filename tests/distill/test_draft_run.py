@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 
 from dsbd_distill.draft_run import distill
 from dsbd_distill.work_folder import WorkFolder
-from dsbd_export.checkpoints.checkpoint import open_target
 from dsbd_export.config import DraftConfig, ExportConfig, ModelOptions
 from dsbd_export.draft_export import export_draft
 from dsbd_export.errors import ExportError
+from dsbd_export.opening import open_target
 from dsbd_export.pipeline import export_bundle
 from dsbd_ort.pipeline import Pipeline
 from dsbd_runtime.bundle_files.bundle import open_bundle

@@ -29,7 +29,6 @@ from dsbd_distill.rollout import (
 )
 from dsbd_distill.teacher import Sampling, TorchDevice
 from dsbd_distill.teacher_features import TeacherFeatures
-from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
@@ -37,7 +36,8 @@ from dsbd_export.feature_draft.config import FeatureDraftConfig
 from dsbd_export.feature_draft.model import FeatureDraft
 from dsbd_export.feature_draft.reference import rolled_out
 from dsbd_export.feature_draft.weights import load_feature_draft
-from dsbd_export.pair import agreed_pair
+from dsbd_export.model_kinds import kind_of
+from dsbd_export.opening import open_checkpoint
 from dsbd_export.pipeline import export_model
 from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, read_record
 from scripts.family_checkpoints import VOCAB_SIZE
@@ -235,11 +235,11 @@ def test_it_is_written_as_published_and_exports(distilled_feature, target, tmp_p
     assert content["eagle_aux_hidden_state_layer_ids"] == [0, 1]  # the target has two layers
     assert content["transformer_layer_config"]["model_type"] == "llama"
     options = ModelOptions()
-    pair = (
+    pair = [
         open_checkpoint(role, folder, options)
         for role, folder in (("target", target), ("draft", config.output))
-    )
-    _, draft = agreed_pair(*pair, lambda _: None)
+    ]
+    _, draft = kind_of(pair[1]).paired(*pair, lambda _: None)
     assert draft.context_length == CONTEXT
     module = load_feature_draft(draft)
     assert sum(p.numel() for p in module.parameters()) == record.num_parameters

@@ -27,12 +27,12 @@ from dsbd_distill.source_draft import cut_decoder
 from dsbd_distill.source_teacher import SourceTeacher
 from dsbd_distill.sources import SourceRows
 from dsbd_distill.teacher import Sampling, TorchDevice
-from dsbd_export.checkpoints.checkpoint import open_target
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.checkpoints.proposed_tokens import read_proposed_tokens
 from dsbd_export.config import ExportConfig, ModelOptions
 from dsbd_export.encoder_decoder.shared_encoder import fingerprint
 from dsbd_export.errors import ExportError
+from dsbd_export.opening import open_target
 from dsbd_export.pipeline import export_bundle
 from dsbd_export.texts import WINDOWS, find_files, open_streams
 from dsbd_ort import Pipeline

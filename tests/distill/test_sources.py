@@ -22,12 +22,12 @@ from dsbd_distill.sources import (
     target_begin,
 )
 from dsbd_distill.teacher import NUM_TOP, Sampling, TorchDevice
-from dsbd_export.checkpoints.checkpoint import open_checkpoint, open_target
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.checkpoints.proposed_tokens import read_proposed_tokens
 from dsbd_export.config import ExportConfig, ModelOptions
 from dsbd_export.encoder_decoder.shared_encoder import fingerprint
 from dsbd_export.errors import ExportError
+from dsbd_export.opening import open_checkpoint, open_target
 from dsbd_export.pipeline import export_bundle
 from dsbd_export.texts import TextFile, is_held_out
 from dsbd_ort import Pipeline

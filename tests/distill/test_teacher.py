@@ -28,9 +28,9 @@ from dsbd_distill.teacher import (
 )
 from dsbd_distill.teacher_features import TeacherFeatures
 from dsbd_export.chats import Prompts
-from dsbd_export.checkpoints.checkpoint import open_target
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ModelOptions
+from dsbd_export.opening import open_target
 from tests.decoding.chi_square import chi_square_p_value
 
 EXACT = TorchDevice("cpu", uses_bf16=False)

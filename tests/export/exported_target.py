@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from dsbd_export.checkpoints.checkpoint import Checkpoint, open_pair
+from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.config import ExportConfig
+from dsbd_export.opening import open_pair
 from dsbd_runtime.bundle_files.manifest import MANIFEST_NAME, manifest_from_file
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.config import ModelOptions
-from dsbd_export.pair import agreed_pair
+from dsbd_export.model_kinds import kind_of
+from dsbd_export.opening import open_checkpoint
 from scripts.family_checkpoints import VOCAB_SIZE
 from tests.export.conftest import SIZES as TARGET_SIZES
 
@@ -127,7 +127,7 @@ def opened(target_folder, draft_folder, **options):
         open_checkpoint(role, folder, options)
         for role, folder in (("target", target_folder), ("draft", draft_folder))
     )
-    return options, *agreed_pair(target, draft, lambda _: None)
+    return options, *kind_of(draft).paired(target, draft, lambda _: None)
 
 
 def written(tmp_path, write, parts, left_out=(), config=None):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from dsbd_export.capture.part import joined
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import InFloat64, ParityLimit, measured_parity, refusal
 from dsbd_export.gate.unwritten_bundle import unwritten_bundle
+from dsbd_export.model_kinds import source_of
 from dsbd_export.parity_cases import Reference
 from dsbd_export.pipeline import manifest_entry
 from dsbd_runtime.bundle_files.bundle import Bundle, ModelEntry, ParityReport
@@ -25,7 +27,8 @@ def bundle_of(
 ) -> Bundle:
     """Return the bundle of an engine in a folder that is named by its role."""
     assert folder.name == checkpoint.role
-    entry = manifest_entry(checkpoint, config)
+    contract = joined(source_of(checkpoint).parts())
+    entry = manifest_entry(checkpoint, config, contract)
     return unwritten_bundle(folder.parent, checkpoint.role, entry, target)
 
 

@@ -18,10 +18,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from dsbd_export.checkpoints.adapter import report_adapter
-from dsbd_export.checkpoints.checkpoint import Checkpoint, open_draft, open_pair, quiet_libraries
+from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.checkpoints.model_loading import load_model, reference_dtype
 from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.errors import ExportError
+from dsbd_export.opening import open_draft, open_pair
 from dsbd_export.pipeline import export_bundle
 from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
 from dsbd_runtime.bundle_files.manifest import MANIFEST_NAME, manifest_from_file

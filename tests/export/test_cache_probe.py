@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from dsbd_export.capture.cache_probe import probed_caches
-from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
+from dsbd_export.opening import open_checkpoint
 from dsbd_runtime.parts.cache_entries import AttentionRows
 
 

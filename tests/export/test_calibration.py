@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
+from dsbd_export.opening import open_checkpoint
 from dsbd_export.pipeline import export_bundle
 from dsbd_export.quantization.calibration import calibration_case
 

@@ -10,11 +10,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig
 
-from dsbd_export.checkpoints.checkpoint import open_pair
 from dsbd_export.checkpoints.model_config import layer_masks, window_within
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
+from dsbd_export.opening import open_pair
 from dsbd_export.tokenizers.tokenizer_files import load_tokenizer
 from tests.export.conftest import write_checkpoint
 

@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import pytest
 
-from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
+from dsbd_export.opening import open_checkpoint
 from dsbd_export.pipeline import export_model
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm

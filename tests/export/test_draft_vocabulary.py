@@ -14,13 +14,13 @@ import pytest
 import torch
 from transformers import Gemma2Config, LlamaConfig, LlamaForCausalLM, PhiConfig
 
-from dsbd_export.capture.topk_head import proposed_logits
-from dsbd_export.checkpoints.checkpoint import open_draft
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.draft_export import export_draft
-from dsbd_export.draft_vocabulary import most_frequent_tokens, shorter_head_advice
 from dsbd_export.errors import ExportError
+from dsbd_export.opening import open_draft
+from dsbd_export.parts.draft_vocabulary import most_frequent_tokens, shorter_head_advice
+from dsbd_export.parts.topk_head import proposed_logits
 from dsbd_export.pipeline import export_bundle
 from dsbd_ort import Pipeline, Regex
 from dsbd_runtime.bundle_files.bundle import open_bundle
@@ -298,7 +298,9 @@ def test_a_shorter_head_is_advised_where_it_saves_much(
         tie_word_embeddings=is_tied,
     )
     model = LlamaForCausalLM(config)
-    stub: Any = SimpleNamespace(role=role, vocab_size=size, proposed_tokens=None, features=None)
+    stub: Any = SimpleNamespace(
+        role=role, vocab_size=size, proposed_tokens=None, names_proposed=False
+    )
     advice = shorter_head_advice(model, stub)
     if number is None:
         assert advice is None

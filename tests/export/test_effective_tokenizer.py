@@ -19,9 +19,10 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from dsbd_export.checkpoints.checkpoint import Checkpoint, open_checkpoint, quiet_libraries
+from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
+from dsbd_export.opening import open_checkpoint
 from dsbd_export.pipeline import export_bundle
 from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
 from dsbd_export.tokenizers.tokenizer_gate import TokenizerGate

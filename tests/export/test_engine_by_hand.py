@@ -15,9 +15,9 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
-from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.gate.unwritten_bundle import unwritten_bundle
+from dsbd_export.opening import open_checkpoint
 from dsbd_export.pipeline import export_model
 from dsbd_forward.forward import Forward
 from dsbd_runtime.bundle_files.bundle import Bundle

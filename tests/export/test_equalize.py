@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
+from dsbd_export.config import MICROSOFT_DOMAIN
 from dsbd_export.passes.weighted_layers import find_embeddings, find_linears
 from dsbd_export.quantization.equalize import NOTHING_EQUALIZED, EqualizedProducts, Equalizer
 from dsbd_export.quantization.product_rows import (
@@ -20,7 +21,7 @@ from dsbd_export.quantization.product_rows import (
     rows_of,
 )
 from dsbd_export.quantization.quantize import Quantized, quantize_graph
-from dsbd_export.quantization.quantize_blockwise import MICROSOFT_DOMAIN, BlockwiseQuantizer
+from dsbd_export.quantization.quantize_blockwise import BlockwiseQuantizer
 from dsbd_export.quantization.quantize_dynamic import DynamicQuantizer
 from dsbd_export.quantization.row_forms import FormChoice, RowForm, block_of, int8_error, rotation
 from tests.ort_sessions import cpu_session

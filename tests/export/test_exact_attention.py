@@ -9,9 +9,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
+from dsbd_export.opening import open_checkpoint
 from dsbd_export.passes.exact_attention import IntegerSums, attend_exactly
 from dsbd_export.passes.weighted_layers import Store
 from dsbd_export.pipeline import export_bundle, export_model

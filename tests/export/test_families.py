@@ -16,14 +16,17 @@ from transformers import HeliumConfig
 
 from dsbd_export.capture.cache_probe import probed_caches
 from dsbd_export.capture.graph_checks import check_contract
-from dsbd_export.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from dsbd_export.capture.part import joined
+from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.families import FAMILIES, AttentionForm
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import MAX_ABS_ERROR, ParityLimit
-from dsbd_export.model_source import source_of
+from dsbd_export.model_kinds import source_of
+from dsbd_export.opening import open_checkpoint
 from dsbd_export.parity_cases import forest_cases, references
+from dsbd_export.parts.table import parts_of_engine
 from dsbd_export.pipeline import export_model
 from dsbd_runtime.parts.cache_entries import recurrent
 from scripts.family_checkpoints import (
@@ -284,8 +287,9 @@ def test_wrong_masks_and_positions_fail_with_a_sliding_window(name, captures, tm
         mutated.CopyFrom(model)
         mutate(mutated.graph)
         if mutate in WRONG_MASKS:
+            contract = joined(parts_of_engine(checkpoint))
             with pytest.raises(ExportError, match="its layers attend with"):
-                check_contract(ir.from_proto(mutated), checkpoint, form_of(model.graph))
+                check_contract(ir.from_proto(mutated), contract, form_of(model.graph))
         onnx.save(mutated, tmp_path / "target" / "model.onnx")
         with pytest.raises(ExportError, match=f"case {words}"):
             check_parity(tmp_path / "target", checkpoint, wanted, limit)

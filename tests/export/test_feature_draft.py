@@ -14,13 +14,13 @@ from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.draft_export import export_draft
 from dsbd_export.errors import ExportError
-from dsbd_export.feature_draft.config import default_layers
 from dsbd_export.feature_draft.reference import feature_logits
 from dsbd_export.feature_draft.weights import load_feature_draft
 from dsbd_export.gate.parity import divergence
 from dsbd_export.gate.parity_engine import parity_engine
 from dsbd_export.gate.unwritten_bundle import unwritten_bundle
 from dsbd_export.parity_cases import TREE_PARENTS, ForestCase
+from dsbd_export.parts.features import default_layers
 from dsbd_export.pipeline import export_bundle, export_model
 from dsbd_ort.pipeline import Pipeline
 from dsbd_runtime.bundle_files.bundle import open_bundle

@@ -11,12 +11,12 @@ from typing import Any
 import onnx
 import pytest
 
-from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import MAX_ABS_ERROR, ParityLimit
 from dsbd_export.gate.parity_engine import parity_engine
+from dsbd_export.opening import open_checkpoint
 from dsbd_export.parity_cases import Reference, forest_cases, reference_logits
 from dsbd_export.pipeline import export_model
 from dsbd_export.tensorrt.tensorrt_build import check_buildable

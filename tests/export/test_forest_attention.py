@@ -15,9 +15,9 @@ from dsbd_export.capture.replacements import (
     forest_attention,
     refuse_own_mask,
 )
-from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
+from dsbd_export.opening import open_checkpoint
 from dsbd_export.passes.known_shapes import fix_expansions, fix_reshapes
 from dsbd_export.pipeline import export_model
 from scripts.family_checkpoints import write_family_checkpoint

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dsbd_export.capture.forest_graph import ForestCache
+from dsbd_export.capture.forest_cache import ForestCache
 from dsbd_export.capture.replacements import forest_attention
 from dsbd_export.errors import ExportError
 from dsbd_runtime.parts.cache_entries import ATTENTION_ROWS
@@ -16,7 +16,7 @@ NEW = torch.zeros(1, 2, 3, 8)  # two heads of eight, three rows
 def new_cache(num_layers=1):
     past = [(torch.zeros(1, 2, 16, 8), torch.zeros(1, 2, 16, 8)) for _ in range(num_layers)]
     by_layer = {(layer, ATTENTION_ROWS): each for layer, each in enumerate(past)}
-    return ForestCache(by_layer, torch.tensor([0]))
+    return ForestCache(by_layer, {ATTENTION_ROWS: torch.tensor([0])})
 
 
 def test_the_cache_gives_back_all_rows():

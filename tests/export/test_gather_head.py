@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dsbd_export.capture.gather_head import GatheredRows, gather_problem
-from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
+from dsbd_export.opening import open_checkpoint
+from dsbd_export.parts.gather_head import GatheredRows, gather_problem
 from dsbd_export.pipeline import export_model
 from dsbd_forward.logits import Gather
 from dsbd_runtime.bundle_files.bundle import open_bundle

@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
 from dsbd_export import progress
-from dsbd_export.checkpoints.checkpoint import open_pair
 from dsbd_export.checkpoints.gguf_file import is_gguf
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig
 from dsbd_export.demo import demo_pair
 from dsbd_export.errors import ExportError
+from dsbd_export.opening import open_pair
 from dsbd_export.pipeline import export_bundle
 from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
 from dsbd_ort.pipeline import Pipeline

@@ -11,11 +11,11 @@ import gguf
 import numpy as np
 import pytest
 
-from dsbd_export.checkpoints.checkpoint import open_pair
 from dsbd_export.checkpoints.gguf_header import read_header
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
+from dsbd_export.opening import open_pair
 from tests.export.gguf_vocabularies import byte_level, write_vocabulary
 
 SECONDS = 20.0  # the whole loading takes 1 to 3 where nothing is wrong

@@ -9,9 +9,9 @@ from typing import Any
 import gguf
 import pytest
 
-from dsbd_export.checkpoints.checkpoint import open_pair
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
+from dsbd_export.opening import open_pair
 from dsbd_export.tokenizers.gguf_tokenizer import gguf_tokenizer
 from dsbd_export.tokenizers.gguf_words import PRE_TOKENIZERS
 from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files

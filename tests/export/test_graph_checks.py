@@ -6,9 +6,16 @@ import onnx_ir as ir
 import pytest
 
 from dsbd_export.capture.graph_checks import check_contract
+from dsbd_export.capture.part import joined
 from dsbd_export.checkpoints.families import AttentionForm
 from dsbd_export.errors import ExportError
+from dsbd_export.parts.table import parts_of_engine
 from tests.export.exported_target import exported_target
+
+
+def contract_of(exported):
+    target = exported_target(exported.config, exported.config.output)
+    return joined(parts_of_engine(target))
 
 
 def node_of(model, op_type):
@@ -58,34 +65,34 @@ BROKEN = [
 
 @pytest.mark.parametrize(("damage", "words"), BROKEN)
 def test_a_broken_contract_is_named(exported, damage, words):
-    target = exported_target(exported.config, exported.config.output)
+    contract = contract_of(exported)
     model = ir.load(exported.config.output / "target" / "model.onnx")
-    check_contract(model, target)
+    check_contract(model, contract)
     damage(model)
     with pytest.raises(ExportError, match=words):
-        check_contract(model, target)
+        check_contract(model, contract)
 
 
 def test_a_layer_with_the_wrong_mask_is_named(exported_others):
-    target = exported_target(exported_others.config, exported_others.config.output)
+    contract = contract_of(exported_others)
     model = ir.load(exported_others.config.output / "target" / "model.onnx")
     node_of(model, "Attention").replace_input_with(3, model.graph.inputs[3])
     with pytest.raises(ExportError, match=r"attend with .*'attention_mask_sliding': 2"):
-        check_contract(model, target)
+        check_contract(model, contract)
 
 
 def test_layers_may_attend_in_two_forms(exported):
     """Attention with sinks is products, that of other layers of the model a node."""
-    target = exported_target(exported.config, exported.config.output)
+    contract = contract_of(exported)
     model = ir.load(exported.config.output / "target" / "model.onnx")
-    check_contract(model, target, AttentionForm.CAPPED)
+    check_contract(model, contract, AttentionForm.CAPPED)
 
 
 def test_attention_of_another_form_is_not_counted(exported):
-    target = exported_target(exported.config, exported.config.output)
+    contract = contract_of(exported)
     model = ir.load(exported.config.output / "target" / "model.onnx")
     with pytest.raises(ExportError, match=r"attend with {}, expected {'attention_mask'"):
-        check_contract(model, target, AttentionForm.OWN)
+        check_contract(model, contract, AttentionForm.OWN)
 
 
 def attend_again(node):
@@ -95,11 +102,11 @@ def attend_again(node):
 
 
 def test_every_layer_may_attend_twice_or_none(exported):
-    target = exported_target(exported.config, exported.config.output)
+    contract = contract_of(exported)
     model = ir.load(exported.config.output / "target" / "model.onnx")
     first, second = (node for node in model.graph if node.op_type == "Attention")
     attend_again(first)
     with pytest.raises(ExportError, match=r"attend with {'attention_mask': 3}, expected"):
-        check_contract(model, target)
+        check_contract(model, contract)
     attend_again(second)
-    check_contract(model, target)
+    check_contract(model, contract)

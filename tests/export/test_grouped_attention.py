@@ -10,8 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from dsbd_export.capture.graph_checks import lint_for_tensorrt
-from dsbd_export.capture.replacements import HIDDEN
-from dsbd_export.config import ExportConfig
+from dsbd_export.config import HIDDEN, ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.passes.optimize import group_query_heads
 from dsbd_runtime.bundle_files.bundle import open_bundle

@@ -13,10 +13,11 @@ from peft import IA3Config, PeftConfig, TrainableTokensConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from dsbd_export.checkpoints.checkpoint import Checkpoint, open_pair, quiet_libraries
+from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
+from dsbd_export.opening import open_pair
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.export.adapters import MODULES, lora
 from tests.export.conftest import SIZES

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
+from dsbd_export.opening import open_checkpoint
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OPEN_PAIR = """
 import sys
 from pathlib import Path
-from dsbd_export.checkpoints.checkpoint import open_pair
+from dsbd_export.opening import open_pair
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 

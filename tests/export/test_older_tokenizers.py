@@ -13,9 +13,9 @@ import pytest
 import regex
 import sentencepiece
 
-from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
+from dsbd_export.opening import open_checkpoint
 from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
 from dsbd_runtime.text.tokenizer import BYTE_BY_SYMBOL, Tokenizer
 from tests.tokenizer_corpus import byte_level_model, random_texts, training_texts

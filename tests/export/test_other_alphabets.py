@@ -13,9 +13,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 import dsbd_ort
-from dsbd_export.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
+from dsbd_export.opening import open_checkpoint
 from dsbd_export.parity_cases import num_drawn, text_case
 from dsbd_export.pipeline import export_bundle
 from dsbd_export.quantization.calibration import calibration_case

@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import GPT2Config, PhiConfig
 
-from dsbd_export.checkpoints.checkpoint import open_pair
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
+from dsbd_export.opening import open_pair
 from dsbd_export.pair import agreed_pair, context_warning, resize_vocabulary
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
 

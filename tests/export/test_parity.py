@@ -18,8 +18,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.gate.case_forwards import see_rows
 from dsbd_export.gate.parity import MEAN_KL, ParityLimit, advice
 from dsbd_export.gate.parity_engine import parity_engine
-from dsbd_export.model_source import source_of
-from dsbd_export.pair import highest_token_id, read_tokenizer
+from dsbd_export.model_kinds import source_of
 from dsbd_export.parity_cases import (
     TREE_PARENTS,
     ForestCase,
@@ -29,6 +28,7 @@ from dsbd_export.parity_cases import (
     references,
 )
 from dsbd_export.progress import silent
+from dsbd_export.tokenizers.tokenizer_files import highest_token_id, read_tokenizer
 from dsbd_runtime.bundle_files.bundle import ParityCase, ParityReport
 from tests.export.exported_target import exported_target
 from tests.export.gate import bundle_of, check_parity

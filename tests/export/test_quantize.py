@@ -7,8 +7,8 @@ from collections import Counter
 import onnx
 import pytest
 
-from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
+from dsbd_export.opening import open_checkpoint
 from dsbd_export.pipeline import export_model
 from scripts.family_checkpoints import FAMILY_CHECKPOINTS, VOCAB_SIZE, write_family_checkpoint
 

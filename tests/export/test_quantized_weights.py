@@ -12,11 +12,12 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GptOssConfig, LlamaConfig
 
 from dsbd_distill.draft_model import truncated_target
-from dsbd_export.checkpoints.checkpoint import Checkpoint, open_pair
+from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.model_loading import load_model, reference_dtype
 from dsbd_export.checkpoints.quantized_weights import refusal_of_quantization
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
+from dsbd_export.opening import open_pair
 from dsbd_export.pipeline import export_bundle
 from scripts.family_checkpoints import (
     FAMILY_CHECKPOINTS,

@@ -9,9 +9,9 @@ import torch
 from transformers import Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, Phi3Config
 
 from dsbd_export.capture.replacements import fix_rope
-from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.checkpoints.model_config import constant_rope_length
 from dsbd_export.config import ExportConfig
+from dsbd_export.opening import open_checkpoint
 from dsbd_export.pair import context_warning
 from scripts.family_checkpoints import write_family_checkpoint
 

@@ -10,9 +10,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from dsbd_export.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.config import ModelOptions
-from dsbd_export.model_source import DecoderSource
+from dsbd_export.model_source import DecoderSource, EngineGraph
+from dsbd_export.opening import open_checkpoint
 from dsbd_runtime.parts.cache_entries import equal_caches
 from scripts.shared_captures import SharedCaptures
 
@@ -27,16 +28,17 @@ def num_captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts captures, each of an empty graph."""
     counted = [0]
 
-    def capture(*_: object) -> ir.Model:
+    def capture(*_: object) -> list[EngineGraph]:
         counted[0] += 1
-        return ir.Model(ir.Graph((), (), nodes=(), name="empty"), ir_version=10)
+        return [EngineGraph(ir.Model(ir.Graph((), (), nodes=(), name="empty"), ir_version=10))]
 
     monkeypatch.setattr(DecoderSource, "capture", capture)
     return counted
 
 
 def capture(captures: SharedCaptures, checkpoint: Checkpoint) -> None:
-    assert captures(checkpoint).capture(None, print).graph.name == "empty"
+    [found] = captures(checkpoint).capture(None, print)
+    assert found.graph.graph.name == "empty"
 
 
 @pytest.mark.parametrize("is_in_memory", [True, False])

@@ -10,7 +10,6 @@ import onnx
 import pytest
 import torch
 
-from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.draft_export import export_draft
@@ -18,6 +17,7 @@ from dsbd_export.encoder_decoder.reference import source_cases
 from dsbd_export.encoder_decoder.shared_encoder import fingerprint
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import MAX_ABS_ERROR, MEAN_KL, ParityLimit
+from dsbd_export.opening import open_checkpoint
 from dsbd_export.parity_cases import Reference, reference_logits
 from dsbd_export.pipeline import export_bundle
 from dsbd_runtime.bundle_files.bundle import open_bundle

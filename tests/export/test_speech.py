@@ -12,20 +12,16 @@ import onnx
 import pytest
 from tokenizers import Tokenizer
 
-from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig, ModelOptions
-from dsbd_export.encoder_decoder.alignment import (
-    alignment_cases,
-    alignment_error,
-    with_alignment,
-)
 from dsbd_export.encoder_decoder.reference import source_cases
-from dsbd_export.encoder_decoder.speech import heard_sounds
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import MAX_ABS_ERROR, ParityLimit
-from dsbd_export.model_source import source_of
+from dsbd_export.model_kinds import source_of
+from dsbd_export.opening import open_checkpoint
 from dsbd_export.parity_cases import Reference, reference_logits
+from dsbd_export.parts.alignment import alignment_cases, alignment_error, with_alignment
+from dsbd_export.parts.sources import heard_sounds
 from dsbd_export.pipeline import export_bundle, export_model
 from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
 from dsbd_runtime.bundle_files.bundle import MODEL_FILE

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from dsbd_export.checkpoints.checkpoint import Checkpoint, open_pair
+from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.model_loading import load_model, reference_dtype
 from dsbd_export.checkpoints.weights import (
     convert_weights,
@@ -21,6 +21,7 @@ from dsbd_export.checkpoints.weights import (
 )
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
+from dsbd_export.opening import open_pair
 from tests.export.conftest import SIZES
 
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dsbd_export.capture.target_features import LayerInputs, layers_of, relative_error
-from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.demo import demo_pair
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import parity_engine
+from dsbd_export.opening import open_checkpoint
 from dsbd_export.parity_cases import ForestCase, text_case
+from dsbd_export.parts.features import LayerInputs, layers_of, relative_error
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
 from dsbd_runtime.parts.feature_memory import HostFeatures
 from dsbd_runtime.parts.features import FeatureEntry

@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from dsbd_export.checkpoints.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.pair import highest_token_id
-from dsbd_export.tokenizers.tokenizer_files import read_tokenizer, write_tokenizer_files
+from dsbd_export.opening import open_checkpoint
+from dsbd_export.tokenizers.tokenizer_files import (
+    highest_token_id,
+    read_tokenizer,
+    write_tokenizer_files,
+)
 
 TEXT = "def read(path): return path"
 

@@ -11,7 +11,9 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from dsbd_export.capture.part import ExportContract
 from dsbd_export.capture.prune_graph import write_prune_graph
+from dsbd_export.parts.attention_rows import EVERY_ROW
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.device.cuda_device import CudaDevice
 from dsbd_runtime.device.ort_engine import (
@@ -220,7 +222,8 @@ def test_a_closed_engine_binds_nothing() -> None:
 def test_rows_of_every_type_move_in_place_behind_an_address(tmp_path: Path, dtype: str) -> None:
     geometry = equal_caches(1, num_heads=2, head_dim=8, dtype=dtype)
     path = tmp_path / "prune.onnx"
-    write_prune_graph(geometry, path)
+    caches = tuple((entry, EVERY_ROW) for entry in geometry)
+    write_prune_graph(ExportContract(spaces=(EVERY_ROW,), caches=caches), path)
     session = cpu_session(path)
     engine = OrtEngine(ort, session, path, device_type="cpu")
     device = FakeDevice()

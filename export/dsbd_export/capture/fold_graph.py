@@ -21,11 +21,9 @@ from dsbd_runtime.parts.cache_entries import (
     RECURRENT_DECAY,
     RECURRENT_DELTA,
     RECURRENT_KEY,
-    CacheEntry,
     RecurrentRows,
     folded_name,
     past_name,
-    recurrent,
     state_decay_name,
     state_name,
 )
@@ -34,12 +32,12 @@ from dsbd_runtime.parts.recent_rows import FOLDED_ROWS
 _IR_VERSION = 10  # the one that torch.onnx writes; onnxruntime refuses the newest
 
 
-def write_fold_graph(caches: Sequence[CacheEntry], file: Path) -> None:
-    """Write the graph for the recurrent ones of these caches."""
+def write_fold_graph(caches: Sequence[RecurrentRows], file: Path) -> None:
+    """Write the graph for these caches."""
     builder = _Builder()
     inputs = [helper.make_tensor_value_info(FOLDED_ROWS, TensorProto.INT64, ["T"])]
     outputs = []
-    for cache in recurrent(caches):
+    for cache in caches:
         for part in cache.parts:
             shape = cache.shape(part, 0)
             inputs.append(_floats(past_name(cache.layer, part), (*shape[:2], "M", shape[3])))

@@ -12,14 +12,12 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
-from dsbd_export.capture.forest_graph import GraphNames, input_names, output_names
+from dsbd_export.capture.part import ExportContract
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.families import AttentionForm
 from dsbd_export.config import OPSET
 from dsbd_export.errors import ExportError
-from dsbd_runtime.parts.attention_rows import WRITE_INDICES
-from dsbd_runtime.parts.cache_entries import parts_of, past_name, present_name, recent
-from dsbd_runtime.parts.recent_rows import RECENT_WRITE_INDICES
+from dsbd_runtime.parts.cache_entries import past_name, present_name
 
 MAX_OPSET = 25
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
@@ -28,23 +26,18 @@ _PAST_INPUTS = {4: "past_key", 5: "past_value", 6: "nonpad_kv_seqlen"}
 
 
 def check_contract(
-    model: ir.Model,
-    checkpoint: Checkpoint,
-    form: AttentionForm | None = AttentionForm.NODE,
-    names: GraphNames | None = None,
+    model: ir.Model, contract: ExportContract, form: AttentionForm | None = AttentionForm.NODE
 ) -> None:
     """Raise when names, operators, caches or masks of the graph are not those of the contract.
 
     form: None where masks are parts of biases: the parity gate alone judges them.
-    names: of its inputs and outputs; None for those of every model.
     """
-    names = names or GraphNames(input_names(checkpoint), output_names(checkpoint))
-    _check_names("inputs", model.graph.inputs, names.inputs)
-    _check_names("outputs", model.graph.outputs, names.outputs)
+    _check_names("inputs", model.graph.inputs, list(contract.inputs))
+    _check_names("outputs", model.graph.outputs, list(contract.outputs))
     _check_operators(model)
-    _check_caches(model.graph, checkpoint)
+    _check_caches(model.graph, contract)
     if form is not None:
-        _check_masks(model.graph, checkpoint, form)
+        _check_masks(model.graph, contract.attended, form)
 
 
 def _check_names(kind: str, values: Sequence[ir.Value], wanted: list[str]) -> None:
@@ -63,34 +56,30 @@ def _check_operators(model: ir.Model) -> None:
         raise _broken(f"it has operators {sorted(foreign)}, expected only ai.onnx")
 
 
-def _check_caches(graph: ir.Graph, checkpoint: Checkpoint) -> None:
+def _check_caches(graph: ir.Graph, contract: ExportContract) -> None:
     """Every cache must go from its input through one scatter to its output."""
     outputs = {output.name: output for output in graph.outputs}
-    for cache, part in parts_of(checkpoint.caches):
+    for cache, part, space in contract.tensors:
         present = present_name(cache.layer, part)
         scatter = outputs[present].producer()
         if scatter is None or scatter.op_type != "TensorScatter":
             raise _broken(f"{present} is the output of {scatter}, expected a TensorScatter")
         past, _, index = (value.name if value else None for value in scatter.inputs)
-        is_recent = cache in recent(checkpoint.caches)
-        wanted = RECENT_WRITE_INDICES if is_recent else WRITE_INDICES
-        if (past, index) != (past_name(cache.layer, part), wanted):
+        if (past, index) != (past_name(cache.layer, part), space.write_indices):
             raise _broken(f"{present} is written from {past} at {index}")
 
 
-def _check_masks(graph: ir.Graph, checkpoint: Checkpoint, form: AttentionForm) -> None:
+def _check_masks(graph: ir.Graph, attended: Sequence[str], form: AttentionForm) -> None:
     """Every layer must attend with the mask of its config, and as often as all others.
 
     That is once, or twice where a layer's attention is a difference of two (DiffLlama). A model
     that attends by its own arithmetic shows no layers to count: that it reads its masks at all is
     checked here, all else by the parity gate.
     """
-    wanted = Counter(mask for mask in checkpoint.layer_masks if mask is not None)
+    wanted = Counter(attended)
     found: Counter[str | None] = Counter()
     if form is not AttentionForm.OWN:  # some layers of a capped form are nodes: without sinks
-        masked = (_input_name(node, 3) for node in graph if node.op_type == "Attention")
-        reads_source = checkpoint.encoder is not None  # whose rows are attended to without a mask
-        found.update(name for name in masked if name or not reads_source)
+        found.update(_input_name(node, 3) for node in graph if _attends_to_cache(node))
     if form is not AttentionForm.NODE:
         chosen_by = (_input_name(node, 0) for node in graph if node.op_type == "Where")
         found.update(name for name in chosen_by if name in wanted)
@@ -100,6 +89,12 @@ def _check_masks(graph: ir.Graph, checkpoint: Checkpoint, form: AttentionForm) -
         wanted = Counter({name: times * num for name, num in wanted.items()})
     if found != wanted:
         raise _broken(f"its layers attend with {dict(found)}, expected {dict(wanted)}")
+
+
+def _attends_to_cache(node: ir.Node) -> bool:
+    """Return whether a node attends; not to rows of a source, which have no mask."""
+    key = node.inputs[1] if node.op_type == "Attention" else None
+    return key is not None and not key.is_graph_input()
 
 
 def _input_name(node: ir.Node, index: int) -> str | None:

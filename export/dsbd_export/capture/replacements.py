@@ -31,14 +31,13 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from dsbd_export.capture.latent_attention import latents_of
+from dsbd_export.capture.latent_attention import absorb_expansions, latents_of
 from dsbd_export.checkpoints.checkpoint import quiet_libraries
 from dsbd_export.checkpoints.families import AttentionForm
-from dsbd_export.config import OPSET
+from dsbd_export.config import HIDDEN, OPSET
 from dsbd_export.errors import ExportError
 
 ATTENTION_NAME = "forest"
-HIDDEN = -3e4  # exp(HIDDEN) is 0, finite in float16 as well: a row that sees nothing is no NaN
 
 EXPERTS_NAME = "dense"
 
@@ -60,6 +59,15 @@ _NEUTRAL: dict[str, object] = {"dropout": 0.0, "is_causal": True, "kwargs": {}}
 _NEVER = object()
 
 _FIXED = "default"  # any name that transformers' update of the frequencies does not know
+
+
+def prepare_for_capture(model: PreTrainedModel) -> AttentionForm:
+    """Give ``model`` what a graph can hold, in place; return how it attends then."""
+    fix_rope(model)
+    fix_sparsity(model)
+    use_dense_experts(model)
+    absorb_expansions(model)
+    return take_over_attention(model)
 
 
 def take_over_attention(model: PreTrainedModel) -> AttentionForm:

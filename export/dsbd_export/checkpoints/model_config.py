@@ -20,8 +20,6 @@ from transformers import (
 
 from dsbd_export.checkpoints.families import DEFAULT_FAMILY, FAMILIES
 from dsbd_export.checkpoints.quantized_weights import refusal_of_quantization
-from dsbd_export.encoder_decoder.checkpoint import num_decoder_layers
-from dsbd_export.encoder_decoder.speech import reads_sound
 from dsbd_runtime.parts.attention_rows import ATTENTION_MASK, ATTENTION_MASK_SLIDING
 
 MASK_BY_LAYER_TYPE = {
@@ -39,7 +37,14 @@ _BY_LAYER_TYPE = {
     "hybrid_sliding": "keeps a state beside its rows, which a tree of tokens cannot share",
     "chunked_attention": "needs a mask of chunks, the graph has none",
 }
+_SPEECH_FAMILY = "whisper"
+_UNLIMITED = 512  # tokens of a model that limits none: what most of them were trained with
 _NEEDED = ("num_layers", "hidden_size", "vocab_size")
+
+
+def reads_sound(config: PreTrainedConfig) -> bool:
+    """Return whether the source of a model is sound, in a form that can be exported."""
+    return bool(config.model_type == _SPEECH_FAMILY)
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -152,3 +157,35 @@ def _rope_parameters(content: dict[str, Any] | None) -> Iterator[dict[str, Any]]
     for value in content.values():
         if isinstance(value, dict):
             yield from _rope_parameters(value)
+
+
+def positions(config: PreTrainedConfig, wanted: int | None) -> int:
+    """Return how many tokens of a source, or of a target, a model reads.
+
+    wanted: upper limit, or the number itself where positions are known by their distance alone.
+    """
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    if limit is None:
+        return wanted or getattr(config, "n_positions", None) or _UNLIMITED
+    return limit if wanted is None else min(limit, wanted)
+
+
+def target_positions(config: PreTrainedConfig, wanted: int | None) -> int:
+    """Return how many tokens of a target a model reads; see ``positions``."""
+    own: int | None = getattr(config, "max_target_positions", None)
+    if own is None:
+        return positions(config, wanted)
+    return own if wanted is None else min(own, wanted)
+
+
+def num_decoder_layers(config: PreTrainedConfig) -> int:
+    """Return the number of the decoder's transformer layers, which may not be the encoder's."""
+    named = (getattr(config, name, None) for name in ("num_decoder_layers", "decoder_layers"))
+    found = next((each for each in named if each is not None), None)
+    return int(config.num_hidden_layers if found is None else found)
+
+
+def decoder_vocab_size(config: PreTrainedConfig) -> int:
+    """Return the number of the tokens of a target, of which Marian may have others than sources."""
+    own: int | None = getattr(config, "decoder_vocab_size", None)
+    return int(config.vocab_size if own is None else own)

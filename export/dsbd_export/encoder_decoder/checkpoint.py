@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 from transformers import PreTrainedConfig
 
+from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.checkpoints.checkpoint_reading import CheckpointFiles, read_checkpoint
+from dsbd_export.checkpoints.model_config import (
+    decoder_vocab_size,
+    positions,
+    reads_sound,
+    text_config,
+)
 from dsbd_export.config import MIN_CONTEXT, ModelOptions
-from dsbd_export.encoder_decoder.speech import reads_sound, speech_entry
+from dsbd_export.encoder_decoder.speech import speech_entry
 from dsbd_export.errors import ExportError
 from dsbd_runtime.parts.encoder_entry import EncoderEntry
 
-_UNLIMITED = 512  # tokens of a model that limits none: what most of them were trained with
+
+def is_encoder_decoder(files: CheckpointFiles) -> bool:
+    """Return whether files are those of an encoder-decoder."""
+    return bool(text_config(files.config).is_encoder_decoder)
 
 
-def encoder_entry(
-    role: str,
-    folder: Path,
-    config: PreTrainedConfig,
-    generation: dict[str, Any],
-    options: ModelOptions,
-) -> EncoderEntry:
+def read_encoder_decoder(files: CheckpointFiles) -> Checkpoint:
+    """Return what the configs say of an encoder-decoder."""
+    return replace(read_checkpoint(files), encoder=_encoder_entry(files))
+
+
+def _encoder_entry(files: CheckpointFiles) -> EncoderEntry:
     """Return the entry of an encoder, whose cross rows are known once the model is loaded.
 
     Raises:
         ExportError: the config lacks what must be known, or an option has no form for it.
     """
-    _check_options(role, config, options)
+    role, config = files.role, text_config(files.config)
+    _check_options(role, config, files.options)
     name = "decoder_start_token_id"
-    found = (generation.get(name), getattr(config, name, None))
+    found = (files.generation.get(name), getattr(config, name, None))
     start = next((each for each in found if each is not None), None)
     if type(start) is not int or not 0 <= start < decoder_vocab_size(config):
         raise ExportError(
@@ -38,54 +48,21 @@ def encoder_entry(
             "generation_config.json"
         )
     if reads_sound(config):
-        speech = speech_entry(role, folder, config, generation, options)
-        return EncoderEntry(
-            vocab_size=config.vocab_size,
-            context_length=speech.num_frames,
-            start_token_id=start,
-            cross=[],
-            speech=speech,
-        )
-    length = positions(config, options.max_source)
-    if length < MIN_CONTEXT:
-        raise ExportError(
-            f"the {role} reads sources of {length} tokens, at least {MIN_CONTEXT} are needed"
-        )
+        speech = speech_entry(files)
+        length = speech.num_frames
+    else:
+        speech, length = None, positions(config, files.options.max_source)
+        if length < MIN_CONTEXT:
+            raise ExportError(
+                f"the {role} reads sources of {length} tokens, at least {MIN_CONTEXT} are needed"
+            )
     return EncoderEntry(
-        vocab_size=config.vocab_size, context_length=length, start_token_id=start, cross=[]
+        vocab_size=config.vocab_size,
+        context_length=length,
+        start_token_id=start,
+        cross=[],
+        speech=speech,
     )
-
-
-def positions(config: PreTrainedConfig, wanted: int | None) -> int:
-    """Return how many tokens of a source, or of a target, a model reads.
-
-    wanted: upper limit, or the number itself where positions are known by their distance alone.
-    """
-    limit: int | None = getattr(config, "max_position_embeddings", None)
-    if limit is None:
-        return wanted or getattr(config, "n_positions", None) or _UNLIMITED
-    return limit if wanted is None else min(limit, wanted)
-
-
-def target_positions(config: PreTrainedConfig, wanted: int | None) -> int:
-    """Return how many tokens of a target a model reads; see ``positions``."""
-    own: int | None = getattr(config, "max_target_positions", None)
-    if own is None:
-        return positions(config, wanted)
-    return own if wanted is None else min(own, wanted)
-
-
-def num_decoder_layers(config: PreTrainedConfig) -> int:
-    """Return the number of the decoder's transformer layers, which may not be the encoder's."""
-    named = (getattr(config, name, None) for name in ("num_decoder_layers", "decoder_layers"))
-    found = next((each for each in named if each is not None), None)
-    return int(config.num_hidden_layers if found is None else found)
-
-
-def decoder_vocab_size(config: PreTrainedConfig) -> int:
-    """Return the number of the tokens of a target, of which Marian may have others than sources."""
-    own: int | None = getattr(config, "decoder_vocab_size", None)
-    return int(config.vocab_size if own is None else own)
 
 
 def _check_options(role: str, config: PreTrainedConfig, options: ModelOptions) -> None:

@@ -12,11 +12,10 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import EncoderDecoderCache
 
 from dsbd_export.capture.cache_probe import RecordingCache, attention_rows
+from dsbd_export.capture.source_attention import has_distance_bias
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.checkpoints.model_loading import cache_name
-from dsbd_export.encoder_decoder.attention import has_distance_bias
 from dsbd_export.encoder_decoder.shared_encoder import with_hidden_states
-from dsbd_export.encoder_decoder.speech import heard_sounds
 from dsbd_export.errors import ExportError
 from dsbd_export.parity_cases import (
     TREE,
@@ -26,6 +25,7 @@ from dsbd_export.parity_cases import (
     num_drawn,
     text_case,
 )
+from dsbd_export.parts.sources import entry_of, heard_sounds
 
 _SOURCE_LENGTHS = (1, 9, 40, 150)  # the last beyond the distances that biases tell apart
 _NUM_TOKENS = 3  # of the probed source; a target has two: neither may be taken for the other
@@ -37,8 +37,7 @@ def probed_sources(model: PreTrainedModel, checkpoint: Checkpoint, dtype: str) -
     Raises:
         ExportError: a layer caches what is no row of a key and a value for each head.
     """
-    encoder = checkpoint.encoder
-    assert encoder is not None  # the caller has asked
+    encoder = entry_of(checkpoint)
     own, cross = RecordingCache(), RecordingCache()
     source, num_rows = {"input_ids": torch.arange(_NUM_TOKENS)[None]}, _NUM_TOKENS
     if (speech := encoder.speech) is not None:
@@ -70,8 +69,7 @@ def source_cases(checkpoint: Checkpoint) -> list[ForestCase]:
     Those of one kind of each also together: sources of several lengths in one call. Those of a
     speech model have several sounds, which follow each other: what was heard last is kept.
     """
-    assert checkpoint.encoder is not None  # the caller has asked
-    if (speech := checkpoint.encoder.speech) is not None:
+    if (speech := entry_of(checkpoint).speech) is not None:
         forests = [*forest_cases(checkpoint), text_case(checkpoint)]
         sounds = heard_sounds(speech)
         return [
@@ -91,8 +89,7 @@ def source_cases(checkpoint: Checkpoint) -> list[ForestCase]:
 
 def with_own_source(case: ForestCase, checkpoint: Checkpoint) -> ForestCase:
     """Return a case whose source is its own text, or of a speech model a sound."""
-    assert checkpoint.encoder is not None  # the caller has asked
-    if (speech := checkpoint.encoder.speech) is not None:
+    if (speech := entry_of(checkpoint).speech) is not None:
         return dataclasses.replace(case, sound=heard_sounds(speech)[1])
     return _with_source(case, case.node_ids, checkpoint)
 
@@ -100,8 +97,7 @@ def with_own_source(case: ForestCase, checkpoint: Checkpoint) -> ForestCase:
 def _drawn_source(
     checkpoint: Checkpoint, length: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    assert checkpoint.encoder is not None  # the caller has asked
-    num_tokens = min(checkpoint.encoder.vocab_size, num_drawn(checkpoint))
+    num_tokens = min(entry_of(checkpoint).vocab_size, num_drawn(checkpoint))
     return rng.integers(0, num_tokens, length, dtype=np.int64)
 
 
@@ -113,10 +109,9 @@ def _with_source(
     A padding in a target is a token as any other, but M2M100 has another position for it by itself
     than beside others, which transformers computes here.
     """
-    assert checkpoint.encoder is not None  # the caller has asked
     padding = checkpoint.config.pad_token_id
     other = 0 if padding != 0 else 1
-    source = source_ids[: checkpoint.encoder.context_length]
+    source = source_ids[: entry_of(checkpoint).context_length]
     return dataclasses.replace(
         case,
         source_ids=np.where(source == padding, other, source),

@@ -10,24 +10,19 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedConfig, WhisperFeatureExtractor
 
-from dsbd_export.config import ModelOptions
+from dsbd_export.checkpoints.checkpoint_reading import CheckpointFiles
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.parts.speech_entry import (
     FRAMES_A_POSITION,
-    SoundFeatures,
     SpeechEntry,
     check_sound,
     check_speech,
 )
 from dsbd_runtime.typed_json import typed
 
-_FAMILY = "whisper"
 _SETTINGS = ("preprocessor_config.json", "processor_config.json")
 _SOUND = {  # by our names: those of transformers, and their defaults
     "sampling_rate": ("sampling_rate", 16_000),
@@ -37,11 +32,6 @@ _SOUND = {  # by our names: those of transformers, and their defaults
     "chunk_seconds": ("chunk_length", 30),
 }
 _COPY = "copy generation_config.json of the model that it was made from, as openai/whisper-base"
-
-
-def reads_sound(config: PreTrainedConfig) -> bool:
-    """Return whether the source of a model is sound, in a form that can be exported."""
-    return bool(config.model_type == _FAMILY)
 
 
 def feature_extractor(role: str, folder: Path, config: PreTrainedConfig) -> WhisperFeatureExtractor:
@@ -94,34 +84,27 @@ def _check_sound(said: dict[str, Any]) -> None:
     check_sound({**settings, "num_frames": num_frames}, "the sound")
 
 
-def speech_entry(
-    role: str,
-    folder: Path,
-    config: PreTrainedConfig,
-    generation: dict[str, Any],
-    options: ModelOptions,
-) -> SpeechEntry:
+def speech_entry(files: CheckpointFiles) -> SpeechEntry:
     """Return what the files of a checkpoint say.
-
-    generation: the content of its generation_config.json.
 
     Raises:
         ExportError: they do not say what transformers' transcription needs, or an option has no
             form for a source of sound.
     """
-    if options.max_source is not None:
+    config, generation = files.config, files.generation
+    if (most := files.options.max_source) is not None:
         raise ExportError(
-            f"max_source={options.max_source} has no meaning for the {role} (family "
-            f"{config.model_type}), whose source is a window of sound of one length; leave it out"
+            f"max_source={most} has no meaning for the {files.role} (family {config.model_type}), "
+            "whose source is a window of sound of one length; leave it out"
         )
-    made = feature_extractor(role, folder, config)
+    made = feature_extractor(files.role, files.folder, config)
     if not isinstance(no_timestamps := generation.get("no_timestamps_token_id"), int):
         raise ExportError(
-            f"generation_config.json of the {role} at {folder} has no_timestamps_token_id "
-            f"{no_timestamps!r}, expected a token id: it is of an older version; {_COPY}"
+            f"{_where(files)} has no_timestamps_token_id {no_timestamps!r}, expected a token id: "
+            f"it is of an older version; {_COPY}"
         )
     suppressed = generation.get("suppress_tokens") or []
-    languages, tasks = _languages_and_tasks(role, folder, generation)
+    languages, tasks = _languages_and_tasks(files)
     entry = SpeechEntry(
         sampling_rate=made.sampling_rate,
         num_mels=made.feature_size,
@@ -130,17 +113,17 @@ def speech_entry(
         chunk_seconds=made.chunk_length,
         num_frames=made.chunk_length * made.sampling_rate // made.hop_length,
         no_timestamps_token_id=no_timestamps,
-        previous_token_id=_previous(role, folder, generation, suppressed),
+        previous_token_id=_previous(files, suppressed),
         no_speech_token_id=no_timestamps - 1,
         suppress_tokens=suppressed,
         begin_suppress_tokens=generation.get("begin_suppress_tokens") or [],
         languages=languages,
         tasks=tasks,
-        language=_default_language(role, folder, generation, languages),
+        language=_default_language(files, languages),
         max_initial_timestamp_index=generation.get("max_initial_timestamp_index"),
-        alignment_heads=_alignment_heads(role, folder, generation, config),
+        alignment_heads=_alignment_heads(files),
     )
-    where = f"generation_config.json of the {role} at {folder}"
+    where = _where(files)
     try:
         entry = typed(SpeechEntry, dataclasses.asdict(entry), where)
         check_speech(entry, config.vocab_size, where)
@@ -150,108 +133,67 @@ def speech_entry(
     return entry
 
 
-def _alignment_heads(
-    role: str, folder: Path, generation: dict[str, Any], config: PreTrainedConfig
-) -> list[list[int]] | None:
+def _where(files: CheckpointFiles) -> str:
+    return f"generation_config.json of the {files.role} at {files.folder}"
+
+
+def _alignment_heads(files: CheckpointFiles) -> list[list[int]] | None:
     """Return layer and head of each; None where none is of a layer that the decoder has.
 
     A draft of some layers has the generation_config.json of all.
     """
-    heads, num_heads = generation.get("alignment_heads") or [], config.decoder_attention_heads
+    heads = files.generation.get("alignment_heads") or []
+    num_heads = files.config.decoder_attention_heads
     for head in heads if isinstance(heads, list) else [heads]:
         is_pair = isinstance(head, list | tuple) and [type(each) for each in head] == [int, int]
         if not is_pair or head[0] < 0 or not 0 <= head[1] < num_heads:
             raise ExportError(
-                f"generation_config.json of the {role} at {folder} has {head!r} in "
-                f"alignment_heads, expected a layer and one of its {num_heads} heads; {_COPY}, or "
-                "remove alignment_heads: times of words need them, and nothing else"
+                f"{_where(files)} has {head!r} in alignment_heads, expected a layer and one of "
+                f"its {num_heads} heads; {_COPY}, or remove alignment_heads: times of words need "
+                "them, and nothing else"
             )
-    return [list(head) for head in heads if head[0] < config.decoder_layers] or None
+    return [list(head) for head in heads if head[0] < files.config.decoder_layers] or None
 
 
 def _languages_and_tasks(
-    role: str, folder: Path, generation: dict[str, Any]
+    files: CheckpointFiles,
 ) -> tuple[dict[str, int] | None, dict[str, int] | None]:
     """Return the tokens of languages by their codes, and of tasks; None of a model of English."""
+    generation = files.generation
     if generation.get("is_multilingual") is False:
         return None, None
     languages, tasks = generation.get("lang_to_id"), generation.get("task_to_id")
     if not isinstance(languages, dict) or not isinstance(tasks, dict):
         raise ExportError(
-            f"generation_config.json of the {role} at {folder} says neither lang_to_id and "
-            f"task_to_id nor is_multilingual false: it is of an older version; {_COPY}"
+            f"{_where(files)} says neither lang_to_id and task_to_id nor is_multilingual false: "
+            f"it is of an older version; {_COPY}"
         )
     return {name.strip("<|>"): token for name, token in languages.items()}, dict(tasks)
 
 
-def _default_language(
-    role: str, folder: Path, generation: dict[str, Any], languages: dict[str, int] | None
-) -> str | None:
+def _default_language(files: CheckpointFiles, languages: dict[str, int] | None) -> str | None:
     """Return the code of the language that generation_config.json says for all requests."""
-    said = generation.get("language")
+    said = files.generation.get("language")
     if said is None or languages is None:
         return None
     code = str(said).strip("<|>").lower()
     if code not in languages:
         known = ", ".join(list(languages)[:6])
         raise ExportError(
-            f"generation_config.json of the {role} at {folder} has language {said!r}, expected the "
-            f"code of one of its {len(languages)} languages, such as {known}; change it"
+            f"{_where(files)} has language {said!r}, expected the code of one of its "
+            f"{len(languages)} languages, such as {known}; change it"
         )
     return code
 
 
-def _previous(role: str, folder: Path, generation: dict[str, Any], suppressed: Any) -> int:
+def _previous(files: CheckpointFiles, suppressed: Any) -> int:
     """Return what stands before an earlier text, found where transformers finds it."""
-    said = generation.get("prev_sot_token_id")
+    said = files.generation.get("prev_sot_token_id")
     if isinstance(said, int):
         return said
     if not isinstance(suppressed, list) or suppressed[:-1] == [] or type(suppressed[-2]) is not int:
         raise ExportError(
-            f"generation_config.json of the {role} at {folder} has prev_sot_token_id {said!r}, "
-            f"expected a token id; {_COPY}"
+            f"{_where(files)} has prev_sot_token_id {said!r}, expected a token id; {_COPY}"
         )
     token: int = suppressed[-2]
     return token
-
-
-def hide_times(tokenizer: Tokenizer, speech: SpeechEntry) -> None:
-    """Make the times special tokens, in place: transformers drops them from texts as those.
-
-    Tokens after the last time are words that were added later.
-    """
-    added = tokenizer.get_added_tokens_decoder()
-    times = [added[token] for token in sorted(added) if speech.is_time(token)]
-    tokenizer.add_special_tokens([AddedToken(time.content, normalized=False) for time in times])
-
-
-def heard_sounds(speech: SpeechEntry) -> list[SoundFeatures]:
-    """Return windows that the parity gate compares: noise, a sweep with pauses, and silence."""
-    rng = np.random.default_rng(2)
-    noise = rng.standard_normal((speech.num_mels, speech.num_frames)).astype(np.float32)
-    extractor = WhisperFeatureExtractor(
-        feature_size=speech.num_mels,
-        sampling_rate=speech.sampling_rate,
-        hop_length=speech.hop_length,
-        chunk_length=speech.chunk_seconds,
-        n_fft=speech.n_fft,
-    )
-    num_samples = speech.chunk_seconds * speech.sampling_rate
-    sounds = [_sweep(num_samples, speech.sampling_rate), np.zeros(num_samples, np.float32)]
-    made = [
-        extractor(sound, sampling_rate=speech.sampling_rate, return_tensors="np").input_features[0]
-        for sound in sounds
-    ]
-    return [SoundFeatures(values) for values in (noise, *made)]
-
-
-def _sweep(num_samples: int, sampling_rate: int) -> NDArray[np.float32]:
-    """Return a tone that rises through the voice's range with its harmonics, four times a window.
-
-    Each time it lasts for three quarters.
-    """
-    seconds = np.arange(num_samples) / sampling_rate
-    part = seconds * 4 / (num_samples / sampling_rate) % 1
-    phase = np.cumsum(2 * np.pi * (100 + 300 * part) / sampling_rate)
-    tone = sum(np.sin(number * phase) / number for number in range(1, 8))
-    return np.asarray(0.2 * tone * (part < 0.75), np.float32)

@@ -10,11 +10,17 @@ from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.model_config import constant_rope_length
 from dsbd_export.config import MIN_CONTEXT, ONNX, ModelOptions
 from dsbd_export.errors import ExportError
+from dsbd_export.feature_draft.checkpoint import FeatureDraftCheckpoint
 from dsbd_export.feature_draft.config import FeatureDraftConfig
-from dsbd_runtime.bundle_files.bundle import Bundle, ModelEntry
+from dsbd_export.pair import check_tokens
+from dsbd_export.progress import Report
+from dsbd_export.tokenizers.tokenizer_files import read_tokenizer, tokenizer_content
+from dsbd_runtime.bundle_files.bundle import TOKENIZER_FILE, Bundle, ModelEntry
 
 
-def agreed_features(draft: Checkpoint, target: Checkpoint | ModelEntry) -> Checkpoint:
+def agreed_features(
+    draft: FeatureDraftCheckpoint, target: Checkpoint | ModelEntry
+) -> FeatureDraftCheckpoint:
     """Return a feature draft with vocabulary, special tokens and context of its target.
 
     Published ones have no tokenizer, and the context of their training, which their relative
@@ -42,6 +48,46 @@ def agreed_features(draft: Checkpoint, target: Checkpoint | ModelEntry) -> Check
         eos_token_ids=target.eos_token_ids,
         context_length=context,
     )
+
+
+def paired_features(
+    target: Checkpoint, draft: Checkpoint, report: Report
+) -> tuple[Checkpoint, Checkpoint]:
+    """Return the target with the features that a draft reads, and the draft with its tokens.
+
+    Raises:
+        ExportError: the target lacks them, or shares no weights; or as ``agreed_pair``.
+    """
+    assert isinstance(draft, FeatureDraftCheckpoint)  # as its kind was asked for
+    target = replace(target, feature_layers=layers_read(draft.features, target.config))
+    if (draft.folder / TOKENIZER_FILE).is_file():
+        check_tokens(read_tokenizer(target), target.vocab_size, draft, report)
+    if target.gguf_file is not None:
+        raise ExportError(
+            f"the draft at {draft.folder} is a feature draft, which shares weights with its "
+            f"target; {target.gguf_file} is a GGUF file, give the target's checkpoint folder"
+        )
+    return target, replace(agreed_features(draft, target), target_folder=target.folder)
+
+
+def added_features(bundle: Bundle, draft: Checkpoint, report: Report) -> Checkpoint:
+    """Return a draft that agrees with the target of a bundle; raises as ``paired_features``."""
+    assert isinstance(draft, FeatureDraftCheckpoint)  # as its kind was asked for
+    target = bundle.entry("target")
+    if (draft.folder / TOKENIZER_FILE).is_file():
+        content = tokenizer_content(bundle.path / TOKENIZER_FILE)
+        check_tokens(content, target.vocab_size, draft, report)
+    agreed = agreed_features(draft, target)
+    check_target(draft.features, bundle)
+    return agreed
+
+
+def check_features_pair(
+    _target: Checkpoint | ModelEntry, draft: Checkpoint | None, options: ModelOptions
+) -> None:
+    """Raise ExportError for a feature draft with options that it has no form for."""
+    if isinstance(draft, FeatureDraftCheckpoint):
+        check_form(options)
 
 
 def check_form(options: ModelOptions) -> None:

@@ -23,6 +23,7 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from dsbd_export.checkpoints.json_files import json_object, json_object_or_none
 from dsbd_export.errors import ExportError, reason_of
+from dsbd_export.parts.features import NUM_LAYERS, default_layers
 
 FEATURE_FAMILY = "eagle3"
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
@@ -30,7 +31,6 @@ LIBRARY_TYPE = "speculators_model_type"
 _LAYER_CONFIG = "transformer_layer_config"
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _LAYER_CONFIGS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
-_NUM_LAYERS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class FeatureDraftConfig:
     @property
     def num_target_layers(self) -> int:
         """Return how many hidden states of the target make a feature."""
-        return _NUM_LAYERS if self.layers is None else len(self.layers)
+        return NUM_LAYERS if self.layers is None else len(self.layers)
 
     @property
     def feature_width(self) -> int:
@@ -79,28 +79,12 @@ class FeatureDraftConfig:
         """
         found = default_layers(num_layers) if self.layers is None else self.layers
         if len(found) < self.num_target_layers or not all(0 <= i < num_layers for i in found):
-            read = f"{_NUM_LAYERS} layers" if self.layers is None else f"layers {list(found)}"
+            read = f"{NUM_LAYERS} layers" if self.layers is None else f"layers {list(found)}"
             raise ExportError(
                 f"the draft reads what enters {read} of its target, which has {num_layers} layers; "
                 "give the target that it was trained for"
             )
         return found
-
-
-def default_layers(num_layers: int) -> tuple[int, ...]:
-    """Return the layers whose inputs the published drafts read: 2, half of them, all but three.
-
-    Where layers are few they are moved apart as far as there are layers: of 6 layers 2, 3 and 4, of
-    2 layers 0 and 1.
-    """
-    if num_layers < _NUM_LAYERS:
-        return tuple(range(num_layers))
-    found: list[int] = []
-    for place, layer in enumerate(sorted((2, num_layers // 2, num_layers - 3))):
-        least = found[-1] + 1 if found else 0
-        most = num_layers - _NUM_LAYERS + place
-        found.append(min(max(layer, least), most))
-    return tuple(found)
 
 
 def is_feature_draft(folder: Path) -> bool:

@@ -27,8 +27,8 @@ from transformers.models.llama.modeling_llama import (
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from dsbd_export.checkpoints.model_loading import cache_name
-from dsbd_export.draft_vocabulary import spread
 from dsbd_export.feature_draft.config import FeatureDraftConfig
+from dsbd_export.parts.draft_vocabulary import spread
 
 _ATTENTIONS: dict[str, Callable[..., Any]] = {"llama": LlamaAttention, "qwen3": Qwen3Attention}
 

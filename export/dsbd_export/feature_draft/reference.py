@@ -15,18 +15,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.feature_draft.checkpoint import FeatureDraftCheckpoint
 from dsbd_export.feature_draft.model import FeatureDraft
-from dsbd_export.feature_draft.weights import features_of
-from dsbd_export.parity_cases import TEXT, TREE, ForestCase, Reference, forest_cases
+from dsbd_export.parity_cases import TEXT, TREE, ForestCase, forest_cases
 
 _NUM_ROWS = 128  # of the case that judges a lower precision
 
 
-def feature_cases(checkpoint: Checkpoint) -> list[ForestCase]:
+def feature_cases(checkpoint: FeatureDraftCheckpoint) -> list[ForestCase]:
     """Return the forests of every model with features of the target, the same at every call."""
     rng = np.random.default_rng(1)
-    cases = [*forest_cases(checkpoint), _long_case(checkpoint, rng)]
+    # It may lie without a tokenizer, and has its target's tokens.
+    cases = [*forest_cases(checkpoint, checkpoint.vocab_size), _long_case(checkpoint, rng)]
     return [
         dataclasses.replace(
             case, features=_drawn(checkpoint, case, rng), uses_own=case.name == TREE
@@ -35,7 +35,7 @@ def feature_cases(checkpoint: Checkpoint) -> list[ForestCase]:
     ]
 
 
-def _long_case(checkpoint: Checkpoint, rng: np.random.Generator) -> ForestCase:
+def _long_case(checkpoint: FeatureDraftCheckpoint, rng: np.random.Generator) -> ForestCase:
     """Return many rows, which stand for the text that other models are judged by."""
     length = min(_NUM_ROWS, checkpoint.context_length)
     return ForestCase(
@@ -48,18 +48,10 @@ def _long_case(checkpoint: Checkpoint, rng: np.random.Generator) -> ForestCase:
 
 
 def _drawn(
-    checkpoint: Checkpoint, case: ForestCase, rng: np.random.Generator
+    checkpoint: FeatureDraftCheckpoint, case: ForestCase, rng: np.random.Generator
 ) -> NDArray[np.float32]:
-    size = (len(case.prefix_ids) + len(case.node_ids), features_of(checkpoint).feature_width)
+    size = (len(case.prefix_ids) + len(case.node_ids), checkpoint.features.feature_width)
     return rng.standard_normal(size, dtype=np.float32)
-
-
-def feature_references(draft: FeatureDraft, checkpoint: Checkpoint) -> list[Reference]:
-    """Return all cases with the logits of the unmodified draft."""
-    return [
-        Reference(case=case, logits=feature_logits(draft, case))
-        for case in feature_cases(checkpoint)
-    ]
 
 
 @torch.no_grad()
@@ -107,7 +99,7 @@ def rolled_out(draft: FeatureDraft, tokens: Tensor, features: Tensor) -> Tensor:
 
 @torch.no_grad()
 def largest_feature_values(
-    draft: FeatureDraft, checkpoint: Checkpoint
+    draft: FeatureDraft, checkpoint: FeatureDraftCheckpoint
 ) -> dict[int, NDArray[np.float32]]:
     """Return the largest magnitude of every cached value channel, (Hkv, D), of layer 0."""
     attention: Any = draft.get_submodule("layers.0.self_attn")

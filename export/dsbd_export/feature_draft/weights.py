@@ -11,7 +11,7 @@ from torch import Tensor
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.weights import open_weights, safetensors_files
 from dsbd_export.errors import ExportError, reason_of
-from dsbd_export.feature_draft.config import FeatureDraftConfig
+from dsbd_export.feature_draft.checkpoint import FeatureDraftCheckpoint
 from dsbd_export.feature_draft.model import FeatureDraft
 
 _OLD_FILE = "pytorch_model.bin"
@@ -24,13 +24,13 @@ _UNUSED = ("verifier_lm_head.weight", "verifier_norm.weight")  # copies of the t
 _RENAMED = {"midlayer.": "layers.0."}
 
 
-def load_feature_draft(checkpoint: Checkpoint) -> FeatureDraft:
+def load_feature_draft(checkpoint: FeatureDraftCheckpoint) -> FeatureDraft:
     """Return the draft in evaluation mode and fp32, with what it takes from its target.
 
     Raises:
         ExportError: weights are missing, unknown or of another shape, or the tokens contradict.
     """
-    features = features_of(checkpoint)
+    features = checkpoint.features
     weights = dict(_weights(checkpoint))
     known = weights.pop("t2d", None)
     draft = FeatureDraft(features)
@@ -47,12 +47,6 @@ def load_feature_draft(checkpoint: Checkpoint) -> FeatureDraft:
     draft.load_state_dict(weights, strict=not features.ties_head)  # in fp32, as the module is
     draft.eval()
     return draft
-
-
-def features_of(checkpoint: Checkpoint) -> FeatureDraftConfig:
-    """Return the config of a checkpoint that is a feature draft."""
-    assert checkpoint.features is not None
-    return checkpoint.features
 
 
 def _weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:

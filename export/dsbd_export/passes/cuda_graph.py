@@ -13,8 +13,8 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes import PassManager, common
 
+from dsbd_export.config import MICROSOFT_DOMAIN
 from dsbd_export.passes.optimize import added_mask
-from dsbd_export.quantization.quantize_blockwise import MICROSOFT_DOMAIN
 
 _MICROSOFT_OPSET = 1
 _MASK_INPUT = 3  # of Attention

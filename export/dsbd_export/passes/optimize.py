@@ -28,7 +28,7 @@ import onnxscript.optimizer
 from onnx_ir.passes import PassManager, common
 from onnxscript.rewriter import MatchResult, RewriteRuleClassBase, RewriteRuleSet
 
-from dsbd_export.capture.replacements import HIDDEN
+from dsbd_export.config import HIDDEN
 from dsbd_export.passes.known_shapes import fix_expansions, fix_known_dimensions, fix_reshapes
 
 

@@ -20,15 +20,12 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 from onnx_ir.passes import PassManager, common
 
+from dsbd_export.config import MICROSOFT_DOMAIN
 from dsbd_export.passes.weighted_layers import Linear, find_embeddings, find_linears
 from dsbd_export.quantization.equalize import NOTHING_EQUALIZED, EqualizedProducts, Equalizer
 from dsbd_export.quantization.folded_factors import fold_factors
 from dsbd_export.quantization.product_rows import RowsOfProducts
-from dsbd_export.quantization.quantize_blockwise import (
-    MICROSOFT_DOMAIN,
-    BlockwiseQuantizer,
-    block_size,
-)
+from dsbd_export.quantization.quantize_blockwise import BlockwiseQuantizer, block_size
 from dsbd_export.quantization.quantize_dynamic import DynamicQuantizer
 from dsbd_export.quantization.row_forms import FormChoice
 from dsbd_runtime.bundle_files.manifest import INT4_SYMMETRIC

@@ -20,9 +20,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from dsbd_export.config import MICROSOFT_DOMAIN
 from dsbd_export.passes.weighted_layers import Linear, Store, replace_node, shape_of, weight_chunks
 
-MICROSOFT_DOMAIN = "com.microsoft"
 _ACCURACY_LEVEL = 4
 _BLOCK_SIZES = {8: 64, 4: 32}  # by bits; rows are rounded to int8 in the same blocks
 _ZERO_POINT = 128  # of 8 bits, which are symmetric

@@ -17,12 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders
+from tokenizers import AddedToken, Tokenizer, decoders
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.checkpoints.json_files import json_object
-from dsbd_export.encoder_decoder.speech import hide_times
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.progress import Report
 from dsbd_export.tokenizers.gguf_tokenizer import gguf_tokenizer, gguf_tokenizer_warning
@@ -46,6 +45,7 @@ from dsbd_runtime.bundle_files.bundle import (
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
 )
+from dsbd_runtime.parts.speech_entry import SpeechEntry
 
 _PLAIN = "Hello, world! It's 3.14159 and\n    def read(path): return [path]"
 _TEMPLATE_NAME = re.compile(r"[\w.-]*\w[\w.-]*")
@@ -56,6 +56,20 @@ def read_tokenizer(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the content of tokenizer.json as ``write_tokenizer_files`` writes it."""
     content: dict[str, Any] = json.loads(_backend(load_tokenizer(checkpoint)).to_str())
     return content
+
+
+def id_by_token(tokenizer: dict[str, Any]) -> dict[str, int]:
+    """Return token -> id: a dict in BPE and WordPiece, a list of (token, score) in Unigram."""
+    vocabulary = tokenizer["model"].get("vocab", {})
+    if isinstance(vocabulary, dict):
+        return vocabulary
+    return {entry[0]: index for index, entry in enumerate(vocabulary)}
+
+
+def highest_token_id(tokenizer: dict[str, Any]) -> int:
+    """Return the highest id that text can turn into, added tokens included; -1 without tokens."""
+    added = (token["id"] for token in tokenizer.get("added_tokens", []))
+    return max([*id_by_token(tokenizer).values(), *added], default=-1)
 
 
 def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, report: Report) -> None:
@@ -69,7 +83,7 @@ def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, report: Report) 
     tokenizer = load_tokenizer(checkpoint)
     backend = _backend(tokenizer)
     if checkpoint.encoder is not None and checkpoint.encoder.speech is not None:
-        hide_times(backend, checkpoint.encoder.speech)
+        _hide_times(backend, checkpoint.encoder.speech)
     backend.save(str(folder / TOKENIZER_FILE))
     text = json.dumps(_config(tokenizer), ensure_ascii=False, indent=2)
     (folder / TOKENIZER_CONFIG_FILE).write_text(f"{text}\n", encoding="utf-8")
@@ -221,6 +235,16 @@ def _templates(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> di
         else f"{ADDITIONAL_TEMPLATES_FOLDER}/{name}.jinja": template
         for name, template in by_name.items()
     }
+
+
+def _hide_times(tokenizer: Tokenizer, speech: SpeechEntry) -> None:
+    """Make the times special tokens, in place: transformers drops them from texts as those.
+
+    Tokens after the last time are words that were added later.
+    """
+    added = tokenizer.get_added_tokens_decoder()
+    times = [added[token] for token in sorted(added) if speech.is_time(token)]
+    tokenizer.add_special_tokens([AddedToken(time.content, normalized=False) for time in times])
 
 
 def _warnings(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:

@@ -42,7 +42,7 @@ def with_draft_vocabulary(draft: Checkpoint, options: DraftedOptions, report: Re
         return _as_trained(draft, options, report)
     if num_tokens is None:
         return draft
-    if draft.features is not None:
+    if draft.names_proposed:
         raise ExportError(
             f"draft_vocab={num_tokens} has no form for a feature draft, whose d2t names the tokens "
             "that it proposes; leave it out"
@@ -146,7 +146,7 @@ def shorter_head_advice(model: PreTrainedModel, draft: Checkpoint) -> str | None
     reads a row a token, and an encoder, which reads a source once.
     """
     head, whole = model.get_output_embeddings(), draft.vocab_size
-    is_settled = draft.proposed_tokens is not None or draft.features is not None
+    is_settled = draft.proposed_tokens is not None or draft.names_proposed
     if draft.role != "draft" or is_settled or whole < LARGE_VOCABULARY:
         return None
     if not isinstance(head, nn.Linear):

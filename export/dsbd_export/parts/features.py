@@ -17,19 +17,93 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from dsbd_export.capture.part import (
+    Axis,
+    CapturedCall,
+    Example,
+    ExportContract,
+    ExportPart,
+    Hook,
+    Made,
+)
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import ParityEngine, parity_engine
 from dsbd_export.parity_cases import ComputeIn, ForestCase, Reference
 from dsbd_runtime.bundle_files.bundle import Bundle
-from dsbd_runtime.parts.feature_memory import HostFeatures
+from dsbd_runtime.parts.feature_memory import FEATURE_ROWS, FEATURES, HostFeatures
 from dsbd_runtime.parts.features import FeatureEntry
 
 # By (dtype, quantize): the norm of the error over that of the features, of the text. Another
 # layer's hidden states, or another row's, are off by about 1.
 _LIMITS = {("fp32", "none"): 1e-4, ("fp16", "none"): 2e-2, ("bf16", "none"): 5e-2}
 _LIMIT_QUANTIZED = 0.4
+NUM_LAYERS = 3
+"""How many hidden states make a feature of the published drafts."""
+
+
+class ExportedFeatures(ExportPart):
+    """The hidden states of some nodes, (F, width), for a feature draft."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        assert checkpoint.feature_layers is not None  # the caller has asked
+        self._checkpoint, self._layers = checkpoint, checkpoint.feature_layers
+
+    def contract(self) -> ExportContract:
+        """See ExportPart."""
+        rows = Example((Axis("F", 4, least=0),))
+        layers = list(self._layers)
+        hidden_size = int(self._checkpoint.config.get_text_config().hidden_size)
+        features = FeatureEntry(width=len(layers) * hidden_size, layers=layers)
+        return ExportContract(
+            inputs={FEATURE_ROWS: rows}, outputs=(FEATURES,), entry={"features": features}
+        )
+
+    def refer(self, model: Any, references: list[Reference]) -> list[Reference]:
+        """See ExportPart; the text has the features of the unmodified model."""
+        *others, text = references
+        ids = text.case.node_ids
+        with LayerInputs(model, self._layers) as inputs, torch.no_grad(), ComputeIn(torch.float32):
+            model(
+                input_ids=torch.from_numpy(ids[None]),
+                use_cache=False,
+                logits_to_keep=torch.tensor([0]),
+            )
+        rows = inputs.rows(torch.arange(len(ids))).float().numpy()
+        return [*others, replace(text, features=rows)]
+
+    def hook(self, model: Any, graph: Any) -> Hook:
+        """See ExportPart."""
+
+        def kept(call: CapturedCall) -> LayerInputs:
+            inputs = LayerInputs(model, self._layers)
+            call.outputs[FEATURES] = lambda: inputs.rows(call.inputs[FEATURE_ROWS])
+            return inputs
+
+        return kept
+
+    def complete(self, made: Made) -> dict[str, Any]:
+        """See ExportPart; the features are compared with the checkpoint's."""
+        made.report(f"{self._checkpoint.role}: comparing its features with the checkpoint")
+        check_features(made.judged, self._checkpoint, made.references, made.options)
+        return {}
+
+
+def default_layers(num_layers: int) -> tuple[int, ...]:
+    """Return the layers whose inputs the published drafts read: 2, half of them, all but three.
+
+    Where layers are few they are moved apart as far as there are layers: of 6 layers 2, 3 and 4, of
+    2 layers 0 and 1.
+    """
+    if num_layers < NUM_LAYERS:
+        return tuple(range(num_layers))
+    found: list[int] = []
+    for place, layer in enumerate(sorted((2, num_layers // 2, num_layers - 3))):
+        least = found[-1] + 1 if found else 0
+        most = num_layers - NUM_LAYERS + place
+        found.append(min(max(layer, least), most))
+    return tuple(found)
 
 
 def layers_of(model: PreTrainedModel) -> nn.ModuleList:
@@ -105,25 +179,6 @@ class LayerInputs:
         return keep
 
 
-def with_features(text: Reference, model: PreTrainedModel, checkpoint: Checkpoint) -> Reference:
-    """Return the text with the features of the unmodified model, of a target that has some."""
-    if checkpoint.feature_layers is None:
-        return text
-    case = text.case
-    with (
-        LayerInputs(model, checkpoint.feature_layers) as inputs,
-        torch.no_grad(),
-        ComputeIn(torch.float32),
-    ):
-        model(
-            input_ids=torch.from_numpy(case.node_ids[None]),
-            use_cache=False,
-            logits_to_keep=torch.tensor([0]),
-        )
-    rows = inputs.rows(torch.arange(len(case.node_ids))).float().numpy()
-    return replace(text, features=rows)
-
-
 def check_features(
     bundle: Bundle, checkpoint: Checkpoint, references: Sequence[Reference], config: ModelOptions
 ) -> None:
@@ -153,15 +208,3 @@ def relative_error(engine: ParityEngine, case: ForestCase, wanted: NDArray[np.fl
         return float("inf")
     difference = found.array.astype(np.float64) - wanted
     return float(np.linalg.norm(difference) / np.linalg.norm(wanted))
-
-
-def feature_entry(checkpoint: Checkpoint) -> FeatureEntry | None:
-    """Return what the manifest says of the features of a target or draft, None without any."""
-    if (features := checkpoint.features) is not None:
-        own_width = int(features.layer.hidden_size)
-        return FeatureEntry(width=features.feature_width, own_width=own_width)
-    if checkpoint.feature_layers is None:
-        return None
-    layers = list(checkpoint.feature_layers)
-    hidden_size = int(checkpoint.config.get_text_config().hidden_size)
-    return FeatureEntry(width=len(layers) * hidden_size, layers=layers)

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from dsbd_export.capture.replacements import HIDDEN, refuse_unknown
+from dsbd_export.capture.replacements import refuse_unknown
 from dsbd_export.checkpoints.checkpoint import quiet_libraries
-from dsbd_export.config import OPSET
+from dsbd_export.config import HIDDEN, OPSET
 from dsbd_export.errors import ExportError
 
 SOURCE_ATTENTION = "forest-and-source"

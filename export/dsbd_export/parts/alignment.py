@@ -3,7 +3,7 @@
 It is the decoder's graph with another output, put beside the finished file: all weights are those
 of model.onnx.data, and none is stored a second time. A call has the tokens of one text, all at
 once, and says by the attentions that follow the sound (``alignment_heads``) which token is heard
-where; the shapes are those of ``dsbd_runtime.parts.ort_alignment``.
+where; the shapes are those of ``dsbd_runtime.parts.alignment``.
 
     alignment_weights = Softmax(scale * query @ cross.key^T)       of these heads, (A, S, N)
 
@@ -26,14 +26,15 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from transformers import PreTrainedModel
 
+from dsbd_export.capture.part import ExportContract, ExportPart, Made
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
-from dsbd_export.encoder_decoder.speech import heard_sounds
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import as_export_errors, parity_engine
-from dsbd_export.parity_cases import ComputeIn, num_drawn
+from dsbd_export.parity_cases import ComputeIn, Reference, num_drawn
+from dsbd_export.parts.sources import entry_of, heard_sounds
 from dsbd_runtime.bundle_files.bundle import MODEL_FILE, Bundle
 from dsbd_runtime.parts.alignment import Alignment
-from dsbd_runtime.parts.encoder_entry import SOURCE_LENGTHS, cross_name
+from dsbd_runtime.parts.encoder_entry import SOURCE_LENGTHS, EncoderEntry, cross_name
 from dsbd_runtime.parts.head import LOGITS
 from dsbd_runtime.parts.speech_entry import (
     ALIGNMENT_FILE,
@@ -64,6 +65,37 @@ class AlignmentCase:
     weights: NDArray[np.float32]
 
 
+class ExportedAlignment(ExportPart):
+    """How some heads attend to the sound, of a target whose checkpoint names these heads."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._cases: list[AlignmentCase] = []
+        self._error = 0.0
+
+    def contract(self) -> ExportContract:
+        """See ExportPart: nothing of the engine's own graph."""
+        return ExportContract(entry={"encoder": with_alignment(self._checkpoint)})
+
+    def refer(self, model: Any, references: list[Reference]) -> list[Reference]:
+        """See ExportPart; its own cases are kept."""
+        self._cases = alignment_cases(model, self._checkpoint)
+        return references
+
+    def write(self, made: Made) -> None:
+        """See ExportPart; the graph is compared with the checkpoint."""
+        checkpoint = self._checkpoint
+        encoder = entry_of(checkpoint)
+        made.report(f"{checkpoint.role}: comparing how it attends to the sound, for times of words")
+        assert encoder.speech is not None  # as it has such heads
+        write_alignment_graph(made.folder, encoder.speech)
+        self._error = alignment_error(made.judged, checkpoint, self._cases)
+
+    def complete(self, made: Made) -> dict[str, Any]:
+        """See ExportPart; the entry of the encoder says that there is such a graph."""
+        return {"encoder": with_alignment(self._checkpoint, self._error)}
+
+
 def alignment_cases(model: PreTrainedModel, checkpoint: Checkpoint) -> list[AlignmentCase]:
     """Return what the graph is compared with; none where a bundle is to have no such graph.
 
@@ -71,7 +103,7 @@ def alignment_cases(model: PreTrainedModel, checkpoint: Checkpoint) -> list[Alig
 
     model: of the checkpoint, as transformers loads it.
     """
-    speech = _aligned_speech(checkpoint)
+    speech = aligned_speech(checkpoint)
     if speech is None:
         return []
     assert checkpoint.encoder is not None and speech.alignment_heads is not None  # as asked
@@ -99,7 +131,8 @@ def alignment_cases(model: PreTrainedModel, checkpoint: Checkpoint) -> list[Alig
     return cases
 
 
-def _aligned_speech(checkpoint: Checkpoint) -> SpeechEntry | None:
+def aligned_speech(checkpoint: Checkpoint) -> SpeechEntry | None:
+    """Return the speech entry of a target that names alignment heads, None of any other model."""
     encoder = checkpoint.encoder
     if encoder is None or encoder.speech is None or checkpoint.role != "target":
         return None
@@ -117,17 +150,17 @@ def _eager_attention(model: PreTrainedModel) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-def with_alignment(checkpoint: Checkpoint, max_abs_error: float = 0.0) -> Checkpoint:
-    """Return the checkpoint of a speech model whose bundle has an alignment graph.
+def with_alignment(checkpoint: Checkpoint, max_abs_error: float = 0.0) -> EncoderEntry:
+    """Return the encoder of a speech model whose bundle has an alignment graph.
 
     max_abs_error: of ``alignment_error``, 0 before it is measured.
     """
-    encoder = checkpoint.encoder
-    assert encoder is not None and encoder.speech is not None  # as asked for the cases
+    encoder = entry_of(checkpoint)
+    assert encoder.speech is not None  # as it has such heads
     width = int(getattr(checkpoint.config, "median_filter_width", _MEDIAN_FILTER_WIDTH))
     entry = AlignmentEntry(median_filter_width=width, max_abs_error=max_abs_error)
     speech = replace(encoder.speech, alignment=entry)
-    return replace(checkpoint, encoder=replace(encoder, speech=speech))
+    return replace(encoder, speech=speech)
 
 
 def alignment_error(

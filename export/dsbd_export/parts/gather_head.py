@@ -21,17 +21,17 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from dsbd_export.capture.topk_head import (
-    log_sums,
-    logit_limit,
-    logsumexp_nodes,
-    longest_cases,
-)
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import parity_engine
 from dsbd_export.gate.unwritten_bundle import with_head
 from dsbd_export.parity_cases import ForestCase, differences
+from dsbd_export.parts.topk_head import (
+    log_sums,
+    logit_limit,
+    logsumexp_nodes,
+    longest_cases,
+)
 from dsbd_forward.logits import DenseLogits, Gather, GatheredLogits
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.parts.head import (

@@ -1,0 +1,231 @@
+"""Part: one kind of state of an engine, in the graph, beside it and in the manifest.
+
+An engine has a list of parts, those that its checkpoint has; a kind that is absent is absent from
+the list. ``dsbd_export.parts.table`` has a row for each kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from dsbd_export.capture.forest_cache import ForestCache
+from dsbd_export.checkpoints.families import AttentionForm
+from dsbd_export.checkpoints.weights import TORCH_DTYPES
+from dsbd_export.config import ModelOptions
+from dsbd_export.parity_cases import Reference
+from dsbd_export.progress import Report
+from dsbd_runtime.bundle_files.bundle import Bundle
+from dsbd_runtime.parts.attention_rows import INPUT_IDS, POSITION_IDS
+from dsbd_runtime.parts.cache_entries import CacheEntry, past_name, present_name
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A dynamic axis of the graph, and how long it is in the example that is captured."""
+
+    name: str
+    size: int
+    least: int = 1
+    most: int | None = None
+
+    @property
+    def dim(self) -> Any:
+        """Return it as torch.export has it; equal names are one axis."""
+        return torch.export.Dim(self.name, min=self.least, max=self.most)
+
+
+NODES = Axis("S", 5)
+
+
+@dataclass(frozen=True)
+class Example:
+    """An input of the graph; dynamic axes have names, and sizes in the example that is captured."""
+
+    shape: tuple[int | Axis, ...]
+    dtype: torch.dtype = torch.int64
+
+    @property
+    def axes(self) -> dict[int, Axis]:
+        """Return the dynamic axes by their place."""
+        return {place: size for place, size in enumerate(self.shape) if isinstance(size, Axis)}
+
+    @property
+    def tensor(self) -> Tensor:
+        """Return zeros."""
+        sizes = (size.size if isinstance(size, Axis) else size for size in self.shape)
+        return torch.zeros(*sizes, dtype=self.dtype)
+
+
+@dataclass(frozen=True)
+class RowSpace:
+    """Rows that are written, and moved, by inputs of their own.
+
+    Attributes:
+        rows: the axis of their caches.
+        write_indices: name of the input with the first of the new rows.
+        src_rows: name of the input of the prune graph with the rows to keep.
+        num_kept: name of its axis.
+    """
+
+    rows: Axis
+    write_indices: str
+    src_rows: str
+    num_kept: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportContract:
+    """Inputs and outputs of a graph, those of one part or of all.
+
+    Attributes:
+        inputs: an example of each by name, in the order of the graph, besides caches.
+        outputs: names, besides caches.
+        spaces: of the caches. Those of several parts may be in one.
+        caches: entry and space of each.
+        attended: the mask of every layer that attends.
+        entry: fields of the manifest entry, as the parity gate judges the engine.
+        is_leading: whether inputs and outputs stand before the caches.
+        inexact: why sums cannot be exact in this graph; "" if they can.
+    """
+
+    inputs: Mapping[str, Example] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+    spaces: tuple[RowSpace, ...] = ()
+    caches: tuple[tuple[CacheEntry, RowSpace], ...] = ()
+    attended: tuple[str, ...] = ()
+    entry: Mapping[str, Any] = field(default_factory=dict)
+    is_leading: bool = False
+    inexact: str = ""
+
+    @property
+    def tensors(self) -> list[tuple[CacheEntry, str, RowSpace]]:
+        """Return every tensor of the caches: entry, part of its name, and space."""
+        return [(entry, part, space) for entry, space in self.caches for part in entry.parts]
+
+
+@dataclass
+class CapturedCall:
+    """The call of a model that is captured, which parts prepare one after the other.
+
+    Attributes:
+        form: how the model attends.
+        inputs: of the graph, by name.
+        cache: that is handed to the model.
+        arguments: of the model.
+        logits: (R, V), once the model has returned.
+        outputs: of the graph by name, computed after the model.
+    """
+
+    form: AttentionForm | None
+    inputs: Mapping[str, Tensor]
+    cache: ForestCache
+    arguments: dict[str, Any]
+    logits: Tensor = field(init=False)
+    outputs: dict[str, Callable[[], Tensor]] = field(default_factory=dict)
+
+
+Hook = Callable[[CapturedCall], AbstractContextManager[object]]
+"""Prepares a call, and is the context in which the model computes it."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What an export has made of a model so far.
+
+    Attributes:
+        folder: of the model, with its graphs and weights.
+        references: the cases of the parity gate, with the checkpoint's own results.
+        options: of this model.
+        judged: the bundle, without a manifest yet, as the parity gate judges the engine.
+    """
+
+    folder: Path
+    references: Sequence[Reference]
+    options: ModelOptions
+    judged: Bundle
+    report: Report
+
+
+class ExportPart(Protocol):
+    """One kind of state. What a kind has no need of it does not define."""
+
+    def contract(self) -> ExportContract:
+        """Return its inputs and outputs, and what it keeps of rows."""
+        return ExportContract()
+
+    def refer(self, model: Any, references: list[Reference]) -> list[Reference]:
+        """Return the references with what the unmodified model gives for this part's comparison."""
+        return references
+
+    def hook(self, model: Any, graph: Any) -> Hook:
+        """Return what prepares a call; ``model`` may be changed in place.
+
+        graph: the module that is captured. Tensors that it has become constants of these names.
+        """
+        return lambda _call: contextlib.nullcontext()
+
+    def write(self, made: Made) -> None:
+        """Write the graphs beside model.onnx that the parity gate runs."""
+        return
+
+    def complete(self, made: Made) -> dict[str, Any]:
+        """Finish a model that the parity gate has passed; return changed fields of its entry.
+
+        Raises:
+            ExportError: what this part returns is not what the checkpoint gives.
+        """
+        return {}
+
+
+def joined(parts: Iterable[ExportPart]) -> ExportContract:
+    """Return the contract of a graph with these parts.
+
+    Caches are in the order of the layers, after the inputs of leading parts.
+    """
+    contracts = [part.contract() for part in parts]
+    caches = [each for contract in contracts for each in contract.caches]
+    caches.sort(key=lambda each: each[0].layer)
+    kept = ExportContract(caches=tuple(caches))
+    ordered = [
+        *(contract for contract in contracts if contract.is_leading),
+        ExportContract(
+            inputs={
+                name: example
+                for entry, space in caches
+                for name, example in kept_rows(entry, past_name, space.rows).items()
+            },
+            outputs=tuple(present_name(entry.layer, part) for entry, part, _ in kept.tensors),
+        ),
+        *(contract for contract in contracts if not contract.is_leading),
+    ]
+    inputs = dict.fromkeys((INPUT_IDS, POSITION_IDS), Example((1, NODES)))
+    for contract in ordered:
+        inputs |= contract.inputs
+    return ExportContract(
+        inputs=inputs,
+        outputs=tuple(name for contract in ordered for name in contract.outputs),
+        spaces=tuple(dict.fromkeys(space for each in contracts for space in each.spaces)),
+        caches=kept.caches,
+        attended=tuple(mask for each in contracts for mask in each.attended),
+        entry={name: value for each in contracts for name, value in each.entry.items()},
+        inexact=next((each.inexact for each in contracts if each.inexact), ""),
+    )
+
+
+def kept_rows(
+    entry: CacheEntry, name_of: Callable[[int, str], str], rows: Axis, batch: int | Axis = 1
+) -> dict[str, Example]:
+    """Return the tensors of one entry by name."""
+    dtype = TORCH_DTYPES[entry.dtype]
+    return {
+        name_of(entry.layer, part): Example((batch, num_heads, rows, width), dtype)
+        for part, (num_heads, width) in entry.parts.items()
+    }

@@ -1,0 +1,1 @@
+"""Kinds of state of an engine: each in the graph, beside it, and in the manifest."""

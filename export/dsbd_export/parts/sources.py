@@ -1,0 +1,180 @@
+"""Sources: cross rows that an encoder leaves, which the decoder's rows read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel, WhisperFeatureExtractor
+from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
+
+from dsbd_export.capture.forest_cache import LayerCache
+from dsbd_export.capture.part import (
+    NODES,
+    Axis,
+    CapturedCall,
+    Example,
+    ExportContract,
+    ExportPart,
+    Hook,
+    Made,
+    kept_rows,
+)
+from dsbd_export.capture.source_attention import (
+    DistanceBiases,
+    SourcePlaces,
+    forest_positions,
+    rows_of_sources,
+)
+from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.checkpoints.model_loading import cache_name
+from dsbd_export.parts.attention_rows import EVERY_ROW
+from dsbd_export.parts.shared_weights import share_weights
+from dsbd_runtime.parts.attention_rows import ROW_POSITIONS
+from dsbd_runtime.parts.encoder_entry import (
+    SOURCE_LENGTHS,
+    SOURCE_PLACES,
+    SOURCE_ROWS,
+    EncoderEntry,
+    cross_name,
+)
+from dsbd_runtime.parts.speech_entry import SoundFeatures, SpeechEntry
+
+_SOURCES = Axis("B", 2)
+
+
+class FixedCrossRows(Cache):  # type: ignore[misc]  # transformers has no types
+    """Cross rows that are there already: every layer reads them, none writes."""
+
+    def __init__(self, rows: Sequence[LayerCache]) -> None:
+        """rows: key and value of each layer, (B, H, N, D)."""
+        super().__init__(layers=[])
+        self.layers = [SimpleNamespace(keys=keys, values=values) for keys, values in rows]
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return a number above 0: the rows are there."""
+        return 1
+
+
+class ExportedSources(ExportPart):
+    """What the decoder of an encoder-decoder reads of the sources of a call."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._encoder = entry_of(checkpoint)
+
+    def contract(self) -> ExportContract:
+        """See ExportPart."""
+        inputs: dict[str, Example] = {}
+        for entry in self._encoder.cross:
+            inputs |= kept_rows(entry, cross_name, Axis("N", 11), _SOURCES)
+        inputs |= {
+            SOURCE_ROWS: Example((_SOURCES, Axis("P", 4))),
+            SOURCE_PLACES: Example((NODES,)),
+            SOURCE_LENGTHS: Example((_SOURCES,)),
+        }
+        if self._encoder.reads_positions:
+            inputs[ROW_POSITIONS] = Example((EVERY_ROW.rows,))
+        reason = "it reads a source, over whose rows sums are not exact"
+        return ExportContract(inputs=inputs, entry={"encoder": self._encoder}, inexact=reason)
+
+    def hook(self, model: Any, graph: Any) -> Hook:
+        """See ExportPart."""
+        biases = DistanceBiases(model.get_decoder())
+
+        @contextlib.contextmanager
+        def reading(call: CapturedCall) -> Iterator[None]:
+            given, inputs = call.arguments, call.inputs
+            token_ids, positions = given.pop("input_ids"), given.pop("position_ids")[0]
+            unread = torch.zeros(1, 1, model.config.hidden_size, dtype=model.dtype)
+            cross = [
+                tuple(inputs[cross_name(entry.layer, part)] for part in entry.parts)
+                for entry in self._encoder.cross
+            ]
+            cache = EncoderDecoderCache(call.cache, FixedCrossRows(cross))
+            logit_rows = given.pop("logits_to_keep")
+            given |= {
+                "encoder_outputs": BaseModelOutput(last_hidden_state=unread),
+                "decoder_input_ids": token_ids,
+                "decoder_attention_mask": given.pop("attention_mask"),
+                cache_name(model): cache,
+            }
+            names = (SOURCE_ROWS, SOURCE_PLACES, SOURCE_LENGTHS)
+            places = SourcePlaces(*(inputs[name] for name in names))
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(forest_positions(model.get_decoder(), token_ids[0], positions))
+                stack.enter_context(rows_of_sources(places))
+                if self._encoder.reads_positions:
+                    stack.enter_context(biases.between(positions, inputs[ROW_POSITIONS]))
+                stack.enter_context(_only_rows(model, logit_rows))
+                yield
+
+        return reading
+
+    def write(self, made: Made) -> None:
+        """See ExportPart; the encoder's own graph is captured with the decoder's."""
+        if num_bytes := share_weights(made.folder):
+            made.report(
+                f"{self._checkpoint.role}: {num_bytes:,} bytes of weights of both graphs are "
+                "stored once"
+            )
+
+
+def entry_of(checkpoint: Checkpoint) -> EncoderEntry:
+    """Return the encoder of a checkpoint that has one."""
+    assert checkpoint.encoder is not None  # the caller has asked
+    return checkpoint.encoder
+
+
+@contextlib.contextmanager
+def _only_rows(model: PreTrainedModel, rows: Tensor) -> Iterator[None]:
+    """Let the head of a model read some rows alone: encoder-decoders take no ``logits_to_keep``."""
+    head: Any = model.get_output_embeddings()
+    own = head.forward
+    head.forward = lambda hidden: own(hidden[:, rows])
+    try:
+        yield
+    finally:
+        del head.forward
+
+
+def heard_sounds(speech: SpeechEntry) -> list[SoundFeatures]:
+    """Return windows that the parity gate compares: noise, a sweep with pauses, and silence."""
+    rng = np.random.default_rng(2)
+    noise = rng.standard_normal((speech.num_mels, speech.num_frames)).astype(np.float32)
+    extractor = WhisperFeatureExtractor(
+        feature_size=speech.num_mels,
+        sampling_rate=speech.sampling_rate,
+        hop_length=speech.hop_length,
+        chunk_length=speech.chunk_seconds,
+        n_fft=speech.n_fft,
+    )
+    num_samples = speech.chunk_seconds * speech.sampling_rate
+    sounds = [_sweep(num_samples, speech.sampling_rate), np.zeros(num_samples, np.float32)]
+    made = [
+        extractor(sound, sampling_rate=speech.sampling_rate, return_tensors="np").input_features[0]
+        for sound in sounds
+    ]
+    return [SoundFeatures(values) for values in (noise, *made)]
+
+
+def _sweep(num_samples: int, sampling_rate: int) -> NDArray[np.float32]:
+    """Return a tone that rises through the voice's range with its harmonics, four times a window.
+
+    Each time it lasts for three quarters.
+    """
+    seconds = np.arange(num_samples) / sampling_rate
+    part = seconds * 4 / (num_samples / sampling_rate) % 1
+    phase = np.cumsum(2 * np.pi * (100 + 300 * part) / sampling_rate)
+    tone = sum(np.sin(number * phase) / number for number in range(1, 8))
+    return np.asarray(0.2 * tone * (part < 0.75), np.float32)
