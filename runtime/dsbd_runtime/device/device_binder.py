@@ -29,6 +29,8 @@ class StagedCall:
         befores, afters: copies on the device around the call.
     """
 
+    is_cleared = True
+
     def __init__(
         self, name: str, inputs: Tensors, call: Call, *, capacity: int, most_rows: int
     ) -> None:

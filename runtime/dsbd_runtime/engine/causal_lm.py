@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from types import TracebackType
 
@@ -18,7 +18,7 @@ from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.parts.attention_rows import MAX_FORWARD_ROWS, num_in_place
 from dsbd_runtime.parts.forward_checks import check_forward, check_keep
 from dsbd_runtime.parts.kinds import KINDS
-from dsbd_runtime.parts.part import Call, PartT, part_of
+from dsbd_runtime.parts.part import Call, Part, PartT, part_of
 
 
 class CausalLM:
@@ -41,6 +41,7 @@ class CausalLM:
         self.spec = dataclasses.replace(spec, memory=memory)
         self._context_length = entry.context_length
         self._splitting = [part for part in self._parts if part.splits]
+        self._keeping = [part for part in self._parts if type(part).keep is not Part.keep]
         self._grows_in_calls = any(part.grows_in_calls for part in self._parts)
         read = {name for part in self._parts for name in part.reads}
         self._unread = {
@@ -108,23 +109,24 @@ class CausalLM:
         whole = Call(forward, num_before)
         if not num_before or whole.stop > self._rows.capacity:
             self._reserve(whole.stop, num_before)
-        for call in self._calls(whole):
+        if whole.num_new <= MAX_FORWARD_ROWS and not self._splitting:  # usually
+            self._session.run(whole)
+        else:
+            self._run_in_calls(whole)
+        self.num_rows = whole.stop
+        return ForwardResult(**whole.returned)
+
+    def _run_in_calls(self, whole: Call) -> None:
+        """Make the calls of a forward, each before the next is asked for."""
+        calls: Iterator[Call] = whole.chunks(MAX_FORWARD_ROWS)
+        for part in self._splitting:
+            calls = chain.from_iterable(map(part.calls, calls))
+        for call in calls:
             if call.stop > self._rows.capacity:  # rows that are computed again
                 self._reserve(call.stop, call.first_row)
             self._session.run(call)
             if self._grows_in_calls:
                 self._note_bytes()
-        self.num_rows = whole.stop
-        return ForwardResult(**whole.returned)
-
-    def _calls(self, whole: Call) -> Iterable[Call]:
-        """Return the calls that make a forward, each made before the next is asked for."""
-        if len(whole.forward.token_ids) <= MAX_FORWARD_ROWS and not self._splitting:  # as a rule
-            return (whole,)
-        calls: Iterator[Call] = whole.chunks(MAX_FORWARD_ROWS)
-        for part in self._splitting:
-            calls = chain.from_iterable(map(part.calls, calls))
-        return calls
 
     def expect(self, num_rows: int) -> None:
         """See GrowingEngine: of an engine whose calls are recorded, the caches grow now."""
@@ -143,7 +145,7 @@ class CausalLM:
         """
         check_keep(rows, self.num_rows)
         try:
-            for part in self._parts:
+            for part in self._keeping:
                 part.keep(rows)
         except BaseException:
             self.num_rows = num_in_place(rows)  # these are still valid

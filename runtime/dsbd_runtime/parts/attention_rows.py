@@ -132,20 +132,21 @@ class AttentionEntry:
 
 
 class Rows(Part):
-    """The rows of an engine's cache, their positions, and the masks over them."""
+    """The rows of an engine's cache, their positions, and the masks over them.
+
+    Attributes:
+        memory: the caches.
+        capacity: rows that they hold now; 0 after ``close``.
+    """
 
     def __init__(self, entry: AttentionEntry, memory: RowMemory) -> None:
         """Take the caches, whose memory the backend knows."""
         self.memory = memory
+        self.capacity = memory.capacity
         self._reads_positions = entry.reads_positions
         self._masks = ForwardMasks(entry.masks, entry.sliding_window, MAX_FORWARD_ROWS)
         # (capacity,); as many as there are rows are valid
         self._positions = np.zeros(memory.capacity, np.int64)
-
-    @property
-    def capacity(self) -> int:
-        """Rows that the caches hold now; 0 after ``close``."""
-        return self.memory.capacity
 
     @property
     def num_bytes(self) -> int:
@@ -156,7 +157,7 @@ class Rows(Part):
         """See Part."""
         forward, first, stop = call.forward, call.first_row, call.stop
         self._positions[first:stop] = forward.positions
-        masks = self._masks.padded(forward, self._positions[:stop], len(self._positions))
+        masks = self._masks.padded(forward, self._positions[:stop], self.capacity)
         arrays: dict[str, NDArray[Any]] = {
             INPUT_IDS: forward.token_ids[None],  # (1, S)
             POSITION_IDS: forward.positions[None],
@@ -167,7 +168,8 @@ class Rows(Part):
         if self._reads_positions:
             arrays[ROW_POSITIONS] = self._positions
         binder.write(arrays)
-        self.memory.bind(binder)
+        if binder.is_cleared:
+            self.memory.bind(binder)
 
     def reserve(self, num_rows: int, num_used: int) -> None:
         """See Part."""
@@ -190,10 +192,12 @@ class Rows(Part):
     def close(self) -> None:
         """See Part."""
         self.memory.close()
+        self.capacity = 0
 
     def _fit_positions(self, num_used: int) -> None:
-        if self.memory.capacity != len(self._positions):
-            positions = np.zeros(self.memory.capacity, np.int64)
+        self.capacity = self.memory.capacity
+        if self.capacity != len(self._positions):
+            positions = np.zeros(self.capacity, np.int64)
             positions[:num_used] = self._positions[:num_used]
             self._positions = positions
 

@@ -27,7 +27,6 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.forward import Forward
 from dsbd_forward.logits import DenseLogits, Gather, GatheredLogits, Logits, TopLogits
 from dsbd_forward.rows import NO_INTS, Ints
 from dsbd_forward.spec import HeadSpec
@@ -209,16 +208,22 @@ class Head(Part):
         self._num_top = parse_num_top_logits(entry.kind)
         self._keeps_full = self._num_top > 0 and entry.keeps_full
         self._kept: KeptLogits | None = None
+        self._num_bound = -1  # rows of the last call
         self._place: Ints | None = None  # of each logit row that repeats, its row in the call
 
     def bind(self, call: Call, binder: Binder) -> None:
         """See Part."""
         if self._kept is not None and call.is_first:
-            self._expire()
-        rows = self._distinct(call.forward)
+            self._kept.expire()
+            self._kept = None
+        rows = call.forward.logit_rows
+        if len(rows) > call.num_new or self._place is not None:
+            rows = self._distinct(call)
         binder.write({LOGIT_ROWS: rows})
         binder.returns(self._outputs, len(rows), 0)
-        self.full.bind(binder, len(rows))
+        if binder.is_cleared or len(rows) != self._num_bound:
+            self.full.bind(binder, len(rows))
+            self._num_bound = len(rows)
 
     def collect(self, call: Call, found: dict[str, NDArray[Any]]) -> None:
         """Take the outputs of a call; with the last rows of its forward, return the logits."""
@@ -236,7 +241,8 @@ class Head(Part):
 
     def close(self) -> None:
         """See Part."""
-        self._expire()
+        if self._kept is not None:
+            self._kept.expire()
         self.full.close()
 
     def _logits(self, call: Call, found: dict[str, NDArray[Any]]) -> Logits:
@@ -246,13 +252,13 @@ class Head(Part):
             self._kept = KeptLogits(self.read, call.whole.logit_rows, call.start)
         return TopLogits(found[TOP_IDS], found[TOP_LOGITS], found[LOGSUMEXP], self._kept)
 
-    def _distinct(self, forward: Forward) -> Ints:
+    def _distinct(self, call: Call) -> Ints:
         """Return the rows of a call whose logits it returns: those that repeat once.
 
         A call returns at most S rows.
         """
-        rows, self._place = forward.logit_rows, None
-        if len(rows) > len(forward.token_ids):
+        rows, self._place = call.forward.logit_rows, None
+        if len(rows) > call.num_new:
             rows, self._place = np.unique(rows, return_inverse=True)
         return rows
 
@@ -266,11 +272,6 @@ class Head(Part):
             if name not in call.outputs:
                 call.outputs[name] = np.empty((len(where), *array.shape[1:]), array.dtype)
             call.outputs[name][where] = array
-
-    def _expire(self) -> None:
-        if self._kept is not None:
-            self._kept.expire()
-            self._kept = None
 
 
 class GatherHead(Head):
@@ -290,7 +291,7 @@ class GatherHead(Head):
         """See Part."""
         if call.is_first and call.whole.gather is not None:
             check_gather(call.whole.gather, len(call.whole.logit_rows), self._vocab_size)
-        rows = self._distinct(call.forward)
+        rows = self._distinct(call)
         pairs = call.forward.gather or _NO_PAIRS
         of_pairs = pairs.rows if self._place is None else self._place[pairs.rows]
         binder.write({LOGIT_ROWS: rows, GATHER_ROWS: of_pairs, GATHER_IDS: pairs.token_ids})

@@ -146,9 +146,8 @@ class HostRows:
 
     def bind(self, binder: HostBinder) -> None:
         """See RowMemory."""
-        if binder.is_cleared:
-            for key, buffer in self._open().buffers.items():
-                binder.update(past_name(*key), present_name(*key), buffer)
+        for key, buffer in self._open().buffers.items():
+            binder.update(past_name(*key), present_name(*key), buffer)
 
     def reserve(self, num_rows: int, num_used: int) -> None:
         """See RowMemory."""

@@ -76,6 +76,7 @@ class Call:
         forward: the S rows.
         first_row: cache row of the first of them.
         stop: the cache row after the last of them.
+        num_new: S.
         whole: the forward that they are rows of.
         start: the row of ``whole`` with which they begin.
         is_first, is_last: whether they are its first or last rows.
@@ -88,6 +89,7 @@ class Call:
         "forward",
         "is_first",
         "is_last",
+        "num_new",
         "outputs",
         "returned",
         "start",
@@ -99,7 +101,7 @@ class Call:
         self, forward: Forward, first_row: int, of: Call | None = None, start: int = 0
     ) -> None:
         """Take the rows; ``of``: the call of the whole forward, of which ``start`` is the first."""
-        num_new = len(forward.token_ids)
+        self.num_new = num_new = len(forward.token_ids)
         self.forward = forward
         self.first_row = first_row
         self.stop = first_row + num_new
@@ -112,14 +114,14 @@ class Call:
 
     def part(self, start: int, stop: int) -> Call:
         """Return the call of the rows ``start`` to ``stop - 1``; itself if these are all."""
-        if stop - start == self.forward.num_new:
+        if stop - start == self.num_new:
             return self
         forward = self.forward.part(start, stop)
         return Call(forward, self.first_row + start, self, self.start + start)
 
     def chunks(self, most_rows: int) -> Iterator[Call]:
         """Yield calls of at most so many rows."""
-        num_new = self.forward.num_new
+        num_new = self.num_new
         for start in range(0, num_new, most_rows):
             yield self.part(start, min(start + most_rows, num_new))
 
@@ -153,6 +155,10 @@ class Binder(Protocol):
     def name(self) -> str:
         """The engine, in errors."""
 
+    @property
+    def is_cleared(self) -> bool:
+        """Whether nothing that lasts is bound: caches on the host have to be bound again."""
+
     def write(self, arrays: Mapping[str, NDArray[Any]], padding: int = 0) -> None:
         """Let the call read host arrays by name, which stay as they are until it is made.
 
@@ -168,13 +174,7 @@ class Binder(Protocol):
 
 
 class HostBinder(Binder, Protocol):
-    """Binder of an engine in host memory. What lasts is bound until ``clear``.
-
-    Attributes:
-        is_cleared: whether nothing that lasts is bound: caches have to be bound again.
-    """
-
-    is_cleared: bool
+    """Binder of an engine in host memory. What lasts is bound until ``clear``."""
 
     def clear(self) -> None:
         """Unbind everything, so that memory that was bound can be freed."""
