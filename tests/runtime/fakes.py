@@ -23,6 +23,7 @@ class RecordingBinder:
     """Keeps copies of the arrays that a call reads, by name."""
 
     name = "a fake engine"
+    is_cleared = True
 
     def __init__(self) -> None:
         self.arrays: dict[str, NDArray[Any]] = {}
