@@ -178,8 +178,8 @@ def test_a_closed_session_says_so(tiny_bundle: Bundle) -> None:
 def test_a_closed_session_releases_its_engine(tiny_bundle: Bundle) -> None:
     """The binding holds the engine, whose packed weights are as large as the model."""
     session = OrtSession(tiny_bundle.model_path("target"), tiny_bundle.entry("target"))
-    binding = weakref.ref(session._binding)
-    session.run(step_inputs(session.capacity, 1))
+    binding = weakref.ref(session._binder._binding)
+    session.run(step_inputs(session.rows.capacity, 1))
     session.close()
     assert binding() is None
 
