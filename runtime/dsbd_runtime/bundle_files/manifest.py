@@ -118,8 +118,8 @@ class ModelEntry:
             for bit, whatever else is in the call or the cache. None: nothing is claimed.
         features: hidden states of the target that the engine returns, or that a feature draft's
             engine reads; None: none.
-        d2t: file with the bundle's token id for each of the engine's. None: they are the same;
-            this version reads no others.
+        d2t: always None, and refused by its name otherwise: the place of a file with the bundle's
+            token ids, which every graph returns by itself.
         unread_inputs: kinds of input that the checkpoint reads and this engine does not, such as
             "image" and "audio": it is the text part of a composite model. None: there are none.
         adapter: name of the adapter that was merged into the weights, for people. None: none was.
