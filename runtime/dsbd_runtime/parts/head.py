@@ -20,8 +20,9 @@ A log-probability is a logit less its row's logsumexp, however many of the row's
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -119,10 +120,6 @@ class HeadEntry:
         return head_outputs(self.kind, self.vocab_size)
 
     @property
-    def _full(self) -> HeadOutput:
-        return full_output(self.vocab_size)
-
-    @property
     def keeps_full(self) -> bool:
         """Whether all logits stay with the engine until rows of them are read."""
         return self.full_logits and self.kind != FULL
@@ -148,7 +145,7 @@ class HeadEntry:
         inputs: Tensors = {LOGIT_ROWS: TensorSpec(INT64, ("R",))}
         if self.gathers:
             inputs |= dict.fromkeys((GATHER_ROWS, GATHER_IDS), TensorSpec(INT64, ("N",)))
-        kept = (self._full,) if self.keeps_full else ()
+        kept = (full_output(self.vocab_size),) if self.keeps_full else ()
         outputs = {
             output.name: TensorSpec(
                 _TYPES[output.dtype], ("N" if output.by_pair else "R", *output.row_shape)
@@ -159,14 +156,15 @@ class HeadEntry:
 
     def on_host(self, place: HostPlace) -> Head:
         """See PartEntry."""
-        return self._opened(HostLogits(self._full) if self.keeps_full else NO_FULL)
+        return self._opened(HostLogits)
 
     def on_device(self, place: DevicePlace) -> Head:
         """See PartEntry."""
-        return self._opened(DeviceLogits(place.device, self._full) if self.keeps_full else NO_FULL)
+        return self._opened(partial(DeviceLogits, place.device))
 
-    def _opened(self, full: FullMemory) -> Head:
-        return (GatherHead if self.gathers else Head)(self, full)
+    def _opened(self, memory: Callable[[HeadOutput], FullMemory]) -> Head:
+        full = memory(full_output(self.vocab_size)) if self.keeps_full else NO_FULL
+        return {FULL: Head, GATHER: GatherHead}.get(self.kind, TopHead)(self, full)
 
 
 class FullMemory(Protocol):
@@ -200,21 +198,16 @@ NO_FULL = _NoFull()
 
 
 class Head(Part):
-    """The head of an engine: full, or the largest logits of each row."""
+    """The head of an engine: all logits of each row."""
 
     def __init__(self, entry: HeadEntry, full: FullMemory) -> None:
         """Take where the engine leaves the logits that stay with it."""
         self.full = full
         self._outputs = entry.outputs
-        self._num_top = parse_num_top_logits(entry.kind)
-        self._keeps_full = self._num_top > 0 and entry.keeps_full
-        self._kept: KeptLogits | None = None
         self._place: Ints | None = None  # of each logit row that repeats, its row in the call
 
     def bind(self, call: Call, binder: Binder) -> None:
         """See Part."""
-        if self._kept is not None and call.is_first:
-            self._expire()
         rows = self._distinct(call.forward)
         binder.write({LOGIT_ROWS: rows})
         binder.returns(self._outputs, len(rows), 0)
@@ -236,15 +229,10 @@ class Head(Part):
 
     def close(self) -> None:
         """See Part."""
-        self._expire()
         self.full.close()
 
     def _logits(self, call: Call, found: dict[str, NDArray[Any]]) -> Logits:
-        if not self._num_top:
-            return DenseLogits(found[LOGITS])
-        if self._keeps_full:
-            self._kept = KeptLogits(self.read, call.whole.logit_rows, call.start)
-        return TopLogits(found[TOP_IDS], found[TOP_LOGITS], found[LOGSUMEXP], self._kept)
+        return DenseLogits(found[LOGITS], found.get(LOGSUMEXP))
 
     def _distinct(self, forward: Forward) -> Ints:
         """Return the rows of a call whose logits it returns: those that repeat once.
@@ -260,17 +248,36 @@ class Head(Part):
         """Put the outputs of a call at their place among those of the whole forward."""
         whole = call.whole
         place = whole.logit_rows_in(call.start, call.start + call.forward.num_new)  # (R,)
-        of_pairs = place if whole.gather is None else place[whole.gather.rows]  # (N,)
+        of_pairs = place[(whole.gather or _NO_PAIRS).rows]  # (N,)
         for name, array in found.items():
             where = of_pairs if name == GATHERED_LOGITS else place
             if name not in call.outputs:
                 call.outputs[name] = np.empty((len(where), *array.shape[1:]), array.dtype)
             call.outputs[name][where] = array
 
-    def _expire(self) -> None:
-        if self._kept is not None:
+
+class TopHead(Head):
+    """A top-k head: the largest logits of each row; all of them may stay with the engine."""
+
+    _kept = KeptLogits(NO_FULL.read, NO_INTS, 0)  # of the last forward; of none before the first
+
+    def bind(self, call: Call, binder: Binder) -> None:
+        """See Part."""
+        if call.is_first:
             self._kept.expire()
-            self._kept = None
+        super().bind(call, binder)
+
+    def close(self) -> None:
+        """See Part."""
+        self._kept.expire()
+        super().close()
+
+    def _logits(self, call: Call, found: dict[str, NDArray[Any]]) -> Logits:
+        tops = found[TOP_IDS], found[TOP_LOGITS], found[LOGSUMEXP]
+        if self.full is NO_FULL:
+            return TopLogits(*tops)
+        self._kept = KeptLogits(self.read, call.whole.logit_rows, call.start)
+        return TopLogits(*tops, self._kept)
 
 
 class GatherHead(Head):
@@ -288,8 +295,9 @@ class GatherHead(Head):
 
     def bind(self, call: Call, binder: Binder) -> None:
         """See Part."""
-        if call.is_first and call.whole.gather is not None:
-            check_gather(call.whole.gather, len(call.whole.logit_rows), self._vocab_size)
+        if call.is_first:
+            whole = call.whole
+            check_gather(whole.gather or _NO_PAIRS, len(whole.logit_rows), self._vocab_size)
         rows = self._distinct(call.forward)
         pairs = call.forward.gather or _NO_PAIRS
         of_pairs = pairs.rows if self._place is None else self._place[pairs.rows]
@@ -305,8 +313,8 @@ class GatherHead(Head):
         super().collect(call, found)
 
     def _logits(self, call: Call, found: dict[str, NDArray[Any]]) -> Logits:
-        if call.whole.gather is None:
-            return DenseLogits(found[LOGITS], found[LOGSUMEXP])
+        if LOGITS in found:
+            return super()._logits(call, found)
         return GatheredLogits(found[GATHERED_LOGITS], found[LOGSUMEXP])
 
 

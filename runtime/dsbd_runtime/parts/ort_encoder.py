@@ -150,8 +150,8 @@ class OrtEncoder:
 
         Raises as ``cross_rows``.
         """
-        if (taken := self._hidden_of_taken.get(source)) is not None:
-            return taken
+        if source in self._hidden_of_taken:
+            return self._hidden_of_taken[source]
         hidden = self.cross_rows(source).hidden
         self._reading = None  # the draft's
         return hidden
@@ -179,10 +179,10 @@ class OrtEncoder:
 
     def put_back(self, source: Source, rows: CrossRows) -> None:
         """Keep rows that were taken, of a source that is held and that no request has now."""
-        hidden = self._hidden_of_taken.pop(source, None)
-        if self._keeps_hidden and hidden is None:
-            return  # a draft would not find them
-        if hidden is not None:
+        if self._keeps_hidden:
+            if source not in self._hidden_of_taken:
+                return  # a draft would not find them
+            hidden = self._hidden_of_taken.pop(source)
             self.num_bytes -= hidden.tensor_size_in_bytes()
             rows = CrossRows(rows.values, rows.num_bytes + hidden.tensor_size_in_bytes(), hidden)
         self.num_bytes += rows.num_bytes
@@ -218,10 +218,10 @@ class OrtEncoder:
     def _drop(self, sources: Iterable[Source]) -> None:
         """Drop what is kept of some sources, of those of them that are there."""
         for source in sources:
-            if (rows := self._kept.pop(source, None)) is not None:
-                self.num_bytes -= rows.num_bytes
-            if (hidden := self._hidden_of_taken.pop(source, None)) is not None:
-                self.num_bytes -= hidden.tensor_size_in_bytes()
+            if source in self._kept:
+                self.num_bytes -= self._kept.pop(source).num_bytes
+            if source in self._hidden_of_taken:
+                self.num_bytes -= self._hidden_of_taken.pop(source).tensor_size_in_bytes()
 
     def _drop_oldest(self) -> None:
         """Drop what is of sources that were read longest ago until the others may be kept."""
