@@ -83,8 +83,8 @@ class DeviceSession:
 class DeviceRows:
     """Key/value caches on a device, with the calls bound to them: a ``RowMemory``.
 
-    The caches never cross to the host: they grow by copies on the device, into new memory beside
-    the old. A move is one copy to the device and one run of the prune graph.
+    The caches never cross to the host: they grow by copies on the device, into new memory before
+    the old is freed. A move is one copy to the device and one run of the prune graph.
     """
 
     def __init__(self, model: LoadedModel) -> None:

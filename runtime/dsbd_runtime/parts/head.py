@@ -2,7 +2,7 @@
 
 | tensor | shape, type | meaning |
 |---|---|---|
-| logit_rows | [R] int64 | which of the S nodes need logits |
+| logit_rows | [R] int64 | the nodes, of S, whose logits are returned |
 | logits | [R,V] float32 | |
 
 The manifest names the head: "full" for all logits, "topk:64" for an engine with a top-k head, or
@@ -15,7 +15,7 @@ with the engine and copies the rows that it needs.
 A gather head returns the logits of tokens that the host names, as many of a row as it likes: the
 inputs gather_rows and gather_ids, [N] int64 each, say of which of the R rows and of which token.
 Its outputs are gathered_logits [N] float32 and logsumexp [R] float32; logits is always there too.
-A log-probability is a logit less its row's logsumexp, however many of the row's logits are read.
+A log-probability is a logit minus the logsumexp of its row.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def full_output(vocab_size: int) -> HeadOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadEntry:
-    """What the manifest says of the head.
+    """Description of the head in the manifest.
 
     Attributes:
         kind: "full", "topk:K" or "gather".
@@ -168,7 +168,7 @@ class HeadEntry:
 
 
 class FullMemory(Protocol):
-    """Where an engine leaves all logits of its last call."""
+    """Memory of all logits of an engine's last call."""
 
     def bind(self, binder: Any, num_logit_rows: int) -> None:
         """Let the next call write the logits of R rows."""
@@ -181,7 +181,7 @@ class FullMemory(Protocol):
 
 
 class _NoFull:
-    """The memory of an engine that keeps none."""
+    """The memory of an engine that keeps no logits."""
 
     def bind(self, binder: Any, num_logit_rows: int) -> None:
         """See FullMemory."""
@@ -201,7 +201,7 @@ class Head(Part):
     """The head of an engine: all logits of each row."""
 
     def __init__(self, entry: HeadEntry, full: FullMemory) -> None:
-        """Take where the engine leaves the logits that stay with it."""
+        """Take the memory of the logits that stay with the engine."""
         self.full = full
         self._outputs = entry.outputs
         self._place: Ints | None = None  # of each logit row that repeats, its row in the call
@@ -235,7 +235,7 @@ class Head(Part):
         return DenseLogits(found[LOGITS], found.get(LOGSUMEXP))
 
     def _distinct(self, forward: Forward) -> Ints:
-        """Return the rows of a call whose logits it returns: those that repeat once.
+        """Return the rows whose logits a call returns: repeated rows once.
 
         A call returns at most S rows.
         """
