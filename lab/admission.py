@@ -22,7 +22,8 @@ from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.results import GenerationResult
 from dsbd_runtime.parts.cache_entries import attending
 from dsbd_runtime.parts.kv_cache import row_bytes
-from lab.frame.page import BUNDLE, DOCS, Page, table, writes
+from lab.frame.page import BUNDLE, DOCS, Page, writes
+from scripts.document_sections import table
 
 COLUMNS = (
     "rows of the cache",

@@ -21,7 +21,8 @@ from rich.progress import track
 
 from dsbd_ort import Pipeline
 from dsbd_ort.benchmark.bootstrap import bootstrap
-from lab.frame.page import BUNDLES, RESULTS, Page, table, writes
+from lab.frame.page import BUNDLES, RESULTS, Page, writes
+from scripts.document_sections import table
 
 TASKS = Path(__file__).with_suffix(".jsonl")
 KINDS = ("dates", "sums", "extraction", "classification")

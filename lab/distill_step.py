@@ -24,9 +24,10 @@ from dsbd_distill.draft_model import shape_for
 from dsbd_distill.loss import distance, distillation_loss
 from dsbd_distill.teacher import NUM_TOP, TorchDevice, best_device
 from dsbd_distill.training import optimizers
-from lab.frame.machine import memory_of
 from lab.frame.own_process import in_own_process
-from lab.frame.page import RESULTS, Page, table, writes
+from lab.frame.page import RESULTS, Page, writes
+from scripts.document_sections import table
+from scripts.machine import memory_of
 
 SECTION = "distill step"
 VOCABULARIES = (4096, 49_152, 151_936)

@@ -23,7 +23,7 @@ from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.loading import load_causal_lm
 from dsbd_runtime.parts.attention_rows import MAX_FORWARD_ROWS
 from dsbd_runtime.parts.cache_entries import most_new_rows
-from lab.frame.page import table
+from scripts.document_sections import table
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXTS = (ROOT / "docs" / "concepts.md", ROOT / "lab" / "divergence.py")

@@ -22,7 +22,8 @@ from dsbd_ort.benchmark.prompts import PROMPTS
 from dsbd_ort.benchmark.report import RunSummary, summarize
 from dsbd_ort.pipeline import Pipeline
 from lab.frame.copying_prompts import copying_prompts
-from lab.frame.page import BUNDLES, RESULTS, Page, ratio_cell, table, writes
+from lab.frame.page import BUNDLES, RESULTS, Page, ratio_cell, writes
+from scripts.document_sections import table
 
 NOTHING = "no draft"
 DRAFTERS = ("none", "ngram", "model", "model+ngram")

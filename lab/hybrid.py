@@ -35,7 +35,8 @@ from dsbd_runtime.parts.kv_cache import row_bytes
 from dsbd_runtime.parts.part import part_of
 from dsbd_runtime.parts.recent_rows import RecentRows, path_bytes
 from lab.calls.command import Engine, Found, measured
-from lab.frame.page import RESULTS, Page, ratio_cell, spread_cell, table, writes
+from lab.frame.page import RESULTS, Page, ratio_cell, spread_cell, writes
+from scripts.document_sections import table
 from scripts.family_checkpoints import write_checkpoint
 
 CONTEXTS, ROWS, LEVELS = (64, 1024, 4096), (1, 4, 12, 20), 3

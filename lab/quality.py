@@ -20,8 +20,9 @@ from rich.progress import track
 from dsbd_export.texts import is_held_out
 from dsbd_ort import GenerationResult, Pipeline
 from dsbd_ort.benchmark.bootstrap import bootstrap
-from lab.frame.page import BUNDLE, DOCS, Page, table, writes
+from lab.frame.page import BUNDLE, DOCS, Page, writes
 from scripts.demo_pair.corpus import stdlib_sources
+from scripts.document_sections import table
 
 COLUMNS = (
     *("strategy", "log-probability per token (nats)", "ended", "parses", "tokens per iteration"),

@@ -19,9 +19,10 @@ from rich.progress import track
 
 from dsbd_ort.benchmark.bootstrap import bootstrap, spread
 from dsbd_ort.benchmark.prompts import PROMPTS
-from lab.frame.page import BUNDLES, RESULTS, Page, ratio_cell, spread_cell, table, writes
+from lab.frame.page import BUNDLES, RESULTS, Page, ratio_cell, spread_cell, writes
 from lab.frame.rounds import turn
 from lab.frame.server_process import MODEL, client_of
+from scripts.document_sections import table
 
 FIXED: dict[str, Any] = {"strategy": "dsbd", "width_policy": "fixed"}
 RUNS: dict[str, dict[str, Any]] = {

@@ -22,8 +22,9 @@ from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
 from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.loading import load_causal_lm
-from lab.frame.page import BUNDLES, RESULTS, Page, ratio_cell, spread_cell, table, writes
+from lab.frame.page import BUNDLES, RESULTS, Page, ratio_cell, spread_cell, writes
 from lab.frame.rounds import Timings, time_in_rounds
+from scripts.document_sections import table
 
 SECTION = "shared-sources"
 TOGETHER, APART = "together", "apart"

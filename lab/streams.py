@@ -17,8 +17,9 @@ import numpy as np
 from rich.progress import track
 
 from dsbd_ort.benchmark.prompts import PROMPTS
-from lab.frame.page import BUNDLE, DOCS, Page, table, writes
+from lab.frame.page import BUNDLE, DOCS, Page, writes
 from lab.frame.server_process import MODEL, client_of
+from scripts.document_sections import table
 
 RUNS: dict[str, dict[str, Any]] = {
     "`sample`": {"strategy": "sample"},

@@ -17,8 +17,8 @@ from dsbd_export.tensorrt.tensorrt_build import build_model_engines
 from dsbd_export.tensorrt.tensorrt_options import MIN_CAPACITY, TensorrtOptions, build_place
 from dsbd_runtime.bundle_files.bundle import MODEL_FILE
 from dsbd_runtime.errors import DsbdError
-from lab.invariance.ways import PathEngine, count_differing
 from scripts.family_checkpoints import FAMILY_CHECKPOINTS
+from scripts.path_ways import PathEngine, count_differing
 from scripts.shared_captures import SharedCaptures
 
 PRECISIONS = {  # column: (dtype, quantize, attention)

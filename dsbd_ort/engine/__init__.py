@@ -2,7 +2,7 @@
 
 A request from HTTP to the loop:
 
-    GenerationPlan     openai_server: the EngineRequests of an HTTP request, what its response needs
+    GenerationPlan     openai_server: prompts and options of an HTTP request, data of its response
     Generation         openai_server: these submitted, awaited within a deadline, cancelled together
     LiveRequest        here: one of them, with its state: waiting, running, preempted, ended
     DecodingRequest    decoding: its prompt, options and randomness

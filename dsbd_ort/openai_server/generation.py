@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -29,7 +29,7 @@ from dsbd_ort.openai_server.errors import (
     unknown_model,
 )
 from dsbd_ort.openai_server.metrics import Metrics, RequestMeter
-from dsbd_ort.openai_server.planner import EngineRequest, GenerationPlan
+from dsbd_ort.openai_server.planner import GenerationPlan
 from dsbd_ort.openai_server.protocol import (
     GenerationBody,
     ResponseBuilder,
@@ -159,7 +159,7 @@ def _submitted(
 ) -> GenerationPlan:
     """Return the plan of a body, whose engine requests have been submitted."""
     plan = plan_of(body)
-    generation.submit(plan.engine_requests)
+    generation.submit(plan)
     return plan
 
 
@@ -194,8 +194,8 @@ class Generation:
         self._num_ended = 0
         self._is_closed = False
 
-    def submit(self, engine_requests: Sequence[EngineRequest]) -> None:
-        """Submit all of them or none; in any thread.
+    def submit(self, plan: GenerationPlan) -> None:
+        """Submit all of a plan or none; in any thread.
 
         Raises:
             ErrorResponse: the service rejects one, or could never hold all, or ``close`` was called
@@ -203,20 +203,21 @@ class Generation:
         """
         limits = self._service.limits
         capacity = limits.max_requests + limits.max_queued
-        if len(engine_requests) > capacity:
+        if len(plan.configs) > capacity:
             raise bad_request(
-                f"prompts and n make {len(engine_requests)} engine requests, this server holds "
+                f"prompts and n make {len(plan.configs)} engine requests, this server holds "
                 f"{capacity} at a time; send fewer prompts, or a smaller n",
                 "prompt",
                 "limit_exceeded",
             )
-        self._constraints = [request.config.constraint for request in engine_requests]
+        self._constraints = [config.constraint for config in plan.configs]
         try:
-            for index, request in enumerate(engine_requests):
-                on_event = partial(self._receive, index)
-                live = self._service.submit(
-                    request.token_ids, request.config, on_event, caller=self._caller
+            for index, config in enumerate(plan.configs):
+                prompt, on_event = (
+                    plan.prompts[plan.prompt_index(index)],
+                    partial(self._receive, index),
                 )
+                live = self._service.submit(prompt, config, on_event, caller=self._caller)
                 self._live.append(live)
                 if self._is_closed:  # another thread may have cancelled those before it alone
                     live.cancel()

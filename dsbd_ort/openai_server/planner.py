@@ -43,69 +43,59 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineRequest:
-    """One request to the service.
-
-    Attributes:
-        prompt_index: of the prompt among those of the HTTP request.
-        token_ids: of the prompt.
-        config: see ``Pipeline.config``.
-    """
-
-    prompt_index: int
-    token_ids: list[int]
-    config: DecodingConfig
-
-    @property
-    def seed(self) -> int:
-        """Seed of the request."""
-        assert self.config.seed is not None  # decided by ``Pipeline.config``
-        return self.config.seed
-
-
-@dataclass(frozen=True, kw_only=True)
 class GenerationPlan:
-    """All engine requests of one HTTP request.
+    """All engine requests of one HTTP request: those of the first prompt, then those of the next.
 
     Attributes:
-        engine_requests: those of the first prompt, then those of the next.
+        prompts: token ids of each.
+        configs: of the engine requests, as many for each prompt; see ``Pipeline.config``.
         num_choices: different sequences to return for each prompt.
         num_copies: how often each sequence is returned: of a greedy request all are equal.
         is_ranked: whether the best of more engine requests are returned, best first; else all, in
             the order of their seeds.
-        num_prompt_tokens: of all prompts.
         echoes: the texts of the prompts where the response begins with them, None where not.
         tools: how answers become tool calls, None where they are plain text.
         drops_new_tokens: whether only the prompts are returned (``max_tokens`` 0).
     """
 
-    engine_requests: tuple[EngineRequest, ...]
+    prompts: list[list[int]]
+    configs: list[DecodingConfig]
     num_choices: int
     num_copies: int
     is_ranked: bool
-    num_prompt_tokens: int
     echoes: tuple[str, ...] | None = None
     tools: ToolUse | None = None
     drops_new_tokens: bool = False
 
     @property
-    def seed(self) -> int:
-        """Seed of the first engine request; those of a prompt's others are its ``sample_seed``."""
-        return self.engine_requests[0].seed
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(map(len, self.prompts))
 
     @property
     def strategy(self) -> str:
         """Strategy of all engine requests."""
-        return str(self.engine_requests[0].config.strategy)
+        return str(self.configs[0].strategy)
 
-    def prompt_ids(self, prompt_index: int) -> list[int]:
-        """Return the token ids of a prompt."""
-        return next(r.token_ids for r in self.engine_requests if r.prompt_index == prompt_index)
+    @property
+    def num_samples(self) -> int:
+        """Engine requests of each prompt."""
+        return len(self.configs) // len(self.prompts)
+
+    def seed(self, request_index: int = 0) -> int:
+        """Return the seed of an engine request; a prompt's others have its ``sample_seed``."""
+        seed = self.configs[request_index].seed
+        assert seed is not None  # decided by ``Pipeline.config``
+        return seed
+
+    def prompt_index(self, request_index: int) -> int:
+        """Return the prompt of an engine request."""
+        return request_index // self.num_samples
 
     @property
     def names_tokens(self) -> bool:
         """Whether the tokens themselves are the answer: those of a trie."""
-        return isinstance(self.engine_requests[0].config.constraint, TokenTrie)
+        return isinstance(self.configs[0].constraint, TokenTrie)
 
 
 class Planner:
@@ -289,19 +279,11 @@ class Planner:
         configs = with_seeds(config, num_samples)
         num_choices = choices.num_returned if num_samples > 1 else config.num_return_sequences
         return GenerationPlan(
-            engine_requests=tuple(
-                EngineRequest(
-                    prompt_index=index,
-                    token_ids=token_ids,
-                    config=config.varied(max_new_tokens=limits[index]),
-                )
-                for index, token_ids in enumerate(tokens)
-                for config in configs
-            ),
+            prompts=tokens,
+            configs=[each.varied(max_new_tokens=limit) for limit in limits for each in configs],
             num_choices=num_choices,
             num_copies=num_copies,
             is_ranked=num_samples > num_choices,
-            num_prompt_tokens=sum(map(len, tokens)),
         )
 
     def _options(self, body: GenerationBody, choices: Choices, *, echo: bool) -> dict[str, Any]:

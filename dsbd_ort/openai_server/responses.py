@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict
 
@@ -49,30 +48,21 @@ async def full_response(
     result_by_index = {
         index: event async for index, event in results if isinstance(event, GenerationResult)
     }
-    in_order = [result_by_index[index] for index in range(len(plan.engine_requests))]
+    in_order = [result_by_index[index] for index in range(len(plan.configs))]
     sequences: list[ReturnedSequence] = []
     num_new_tokens = 0
-    for prompt_index, of_prompt in enumerate(_by_prompt(plan, in_order)):
+    for prompt_index, prompt_ids in enumerate(plan.prompts):
+        of_prompt = in_order[prompt_index * plan.num_samples :][: plan.num_samples]
         scored = of_prompt[0].prompt_logprobs
         first = prompt_index * plan.num_choices * plan.num_copies  # though there may be fewer
         for index, sequence in enumerate(_returned(plan, of_prompt), first):
             num_new_tokens += 0 if plan.drops_new_tokens else len(sequence.token_ids)
             tokens = None
             if tokenizer is not None:
-                prompt_ids = plan.prompt_ids(prompt_index)
                 tokens = _choice_pieces(plan, prompt_ids, sequence, scored, tokenizer)
             sequences.append(_choice(plan, prompt_index, index, sequence, tokens))
     usage = _usage(plan, num_new_tokens)
-    return builder.full(sequences, usage, _report(plan, plan.seed, in_order))
-
-
-def _by_prompt(
-    plan: GenerationPlan, results: list[GenerationResult]
-) -> list[list[GenerationResult]]:
-    results_by_prompt: defaultdict[int, list[GenerationResult]] = defaultdict(list)
-    for request, result in zip(plan.engine_requests, results, strict=True):
-        results_by_prompt[request.prompt_index].append(result)
-    return [results for _, results in sorted(results_by_prompt.items())]
+    return builder.full(sequences, usage, _report(plan, plan.seed(), in_order))
 
 
 def _returned(plan: GenerationPlan, results: list[GenerationResult]) -> list[GeneratedSequence]:
@@ -187,17 +177,19 @@ class _ChoiceStreams:
         self._builder = builder
         self._tells_usage = tells_usage
         self._num_each: list[int] = [
-            r.config.num_return_sequences * plan.num_copies for r in plan.engine_requests
+            config.num_return_sequences * plan.num_copies for config in plan.configs
         ]
         self._starts = [
-            tokenizer and TextWindow.behind(tokenizer, r.token_ids) for r in plan.engine_requests
+            tokenizer and TextWindow.behind(tokenizer, prompt_ids)
+            for prompt_ids in plan.prompts
+            for _ in range(plan.num_samples)
         ]
         self._texts = [start and TokenTexts(start) for start in self._starts]
         self.num_new_tokens = 0
 
     def first_chunks(self) -> Iterator[BaseModel]:
         """Yield the chunks that begin the choices that there are in any case."""
-        for request_index in range(len(self._plan.engine_requests)):
+        for request_index in range(len(self._plan.configs)):
             if self._is_streamed(request_index):
                 for index in self._choices(request_index):
                     yield from self._begin(request_index, index)
@@ -208,7 +200,7 @@ class _ChoiceStreams:
         if chunk is not None:
             yield chunk
         if self._plan.echoes:
-            text = self._plan.echoes[self._plan.engine_requests[request_index].prompt_index]
+            text = self._plan.echoes[self._plan.prompt_index(request_index)]
             yield self._builder.text_chunk(index, text, None, self._usage())
 
     def piece_chunks(self, request_index: int, piece: StreamPiece) -> Iterator[BaseModel]:
@@ -226,8 +218,7 @@ class _ChoiceStreams:
 
     def result_chunks(self, request_index: int, result: GenerationResult) -> Iterator[BaseModel]:
         """Yield the chunks that end the choices of an engine request."""
-        seed = self._plan.engine_requests[request_index].seed
-        report = _report(self._plan, seed, [result])
+        report = _report(self._plan, self._plan.seed(request_index), [result])
         texts = self._texts[request_index]
         rest = texts.finish() if texts else None
         sequences = [each for each in result.sequences for _ in range(self._plan.num_copies)]

@@ -34,11 +34,12 @@ from dsbd_ort.benchmark.report import precision_name
 from dsbd_runtime.bundle_files.bundle import ROLES, Bundle, open_bundle
 from dsbd_runtime.parts.kv_cache import bucket_capacity
 from lab.calls.opening import time_opening
-from lab.frame.machine import memory_bandwidth, one_core_taken
-from lab.frame.page import BUNDLES, RESULTS, Page, ratio_cell, spread_cell, table, writes
+from lab.frame.page import BUNDLES, RESULTS, Page, ratio_cell, spread_cell, writes
 from lab.frame.random_calls import RandomCalls, product_bytes
 from lab.frame.rounds import Timings, time_in_rounds
 from lab.session_options.choices import LONG_SPINNING, NO_SPINNING, Change, as_it_is
+from scripts.document_sections import table
+from scripts.machine import memory_bandwidth, one_core_taken
 
 CONTEXTS, CALLS_A_ROUND = (64, 256, 1024, 4096), 3
 ROWS_OF = {"target": (1, 4, 12, 20), "draft": (1, 2, 4, 8)}

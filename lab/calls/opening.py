@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsbd_ort import Pipeline
-from lab.frame.machine import memory_of
+from scripts.machine import memory_of
 
 _ROOT = Path(__file__).resolve().parents[2]
 _TIMEOUT_S = 600

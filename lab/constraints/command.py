@@ -20,7 +20,8 @@ from lab.constraints.forced import FORCED_COLUMNS, forced_rows
 from lab.constraints.grammars import EOS, NUM_STATES, SCHEMAS, grammar_times, large_tokenizer
 from lab.constraints.processors import NUM_BEAMS, VOCAB_SIZE, processor_rows
 from lab.constraints.tries import trie_costs
-from lab.frame.page import BUILD, RESULTS, Page, table, writes
+from lab.frame.page import BUILD, RESULTS, Page, writes
+from scripts.document_sections import table
 
 BEAMS = 64
 ITEMS = ((10**6, 3, 8192), (10**7, 3, 8192), (10**6, 4, 256), (10**7, 4, 256))

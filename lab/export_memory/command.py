@@ -17,7 +17,7 @@ import torch
 
 from lab.export_memory.random_checkpoint import Architecture, write_random_checkpoint
 from lab.export_memory.watched_process import WatchedRun, watch
-from lab.frame.page import table
+from scripts.document_sections import table
 
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 SHARD_BYTES = 500 * 10**6

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lab.frame.machine import memory_of
+from scripts.machine import memory_of
 
 _PERIOD_S = 0.02
 _START = "(start)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ import click
 
 from dsbd_ort.benchmark.bootstrap import Estimate, Spread
 from dsbd_ort.benchmark.machine import this_machine
-from lab.frame.machine import wait_until_idle
+from scripts.document_sections import text_around, write_section
+from scripts.machine import wait_until_idle
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS, RESULTS, BUILD = ROOT / "docs", ROOT / "lab" / "results", ROOT / "build"
@@ -48,7 +49,7 @@ class Page:
             click.ClickException: as ``write_section``.
         """
         for section in sections:
-            _around(self.document, section)
+            text_around(self.document, section)
         if self.wait is not None:
             self.idle = wait_until_idle(self.wait)
 
@@ -88,34 +89,6 @@ def writes(document: Path, *, is_timed: bool = True) -> Callable[..., Any]:
         return command
 
     return decorate
-
-
-def write_section(document: Path, name: str, text: str) -> None:
-    """Put ``text`` between ``<!-- name -->`` and ``<!-- end of name -->``.
-
-    Raises:
-        click.ClickException: the document lacks one of the two.
-    """
-    head, tail = _around(document, name)
-    document.write_text(f"{head}\n{text}\n{tail}", encoding="utf-8")
-
-
-def _around(document: Path, name: str) -> tuple[str, str]:
-    """Return the document up to the section's first mark, and from its last."""
-    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    head, found_begin, rest = document.read_text(encoding="utf-8").partition(begin)
-    _, found_end, tail = rest.partition(end)
-    if not (found_begin and found_end):
-        raise click.ClickException(
-            f"{document} has no section from {begin} to {end}; put both lines where it belongs"
-        )
-    return head + begin, end + tail
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table."""
-    head = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    return [*head, *(f"| {' | '.join(cells)} |" for cells in rows)]
 
 
 def spread_cell(found: Spread) -> str:

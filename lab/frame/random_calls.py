@@ -28,7 +28,7 @@ from dsbd_runtime.parts.fold_chains import FOLDED_TOGETHER, LEFT_BEHIND
 from dsbd_runtime.parts.head import LOGIT_ROWS
 from dsbd_runtime.parts.kv_cache import NUMPY_DTYPES
 from dsbd_runtime.parts.recent_rows import recent_capacity
-from lab.frame.recent_inputs import recent_inputs
+from scripts.path_ways import recent_inputs
 
 _LOG_ERRORS = 3
 _PRODUCTS = ("MatMul", "MatMulInteger", "MatMulNBits", "Gemm")

@@ -18,8 +18,8 @@ from pathlib import Path
 import httpx2
 import numpy as np
 
-from lab.frame.machine import memory_of
-from lab.frame.page import table
+from scripts.document_sections import table
+from scripts.machine import memory_of
 
 MODEL = "measured"
 _COMMAND = (sys.executable, "-c", "from dsbd_ort.cli import serve; serve()")

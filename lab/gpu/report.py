@@ -12,7 +12,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lab.frame.page import table, write_section
 from lab.gpu import choices
 from lab.gpu.pieces import (
     BENCH_PREFIX,
@@ -22,6 +21,7 @@ from lab.gpu.pieces import (
     TABLES_NAME,
 )
 from lab.gpu.runner import DONE, Result, ResultFolder
+from scripts.document_sections import table, write_section
 
 SECTION = "gpu"
 JSON_NAME = "gpu.json"

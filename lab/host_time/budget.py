@@ -32,7 +32,7 @@ from dsbd_ort.decoding.sample_rule import GumbelCoupling, SampleRule
 from dsbd_ort.decoding.search_rule import SearchRule
 from dsbd_ort.decoding.stats import StatsRecorder
 from dsbd_runtime.engine.causal_lm import CausalLM
-from lab.frame.page import table
+from scripts.document_sections import table
 
 ENGINE = "engine"
 _LOOP = importlib.import_module("dsbd_ort.decoding.decode")  # the package's `decode` is a function

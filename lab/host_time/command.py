@@ -30,9 +30,10 @@ from dsbd_ort.decoding import (
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.pipeline import Pipeline
 from dsbd_runtime.ort.ort_session import OrtSession
-from lab.frame.page import RESULTS, Page, table, writes
+from lab.frame.page import RESULTS, Page, writes
 from lab.host_time import budget, by_beams
 from lab.host_time.bigram_models import DenseBigram, TopKBigram, random_pair
+from scripts.document_sections import table
 
 PAGE = RESULTS / "host_time.md"
 PICTURE = "../../docs/images/host_time.png"  # from the page; beside a page that is elsewhere

@@ -21,7 +21,7 @@ from dsbd_forward.logits import Logits
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.loading import load_causal_lm
-from lab.invariance.ways import PathCall, WayCount
+from scripts.path_ways import PathCall, WayCount
 
 NUM_TOKENS, NUM_WAYS = 60, 20
 FIXED_ROWS = 32

@@ -15,9 +15,10 @@ import click
 import onnxruntime as ort
 
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
-from lab.frame.page import BUNDLES, RESULTS, Page, table, writes
+from lab.frame.page import BUNDLES, RESULTS, Page, writes
 from lab.invariance.kept_counts import KeptCounts, bundle_key, counted_name, kept_options
-from lab.invariance.ways import PathEngine, WayCount, count_differing
+from scripts.document_sections import table
+from scripts.path_ways import PathEngine, WayCount, count_differing
 
 SECTION = "flips"
 COLUMNS = ("bundle", "ways", "of them other", "logits", "of them other", "share")

@@ -37,9 +37,10 @@ from dsbd_ort.benchmark.invariance import (
 from dsbd_ort.benchmark.prompts import PROMPTS
 from dsbd_ort.pipeline import PipelineSettings
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
-from lab.frame.page import BUNDLES, RESULTS, Page, table, writes
+from lab.frame.page import BUNDLES, RESULTS, Page, writes
 from lab.frame.server_process import MODEL, client_of
 from lab.invariance.kept_counts import KeptCounts, bundle_key, counted_name, kept_options
+from scripts.document_sections import table
 
 SECTIONS = {False: "invariance", True: "invariance, weight-only"}
 WEIGHT_ONLY = ("int8", "int4")

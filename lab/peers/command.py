@@ -23,7 +23,7 @@ import click
 from tokenizers import Tokenizer
 
 from dsbd_ort.benchmark.prompts import PROMPTS
-from lab.frame.page import BUILD, RESULTS, Page, write_section, writes
+from lab.frame.page import BUILD, RESULTS, Page, writes
 from lab.frame.twins import bundle_of, twin_of
 from lab.peers.catalog import QUANTIZE_BY_PRECISION
 from lab.peers.comparison import (
@@ -41,6 +41,7 @@ from lab.peers.report import compare, tables_of
 from lab.peers.rounds import Plan
 from lab.peers.runners.serve import end_token_of
 from lab.peers.searches import broken_checks
+from scripts.document_sections import write_section
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 

@@ -11,13 +11,14 @@ from typing import Any
 
 from dsbd_ort.benchmark.bootstrap import Estimate, Spread
 from dsbd_ort.benchmark.machine import Machine, this_machine
-from lab.frame.machine import one_core_taken
-from lab.frame.page import ratio_cell, spread_cell, table
+from lab.frame.page import ratio_cell, spread_cell
 from lab.peers.catalog import OURS
 from lab.peers.comparison import COMPARISONS, STRATEGIES, Comparison
 from lab.peers.prepare import NotRun, Pair, checkpoint_key, prepare
 from lab.peers.rounds import Plan, Prompt, Request, measure_rounds
 from lab.peers.summary import BarResult, Requests, Row
+from scripts.document_sections import table
+from scripts.machine import one_core_taken
 
 REASON_LINES = 2  # of an error: some print their whole state
 BAR_COLUMNS = ("ours", "over", "precision", "aimed at", "measured")

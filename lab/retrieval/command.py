@@ -21,10 +21,11 @@ from dsbd_ort import TokenTrie
 from dsbd_ort.benchmark.report import precision_name
 from dsbd_runtime.bundle_files.bundle import TOKENIZER_FILE, Bundle, open_bundle
 from lab.frame.own_process import in_own_process
-from lab.frame.page import BUNDLES, RESULTS, Page, table, writes
+from lab.frame.page import BUNDLES, RESULTS, Page, writes
 from lab.peers.ids import LENGTH, Ids
 from lab.peers.retrieval import NUM_IDS, PROMPT_LENGTH, retrieval_prompts
 from lab.retrieval.wide_requests import cells_of, computed, settings_of
+from scripts.document_sections import table
 
 SECTION = "retrieval memory"
 WIDTHS = (32, 64, 128, 256, 512)

@@ -20,10 +20,11 @@ from rich.progress import track
 from dsbd_export.passes.optimize import group_query_heads
 from dsbd_ort.benchmark.report import precision_name
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
-from lab.frame.page import BUNDLES, RESULTS, Page, ratio_cell, spread_cell, table, writes
+from lab.frame.page import BUNDLES, RESULTS, Page, ratio_cell, spread_cell, writes
 from lab.frame.random_calls import RandomCalls
 from lab.frame.rounds import Timings, time_in_rounds
 from lab.session_options.choices import CHOICES, SHARINGS, Change, Sharing, as_it_is
+from scripts.document_sections import table
 
 ROWS = (1, 4, 12)
 ALL_ROWS = (1, 2, 4, 8, 12, 16, 24, 32)

@@ -15,7 +15,7 @@ import httpx2
 import numpy as np
 
 from dsbd_ort.benchmark.prompts import PROMPTS
-from lab.frame.page import table
+from scripts.document_sections import table
 
 MODEL = "soak"
 PATH = "/v1/completions"

@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from dsbd_ort.benchmark.prompts import PROMPTS
-from lab.frame.page import BUILD, DOCS, RESULTS, Page, write_section, writes
+from lab.frame.page import BUILD, DOCS, RESULTS, Page, writes
 from lab.frame.twins import DEMO, HOSTILE, TRAINED, TWIN_OPTIONS, bundle_of, call
 from lab.speed.report import (
     FRONTIER_RUNS,
@@ -27,6 +27,7 @@ from lab.speed.report import (
     same_drafts_of,
     table_of,
 )
+from scripts.document_sections import write_section
 
 FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
 PAGE, DRAFTS = RESULTS / "speed.md", RESULTS / "drafts.md"

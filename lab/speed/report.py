@@ -13,7 +13,8 @@ from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
 
 from dsbd_ort.benchmark.bootstrap import Estimate, Spread
-from lab.frame.page import ratio_cell, spread_cell, table
+from lab.frame.page import ratio_cell, spread_cell
+from scripts.document_sections import table
 
 # Every distribution once without a draft and once with one, then the widths in between.
 FRONTIER_RUNS = (

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsbd_ort.benchmark.bootstrap import bootstrap, spread
-from lab.frame.page import ratio_cell, spread_cell, table
+from lab.frame.page import ratio_cell, spread_cell
 from lab.frame.rounds import turn
 from lab.peers.catalog import PeerError
 from lab.transcription.runners.serve import ENCODER, FEATURES, Asked
 from lab.transcription.speech import Spoken
 from lab.transcription.tools import OURS, OpenTool
 from lab.transcription.word_errors import word_error_rate
+from scripts.document_sections import table
 
 COLUMNS = (
     "tool",

@@ -25,11 +25,11 @@ from transformers.models.whisper.tokenization_whisper import LANGUAGES, _collate
 
 from dsbd_ort import Pipeline
 from dsbd_ort.speech.audio import SAMPLING_RATE, Samples
-from lab.frame.page import table
 from lab.frame.server_process import MODEL, client_of
 from lab.transcription.runners.serve import read_samples
 from lab.transcription.sounds import sounds
 from lab.transcription.speech import Spoken
+from scripts.document_sections import table
 
 TOLERANCE = 1e-3  # of a mean log-probability: sums in another order
 PLAIN: dict[str, Any] = {

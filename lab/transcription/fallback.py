@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dsbd_ort.benchmark.bootstrap import spread
-from lab.frame.page import spread_cell, table
+from lab.frame.page import spread_cell
 from lab.frame.rounds import turn
 from lab.transcription.runners.serve import ALIKE, OWN, Asked, read_samples
 from lab.transcription.sounds import without_clear_speech
 from lab.transcription.speech import Utterance, spoken, write_wav
 from lab.transcription.tools import OURS, OpenTool
+from scripts.document_sections import table
 
 SENTENCE = Utterance(
     name="short-sentence",

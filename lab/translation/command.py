@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from lab.frame.page import BUILD, RESULTS, Page, write_section, writes
+from lab.frame.page import BUILD, RESULTS, Page, writes
 from lab.peers.catalog import PRECISIONS
 from lab.peers.comparison import Comparison
 from lab.peers.prepare import NotRun, Pair, prepare
@@ -30,6 +30,7 @@ from lab.translation.comparison import comparison_of, peers_of, prompts_of, sect
 from lab.translation.prepared import pair_of
 from lab.translation.report import tables_of
 from lab.translation.shapes import SHAPES, Shape
+from scripts.document_sections import write_section
 
 
 def measure(

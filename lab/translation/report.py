@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsbd_ort.benchmark.bootstrap import bootstrap, spread
-from lab.frame.page import ratio_cell, spread_cell, table
+from lab.frame.page import ratio_cell, spread_cell
 from lab.peers.catalog import OURS
 from lab.translation.comparison import DRAFTED, FIRST_TOKEN, GREEDY, LONG_SOURCE, SEARCH, WHOLE
+from scripts.document_sections import table
 
 COLUMNS = (
     *("tool", "precision", "what it did", "source and first token, ms", "a further token, ms"),

@@ -118,20 +118,18 @@ def open_causal_lm(request: EngineOptions) -> CausalLM:
 
 
 def _open_session(request: EngineOptions) -> Session:
-    provider = request.placement.provider
-    if provider.ort_name is None and request.bundle.entry(request.role).features is not None:
+    provider, bundle, role = request.placement.provider, request.bundle, request.role
+    entry = bundle.entry(role)
+    if provider.ort_name is None and (entry.features or entry.logits == GATHER):
+        found, fix = "a gather head", "export with --logits topk:K"
+        if entry.features:
+            found, fix = "features", "export a pair without"
         raise ProviderError(
-            f"the {request.role} of {request.bundle.path} has features, which provider "
-            f"{provider.name!r} does not run; use 'cpu' or 'cuda', or export a pair without"
+            f"the {role} of {bundle.path} has {found}, which provider {provider.name!r} does not "
+            f"run; use 'cpu' or 'cuda', or {fix}"
         )
-    if provider.ort_name is None and request.bundle.entry(request.role).logits == GATHER:
-        raise ProviderError(
-            f"the {request.role} of {request.bundle.path} has a gather head, which provider "
-            f"{provider.name!r} does not run; use 'cpu' or 'cuda', or export with --logits topk:K"
-        )
-    bundle, role = request.bundle, request.role
-    check_reads_sources(provider, bundle.entry(role), bundle.model_path(role))
-    return BACKENDS[request.placement.provider.backend](request)
+    check_reads_sources(provider, entry, bundle.model_path(role))
+    return BACKENDS[provider.backend](request)
 
 
 def _has_small_draft(bundle: Bundle) -> bool:

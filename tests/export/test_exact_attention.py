@@ -16,12 +16,12 @@ from dsbd_export.passes.exact_attention import IntegerSums, attend_exactly
 from dsbd_export.passes.weighted_layers import Store
 from dsbd_export.pipeline import export_bundle, export_model
 from dsbd_runtime.bundle_files.bundle import open_bundle
-from lab.invariance.ways import PathEngine, count_differing
 from scripts.family_checkpoints import (
     FAMILY_CHECKPOINTS,
     SOURCE_READERS,
     write_family_checkpoint,
 )
+from scripts.path_ways import PathEngine, count_differing
 from tests.ort_sessions import cpu_session
 
 NUM_TOKENS, NUM_WAYS = 90, 16

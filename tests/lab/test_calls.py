@@ -14,10 +14,10 @@ import pytest
 from onnx import numpy_helper
 
 from dsbd_runtime.bundle_files.bundle import open_bundle
-from lab.frame.machine import _ticks, one_core_taken, wait_until_idle
 from lab.frame.random_calls import RandomCalls, product_bytes
 from lab.frame.rounds import time_in_rounds
 from lab.session_options.choices import CHOICES, SHARINGS
+from scripts.machine import _ticks, one_core_taken, wait_until_idle
 from tests.lab.lab_run import RESULTS, lab_run
 from tests.runtime.bundle_edits import edited
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle

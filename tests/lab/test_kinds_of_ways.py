@@ -13,7 +13,7 @@ from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.loading import load_causal_lm
 from lab.gpu.report import BITS_COLUMNS
 from lab.invariance.kinds_of_ways import FIXED_ROWS, KINDS, count_by_kind
-from lab.invariance.ways import WayCount
+from scripts.path_ways import WayCount
 from tests.runtime.fake_device import open_on_fake
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 

@@ -8,14 +8,8 @@ import click
 import pytest
 
 from dsbd_ort.benchmark.bootstrap import Estimate, Spread
-from lab.frame.page import (
-    Page,
-    measured_here,
-    ratio_cell,
-    spread_cell,
-    table,
-    write_section,
-)
+from lab.frame.page import Page, measured_here, ratio_cell, spread_cell
+from scripts.document_sections import table, write_section
 
 
 def test_a_section_is_replaced_and_nothing_else(tmp_path):

@@ -7,7 +7,7 @@ import json
 import numpy as np
 
 from dsbd_runtime.bundle_files.bundle import open_bundle
-from lab.invariance.ways import Way, WayCount, count_differing
+from scripts.path_ways import Way, WayCount, count_differing
 from tests.lab.lab_run import RESULTS, lab_run
 from tests.runtime.tiny_graph import write_tiny_bundle
 

@@ -19,7 +19,7 @@ from dsbd_ort.engine import ServiceEvent, ServiceLimits
 from dsbd_ort.openai_server.errors import ErrorResponse
 from dsbd_ort.openai_server.generation import Generation
 from dsbd_ort.openai_server.metrics import Metrics, RequestMeter
-from dsbd_ort.openai_server.planner import EngineRequest
+from dsbd_ort.openai_server.planner import GenerationPlan
 from dsbd_runtime.errors import CapacityError, EngineError
 from tests.openai_server.fakes import ScriptedService
 from tests.openai_server.running_server import MODEL, running_server
@@ -163,8 +163,10 @@ def test_what_is_submitted_while_it_closes_is_cancelled_too(
         meter = RequestMeter(Metrics(service, MODEL, time.monotonic))
         generation = Generation(service, meter, timeout_s=5)
         config = pipeline.config({"strategy": "sample"})
-        request = EngineRequest(prompt_index=0, token_ids=[65], config=config)
-        working = asyncio.create_task(asyncio.to_thread(generation.submit, [request] * 4))
+        plan = GenerationPlan(
+            prompts=[[65]], configs=[config] * 4, num_choices=4, num_copies=1, is_ranked=False
+        )
+        working = asyncio.create_task(asyncio.to_thread(generation.submit, plan))
         assert await asyncio.to_thread(submitting.wait, 5)
         generation.close()
         has_closed.set()

@@ -1,7 +1,7 @@
-"""Part: one kind of state of an engine, in the graph, beside it and in the manifest.
+"""Part: one kind of state of an engine, in its graph, in other files and in the manifest.
 
-An engine has a list of parts, those that its checkpoint has; a kind that is absent is absent from
-the list. ``dsbd_export.parts.table`` has a row for each kind.
+An engine has a list of the parts that its checkpoint has; other kinds are absent from the list.
+``dsbd_export.parts.table`` has a row for each kind.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dsbd_runtime.parts.cache_entries import CacheEntry, past_name, present_name
 
 @dataclass(frozen=True)
 class Axis:
-    """A dynamic axis of the graph, and how long it is in the example that is captured."""
+    """A dynamic axis of the graph, and its length in the captured example."""
 
     name: str
     size: int
@@ -38,7 +38,7 @@ class Axis:
 
     @property
     def dim(self) -> Any:
-        """Return it as torch.export has it; equal names are one axis."""
+        """Return the axis as torch.export takes it; equal names are one axis."""
         return torch.export.Dim(self.name, min=self.least, max=self.most)
 
 
@@ -47,7 +47,7 @@ NODES = Axis("S", 5)
 
 @dataclass(frozen=True)
 class Example:
-    """An input of the graph; dynamic axes have names, and sizes in the example that is captured."""
+    """Example of an input of the graph; dynamic axes have names, and lengths in this example."""
 
     shape: tuple[int | Axis, ...]
     dtype: torch.dtype = torch.int64
@@ -86,8 +86,8 @@ class ExportContract:
     """Inputs and outputs of a graph, those of one part or of all.
 
     Attributes:
-        inputs: an example of each by name, in the order of the graph, besides caches.
-        outputs: names, besides caches.
+        inputs: an example of each by name, in the order of the graph; caches are left out.
+        outputs: names; caches are left out.
         spaces: of the caches. Those of several parts may be in one.
         caches: entry and space of each.
         attended: the mask of every layer that attends.
@@ -118,7 +118,7 @@ class CapturedCall:
     Attributes:
         form: how the model attends.
         inputs: of the graph, by name.
-        cache: that is handed to the model.
+        cache: object that is passed to the model.
         arguments: of the model.
         logits: (R, V), once the model has returned.
         outputs: of the graph by name, computed after the model.
@@ -138,7 +138,7 @@ Hook = Callable[[CapturedCall], AbstractContextManager[object]]
 
 @dataclass(frozen=True)
 class Made:
-    """What an export has made of a model so far.
+    """Files and references of a model that is being exported.
 
     Attributes:
         folder: of the model, with its graphs and weights.
@@ -155,32 +155,32 @@ class Made:
 
 
 class ExportPart(Protocol):
-    """One kind of state. What a kind has no need of it does not define."""
+    """One kind of state; a kind defines only the methods that it needs."""
 
     def contract(self) -> ExportContract:
-        """Return its inputs and outputs, and what it keeps of rows."""
+        """Return its inputs, its outputs and the caches of its rows."""
         return ExportContract()
 
     def refer(self, model: Any, references: list[Reference]) -> list[Reference]:
-        """Return the references with what the unmodified model gives for this part's comparison."""
+        """Return the references with results of the unmodified model, to compare this part with."""
         return references
 
     def hook(self, model: Any, graph: Any) -> Hook:
-        """Return what prepares a call; ``model`` may be changed in place.
+        """Return a function that prepares a call; ``model`` may be changed in place.
 
-        graph: the module that is captured. Tensors that it has become constants of these names.
+        graph: the captured module. Its tensors become constants with their names there.
         """
         return lambda _call: contextlib.nullcontext()
 
     def write(self, made: Made) -> None:
-        """Write the graphs beside model.onnx that the parity gate runs."""
+        """Write the graphs that the parity gate runs in addition to model.onnx."""
         return
 
     def complete(self, made: Made) -> dict[str, Any]:
         """Finish a model that the parity gate has passed; return changed fields of its entry.
 
         Raises:
-            ExportError: what this part returns is not what the checkpoint gives.
+            ExportError: the results of this part differ from the checkpoint's.
         """
         return {}
 

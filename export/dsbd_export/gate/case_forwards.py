@@ -19,10 +19,10 @@ def prefix_forward(case: ForestCase, first_row: int) -> Forward:
 def nodes_forward(
     case: ForestCase, first_row: int, prefix: tuple[int, int], num_nodes: int | None = None
 ) -> Forward:
-    """Return the forward that appends the nodes of a case; its logits are those of no row.
+    """Return the forward that appends the nodes of a case, without logits.
 
     prefix: the first cache row of its prefix, and the one after the last.
-    num_nodes: the first of them; None: all.
+    num_nodes: append only so many, the first ones; None: all.
     """
     nodes = slice(num_nodes)
     return _forward(case, case.node_ids[nodes], case.parents[nodes], first_row, prefix)
@@ -36,7 +36,7 @@ def _forward(
 
 
 def source_of(case: ForestCase) -> Source:
-    """Return the source of a case as a forward has it, None without one."""
+    """Return the source of a case as a forward takes it, None without a source."""
     if case.source_ids is None:
         return case.sound
     return tuple(case.source_ids.tolist())

@@ -93,13 +93,13 @@ def measured_parity(
         checkpoint: of the references.
         references: the cases, with the checkpoint's logits.
         limit: of the errors.
-        in_float64: for a limit of the largest error, what says whether a case above it is rounding;
+        in_float64: for a limit of the largest error: returns whether a case above it is rounding;
             called when no engine is open any more. None: every case above it fails.
-        report: gets how many cases are done, now and then.
+        report: receives the number of cases that are done, from time to time.
 
     Raises:
-        ExportError: a case that is another computation than the checkpoint's, with no numbers or
-            other tokens, or a row moved wrongly.
+        ExportError: a case computes something else than the checkpoint (NaN, other tokens), or a
+            row is moved wrongly.
     """
     cases = _checked_cases(bundle, checkpoint, references, report)
     is_missed = not all(map(limit.admits, cases))

@@ -1,8 +1,8 @@
 """Engine of the parity gate: the one that hosts open, on ONNX Runtime's CPU provider.
 
-Two things differ from an engine that serves. Rows of its caches that nothing has written are noise,
-so that a graph that looks at rows its masks hide cannot pass. And weights in fp16 are widened when
-they are used, as an export has no memory for them all at once; then no graph is optimized.
+Two things differ from an engine that serves. Cache rows that no forward has written hold noise: a
+graph that reads rows hidden by its masks fails the gate. And fp16 weights are widened when they are
+used, because an export has no memory for all of them at once; then no graph is optimized.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def parity_engine(bundle: Bundle, role: str) -> Iterator[ParityEngine]:
 
 
 def _opened(bundle: Bundle, entry: ModelEntry, role: str) -> CausalLM:
-    """entry: as it will be written, of which that in the bundle may be the twin's."""
+    """Return the engine; ``entry``: as it will be written, the bundle may have the twin's."""
     rng = np.random.default_rng(0)
 
     def noise(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.generic]:
@@ -102,7 +102,7 @@ class ParityEngine:
         self._held = contextlib.ExitStack()
 
     def close(self) -> None:
-        """Let go of the sound that was heard last."""
+        """Release the sound that was encoded last."""
         self._held.close()
 
     def logits(self, case: ForestCase) -> NDArray[np.float32]:
@@ -143,7 +143,7 @@ class ParityEngine:
             return self.model.forward(replace(joined_forward(forwards), gather=gather))
 
     def _hold(self, case: ForestCase) -> None:
-        """Keep what the encoder has heard of a sound until a case has another: it takes long."""
+        """Keep the encoder output of a sound until a case has another one: encoding is slow."""
         self._held.close()
         if case.sound is not None:
             self._held.enter_context(self.model.part(Sources).held(source_of(case)))
@@ -159,7 +159,7 @@ class ParityEngine:
         return first_row, self.model.num_rows
 
     def _features(self, target: NDArray[np.float32]) -> ParentFeatures:
-        """Return the target's features, (n, width), as those of the parents of n rows."""
+        """Return the target's features, (n, width), as parents' features of n rows."""
         features = HostFeatures("target", target.astype(self._float_type))
         rows = np.arange(len(target))
         return ParentFeatures((features,), np.zeros_like(rows), rows)
@@ -192,7 +192,7 @@ class ParityEngine:
 def _stranger(case: ForestCase) -> ForestCase:
     """Return a request of one node, whose logits are not compared.
 
-    Its path is behind no checkpoint when that of a long prefix is: neither may stand for the other.
+    Its path has no checkpoint when a long prefix has one: neither may be read for the other.
     """
     none = case.prefix_ids[:0]
     return ForestCase(

@@ -1,6 +1,6 @@
-"""Bundle of an engine that is judged: a folder without a manifest, and the entry that it will get.
+"""Bundle of an engine in the parity gate: a folder without a manifest, and its future entry.
 
-Until then parity is unknown, and no head has been added to the graph.
+Parity is not known yet, and no head has been added to the graph.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def unwritten_bundle(
     """Return a bundle in memory, from which the engine of ``role`` can be opened.
 
     Args:
-        path: of its folder; that of the engine is named by the role.
+        path: its folder; the engine's folder in it has the name of the role.
         role: "target" or "draft".
         entry: of the engine.
         target: of a draft, the entry of its target, whose encoder it may share. None: it is opened
-            without one.
+            without its target.
     """
     is_draft = role == "draft"
     manifest = Manifest(

@@ -66,7 +66,7 @@ class AlignmentCase:
 
 
 class ExportedAlignment(ExportPart):
-    """How some heads attend to the sound, of a target whose checkpoint names these heads."""
+    """Attention of some heads to the sound, of a target whose checkpoint names these heads."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
@@ -174,7 +174,7 @@ def alignment_error(
         cases: from ``alignment_cases``, at least one.
 
     Raises:
-        ExportError: the graph attends otherwise than the checkpoint, whose weights it has.
+        ExportError: the graph computes other attention weights than the checkpoint.
     """
     error = max(_errors(bundle, checkpoint.role, cases))
     is_exact = bundle.entry(checkpoint.role).quantization == "none"
@@ -270,9 +270,9 @@ def _append_weights(
 
 
 def _errors(bundle: Bundle, role: str, cases: Sequence[AlignmentCase]) -> Iterator[float]:
-    """Yield the largest error of the engine's weights in each case, that of its first row aside.
+    """Yield the largest error of the engine's weights in each case, without the first row.
 
-    That one is of the token that a prompt begins with, and is never asked for.
+    That row belongs to the token that a prompt begins with, and is never requested.
     """
     with parity_engine(bundle, role) as engine:
         for case in cases:

@@ -61,7 +61,7 @@ class ExportedFeatures(ExportPart):
         )
 
     def refer(self, model: Any, references: list[Reference]) -> list[Reference]:
-        """See ExportPart; the text has the features of the unmodified model."""
+        """See ExportPart; the case of real text gets the features of the unmodified model."""
         *others, text = references
         ids = text.case.node_ids
         with LayerInputs(model, self._layers) as inputs, torch.no_grad(), ComputeIn(torch.float32):

@@ -98,7 +98,7 @@ class GatheredRows:
 
 
 def add_gather_head(bundle: Bundle, checkpoint: Checkpoint, cases: Sequence[ForestCase]) -> None:
-    """Put the head on the graph of an engine and compare it with the logits of before.
+    """Put the head on the graph of an engine and compare it with the logits without it.
 
     cases: those with the longest prompt are run.
 

@@ -1,4 +1,4 @@
-"""Recent rows: inputs of convolutions, and what recurrences keep behind their checkpoints."""
+"""Recent rows: inputs of convolutions, and rows of recurrences after their checkpoints."""
 
 from __future__ import annotations
 

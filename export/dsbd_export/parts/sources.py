@@ -1,4 +1,4 @@
-"""Sources: cross rows that an encoder leaves, which the decoder's rows read."""
+"""Sources: cross rows from an encoder, which the decoder's rows read."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class FixedCrossRows(Cache):  # type: ignore[misc]  # transformers has no types
 
 
 class ExportedSources(ExportPart):
-    """What the decoder of an encoder-decoder reads of the sources of a call."""
+    """Sources of a call of a decoder: their cross rows, and which source each row reads."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint

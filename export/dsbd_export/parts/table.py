@@ -1,4 +1,4 @@
-"""The kinds of state that a checkpoint may have; a new kind is a row here, and a file beside it."""
+"""Kinds of state that a checkpoint may have; a new kind is a row here and a file in this folder."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ class HeadRows:
 def add_topk_head(
     bundle: Bundle, checkpoint: Checkpoint, cases: Sequence[ForestCase], num_top_logits: int
 ) -> bool:
-    """Put the head on the graph of an engine and compare it with the logits of before.
+    """Put the head on the graph of an engine and compare it with the logits without it.
 
     Return whether ``logits`` is an output still.
 
@@ -220,9 +220,9 @@ def longest_cases(cases: Sequence[ForestCase]) -> list[ForestCase]:
 
 
 def _head_rows(found: Logits, logits: NDArray[np.float32]) -> HeadRows:
-    """Return what a head has returned; where its full logits cannot be read, those of before.
+    """Return the results of a head; if its full logits cannot be read, the logits without it.
 
-    logits: (R, V), of before.
+    logits: (R, V), without the head.
     """
     assert isinstance(found, TopLogits)  # as the manifest says
     full = None

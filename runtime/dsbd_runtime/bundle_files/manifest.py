@@ -118,8 +118,8 @@ class ModelEntry:
             for bit, whatever else is in the call or the cache. None: nothing is claimed.
         features: hidden states of the target that the engine returns, or that a feature draft's
             engine reads; None: none.
-        d2t: file with the bundle's token id for each of the engine's. None: they are the same;
-            this version reads no others.
+        d2t: always None, and refused by its name otherwise: the place of a file with the bundle's
+            token ids, which every graph returns by itself.
         unread_inputs: kinds of input that the checkpoint reads and this engine does not, such as
             "image" and "audio": it is the text part of a composite model. None: there are none.
         adapter: name of the adapter that was merged into the weights, for people. None: none was.
@@ -156,31 +156,30 @@ class ModelEntry:
     @property
     def parts(self) -> list[PartEntry]:
         """The kinds of state that the engine is made of, in the order in which calls bind them."""
-        encoder, features = self.encoder, self.features
+        sources = [] if self.encoder is None else [SourcesEntry(encoder=self.encoder)]
         attention = AttentionEntry(
             caches=attending(self.caches),
             masks=self.masks,
             sliding_window=self.sliding_window,
-            reads_positions=encoder is not None and encoder.reads_positions,
+            reads_positions=any(each.encoder.reads_positions for each in sources),
         )
         parts: list[PartEntry] = []
-        if features is not None:
-            parts.append(features_part(features, self.dtype))
-        if encoder is not None:
-            parts.append(SourcesEntry(encoder=encoder))
-        parts += [attention, self.head]
+        if self.features is not None:
+            parts.append(features_part(self.features, self.dtype))
+        parts += [*sources, attention, self.head]
         if rows := recent(self.caches):
             parts.append(RecentEntry(caches=rows))
-        if encoder is not None and encoder.num_alignment_heads:
-            parts.append(
-                AlignmentGraphEntry(
-                    attention=attention,
-                    sources=SourcesEntry(encoder=encoder),
-                    head=dataclasses.replace(self.head, kind=FULL),
-                    num_heads=encoder.num_alignment_heads,
-                    context_length=self.context_length,
-                )
+        parts += [
+            AlignmentGraphEntry(
+                attention=attention,
+                sources=each,
+                head=dataclasses.replace(self.head, kind=FULL),
+                num_heads=each.encoder.num_alignment_heads,
+                context_length=self.context_length,
             )
+            for each in sources
+            if each.encoder.num_alignment_heads
+        ]
         return parts
 
     @property
@@ -324,11 +323,7 @@ def check_entry(entry: ModelEntry, where: str) -> None:
             raise mismatch(f"one of {', '.join(known)}", value, f"{where}: {name}")
     if entry.bit_exact not in BIT_EXACTNESS:
         raise mismatch(f"one of {BIT_EXACTNESS}", entry.bit_exact, f"{where}: bit_exact")
-    special_ids = [
-        *entry.eos_token_ids,
-        *([] if entry.bos_token_id is None else [entry.bos_token_id]),
-    ]
-    for token_id in special_ids:
+    for token_id in (*entry.eos_token_ids, entry.bos_token_id or 0):
         if not 0 <= token_id < entry.vocab_size:
             raise mismatch(f"0 to {entry.vocab_size - 1}", token_id, f"{where}: a special token id")
     _check_logits(entry, where)

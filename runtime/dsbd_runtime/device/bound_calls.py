@@ -98,17 +98,15 @@ class BoundCaches:
     def forward(self, call: StagedCall) -> BoundForward:
         """Return the model bound for calls of a size; raise MemoryError without room."""
         size = tuple(call.sizes.values())
-        forward = self._forwards.get(size)
-        if forward is None:
-            forward = self._forwards[size] = self._bind_forward(call)
-        return forward
+        if size not in self._forwards:
+            self._forwards[size] = self._bind_forward(call)
+        return self._forwards[size]
 
     def move(self, num_rows: int) -> BoundMove:
         """Return the prune graph bound for K rows, up to the capacity."""
-        move = self._moves.get(num_rows)
-        if move is None:
-            move = self._moves[num_rows] = self._bind_move(num_rows)
-        return move
+        if num_rows not in self._moves:
+            self._moves[num_rows] = self._bind_move(num_rows)
+        return self._moves[num_rows]
 
     def free(self) -> None:
         """Release the calls, then the memory that they are bound to."""
@@ -136,10 +134,10 @@ class BoundCaches:
             (output.name, output.shape(*sizes), _ELEMENT_BY_NUMPY[output.dtype])
             for output in call.outputs
         )
-        output_buffer = self._output_buffers.get(output_parts)
-        if output_buffer is None:
-            output_buffer = PackedBuffer(self._model.device, packed_bytes(output_parts))
-            self._output_buffers[output_parts] = output_buffer
+        if output_parts not in self._output_buffers:
+            new = PackedBuffer(self._model.device, packed_bytes(output_parts))
+            self._output_buffers[output_parts] = new
+        output_buffer = self._output_buffers[output_parts]
         outputs = output_buffer.lay_out(output_parts)
         contract = self._model.entry.contract
         read = {name: array for name, array in call.used.items() if name in contract.inputs}
@@ -171,11 +169,10 @@ class BoundCaches:
         ]
 
     def _unbounded_buffer(self, size: int, parts: list[PackedPart]) -> PackedBuffer:
-        buffer = self._unbounded_buffers.get(size)
-        if buffer is None:
-            buffer = PackedBuffer(self._model.device, packed_bytes(parts))
-            self._unbounded_buffers[size] = buffer
-        return buffer
+        if size not in self._unbounded_buffers:
+            new = PackedBuffer(self._model.device, packed_bytes(parts))
+            self._unbounded_buffers[size] = new
+        return self._unbounded_buffers[size]
 
     def _bind_move(self, num_rows: int) -> BoundMove:
         buffer = self._input_buffers[1]

@@ -25,7 +25,7 @@ class StagedCall:
         first_row: cache row of the first of the call's rows.
         written: host arrays that the call reads, with their padding.
         used: device arrays that it reads or writes.
-        outputs: of the head, with the rows and pairs of which they are returned.
+        outputs: of the head, for ``num_logit_rows`` rows and ``num_pairs`` pairs.
         befores, afters: copies on the device around the call.
     """
 

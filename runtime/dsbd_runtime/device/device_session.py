@@ -83,8 +83,8 @@ class DeviceSession:
 class DeviceRows:
     """Key/value caches on a device, with the calls bound to them: a ``RowMemory``.
 
-    The caches never cross to the host: they grow by copies on the device, into new memory beside
-    the old. A move is one copy to the device and one run of the prune graph.
+    The caches never cross to the host: they grow by copies on the device, into new memory before
+    the old is freed. A move is one copy to the device and one run of the prune graph.
     """
 
     def __init__(self, model: LoadedModel) -> None:
@@ -92,8 +92,9 @@ class DeviceRows:
         self.recorder = Recorder(model.device, model.most_recorded)
         self._model = model
         self._bound: BoundCaches | None = None
+        self.capacity = self.num_bytes = 0
         try:
-            self._bound = self._allocate(self._capacity_for(0))
+            self._hold(self._allocate(self._capacity_for(0)))
         except BaseException:
             model.prune_engine.close()
             model.engine.close()
@@ -106,16 +107,6 @@ class DeviceRows:
         if self._bound is None:
             raise EngineError(f"the engine on {self._model.device.name} is closed; load it again")
         return self._bound
-
-    @property
-    def capacity(self) -> int:
-        """See RowMemory."""
-        return 0 if self._bound is None else self._bound.capacity
-
-    @property
-    def num_bytes(self) -> int:
-        """See RowMemory."""
-        return 0 if self._bound is None else self._bound.caches.num_bytes
 
     def bind(self, binder: Any) -> None:
         """See RowMemory: the caches are bound with each size of call."""
@@ -152,6 +143,7 @@ class DeviceRows:
         if self._bound is not None:
             self._bound.free()
             self._bound = None
+            self.capacity = self.num_bytes = 0
 
     def _padded_capacity(self, num_rows: int, num_used: int) -> int:
         num_padded = num_used + padded_rows(num_rows - num_used, self._model.max_forward_rows)
@@ -185,4 +177,7 @@ class DeviceRows:
             new.free()
             raise
         old.free()
-        self._bound = new
+        self._hold(new)
+
+    def _hold(self, bound: BoundCaches) -> None:
+        self._bound, self.capacity, self.num_bytes = bound, bound.capacity, bound.caches.num_bytes

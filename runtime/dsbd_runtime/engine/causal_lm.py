@@ -65,7 +65,7 @@ class CausalLM:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes that the key/value caches take now, and all else that parts keep of rows."""
+        """Bytes of the key/value caches and of all other rows that parts keep now."""
         return sum(part.num_bytes for part in self._parts)
 
     @property
@@ -86,13 +86,13 @@ class CausalLM:
         return [part for part in self._parts if isinstance(part, kind)]
 
     def forward(self, forward: Forward) -> ForwardResult:
-        """Append the rows of a forward; return the logits of some of them, and all else it returns.
+        """Append the rows of a forward; return the logits of some of them, and its other results.
 
         More than ``MAX_FORWARD_ROWS`` rows, or than the engine takes, go in several calls: no mask
         of S x capacity is built. The arrays of the result are the caller's own, except
         ``Logits.full``.
 
-        Raises InputError for a wrong shape, type or value, or if the forward wants something that
+        Raises InputError for a wrong shape, type or value, or if the forward needs something that
         the engine lacks; CapacityError for a position beyond the context or caches beyond the
         memory.
         """

@@ -20,15 +20,15 @@ class EngineOptions:
     """One engine to open.
 
     Attributes:
-        bundle: that it belongs to.
+        bundle: of the engine.
         role: "target" or "draft".
         placement: provider and device.
-        settings: that apply to the provider.
-        target: of a draft that is opened beside its target, the target's session, whose parts it
+        settings: those that apply to the provider.
+        target: of a draft that is opened with its target, the target's session, whose parts it
             may share; None: it is opened alone.
-        new_rows: of caches on the host: zeros, or noise for an engine that is judged, which must
+        new_rows: of caches on the host: zeros, or noise in the parity gate, whose engines must
             not read rows that its masks hide.
-        adapt: changes options of ONNX Runtime for an engine that is judged; None: they stay.
+        adapt: changes options of ONNX Runtime in the parity gate; None: no change.
     """
 
     bundle: Bundle
@@ -53,7 +53,7 @@ class Session(Protocol):
 
     @property
     def parts(self) -> Sequence[Part]:
-        """What it is made of, in the order in which a call binds them."""
+        """Its kinds of state, in the order in which a call binds them."""
 
     @property
     def rows(self) -> Rows:

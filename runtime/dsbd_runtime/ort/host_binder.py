@@ -1,4 +1,4 @@
-"""Binder of host arrays to an engine's calls: what keeps its size and place is bound once.
+"""Binder of host arrays to an engine's calls: arrays that keep size and place are bound once.
 
 An OrtValue for each array of each call takes longer than all else around a call of a small engine.
 """
@@ -27,7 +27,7 @@ class _Kept(NamedTuple):
 
 
 class OrtBinder:
-    """What is bound for the calls of one engine of ONNX Runtime.
+    """Arrays that are bound for the calls of one engine of ONNX Runtime.
 
     Small inputs are copied into memory of their shape, small outputs out of it. Large arrays, those
     of long prompts and of logits of whole vocabularies, are bound as they are, and so are arrays
@@ -35,7 +35,7 @@ class OrtBinder:
 
     Attributes:
         name: of the engine, in errors.
-        is_cleared: whether nothing that lasts is bound: caches have to be bound again.
+        is_cleared: whether the caches have to be bound again, like all arrays that last.
     """
 
     def __init__(self, ort: ModuleType, binding: Any, name: str) -> None:
@@ -67,7 +67,7 @@ class OrtBinder:
         self._options = releasing_options(self._ort)
 
     def run(self, engine: Any) -> dict[str, NDArray[Any]]:
-        """Make the call; return the outputs of the head, which the next one leaves as they are."""
+        """Make the call; return the outputs of the head, which the next call does not change."""
         self.is_cleared = False
         engine.run_with_iobinding(self._binding, self._options)
         self._options = None
@@ -86,7 +86,7 @@ class OrtBinder:
         """See Binder."""
         for name, array in arrays.items():
             kept = self._kept.get((name, array.shape))
-            if kept is not None:  # as a rule
+            if kept is not None:  # usually
                 kept.array[...] = array
             elif array.nbytes > _MOST_BYTES:
                 kept = self._on(np.ascontiguousarray(array))

@@ -1,15 +1,15 @@
 """Alignment on ONNX Runtime: how the heads that follow the sound attend to it, token by token.
 
-The graph is the decoder's without its caches after it: one call has all tokens of a text, as if
+The graph is the decoder's, but returns no caches: one call has all tokens of a text, as if
 nothing had been decoded before.
 
 | output | shape, type | meaning |
 |---|---|---|
-| alignment_weights | [A,S,N] float32 | what each alignment head weighs the positions of the sound |
+| alignment_weights | [A,S,N] float32 | weights of the positions of the sound, by alignment head |
 | logits | [R,V] float32 | as the decoder's |
 
 Its inputs are those of the decoder: ``past_key_values`` are zeros of as many rows as there are
-tokens, and the source is one.
+tokens, and there is one source.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class AlignedTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class AlignmentGraphEntry:
-    """What the manifest says of the alignment graph, which is read with the engine's own inputs.
+    """Description of the alignment graph in the manifest; it has the engine's own inputs.
 
     Attributes:
         attention, sources, head: of the engine; the head returns all logits.

@@ -1,12 +1,11 @@
 """Encoder of an encoder-decoder: its graph's names, its entry in the manifest, its source.
 
 A source is a tuple of tokens, or the features of a window of sound. The encoder runs once a
-request. What it leaves are the cross rows: a key and a value of every token of the source, or of
-every two frames, for each decoder layer, which all beams and all drafted nodes read and none
-writes.
+request. It returns the cross rows: for each decoder layer a key and a value of every token of the
+source, or of every two frames. All beams and all drafted nodes read them; none writes them.
 
-A call of the decoder has B of them, padded to the longest, and says of each of its S rows which one
-it reads: rows of one source lie side by side in ``source_rows``, P places for each source.
+A call of the decoder has the cross rows of B sources, padded to the longest, and states for each of
+its S rows which source it reads: ``source_rows`` lists the rows of one source, P for each source.
 
 | tensor | shape, type | meaning |
 |---|---|---|
@@ -16,7 +15,7 @@ it reads: rows of one source lie side by side in ``source_rows``, P places for e
 | input_features | [1,M,F] float32 | instead, of a speech model: features of a window of sound |
 | cross.{i}.key, cross.{i}.value | [1,H,N,D] | its outputs |
 | the same | [B,H,N,D] | of the decoder's graph: those of B sources |
-| source_lengths | [B] int64 | of the decoder's graph: tokens of each source, behind which lie any |
+| source_lengths | [B] int64 | of the decoder's graph: tokens of each source; after them are any |
 | | | finite numbers |
 | source_rows | [B,P] int64 | of the decoder's graph: the rows of the call that read each source, |
 | | | filled up with any others |
@@ -57,7 +56,7 @@ def cross_name(layer: int, part: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderEntry:
-    """Manifest entry of the encoder beside a decoder's engine.
+    """Manifest entry of the encoder of a decoder's engine.
 
     Attributes:
         vocab_size: number of the tokens of a source; of a speech model that of the decoder's.

@@ -1,4 +1,4 @@
-"""Features in memory: where they lie between the calls, and what a call reads of them."""
+"""Features in memory: their place between calls, and the features that a call reads."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ FEATURE_INDEX = "feature_index"
 
 
 class FeatureMemory(Protocol):
-    """Where the features of one engine lie, and how a call reads and writes them."""
+    """Memory of the features of one engine, bound to the calls that read and write it."""
 
     @property
     def kind(self) -> type:
-        """The class of the features here, the only one that a call can read."""
+        """Class of the features here; a call can read no others."""
 
     def take(self, num_rows: int) -> Features:
         """Return room for the features of so many rows."""
@@ -34,7 +34,7 @@ class FeatureMemory(Protocol):
     def bind_returned(self, binder: Any, kept: Any, first: int, number: int, dim: str) -> None:
         """Let the next call write ``number`` features to ``kept``, from row ``first`` on.
 
-        dim: the name of the dimension that they are of in the call.
+        dim: name of their dimension in the call.
         """
 
     def bind_read(self, binder: Any, read: ReadFeatures) -> None:

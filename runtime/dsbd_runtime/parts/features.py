@@ -72,7 +72,7 @@ class FeatureEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class ReturnedFeaturesEntry:
-    """What the manifest says of the features that a target returns.
+    """Description of the features that a target returns, in the manifest.
 
     Attributes:
         width: of the features.
@@ -114,7 +114,7 @@ class ReturnedFeaturesEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftFeaturesEntry:
-    """What the manifest says of the features that a feature draft reads and returns.
+    """Description of the features that a feature draft reads and returns, in the manifest.
 
     Attributes:
         width: of the target's.
@@ -177,7 +177,7 @@ class FeaturesOfTarget(Part):
     }
 
     def __init__(self, memory: FeatureMemory) -> None:
-        """Take where they lie."""
+        """Take the memory of the features."""
         self._memory = memory
 
     def bind(self, call: Call, binder: Binder) -> None:
@@ -206,7 +206,7 @@ class FeaturesOfDraft(Part):
     }
 
     def __init__(self, memory: FeatureMemory) -> None:
-        """Take where they lie."""
+        """Take the memory of the features."""
         self._memory = memory
 
     def bind(self, call: Call, binder: Binder) -> None:
@@ -225,7 +225,7 @@ class FeaturesOfDraft(Part):
 
 
 def _or_none(rows: Ints | None) -> Ints:
-    """Return the rows whose features a forward wants, none where it names none."""
+    """Return the rows whose features a forward requests; no rows if it names none."""
     return NO_INTS if rows is None else rows
 
 
@@ -246,7 +246,7 @@ def check_kept_rows(rows: Any, num_new: int) -> None:
 
 
 def _check_draft(forward: Forward, kind: type) -> None:
-    """Raise InputError unless a forward has what a feature draft reads, and nothing else."""
+    """Raise InputError unless a forward has the features that a draft reads, and requests none."""
     if forward.parent_features is None:
         raise InputError(
             "the engine is a feature draft's, and each of its rows needs the feature of "

@@ -1,4 +1,4 @@
-"""Full logits beside a top-k head: kept where the engine writes them, copied by row when read."""
+"""Full logits of a top-k head: kept where the engine writes them, copied by row when read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class KeptLogits:
         logit_rows: NDArray[np.int64],
         last_start: int,
     ) -> None:
-        """Take what reads rows of the forward's last call.
+        """Take the function that reads rows of the forward's last call.
 
         Of the logit rows [299, 3, 255, 256] and a last call that begins with row 256, the engine
         holds [299, 256]: only the last of the four can be read, as row 3, its row 1.

@@ -2,7 +2,7 @@
 
 | tensor | shape, type | meaning |
 |---|---|---|
-| logit_rows | [R] int64 | which of the S nodes need logits |
+| logit_rows | [R] int64 | the nodes, of S, whose logits are returned |
 | logits | [R,V] float32 | |
 
 The manifest names the head: "full" for all logits, "topk:64" for an engine with a top-k head, or
@@ -15,13 +15,14 @@ with the engine and copies the rows that it needs.
 A gather head returns the logits of tokens that the host names, as many of a row as it likes: the
 inputs gather_rows and gather_ids, [N] int64 each, say of which of the R rows and of which token.
 Its outputs are gathered_logits [N] float32 and logsumexp [R] float32; logits is always there too.
-A log-probability is a logit less its row's logsumexp, however many of the row's logits are read.
+A log-probability is a logit minus the logsumexp of its row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -99,7 +100,7 @@ def full_output(vocab_size: int) -> HeadOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadEntry:
-    """What the manifest says of the head.
+    """Description of the head in the manifest.
 
     Attributes:
         kind: "full", "topk:K" or "gather".
@@ -116,10 +117,6 @@ class HeadEntry:
     def outputs(self) -> tuple[HeadOutput, ...]:
         """The outputs that every forward copies."""
         return head_outputs(self.kind, self.vocab_size)
-
-    @property
-    def _full(self) -> HeadOutput:
-        return full_output(self.vocab_size)
 
     @property
     def keeps_full(self) -> bool:
@@ -147,7 +144,7 @@ class HeadEntry:
         inputs: Tensors = {LOGIT_ROWS: TensorSpec(INT64, ("R",))}
         if self.gathers:
             inputs |= dict.fromkeys((GATHER_ROWS, GATHER_IDS), TensorSpec(INT64, ("N",)))
-        kept = (self._full,) if self.keeps_full else ()
+        kept = (full_output(self.vocab_size),) if self.keeps_full else ()
         outputs = {
             output.name: TensorSpec(
                 _TYPES[output.dtype], ("N" if output.by_pair else "R", *output.row_shape)
@@ -158,18 +155,19 @@ class HeadEntry:
 
     def on_host(self, place: HostPlace) -> Head:
         """See PartEntry."""
-        return self._opened(HostLogits(self._full) if self.keeps_full else NO_FULL)
+        return self._opened(HostLogits)
 
     def on_device(self, place: DevicePlace) -> Head:
         """See PartEntry."""
-        return self._opened(DeviceLogits(place.device, self._full) if self.keeps_full else NO_FULL)
+        return self._opened(partial(DeviceLogits, place.device))
 
-    def _opened(self, full: FullMemory) -> Head:
-        return (GatherHead if self.gathers else Head)(self, full)
+    def _opened(self, memory: Callable[[HeadOutput], FullMemory]) -> Head:
+        full = memory(full_output(self.vocab_size)) if self.keeps_full else NO_FULL
+        return {FULL: Head, GATHER: GatherHead}.get(self.kind, TopHead)(self, full)
 
 
 class FullMemory(Protocol):
-    """Where an engine leaves all logits of its last call."""
+    """Memory of all logits of an engine's last call."""
 
     def bind(self, binder: Any, num_logit_rows: int) -> None:
         """Let the next call write the logits of R rows."""
@@ -182,7 +180,7 @@ class FullMemory(Protocol):
 
 
 class _NoFull:
-    """The memory of an engine that keeps none."""
+    """The memory of an engine that keeps no logits."""
 
     def bind(self, binder: Any, num_logit_rows: int) -> None:
         """See FullMemory."""
@@ -199,23 +197,17 @@ NO_FULL = _NoFull()
 
 
 class Head(Part):
-    """The head of an engine: full, or the largest logits of each row."""
+    """The head of an engine: all logits of each row."""
 
     def __init__(self, entry: HeadEntry, full: FullMemory) -> None:
-        """Take where the engine leaves the logits that stay with it."""
+        """Take the memory of the logits that stay with the engine."""
         self.full = full
         self._outputs = entry.outputs
-        self._num_top = parse_num_top_logits(entry.kind)
-        self._keeps_full = self._num_top > 0 and entry.keeps_full
-        self._kept: KeptLogits | None = None
-        self._num_bound = -1  # rows of the last call
+        self._num_bound = -1  # logit rows of the last call
         self._place: Ints | None = None  # of each logit row that repeats, its row in the call
 
     def bind(self, call: Call, binder: Binder) -> None:
         """See Part."""
-        if self._kept is not None and call.is_first:
-            self._kept.expire()
-            self._kept = None
         rows = call.forward.logit_rows
         if len(rows) > call.num_new or self._place is not None:
             rows = self._distinct(call)
@@ -241,19 +233,13 @@ class Head(Part):
 
     def close(self) -> None:
         """See Part."""
-        if self._kept is not None:
-            self._kept.expire()
         self.full.close()
 
     def _logits(self, call: Call, found: dict[str, NDArray[Any]]) -> Logits:
-        if not self._num_top:
-            return DenseLogits(found[LOGITS])
-        if self._keeps_full:
-            self._kept = KeptLogits(self.read, call.whole.logit_rows, call.start)
-        return TopLogits(found[TOP_IDS], found[TOP_LOGITS], found[LOGSUMEXP], self._kept)
+        return DenseLogits(found[LOGITS], found.get(LOGSUMEXP))
 
     def _distinct(self, call: Call) -> Ints:
-        """Return the rows of a call whose logits it returns: those that repeat once.
+        """Return the rows whose logits a call returns: repeated rows once.
 
         A call returns at most S rows.
         """
@@ -266,12 +252,36 @@ class Head(Part):
         """Put the outputs of a call at their place among those of the whole forward."""
         whole = call.whole
         place = whole.logit_rows_in(call.start, call.start + call.forward.num_new)  # (R,)
-        of_pairs = place if whole.gather is None else place[whole.gather.rows]  # (N,)
+        of_pairs = place[(whole.gather or _NO_PAIRS).rows]  # (N,)
         for name, array in found.items():
             where = of_pairs if name == GATHERED_LOGITS else place
             if name not in call.outputs:
                 call.outputs[name] = np.empty((len(where), *array.shape[1:]), array.dtype)
             call.outputs[name][where] = array
+
+
+class TopHead(Head):
+    """A top-k head: the largest logits of each row; all of them may stay with the engine."""
+
+    _kept = KeptLogits(NO_FULL.read, NO_INTS, 0)  # of the last forward; of none before the first
+
+    def bind(self, call: Call, binder: Binder) -> None:
+        """See Part."""
+        if call.is_first:
+            self._kept.expire()
+        super().bind(call, binder)
+
+    def close(self) -> None:
+        """See Part."""
+        self._kept.expire()
+        super().close()
+
+    def _logits(self, call: Call, found: dict[str, NDArray[Any]]) -> Logits:
+        tops = found[TOP_IDS], found[TOP_LOGITS], found[LOGSUMEXP]
+        if self.full is NO_FULL:
+            return TopLogits(*tops)
+        self._kept = KeptLogits(self.read, call.whole.logit_rows, call.start)
+        return TopLogits(*tops, self._kept)
 
 
 class GatherHead(Head):
@@ -306,8 +316,8 @@ class GatherHead(Head):
         super().collect(call, found)
 
     def _logits(self, call: Call, found: dict[str, NDArray[Any]]) -> Logits:
-        if call.whole.gather is None:
-            return DenseLogits(found[LOGITS], found[LOGSUMEXP])
+        if LOGITS in found:
+            return super()._logits(call, found)
         return GatheredLogits(found[GATHERED_LOGITS], found[LOGSUMEXP])
 
 

@@ -1,4 +1,4 @@
-"""Table of the kinds of parts: a kind that is not in it is unknown to engines without it."""
+"""Table of the kinds of parts; an engine that lacks a kind takes its errors from here."""
 
 from __future__ import annotations
 

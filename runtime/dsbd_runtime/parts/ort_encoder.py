@@ -34,7 +34,7 @@ class CrossRows:
 
     Attributes:
         values: an OrtValue (1, H, N, D) by name.
-        num_bytes: that they take, with the hidden states.
+        num_bytes: of the values and the hidden states.
         hidden: an OrtValue (1, N, W), the encoder's hidden states; None where no draft reads them.
         was_held: whether the source was held when they were kept: let go, it is not needed again.
     """
@@ -64,7 +64,7 @@ class HeldSources:
         self._num_holders: Counter[Source] = Counter()
 
     def __contains__(self, source: Source) -> bool:
-        """Whether somebody holds it."""
+        """Whether a caller holds it."""
         return source in self._num_holders
 
     @contextlib.contextmanager
@@ -84,7 +84,7 @@ class HeldSources:
 class OrtEncoder:
     """One encoder, which reads every source once as long as its cross rows are kept.
 
-    That of a draft may be the target's: then its graph makes cross rows of the hidden states there.
+    A draft may share the encoder of its target: its graph then reads the hidden states there.
 
     Attributes:
         held: the sources that are kept while no request has them, as far as the memory goes.
@@ -141,7 +141,7 @@ class OrtEncoder:
         return rows
 
     def keep_hidden(self) -> None:
-        """Keep the hidden states of every source beside its cross rows, for a draft."""
+        """Keep the hidden states of every source with its cross rows, for a draft."""
         self._keeps_hidden = True
         self.forget()
 
@@ -150,14 +150,14 @@ class OrtEncoder:
 
         Raises as ``cross_rows``.
         """
-        if (taken := self._hidden_of_taken.get(source)) is not None:
-            return taken
+        if source in self._hidden_of_taken:
+            return self._hidden_of_taken[source]
         hidden = self.cross_rows(source).hidden
         self._reading = None  # the draft's
         return hidden
 
     def take_reading(self) -> SourceReading | None:
-        """Return what the last source took to read, once; None where none was read."""
+        """Return the time of the last reading of a source, once; None if no source was read."""
         reading, self._reading = self._reading, None
         return reading
 
@@ -179,10 +179,10 @@ class OrtEncoder:
 
     def put_back(self, source: Source, rows: CrossRows) -> None:
         """Keep rows that were taken, of a source that is held and that no request has now."""
-        hidden = self._hidden_of_taken.pop(source, None)
-        if self._keeps_hidden and hidden is None:
-            return  # a draft would not find them
-        if hidden is not None:
+        if self._keeps_hidden:
+            if source not in self._hidden_of_taken:
+                return  # a draft would not find them
+            hidden = self._hidden_of_taken.pop(source)
             self.num_bytes -= hidden.tensor_size_in_bytes()
             rows = CrossRows(rows.values, rows.num_bytes + hidden.tensor_size_in_bytes(), hidden)
         self.num_bytes += rows.num_bytes
@@ -194,7 +194,7 @@ class OrtEncoder:
         self._drop_oldest()
 
     def forget(self) -> None:
-        """Drop what is kept of all sources but of those that are held."""
+        """Drop all sources except those that are held."""
         known = {*self._kept, *self._hidden_of_taken}
         self._drop(source for source in known if source not in self.held)
 
@@ -211,20 +211,20 @@ class OrtEncoder:
         self._drop_oldest()
 
     def _drop_let_go(self) -> None:
-        """Drop what was kept for a holder, and has none any more."""
+        """Drop sources that were kept for a holder and have none any more."""
         kept = list(self._kept.items())
         self._drop(each for each, rows in kept if rows.was_held and each not in self.held)
 
     def _drop(self, sources: Iterable[Source]) -> None:
-        """Drop what is kept of some sources, of those of them that are there."""
+        """Drop those of some sources that are kept."""
         for source in sources:
-            if (rows := self._kept.pop(source, None)) is not None:
-                self.num_bytes -= rows.num_bytes
-            if (hidden := self._hidden_of_taken.pop(source, None)) is not None:
-                self.num_bytes -= hidden.tensor_size_in_bytes()
+            if source in self._kept:
+                self.num_bytes -= self._kept.pop(source).num_bytes
+            if source in self._hidden_of_taken:
+                self.num_bytes -= self._hidden_of_taken.pop(source).tensor_size_in_bytes()
 
     def _drop_oldest(self) -> None:
-        """Drop what is of sources that were read longest ago until the others may be kept."""
+        """Drop the sources that were read longest ago until the others may be kept."""
         while len(self._hidden_of_taken) > MOST_SOURCES or (
             len(self._hidden_of_taken) > 1 and self.num_bytes > self._most_bytes
         ):

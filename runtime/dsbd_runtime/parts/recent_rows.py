@@ -97,7 +97,7 @@ def path_bytes(caches: Sequence[CacheEntry]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class RecentEntry:
-    """What the manifest says of the recent rows.
+    """Description of the recent rows in the manifest.
 
     Attributes:
         caches: of the layers that keep recent rows.
@@ -145,7 +145,7 @@ class RecentRows(Part):
     grows_in_calls = True
 
     def __init__(self, entry: RecentEntry, memory: BoundMemory) -> None:
-        """Take where the rows and states lie."""
+        """Take the memory of the rows and states."""
         self.memory = memory
         self._paths = RecentPaths(memory, num_ancestors(entry.caches))
         self._most_new_rows = most_new_rows(entry.caches, _MOST_NEW_ROWS)
@@ -233,7 +233,7 @@ class HostRecentMemory:
             self.rows.resize(capacity, num_used)
 
     def shrink(self, num_used: int) -> None:
-        """See RecentMemory; a little room more is left, so that it is not taken again at once."""
+        """See RecentMemory; a little room is left, so that it is not allocated again at once."""
         capacity = recent_capacity(num_used + 2 * _STEP)
         if num_used and capacity < self.rows.capacity:
             self.rows.resize(capacity, num_used)

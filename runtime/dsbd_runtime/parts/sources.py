@@ -1,4 +1,4 @@
-"""Sources: what an encoder has left of texts or sounds, which the rows of a decoder read.
+"""Sources: encoder outputs of texts or sounds, which the rows of a decoder read.
 
 The tensors are those of ``encoder_entry``. The encoder runs once a source; a call of the decoder
 says of each of its rows which source it reads.
@@ -37,7 +37,7 @@ from dsbd_runtime.parts.part import (
 
 @dataclass(frozen=True, kw_only=True)
 class SourcesEntry:
-    """What the manifest says of the sources.
+    """Description of the sources in the manifest.
 
     Attributes:
         encoder: whose cross rows the engine reads.
@@ -85,7 +85,7 @@ class Sources(Part):
     grows_in_calls = True
 
     def __init__(self, encoder: OrtEncoder, slots: CrossSlots) -> None:
-        """Take the encoder, and what keeps its rows."""
+        """Take the encoder, and the slots that keep its rows."""
         self.encoder = encoder
         self.slots = slots
 
@@ -148,14 +148,14 @@ class Sources(Part):
         self.slots.read(source)
 
     def release(self, source: Source) -> None:
-        """Let what is kept of a source go when it is in the way: no request reads it any more.
+        """Drop the rows of a source when their memory is needed: no request reads it any more.
 
-        What is kept of one that is held goes only where the memory is short.
+        Rows of a source that is held are dropped only if the memory is short.
         """
         self.slots.release(source)
 
     def held(self, source: Source) -> AbstractContextManager[None]:
-        """Keep what was read of a source while requests for it come and go, one after another.
+        """Keep the rows of a source between requests for it that follow one another.
 
         It may be entered and left in any thread. If the memory is short, the source is read again
         all the same.

@@ -171,15 +171,15 @@ class TrtEngine:
         self._open_plan()
         try:
             context: TrtContext | None = self._maker.make()
-            reason = "" if context is not None else self._reason()
+            if context is not None:
+                return context
+            reason = self._reason()
         except MemoryError as error:
-            context, reason = None, str(error)
-        if context is None:
-            raise CapacityError(
-                f"no device memory to run {self._path} ({reason}); free some, or build it with a "
-                "smaller --capacity"
-            )
-        return context
+            reason = str(error)
+        raise CapacityError(
+            f"no device memory to run {self._path} ({reason}); free some, or build it with a "
+            "smaller --capacity"
+        )
 
     def _dynamic_dims(self, name: str, shape: tuple[int, ...]) -> list[int]:
         built = self._open_plan().get_tensor_shape(name)

@@ -24,9 +24,22 @@ from dsbd_runtime.parts.attention_rows import (
     POSITION_IDS,
     WRITE_INDICES,
 )
-from dsbd_runtime.parts.cache_entries import num_ancestors, parts_of, past_name, present_name
+from dsbd_runtime.parts.cache_entries import (
+    num_ancestors,
+    parts_of,
+    past_name,
+    present_name,
+    recent,
+    recurrent,
+)
 from dsbd_runtime.parts.head import LOGIT_ROWS, LOGITS
-from lab.frame.recent_inputs import recent_inputs
+from dsbd_runtime.parts.recent_rows import (
+    ANCESTORS,
+    CHECKPOINT_ROWS,
+    RECENT_MASK,
+    RECENT_WRITE_INDICES,
+    ROW_PLACES,
+)
 
 CAPACITIES = (128, 256, 384, 512)
 THREADS = (1, 2)
@@ -193,6 +206,27 @@ class PathEngine:
         logits, *present = self._sessions[way.threads].run(names, inputs)
         caches.update(zip(caches, present, strict=True))
         return np.asarray(logits)
+
+
+def recent_inputs(
+    entry: ModelEntry, mask: NDArray[np.bool_], ancestors: NDArray[np.int64], first_row: int
+) -> dict[str, NDArray[Any]]:
+    """Return the inputs of recent rows, all of which continue from the beginning of their paths.
+
+    mask: (S, M) bool, of the recent rows. ancestors: (S, A) int64. first_row: of the new ones.
+    """
+    if not recent(entry.caches):
+        return {}
+    inputs: dict[str, NDArray[Any]] = {RECENT_WRITE_INDICES: np.array([first_row])}
+    if num_ancestors(entry.caches):
+        inputs[ANCESTORS] = ancestors
+    if entries := recurrent(entry.caches):
+        inputs[RECENT_MASK] = mask[None, None]
+        inputs[CHECKPOINT_ROWS] = np.arange(len(mask))[None]
+        inputs[ROW_PLACES] = np.arange(len(mask))
+        states = (state for each in entries for state in each.states.items())
+        inputs |= {name: np.zeros((1, *shape), np.float32) for name, shape in states}
+    return inputs
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,36 @@
+"""Measured sections of a document, and the tables in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import click
+
+
+def write_section(document: Path, name: str, text: str) -> None:
+    """Put ``text`` between ``<!-- name -->`` and ``<!-- end of name -->``.
+
+    Raises:
+        click.ClickException: the document lacks one of the two.
+    """
+    head, tail = text_around(document, name)
+    document.write_text(f"{head}\n{text}\n{tail}", encoding="utf-8")
+
+
+def text_around(document: Path, name: str) -> tuple[str, str]:
+    """Return the document up to the section's first mark, and from its last; raises as above."""
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    head, found_begin, rest = document.read_text(encoding="utf-8").partition(begin)
+    _, found_end, tail = rest.partition(end)
+    if not (found_begin and found_end):
+        raise click.ClickException(
+            f"{document} has no section from {begin} to {end}; put both lines where it belongs"
+        )
+    return head + begin, end + tail
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    head = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    return [*head, *(f"| {' | '.join(cells)} |" for cells in rows)]
