@@ -159,14 +159,16 @@ class HeadEntry:
 
     def on_host(self, place: HostPlace) -> Head:
         """See PartEntry."""
-        return self._opened(HostLogits(self._full) if self.keeps_full else NO_FULL)
+        full = HostLogits(self._full) if self.keeps_full else NO_FULL
+        return self._opened(full, [output for part in place.opened for output in part.returns])
 
     def on_device(self, place: DevicePlace) -> Head:
         """See PartEntry."""
-        return self._opened(DeviceLogits(place.device, self._full) if self.keeps_full else NO_FULL)
+        full = DeviceLogits(place.device, self._full) if self.keeps_full else NO_FULL
+        return self._opened(full, [])
 
-    def _opened(self, full: FullMemory) -> Head:
-        return (GatherHead if self.gathers else Head)(self, full)
+    def _opened(self, full: FullMemory, others: list[HeadOutput]) -> Head:
+        return (GatherHead if self.gathers else Head)(self, full, others)
 
 
 class FullMemory(Protocol):
@@ -202,10 +204,12 @@ NO_FULL = _NoFull()
 class Head(Part):
     """The head of an engine: full, or the largest logits of each row."""
 
-    def __init__(self, entry: HeadEntry, full: FullMemory) -> None:
-        """Take where the engine leaves the logits that stay with it."""
+    def __init__(self, entry: HeadEntry, full: FullMemory, others: list[HeadOutput]) -> None:
+        """Take where the engine leaves the logits that stay with it, and outputs of other parts."""
         self.full = full
-        self._outputs = entry.outputs
+        self._outputs = (*entry.outputs, *others)
+        self._others = [output.name for output in others]
+        self._vocab_size = entry.vocab_size
         self._num_top = parse_num_top_logits(entry.kind)
         self._keeps_full = self._num_top > 0 and entry.keeps_full
         self._kept: KeptLogits | None = None
@@ -229,6 +233,8 @@ class Head(Part):
             found = call.outputs
         if call.is_last:
             call.returned["logits"] = self._logits(call, found)
+            for name in self._others:
+                call.returned[name] = found[name]
 
     def read(self, rows: Ints) -> NDArray[np.float32]:
         """Return a copy of all logits of some of the last call's logit rows, (n, V)."""
@@ -281,11 +287,6 @@ class GatherHead(Head):
         "the bundle with --logits gather"
     }
 
-    def __init__(self, entry: HeadEntry, full: FullMemory) -> None:
-        """See Head."""
-        super().__init__(entry, full)
-        self._vocab_size = entry.vocab_size
-
     def bind(self, call: Call, binder: Binder) -> None:
         """See Part."""
         if call.is_first and call.whole.gather is not None:
@@ -300,8 +301,8 @@ class GatherHead(Head):
     def collect(self, call: Call, found: dict[str, NDArray[Any]]) -> None:
         """See Head."""
         if call.forward.gather is None:
-            whole = self.full.read(np.arange(len(found[LOGSUMEXP])))
-            found = {LOGITS: whole, LOGSUMEXP: found[LOGSUMEXP]}
+            found[LOGITS] = self.full.read(np.arange(len(found[LOGSUMEXP])))
+            del found[GATHERED_LOGITS]
         super().collect(call, found)
 
     def _logits(self, call: Call, found: dict[str, NDArray[Any]]) -> Logits:
