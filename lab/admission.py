@@ -20,7 +20,7 @@ from dsbd_ort.decoding.row_bounds import most_rows
 from dsbd_ort.engine import Service, ServiceLimits, ServiceStats
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.results import GenerationResult
-from dsbd_runtime.parts.cache_entries import attending
+from dsbd_runtime.parts.cache_entries import every_row
 from dsbd_runtime.parts.kv_cache import row_bytes
 from lab.frame.page import BUNDLE, DOCS, Page, writes
 from scripts.document_sections import table
@@ -55,7 +55,7 @@ class Found:
 def run_together(pipeline: Pipeline, chats: Sequence[dict[str, Any]], rows: int) -> Found:
     """Run all chats at a time in a cache of so many rows."""
     of_row = sum(
-        row_bytes(attending(entry.caches)) for entry in pipeline.bundle.entry_by_role.values()
+        row_bytes(every_row(entry.caches)) for entry in pipeline.bundle.entry_by_role.values()
     )
     limits = ServiceLimits(max_requests=len(chats), kv_bytes=rows * of_row)
     found = Found()

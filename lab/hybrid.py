@@ -30,7 +30,7 @@ from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.ort.ort_module import session_options
 from dsbd_runtime.ort.ort_session import OrtSession
-from dsbd_runtime.parts.cache_entries import RecurrentRows, attending, recurrent
+from dsbd_runtime.parts.cache_entries import RecurrentRows, every_row, recurrent
 from dsbd_runtime.parts.kv_cache import row_bytes
 from dsbd_runtime.parts.part import part_of
 from dsbd_runtime.parts.recent_rows import RecentRows, path_bytes
@@ -210,7 +210,7 @@ def memory_lines(hybrid: Bundle, llama: Bundle, fold: dict[int, str]) -> Iterato
     for bundle in (hybrid, llama):
         caches = bundle.entry("target").caches
         yield (
-            f"* {bundle.path.name}: {row_bytes(attending(caches)) / 1e3:.1f} kB a token, "
+            f"* {bundle.path.name}: {row_bytes(every_row(caches)) / 1e3:.1f} kB a token, "
             f"{path_bytes(caches) / 1e6:.1f} MB besides of a request or parted beam"
         )
     folds = ", ".join(f"{rows} rows {cell} ms" for rows, cell in fold.items())

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from dsbd_export.capture.part import ExportPart
 from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.config import ModelOptions
 from dsbd_export.model_kinds import source_of
 from dsbd_export.model_source import EngineGraph, ModelSource
 from dsbd_export.parity_cases import ForestCase, Reference
@@ -100,9 +101,9 @@ class _SharedSource:
         self._key = _key_of(checkpoint)
         return checkpoint
 
-    def parts(self) -> list[ExportPart]:
+    def parts(self, options: ModelOptions) -> list[ExportPart]:
         """See ModelSource."""
-        return self._source.parts()
+        return self._source.parts(options)
 
     def logits_in_float64(self, model: Any, case: ForestCase) -> NDArray[np.float64]:
         """See ModelSource."""
@@ -116,19 +117,20 @@ class _SharedSource:
         """See ModelSource."""
         return self._source.largest_values(model)
 
-    def capture(self, model: Any, report: Report) -> list[EngineGraph]:
+    def capture(self, model: Any, parts: Sequence[ExportPart], report: Report) -> list[EngineGraph]:
         """Return graphs with weights of their own: an export releases those of its model."""
-        if self._graphs.get(self._key) is None:
-            captured = self._source.capture(model, report)
+        key = "-".join((self._key, *(type(part).__name__ for part in parts)))
+        if self._graphs.get(key) is None:
+            captured = self._source.capture(model, parts, report)
             for each in captured:
                 graph = ir.serde.serialize_model(each.graph).SerializeToString()
-                self._graphs[f"{self._key}-{each.file}"] = graph
+                self._graphs[f"{key}-{each.file}"] = graph
             places = [(each.file, each.weights, each.name) for each in captured]
-            self._graphs[self._key] = json.dumps(places).encode()
-        places = json.loads(self._graphs.get(self._key) or b"")
-        return [EngineGraph(self._stored(place[0]), *place) for place in places]
+            self._graphs[key] = json.dumps(places).encode()
+        places = json.loads(self._graphs.get(key) or b"")
+        return [EngineGraph(self._stored(f"{key}-{place[0]}"), *place) for place in places]
 
-    def _stored(self, file: str) -> ir.Model:
-        graph = self._graphs.get(f"{self._key}-{file}")
+    def _stored(self, key: str) -> ir.Model:
+        graph = self._graphs.get(key)
         assert graph is not None  # as its place is stored, which is stored last
         return ir.serde.deserialize_model(onnx.load_from_string(graph))

@@ -13,7 +13,7 @@ from dsbd_runtime.device.cuda_device import gpu_compute_capability, import_cuda_
 from dsbd_runtime.engine.providers import PROVIDERS, Placement, Provider, check_runnable
 from dsbd_runtime.errors import BundleError, ProviderError
 from dsbd_runtime.loading import check_available
-from dsbd_runtime.parts.cache_entries import attending
+from dsbd_runtime.parts.cache_entries import every_row
 from dsbd_runtime.parts.encoder_entry import EncoderEntry
 from dsbd_runtime.parts.features import FeatureEntry
 from dsbd_runtime.parts.head import FULL
@@ -196,7 +196,7 @@ def _draft_record(bundle: Bundle) -> DraftRecord | None:
 def _model_summary(bundle: Bundle, role: str) -> ModelSummary:
     entry = bundle.entry(role)
     parity = entry.parity
-    kv_bytes_per_token = row_bytes(attending(entry.caches))
+    kv_bytes_per_token = row_bytes(every_row(entry.caches))
     return ModelSummary(
         family=entry.family,
         dtype=entry.dtype,

@@ -24,9 +24,9 @@ from dsbd_ort.commands.option_types import PATH
 from dsbd_ort.commands.options import argument, flag
 from dsbd_ort.model_defaults import WARPING, listed
 from dsbd_ort.results import json_text
-from dsbd_runtime.bundle_files.bundle import open_bundle
+from dsbd_runtime.bundle_files.bundle import CacheEntry, open_bundle
 from dsbd_runtime.bundle_files.draft_record import DraftRecord
-from dsbd_runtime.parts.cache_entries import CacheEntry, ConvolutionRows, RecurrentRows
+from dsbd_runtime.parts.cache_entries import AttentionRows, ConvolutionRows, RecurrentRows
 from dsbd_runtime.parts.features import FeatureEntry
 
 JSON_FIELDS = """\b
@@ -278,6 +278,8 @@ def _shape(cache: CacheEntry) -> str:
     if isinstance(cache, RecurrentRows):
         keys = f"{cache.num_key_heads} keys x {cache.key_width}"
         return f"recurrence of {keys} and {cache.num_heads} deltas x {cache.value_width}"
+    if not isinstance(cache, AttentionRows):
+        return cache.kind
     values = f" and {cache.value_width}" if cache.value_width != cache.key_width else ""
     return f"{cache.num_heads} heads x {cache.key_width}{values}"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.cache_entries import attending
+from dsbd_runtime.parts.cache_entries import every_row
 from dsbd_runtime.parts.kv_cache import bucket_capacity, row_bytes
 from dsbd_runtime.parts.recent_rows import path_bytes
 from dsbd_runtime.typed_json import in_short
@@ -78,7 +78,7 @@ def cache_rows(limits: ServiceLimits, bundle: Bundle) -> int:
         wanted = max(limits.max_requests * _DEFAULT_ROWS, 2 * bundle.context_length)
         return bucket_capacity(wanted)
     entries = bundle.entry_by_role.values()
-    bytes_of_row = max(1, sum(row_bytes(attending(entry.caches)) for entry in entries))
+    bytes_of_row = max(1, sum(row_bytes(every_row(entry.caches)) for entry in entries))
     bytes_of_paths = limits.max_requests * sum(path_bytes(entry.caches) for entry in entries)
     affordable = (limits.kv_bytes - bytes_of_paths) // bytes_of_row
     rows = 0

@@ -22,6 +22,7 @@ from dsbd_export.capture.replacements import choose_rope, prepare_for_capture
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.families import AttentionForm
 from dsbd_export.checkpoints.model_loading import load_model, reference_dtype
+from dsbd_export.config import ModelOptions
 from dsbd_export.pair import resize_vocabulary
 from dsbd_export.parity_cases import (
     ForestCase,
@@ -71,7 +72,7 @@ class ModelSource(Protocol):
         The source keeps it for the later methods.
         """
 
-    def parts(self) -> list[ExportPart]:
+    def parts(self, options: ModelOptions) -> list[ExportPart]:
         """Return the kinds of state that the engine is made of."""
 
     def references(self, model: Any) -> list[Reference]:
@@ -89,7 +90,7 @@ class ModelSource(Protocol):
     def largest_values(self, model: Any) -> dict[int, NDArray[np.float32]]:
         """Return the largest values of every layer that attends, for sums in integers."""
 
-    def capture(self, model: Any, report: Report) -> list[EngineGraph]:
+    def capture(self, model: Any, parts: Sequence[ExportPart], report: Report) -> list[EngineGraph]:
         """Return the engine's own graph, as its parts have it, and others that are captured."""
 
 
@@ -116,9 +117,9 @@ class DecoderSource:
         self._checkpoint = replace(self._checkpoint, caches=caches)
         return self._checkpoint
 
-    def parts(self) -> list[ExportPart]:
+    def parts(self, options: ModelOptions) -> list[ExportPart]:
         """See ModelSource."""
-        return parts_of_engine(self._checkpoint)
+        return parts_of_engine(self._checkpoint, options)
 
     def references(self, model: Any) -> list[Reference]:
         """See ModelSource; a draft that proposes some tokens only returns no others."""
@@ -154,10 +155,10 @@ class DecoderSource:
         """See ModelSource."""
         return largest_values(model, self._checkpoint)
 
-    def capture(self, model: Any, report: Report) -> list[EngineGraph]:
+    def capture(self, model: Any, parts: Sequence[ExportPart], report: Report) -> list[EngineGraph]:
         """See ModelSource."""
         checkpoint, form = self._checkpoint, self._prepare(model)
-        module = self.GRAPH(model, self.parts(), form)
+        module = self.GRAPH(model, parts, form)
         graph = captured_graph(module, checkpoint, module.contract, report)
         report(f"{checkpoint.role}: optimizing the graph")
         optimize_graph(graph)

@@ -30,9 +30,7 @@ from dsbd_export.gate.unwritten_bundle import NOT_MEASURED, unwritten_bundle
 from dsbd_export.model_kinds import check_pair, kind_of, source_of
 from dsbd_export.model_source import EngineGraph, ModelSource, SourceOf
 from dsbd_export.opening import open_pair
-from dsbd_export.pair import (
-    context_warning,
-)
+from dsbd_export.pair import context_warning
 from dsbd_export.parity_cases import ForestCase
 from dsbd_export.parts.draft_vocabulary import shorter_head_advice, with_draft_vocabulary
 from dsbd_export.parts.features import default_layers
@@ -236,7 +234,7 @@ def _write_model(
     if advice := shorter_head_advice(model, checkpoint):
         report(advice)
     checkpoint = source.probed(model, config.dtype)
-    parts = source.parts()
+    parts = source.parts(config)
     contract = joined(parts)
     config = _with_attention(checkpoint, contract.inexact, config, report)
     report(f"{role}: computing reference logits")
@@ -248,7 +246,7 @@ def _write_model(
     if config.rounds_rows:
         rows = source.product_rows(model, config.calibration_texts)
     convert_weights(model, config.dtype)
-    graphs = source.capture(model, report)
+    graphs = source.capture(model, parts, report)
     if config.attention_form == EXACT:
         layers = [cache.layer for cache in attending(checkpoint.caches)]
         missing = without_exact_form(graphs[0].graph, layers)
@@ -388,7 +386,7 @@ def manifest_entry(
         eos_token_ids=checkpoint.eos_token_ids,
         context_length=checkpoint.context_length,
         num_layers=len(checkpoint.layer_masks),
-        caches=list(checkpoint.caches),
+        caches=[cache for cache, _ in contract.caches],
         dtype=config.dtype,
         quantization=config.quantized_form,
         bit_exact=config.bit_exact,

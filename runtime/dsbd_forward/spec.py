@@ -38,7 +38,7 @@ class MemorySpec:
     @property
     def folds_rows(self) -> bool:
         """Whether rows that all paths share become a state, sooner without unused rows between."""
-        return self.kept != {"attention rows"}
+        return bool(self.kept & {"convolution rows", "recurrent rows"})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,8 +47,8 @@ def typed(kind: type[Entry], value: Any, where: str) -> Entry:
     """Return parsed JSON as the dataclass ``kind``; raise BundleError at the first mismatch.
 
     Fields are str, int, bool, float, None, lists and dicts of them, dataclasses, and unions. Those
-    without a default must be there, and no other unless it is null; of a union of dataclasses the
-    field ``kind`` tells which. ``where`` names the whole in messages.
+    without a default must be there, and no other unless it is null; a dataclass with subclasses is
+    the one that the field ``kind`` tells. ``where`` names the whole in messages.
     """
     entry: Entry = _parsed(kind, value, where)
     return entry
@@ -88,6 +88,9 @@ def name_in_short(name: str) -> str:
 
 def _parsed(kind: Any, value: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kinds := by_kind(kind):
+        first = next(iter(kinds.values()))
+        kind = _chosen(kinds, value, where) if isinstance(value, dict) else first
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
         return _parsed_dataclass(kind, value, where)
     if origin is list and isinstance(value, list):
@@ -97,8 +100,6 @@ def _parsed(kind: Any, value: Any, where: str) -> Any:
             k: _parsed(arguments[1], v, f"{where}: {name_in_short(k)}") for k, v in value.items()
         }
     if origin is types.UnionType:
-        if isinstance(value, dict) and len(kinds := _by_kind(arguments)) > 1:
-            return _parsed(_chosen(kinds, value, where), value, where)
         scalars = (argument for argument in arguments if type(value) is argument)
         return _parsed(next(scalars, arguments[0]), value, where)
     if kind is float and type(value) in (int, float) and math.isfinite(_as_float(value)):
@@ -117,18 +118,14 @@ def _in_words(kind: Any) -> str:
     return f"an object ({', '.join(shown)})"
 
 
-def _by_kind(members: tuple[Any, ...]) -> dict[Any, Any]:
-    """Return the dataclasses of a union by the default of their field ``kind``."""
-    return {
-        field.default: member
-        for member in members
-        if dataclasses.is_dataclass(member)
-        for field in dataclasses.fields(member)
-        if field.name == "kind"
-    }
+def by_kind(base: Any) -> dict[str, Any]:
+    """Return the subclasses of a dataclass by the default of their field ``kind``."""
+    if not (isinstance(base, type) and dataclasses.is_dataclass(base)):
+        return {}
+    return {member.kind: member for member in base.__subclasses__() if hasattr(member, "kind")}
 
 
-def _chosen(kinds: dict[Any, Any], value: dict[str, Any], where: str) -> Any:
+def _chosen(kinds: dict[str, Any], value: dict[str, Any], where: str) -> Any:
     """Return the dataclass that an object names by its ``kind``."""
     kind = value.get("kind")
     if not isinstance(kind, str) or kind not in kinds:

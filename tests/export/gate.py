@@ -27,7 +27,7 @@ def bundle_of(
 ) -> Bundle:
     """Return the bundle of an engine in a folder that is named by its role."""
     assert folder.name == checkpoint.role
-    contract = joined(source_of(checkpoint).parts())
+    contract = joined(source_of(checkpoint).parts(config))
     entry = manifest_entry(checkpoint, config, contract)
     return unwritten_bundle(folder.parent, checkpoint.role, entry, target)
 

@@ -20,7 +20,7 @@ from dsbd_export.capture.part import joined
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.families import FAMILIES, AttentionForm
 from dsbd_export.checkpoints.model_loading import load_model
-from dsbd_export.config import ExportConfig
+from dsbd_export.config import ExportConfig, ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import MAX_ABS_ERROR, ParityLimit
 from dsbd_export.model_kinds import source_of
@@ -287,7 +287,7 @@ def test_wrong_masks_and_positions_fail_with_a_sliding_window(name, captures, tm
         mutated.CopyFrom(model)
         mutate(mutated.graph)
         if mutate in WRONG_MASKS:
-            contract = joined(parts_of_engine(checkpoint))
+            contract = joined(parts_of_engine(checkpoint, ModelOptions()))
             with pytest.raises(ExportError, match="its layers attend with"):
                 check_contract(ir.from_proto(mutated), contract, form_of(model.graph))
         onnx.save(mutated, tmp_path / "target" / "model.onnx")

@@ -15,7 +15,7 @@ from tests.export.exported_target import exported_target
 
 def contract_of(exported):
     target = exported_target(exported.config, exported.config.output)
-    return joined(parts_of_engine(target))
+    return joined(parts_of_engine(target, exported.config))
 
 
 def node_of(model, op_type):

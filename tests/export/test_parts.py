@@ -46,7 +46,7 @@ def checkpoint(small_llama_folder):
 
 def test_caches_are_in_the_order_of_layers_after_what_every_engine_has(checkpoint):
     mixed = replace(checkpoint, caches=(CONVOLUTION, ATTENDING), feature_layers=(0,))
-    contract = joined(parts_of_engine(mixed))
+    contract = joined(parts_of_engine(mixed, ModelOptions()))
     rows = ["0.convolution", "1.key", "1.value"]
     past = [f"past_key_values.{each}" for each in rows]
     of_some = ["recent_write_indices", "ancestors", "feature_rows"]
@@ -61,7 +61,7 @@ def test_a_kind_of_state_is_one_class(checkpoint):
     model = load_model(checkpoint)
     source.probed(model, "fp32")
     form = prepare_for_capture(model)
-    module = ForestGraph(model, [*source.parts(), Depths()], form)
+    module = ForestGraph(model, [*source.parts(ModelOptions()), Depths()], form)
     graph = captured_graph(module, checkpoint, module.contract, silent)
     optimize_graph(graph)
     check_contract(graph, module.contract, form)

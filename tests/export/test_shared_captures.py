@@ -37,7 +37,7 @@ def num_captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def capture(captures: SharedCaptures, checkpoint: Checkpoint) -> None:
-    [found] = captures(checkpoint).capture(None, print)
+    [found] = captures(checkpoint).capture(None, [], print)
     assert found.graph.graph.name == "empty"
 
 

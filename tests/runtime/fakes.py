@@ -74,7 +74,7 @@ class FakeSession:
         attention = next(part for part in entry.parts if isinstance(part, AttentionEntry))
         self.rows = Rows(attention, self)
         head = HeadEntry(kind="full", vocab_size=entry.vocab_size)
-        self.parts = (self.rows, *others, Head(head, NO_FULL))
+        self.parts = (self.rows, *others, Head(head, NO_FULL, []))
 
     # The caches
 

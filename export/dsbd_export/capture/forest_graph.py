@@ -24,10 +24,7 @@ from dsbd_export.errors import ExportError, own_error_in, reason_of
 from dsbd_export.passes.optimize import fuse_norms
 from dsbd_export.progress import Counter, PrintedSteps, Report, to_stdout
 from dsbd_runtime.parts.attention_rows import INPUT_IDS, POSITION_IDS
-from dsbd_runtime.parts.cache_entries import (
-    past_name,
-    present_name,
-)
+from dsbd_runtime.parts.cache_entries import past_name, present_name
 
 # How much of a capture has passed when torch.onnx.export prints a step, and when its own part ends:
 # of 24 layers, 30 s.

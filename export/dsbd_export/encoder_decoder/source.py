@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from dsbd_export.capture.part import ExportPart
 from dsbd_export.capture.source_attention import has_distance_bias, take_over_source_attention
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.families import AttentionForm
@@ -31,9 +32,9 @@ class EncoderDecoderSource(DecoderSource):
     def _calibration_case(self, texts: Sequence[str]) -> ForestCase:
         return with_own_source(super()._calibration_case(texts), self._checkpoint)
 
-    def capture(self, model: Any, report: Report) -> list[EngineGraph]:
+    def capture(self, model: Any, parts: Sequence[ExportPart], report: Report) -> list[EngineGraph]:
         """See ModelSource; the encoder too."""
-        graphs = super().capture(model, report)
+        graphs = super().capture(model, parts, report)
         self._prepare(model)
         encoder = capture_encoder_graph(model, self._checkpoint, report)
         optimize_graph(encoder)

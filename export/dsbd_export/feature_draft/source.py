@@ -15,6 +15,7 @@ from dsbd_export.capture.part import ExportPart
 from dsbd_export.capture.replacements import fix_rope, take_over_attention
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.families import AttentionForm
+from dsbd_export.config import ModelOptions
 from dsbd_export.feature_draft.checkpoint import FeatureDraftCheckpoint
 from dsbd_export.feature_draft.graph import FeatureGraph, FeaturesOfParents
 from dsbd_export.feature_draft.reference import (
@@ -52,9 +53,9 @@ class FeatureDraftSource(DecoderSource):
         self._checkpoint = replace(self._checkpoint, caches=tuple(caches))
         return self._checkpoint
 
-    def parts(self) -> list[ExportPart]:
+    def parts(self, options: ModelOptions) -> list[ExportPart]:
         """See ModelSource."""
-        return [*super().parts(), FeaturesOfParents(self._checkpoint)]
+        return [*super().parts(options), FeaturesOfParents(self._checkpoint)]
 
     def largest_values(self, model: Any) -> dict[int, NDArray[np.float32]]:
         """See ModelSource."""

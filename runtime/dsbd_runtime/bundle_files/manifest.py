@@ -22,13 +22,7 @@ from dsbd_runtime.parts.attention_rows import (
     ATTENTION_MASK_SLIDING,
     AttentionEntry,
 )
-from dsbd_runtime.parts.cache_entries import (
-    CACHE_KINDS,
-    AttentionRows,
-    CacheEntry,
-    attending,
-    recent,
-)
+from dsbd_runtime.parts.cache_entries import AttentionRows, CacheEntry, every_row, recent
 from dsbd_runtime.parts.encoder_entry import EncoderEntry, check_shared_encoder
 from dsbd_runtime.parts.features import FeatureEntry, features_part
 from dsbd_runtime.parts.head import FULL, GATHER, HeadEntry, parse_num_top_logits
@@ -37,6 +31,7 @@ from dsbd_runtime.parts.recent_rows import RecentEntry
 from dsbd_runtime.parts.sources import SourcesEntry
 from dsbd_runtime.parts.speech_entry import SpeechEntry, check_speech
 from dsbd_runtime.typed_json import (
+    by_kind,
     check_counts,
     in_short,
     json_from_file,
@@ -158,7 +153,7 @@ class ModelEntry:
         """The kinds of state that the engine is made of, in the order in which calls bind them."""
         sources = [] if self.encoder is None else [SourcesEntry(encoder=self.encoder)]
         attention = AttentionEntry(
-            caches=attending(self.caches),
+            caches=every_row(self.caches),
             masks=self.masks,
             sliding_window=self.sliding_window,
             reads_positions=any(each.encoder.reads_positions for each in sources),
@@ -281,13 +276,14 @@ def _refuse_unknown(data: dict[str, Any], where: str) -> None:
 
 
 def _refuse_unknown_caches(data: dict[str, Any], caches: object, where: str) -> None:
+    kinds = by_kind(CacheEntry)
     for index, cache in enumerate(caches if isinstance(caches, list) else []):
         if not isinstance(cache, dict):
             continue
         kind = cache.get("kind")
-        if isinstance(kind, str) and kind not in CACHE_KINDS:
+        if isinstance(kind, str) and kind not in kinds:
             raise _unknown(data, "kind", kind, f"{where}[{index}]")
-        known = CACHE_KINDS.get(str(kind), AttentionRows)
+        known = kinds.get(str(kind), AttentionRows)
         for name in unknown_fields(known, cache):
             raise _unknown(data, name, cache[name], f"{where}[{index}]")
 

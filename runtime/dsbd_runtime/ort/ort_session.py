@@ -15,10 +15,7 @@ from dsbd_runtime.engine.session import EngineOptions
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import CapacityError, EngineError
 from dsbd_runtime.ort.host_binder import OrtBinder
-from dsbd_runtime.ort.ort_module import (
-    LOG_ERRORS,
-    OrtGraphs,
-)
+from dsbd_runtime.ort.ort_module import LOG_ERRORS, OrtGraphs
 from dsbd_runtime.ort.prepared_engine import PreparedEngine
 from dsbd_runtime.parts.attention_rows import Rows
 from dsbd_runtime.parts.graph_check import check_graph

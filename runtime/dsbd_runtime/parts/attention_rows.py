@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from dsbd_forward.forward import Forward
 from dsbd_forward.rows import Ints
-from dsbd_runtime.parts.cache_entries import AttentionRows, cache_tensors
+from dsbd_runtime.parts.cache_entries import CacheEntry, cache_tensors
 from dsbd_runtime.parts.kv_cache import HostRows
 from dsbd_runtime.parts.part import (
     BOOL,
@@ -91,14 +91,14 @@ class AttentionEntry:
     """What the manifest says of the attention rows.
 
     Attributes:
-        caches: of the layers that attend.
+        caches: of all that is kept of every row: keys and values of the layers that attend.
         masks: names of the mask inputs.
         sliding_window: positions that a sliding-window layer sees; None exactly when ``masks``
             lacks the sliding one.
         reads_positions: whether the graph has the input ``row_positions``.
     """
 
-    caches: Sequence[AttentionRows]
+    caches: Sequence[CacheEntry]
     masks: Sequence[str]
     sliding_window: int | None = None
     reads_positions: bool = False

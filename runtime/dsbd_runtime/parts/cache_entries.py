@@ -46,10 +46,10 @@ def folded_name(name: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _LayerRows:
-    """What one transformer layer keeps of every row, or of the recent ones.
+class CacheEntry:
+    """The rows of one kind of one layer, every row or the recent ones; each kind is a class.
 
-    A layer that keeps nothing, or reads the rows of another one, has no entry.
+    A layer may keep several kinds. One that reads the rows of another layer has no entry.
 
     Attributes:
         layer: the number of the layer, which is in the names of its inputs and outputs.
@@ -58,6 +58,11 @@ class _LayerRows:
 
     layer: int
     dtype: str
+
+    @property
+    def kind(self) -> str:
+        """The name of the kind, by which a manifest finds the class: a field of each class."""
+        raise NotImplementedError
 
     @property
     def parts(self) -> dict[str, tuple[int, int]]:
@@ -81,7 +86,7 @@ class _LayerRows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionRows(_LayerRows):
+class AttentionRows(CacheEntry):
     """The rows of a layer that attends: a key and a value for each head.
 
     Attributes:
@@ -104,7 +109,7 @@ class AttentionRows(_LayerRows):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvolutionRows(_LayerRows):
+class ConvolutionRows(CacheEntry):
     """The rows of a layer that is a short convolution over the path (docs/algorithm.md 3.11).
 
     Attributes:
@@ -123,7 +128,7 @@ class ConvolutionRows(_LayerRows):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecurrentRows(_LayerRows):
+class RecurrentRows(CacheEntry):
     """The rows of a layer with a recurrent state: what each token wrote (docs/algorithm.md 3.11).
 
     They are its key, the delta that it wrote, and the logarithm of the decay from the beginning of
@@ -162,8 +167,7 @@ class RecurrentRows(_LayerRows):
         }
 
 
-CacheEntry = AttentionRows | ConvolutionRows | RecurrentRows
-"""The rows of one kind of one layer; ``kind`` tells which. A layer may keep rows of several."""
+_RECENT = (ConvolutionRows, RecurrentRows)
 
 
 def parts_of(caches: Sequence[CacheEntry]) -> list[tuple[CacheEntry, str]]:
@@ -185,13 +189,18 @@ def cache_tensors(caches: Sequence[CacheEntry], capacity: str) -> GraphContract:
 
 
 def attending(caches: Sequence[CacheEntry]) -> list[AttentionRows]:
-    """Return the entries of every row."""
+    """Return the entries of layers that attend."""
     return [cache for cache in caches if isinstance(cache, AttentionRows)]
+
+
+def every_row(caches: Sequence[CacheEntry]) -> list[CacheEntry]:
+    """Return the entries of every row."""
+    return [cache for cache in caches if not isinstance(cache, _RECENT)]
 
 
 def recent(caches: Sequence[CacheEntry]) -> list[CacheEntry]:
     """Return the entries of recent rows alone."""
-    return [cache for cache in caches if not isinstance(cache, AttentionRows)]
+    return [cache for cache in caches if isinstance(cache, _RECENT)]
 
 
 def recurrent(caches: Sequence[CacheEntry]) -> list[RecurrentRows]:
@@ -221,11 +230,3 @@ def equal_caches(num_layers: int, *, num_heads: int, head_dim: int, dtype: str) 
         )
         for layer in range(num_layers)
     ]
-
-
-CACHE_KINDS: dict[str, type[CacheEntry]] = {
-    ATTENTION_ROWS: AttentionRows,
-    CONVOLUTION_ROWS: ConvolutionRows,
-    RECURRENT_ROWS: RecurrentRows,
-}
-"""The classes of entries by their ``kind``."""

@@ -155,15 +155,16 @@ class HeadEntry:
 
     def on_host(self, place: HostPlace) -> Head:
         """See PartEntry."""
-        return self._opened(HostLogits)
+        others = [output for part in place.opened for output in part.returns]
+        return self._opened(HostLogits, others)
 
     def on_device(self, place: DevicePlace) -> Head:
         """See PartEntry."""
-        return self._opened(partial(DeviceLogits, place.device))
+        return self._opened(partial(DeviceLogits, place.device), [])
 
-    def _opened(self, memory: Callable[[HeadOutput], FullMemory]) -> Head:
+    def _opened(self, memory: Callable[[HeadOutput], FullMemory], others: list[HeadOutput]) -> Head:
         full = memory(full_output(self.vocab_size)) if self.keeps_full else NO_FULL
-        return {FULL: Head, GATHER: GatherHead}.get(self.kind, TopHead)(self, full)
+        return {FULL: Head, GATHER: GatherHead}.get(self.kind, TopHead)(self, full, others)
 
 
 class FullMemory(Protocol):
@@ -199,10 +200,12 @@ NO_FULL = _NoFull()
 class Head(Part):
     """The head of an engine: all logits of each row."""
 
-    def __init__(self, entry: HeadEntry, full: FullMemory) -> None:
-        """Take the memory of the logits that stay with the engine."""
+    def __init__(self, entry: HeadEntry, full: FullMemory, others: list[HeadOutput]) -> None:
+        """Take the memory of the logits that stay with the engine, and outputs of other parts."""
         self.full = full
-        self._outputs = entry.outputs
+        self._outputs = (*entry.outputs, *others)
+        self._others = [output.name for output in others]
+        self._vocab_size = entry.vocab_size
         self._num_bound = -1  # logit rows of the last call
         self._place: Ints | None = None  # of each logit row that repeats, its row in the call
 
@@ -226,6 +229,8 @@ class Head(Part):
             found = call.outputs
         if call.is_last:
             call.returned["logits"] = self._logits(call, found)
+            for name in self._others:
+                call.returned[name] = found[name]
 
     def read(self, rows: Ints) -> NDArray[np.float32]:
         """Return a copy of all logits of some of the last call's logit rows, (n, V)."""
@@ -292,11 +297,6 @@ class GatherHead(Head):
         "the bundle with --logits gather"
     }
 
-    def __init__(self, entry: HeadEntry, full: FullMemory) -> None:
-        """See Head."""
-        super().__init__(entry, full)
-        self._vocab_size = entry.vocab_size
-
     def bind(self, call: Call, binder: Binder) -> None:
         """See Part."""
         if call.is_first and call.whole.gather is not None:
@@ -311,8 +311,8 @@ class GatherHead(Head):
     def collect(self, call: Call, found: dict[str, NDArray[Any]]) -> None:
         """See Head."""
         if call.forward.gather is None:
-            whole = self.full.read(np.arange(len(found[LOGSUMEXP])))
-            found = {LOGITS: whole, LOGSUMEXP: found[LOGSUMEXP]}
+            found[LOGITS] = self.full.read(np.arange(len(found[LOGSUMEXP])))
+            del found[GATHERED_LOGITS]
         super().collect(call, found)
 
     def _logits(self, call: Call, found: dict[str, NDArray[Any]]) -> Logits:

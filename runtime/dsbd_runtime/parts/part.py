@@ -268,12 +268,15 @@ class Part:
         grows_in_calls: whether ``num_bytes`` changes in calls too, not only in ``reserve``.
         num_bytes: of the rows that it keeps.
         missing: for an engine without it, the sentence of the error that it is asked for.
+        returns: its outputs with a row for each logit row, which the head collects; each has the
+            name of a field of ``ForwardResult``.
     """
 
     reads: ClassVar[Mapping[str, str]] = {}
     splits: ClassVar[bool] = False
     grows_in_calls: ClassVar[bool] = False
     missing: ClassVar[str] = ""
+    returns: ClassVar[tuple[HeadOutput, ...]] = ()
 
     @property
     def num_bytes(self) -> int:
