@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.device.bound_calls import LoadedModel
-from dsbd_runtime.device.device import ELEMENT_BYTES, BoundCall, DeviceArray, DeviceEngine
 from dsbd_runtime.device.device_session import DeviceSession
 from dsbd_runtime.device.ort_engine import OrtEngine
+from dsbd_runtime.devices import ELEMENT_BYTES, BoundCall, DeviceArray, DeviceEngine
 from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.errors import CapacityError
 from dsbd_runtime.parts.attention_rows import INPUT_IDS, MAX_FORWARD_ROWS, WRITE_INDICES

@@ -18,8 +18,8 @@ from dsbd_runtime.bundle_files.bundle import (
     open_bundle,
     write_manifest,
 )
-from dsbd_runtime.device.device import DeviceArray
 from dsbd_runtime.device.ort_engine import OrtEngine
+from dsbd_runtime.devices import DeviceArray
 from dsbd_runtime.tensorrt.trt_record import (
     ENGINE_FILE,
     PRUNE_ENGINE_FILE,

@@ -10,8 +10,8 @@ import pytest
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.device.bound_calls import LoadedModel
 from dsbd_runtime.device.cuda_device import CudaDevice, check_cuda_device, import_cuda_runtime
-from dsbd_runtime.device.device import DeviceArray
 from dsbd_runtime.device.device_session import DeviceSession
+from dsbd_runtime.devices import DeviceArray
 from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.errors import CapacityError, DsbdError, ProviderError
 from tests.runtime.fake_cuda import FakeCudaRuntime, cudaError_t, cudaMemcpyKind

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_runtime.device.device import ELEMENT_BYTES, DeviceArray
+from dsbd_runtime.devices import ELEMENT_BYTES, DeviceArray
 from dsbd_runtime.errors import EngineError, ProviderError
 
 _log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from dsbd_runtime.device.device import DeviceArray
+from dsbd_runtime.devices import DeviceArray
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.parts.part import Call, HeadOutput, Tensors
 

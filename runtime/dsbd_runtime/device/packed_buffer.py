@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_runtime.device.device import ELEMENT_BYTES, Device, DeviceArray
+from dsbd_runtime.devices import ELEMENT_BYTES, Device, DeviceArray
 from dsbd_runtime.parts.attention_rows import SRC_ROWS, WRITE_INDICES
 
 _ALIGNMENT = 256  # that of cudaMalloc: kernels get addresses as aligned as those of separate arrays

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 
 from dsbd_errors import DsbdError
-from dsbd_runtime.device.device import Device, RecordedWork
+from dsbd_runtime.devices import Device, RecordedWork
 
 MOST_RECORDED = 64
 """The most units of one session; each takes some kilobytes of the device for every kernel."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_runtime.device.device import ELEMENT_BYTES, Device, DeviceArray
+from dsbd_runtime.devices import ELEMENT_BYTES, Device, DeviceArray
 from dsbd_runtime.errors import CapacityError
 from dsbd_runtime.parts.feature_memory import (
     FEATURE_INDEX,

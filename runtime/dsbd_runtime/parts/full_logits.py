@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_runtime.device.device import ELEMENT_BYTES, Device, DeviceArray
+from dsbd_runtime.devices import ELEMENT_BYTES, Device, DeviceArray
 from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.parts.forward_checks import check_read
 from dsbd_runtime.parts.part import DeviceBinder, HeadOutput, HostBinder

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_runtime.device.device import Device, DeviceArray
+from dsbd_runtime.devices import Device, DeviceArray
 from dsbd_runtime.errors import CapacityError, EngineError
 from dsbd_runtime.parts.cache_entries import CacheEntry, parts_of, past_name, present_name
 from dsbd_runtime.parts.part import HostBinder, HostPlace, NewRows

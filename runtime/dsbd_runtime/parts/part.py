@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from dsbd_forward.forward import Forward
 from dsbd_forward.rows import Ints
-from dsbd_runtime.device.device import Device, DeviceArray
+from dsbd_runtime.devices import Device, DeviceArray
 from dsbd_runtime.errors import InputError
 
 INT64, BOOL, FLOAT32 = "tensor(int64)", "tensor(bool)", "tensor(float)"

@@ -12,7 +12,7 @@ from typing import Any
 
 from dsbd_runtime.bundle_files.durable_files import put_in_place
 from dsbd_runtime.device.cuda_device import CudaDevice
-from dsbd_runtime.device.device import DeviceArray
+from dsbd_runtime.devices import DeviceArray
 from dsbd_runtime.tensorrt.trt_module import Flavour
 
 _log = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ import numpy as np
 
 from dsbd_runtime.device.bound_calls import LoadedModel
 from dsbd_runtime.device.cuda_device import CudaDevice, gpu_compute_capability, import_cuda_runtime
-from dsbd_runtime.device.device import DeviceArray
 from dsbd_runtime.device.device_session import DeviceSession
 from dsbd_runtime.device.recorded_calls import MOST_RECORDED
+from dsbd_runtime.devices import DeviceArray
 from dsbd_runtime.engine.providers import check_runnable
 from dsbd_runtime.engine.session import EngineOptions
 from dsbd_runtime.errors import BundleError, CapacityError, EngineError
