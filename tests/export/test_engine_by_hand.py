@@ -22,6 +22,7 @@ from dsbd_export.pipeline import export_model
 from dsbd_forward.forward import Forward
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.engine.causal_lm import CausalLM
+from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.loading import load_causal_lm
 from scripts.family_checkpoints import VOCAB_SIZE, write_family_checkpoint
 from tests.ort_sessions import cpu_session
@@ -104,7 +105,7 @@ def test_the_host_gives_what_the_graph_gives_by_hand(bundle: Bundle) -> None:
     for node, parent in enumerate(PARENTS):
         paths.append([*(paths[parent] if parent >= 0 else prefix), nodes[node]])
     last = NUM_PREFIX - 1
-    with load_causal_lm(bundle, "target", num_threads=1) as model:
+    with load_causal_lm(bundle, "target", settings=EngineSettings(num_threads=1)) as model:
         append(model, prefix, list(range(-1, last)))
         below = [last if parent < 0 else NUM_PREFIX + parent for parent in PARENTS]
         found = append(model, nodes, below)

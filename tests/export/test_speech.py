@@ -102,7 +102,7 @@ def test_a_graph_that_attends_by_another_head_is_refused(captures, tmp_path):
     folder = tmp_path / "target"
     cases = alignment_cases(load_model(checkpoint), checkpoint)
     error = alignment_error(bundle_of(folder, checkpoint), checkpoint, cases)
-    assert with_alignment(checkpoint, error).encoder == checkpoint.encoder
+    assert with_alignment(checkpoint, error) == checkpoint.encoder
     graph = onnx.load(folder / ALIGNMENT_FILE, load_external_data=False)
     [heads] = [each for each in graph.graph.initializer if each.name == "alignment.0.heads"]
     heads.CopyFrom(onnx.numpy_helper.from_array(np.array([2]), heads.name))
