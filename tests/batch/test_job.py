@@ -57,7 +57,8 @@ def done(batch):
 
 
 def answers(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    with path.open() as lines:  # splitlines would cut at separators within a text too
+        return [json.loads(line) for line in lines]
 
 
 def without_times(path):

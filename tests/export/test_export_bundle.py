@@ -60,7 +60,11 @@ def test_the_manifest_of_sliding_layers(exported_others):
 
 def test_every_stage_is_reported(exported):
     for role in ("target", "draft"):
-        lines = [line for line in exported.report if line.startswith(f"{role}: ")]
+        lines = [
+            line
+            for line in exported.report
+            if line.startswith(f"{role}: ") and not line.endswith(" left")  # of a slow machine
+        ]
         found = [stage in line for stage, line in zip(STAGES, lines, strict=True)]
         assert found == [True] * len(STAGES)
 
