@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,19 @@ _STAGED_ROWS = 8
 """Rows that a read copies from a device at a time, which bounds the pinned memory."""
 
 
+class LastLogits(Protocol):
+    """All logits of an engine's last call.
+
+    Attributes:
+        num_forwards: how many have begun; another number than before: rows are overwritten.
+    """
+
+    num_forwards: int
+
+    def read(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return a copy of the logits of some of the call's logit rows, (n, V)."""
+
+
 class KeptLogits:
     """The ``FullLogits`` of a model's last forward; its next one overwrites and expires them.
 
@@ -24,23 +36,19 @@ class KeptLogits:
         first_row: first of the R rows that can be read.
     """
 
-    def __init__(
-        self,
-        read: Callable[[NDArray[np.int64]], NDArray[np.float32]],
-        logit_rows: NDArray[np.int64],
-        last_start: int,
-    ) -> None:
-        """Take the function that reads rows of the forward's last call.
+    def __init__(self, last: LastLogits, logit_rows: NDArray[np.int64], last_start: int) -> None:
+        """Take the logits after the forward's last call.
 
         Of the logit rows [299, 3, 255, 256] and a last call that begins with row 256, the engine
         holds [299, 256]: only the last of the four can be read, as row 3, its row 1.
 
         Args:
-            read: of the last call's logit rows; it returns copies of some, (n, V).
+            last: those of the last call.
             logit_rows: (R,) int64. Those of the forward.
             last_start: the forward's row with which its last call began.
         """
-        self._read: Callable[[NDArray[np.int64]], NDArray[np.float32]] | None = read
+        self._last = last
+        self._num_forwards = last.num_forwards
         self._num_rows = len(logit_rows)
         self.first_row = 0
         self._held_row = 0  # the last call's logit row that is first_row
@@ -52,17 +60,13 @@ class KeptLogits:
 
     def read(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """See FullLogits."""
-        if self._read is None:
+        if self._last.num_forwards != self._num_forwards:
             raise InputError(
                 "full logits are read after the model's next forward or its end, which overwrite "
                 "them; read those of a forward before the next one"
             )
         check_read(rows, self.first_row, self._num_rows)
-        return self._read(rows - self.first_row + self._held_row)
-
-    def expire(self) -> None:
-        """Refuse to read from now on."""
-        self._read = None
+        return self._last.read(rows - self.first_row + self._held_row)
 
 
 class HostLogits:

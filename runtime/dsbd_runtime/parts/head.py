@@ -206,11 +206,13 @@ class Head(Part):
         self._outputs = (*entry.outputs, *others)
         self._others = [output.name for output in others]
         self._vocab_size = entry.vocab_size
+        self.num_forwards = 0  # that have begun; see ``LastLogits``
         self._num_bound = -1  # logit rows of the last call
         self._place: Ints | None = None  # of each logit row that repeats, its row in the call
 
     def bind(self, call: Call, binder: Binder) -> None:
         """See Part."""
+        self.num_forwards += call.is_first
         rows = call.forward.logit_rows
         if len(rows) > call.num_new or self._place is not None:
             rows = self._distinct(call)
@@ -238,6 +240,7 @@ class Head(Part):
 
     def close(self) -> None:
         """See Part."""
+        self.num_forwards += 1
         self.full.close()
 
     def _logits(self, call: Call, found: dict[str, NDArray[Any]]) -> Logits:
@@ -268,25 +271,11 @@ class Head(Part):
 class TopHead(Head):
     """A top-k head: the largest logits of each row; all of them may stay with the engine."""
 
-    _kept = KeptLogits(NO_FULL.read, NO_INTS, 0)  # of the last forward; of none before the first
-
-    def bind(self, call: Call, binder: Binder) -> None:
-        """See Part."""
-        if call.is_first:
-            self._kept.expire()
-        super().bind(call, binder)
-
-    def close(self) -> None:
-        """See Part."""
-        self._kept.expire()
-        super().close()
-
     def _logits(self, call: Call, found: dict[str, NDArray[Any]]) -> Logits:
         tops = found[TOP_IDS], found[TOP_LOGITS], found[LOGSUMEXP]
         if self.full is NO_FULL:
             return TopLogits(*tops)
-        self._kept = KeptLogits(self.read, call.whole.logit_rows, call.start)
-        return TopLogits(*tops, self._kept)
+        return TopLogits(*tops, KeptLogits(self, call.whole.logit_rows, call.start))
 
 
 class GatherHead(Head):
