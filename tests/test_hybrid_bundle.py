@@ -24,7 +24,7 @@ from dsbd_ort.decoding import DecodingRequest, decode_iterations
 from dsbd_ort.decoding.result import result_of
 from dsbd_ort.engine import Service, ServiceLimits
 from dsbd_ort.engine.limits import cache_rows
-from dsbd_runtime.bundle_files.bundle import open_bundle
+from dsbd_runtime.bundle_files.bundle import FOLD_FILE, open_bundle
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.loading import load_causal_lm
@@ -203,7 +203,7 @@ def test_a_fold_graph_is_there_where_states_are(
 ) -> None:
     bundle = hybrid[0].bundle
     has_states = bool(recurrent(bundle.entry("target").caches))
-    assert bundle.fold_path("target").is_file() == has_states
+    assert bundle.model_path("target").with_name(FOLD_FILE).is_file() == has_states
     if not has_states:
         return
     copy = tmp_path / "bundle"

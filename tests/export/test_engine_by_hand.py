@@ -28,7 +28,7 @@ from scripts.family_checkpoints import VOCAB_SIZE, write_family_checkpoint
 from tests.ort_sessions import cpu_session
 
 NUM_PREFIX = 56  # whose first 40 rows are folded
-PARENTS = (-1, -1, 0, 0, 1, 2, 2)  # nodes of a tree behind the prefix
+PARENTS = (-1, -1, 0, 0, 1, 2, 2)  # nodes of a tree after the prefix
 CAPACITY = 80
 FIRST_ROW = 5  # in the caches: no row is its own position
 FIRST_RECENT_ROW = 3

@@ -20,7 +20,7 @@ from dsbd_export.gate.parity import MAX_ABS_ERROR, MEAN_KL, ParityLimit
 from dsbd_export.opening import open_checkpoint
 from dsbd_export.parity_cases import Reference, reference_logits
 from dsbd_export.pipeline import export_bundle
-from dsbd_runtime.bundle_files.bundle import open_bundle
+from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, open_bundle
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.loading import load_causal_lm
 from scripts.family_checkpoints import SOURCE_READERS, write_family_checkpoint
@@ -70,7 +70,7 @@ def test_a_draft_with_the_same_encoder_shares_it(name, captures, tmp_path):
     num_bytes = sum(f.size for n, f in files.items() if n == "draft/encoder.onnx.data")
     assert num_bytes <= 2 * (32 * 32 + 32) * 4  # a product for keys and one for values
     source = [5, 6, 7, 8, 1]
-    encoder = cpu_session(bundle.encoder_path("target"))
+    encoder = cpu_session(bundle.model_path("target").with_name(ENCODER_FILE))
     [found] = encoder.run(["hidden_states"], {"source_ids": np.array([source])})
     assert np.allclose(found, hidden_states(tmp_path / "target", source), atol=1e-5)
 
@@ -177,7 +177,7 @@ def test_rows_of_other_hidden_states_fail(captures, tmp_path):
     ]
     limit, of_target = ParityLimit(MAX_ABS_ERROR, 1e-4), bundle.entry("target")
     check_parity(bundle.path / "draft", checkpoint, wanted, limit, target=of_target)
-    file = bundle.encoder_path("draft")
+    file = bundle.model_path("draft").with_name(ENCODER_FILE)
     graph = onnx.load(file, load_external_data=False)
     twice = onnx.helper.make_node("Add", ["hidden_states", "hidden_states"], ["twice"])
     for node in graph.graph.node:

@@ -22,7 +22,6 @@ BYTES_PER_ROW = 100
 class RecordingBinder:
     """Keeps copies of the arrays that a call reads, by name."""
 
-    name = "a fake engine"
     is_cleared = True
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ _SHARE_BEFORE_OPTIMIZING = 0.83
 
 
 class ForestGraph(nn.Module):
-    """The module that is captured: the model behind the inputs and outputs of its parts.
+    """The module that is captured: the model, with the inputs and outputs of its parts.
 
     Attributes:
         form: how the prepared model attends; None where masks are parts of biases.

@@ -1,4 +1,4 @@
-"""Source of an encoder-decoder: its decoder is the engine, its encoder a graph beside it."""
+"""Source of an encoder-decoder: its decoder is the engine, its encoder a second graph."""
 
 from __future__ import annotations
 

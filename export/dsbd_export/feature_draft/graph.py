@@ -37,7 +37,7 @@ from dsbd_runtime.parts.head import LOGIT_ROWS
 
 
 class FeatureGraph(ForestGraph):
-    """The module that is captured: the draft behind the inputs and outputs of its parts."""
+    """The module that is captured: the draft, with the inputs and outputs of its parts."""
 
     PLACE = "draft"
 

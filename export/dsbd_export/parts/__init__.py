@@ -1,1 +1,1 @@
-"""Kinds of state of an engine: each in the graph, beside it, and in the manifest."""
+"""Kinds of state of an engine: each in the graph, in further files and in the manifest."""

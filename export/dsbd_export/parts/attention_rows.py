@@ -30,7 +30,7 @@ EVERY_ROW = RowSpace(Axis("C", 13), WRITE_INDICES, SRC_ROWS, "K")
 
 
 class ExportedAttention(ExportPart):
-    """What every engine has: a recurrent model attends with no layer, and reads a mask still."""
+    """Masks and rows, which every engine has: a model with recurrences alone reads a mask too."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint

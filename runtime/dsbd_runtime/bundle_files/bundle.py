@@ -157,20 +157,10 @@ class Bundle:
         _check_role(role)
         return self.path / role / MODEL_FILE
 
-    def encoder_path(self, role: str) -> Path:
-        """Return the path of the encoder of "target" or "draft", of an encoder-decoder."""
-        _check_role(role)
-        return self.path / role / ENCODER_FILE
-
     def prune_path(self, role: str) -> Path:
         """Return the path of the prune graph of "target" or "draft"."""
         _check_role(role)
         return self.path / role / PRUNE_FILE
-
-    def fold_path(self, role: str) -> Path:
-        """Return the path of the fold graph of an engine with recurrences."""
-        _check_role(role)
-        return self.path / role / FOLD_FILE
 
 
 def _existing_folder(path: object) -> Path:

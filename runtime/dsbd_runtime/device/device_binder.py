@@ -31,12 +31,9 @@ class StagedCall:
 
     is_cleared = True
 
-    def __init__(
-        self, name: str, inputs: Tensors, call: Call, *, capacity: int, most_rows: int
-    ) -> None:
+    def __init__(self, inputs: Tensors, call: Call, *, capacity: int, most_rows: int) -> None:
         """Begin a call.
 
-        name: of the engine, in errors.
         inputs: of the engine's contract, whose shapes name the dimensions.
         capacity: rows of the caches, beyond which nothing is padded.
         most_rows: of a call.
@@ -47,7 +44,6 @@ class StagedCall:
                 f"a forward of {num_new} rows, the session takes {most_rows}; split it"
             )
         padded = forward_bucket(num_new, most_rows)
-        self.name = name
         self.first_row = call.first_row
         self.sizes = {
             "S": padded if call.first_row + padded <= capacity else num_new,

@@ -54,9 +54,8 @@ class DeviceSession:
         Raises CapacityError when the device has no room for the outputs; the caches are as before.
         """
         bound, model = self.caches.bound, self._model
-        name = f"the engine on {model.device.name}"
         staged = StagedCall(
-            name, self._inputs, call, capacity=bound.capacity, most_rows=model.max_forward_rows
+            self._inputs, call, capacity=bound.capacity, most_rows=model.max_forward_rows
         )
         try:
             for part in self.parts:

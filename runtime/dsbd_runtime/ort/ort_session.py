@@ -52,7 +52,7 @@ class OrtSession:
         """Open the engine at ``model_path``; the weight file is mapped, matrices are packed.
 
         Args:
-            model_path: the ONNX file; external data beside it.
+            model_path: the ONNX file; its external data is in the same folder.
             entry: manifest entry of the engine; a contradiction is a BundleError.
             provider: a name of the table in ``providers``.
             settings: number of threads, and how long they wait busily.

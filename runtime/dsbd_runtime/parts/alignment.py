@@ -14,7 +14,7 @@ tokens, and there is one source.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.forward import Source
-from dsbd_runtime.errors import CapacityError, EngineError, ProviderError
+from dsbd_runtime.errors import CapacityError, EngineError
 from dsbd_runtime.parts.attention_rows import (
     INPUT_IDS,
     POSITION_IDS,
@@ -37,10 +37,10 @@ from dsbd_runtime.parts.head import LOGIT_ROWS, LOGITS, HeadEntry
 from dsbd_runtime.parts.kv_cache import NUMPY_DTYPES
 from dsbd_runtime.parts.part import (
     FLOAT32,
-    DevicePlace,
     GraphContract,
     HostPlace,
     Part,
+    PartEntry,
     TensorSpec,
     part_of,
 )
@@ -68,7 +68,7 @@ class AlignedTokens:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlignmentGraphEntry:
+class AlignmentGraphEntry(PartEntry):
     """Description of the alignment graph in the manifest; it has the engine's own inputs.
 
     Attributes:
@@ -83,16 +83,12 @@ class AlignmentGraphEntry:
     num_heads: int
     context_length: int
 
-    files: ClassVar[tuple[str, ...]] = (ALIGNMENT_FILE,)
+    lacks: ClassVar[str] = "aligns no sources"  # ``check_reads_sources`` refuses it before
 
     @property
-    def spec(self) -> Mapping[str, Any]:
+    def files(self) -> tuple[str, ...]:
         """See PartEntry."""
-        return {}
-
-    def contract(self) -> GraphContract:
-        """See PartEntry: nothing of the engine's own graph."""
-        return GraphContract(inputs={}, outputs={})
+        return (ALIGNMENT_FILE,)
 
     def graph_contract(self) -> GraphContract:
         """Return the inputs and outputs of the alignment graph."""
@@ -104,10 +100,6 @@ class AlignmentGraphEntry:
     def on_host(self, place: HostPlace) -> Alignment:
         """See PartEntry."""
         return Alignment(self, place)
-
-    def on_device(self, place: DevicePlace) -> Alignment:
-        """See PartEntry; ``check_reads_sources`` has refused the provider."""
-        raise ProviderError(f"{place.device.name} aligns no sources; run it on the CPU")
 
 
 class Alignment(Part):

@@ -20,9 +20,9 @@ write_indices + k becomes the old row src_rows[k].
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,7 @@ from dsbd_runtime.parts.part import (
     GraphContract,
     HostPlace,
     Part,
+    PartEntry,
     TensorSpec,
 )
 
@@ -87,8 +88,8 @@ class RowMemory(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionEntry:
-    """What the manifest says of the attention rows.
+class AttentionEntry(PartEntry):
+    """Description of the attention rows in the manifest.
 
     Attributes:
         caches: of all that is kept of every row: keys and values of the layers that attend.
@@ -102,13 +103,6 @@ class AttentionEntry:
     masks: Sequence[str]
     sliding_window: int | None = None
     reads_positions: bool = False
-
-    files: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def spec(self) -> Mapping[str, Any]:
-        """See PartEntry."""
-        return {}
 
     def contract(self) -> GraphContract:
         """See PartEntry."""

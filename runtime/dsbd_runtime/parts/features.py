@@ -50,6 +50,7 @@ from dsbd_runtime.parts.part import (
     GraphContract,
     HostPlace,
     Part,
+    PartEntry,
     TensorSpec,
 )
 
@@ -71,7 +72,7 @@ class FeatureEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReturnedFeaturesEntry:
+class ReturnedFeaturesEntry(PartEntry):
     """Description of the features that a target returns, in the manifest.
 
     Attributes:
@@ -82,8 +83,6 @@ class ReturnedFeaturesEntry:
     width: int
     dtype: str
     role: ClassVar[str] = "target"
-
-    files: ClassVar[tuple[str, ...]] = ()
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -113,7 +112,7 @@ class ReturnedFeaturesEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DraftFeaturesEntry:
+class DraftFeaturesEntry(PartEntry):
     """Description of the features that a feature draft reads and returns, in the manifest.
 
     Attributes:
@@ -126,8 +125,6 @@ class DraftFeaturesEntry:
     own_width: int
     dtype: str
     role: ClassVar[str] = "draft"
-
-    files: ClassVar[tuple[str, ...]] = ()
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -182,11 +179,11 @@ class FeaturesOfTarget(Part):
 
     def bind(self, call: Call, binder: Binder) -> None:
         """See Part."""
-        whole = _or_none(call.whole.feature_rows)
+        whole = _named_rows(call.whole.feature_rows)
         if call.is_first:
             check_kept_rows(whole, call.whole.num_new)
             call.returned[FEATURES] = self._memory.take(len(whole))
-        rows = _or_none(call.forward.feature_rows)
+        rows = _named_rows(call.forward.feature_rows)
         binder.write({FEATURE_ROWS: rows})
         first = int(np.searchsorted(whole, call.start)) if call.start else 0
         self._memory.bind_returned(binder, call.returned[FEATURES], first, len(rows), "F")
@@ -224,7 +221,7 @@ class FeaturesOfDraft(Part):
         self._memory.close()
 
 
-def _or_none(rows: Ints | None) -> Ints:
+def _named_rows(rows: Ints | None) -> Ints:
     """Return the rows whose features a forward requests; no rows if it names none."""
     return NO_INTS if rows is None else rows
 

@@ -44,6 +44,7 @@ from dsbd_runtime.parts.part import (
     HeadOutput,
     HostPlace,
     Part,
+    PartEntry,
     Tensors,
     TensorSpec,
 )
@@ -99,7 +100,7 @@ def full_output(vocab_size: int) -> HeadOutput:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadEntry:
+class HeadEntry(PartEntry):
     """Description of the head in the manifest.
 
     Attributes:
@@ -110,8 +111,6 @@ class HeadEntry:
     kind: str
     vocab_size: int
     full_logits: bool = True
-
-    files: ClassVar[tuple[str, ...]] = ()
 
     @property
     def outputs(self) -> tuple[HeadOutput, ...]:

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from dsbd_forward.forward import Forward
 from dsbd_forward.rows import Ints
 from dsbd_runtime.devices import Device, DeviceArray
-from dsbd_runtime.errors import InputError
+from dsbd_runtime.errors import InputError, ProviderError
 
 INT64, BOOL, FLOAT32 = "tensor(int64)", "tensor(bool)", "tensor(float)"
 FLOAT_TYPES = {"fp32": FLOAT32, "fp16": "tensor(float16)", "bf16": "tensor(bfloat16)"}
@@ -152,10 +152,6 @@ class Binder(Protocol):
     """
 
     @property
-    def name(self) -> str:
-        """The engine, in errors."""
-
-    @property
     def is_cleared(self) -> bool:
         """Whether nothing that lasts is bound: caches on the host have to be bound again."""
 
@@ -175,6 +171,10 @@ class Binder(Protocol):
 
 class HostBinder(Binder, Protocol):
     """Binder of an engine in host memory. What lasts is bound until ``clear``."""
+
+    @property
+    def name(self) -> str:
+        """The engine, in errors."""
 
     def clear(self) -> None:
         """Unbind everything, so that memory that was bound can be freed."""
@@ -233,29 +233,40 @@ class DeviceBinder(Binder, Protocol):
         """Have copies on the device queued after the call."""
 
 
-class PartEntry(Protocol):
-    """What the manifest says of one kind of state."""
+class PartEntry:
+    """Description of one kind of state in the manifest; a kind overrides what differs.
+
+    Attributes:
+        lacks: for a kind that devices refuse, what they do not do, such as "reads no sources".
+    """
+
+    lacks: ClassVar[str] = ""
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Names of its own graphs beside the engine's."""
+        """Names of its own graphs, next to the engine's."""
+        return ()
 
     @property
     def spec(self) -> Mapping[str, Any]:
         """Fields of ``EngineSpec``."""
+        return {}
 
     def contract(self) -> GraphContract:
-        """Return the inputs and outputs of the graph that belong to it, by name."""
+        """Return the inputs and outputs of the engine's graph that belong to it, by name."""
+        return GraphContract(inputs={}, outputs={})
 
-    def on_host(self, place: Any) -> Part:
-        """Return the part of an open engine with its memory on the host; see ``HostPlace``."""
+    def on_host(self, place: HostPlace) -> Part:
+        """Return the part of an open engine with its memory on the host."""
+        raise NotImplementedError
 
-    def on_device(self, place: Any) -> Part:
-        """Return the same with its memory on a device; see ``DevicePlace``.
+    def on_device(self, place: DevicePlace) -> Part:
+        """Return the same with its memory on a device.
 
         Raises:
-            ProviderError: there is none on devices.
+            ProviderError: devices refuse this kind.
         """
+        raise ProviderError(f"{place.device.name} {self.lacks}; run it on the CPU")
 
 
 class Part:

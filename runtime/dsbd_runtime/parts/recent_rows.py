@@ -28,15 +28,16 @@ row.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.rows import Ints
-from dsbd_runtime.errors import CapacityError, EngineError, ProviderError
+from dsbd_runtime.errors import CapacityError, EngineError
+from dsbd_runtime.parts.attention_rows import MAX_FORWARD_ROWS
 from dsbd_runtime.parts.cache_entries import (
     CacheEntry,
     cache_tensors,
@@ -55,11 +56,11 @@ from dsbd_runtime.parts.part import (
     FLOAT32,
     INT64,
     Call,
-    DevicePlace,
     GraphContract,
     HostBinder,
     HostPlace,
     Part,
+    PartEntry,
     Tensors,
     TensorSpec,
 )
@@ -74,7 +75,6 @@ ROW_PLACES = "row_places"
 SRC_RECENT_ROWS = "src_recent_rows"
 FOLDED_ROWS = "folded_rows"
 
-_MOST_NEW_ROWS = 256
 _STATE_BYTES = 4  # of a number, in fp32
 _STEP = 32  # rows; a recurrent layer looks at all of them in every call
 
@@ -87,7 +87,7 @@ def recent_capacity(num_rows: int) -> int:
 def path_bytes(caches: Sequence[CacheEntry]) -> int:
     """Return the bytes of a path that is kept by itself, beside those of its attention rows.
 
-    They are the states of its checkpoint and as many recent rows as are behind that as a rule. A
+    They are the states of its checkpoint and the recent rows that usually follow it. A
     request is one such path, and so is each of its beams that has parted from the others for long.
     """
     num_rows = recent_capacity(LEFT_BEHIND + FOLDED_TOGETHER + 1)
@@ -96,7 +96,7 @@ def path_bytes(caches: Sequence[CacheEntry]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecentEntry:
+class RecentEntry(PartEntry):
     """Description of the recent rows in the manifest.
 
     Attributes:
@@ -104,16 +104,12 @@ class RecentEntry:
     """
 
     caches: Sequence[CacheEntry]
+    lacks: ClassVar[str] = "keeps no recent rows"  # ``check_runnable`` refuses it before
 
     @property
     def files(self) -> tuple[str, ...]:
         """See PartEntry."""
         return (FOLD_FILE,) if recurrent(self.caches) else ()
-
-    @property
-    def spec(self) -> Mapping[str, Any]:
-        """See PartEntry."""
-        return {}
 
     def contract(self) -> GraphContract:
         """See PartEntry."""
@@ -133,10 +129,6 @@ class RecentEntry:
         """See PartEntry."""
         return RecentRows(self, HostRecentMemory(self.caches, place))
 
-    def on_device(self, place: DevicePlace) -> RecentRows:
-        """See PartEntry; ``check_runnable`` has refused the provider."""
-        raise ProviderError(f"{place.device.name} keeps no recent rows; run it on the CPU")
-
 
 class RecentRows(Part):
     """The recent rows of an engine, and the checkpoints before them."""
@@ -148,7 +140,7 @@ class RecentRows(Part):
         """Take the memory of the rows and states."""
         self.memory = memory
         self._paths = RecentPaths(memory, num_ancestors(entry.caches))
-        self._most_new_rows = most_new_rows(entry.caches, _MOST_NEW_ROWS)
+        self._most_new_rows = most_new_rows(entry.caches, MAX_FORWARD_ROWS)
         self._new: NewRows  # of the call that is bound next
 
     @property

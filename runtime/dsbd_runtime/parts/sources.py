@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dsbd_forward.forward import Source
-from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.parts.cross_slots import CrossSlots, places_of_rows
 from dsbd_runtime.parts.encoder_entry import (
     ENCODER_FILE,
@@ -26,17 +25,17 @@ from dsbd_runtime.parts.ort_encoder import OrtEncoder
 from dsbd_runtime.parts.part import (
     INT64,
     Call,
-    DevicePlace,
     GraphContract,
     HostBinder,
     HostPlace,
     Part,
+    PartEntry,
     TensorSpec,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourcesEntry:
+class SourcesEntry(PartEntry):
     """Description of the sources in the manifest.
 
     Attributes:
@@ -45,7 +44,12 @@ class SourcesEntry:
 
     encoder: EncoderEntry
 
-    files: ClassVar[tuple[str, ...]] = (ENCODER_FILE,)
+    lacks: ClassVar[str] = "reads no sources"  # ``check_reads_sources`` refuses it before
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """See PartEntry."""
+        return (ENCODER_FILE,)
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -72,10 +76,6 @@ class SourcesEntry:
         graphs = place.graphs
         encoder = OrtEncoder(graphs.ort, path, self.encoder, graphs.open, shared=shared)
         return Sources(encoder, CrossSlots(graphs.ort, encoder, self.encoder))
-
-    def on_device(self, place: DevicePlace) -> Sources:
-        """See PartEntry; ``check_reads_sources`` has refused the provider."""
-        raise ProviderError(f"{place.device.name} reads no sources; run it on the CPU")
 
 
 class Sources(Part):
