@@ -1,4 +1,4 @@
-"""scripts/check_structure finds references to members that no class has."""
+"""scripts/check_structure finds references to members that no class has, and unplain words."""
 
 from __future__ import annotations
 
@@ -47,3 +47,10 @@ def test_references_to_members_that_do_not_exist_are_found(
         f"{tmp_path}/own/parts.py:7 names Gone.turn, which does not exist",
         f"{tmp_path}/own/parts.py:9 names Other.local, which does not exist",
     ]
+
+
+def test_words_that_have_a_plain_synonym_are_found(check: ModuleType) -> None:
+    text = '"""What is behind."""\nx = 1  # all but\n# for rows_beside, not besides\n"""Whatever"""'
+    found = [(1, "what"), (1, "behind"), (2, "but for"), (3, "beside")]
+    assert check.words_to_replace(text) == found
+    assert check.words_to_replace("## Behind a proxy\nIt lags behind (#behind-a-proxy)") == []
