@@ -22,7 +22,7 @@ from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.results import GenerationResult
 from dsbd_runtime.parts.cache_entries import every_row
 from dsbd_runtime.parts.kv_cache import row_bytes
-from lab.frame.page import BUNDLE, DOCS, Page, writes
+from lab.frame.page import BUNDLE, RESULTS, Page, writes
 from scripts.document_sections import table
 
 COLUMNS = (
@@ -103,7 +103,7 @@ def row_of(found: Found, chats: Sequence[dict[str, Any]], alone: list[list[int]]
 @click.option("--rows", multiple=True, type=int, default=(65536,), show_default=True)
 @click.option("--limit", type=int, multiple=True, help="Longest answer, one for each --rows.")
 @click.option("--stop", default="\n\n", help="Text that ends an answer [a blank line].")
-@writes(DOCS / "serving.md")
+@writes(RESULTS / "serving.md")
 def main(
     bundle: Path,
     num_chats: int,

@@ -20,7 +20,7 @@ from rich.progress import track
 from dsbd_export.texts import is_held_out
 from dsbd_ort import GenerationResult, Pipeline
 from dsbd_ort.benchmark.bootstrap import bootstrap
-from lab.frame.page import BUNDLE, DOCS, Page, writes
+from lab.frame.page import BUNDLE, RESULTS, Page, writes
 from scripts.demo_pair.corpus import stdlib_sources
 from scripts.document_sections import table
 
@@ -165,7 +165,7 @@ def joint_table(pipeline: Pipeline, prompts: list[str]) -> list[str]:
 @BUNDLE
 @click.option("--prompts", default=100, show_default=True)
 @click.option("--max-new-tokens", default=64, show_default=True)
-@writes(DOCS / "quality.md", is_timed=False)
+@writes(RESULTS / "quality.md", is_timed=False)
 def main(bundle: Path, prompts: int, max_new_tokens: int, page: Page) -> None:
     """Measure every row and put the tables between the marks of the page."""
     page.begin("measured")

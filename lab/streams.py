@@ -17,7 +17,7 @@ import numpy as np
 from rich.progress import track
 
 from dsbd_ort.benchmark.prompts import PROMPTS
-from lab.frame.page import BUNDLE, DOCS, Page, writes
+from lab.frame.page import BUNDLE, RESULTS, Page, writes
 from lab.frame.server_process import MODEL, client_of
 from scripts.document_sections import table
 
@@ -70,7 +70,7 @@ def shares(http: httpx2.Client, options: dict[str, Any], num_tokens: int) -> lis
 @click.command(help=__doc__)
 @BUNDLE
 @click.option("--max-new-tokens", default=256, show_default=True)
-@writes(DOCS / "serving.md", is_timed=False)
+@writes(RESULTS / "serving.md", is_timed=False)
 def main(bundle: Path, max_new_tokens: int, page: Page) -> None:
     """Measure, print the table and write it between the marks of the document."""
     page.begin("streams")

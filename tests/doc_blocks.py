@@ -1,4 +1,4 @@
-"""Fenced blocks of the documentation, and what running one means."""
+"""Fenced blocks of the documentation, and how to run them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "lab/READM
 DOCUMENTS += [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "lab/results").glob("*.md"))]
 
 _FENCE = re.compile(
-    r"^(?:<!-- test: (?:skip, (?P<reason>.+?)|beside (?P<beside>.+?)) -->\n)?"
+    r"^(?:<!-- test: (?:skip, (?P<reason>.+?)|with (?P<server>.+?)) -->\n)?"
     r"```(?P<language>sh|console|python)\n"
     r"(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -46,17 +46,17 @@ class Block:
 
     Attributes:
         place: file and line, as "docs/run.md:9".
-        language: "sh", "console" (commands behind "$ ", each with its output) or "python".
+        language: "sh", "console" (commands after "$ ", each with its output) or "python".
         skip_reason: of the marker ``<!-- test: skip, reason -->`` in the line before it.
-        beside: of the marker ``<!-- test: beside dsbd-serve ... -->``: the server that runs while
-            the block does; its port takes the place of the documented one.
+        server: of the marker ``<!-- test: with dsbd-serve ... -->``: the server that runs while the
+            block does; its port replaces the documented one.
     """
 
     place: str
     language: str
     text: str
     skip_reason: str | None
-    beside: str | None = None
+    server: str | None = None
 
 
 def blocks_of(document: Path, text: str) -> Iterator[Block]:
@@ -64,7 +64,7 @@ def blocks_of(document: Path, text: str) -> Iterator[Block]:
     for match in _FENCE.finditer(text):
         line = text[: match.start("language")].count("\n") + 1
         place = f"{document.relative_to(ROOT)}:{line}"
-        yield Block(place, match["language"], match["text"], match["reason"], match["beside"])
+        yield Block(place, match["language"], match["text"], match["reason"], match["server"])
 
 
 class ExportsOnce:
@@ -97,10 +97,10 @@ class ExportsOnce:
 def run_block(block: Block, workspace: Path, exports: ExportsOnce) -> None:
     """Run a block in ``workspace``; raise AssertionError unless it does what it says."""
     with contextlib.chdir(workspace):
-        if block.beside:
-            with doc_servers.running(block.beside) as url:
+        if block.server:
+            with doc_servers.running(block.server) as url:
                 text = block.text.replace(doc_servers.DOCUMENTED_URL, url)
-                run_block(replace(block, text=text, beside=None), workspace, exports)
+                run_block(replace(block, text=text, server=None), workspace, exports)
         elif block.language == "python":
             exec(compile(block.text, block.place, "exec"), {"__name__": "__documented__"})
         elif block.language == "sh":
@@ -120,14 +120,14 @@ def _logical_lines(text: str) -> list[str]:
 
 
 def _sessions(text: str) -> Iterator[tuple[str, str]]:
-    """Yield every command behind "$ " with the text up to the next one."""
+    """Yield every command after "$ " with the text up to the next one."""
     for session in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         command, _, expected = session.partition("\n")
         yield command, expected
 
 
 def _fits(output: str, expected: str) -> bool:
-    """Return whether the texts agree but for white space and what "..." stands for."""
+    """Return whether the texts agree except for white space and the text that "..." stands for."""
     pattern = ".*".join(re.escape(part) for part in _one_line(expected).split("..."))
     return re.fullmatch(pattern, _one_line(output)) is not None
 

@@ -78,7 +78,7 @@ def shared_captures(captures: SharedCaptures, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def workspace(tmp_path: Path, tiny_bundle: Bundle, checkpoints: Path) -> Path:
-    """The folder that the documents speak of, with tiny models behind their names."""
+    """The folder that the documents refer to, with tiny models under their names."""
     for name in ("bundle", "BUNDLE", "chat_bundle", "damaged_bundle", "build/twin_bundle"):
         shutil.copytree(tiny_bundle.path, tmp_path / name)
     for name in ("TARGET", "DRAFT", "OTHER"):
@@ -113,7 +113,7 @@ def _make_chat_bundle(folder: Path) -> None:
 
 
 def _case(block: Block) -> ParameterSet:
-    starts_ray_serve = (block.beside or "").startswith("serve run")  # a minute, mostly to end it
+    starts_ray_serve = (block.server or "").startswith("serve run")  # a minute, mostly to end it
     return pytest.param(block, id=block.place, marks=[pytest.mark.slow] * starts_ray_serve)
 
 
@@ -152,12 +152,10 @@ def test_a_marker_holds_for_the_next_block_alone() -> None:
 
 
 def test_a_server_that_is_not_there_is_found(workspace: Path, exports: ExportsOnce) -> None:
-    text = (
-        "<!-- test: beside dsbd-serve bundle/ -->\n```sh\ncurl -sf http://127.0.0.1:8000/no\n```\n"
-    )
+    text = "<!-- test: with dsbd-serve bundle/ -->\n```sh\ncurl -sf http://127.0.0.1:8000/no\n```\n"
     (block,) = blocks_of(ROOT / "README.md", text)
-    assert block.beside == "dsbd-serve bundle/"
-    for wrong in (block, replace(block, beside="dsbd-serve nowhere/")):
+    assert block.server == "dsbd-serve bundle/"
+    for wrong in (block, replace(block, server="dsbd-serve nowhere/")):
         with pytest.raises(AssertionError):
             run_block(wrong, workspace, exports)
 
@@ -172,7 +170,7 @@ def repository() -> set[str]:
 
 
 def missing_files(text: str, repository: set[str]) -> set[str]:
-    """Return the files that a text names and that are nowhere, but for those that it writes."""
+    """Return the files that a text names and that are nowhere, except those that it writes."""
     matches = _NAMED.finditer(text)
     named = {match[1].rstrip("/").removeprefix("../").removeprefix("../") for match in matches}
     written = set(re.findall(r"^cat > (\S+) <<", text, re.MULTILINE))

@@ -94,7 +94,7 @@ class GenerationBody(ConstraintFields):
         options = without_neutral(self.model_extra or {})
         if unknown := sorted(set(options) - OPTION_NAMES):
             known = {*type(self).model_fields, *OPTION_NAMES, *FIELDS}
-            expected = did_you_mean(unknown[0], known) or "; see docs/serving.md"
+            expected = did_you_mean(unknown[0], known) or "; see docs/serving_reference.md"
             raise bad_request(f"unknown field {unknown[0]!r}{expected}", unknown[0])
         for openai_name, name in OPENAI_NAMES.items():
             value = getattr(self, openai_name)

@@ -1,8 +1,8 @@
 """The request fields that OpenAI's and vLLM's clients send, one row each; nothing is ignored.
 
 A field is done, or accepted where its value changes nothing here and else refused with the reason.
-docs/serving.md shows this table. Fields of DecodingConfig that are not in it are taken by their own
-names.
+docs/serving_reference.md shows this table. Fields of DecodingConfig that are not in it are taken by
+their own names.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ FIELDS: dict[str, RequestField] = {
     ),
     "length_penalty": Done("as in DecodingConfig: of every strategy"),
     "stop": Done("`stop_strings`: a text or up to 16, of 256 characters at most"),
-    "stop_token_ids": Done("token ids that end a sequence beside the model's own"),
+    "stop_token_ids": Done("token ids that end a sequence, in addition to the model's own"),
     "ignore_eos": Done("true: the model's own end-of-sequence tokens end nothing"),
     "skip_special_tokens": Done("as in DecodingConfig"),
     "logprobs": Done(
-        "completions: so many of the most probable tokens, 0 to 20, beside each token's own; chat: "
+        "completions: 0 to 20 of the most probable tokens, and each token's own; chat: "
         "true or false"
     ),
     "top_logprobs": Done("0 to 20, with `logprobs` true", completions=False),
@@ -222,7 +222,7 @@ def _equals_in_json(value: Any, other: Any) -> bool:
 
 
 def fields_table() -> str:
-    """Return the table as docs/serving.md shows it, in Markdown."""
+    """Return the table as docs/serving_reference.md shows it, in Markdown."""
     rows = [_row(name, field) for name, field in FIELDS.items()]
     return "\n".join(["| field | | here |", "|---|---|---|", *rows])
 

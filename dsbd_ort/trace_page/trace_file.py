@@ -1,4 +1,4 @@
-"""Trace of a request as a file: a page for people (.html), or JSON (.json, docs/trace.md)."""
+"""Trace of a request as a file: a page for people (.html), or JSON (.json, docs/run.md)."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from random import Random
 import click
 import httpx2
 
-from lab.frame.page import BUNDLE, DOCS, Page, writes
+from lab.frame.page import BUNDLE, RESULTS, Page, writes
 from lab.frame.server_process import MemorySamples, sampled_memory, served, server_process
 from lab.soak.mixed_load import MIX, MODEL, WANTED, Client, Outcomes, gone_client
 
@@ -73,7 +73,7 @@ def section(outcomes: Outcomes, memory: MemorySamples, unwanted: Sequence[str]) 
 @BUNDLE
 @click.option("--minutes", default=30.0, show_default=True)
 @click.option("--clients", default=6, show_default=True)
-@writes(DOCS / "serving.md", is_timed=False)
+@writes(RESULTS / "serving.md", is_timed=False)
 def main(bundle: Path, minutes: float, clients: int, page: Page) -> None:
     """Run the load, print the tables and write them between the marks of the document."""
     page.begin("soak")

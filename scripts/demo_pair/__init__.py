@@ -1,1 +1,1 @@
-"""Training of the demo pair: corpus, models, distillation, and the figures in docs/quality.md."""
+"""Training of the demo pair: corpus, models, distillation, and the figures in docs/benchmark.md."""

@@ -13,7 +13,7 @@ import filelock
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).with_name("programs")
-REQUIREMENTS = {  # pinned: docs/serving.md says with which of them the server was seen to work
+REQUIREMENTS = {  # pinned: docs/serving_reference.md lists the clients that were tested
     "openai": ["openai==3.54.0"],
     "litellm": ["litellm==1.106.2"],
     "langchain": ["langchain-openai==1.7.3"],

@@ -18,7 +18,7 @@ from dsbd_ort.pipeline import Pipeline
 from dsbd_runtime.bundle_files.bundle import Bundle
 from tests.openai_server.fakes import ScriptedService
 
-PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
+PAGE = Path(__file__).parents[2] / "docs" / "serving_reference.md"
 
 
 def error_of(*arguments: object) -> str:

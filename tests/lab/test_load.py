@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dsbd_runtime.bundle_files.bundle import Bundle
-from lab.frame.page import DOCS, RESULTS
+from lab.frame.page import RESULTS
 from lab.frame.server_process import MemorySamples, sampled_memory
 from lab.soak.mixed_load import Outcomes
 from tests.lab.lab_run import lab_run
@@ -46,14 +46,14 @@ def test_memory_that_is_taken_is_seen() -> None:
 @pytest.mark.parametrize(
     ("name", "document", "section", "options"),
     [
-        ("soak", DOCS / "serving.md", "soak", ["--minutes", "0.03", "--clients", "2"]),
+        ("soak", RESULTS / "serving.md", "soak", ["--minutes", "0.03", "--clients", "2"]),
         (
             "serving",
             RESULTS / "serving.md",
             "serving",
             ["--rounds", "1", "--requests", "2", "--max-new-tokens", "4", "--wait", "0"],
         ),
-        ("streams", DOCS / "serving.md", "streams", ["--max-new-tokens", "4"]),
+        ("streams", RESULTS / "serving.md", "streams", ["--max-new-tokens", "4"]),
         (
             "retrieval",
             RESULTS / "retrieval.md",

@@ -1,4 +1,4 @@
-"""Every row of the table of request fields is true, and docs/serving.md shows this table."""
+"""Every row of the table of request fields is true; docs/serving_reference.md shows the table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dsbd_ort.openai_server.request_fields import (
 )
 from tests.openai_server.running_server import MODEL, RunningServer
 
-DOCS = Path(__file__).parents[2] / "docs" / "serving.md"
+DOCS = Path(__file__).parents[2] / "docs" / "serving_reference.md"
 COMPLETION = {"model": MODEL, "prompt": "def f(", "max_tokens": 2}
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
 ENDPOINTS = [("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)]
