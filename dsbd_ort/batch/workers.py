@@ -8,11 +8,17 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 from dsbd_errors import DsbdError
-from dsbd_ort.batch.answer_sources import Answers, Backlog, answers_in_order
+from dsbd_ort.batch.answer_sources import (
+    WAIT_SECONDS,
+    Answers,
+    Backlog,
+    MayStop,
+    answers_in_order,
+)
 from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings, LineAnswer, RawLine, answer_line
 
 
@@ -28,9 +34,12 @@ class _Worker:
     process: BaseProcess
     connection: Connection
 
-    def receive(self) -> object:
-        """Return the next object that the worker sends."""
+    def receive(self, may_stop: MayStop = lambda: False) -> object:
+        """Return the next object that the worker sends, None if the batch may stop before."""
         try:
+            while not self.connection.poll(WAIT_SECONDS):
+                if may_stop():
+                    return None
             return self.connection.recv()
         except (EOFError, OSError) as error:
             self.process.join()
@@ -39,10 +48,13 @@ class _Worker:
                 "run the same command again to go on, with fewer --workers if memory ran out"
             ) from error
 
-    def send(self, line: RawLine) -> None:
-        """Send the worker a line; if it has ended, ``receive`` raises."""
+    def answer(self, line: RawLine, may_stop: MayStop) -> LineAnswer | None:
+        """Return the answer to a line; if the worker has ended, ``receive`` raises."""
         with contextlib.suppress(OSError):
             self.connection.send(line)
+        received = self.receive(may_stop)
+        assert received is None or isinstance(received, LineAnswer)
+        return received
 
 
 @dataclass(frozen=True)
@@ -58,36 +70,7 @@ class Workers:
         """See AnswerSource."""
         shared = _with_share_of_threads(backlog.settings, self.num_workers)
         with _started(shared, backlog.fingerprint, self.num_workers) as workers:
-            pool = _WorkerPool(workers)
-            yield from answers_in_order(pool, backlog.lines, backlog.is_interrupted)
-
-
-class _WorkerPool:
-    """See AnswerPool."""
-
-    def __init__(self, workers: list[_Worker]) -> None:
-        self.num_members = len(workers)
-        self._idle = list(workers)
-        self._busy: dict[object, tuple[_Worker, int]] = {}  # by connection
-
-    def has_idle(self) -> bool:
-        return bool(self._idle)
-
-    def send(self, index: int, line: RawLine) -> None:
-        worker = self._idle.pop()
-        worker.send(line)
-        self._busy[worker.connection] = (worker, index)
-
-    def receive(self, seconds: float) -> list[tuple[int, LineAnswer]]:
-        answers = []
-        connections = [worker.connection for worker, _ in self._busy.values()]
-        for connection in wait(connections, seconds):
-            worker, index = self._busy.pop(connection)
-            self._idle.append(worker)
-            received = worker.receive()
-            assert isinstance(received, LineAnswer)
-            answers.append((index, received))
-        return answers
+            yield from answers_in_order(workers, _Worker.answer, backlog)
 
 
 def _with_share_of_threads(settings: BatchSettings, num_workers: int) -> BatchSettings:

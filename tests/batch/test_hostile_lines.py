@@ -16,6 +16,7 @@ from dsbd_ort.batch.answer_sources import (
     Answers,
     AnswerSource,
     Backlog,
+    MayStop,
     SharedCalls,
     ThisProcess,
     answers_in_order,
@@ -81,27 +82,13 @@ class ReplicasHere:
     """What a cluster runs, without the cluster: answers go through pickle."""
 
     def answers(self, backlog: Backlog) -> Answers:
-        pool = _Replica(Replica(backlog.settings, backlog.fingerprint))
-        yield from answers_in_order(pool, backlog.lines, backlog.is_interrupted)
+        replica = Replica(backlog.settings, backlog.fingerprint)
 
+        def ask(member: Replica, line: RawLine, may_stop: MayStop) -> LineAnswer:
+            answer = member.answer(pickle.loads(pickle.dumps(line)))
+            return pickle.loads(pickle.dumps(answer))  # type: ignore[no-any-return]
 
-class _Replica:
-    num_members = 1
-
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
-        self._lines: list[tuple[int, RawLine]] = []
-
-    def has_idle(self) -> bool:
-        return not self._lines
-
-    def send(self, index: int, line: RawLine) -> None:
-        self._lines.append((index, pickle.loads(pickle.dumps(line))))
-
-    def receive(self, seconds: float) -> list[tuple[int, LineAnswer]]:
-        lines, self._lines = self._lines, []
-        answers = [(index, self._replica.answer(line)) for index, line in lines]
-        return pickle.loads(pickle.dumps(answers))  # type: ignore[no-any-return]
+        yield from answers_in_order([replica], ask, backlog)
 
 
 class _StopError(Exception):
