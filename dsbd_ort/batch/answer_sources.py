@@ -1,4 +1,4 @@
-"""Sources of a batch's answers: one pipeline, requests that share engine calls, worker processes."""
+"""Sources of a batch's answers: one pipeline, or members that answer a line each at a time."""
 
 from __future__ import annotations
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import ray
 
 from dsbd_ort.batch.workers import usable_cores
-from dsbd_ort.cluster.errors import ClusterError
-from dsbd_ort.cluster.replica import NodeResources
+from dsbd_ort.cluster.replica import ClusterError
 
-_AUTO = "auto"
-_CLIENT_SCHEME = "ray://"
+_ADDRESS = re.compile(r"(?:ray://)?\[?([^/\[\]]+)\]?:([0-9]+)")
 _CONNECT_SECONDS = 5.0
 _STORE_BYTES = 100_000_000  # lines and answers pass through it, never weights
 
@@ -38,8 +38,9 @@ def connected(address: str, report: Callable[[str], None]) -> Iterator[None]:
     # Ray prints messages of its workers to stdout, which is for results.
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            with _kept_termination_handler():
-                report(_connect(address))
+            on_sigterm = signal.getsignal(signal.SIGTERM)
+            report(_connect(address))
+            signal.signal(signal.SIGTERM, on_sigterm)  # in place of Ray's, which ends the process
             yield
         except ConnectionError as error:
             raise ClusterError(
@@ -50,13 +51,6 @@ def connected(address: str, report: Callable[[str], None]) -> Iterator[None]:
             ray.shutdown()
 
 
-def node_resources() -> list[NodeResources]:
-    """Return the resources of every living node of the cluster."""
-    nodes = ray.nodes()  # type: ignore[no-untyped-call]
-    resources = [node["Resources"] for node in nodes if node["Alive"]]
-    return [NodeResources(each.get("CPU", 0.0), each.get("GPU", 0.0)) for each in resources]
-
-
 def first_line(error: BaseException) -> str:
     """Return the line with the cause; Ray puts whole reports into its errors."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
@@ -65,11 +59,14 @@ def first_line(error: BaseException) -> str:
 def _connect(given: str) -> str:
     """Connect; return the name of the cluster."""
     address = resolved_address(given, os.environ)
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
-        _start()
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray has no argument for it
+        quiet |= {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
+        ray.init("local", num_cpus=usable_cores(), **quiet)
         return "no Ray cluster runs here: started one on this machine for this run"
     try:
-        ray.init(given, logging_level=logging.ERROR, log_to_driver=False)
+        ray.init(given, **quiet)
     except Exception as error:  # of many types, none of them documented
         raise ClusterError(
             f"the Ray cluster at {address} refuses this machine ({first_line(error)}); it requires "
@@ -77,28 +74,6 @@ def _connect(given: str) -> str:
             "and for HOST:PORT that this machine is a node: else use ray://HOST:10001"
         ) from error
     return f"the Ray cluster at {address}"
-
-
-def _start() -> None:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray has no argument for it
-    ray.init(
-        "local",
-        num_cpus=usable_cores(),
-        object_store_memory=_STORE_BYTES,
-        include_dashboard=False,
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-    )
-
-
-@contextlib.contextmanager
-def _kept_termination_handler() -> Iterator[None]:
-    """Keep our handler of SIGTERM; connecting replaces it by Ray's, which ends the process."""
-    ours = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, ours)
 
 
 def resolved_address(given: str, environment: Mapping[str, str]) -> str | None:
@@ -113,19 +88,17 @@ def resolved_address(given: str, environment: Mapping[str, str]) -> str | None:
     Raises:
         ClusterError: an address that was given is invalid, or nothing listens there.
     """
-    if given != _AUTO:
-        return _reached(given, f"--cluster {given}")
-    if named := environment.get("RAY_ADDRESS"):
-        return None if named == "local" else _reached(named, f"RAY_ADDRESS {named}")
-    # ``ray start`` leaves its address here; after a crash it is out of date.
-    file = Path(environment.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
-    started = file.read_text().strip() if file.is_file() else ""
-    return started if started and _listens(*_host_and_port(started, str(file))) else None
-
-
-def _reached(address: str, source: str) -> str:
-    host, port = _host_and_port(address, source)
-    if not _listens(host, port):
+    address, source = given, f"--cluster {given}"
+    if given == "auto":
+        address = environment.get("RAY_ADDRESS", "")
+        source = f"RAY_ADDRESS {address}"
+        if address == "local":
+            return None
+        if not address:  # ``ray start`` leaves its address here; after a crash it is out of date
+            file = Path(environment.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
+            address = file.read_text().strip() if file.is_file() else ""
+            return address if address and _listens(address, str(file)) else None
+    if not _listens(address, source):
         raise ClusterError(
             f"{source}: nothing listens there; start a cluster with 'ray start --head', correct "
             "the address, or use --cluster auto"
@@ -133,19 +106,15 @@ def _reached(address: str, source: str) -> str:
     return address
 
 
-def _host_and_port(address: str, source: str) -> tuple[str, int]:
-    host, colon, port = address.removeprefix(_CLIENT_SCHEME).rpartition(":")
-    if not (host and colon and port.isascii() and port.isdigit()):
+def _listens(address: str, source: str) -> bool:
+    found = _ADDRESS.fullmatch(address)
+    if found is None:
         raise ClusterError(
             f"{source} is not an address of a Ray cluster; expected auto, HOST:PORT or "
             "ray://HOST:PORT, as in 10.0.0.5:6379"
         )
-    return host.strip("[]"), int(port)
-
-
-def _listens(host: str, port: int) -> bool:
     try:
-        socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
+        socket.create_connection((found[1], int(found[2])), timeout=_CONNECT_SECONDS).close()
     except (OSError, OverflowError):  # OverflowError: no such port
         return False
     return True
