@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +31,6 @@ MOST_LEVELS = 64
 _OPTIONS = frozenset((*OPTION_TABLE, *LANGUAGE_OPTIONS)) - {*IN_PYTHON_ALONE}
 _OTHERS = frozenset(("id", "prompt", "messages"))
 _BOM = b"\xef\xbb\xbf"
-_STRING_OR_BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)|[\[\]{}]', re.DOTALL)
 
 
 class BatchError(DsbdError):
@@ -147,17 +145,14 @@ def read_lines(file: Path) -> Iterator[RawLine]:
 
 
 def parsed_object(content: bytes) -> dict[str, Any]:
-    """Parse the JSON object of a line; ``check_field`` checks its values.
-
-    Values nested too deep to parse are cut at a level that ``check_field`` refuses. A whole number
-    of more digits than Python converts becomes infinite, which it refuses too.
-    """
+    """Parse the JSON object of a line; ``check_field`` checks its values."""
     try:
-        try:
-            fields = json.loads(content, parse_int=_whole)
-        except RecursionError:
-            fields = json.loads(_cut(content, MOST_LEVELS + 2), parse_int=_whole)
-    except (ValueError, RecursionError) as error:
+        fields = json.loads(content)
+    except RecursionError as error:
+        raise InputError(
+            f"the line is nested deeper than {MOST_LEVELS} levels; expected a flatter value"
+        ) from error
+    except ValueError as error:
         raise InputError(
             f"the line is invalid JSON ({error}); expected one object per line"
         ) from error
@@ -216,33 +211,6 @@ def prompt_line(fields: dict[str, Any]) -> PromptLine:
 
 def _children(value: list[Any] | dict[str, Any]) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value
-
-
-def _whole(digits: str) -> int | float:
-    try:
-        return int(digits)
-    except ValueError:  # more digits than sys.get_int_max_str_digits()
-        return float(digits)
-
-
-def _cut(content: bytes, num_levels: int) -> bytes:
-    """Return JSON cut below ``num_levels``, whose innermost level is left empty.
-
-    With 2 levels, [1, [2, [3]]] becomes [1, []].
-    """
-    kept: list[bytes] = []
-    begin = level = 0
-    for found in _STRING_OR_BRACKET.finditer(content):
-        bracket = found[0]
-        if bracket in (b"[", b"{"):
-            level += 1
-            if level == num_levels:
-                kept.append(content[begin : found.end()])
-        elif bracket in (b"]", b"}"):
-            if level == num_levels:
-                begin = found.start()
-            level -= 1
-    return b"".join(kept) + content[begin:] if kept else content
 
 
 @dataclass(frozen=True)

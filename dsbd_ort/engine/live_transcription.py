@@ -10,7 +10,7 @@ from typing import Protocol
 
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodeResult, DecodingRequest
-from dsbd_ort.engine.errors import InternalError, ServiceClosedError
+from dsbd_ort.engine.errors import InternalError
 from dsbd_ort.engine.scheduler import Cancelled, LiveRequest, ServiceEvent
 from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_ort.speech.transcript import Segment, Transcript
@@ -145,17 +145,3 @@ def _result(events: SimpleQueue[ServiceEvent]) -> DecodeResult:
             list(event.sequences), event.stats, prompt_logprobs=event.prompt_logprobs
         )
     raise _Cancellation if isinstance(event, Cancelled) else event
-
-
-def transcript_or_raise(ending: SpeechEnding) -> Transcript:
-    """Return the transcript with which a transcription ended.
-
-    Raises:
-        ServiceClosedError: it was cancelled, because the service was closed.
-        DsbdError: it failed.
-    """
-    if isinstance(ending, Transcript):
-        return ending
-    if isinstance(ending, Cancelled):
-        raise ServiceClosedError("the service was closed before the transcription ended")
-    raise ending

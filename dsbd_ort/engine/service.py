@@ -16,11 +16,7 @@ from dsbd_ort.engine.async_stream import AsyncStream, result_or_raise
 from dsbd_ort.engine.engine_loop import EngineLoop
 from dsbd_ort.engine.errors import ServiceClosedError
 from dsbd_ort.engine.limits import ServiceLimits, cache_rows
-from dsbd_ort.engine.live_transcription import (
-    LiveTranscription,
-    SpeechEvent,
-    transcript_or_raise,
-)
+from dsbd_ort.engine.live_transcription import LiveTranscription, SpeechEvent
 from dsbd_ort.engine.scheduler import LiveRequest, Scheduler, ServiceEvent
 from dsbd_ort.model_pair import BusyError
 from dsbd_ort.pipeline import Pipeline
@@ -183,7 +179,7 @@ class Service:
             while isinstance(event := events.get(), Segment):
                 if on_segment is not None:
                     on_segment(event)
-            return transcript_or_raise(event)
+            return result_or_raise(event)
         finally:
             live.cancel()
 

@@ -16,7 +16,6 @@ from dsbd_ort.openai_server.protocol import (
     Report,
     ResponseBuilder,
     ResponseHead,
-    ReturnedSequence,
     ScoredToken,
     TokenPieces,
     Usage,
@@ -264,20 +263,27 @@ class ChatBuilder(ResponseBuilder):
         self._readers: dict[int, CallReader] = {}
         self._has_calls: set[int] = set()
 
-    def choice(self, sequence: ReturnedSequence) -> ChatChoice:
+    def choice(
+        self,
+        index: int,
+        text: str,
+        tokens: TokenPieces | None,
+        finish_reason: FinishReason,
+        report: ChoiceReport,
+    ) -> ChatChoice:
         """See ResponseBuilder."""
-        message, index = AssistantMessage(content=sequence.text), sequence.index
+        message = AssistantMessage(content=text)
         if self._tools is not None:
             reader = self._tools.reader()
-            message = _message([reader.push(sequence.text), reader.finish()])
+            message = _message([reader.push(text), reader.finish()])
             if message.tool_calls:
                 self._has_calls.add(index)
         return ChatChoice(
             index=index,
             message=message,
-            logprobs=_logprobs(sequence.tokens),
-            finish_reason=self._finish_reason(index, sequence.finish_reason),
-            dsbd=sequence.report,
+            logprobs=_logprobs(tokens),
+            finish_reason=self._finish_reason(index, finish_reason),
+            dsbd=report,
         )
 
     def _finish_reason(self, index: int, of_text: FinishReason) -> FinishReason:

@@ -17,7 +17,6 @@ from dsbd_ort.openai_server.protocol import (
     Report,
     ResponseBuilder,
     ResponseHead,
-    ReturnedSequence,
     ScoredToken,
     TokenPieces,
     Usage,
@@ -98,19 +97,24 @@ class CompletionBuilder(ResponseBuilder):
         super().__init__(head)
         self._offset_by_index: dict[int, int] = {}
 
-    def choice(self, sequence: ReturnedSequence) -> CompletionChoice:
-        """See ResponseBuilder."""
+    def choice(
+        self,
+        index: int,
+        text: str,
+        tokens: TokenPieces | None,
+        finish_reason: FinishReason | None = None,
+        report: ChoiceReport | None = None,
+    ) -> CompletionChoice:
+        """See ResponseBuilder; a chunk with text is a choice without the last two."""
         return CompletionChoice(
-            index=sequence.index,
-            text=sequence.text,
-            logprobs=self._logprobs(sequence.index, sequence.tokens),
-            finish_reason=sequence.finish_reason,
-            dsbd=sequence.report,
+            index=index,
+            text=text,
+            logprobs=self._logprobs(index, tokens),
+            finish_reason=finish_reason,
+            dsbd=report,
         )
 
-    def text_choice(self, index: int, text: str, tokens: TokenPieces | None) -> CompletionChoice:
-        """See ResponseBuilder."""
-        return CompletionChoice(index=index, text=text, logprobs=self._logprobs(index, tokens))
+    text_choice = choice
 
     def last_choice(
         self, index: int, finish_reason: FinishReason, report: ChoiceReport

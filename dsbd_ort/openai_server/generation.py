@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from fastapi import Request, Response
 from starlette.types import Receive
 
 from dsbd_errors import DsbdError
-from dsbd_ort.engine import LiveRequest, Service, ServiceEvent
+from dsbd_ort.engine import AsyncEvents, LiveRequest, Service, ServiceEvent
 from dsbd_ort.openai_server.chat import ChatBody
 from dsbd_ort.openai_server.completions import CompletionBody
 from dsbd_ort.openai_server.errors import (
@@ -45,6 +45,7 @@ from dsbd_runtime.text.tokenizer import Tokenizer
 
 Body = TypeVar("Body", CompletionBody, ChatBody)
 T = TypeVar("T")
+Event = TypeVar("Event")
 _GRAMMAR_THREADS = 2
 
 
@@ -58,8 +59,9 @@ class Gate:
         self.num_inside = 0
         self.is_draining = False
 
-    def enter(self) -> None:
-        """Count a request that begins.
+    @contextlib.contextmanager
+    def passed(self) -> Iterator[None]:
+        """Count a request for as long as the block lasts.
 
         Raises:
             ErrorResponse: the server is shutting down.
@@ -67,10 +69,10 @@ class Gate:
         if self.is_draining:
             raise shutting_down()
         self.num_inside += 1
-
-    def leave(self) -> None:
-        """Count a request that has ended."""
-        self.num_inside -= 1
+        try:
+            yield
+        finally:
+            self.num_inside -= 1
 
     def drain(self) -> None:
         """Reject new requests from now on."""
@@ -109,8 +111,7 @@ class GenerationHandler:
         wants_logprobs = body.num_top_logprobs is not None
         tokenizer = self._tokenizer(body) if wants_logprobs else None
         with contextlib.ExitStack() as on_end:
-            self._gate.enter()
-            on_end.callback(self._gate.leave)
+            on_end.enter_context(self._gate.passed())
             meter = RequestMeter(self._metrics)
             timeout_s = self._settings.request_timeout_s
             generation = Generation(self._service, meter, timeout_s, _caller(request))
@@ -169,6 +170,34 @@ def _caller(request: Request) -> str:
     return hashlib.sha256(key.encode("latin-1")).hexdigest() if key else ""
 
 
+class TimedEvents(AsyncEvents[Event]):
+    """Events of the engines for one HTTP request, which may take so long."""
+
+    def __init__(self, timeout_s: float, fix: str) -> None:
+        """``timeout_s`` begins now; ``fix`` ends the message of the error."""
+        super().__init__()
+        self._timeout_s = timeout_s
+        self._fix = fix
+        self._deadline = asyncio.get_running_loop().time() + timeout_s
+
+    async def get(self) -> Event:
+        """Wait for the next event; raises as ``in_time``."""
+        async with self.in_time():
+            return await super().get()
+
+    @contextlib.asynccontextmanager
+    async def in_time(self) -> AsyncIterator[None]:
+        """Raise an ErrorResponse if the block lasts longer than the request may."""
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                yield
+        except TimeoutError as error:
+            limit = f"the {self._timeout_s:g} s that this server allows"
+            raise ErrorResponse(
+                504, f"no answer within {limit}; {self._fix}", code="timeout"
+            ) from error
+
+
 class Generation:
     """The engine requests of one HTTP request, submitted and cancelled together.
 
@@ -185,10 +214,9 @@ class Generation:
         self._service = service
         self._caller = caller
         self._meter = meter
-        self._loop = asyncio.get_running_loop()
-        self._timeout_s = timeout_s
-        self._deadline = self._loop.time() + timeout_s
-        self._events: asyncio.Queue[tuple[int, ServiceEvent]] = asyncio.Queue()
+        self._events: TimedEvents[tuple[int, ServiceEvent]] = TimedEvents(
+            timeout_s, "request fewer tokens"
+        )
         self._live: list[LiveRequest] = []
         self._constraints: list[Any] = []
         self._num_ended = 0
@@ -213,11 +241,12 @@ class Generation:
         self._constraints = [config.constraint for config in plan.configs]
         try:
             for index, config in enumerate(plan.configs):
-                prompt, on_event = (
+                live = self._service.submit(
                     plan.prompts[plan.prompt_index(index)],
-                    partial(self._receive, index),
+                    config,
+                    partial(self._put, index),
+                    caller=self._caller,
                 )
-                live = self._service.submit(prompt, config, on_event, caller=self._caller)
                 self._live.append(live)
                 if self._is_closed:  # another thread may have cancelled those before it alone
                     live.cancel()
@@ -245,11 +274,7 @@ class Generation:
             ErrorResponse: one failed or was cancelled, or the request timed out.
         """
         while self._num_ended < len(self._live):
-            try:
-                async with asyncio.timeout_at(self._deadline):
-                    index, event = await self._events.get()
-            except TimeoutError as error:
-                raise timed_out(self._timeout_s, "request fewer tokens") from error
+            index, event = await self._events.get()
             if isinstance(event, StreamPiece):
                 self._meter.piece(index, event)
             elif isinstance(event, GenerationResult):
@@ -260,16 +285,8 @@ class Generation:
                 raise failure(event)
             yield index, event
 
-    def _receive(self, index: int, event: ServiceEvent) -> None:
-        """Queue an event; called in the engine's thread."""
-        with contextlib.suppress(RuntimeError):  # the event loop is closed, and nothing waits
-            self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
-
-
-def timed_out(timeout_s: float, fix: str) -> ErrorResponse:
-    """Return the response to a request that takes too long."""
-    message = f"no answer within the {timeout_s:g} s that this server allows; {fix}"
-    return ErrorResponse(504, message, code="timeout")
+    def _put(self, index: int, event: ServiceEvent) -> None:
+        self._events.put((index, event))
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -197,21 +197,10 @@ class TokenPieces:
     tops: Sequence[Sequence[ScoredToken] | None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReturnedSequence:
-    """One choice of a response; ``tokens`` is None without ``logprobs`` in the request."""
-
-    index: int
-    text: str
-    finish_reason: FinishReason
-    tokens: TokenPieces | None
-    report: ChoiceReport
-
-
 class ResponseBuilder(ABC):
     """The response format of one endpoint: a response in one piece, or the chunks of a stream.
 
-    An endpoint says what its choices look like; this class puts them into its response or chunk.
+    An endpoint makes the choices; this class puts them into a response or chunk of the endpoint.
 
     Attributes:
         response, chunk: the models of the endpoint.
@@ -223,42 +212,30 @@ class ResponseBuilder(ABC):
     def __init__(self, head: ResponseHead) -> None:
         self._head = asdict(head)
 
-    def full(
-        self, sequences: Sequence[ReturnedSequence], usage: Usage, report: Report
-    ) -> BaseModel:
+    def full(self, choices: Sequence[BaseModel], usage: Usage, report: Report) -> BaseModel:
         """Return the response without streaming."""
-        choices = [self.choice(sequence) for sequence in sequences]
         return self.response(**self._head, choices=choices, usage=usage, dsbd=report)
 
-    def first_chunk(self, index: int) -> BaseModel | None:
-        """Return the chunk that begins a choice; None where the endpoint has none."""
-        choice = self.first_choice(index)
-        return None if choice is None else self.chunk(**self._head, choices=[choice])
-
-    def text_chunk(
-        self, index: int, text: str, tokens: TokenPieces | None, usage: Usage | None = None
-    ) -> BaseModel:
-        """Return a chunk with the next text of a choice; ``usage``: so far."""
-        choice = self.text_choice(index, text, tokens)
-        return self.chunk(**self._head, choices=[choice], usage=usage)
-
-    def last_chunk(
-        self, index: int, finish_reason: FinishReason, rank: ChoiceReport, report: Report
-    ) -> BaseModel:
-        """Return the chunk that ends a choice."""
-        choice = self.last_choice(index, finish_reason, rank)
-        return self.chunk(**self._head, choices=[choice], dsbd=report)
-
-    def usage_chunk(self, usage: Usage) -> BaseModel:
-        """Return the chunk with the usage, the last of a stream."""
-        return self.chunk(**self._head, choices=[], usage=usage)
+    def event(
+        self, *choices: BaseModel, usage: Usage | None = None, report: Report | None = None
+    ) -> str:
+        """Return a server-sent event: a chunk with these choices; ``usage``: so far."""
+        chunk = self.chunk(**self._head, choices=choices, usage=usage, dsbd=report)
+        return f"data: {chunk.model_dump_json()}\n\n"
 
     @abstractmethod
-    def choice(self, sequence: ReturnedSequence) -> BaseModel:
-        """Return a whole choice."""
+    def choice(
+        self,
+        index: int,
+        text: str,
+        tokens: TokenPieces | None,
+        finish_reason: FinishReason,
+        report: ChoiceReport,
+    ) -> BaseModel:
+        """Return a whole choice; ``tokens`` is None without ``logprobs`` in the request."""
 
     def first_choice(self, index: int) -> BaseModel | None:
-        """Return the choice of the first chunk; None where the endpoint has no such chunk."""
+        """Return the choice of the first chunk; None if the endpoint has no such chunk."""
         return None
 
     @abstractmethod

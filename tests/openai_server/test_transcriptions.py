@@ -487,7 +487,7 @@ def test_a_speech_model_continues_no_text(server: RunningServer) -> None:
     for path in ("/v1/completions", "/v1/chat/completions"):
         answer = server.http.post(path, json={"model": MODEL, "prompt": "a"})
         assert answer.status_code == 404
-        assert "reads audio; use /v1/audio/transcriptions" in answer.json()["error"]["message"]
+        assert "POST /v1/audio/transcriptions" in answer.json()["error"]["message"]
     assert server.http.get("/v1/models").json()["data"][0]["id"] == MODEL
 
 
@@ -495,7 +495,7 @@ def test_a_text_model_reads_no_audio(serve: Serve) -> None:
     with serve() as running:
         answer = posted(running)
         assert answer.status_code == 404
-        assert "reads text; use /v1/completions" in answer.json()["error"]["message"]
+        assert "POST /v1/completions" in answer.json()["error"]["message"]
 
 
 def test_other_formats_of_audio(client: openai.OpenAI) -> None:
