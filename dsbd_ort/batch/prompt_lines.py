@@ -44,7 +44,7 @@ class BatchSettings:
     Attributes:
         pipeline: how every process opens the bundle.
         options: fields of DecodingConfig that were given; a line may override them.
-        seed: of the batch, from which lines have theirs, where ``options`` have none.
+        seed: of the batch, from which the seeds of lines are made if ``options`` have no seed.
         is_chat: whether a prompt is a user message for the chat template.
         system: the system message before such a prompt, None for none.
         chat_template_kwargs: more variables of the template.
@@ -58,11 +58,11 @@ class BatchSettings:
     seed: int = field(default_factory=new_seed)
 
     def fingerprint(self) -> str:
-        """Return a hash of everything that an answer depends on besides its line.
+        """Return a hash of everything except the line that an answer depends on.
 
         That is the bundle (by its manifest, which holds a hash of every file), the options and
-        this version; not how many threads or workers there are, nor a seed that was drawn: a
-        resumed batch keeps its answers, and each says its own.
+        this version. Threads, workers and a drawn seed are not part of it, so that a batch can be
+        resumed with others; each answer has its seed.
         """
         bundle = open_bundle(self.pipeline.bundle)
         manifest = (bundle.path / MANIFEST_NAME).read_bytes()
@@ -165,7 +165,7 @@ def parsed_object(content: bytes) -> dict[str, Any]:
 
 
 def check_field(name: str, value: Any) -> None:
-    """Refuse a value that JSON cannot express, or that is nested too deep for some parsers."""
+    """Refuse a value that JSON cannot express, or that is nested too deeply for some parsers."""
     layer, num_levels = [value], 0
     while layer:
         for entry in layer:

@@ -62,7 +62,7 @@ class AsyncStream:
     result: GenerationResult | None = None
 
     def __init__(self, submit: Submit) -> None:
-        """Take what submits the request; it may take its time, so it is called in a thread."""
+        """``submit`` may take long, so it is called in a thread."""
         self._events = _events_of(submit)
 
     def __aiter__(self) -> AsyncStream:
@@ -71,7 +71,7 @@ class AsyncStream:
     async def __anext__(self) -> StreamPiece:
         """Return the next piece.
 
-        Raises ``StopAsyncIteration`` at the end, and what ``Service.submit`` raises.
+        Raises ``StopAsyncIteration`` at the end, and the errors of ``Service.submit``.
         """
         event = await anext(self._events)
         if isinstance(event, StreamPiece):
@@ -96,7 +96,7 @@ async def _events_of(submit: Submit) -> AsyncGenerator[ServiceEvent, None]:
             if not isinstance(event, StreamPiece):
                 return
     finally:
-        submission.add_done_callback(_cancel)  # also where it is under way in its thread
+        submission.add_done_callback(_cancel)  # also if it is still running in its thread
 
 
 def _cancel(submission: asyncio.Future[LiveRequest]) -> None:

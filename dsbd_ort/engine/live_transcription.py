@@ -45,10 +45,10 @@ class _Cancellation(Exception):
 
 
 class LiveTranscription:
-    """One audio on its way to a transcript, in a thread of its own.
+    """The transcription of one audio, in a thread of its own.
 
-    The thread computes features and waits for the engines; one engine request of it is in the
-    service at a time, or the samples of one window.
+    The thread computes features and waits for the engines. Only the engine requests of one window
+    are in the service at a time: one, or one for each sample.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class LiveTranscription:
         on_event: Callable[[SpeechEvent], None],
         on_end: Callable[[LiveTranscription], None],
     ) -> None:
-        """``on_event`` is called in the thread; ``on_end`` behind the last event.
+        """``on_event`` is called in the thread, ``on_end`` after the last event.
 
-        align: waits for the engines, which say how they attend to a window.
+        align: waits for the engines' attention to a window.
         """
         self._transcription = transcription
         self._submit = submit
@@ -78,7 +78,7 @@ class LiveTranscription:
 
     def cancel(self) -> None:
         """End it without a transcript; may be called again, and after its end."""
-        self._is_cancelled = True  # before the requests: ``_decoded`` adds one, then looks
+        self._is_cancelled = True  # first: ``_decoded`` reads it after it has added a request
         for live in list(self._live):
             live.cancel()
 

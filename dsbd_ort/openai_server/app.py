@@ -1,4 +1,4 @@
-"""The FastAPI application: endpoints over a service, behind access log, keys and body limit."""
+"""The FastAPI application: endpoints over a service, with log, API keys and body limits."""
 
 from __future__ import annotations
 

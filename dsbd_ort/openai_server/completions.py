@@ -42,7 +42,7 @@ class CompletionBody(GenerationBody):
         """Return the prompts, each a text or token ids.
 
         Raises:
-            ErrorResponse: there is none.
+            ErrorResponse: the list is empty.
         """
         if isinstance(self.prompt, str):
             return [self.prompt]
@@ -54,9 +54,10 @@ class CompletionBody(GenerationBody):
 
 
 class CompletionLogprobs(BaseModel):
-    """Of each token: its text, its raw log-probability, and where its text begins.
+    """Text, raw log-probability and text offset of each token.
 
-    ``top_logprobs``: the most probable tokens in its place, and itself; None without.
+    ``top_logprobs``: the most probable tokens at the same position, and the token itself; None if
+    the request asks for none.
     """
 
     tokens: list[str]
@@ -123,7 +124,7 @@ class CompletionBuilder(ResponseBuilder):
         return CompletionChoice(index=index, text="", finish_reason=finish_reason, dsbd=report)
 
     def _logprobs(self, index: int, tokens: TokenPieces | None) -> CompletionLogprobs | None:
-        """Return the next log-probabilities of a choice; offsets continue those before."""
+        """Return the next log-probabilities of a choice; offsets continue the earlier ones."""
         if tokens is None:
             return None
         begin = self._offset_by_index.get(index, 0)
@@ -139,7 +140,7 @@ class CompletionBuilder(ResponseBuilder):
 
 
 def _with_own(top: Sequence[ScoredToken] | None, own: ScoredToken) -> dict[str, float] | None:
-    """Return the most probable tokens and the token itself; of equal names the likeliest."""
+    """Return the most probable tokens and the token itself; the likeliest of equal names."""
     if top is None:
         return None
     found: dict[str, float] = {}

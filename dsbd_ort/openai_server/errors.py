@@ -32,8 +32,8 @@ _FIELDS = frozenset(field.name for field in dataclasses.fields(DecodingConfig)) 
 }
 _LATER = "/v1/responses"
 AUDIO_PREFIX = "/v1/audio/"
-"""Of the paths whose body is a form."""
-_NO_OBJECT = ("dict_type", "model_type", "model_attributes_type")  # whose texts speak of Python
+"""Paths that begin with it take a form."""
+_NO_OBJECT = ("dict_type", "model_type", "model_attributes_type")  # their texts name Python types
 _INDEX = re.compile(r"\[(\d+)\]")
 _RETRY = {"Retry-After": "1"}
 
@@ -59,12 +59,12 @@ class ErrorBody(BaseModel):
 
 @dataclass(eq=False)
 class ErrorResponse(Exception):
-    """An HTTP error response in OpenAI's format; not a DsbdError, which is one cause of it.
+    """An HTTP error response in OpenAI's format; not a DsbdError, which may be its cause.
 
     Attributes:
         status: HTTP status.
-        message: the fault, the given value, the expected one, and the fix.
-        param: the field of the body that is at fault; None for none.
+        message: the fault, the given value, the expected value, and the fix.
+        param: the invalid field of the body; None if no single field is invalid.
         code: for programs.
         headers: of the response.
     """
@@ -122,7 +122,7 @@ def shutting_down() -> ErrorResponse:
 def engine_ended() -> ErrorResponse:
     """Return the response of a server whose engine has ended by a failure."""
     return ErrorResponse(
-        503, "the engine has ended; restart the server, its log says why", code="engine_ended"
+        503, "the engine has stopped; restart the server; its log says why", code="engine_ended"
     )
 
 
@@ -173,13 +173,13 @@ def handle_http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == 405 and (allowed := headers.get("Allow")):
         message = f"{request.method} {path} is not supported; use {allowed}"
     elif error.status_code == 404:
-        absent = f"{path} is not built yet" if path.startswith(_LATER) else f"there is no {path}"
+        absent = f"{path} is not supported" if path.startswith(_LATER) else f"unknown path {path}"
         message = f"{absent}; this server has {', '.join(_endpoints(request.app))}"
     return ErrorResponse(error.status_code, message, headers=headers).response()
 
 
 def _endpoints(app: FastAPI) -> list[str]:
-    """Return method and path of all endpoints that the documentation of the server shows."""
+    """Return method and path of all documented endpoints."""
     paths: dict[str, dict[str, Any]] = app.openapi()["paths"]
     return [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
 
@@ -209,9 +209,9 @@ class _Fault:
     Attributes:
         kind: pydantic's name of it.
         place: fields and indices that lead to the value.
-        union: the first of these, which lead to a value of several types; None where none do.
-        member: the type of them that the value was tried as.
-        reason: what is wrong.
+        union: the first of these, up to a field of several types; None without such a field.
+        member: the type that the value was checked against.
+        reason: the error text.
     """
 
     kind: str
@@ -224,7 +224,7 @@ class _Fault:
     def of(cls, fault: Mapping[str, Any], body: Any) -> _Fault:
         """Return a fault of a body.
 
-        Into the location pydantic puts the member of a union as well: of messages.0.content.1 it is
+        pydantic's location names the member of a union too: that of messages.0.content.1 is
         ("body", "messages", 0, "content", "list[TextPart]", 1).
         """
         place: list[str | int] = []
@@ -246,10 +246,10 @@ class _Fault:
 
 
 def _meant(faults: Sequence[_Fault]) -> tuple[tuple[str | int, ...], str]:
-    """Return place and reason of the first fault; of a union those of the member that was meant.
+    """Return place and reason of the first fault; in a union, those of the best-fitting member.
 
-    That is the one that the value agrees with furthest. Where it agrees with several alike, such as
-    with none at all, the reason says what each expects.
+    That is the member whose first fault lies deepest. If several are equally deep, for instance
+    because the value fits none, the reasons of all are joined.
     """
     union = faults[0].union
     if union is None:
@@ -265,5 +265,5 @@ def _meant(faults: Sequence[_Fault]) -> tuple[tuple[str | int, ...], str]:
 
 
 def _shortened(text: str, max_length: int) -> str:
-    """Return a prefix of a text that may quote the request."""
+    """Return a text that may quote the request, cut to ``max_length``."""
     return text if len(text) <= max_length else f"{text[: max_length - 3]}..."

@@ -116,8 +116,8 @@ class GenerationHandler:
             timeout_s = self._settings.request_timeout_s
             generation = Generation(self._service, meter, timeout_s, _caller(request))
             on_end.callback(generation.close)
-            # in another thread: tokenizing takes long enough to hold up other clients, and grammars
-            # may take a second each: those that compile wait for each other, and hold up no others
+            # In a thread: tokenizing would delay other clients. Grammars may take a second each, so
+            # they have threads of their own and delay only each other.
             threads = self._grammar_threads if body.may_take_long else None
             plan = await asyncio.get_running_loop().run_in_executor(
                 threads, _submitted, generation, plan_of, body
@@ -134,7 +134,7 @@ class GenerationHandler:
             return Response(response.model_dump_json(), media_type="application/json")
 
     def _tokenizer(self, body: GenerationBody) -> Tokenizer:
-        """Return the tokenizer by which the tokens of a response become texts."""
+        """Return the tokenizer for the texts of a response's tokens."""
         tokenizer = self._service.pipeline.tokenizer
         skips = (body.model_extra or {}).get("skip_special_tokens") is not False
         return tokenizer if skips else tokenizer.with_special_tokens
@@ -151,21 +151,21 @@ class GenerationHandler:
         if body.model != self._settings.model_name:
             raise unknown_model(body.model, self._settings.model_name)
         if body.stream_options is not None and not body.stream:
-            message = "stream_options requires stream true; leave it out"
+            message = "stream_options needs stream true; set it, or leave stream_options out"
             raise bad_request(message, "stream_options")
 
 
 def _submitted(
     generation: Generation, plan_of: Callable[[Body], GenerationPlan], body: Body
 ) -> GenerationPlan:
-    """Return the plan of a body, whose engine requests have been submitted."""
+    """Submit the engine requests of a body; return their plan."""
     plan = plan_of(body)
     generation.submit(plan)
     return plan
 
 
 def _caller(request: Request) -> str:
-    """Return what stands for the key of a request, "" without one."""
+    """Return a hash of the API key of a request, "" without a key."""
     key = request.headers.get("authorization", "")
     return hashlib.sha256(key.encode("latin-1")).hexdigest() if key else ""
 
@@ -223,17 +223,17 @@ class Generation:
         self._is_closed = False
 
     def submit(self, plan: GenerationPlan) -> None:
-        """Submit all of a plan or none; in any thread.
+        """Submit all engine requests of a plan, or none; in any thread.
 
         Raises:
-            ErrorResponse: the service rejects one, or could never hold all, or ``close`` was called
-                meanwhile.
+            ErrorResponse: the service rejects one, they are more than it can ever hold, or
+                ``close`` was called meanwhile.
         """
         limits = self._service.limits
         capacity = limits.max_requests + limits.max_queued
         if len(plan.configs) > capacity:
             raise bad_request(
-                f"prompts and n make {len(plan.configs)} engine requests, this server holds "
+                f"prompts and n make {len(plan.configs)} engine requests, this server allows "
                 f"{capacity} at a time; send fewer prompts, or a smaller n",
                 "prompt",
                 "limit_exceeded",
@@ -248,7 +248,7 @@ class Generation:
                     caller=self._caller,
                 )
                 self._live.append(live)
-                if self._is_closed:  # another thread may have cancelled those before it alone
+                if self._is_closed:  # ``close`` may have run before this request was added
                     live.cancel()
                     raise client_disconnected()
         except DsbdError as error:
@@ -256,11 +256,11 @@ class Generation:
             raise rejection(error) from error
 
     def close(self) -> None:
-        """Cancel the engine requests that have not ended, and those that ``submit`` still adds.
+        """Cancel the engine requests that have not ended, and those that ``submit`` adds later.
 
         May be called again.
         """
-        self._is_closed = True  # before those that are there: what is added later reads it
+        self._is_closed = True  # first: ``submit`` reads it after it has added a request
         if self._num_ended < len(self._live):
             self._meter.cancelled()
         for live in self._live:

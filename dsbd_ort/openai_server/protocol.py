@@ -80,7 +80,7 @@ class GenerationBody(ConstraintFields):
 
     @property
     def num_top_logprobs(self) -> int | None:
-        """Most probable tokens to return with every one; None: no log-probabilities at all."""
+        """How many of the most probable tokens to return at each position; None: no logprobs."""
         raise NotImplementedError
 
     def decoding_options(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class GenerationBody(ConstraintFields):
         ``n``, the end-of-sequence tokens and log-probabilities are left to the planner.
 
         Raises:
-            ErrorResponse: a field is unknown or not supported, or contradicts another.
+            ErrorResponse: a field is unknown or not supported, or contradicts another field.
         """
         options = without_neutral(self.model_extra or {})
         if unknown := sorted(set(options) - OPTION_NAMES):
@@ -108,9 +108,9 @@ class GenerationBody(ConstraintFields):
 
 
 def unsaid() -> Any:
-    """Return the declaration of a field that is None by default, and then absent from the JSON.
+    """Return the declaration of a field that is left out of the JSON if it is None.
 
-    OpenAI's client for Python adds up the events of a stream: a null there counts as a value.
+    OpenAI's Python client adds up the events of a stream and would take null for a value.
     """
     return Field(None, exclude_if=lambda value: value is None)
 
@@ -135,9 +135,9 @@ class Report(BaseModel):
 
 
 class ChoiceReport(BaseModel):
-    """The field ``dsbd`` of a choice: its rank, and under a trie what it stands for.
+    """The field ``dsbd`` of a choice: its score, and under a trie its token ids and items.
 
-    ``score`` is ``logprob`` / new tokens ** length_penalty; ``items`` are null without any.
+    ``score`` is ``logprob`` / new tokens ** length_penalty; ``items`` is null if there are none.
     """
 
     score: float
@@ -147,7 +147,7 @@ class ChoiceReport(BaseModel):
 
     @classmethod
     def of(cls, sequence: GeneratedSequence, *, names_tokens: bool) -> ChoiceReport:
-        """Return that of a sequence; ``names_tokens``: whether its tokens are what was asked."""
+        """Return the report of a sequence; ``names_tokens``: whether it has the token ids."""
         return cls(
             score=sequence.score,
             logprob=sequence.logprob,
@@ -158,7 +158,7 @@ class ChoiceReport(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class ResponseHead:
-    """The fields of OpenAI's that are the same in a response and in all chunks of a stream."""
+    """OpenAI's fields that are equal in all chunks of a stream."""
 
     id: str
     created: int
@@ -168,12 +168,12 @@ class ResponseHead:
 
 @dataclass(frozen=True)
 class ScoredToken:
-    """A token by itself, the same wherever it is chosen or could have been.
+    """A token and its log-probability.
 
     Attributes:
-        name: its text, or of a part of a character the escaped bytes.
+        name: its text; if it is a part of a character, its escaped bytes.
         content: its own bytes.
-        logprob: raw, under the target; None for the first of a prompt.
+        logprob: raw, under the target; None for the first token of a prompt.
     """
 
     name: str
@@ -186,10 +186,10 @@ class TokenPieces:
     """Consecutive tokens.
 
     Attributes:
-        texts: what each adds to the text; together they are the text.
-        tokens: each by itself.
-        tops: the most probable tokens in the place of each; None for the first of a prompt, all
-            None where the request asks for none.
+        texts: the text that each adds; together they are the text.
+        tokens: each token alone.
+        tops: the most probable tokens at the position of each; None for the first token of a
+            prompt, and for all if the request asks for none.
     """
 
     texts: Sequence[str]

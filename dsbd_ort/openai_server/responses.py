@@ -70,7 +70,7 @@ async def full_response(
 
 
 def _returned(plan: GenerationPlan, results: list[GenerationResult]) -> list[GeneratedSequence]:
-    """Return the sequences of one prompt that the response has."""
+    """Return the sequences of one prompt that are part of the response."""
     sequences = [sequence for result in results for sequence in result.sequences]
     if plan.is_ranked:
         sequences = sorted(sequences, key=lambda each: -each.score)[: plan.num_choices]
@@ -88,9 +88,9 @@ def _choice_pieces(
     scored: PromptLogprobs | None,
     tokenizer: Tokenizer,
 ) -> TokenPieces:
-    """Return the tokens of a choice: those of the prompt where it is ``scored``, and the new ones.
+    """Return the tokens of a choice: those of the prompt if it is ``scored``, then the new ones.
 
-    Both are one text, so that a character that the prompt begins belongs to a new token.
+    Both are one text: a character that begins in the prompt belongs to the token that ends it.
     """
     if scored is None:
         return pieces_of(TextWindow.behind(tokenizer, prompt_ids), _new_tokens(sequence))
@@ -105,7 +105,7 @@ def _new_tokens(sequence: GeneratedSequence) -> Scored:
 
 
 class EventStream(StreamingResponse):
-    """Sends events; calls ``close`` after the last, or when the client disconnects."""
+    """Sends events; calls ``close`` after the last one, or when the client disconnects."""
 
     def __init__(self, events: AsyncIterator[str], close: Callable[[], None]) -> None:
         super().__init__(events, media_type="text/event-stream", headers=_STREAM_HEADERS)
@@ -148,8 +148,8 @@ async def streamed_events(
 class _ChoiceStreams:
     """The chunks of all choices of a stream.
 
-    An engine request that returns one sequence streams it, once for every copy. One that returns
-    several knows none of them before it ends, nor how many there are: each is then sent whole.
+    An engine request with one sequence streams it, once for every copy. If it has several, neither
+    they nor their number are known before the end: each is then sent whole.
 
     Attributes:
         num_new_tokens: tokens of all choices so far.
@@ -160,12 +160,12 @@ class _ChoiceStreams:
         plan: GenerationPlan,
         builder: ResponseBuilder,
         tokenizer: Tokenizer | None,
-        tells_usage: bool,
+        has_usage: bool,
     ) -> None:
-        """``tells_usage``: whether every chunk has the usage so far."""
+        """``has_usage``: whether every chunk has the usage so far."""
         self._plan = plan
         self._builder = builder
-        self._tells_usage = tells_usage
+        self._has_usage = has_usage
         self._num_each: list[int] = [
             config.num_return_sequences * plan.num_copies for config in plan.configs
         ]
@@ -215,7 +215,7 @@ class _ChoiceStreams:
         texts = self._texts[request_index]
         rest = texts.finish() if texts else None
         sequences = [each for each in result.sequences for _ in range(self._plan.num_copies)]
-        # Fewer than beams where processors or a constraint leave fewer.
+        # Processors or a constraint may leave fewer sequences than beams.
         for index, sequence in zip(self._choices(request_index), sequences, strict=False):
             if not self._is_streamed(request_index):
                 yield from self._begin(request_index, index)
@@ -241,7 +241,7 @@ class _ChoiceStreams:
         return range(first, first + self._num_each[request_index])
 
     def _usage(self) -> Usage | None:
-        return _usage(self._plan, self.num_new_tokens) if self._tells_usage else None
+        return _usage(self._plan, self.num_new_tokens) if self._has_usage else None
 
 
 def _usage(plan: GenerationPlan, num_new_tokens: int) -> Usage:

@@ -105,14 +105,14 @@ def speech_routes(handler: TranscriptionHandler) -> APIRouter:
     async def transcriptions(
         request: Request, form: Annotated[SpeechForm, Form(media_type="multipart/form-data")]
     ) -> Response:
-        """Write what is said in an audio, in the language in which it is said."""
+        """Transcribe an audio file in its own language."""
         return await handler.respond(request, form, "transcribe")
 
     @router.post("/translations", response_model=None, responses=responses)
     async def translations(
         request: Request, form: Annotated[SpeechForm, Form(media_type="multipart/form-data")]
     ) -> Response:
-        """Write what is said in an audio, in English."""
+        """Translate an audio file into English text."""
         return await handler.respond(request, form, "translate")
 
     return router

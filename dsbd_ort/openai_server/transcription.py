@@ -46,8 +46,8 @@ class TranscribedText(BaseModel):
 class TranscriptionHandler:
     """Responds to requests with audio, within the limits of a server.
 
-    As many audios as the service has requests at a time are in memory; the others wait as the
-    bytes that were sent.
+    At most ``max_requests`` audios are decoded in memory at a time; the others wait as the bytes
+    that were sent.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class TranscriptionHandler:
         options: dict[str, Any],
         on_end: contextlib.ExitStack,
     ) -> None:
-        """Begin, once there is a place: the audio becomes samples, which the service gets."""
+        """Decode the audio, once a place is free, and submit it."""
         file, max_seconds = form.file.file, self._settings.max_audio_s
 
         def read(is_over: Callable[[], bool]) -> Samples:
@@ -108,7 +108,7 @@ class TranscriptionHandler:
     def _enter(self) -> None:
         limits = self._service.limits
         if self._num_inside >= limits.max_requests + limits.max_queued:
-            message = f"{self._num_inside} audios are being transcribed or wait; try again later"
+            message = f"the queue is full: it has {self._num_inside} audio files; try again later"
             raise rejection(QueueFullError(message))
         self._num_inside += 1
 
@@ -119,16 +119,16 @@ class TranscriptionHandler:
 async def in_place(
     places: asyncio.Semaphore, on_end: contextlib.ExitStack, work: Callable[[Callable[[], bool]], T]
 ) -> T:
-    """Return the result of work in a thread, once there is a place; other clients are not held up.
+    """Return the result of ``work``, which runs in a thread once a place is free.
 
-    ``work`` is called with a function that returns whether ``on_end``, that of the request, was
-    closed: it should stop then. Its place is given back when both have ended.
+    ``work`` receives a function that returns whether the request has ended (``on_end`` was closed):
+    it should stop then. The place is released when both have ended.
     """
 
     def release(done: asyncio.Future[T]) -> None:
         places.release()
         if not done.cancelled():
-            done.exception()  # seen, even if the request has ended
+            done.exception()  # retrieved, even if the request has ended
 
     await places.acquire()
     is_over = threading.Event()
@@ -151,7 +151,7 @@ class _Transcription:
         self._is_over = False
 
     async def begin(self, samples: Samples, options: dict[str, Any]) -> None:
-        """Give the service the audio; in a thread, as its options are checked."""
+        """Submit the audio; in a thread, because its options are checked."""
 
         def submit() -> None:
             live = self._service.submit_audio(samples, options, self.received.put)
@@ -166,7 +166,7 @@ class _Transcription:
 
     def close(self) -> None:
         """Cancel it unless it has ended."""
-        was_over, self._is_over = self._is_over, True  # before ``submit`` looks
+        was_over, self._is_over = self._is_over, True  # before ``submit`` reads it
         if self._live is not None and not was_over:
             self._metrics.count("dsbd:requests_cancelled")
             self._live.cancel()
@@ -207,7 +207,7 @@ def _response(transcript: Transcript, format: str) -> Response:
 
 
 async def _streamed(events: AsyncIterator[Segment | Transcript]) -> AsyncIterator[str]:
-    """Yield server-sent events: the text of every segment, then the whole."""
+    """Yield server-sent events: the text of every segment, then the whole text."""
     is_first = True
     try:
         async for event in events:
