@@ -18,6 +18,7 @@ from typing import Any
 from dsbd_errors import DsbdError
 from dsbd_ort.embedding.arguments import decoded, json_messages, json_object, opening
 from dsbd_ort.engine import QueueFullError, Service, ServiceEvent, ServiceLimits
+from dsbd_ort.engine.async_stream import result_or_raise
 from dsbd_ort.engine.errors import InternalError
 from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.prompts import check_context
@@ -162,20 +163,13 @@ def answer(
     """
     events: SimpleQueue[ServiceEvent] = SimpleQueue()
     request = service.submit(prompt, options, events.put)
-    is_cancelled = False
     try:
-        while True:
-            event = events.get()
-            if isinstance(event, StreamPiece):
-                if not is_cancelled and not on_step(event):
-                    is_cancelled = True
-                    request.cancel()
-            elif isinstance(event, DsbdError):
-                raise event
-            else:
-                return event if isinstance(event, GenerationResult) and not is_cancelled else None
+        while isinstance(event := events.get(), StreamPiece):
+            if not on_step(event):
+                return None
+        return result_or_raise(event)
     finally:
-        request.cancel()  # if on_step raised
+        request.cancel()
 
 
 class OpenPipelines:
