@@ -193,14 +193,10 @@ class ChatChoice(BaseModel):
     dsbd: ChoiceReport
 
 
-class ChatCompletion(BaseModel):
+class ChatCompletion(ResponseHead):
     """The response in one piece."""
 
-    id: str
     object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
     dsbd: Report
@@ -240,14 +236,10 @@ class ChunkChoice(BaseModel):
     dsbd: ChoiceReport | None = unsaid()
 
 
-class ChatCompletionChunk(BaseModel):
+class ChatCompletionChunk(ResponseHead):
     """One event of a stream."""
 
-    id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[ChunkChoice]
     usage: Usage | None = unsaid()
     dsbd: Report | None = unsaid()

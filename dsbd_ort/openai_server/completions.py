@@ -76,14 +76,10 @@ class CompletionChoice(BaseModel):
     dsbd: ChoiceReport | None = unsaid()
 
 
-class Completion(BaseModel):
+class Completion(ResponseHead):
     """The response, or one event of a stream."""
 
-    id: str
     object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage | None = unsaid()
     dsbd: Report | None = unsaid()

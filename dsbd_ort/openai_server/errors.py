@@ -194,74 +194,54 @@ def handle_validation_error(request: Request, error: Exception) -> Response:
         return bad_request(
             f"Content-Type is {_shortened(kind, 80)!r}; expected {expected}"
         ).response()
-    faults = [_Fault.of(each, error.body) for each in error.errors()]
-    if faults[0].kind == "json_invalid":
-        return bad_request(f"the body is invalid JSON: {faults[0].reason}").response()
-    place, reason = _meant(faults)
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return bad_request(f"the body is invalid JSON: {first['ctx']['error']}").response()
+    place, reason = _fault([_located(each, error.body) for each in error.errors()])
     param = ".".join(map(str, place)) or None
     return bad_request(f"{param or 'the body'}: {reason}", param).response()
 
 
-@dataclass(frozen=True)
-class _Fault:
-    """An error of validation.
+_Place = tuple[str | int, ...]
+_Located = tuple[_Place, _Place | None, str]
+"""Place of a fault, place of the field of several types that holds it (or None), and the reason."""
 
-    Attributes:
-        kind: pydantic's name of it.
-        place: fields and indices that lead to the value.
-        union: the first of these, up to a field of several types; None without such a field.
-        member: the type that the value was checked against.
-        reason: the error text.
+
+def _located(fault: Mapping[str, Any], body: Any) -> _Located:
+    """Return a fault with its place in the body.
+
+    pydantic's location names the member of a union too: that of messages.0.content.1 is
+    ("body", "messages", 0, "content", "list[TextPart]", 1).
     """
-
-    kind: str
-    place: tuple[str | int, ...]
-    union: tuple[str | int, ...] | None
-    member: str | None
-    reason: str
-
-    @classmethod
-    def of(cls, fault: Mapping[str, Any], body: Any) -> _Fault:
-        """Return a fault of a body.
-
-        pydantic's location names the member of a union too: that of messages.0.content.1 is
-        ("body", "messages", 0, "content", "list[TextPart]", 1).
-        """
-        place: list[str | int] = []
-        union, member, value = None, None, body
-        location = fault["loc"][1:]
-        for index, part in enumerate(location):
-            try:
-                value = value[part]
-            except (LookupError, TypeError):
-                if fault["type"] != "missing" or index < len(location) - 1:
-                    if union is None:
-                        union, member = tuple(place), part
-                    continue
-            place.append(part)
-        reason = str(fault.get("ctx", {}).get("error") or fault["msg"])
-        if fault["type"] in _NO_OBJECT:
-            reason = "Input should be an object"
-        return cls(fault["type"], tuple(place), union, member, reason)
+    place: list[str | int] = []
+    union, value = None, body
+    location = fault["loc"][1:]
+    for index, part in enumerate(location):
+        try:
+            value = value[part]
+        except (LookupError, TypeError):
+            if fault["type"] != "missing" or index < len(location) - 1:
+                union = tuple(place) if union is None else union
+                continue
+        place.append(part)
+    if fault["type"] in _NO_OBJECT:
+        return tuple(place), union, "Input should be an object"
+    return tuple(place), union, str(fault.get("ctx", {}).get("error") or fault["msg"])
 
 
-def _meant(faults: Sequence[_Fault]) -> tuple[tuple[str | int, ...], str]:
-    """Return place and reason of the first fault; in a union, those of the best-fitting member.
+def _fault(faults: Sequence[_Located]) -> tuple[_Place, str]:
+    """Return place and reason of the first fault; in a union, of the deepest fault.
 
-    That is the member whose first fault lies deepest. If several are equally deep, for instance
-    because the value fits none, the reasons of all are joined.
+    If several types fail at that place, for instance because the value fits none, their reasons are
+    joined.
     """
-    union = faults[0].union
+    place, union, reason = faults[0]
     if union is None:
-        return faults[0].place, faults[0].reason
-    first_by_member: dict[str | None, _Fault] = {}
-    for fault in faults:
-        if fault.union == union:
-            first_by_member.setdefault(fault.member, fault)
-    firsts = first_by_member.values()
-    place = max((fault.place for fault in firsts), key=lambda place: (len(place), place))
-    reason, *others = dict.fromkeys(fault.reason for fault in firsts if fault.place == place)
-    return place, " or ".join([reason, *(each.removeprefix("Input should be ") for each in others)])
+        return place, reason
+    others = [(place, reason) for place, its_union, reason in faults if its_union == union]
+    place = max((place for place, _ in others), key=len)
+    reason, *more = dict.fromkeys(reason for its_place, reason in others if its_place == place)
+    return place, " or ".join([reason, *(each.removeprefix("Input should be ") for each in more)])
 
 
 def _shortened(text: str, max_length: int) -> str:

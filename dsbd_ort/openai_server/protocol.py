@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -156,8 +156,7 @@ class ChoiceReport(BaseModel):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ResponseHead:
+class ResponseHead(BaseModel):
     """OpenAI's fields that are equal in all chunks of a stream."""
 
     id: str
@@ -210,7 +209,7 @@ class ResponseBuilder(ABC):
     chunk: type[BaseModel]
 
     def __init__(self, head: ResponseHead) -> None:
-        self._head = asdict(head)
+        self._head = head.model_dump()
 
     def full(self, choices: Sequence[BaseModel], usage: Usage, report: Report) -> BaseModel:
         """Return the response without streaming."""
