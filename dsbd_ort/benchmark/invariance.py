@@ -67,7 +67,7 @@ class CheckedRequest:
     options: dict[str, Any]
 
     def output(self, pipeline: Pipeline) -> Output:
-        """Return its output alone."""
+        """Return its output, computed alone."""
         return output_of(pipeline.generate(self.prompt, **self.options))
 
 
@@ -183,7 +183,7 @@ def _with_others(pipeline: Pipeline, prompts: Sequence[str]) -> Answer:
 
 
 def _after_a_shorter_prompt(pipeline: Pipeline) -> Answer:
-    """Return a function that first answers half of the prompt, whose rows stay."""
+    """Return a function that first answers half of the prompt, so that its rows are cached."""
 
     def answer(request: CheckedRequest) -> Output:
         half = request.prompt[: len(request.prompt) // 2] or request.prompt

@@ -53,7 +53,7 @@ class Comparison:
         speedup: median ratio of tokens per second.
         logprob_difference: mean difference of log-probability per token, this run's minus
             the baseline's.
-        num_pairs, num_identical: pairs, and those whose tokens were the same to the last.
+        num_pairs, num_identical: pairs, and pairs with identical tokens.
         is_identical: whether all were.
     """
 
@@ -210,7 +210,7 @@ class BundleInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchReport:
-    """The JSON report, whose names docs/benchmark.md lists; nested ones are those of dataclasses.
+    """The JSON report; docs/benchmark.md lists its fields and those of the nested dataclasses.
 
     Attributes:
         schema_version: raised when a field is removed or changes its meaning.

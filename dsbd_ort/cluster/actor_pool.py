@@ -6,8 +6,16 @@ for its line. An idle replica gets the next line.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -22,11 +30,14 @@ from dsbd_ort.batch.answer_sources import (
     answers_in_order,
 )
 from dsbd_ort.batch.prompt_lines import BatchSettings, LineAnswer, RawLine
-from dsbd_ort.cluster.connection import connected, first_line
+from dsbd_ort.batch.workers import usable_cores
 from dsbd_ort.cluster.replica import ClusterError, Replica, cores_of_replica, num_gpus
 
 _MAX_RESTARTS = 10  # of a replica: one that cannot start must not be restarted for ever
 _MAX_RETRIES = 3  # of a line: one that kills its replica must not kill all of them
+_ADDRESS = re.compile(r"(?:ray://)?\[?([^/\[\]]+)\]?:([0-9]+)")
+_CONNECT_SECONDS = 5.0
+_STORE_BYTES = 100_000_000  # lines and answers pass through it, never weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +104,104 @@ def _answer(replica: ActorHandle[Replica], line: RawLine, may_stop: MayStop) -> 
     except RayActorError as error:
         raise ClusterError(
             f"a replica ended at line {line.number} of the input, and again after restarts "
-            f"({first_line(error)}); if memory ran out use fewer --replicas or fewer beams for "
+            f"({_cause(error)}); if memory ran out use fewer --replicas or fewer beams for "
             "that line, else check that every node has this version of dsbd-ort; run the same "
             "command again to go on"
         ) from error
+
+
+@contextlib.contextmanager
+def connected(address: str, report: Callable[[str], None]) -> Iterator[None]:
+    """Connect to a cluster for as long as the block lasts.
+
+    Args:
+        address: of a cluster, see ``resolved_address``; if "auto" finds none, one is started on
+            this machine, and ended after the block.
+        report: is called with a line that names the cluster.
+
+    Raises:
+        ClusterError: it cannot be reached, or the connection was lost.
+    """
+    # Ray prints messages of its workers to stdout, which is for results.
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            on_sigterm = signal.getsignal(signal.SIGTERM)
+            report(_connect(address))
+            signal.signal(signal.SIGTERM, on_sigterm)  # in place of Ray's, which ends the process
+            yield
+        except ConnectionError as error:
+            raise ClusterError(
+                f"the connection to the Ray cluster was lost ({_cause(error)}); run the same "
+                "command again to go on"
+            ) from error
+        finally:
+            ray.shutdown()
+
+
+def _cause(error: BaseException) -> str:
+    """Return the line with the cause; Ray puts whole reports into its errors."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _connect(given: str) -> str:
+    """Connect; return the name of the cluster."""
+    address = resolved_address(given, os.environ)
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if address is None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray has no argument for it
+        quiet |= {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
+        ray.init("local", num_cpus=usable_cores(), **quiet)
+        return "no Ray cluster runs here: started one on this machine for this run"
+    try:
+        ray.init(given, **quiet)
+    except Exception as error:  # of many types, none of them documented
+        raise ClusterError(
+            f"the Ray cluster at {address} refuses this machine ({_cause(error)}); it requires "
+            "the same versions of Ray and Python, RAY_AUTH_MODE=token and its token if it has one, "
+            "and for HOST:PORT that this machine is a node: else use ray://HOST:10001"
+        ) from error
+    return f"the Ray cluster at {address}"
+
+
+def resolved_address(given: str, environment: Mapping[str, str]) -> str | None:
+    """Return the address of a cluster that answers, None if "auto" finds none.
+
+    Ray would look in the same places, but tries for minutes to reach an address without a cluster.
+
+    Args:
+        given: "auto", "host:port" or "ray://host:port".
+        environment: RAY_ADDRESS and RAY_TMPDIR are read.
+
+    Raises:
+        ClusterError: an address that was given is invalid, or nothing listens there.
+    """
+    address, source = given, f"--cluster {given}"
+    if given == "auto":
+        address = environment.get("RAY_ADDRESS", "")
+        source = f"RAY_ADDRESS {address}"
+        if address == "local":
+            return None
+        if not address:  # ``ray start`` leaves its address here; after a crash it is out of date
+            file = Path(environment.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
+            address = file.read_text().strip() if file.is_file() else ""
+            return address if address and _listens(address, str(file)) else None
+    if not _listens(address, source):
+        raise ClusterError(
+            f"{source}: nothing listens there; start a cluster with 'ray start --head', correct "
+            "the address, or use --cluster auto"
+        )
+    return address
+
+
+def _listens(address: str, source: str) -> bool:
+    found = _ADDRESS.fullmatch(address)
+    if found is None:
+        raise ClusterError(
+            f"{source} is not an address of a Ray cluster; expected auto, HOST:PORT or "
+            "ray://HOST:PORT, as in 10.0.0.5:6379"
+        )
+    try:
+        socket.create_connection((found[1], int(found[2])), timeout=_CONNECT_SECONDS).close()
+    except (OSError, OverflowError):  # OverflowError: no such port
+        return False
+    return True

@@ -29,7 +29,10 @@ class Replica:
         try:
             self._opened = _open_same_bundle(settings, fingerprint)
         except DsbdError as error:
-            self._opened = ClusterError(f"replica on node {socket.gethostname()}: {error}")
+            self._opened = ClusterError(
+                f"replica on node {socket.gethostname()}: {error}; every node needs the same "
+                "bundle at the same path, and the same version of dsbd-ort"
+            )
 
     def answer(self, line: RawLine) -> LineAnswer:
         """Answer a line."""
@@ -42,17 +45,8 @@ class Replica:
 
 def _open_same_bundle(settings: BatchSettings, fingerprint: str) -> Pipeline:
     """Open the bundle; raise if this node's answers would differ from those of others."""
-    bundle = settings.pipeline.bundle
-    if not bundle.is_dir():
-        raise ClusterError(
-            f"there is no bundle at {bundle}; copy it to the same path on every node, or put it "
-            "into a folder that all of them mount"
-        )
     if settings.fingerprint() != fingerprint:
-        raise ClusterError(
-            f"the bundle at {bundle}, or the version of dsbd-ort, differs from that of the machine "
-            "that runs the command; install the same on every node"
-        )
+        raise ClusterError(f"the bundle at {settings.pipeline.bundle} is another one there")
     return settings.pipeline.open()
 
 

@@ -1,4 +1,4 @@
-/* Functions shared by the parts of the library; callers include dsbd.h alone. */
+/* Functions shared by the parts of the library; callers include only dsbd.h. */
 #ifndef DSBD_LIBRARY_H
 #define DSBD_LIBRARY_H
 

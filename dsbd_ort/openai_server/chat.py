@@ -19,7 +19,7 @@ from dsbd_ort.openai_server.protocol import (
     ScoredToken,
     TokenPieces,
     Usage,
-    unsaid,
+    absent_if_none,
 )
 from dsbd_ort.openai_server.tools import (
     Addition,
@@ -180,7 +180,7 @@ class AssistantMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
-    tool_calls: list[ToolCall] | None = unsaid()
+    tool_calls: list[ToolCall] | None = absent_if_none()
 
 
 class ChatChoice(BaseModel):
@@ -205,7 +205,7 @@ class ChatCompletion(ResponseHead):
 class FunctionDelta(BaseModel):
     """Part of the function of a call, in a chunk."""
 
-    name: str | None = unsaid()
+    name: str | None = absent_if_none()
     arguments: str
 
 
@@ -213,17 +213,17 @@ class ToolCallDelta(BaseModel):
     """Part of a call, in a chunk; the first part has the id."""
 
     index: int
-    id: str | None = unsaid()
-    type: Literal["function"] | None = unsaid()
+    id: str | None = absent_if_none()
+    type: Literal["function"] | None = absent_if_none()
     function: FunctionDelta
 
 
 class Delta(BaseModel):
     """Part of the message of a choice, in a chunk."""
 
-    role: Literal["assistant"] | None = unsaid()
-    content: str | None = unsaid()
-    tool_calls: list[ToolCallDelta] | None = unsaid()
+    role: Literal["assistant"] | None = absent_if_none()
+    content: str | None = absent_if_none()
+    tool_calls: list[ToolCallDelta] | None = absent_if_none()
 
 
 class ChunkChoice(BaseModel):
@@ -233,7 +233,7 @@ class ChunkChoice(BaseModel):
     delta: Delta
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
-    dsbd: ChoiceReport | None = unsaid()
+    dsbd: ChoiceReport | None = absent_if_none()
 
 
 class ChatCompletionChunk(ResponseHead):
@@ -241,8 +241,8 @@ class ChatCompletionChunk(ResponseHead):
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChunkChoice]
-    usage: Usage | None = unsaid()
-    dsbd: Report | None = unsaid()
+    usage: Usage | None = absent_if_none()
+    dsbd: Report | None = absent_if_none()
 
 
 class ChatBuilder(ResponseBuilder):

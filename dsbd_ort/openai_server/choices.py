@@ -115,7 +115,7 @@ def _with_beams(options: dict[str, Any], num_returned: int, num_tried: int) -> d
 def with_seeds(config: DecodingConfig, num_samples: int) -> list[DecodingConfig]:
     """Return the configs of the engine requests of a prompt, which differ in their seeds.
 
-    The prompt's log-probabilities are those of the first alone.
+    Only the first returns log-probabilities of the prompt.
     """
     if num_samples == 1:
         return [config]

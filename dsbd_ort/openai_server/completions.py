@@ -20,7 +20,7 @@ from dsbd_ort.openai_server.protocol import (
     ScoredToken,
     TokenPieces,
     Usage,
-    unsaid,
+    absent_if_none,
 )
 
 
@@ -73,7 +73,7 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: FinishReason | None = None
-    dsbd: ChoiceReport | None = unsaid()
+    dsbd: ChoiceReport | None = absent_if_none()
 
 
 class Completion(ResponseHead):
@@ -81,8 +81,8 @@ class Completion(ResponseHead):
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
-    usage: Usage | None = unsaid()
-    dsbd: Report | None = unsaid()
+    usage: Usage | None = absent_if_none()
+    dsbd: Report | None = absent_if_none()
 
 
 class CompletionBuilder(ResponseBuilder):

@@ -120,7 +120,7 @@ def shutting_down() -> ErrorResponse:
 
 
 def engine_ended() -> ErrorResponse:
-    """Return the response of a server whose engine has ended by a failure."""
+    """Return the response of a server whose engine has failed."""
     return ErrorResponse(
         503, "the engine has stopped; restart the server; its log says why", code="engine_ended"
     )
@@ -161,13 +161,13 @@ def failure(event: DsbdError | Cancelled) -> ErrorResponse:
 
 def handle_error_response(_: Request, error: Exception) -> Response:
     """Respond for a route that raised an ErrorResponse."""
-    assert isinstance(error, ErrorResponse)  # registered for these alone
+    assert isinstance(error, ErrorResponse)  # registered only for these
     return error.response()
 
 
 def handle_http_exception(request: Request, error: Exception) -> Response:
     """Respond for the framework: unknown path, method not allowed."""
-    assert isinstance(error, HTTPException)  # registered for these alone
+    assert isinstance(error, HTTPException)  # registered only for these
     headers, message = error.headers or {}, str(error.detail)
     path = _shortened(request.url.path, 100)
     if error.status_code == 405 and (allowed := headers.get("Allow")):
@@ -186,7 +186,7 @@ def _endpoints(app: FastAPI) -> list[str]:
 
 def handle_validation_error(request: Request, error: Exception) -> Response:
     """Respond to invalid JSON, or to a body with an invalid field; names the first."""
-    assert isinstance(error, RequestValidationError)  # registered for these alone
+    assert isinstance(error, RequestValidationError)  # registered only for these
     kind = request.headers.get("content-type", "").partition(";")[0].strip()
     is_form = request.url.path.startswith(AUDIO_PREFIX)
     expected = "multipart/form-data" if is_form else "application/json"

@@ -292,7 +292,7 @@ class Generation:
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of ``work``; cancel it when the client disconnects.
 
-    ``receive`` is that of a request whose body was read.
+    ``receive``: of a request whose body has been read.
 
     Raises:
         ErrorResponse: the client disconnected.

@@ -107,7 +107,7 @@ class GenerationBody(ConstraintFields):
         return options
 
 
-def unsaid() -> Any:
+def absent_if_none() -> Any:
     """Return the declaration of a field that is left out of the JSON if it is None.
 
     OpenAI's Python client adds up the events of a stream and would take null for a value.

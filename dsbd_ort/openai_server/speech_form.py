@@ -16,21 +16,11 @@ from dsbd_ort.speech.speech_request import WORD_TIMES, check_word_times
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.parts.speech_entry import SpeechEntry
 
-_OPTIONS = (
-    "language",
-    "num_beams",
-    "length_penalty",
-    "seed",
-    "condition_on_previous_text",
-    "compression_ratio_threshold",
-    "logprob_threshold",
-    "no_speech_threshold",
-    "best_of",
-    "num_return_sequences",
-    "hot_words",
-    "hot_word_gain",
-)
-"""Fields that are keywords of ``Pipeline.transcribe``."""
+_OF_HTTP = {
+    *("file", "model", "prompt", "response_format", "temperature", "timestamp_granularities"),
+    *("include", "chunking_strategy", "user", "stream"),
+}
+"""Fields that are not keywords of ``Pipeline.transcribe``; all others are."""
 
 
 def _list(name: str) -> AliasChoices:
@@ -125,9 +115,8 @@ class SpeechForm(BaseModel):
 
     def options(self, task: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Return the keywords of ``Pipeline.transcribe``; ``defaults``: those of the server."""
-        given = {name: getattr(self, name) for name in _OPTIONS}
-        options = {name: value for name, value in given.items() if value is not None}
-        options = {**defaults, **options, "task": task}
+        given = {name: value for name, value in self if name not in _OF_HTTP and value is not None}
+        options = {**defaults, **given, "task": task}
         if self.prompt:
             options["initial_prompt"] = self.prompt
         if self.temperature:  # 0 is OpenAI's default: higher temperatures only if a window fails

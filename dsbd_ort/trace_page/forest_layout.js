@@ -69,7 +69,7 @@ function childOrder(iteration) {
   return (node) => ranks.get(node.id) ?? (node.role === "ancestor" ? 0 : 3000);
 }
 
-// Ids of nodes that lead to a beam that goes on.
+// Ids of nodes on the paths of the beams that are kept.
 function survivingPath(iteration) {
   const byId = iterationTable(iteration);
   const path = new Set();

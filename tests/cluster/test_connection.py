@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from dsbd_ort.cluster.connection import resolved_address
+from dsbd_ort.cluster.actor_pool import resolved_address
 from dsbd_ort.cluster.replica import ClusterError
 
 

@@ -54,13 +54,13 @@ def test_a_missing_bundle_is_named_with_its_node(settings, tmp_path):
     replica = Replica(elsewhere, settings.fingerprint())
     with pytest.raises(ClusterError) as raised:
         replica.answer(RawLine(1, b"{}"))
-    place = f"node {socket.gethostname()}: there is no bundle at {tmp_path / 'gone'};"
-    assert place in str(raised.value)
+    place = f"node {socket.gethostname()}: no bundle at {tmp_path / 'gone'}:"
+    assert place in str(raised.value) and "same bundle at the same path" in str(raised.value)
 
 
 def test_another_bundle_at_the_same_path_is_refused(settings):
     fingerprint = replace(settings, system="x").fingerprint()
-    message = "differs from that of the machine that runs the command"
+    message = "is another one there; every node needs the same"
     with pytest.raises(ClusterError, match=message):
         Replica(settings, fingerprint).answer(RawLine(1, b"{}"))
 
