@@ -23,37 +23,32 @@ from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings, LineAnswer, R
 
 
 @dataclass(frozen=True)
-class _Ready:
-    """Sent once by a worker; ``refusal`` says why it could not open the bundle."""
-
-    refusal: str | None = None
-
-
-@dataclass(frozen=True)
 class _Worker:
     process: BaseProcess
     connection: Connection
 
-    def receive(self, may_stop: MayStop = lambda: False) -> object:
-        """Return the next object that the worker sends, None if the batch may stop before."""
+    def answer(self, line: RawLine, may_stop: MayStop) -> LineAnswer | None:
+        """Return the answer to a line, None if the batch may stop before.
+
+        Raises:
+            BatchError: the worker could not open the bundle, or has ended.
+        """
+        with contextlib.suppress(OSError):  # it has ended, see below
+            self.connection.send(line)
         try:
             while not self.connection.poll(WAIT_SECONDS):
                 if may_stop():
                     return None
-            return self.connection.recv()
+            received = self.connection.recv()
         except (EOFError, OSError) as error:
             self.process.join()
             raise BatchError(
                 f"worker process {self.process.pid} ended with exit code {self.process.exitcode}; "
                 "run the same command again to go on, with fewer --workers if memory ran out"
             ) from error
-
-    def answer(self, line: RawLine, may_stop: MayStop) -> LineAnswer | None:
-        """Return the answer to a line; if the worker has ended, ``receive`` raises."""
-        with contextlib.suppress(OSError):
-            self.connection.send(line)
-        received = self.receive(may_stop)
-        assert received is None or isinstance(received, LineAnswer)
+        if isinstance(received, str):
+            raise BatchError(received)
+        assert isinstance(received, LineAnswer)
         return received
 
 
@@ -90,17 +85,12 @@ def usable_cores() -> int:
 def _started(
     settings: BatchSettings, fingerprint: str, num_workers: int
 ) -> Iterator[list[_Worker]]:
-    """Start the workers, wait until all have opened the bundle, and end them after the block."""
+    """Start the workers, and end them after the block."""
     workers: list[_Worker] = []
     try:
         with _ignored_signals():
             for _ in range(num_workers):
                 workers.append(_start(settings, fingerprint))
-        for worker in workers:
-            ready = worker.receive()
-            assert isinstance(ready, _Ready)
-            if ready.refusal is not None:
-                raise BatchError(ready.refusal)
         yield workers
     finally:
         for worker in workers:
@@ -132,14 +122,17 @@ def _start(settings: BatchSettings, fingerprint: str) -> _Worker:
 
 
 def _work(settings: BatchSettings, fingerprint: str, connection: Connection) -> None:
-    """Answer lines until the other side closes the connection or ends."""
-    try:
-        opened = settings.pipeline.open()
-    except DsbdError as error:
-        connection.send(_Ready(str(error)))
-        return
-    with opened as pipeline, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        connection.send(_Ready())
-        while True:
-            line = connection.recv()
-            connection.send(answer_line(pipeline, settings, fingerprint, line, lambda: False))
+    """Answer lines until the other side closes the connection or ends.
+
+    If the bundle cannot be opened, the reason is sent as the answer to the first line.
+    """
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        try:
+            opened = settings.pipeline.open()
+        except DsbdError as error:
+            connection.send(str(error))
+            return
+        with opened as pipeline:
+            while True:
+                line = connection.recv()
+                connection.send(answer_line(pipeline, settings, fingerprint, line, lambda: False))

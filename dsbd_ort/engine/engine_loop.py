@@ -6,8 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dsbd_errors import DsbdError
 from dsbd_forward.forward import Source
@@ -30,22 +29,7 @@ from dsbd_runtime.parts.sources import Sources
 
 _log = logging.getLogger(__name__)
 _LONGEST_SLEEP_S = 5.0  # between two checks whether the service was abandoned
-
-
 _Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True)
-class _Call:
-    """Work of another thread, which waits for it.
-
-    Attributes:
-        run: does the work.
-        fail: ends the wait with an error instead.
-    """
-
-    run: Callable[[CausalLM], None]
-    fail: Callable[[BaseException], None]
 
 
 class EngineLoop:
@@ -61,7 +45,7 @@ class EngineLoop:
         self._pipeline = pipeline
         self._scheduler = scheduler
         self._changed = threading.Condition()  # guards the scheduler and the next three
-        self._calls: list[_Call] = []
+        self._calls: list[tuple[Callable[[CausalLM], Any], Future[Any]]] = []
         self._failure: str | None = None
         self._is_closing = False
         self._start_error: BaseException | None = None
@@ -107,18 +91,9 @@ class EngineLoop:
             DsbdError: the work failed.
         """
         done: Future[_Result] = Future()
-
-        def run(target: CausalLM) -> None:
-            try:
-                result = work(target)
-            except BaseException as error:
-                done.set_exception(_as_dsbd_error(error))
-            else:
-                done.set_result(result)
-
         with self._changed:
             self._check_is_open()
-            self._calls.append(_Call(run, done.set_exception))
+            self._calls.append((work, done))
             self._changed.notify()
         return done.result()
 
@@ -198,8 +173,11 @@ class EngineLoop:
                     return False
                 if not calls and not cancelled and not scheduler.running:
                     self._changed.wait(_LONGEST_SLEEP_S)
-            for call in calls:
-                call.run(self.models[0])
+            for work, done in calls:
+                try:
+                    done.set_result(work(self.models[0]))
+                except BaseException as error:
+                    done.set_exception(_as_dsbd_error(error))
             for request in cancelled:  # unlocked: on_event may wait for a thread that submits
                 if request.member is not None:
                     decoder.leave(request.member)
@@ -288,8 +266,8 @@ class EngineLoop:
             calls, self._calls = self._calls, []
             for request in unfinished:
                 self._scheduler.release(request)
-        for call in calls:
-            call.fail(EnginesEndedError(failure))
+        for _, done in calls:
+            done.set_exception(EnginesEndedError(failure))
         for request in unfinished:
             _notify(request, EnginesEndedError(failure))
         if self._has_started.is_set():
