@@ -40,6 +40,8 @@ def _may_name_a_file(text: str) -> bool:
 _PROVIDER = _Name("a text such as 'cpu'")
 _BOOL = OneOf((False, True))
 _MOST = 2**31 - 1
+SERVER_NGRAM_POOL = 0
+"""A server's default: how fast a draft is accepted would tell a client the texts of others."""
 _DOMAINS: dict[str, Domain] = {
     "provider": _PROVIDER,
     "draft_provider": _PROVIDER,

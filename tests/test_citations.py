@@ -13,7 +13,7 @@ def sources() -> list[Path]:
     folders = ("dsbd_ort", "export", "runtime", "scripts", "lab", "tests", "examples")
     files = [file for folder in folders for file in (ROOT / folder).rglob("*")]
     kinds = (".py", ".hpp", ".cpp", ".h", ".js", "")
-    return [f for f in files if f.is_file() and f.suffix in kinds and "node_modules" not in f.parts]
+    return [f for f in files if f.is_file() and f.suffix in kinds]
 
 
 def test_cited_documents_and_sections_exist() -> None:

@@ -232,7 +232,7 @@ def test_dsbd_inspect_names_the_command_that_adds_one(draftless: Path, tiny_bund
 def test_the_c_library_answers(tiny_bundle: Bundle, draftless: Path) -> None:
     pipelines = OpenPipelines()
     numbers = [
-        pipelines.open(opening(str(path).encode(), None)) for path in (tiny_bundle.path, draftless)
+        pipelines.open(*opening(str(path).encode(), None)) for path in (tiny_bundle.path, draftless)
     ]
     pair, alone = (pipelines.service(number) for number in numbers)
     for strategy in (*ALONE, *DRAFTING):

@@ -1,21 +1,24 @@
-"""Sources of a batch's answers: one pipeline, threads that share engine calls, pools of workers."""
+"""Sources of a batch's answers: one pipeline, or members that answer a line each at a time."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Protocol
+from queue import SimpleQueue
+from typing import Protocol, TypeVar
 
 from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings, LineAnswer, RawLine, answer_line
 from dsbd_ort.engine import Service, ServiceLimits
 
-_WAIT_SECONDS = 0.2  # between two checks for an interruption
+WAIT_SECONDS = 0.2  # between two checks for an interruption
 _AHEAD = 8  # lines per member that may be answered before an earlier one is
 
-
 Answers = Generator[LineAnswer, None, None]
+Member = TypeVar("Member")
+MayStop = Callable[[], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +39,7 @@ class Backlog:
 
 
 class AnswerSource(Protocol):
-    """Answers the lines of a batch; closing the generator ends the workers behind it."""
+    """Answers the lines of a batch; closing the generator ends its workers."""
 
     def answers(self, backlog: Backlog) -> Answers:
         """Yield the answers in the order of the lines; end early on an interruption."""
@@ -59,39 +62,50 @@ class ThisProcess:
                     return
 
 
-class AnswerPool(Protocol):
-    """Members that answer one line each at a time."""
-
-    num_members: int
-
-    def has_idle(self) -> bool:
-        """Return whether a member is idle."""
-
-    def send(self, index: int, line: RawLine) -> None:
-        """Give an idle member a line, the ``index``-th one."""
-
-    def receive(self, seconds: float) -> list[tuple[int, LineAnswer]]:
-        """Wait at most ``seconds`` for answers; return those received, with their indices."""
-
-
 def answers_in_order(
-    pool: AnswerPool, lines: Iterator[RawLine], is_interrupted: Callable[[], bool]
+    members: Sequence[Member],
+    ask: Callable[[Member, RawLine, MayStop], LineAnswer | None],
+    backlog: Backlog,
 ) -> Answers:
-    """Yield the answers of a pool in the order of ``lines``; end early on an interruption."""
-    answers: dict[int, LineAnswer] = {}
-    num_sent = num_given = 0
-    while not is_interrupted():
-        while pool.has_idle() and num_sent - num_given < _AHEAD * pool.num_members:
-            if (line := next(lines, None)) is None:
-                break
-            pool.send(num_sent, line)
-            num_sent += 1
-        if num_given == num_sent:
-            return
-        answers.update(pool.receive(_WAIT_SECONDS))
-        while num_given in answers:
-            yield answers.pop(num_given)
-            num_given += 1
+    """Yield the answers of members that answer one line each at a time, in the order of the lines.
+
+    Args:
+        members: the next line goes to an idle one.
+        ask: called in a thread of each member, until the answer is there. It may return None once
+            the function that it receives returns True.
+        backlog: the lines.
+    """
+    idle: SimpleQueue[Member] = SimpleQueue()
+    for member in members:
+        idle.put(member)
+    is_over = threading.Event()
+
+    def may_stop() -> bool:
+        return is_over.is_set() or backlog.is_interrupted()
+
+    def answer(line: RawLine) -> LineAnswer | None:
+        member = idle.get()
+        try:
+            return ask(member, line, may_stop)
+        finally:
+            idle.put(member)
+
+    waiting: deque[Future[LineAnswer | None]] = deque()
+    with ThreadPoolExecutor(len(members)) as threads:
+        try:
+            while not backlog.is_interrupted():
+                while len(waiting) < _AHEAD * len(members) and (line := next(backlog.lines, None)):
+                    waiting.append(threads.submit(answer, line))
+                if not waiting:
+                    return
+                wait([waiting[0]], WAIT_SECONDS)
+                while waiting and waiting[0].done():
+                    if (given := waiting.popleft().result()) is None:
+                        return
+                    yield given
+        finally:
+            is_over.set()
+            threads.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True)
@@ -103,54 +117,15 @@ class SharedCalls:
     def answers(self, backlog: Backlog) -> Answers:
         """See AnswerSource."""
         limits = ServiceLimits(max_requests=self.num_requests, max_queued=self.num_requests)
-        is_over = threading.Event()
 
-        def may_stop() -> bool:
-            return is_over.is_set() or backlog.is_interrupted()
+        def ask(service: Service, line: RawLine, may_stop: MayStop) -> LineAnswer | None:
+            answer = answer_line(service, backlog.settings, backlog.fingerprint, line, may_stop)
+            if not service.is_open:  # its error is that of the engines, not of the line
+                raise BatchError(
+                    "the thread that runs the engines has ended; run the same command again to go "
+                    "on, with a smaller --concurrency if memory ran out"
+                )
+            return answer
 
-        with (
-            backlog.settings.pipeline.open() as pipeline,
-            Service(pipeline, limits) as service,
-            ThreadPoolExecutor(self.num_requests) as threads,
-        ):
-
-            def ask(line: RawLine) -> LineAnswer | None:
-                answer = answer_line(service, backlog.settings, backlog.fingerprint, line, may_stop)
-                if not service.is_open:  # its error is that of the engines, not of the line
-                    raise BatchError(
-                        "the thread that runs the engines has ended; run the same command again "
-                        "to go on, with a smaller --concurrency if memory ran out"
-                    )
-                return answer
-
-            try:
-                pool = _Threads(threads, self.num_requests, ask)
-                yield from answers_in_order(pool, backlog.lines, backlog.is_interrupted)
-            finally:
-                is_over.set()
-
-
-class _Threads:
-    """See AnswerPool."""
-
-    def __init__(
-        self,
-        threads: ThreadPoolExecutor,
-        num_members: int,
-        ask: Callable[[RawLine], LineAnswer | None],
-    ) -> None:
-        self.num_members = num_members
-        self._threads = threads
-        self._ask = ask
-        self._busy: dict[Future[LineAnswer | None], int] = {}
-
-    def has_idle(self) -> bool:
-        return len(self._busy) < self.num_members
-
-    def send(self, index: int, line: RawLine) -> None:
-        self._busy[self._threads.submit(self._ask, line)] = index
-
-    def receive(self, seconds: float) -> list[tuple[int, LineAnswer]]:
-        done, _ = wait(self._busy, seconds, return_when=FIRST_COMPLETED)
-        given = [(self._busy.pop(future), future.result()) for future in done]
-        return [(index, answer) for index, answer in given if answer is not None]
+        with backlog.settings.pipeline.open() as pipeline, Service(pipeline, limits) as service:
+            yield from answers_in_order([service] * self.num_requests, ask, backlog)

@@ -4,8 +4,8 @@ A line is written to the operating system as soon as it is answered, so that it 
 this process. It is synced to disk every few seconds and at the end: after a power cut the last
 seconds may have to be answered again. A last line that is not complete is dropped.
 
-One process at a time writes to a file, whatever names it has: the open file itself is locked, which
-ends with the process.
+One process at a time writes to a file, by whatever path: the open file itself is locked, and the
+lock ends with the process.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Journal:
 
 
 class StandardOutput:
-    """The answers of a batch on stdout: written as they are there, not resumed."""
+    """The answers of a batch on stdout, which cannot be resumed."""
 
     def resume(self, request_hashes: Iterable[str]) -> int:
         """Return that no line is done."""
@@ -117,7 +117,7 @@ class StandardOutput:
 
 @contextlib.contextmanager
 def open_output(file: Path) -> Iterator[Journal | StandardOutput]:
-    """Open the output of a batch: ``-`` is stdout, all else the file of ``open_journal``."""
+    """Open the output of a batch: ``-`` is stdout, any other path a file of ``open_journal``."""
     if file != Path("-"):
         with open_journal(file) as journal:
             yield journal
@@ -137,7 +137,7 @@ def open_journal(
     """Open or create the output, locked against other processes.
 
     Args:
-        file: where it is, or a link to it.
+        file: its path, or a link to it.
         clock: seconds, for the syncs.
         lock: as ``filelock.lock_descriptor``.
 
@@ -164,8 +164,8 @@ def _lock(file: Path, descriptor: int, lock: Callable[..., bool]) -> None:
         is_ours = lock(descriptor, blocking=False)
     except OSError as error:
         raise BatchError(
-            f"--output {file} cannot be locked ({error.strerror or error}), so that another "
-            "process might write to it too; give an --output on a file system with locks"
+            f"--output {file} cannot be locked ({error.strerror or error}); "
+            "give an --output on a file system with locks"
         ) from error
     if not is_ours:
         raise BatchError(
@@ -198,6 +198,6 @@ def _request_of(line: bytes) -> str | None:
 
 
 def _may_be_dropped(tail: bytes) -> bool:
-    """Return whether ``tail`` is an unfinished line, or the rest of some after a power cut."""
+    """Return whether ``tail`` is an unfinished line, or the remains of a power cut."""
     begun = tail.rstrip(b"\0")
     return "\n" not in begun.decode(errors="replace") and _HEAD.startswith(begun[: len(_HEAD)])

@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +31,6 @@ MOST_LEVELS = 64
 _OPTIONS = frozenset((*OPTION_TABLE, *LANGUAGE_OPTIONS)) - {*IN_PYTHON_ALONE}
 _OTHERS = frozenset(("id", "prompt", "messages"))
 _BOM = b"\xef\xbb\xbf"
-_STRING_OR_BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)|[\[\]{}]', re.DOTALL)
 
 
 class BatchError(DsbdError):
@@ -46,7 +44,7 @@ class BatchSettings:
     Attributes:
         pipeline: how every process opens the bundle.
         options: fields of DecodingConfig that were given; a line may override them.
-        seed: of the batch, from which lines have theirs, where ``options`` have none.
+        seed: of the batch, from which the seeds of lines are made if ``options`` have no seed.
         is_chat: whether a prompt is a user message for the chat template.
         system: the system message before such a prompt, None for none.
         chat_template_kwargs: more variables of the template.
@@ -60,11 +58,11 @@ class BatchSettings:
     seed: int = field(default_factory=new_seed)
 
     def fingerprint(self) -> str:
-        """Return a hash of everything that an answer depends on besides its line.
+        """Return a hash of everything except the line that an answer depends on.
 
         That is the bundle (by its manifest, which holds a hash of every file), the options and
-        this version; not how many threads or workers there are, nor a seed that was drawn: a
-        resumed batch keeps its answers, and each says its own.
+        this version. Threads, workers and a drawn seed are not part of it, so that a batch can be
+        resumed with others; each answer has its seed.
         """
         bundle = open_bundle(self.pipeline.bundle)
         manifest = (bundle.path / MANIFEST_NAME).read_bytes()
@@ -147,17 +145,14 @@ def read_lines(file: Path) -> Iterator[RawLine]:
 
 
 def parsed_object(content: bytes) -> dict[str, Any]:
-    """Parse the JSON object of a line; ``check_field`` checks its values.
-
-    Values nested too deep to parse are cut at a level that ``check_field`` refuses. A whole number
-    of more digits than Python converts becomes infinite, which it refuses too.
-    """
+    """Parse the JSON object of a line; ``check_field`` checks its values."""
     try:
-        try:
-            fields = json.loads(content, parse_int=_whole)
-        except RecursionError:
-            fields = json.loads(_cut(content, MOST_LEVELS + 2), parse_int=_whole)
-    except (ValueError, RecursionError) as error:
+        fields = json.loads(content)
+    except RecursionError as error:
+        raise InputError(
+            f"the line is nested deeper than {MOST_LEVELS} levels; expected a flatter value"
+        ) from error
+    except ValueError as error:
         raise InputError(
             f"the line is invalid JSON ({error}); expected one object per line"
         ) from error
@@ -170,7 +165,7 @@ def parsed_object(content: bytes) -> dict[str, Any]:
 
 
 def check_field(name: str, value: Any) -> None:
-    """Refuse a value that JSON cannot express, or that is nested too deep for some parsers."""
+    """Refuse a value that JSON cannot express, or that is nested too deeply for some parsers."""
     layer, num_levels = [value], 0
     while layer:
         for entry in layer:
@@ -216,33 +211,6 @@ def prompt_line(fields: dict[str, Any]) -> PromptLine:
 
 def _children(value: list[Any] | dict[str, Any]) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value
-
-
-def _whole(digits: str) -> int | float:
-    try:
-        return int(digits)
-    except ValueError:  # more digits than sys.get_int_max_str_digits()
-        return float(digits)
-
-
-def _cut(content: bytes, num_levels: int) -> bytes:
-    """Return JSON cut below ``num_levels``, whose innermost level is left empty.
-
-    With 2 levels, [1, [2, [3]]] becomes [1, []].
-    """
-    kept: list[bytes] = []
-    begin = level = 0
-    for found in _STRING_OR_BRACKET.finditer(content):
-        bracket = found[0]
-        if bracket in (b"[", b"{"):
-            level += 1
-            if level == num_levels:
-                kept.append(content[begin : found.end()])
-        elif bracket in (b"]", b"}"):
-            if level == num_levels:
-                begin = found.start()
-            level -= 1
-    return b"".join(kept) + content[begin:] if kept else content
 
 
 @dataclass(frozen=True)

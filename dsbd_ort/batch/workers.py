@@ -8,19 +8,18 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 from dsbd_errors import DsbdError
-from dsbd_ort.batch.answer_sources import Answers, Backlog, answers_in_order
+from dsbd_ort.batch.answer_sources import (
+    WAIT_SECONDS,
+    Answers,
+    Backlog,
+    MayStop,
+    answers_in_order,
+)
 from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings, LineAnswer, RawLine, answer_line
-
-
-@dataclass(frozen=True)
-class _Ready:
-    """Sent once by a worker; ``refusal`` says why it could not open the bundle."""
-
-    refusal: str | None = None
 
 
 @dataclass(frozen=True)
@@ -28,21 +27,29 @@ class _Worker:
     process: BaseProcess
     connection: Connection
 
-    def receive(self) -> object:
-        """Return the next object that the worker sends."""
+    def answer(self, line: RawLine, may_stop: MayStop) -> LineAnswer | None:
+        """Return the answer to a line, None if the batch may stop before.
+
+        Raises:
+            BatchError: the worker could not open the bundle, or has ended.
+        """
+        with contextlib.suppress(OSError):  # it has ended, see below
+            self.connection.send(line)
         try:
-            return self.connection.recv()
+            while not self.connection.poll(WAIT_SECONDS):
+                if may_stop():
+                    return None
+            received = self.connection.recv()
         except (EOFError, OSError) as error:
             self.process.join()
             raise BatchError(
                 f"worker process {self.process.pid} ended with exit code {self.process.exitcode}; "
                 "run the same command again to go on, with fewer --workers if memory ran out"
             ) from error
-
-    def send(self, line: RawLine) -> None:
-        """Send the worker a line; if it has ended, ``receive`` raises."""
-        with contextlib.suppress(OSError):
-            self.connection.send(line)
+        if isinstance(received, str):
+            raise BatchError(received)
+        assert isinstance(received, LineAnswer)
+        return received
 
 
 @dataclass(frozen=True)
@@ -58,36 +65,7 @@ class Workers:
         """See AnswerSource."""
         shared = _with_share_of_threads(backlog.settings, self.num_workers)
         with _started(shared, backlog.fingerprint, self.num_workers) as workers:
-            pool = _WorkerPool(workers)
-            yield from answers_in_order(pool, backlog.lines, backlog.is_interrupted)
-
-
-class _WorkerPool:
-    """See AnswerPool."""
-
-    def __init__(self, workers: list[_Worker]) -> None:
-        self.num_members = len(workers)
-        self._idle = list(workers)
-        self._busy: dict[object, tuple[_Worker, int]] = {}  # by connection
-
-    def has_idle(self) -> bool:
-        return bool(self._idle)
-
-    def send(self, index: int, line: RawLine) -> None:
-        worker = self._idle.pop()
-        worker.send(line)
-        self._busy[worker.connection] = (worker, index)
-
-    def receive(self, seconds: float) -> list[tuple[int, LineAnswer]]:
-        answers = []
-        connections = [worker.connection for worker, _ in self._busy.values()]
-        for connection in wait(connections, seconds):
-            worker, index = self._busy.pop(connection)
-            self._idle.append(worker)
-            received = worker.receive()
-            assert isinstance(received, LineAnswer)
-            answers.append((index, received))
-        return answers
+            yield from answers_in_order(workers, _Worker.answer, backlog)
 
 
 def _with_share_of_threads(settings: BatchSettings, num_workers: int) -> BatchSettings:
@@ -107,17 +85,12 @@ def usable_cores() -> int:
 def _started(
     settings: BatchSettings, fingerprint: str, num_workers: int
 ) -> Iterator[list[_Worker]]:
-    """Start the workers, wait until all have opened the bundle, and end them after the block."""
+    """Start the workers, and end them after the block."""
     workers: list[_Worker] = []
     try:
         with _ignored_signals():
             for _ in range(num_workers):
                 workers.append(_start(settings, fingerprint))
-        for worker in workers:
-            ready = worker.receive()
-            assert isinstance(ready, _Ready)
-            if ready.refusal is not None:
-                raise BatchError(ready.refusal)
         yield workers
     finally:
         for worker in workers:
@@ -149,14 +122,17 @@ def _start(settings: BatchSettings, fingerprint: str) -> _Worker:
 
 
 def _work(settings: BatchSettings, fingerprint: str, connection: Connection) -> None:
-    """Answer lines until the other side closes the connection or ends."""
-    try:
-        opened = settings.pipeline.open()
-    except DsbdError as error:
-        connection.send(_Ready(str(error)))
-        return
-    with opened as pipeline, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        connection.send(_Ready())
-        while True:
-            line = connection.recv()
-            connection.send(answer_line(pipeline, settings, fingerprint, line, lambda: False))
+    """Answer lines until the other side closes the connection or ends.
+
+    If the bundle cannot be opened, the reason is sent as the answer to the first line.
+    """
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        try:
+            opened = settings.pipeline.open()
+        except DsbdError as error:
+            connection.send(str(error))
+            return
+        with opened as pipeline:
+            while True:
+                line = connection.recv()
+                connection.send(answer_line(pipeline, settings, fingerprint, line, lambda: False))

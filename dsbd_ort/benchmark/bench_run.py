@@ -83,8 +83,8 @@ class BenchRun:
             if config.draft_policy == "throughput":
                 words.append(config.draft_policy)
             words.append(f"{config.draft_length}x{shape}")
-        said = {"strategy", "num_beams", "max_new_tokens", "top_k", *_DRAFTING}
-        words += [f"{key}={value}" for key, value in self.options.items() if key not in said]
+        shown = {"strategy", "num_beams", "max_new_tokens", "top_k", *_DRAFTING}
+        words += [f"{key}={value}" for key, value in self.options.items() if key not in shown]
         return " ".join(words)
 
 

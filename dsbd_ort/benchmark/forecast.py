@@ -1,9 +1,9 @@
-"""Forecast of a pair: tokens an iteration, and the speed-up that follows from measured calls.
+"""Forecast for a pair: tokens per iteration, and the speed-up that follows from measured calls.
 
-Requests are decoded for real, with the drafts that "throughput" would make. Their engine calls are
-not timed, but priced by cost curves that are measured before, each with its number of rows, so that
-a disturbance of the machine does not spoil what takes seconds. Prompts, the host and what
-attention costs at long contexts are left out; dsbd-bench measures all of it.
+Requests are really decoded, with the drafts of the policy "throughput". Their engine calls are not
+timed: each is priced by its number of rows, with cost curves that were measured before, so that a
+disturbance of the machine does not distort the result. Prompts, the host and the cost of attention
+at long contexts are left out; dsbd-bench measures all of it.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _NUM_PROMPTS, _NEW_TOKENS = 16, 32
 
 
 class PricedCalls:
-    """The costs of a pair, and the sum of what the calls of its requests cost by them; see Costs.
+    """Costs of a pair, and the total price of the calls of its requests; see Costs.
 
     Attributes:
-        seconds: the sum, calls that compute a prompt left out.
+        seconds: the total, without calls that compute a prompt.
     """
 
     def __init__(self, costs: EngineCosts) -> None:
@@ -54,12 +54,12 @@ class PricedCalls:
         return self._costs
 
     def observe(self, role: Role, num_rows: int, seconds: float) -> None:
-        """Count a call at its price, not at the seconds that it took."""
+        """Add the price of a call; its measured ``seconds`` are ignored."""
         curve = self._costs.target if role == "target" else self._costs.draft
         self.seconds += float(curve.up_to(num_rows)[num_rows])
 
     def observe_source(self, role: Role, num_tokens: int, seconds: float) -> None:
-        """Leave it out, as prompts are."""
+        """Ignore it, as prompts are ignored."""
 
 
 def forecast(
@@ -68,16 +68,16 @@ def forecast(
     *,
     are_chats: bool = False,
 ) -> list[ExpectedSpeed]:
-    """Return what to expect of a bundle's draft at each of ``WIDTHS``, on the CPU.
+    """Return the expected speed of a bundle's draft at each of ``WIDTHS``, on the CPU.
 
     Args:
         bundle: with a draft.
-        requests: sources, None where there are none, and token ids, of which some are continued.
-        are_chats: whether they are chats, or sources: answered at temperature 0.7 with top-p 0.9,
-            and greedily.
+        requests: sources (None for models without sources) and token ids; some are continued.
+        are_chats: whether they are chats or have sources: answered at temperature 0.7 with top-p
+            0.9, and greedily.
 
     Raises:
-        BenchmarkError: the context does not hold the calls that are measured.
+        BenchmarkError: the context is too short for the measured calls.
     """
     if bundle.context_length < MEASURED_ROWS[-1]:
         raise BenchmarkError(
@@ -107,7 +107,7 @@ def forecast(
 
 
 def _length(source: Source) -> int:
-    """Return the tokens of a source; 0 where there is none, or all are windows of one length."""
+    """Return the tokens of a source; 0 without a source, and for windows of one length."""
     return len(source) if isinstance(source, tuple) else 0
 
 
@@ -124,7 +124,7 @@ def forecasts(
 ) -> Iterator[ExpectedSpeed]:
     """Yield the forecast of each width for engines with these costs.
 
-    sources: of the prompts, for engines that read some. ends: the tokens that end a sequence.
+    sources: of the prompts, for engines that read sources. ends: tokens that end a sequence.
     """
     sources = [None] * len(prompts) if sources is None else sources
     kinds = [(width, False) for width in WIDTHS]
@@ -158,7 +158,7 @@ def forecasts(
         yield ExpectedSpeed(
             num_beams=width,
             tokens_per_iteration=num_layers / num_iterations,
-            # Where every sequence ends with its first token there is nothing to speed up.
+            # If every sequence ends with its first token, there is nothing to speed up.
             speedup=plain / calls.seconds if calls.seconds else 1.0,
             is_greedy=is_greedy,
         )

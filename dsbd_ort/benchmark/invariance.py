@@ -1,9 +1,8 @@
-"""Whether the way that a request is computed shows in its output: pairs of settings, compared.
+"""Check that outputs do not depend on how they are computed: pairs of settings, compared.
 
-A request has the same tokens and log-probabilities with a draft and without one, beside others and
-alone, among requests that come and go, behind rows that an earlier request left and behind none, on
-one thread and on several, if the bundle's engines are bit-exact and nothing else reads more than
-the request.
+If the bundle's engines are bit-exact, a request has the same tokens and log-probabilities with and
+without a draft, together with other requests and alone, with and without cached rows of an earlier
+prompt, and on one thread and on several.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ Output = list[tuple[Sequence[Any], Sequence[float | None]]]
 
 @dataclass(frozen=True, kw_only=True)
 class PairCount:
-    """Requests of one pair of settings, and how many of them differ.
+    """Number of requests of one pair of settings, and of those whose outputs differ.
 
     Attributes:
         name: the pair, as "dsbd W=4 / beam-sample".
         num_requests: requests that ran in both settings.
-        num_other_tokens: those of which any sequence has other tokens.
-        num_other_logprobs: those with other tokens, or another log-probability of any token.
+        num_other_tokens: requests with other tokens in any sequence.
+        num_other_logprobs: requests with other tokens or log-probabilities in any sequence.
     """
 
     name: str
@@ -68,7 +67,7 @@ class CheckedRequest:
     options: dict[str, Any]
 
     def output(self, pipeline: Pipeline) -> Output:
-        """Return its output alone."""
+        """Return its output, computed alone."""
         return output_of(pipeline.generate(self.prompt, **self.options))
 
 
@@ -76,7 +75,7 @@ Answer = Callable[[CheckedRequest], Output]
 
 
 def output_of(result: GenerationResult) -> Output:
-    """Return what is compared of a result."""
+    """Return the compared part of a result."""
     return [(sequence.token_ids, sequence.token_logprobs) for sequence in result.sequences]
 
 
@@ -119,10 +118,10 @@ def check_invariance(
                 pairs = zip(requests.of(drafted, width), requests.of(baseline, width), strict=True)
                 yield pair_count(name, ((alone(mine), alone(its)) for mine, its in pairs))
         same = requests.of("dsbd" if has_draft else "beam-sample", common.num_beams[0])
-        yield _compared("beside others / alone", same, _beside_others(pipeline, prompts), alone)
+        yield _compared("with others / alone", same, _with_others(pipeline, prompts), alone)
         with dataclasses.replace(settings, prefix_cache=True).open() as keeping:
             name = "rows kept from an earlier prompt / computed anew"
-            yield _compared(name, same, _behind_a_shorter_prompt(keeping), alone)
+            yield _compared(name, same, _after_a_shorter_prompt(keeping), alone)
             mixed = requests.mixed(has_draft=has_draft)
             name = f"{AT_A_TIME} at a time, of mixed strategies / alone"
             outputs = [alone(request) for request in mixed]
@@ -172,7 +171,7 @@ def _answer(pipeline: Pipeline) -> Answer:
     return lambda request: request.output(pipeline)
 
 
-def _beside_others(pipeline: Pipeline, prompts: Sequence[str]) -> Answer:
+def _with_others(pipeline: Pipeline, prompts: Sequence[str]) -> Answer:
     """Return a function that answers a request in the engine calls of other prompts."""
     others = list(prompts[:_NUM_OTHERS])
 
@@ -183,8 +182,8 @@ def _beside_others(pipeline: Pipeline, prompts: Sequence[str]) -> Answer:
     return answer
 
 
-def _behind_a_shorter_prompt(pipeline: Pipeline) -> Answer:
-    """Return a function that first answers half of the prompt, whose rows stay."""
+def _after_a_shorter_prompt(pipeline: Pipeline) -> Answer:
+    """Return a function that first answers half of the prompt, so that its rows are cached."""
 
     def answer(request: CheckedRequest) -> Output:
         half = request.prompt[: len(request.prompt) // 2] or request.prompt

@@ -1,7 +1,7 @@
 """The machine of a benchmark: processor, memory, versions, energy counters.
 
 RAPL counts the joules of processors, NVML those of GPUs (package nvidia-ml-py). Both count
-everything that runs on the device, not this process alone.
+everything that runs on the device, not only this process.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Machine:
 
     Attributes:
         num_cpus, num_usable_cpus: of the machine, of this process.
-        memory_bytes: of the machine, None where unknown.
-        load_average: of the minute before the benchmark, None where unknown. Much above 0: other
-            processes disturbed it.
+        memory_bytes: of the machine, None if unknown.
+        load_average: of the minute before the benchmark, None if unknown. If it is far above 0,
+            other processes disturbed the benchmark.
     """
 
     system: str
@@ -169,7 +169,7 @@ class NvmlCounter:
         self._nvml = nvml
         self._device = nvml.nvmlDeviceGetHandleByIndex(0)
         self.name = f"nvml 0: {nvml.nvmlDeviceGetName(self._device)}"
-        self.joules()  # refused here where the GPU has no counter
+        self.joules()  # raises if the GPU has no counter
 
     def joules(self) -> float:
         """Return the energy used since the driver was loaded."""
@@ -177,7 +177,7 @@ class NvmlCounter:
 
 
 def nvml_counters() -> list[NvmlCounter]:
-    """Return the first GPU's counter, or nothing where there is no package, driver or counter."""
+    """Return the first GPU's counter; nothing without package, driver or counter."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:

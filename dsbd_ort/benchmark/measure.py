@@ -79,10 +79,10 @@ def measure(
 ) -> Iterator[Measurement]:
     """Yield a measurement for every repetition, prompt and run.
 
-    All runs continue a prompt before the next prompt, in alternating order from one repetition to
-    the next, so that a machine that slows down slows all of them. Every prompt and repetition
-    has its own seed: 3 prompts from seed 10 have 10, 11, 12 and, in the second repetition, 13,
-    14, 15.
+    All runs continue a prompt before the next prompt begins. Their order alternates from one
+    repetition to the next, so that a machine that slows down slows all of them. Every prompt and
+    repetition has its own seed: 3 prompts from seed 10 have 10, 11, 12 and, in the second
+    repetition, 13, 14, 15.
     """
     for repetition in range(repetitions):
         order = runs if repetition % 2 == 0 else runs[::-1]

@@ -53,7 +53,7 @@ class Comparison:
         speedup: median ratio of tokens per second.
         logprob_difference: mean difference of log-probability per token, this run's minus
             the baseline's.
-        num_pairs, num_identical: pairs, and those whose tokens were the same to the last.
+        num_pairs, num_identical: pairs, and pairs with identical tokens.
         is_identical: whether all were.
     """
 
@@ -79,8 +79,8 @@ class RunSummary:
         draft_acceptance_rate: accepted / drafted tokens, None if nothing was drafted.
         acceptance_histogram: [j] iterations that accepted j layers.
         mean_beam_width: beams kept per committed layer.
-        target_rows_per_iteration, draft_rows_per_iteration: rows computed, the prompt's not
-            counted but for its last, the root of the first forest.
+        target_rows_per_iteration, draft_rows_per_iteration: rows computed, without those of the
+            prompt except its last, which is the root of the first forest.
         kv_bytes_peak: the highest of all requests, None for models that do not report it.
         energy_joules_per_token: None without an energy counter.
         comparison: None for a baseline.
@@ -210,7 +210,7 @@ class BundleInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchReport:
-    """The JSON report, whose names docs/benchmark.md lists; nested ones are those of dataclasses.
+    """The JSON report; docs/benchmark.md lists its fields and those of the nested dataclasses.
 
     Attributes:
         schema_version: raised when a field is removed or changes its meaning.
@@ -219,7 +219,7 @@ class BenchReport:
         provider, draft_provider: where the target and the draft ran.
         threads: of both engines; None: ONNX Runtime's choice.
         cuda_graphs: whether calls were captured once and replayed.
-        energy_counters: the counters behind ``energy_joules``, which is null without any.
+        energy_counters: sources of ``energy_joules``, which is null without counters.
         repetitions, seed: as given.
         prompts: ``prompt_index`` points here.
         runs: one summary per run.

@@ -1,30 +1,43 @@
-"""Pool of replicas on a Ray cluster that answers the lines of a batch.
+"""Replicas on a Ray cluster that answer the lines of a batch.
 
 Ray places the actors, restarts one that ended, on another node if necessary, and repeats the call
-for its line; here an idle replica gets the next line. That is all the scheduling there is, so it
-needs no Ray Data: a data set would return results by blocks, repeat a lost one as a whole, and
-require pandas on every node.
+for its line. An idle replica gets the next line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 
-from dsbd_ort.batch.answer_sources import Answers, Backlog, answers_in_order
+from dsbd_ort.batch.answer_sources import (
+    WAIT_SECONDS,
+    Answers,
+    Backlog,
+    MayStop,
+    answers_in_order,
+)
 from dsbd_ort.batch.prompt_lines import BatchSettings, LineAnswer, RawLine
-from dsbd_ort.cluster.connection import connected, first_line, node_resources
-from dsbd_ort.cluster.errors import ClusterError
-from dsbd_ort.cluster.replica import Replica, ReplicaShare, num_gpus, replica_share
+from dsbd_ort.batch.workers import usable_cores
+from dsbd_ort.cluster.replica import ClusterError, Replica, cores_of_replica, num_gpus
 
 _MAX_RESTARTS = 10  # of a replica: one that cannot start must not be restarted for ever
 _MAX_RETRIES = 3  # of a line: one that kills its replica must not kill all of them
-_WAIT_SECONDS = 0.2  # between two checks for an interruption
+_ADDRESS = re.compile(r"(?:ray://)?\[?([^/\[\]]+)\]?:([0-9]+)")
+_CONNECT_SECONDS = 5.0
+_STORE_BYTES = 100_000_000  # lines and answers pass through it, never weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,33 +60,30 @@ class Replicas:
     def answers(self, backlog: Backlog) -> Answers:
         """See AnswerSource."""
         with connected(self.address, self.report):
-            share = self._share(backlog.settings)
-            self.report(
-                f"replicas: {self.num_replicas}, threads of each: {share.num_threads}; they start "
-                "as soon as the cluster has room"
-            )
-            replicas = self._start(backlog.settings, backlog.fingerprint, share)
-            _wait_until_open(replicas, backlog.is_interrupted)
-            pool = _ReplicaPool(replicas)
-            yield from answers_in_order(pool, backlog.lines, backlog.is_interrupted)
+            replicas = self._start(backlog.settings, backlog.fingerprint)
+            yield from answers_in_order(replicas, _answer, backlog)
 
-    def _share(self, settings: BatchSettings) -> ReplicaShare:
+    def _start(self, settings: BatchSettings, fingerprint: str) -> list[ActorHandle[Replica]]:
         gpus = num_gpus(settings.pipeline)
-        if (num_threads := settings.pipeline.num_threads) is not None:
-            return ReplicaShare(max(1, num_threads // self.num_replicas), gpus)
-        return replica_share(node_resources(), self.num_replicas, gpus)
-
-    def _start(
-        self, settings: BatchSettings, fingerprint: str, share: ReplicaShare
-    ) -> list[ActorHandle[Replica]]:
+        if (num_threads := settings.pipeline.num_threads) is None:
+            nodes = ray.nodes()  # type: ignore[no-untyped-call]
+            resources = [node["Resources"] for node in nodes if node["Alive"]]
+            cores = cores_of_replica(resources, self.num_replicas, gpus)
+        else:
+            cores = max(1, num_threads // self.num_replicas)
+        threads = max(1, int(cores))
+        self.report(
+            f"replicas: {self.num_replicas}, threads of each: {threads}; they start as soon as the "
+            "cluster has room"
+        )
         pipeline = replace(
             settings.pipeline,
             bundle=settings.pipeline.bundle.absolute(),  # Ray runs replicas in folders of its own
-            num_threads=share.num_threads,
+            num_threads=threads,
         )
         actor: Any = ray.remote(Replica).options(
-            num_cpus=share.cores,
-            num_gpus=share.gpus,
+            num_cpus=cores,
+            num_gpus=gpus,
             max_restarts=_MAX_RESTARTS,
             max_task_retries=_MAX_RETRIES,
         )
@@ -81,50 +91,117 @@ class Replicas:
         return [actor.remote(own, fingerprint) for _ in range(self.num_replicas)]
 
 
-class _ReplicaPool:
-    """A AnswerPool of actors; see answer_sources."""
-
-    def __init__(self, replicas: list[ActorHandle[Replica]]) -> None:
-        self.num_members = len(replicas)
-        self._idle = list(replicas)
-        self._busy: dict[Any, tuple[ActorHandle[Replica], int, RawLine]] = {}  # by pending answer
-
-    def has_idle(self) -> bool:
-        return bool(self._idle)
-
-    def send(self, index: int, line: RawLine) -> None:
-        replica = self._idle.pop()
-        self._busy[replica.answer.remote(line)] = (replica, index, line)
-
-    def receive(self, seconds: float) -> list[tuple[int, LineAnswer]]:
-        done, _ = ray.wait(list(self._busy), timeout=seconds)
-        answers = []
-        for pending in done:
-            replica, index, line = self._busy.pop(pending)
-            self._idle.append(replica)
-            answers.append((index, _result(pending, f"at line {line.number} of the input")))
-        return answers
-
-
-def _wait_until_open(
-    replicas: list[ActorHandle[Replica]], is_interrupted: Callable[[], bool]
-) -> None:
-    waiting: list[Any] = [replica.check.remote() for replica in replicas]
-    while waiting and not is_interrupted():
-        done, waiting = ray.wait(waiting, timeout=_WAIT_SECONDS)
-        for pending in done:
-            _result(pending, "before it had opened the bundle")
-
-
-def _result(pending: Any, when: str) -> Any:
-    """Return the result of a call, or raise its error."""
+def _answer(replica: ActorHandle[Replica], line: RawLine, may_stop: MayStop) -> LineAnswer | None:
+    pending: Any = replica.answer.remote(line)
     try:
-        return ray.get(pending)
+        while not ray.wait([pending], timeout=WAIT_SECONDS)[0]:
+            if may_stop():
+                return None
+        answer: LineAnswer = ray.get(pending)
+        return answer
     except RayTaskError as error:
         raise error.cause from error
     except RayActorError as error:
         raise ClusterError(
-            f"a replica ended {when}, and again after restarts ({first_line(error)}); if memory "
-            "ran out use fewer --replicas or fewer beams for that line, else check that every node "
-            "has this version of dsbd-ort; run the same command again to go on"
+            f"a replica ended at line {line.number} of the input, and again after restarts "
+            f"({_cause(error)}); if memory ran out use fewer --replicas or fewer beams for "
+            "that line, else check that every node has this version of dsbd-ort; run the same "
+            "command again to go on"
         ) from error
+
+
+@contextlib.contextmanager
+def connected(address: str, report: Callable[[str], None]) -> Iterator[None]:
+    """Connect to a cluster for as long as the block lasts.
+
+    Args:
+        address: of a cluster, see ``resolved_address``; if "auto" finds none, one is started on
+            this machine, and ended after the block.
+        report: is called with a line that names the cluster.
+
+    Raises:
+        ClusterError: it cannot be reached, or the connection was lost.
+    """
+    # Ray prints messages of its workers to stdout, which is for results.
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            on_sigterm = signal.getsignal(signal.SIGTERM)
+            report(_connect(address))
+            signal.signal(signal.SIGTERM, on_sigterm)  # in place of Ray's, which ends the process
+            yield
+        except ConnectionError as error:
+            raise ClusterError(
+                f"the connection to the Ray cluster was lost ({_cause(error)}); run the same "
+                "command again to go on"
+            ) from error
+        finally:
+            ray.shutdown()
+
+
+def _cause(error: BaseException) -> str:
+    """Return the line with the cause; Ray puts whole reports into its errors."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _connect(given: str) -> str:
+    """Connect; return the name of the cluster."""
+    address = resolved_address(given, os.environ)
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if address is None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray has no argument for it
+        quiet |= {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
+        ray.init("local", num_cpus=usable_cores(), **quiet)
+        return "no Ray cluster runs here: started one on this machine for this run"
+    try:
+        ray.init(given, **quiet)
+    except Exception as error:  # of many types, none of them documented
+        raise ClusterError(
+            f"the Ray cluster at {address} refuses this machine ({_cause(error)}); it requires "
+            "the same versions of Ray and Python, RAY_AUTH_MODE=token and its token if it has one, "
+            "and for HOST:PORT that this machine is a node: else use ray://HOST:10001"
+        ) from error
+    return f"the Ray cluster at {address}"
+
+
+def resolved_address(given: str, environment: Mapping[str, str]) -> str | None:
+    """Return the address of a cluster that answers, None if "auto" finds none.
+
+    Ray would look in the same places, but tries for minutes to reach an address without a cluster.
+
+    Args:
+        given: "auto", "host:port" or "ray://host:port".
+        environment: RAY_ADDRESS and RAY_TMPDIR are read.
+
+    Raises:
+        ClusterError: an address that was given is invalid, or nothing listens there.
+    """
+    address, source = given, f"--cluster {given}"
+    if given == "auto":
+        address = environment.get("RAY_ADDRESS", "")
+        source = f"RAY_ADDRESS {address}"
+        if address == "local":
+            return None
+        if not address:  # ``ray start`` leaves its address here; after a crash it is out of date
+            file = Path(environment.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
+            address = file.read_text().strip() if file.is_file() else ""
+            return address if address and _listens(address, str(file)) else None
+    if not _listens(address, source):
+        raise ClusterError(
+            f"{source}: nothing listens there; start a cluster with 'ray start --head', correct "
+            "the address, or use --cluster auto"
+        )
+    return address
+
+
+def _listens(address: str, source: str) -> bool:
+    found = _ADDRESS.fullmatch(address)
+    if found is None:
+        raise ClusterError(
+            f"{source} is not an address of a Ray cluster; expected auto, HOST:PORT or "
+            "ray://HOST:PORT, as in 10.0.0.5:6379"
+        )
+    try:
+        socket.create_connection((found[1], int(found[2])), timeout=_CONNECT_SECONDS).close()
+    except (OSError, OverflowError):  # OverflowError: no such port
+        return False
+    return True

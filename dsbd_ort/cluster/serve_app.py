@@ -2,7 +2,6 @@
 
 ``build_app`` is the import path for ``serve run``. Ray Serve listens, routes each request to a
 replica with room, replaces replicas that ended or are unhealthy, and drains those that it stops.
-The only module that imports Ray Serve.
 """
 
 # No deferred annotations: Ray reads the type of build_app's argument at run time.
@@ -18,13 +17,16 @@ _SPARE_REQUESTS = 32  # beyond a full queue: they get its 429, and /health a res
 
 def build_app(arguments: AppArguments) -> Application:
     """Return the application for ``serve run``."""
-    pipeline, limits = arguments.pipeline(), arguments.limits()
+    limits = arguments.limits
     as_deployment = serve.deployment(
         name="dsbd",
         num_replicas=arguments.replicas,
         max_ongoing_requests=limits.max_requests + limits.max_queued + _SPARE_REQUESTS,
         graceful_shutdown_timeout_s=arguments.shutdown_timeout,
-        ray_actor_options={"num_cpus": arguments.threads, "num_gpus": num_gpus(pipeline)},
+        ray_actor_options={
+            "num_cpus": arguments.pipeline.num_threads,
+            "num_gpus": num_gpus(arguments.pipeline),
+        },
     )
     deployment = as_deployment(serve.ingress()(HttpReplica))
-    return deployment.bind(pipeline, limits, arguments.settings())
+    return deployment.bind(arguments.pipeline, limits, arguments.settings)

@@ -29,6 +29,7 @@ from dsbd_ort.commands.one_line import OneLineCommand, SectionedOption
 from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, OptionText
 from dsbd_ort.decoding import STRATEGIES, DecodingConfig
 from dsbd_ort.pipeline import PipelineSettings
+from dsbd_ort.pipeline_options import SERVER_NGRAM_POOL
 from dsbd_ort.sources import SRC_LANG, TGT_LANG
 from dsbd_ort.version import __version__
 
@@ -160,11 +161,7 @@ def given_flags(context: click.Context) -> dict[str, str]:
 
 
 def pipeline_settings(*, of_server: bool = False, **fixed: Any) -> Any:
-    """Return a field of PipelineSettings; ``fixed`` are those that have no option.
-
-    of_server: no client's requests are drafted by the texts of others: how much is accepted, and
-        how fast, would tell it what they say.
-    """
+    """Return a field of PipelineSettings; ``fixed`` are those that have no option."""
     pool = "Tokens of earlier texts that drafter ngram looks through; 0: none."
     options = {
         "bundle": argument(type=PATH),
@@ -202,7 +199,7 @@ def pipeline_settings(*, of_server: bool = False, **fixed: Any) -> Any:
             type=COUNT_OR_NONE,
             show_default=True,
             help=f"For each API key. {pool}" if of_server else pool,
-            **({"default": 0} if of_server else {}),
+            **({"default": SERVER_NGRAM_POOL} if of_server else {}),
         ),
     }
     members = {name: field for name, field in options.items() if name not in fixed}

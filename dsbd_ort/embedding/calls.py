@@ -16,9 +16,11 @@ from queue import SimpleQueue
 from typing import Any
 
 from dsbd_errors import DsbdError
-from dsbd_ort.embedding.arguments import Opening, decoded, json_messages, json_object, opening
-from dsbd_ort.engine import QueueFullError, Service, ServiceEvent
+from dsbd_ort.embedding.arguments import decoded, json_messages, json_object, opening
+from dsbd_ort.engine import QueueFullError, Service, ServiceEvent, ServiceLimits
+from dsbd_ort.engine.async_stream import result_or_raise
 from dsbd_ort.engine.errors import InternalError
+from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.prompts import check_context
 from dsbd_ort.results import GenerationResult, StreamPiece, json_text, result_object
 from dsbd_ort.version import __version__
@@ -76,7 +78,7 @@ class _Calls:
 
     def open(self, bundle: Any, settings: Any, number: Any) -> int:
         given = opening(self._ffi.string(bundle), self._bytes(settings))
-        number[0] = self._pipelines.open(given)
+        number[0] = self._pipelines.open(*given)
         return self._ok()
 
     def generate(self, number: int, request: Any, result: Any) -> int:
@@ -161,20 +163,13 @@ def answer(
     """
     events: SimpleQueue[ServiceEvent] = SimpleQueue()
     request = service.submit(prompt, options, events.put)
-    is_cancelled = False
     try:
-        while True:
-            event = events.get()
-            if isinstance(event, StreamPiece):
-                if not is_cancelled and not on_step(event):
-                    is_cancelled = True
-                    request.cancel()
-            elif isinstance(event, DsbdError):
-                raise event
-            else:
-                return event if isinstance(event, GenerationResult) and not is_cancelled else None
+        while isinstance(event := events.get(), StreamPiece):
+            if not on_step(event):
+                return None
+        return result_or_raise(event)
     finally:
-        request.cancel()  # if on_step raised
+        request.cancel()
 
 
 class OpenPipelines:
@@ -185,10 +180,10 @@ class OpenPipelines:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
 
-    def open(self, opening: Opening) -> int:
+    def open(self, settings: PipelineSettings, limits: ServiceLimits) -> int:
         """Open a bundle, return its number."""
         with contextlib.ExitStack() as stack:
-            service = Service(stack.enter_context(opening.pipeline.open()), opening.limits)
+            service = Service(stack.enter_context(settings.open()), limits)
             stack.pop_all()  # it stays open
         with self._lock:
             number = next(self._numbers)

@@ -45,7 +45,7 @@ static void start(void)
     PyStatus status = initialize();
     if (PyStatus_Exception(status))
         snprintf(failure, sizeof failure, "internal error: Python does not start: %s",
-                 status.err_msg == NULL ? "it wants to exit" : status.err_msg);
+                 status.err_msg == NULL ? "Python asks to exit" : status.err_msg);
     else
         PyEval_SaveThread();
 }

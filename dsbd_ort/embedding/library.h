@@ -1,4 +1,4 @@
-/* Functions shared by the parts of the library; callers include dsbd.h alone. */
+/* Functions shared by the parts of the library; callers include only dsbd.h. */
 #ifndef DSBD_LIBRARY_H
 #define DSBD_LIBRARY_H
 
@@ -12,7 +12,7 @@ char *dsbd_copy_text(const char *text);
 /* interpreter.c: start Python once; return NULL, or why it cannot be started. */
 const char *dsbd_start_interpreter(void);
 
-/* Written by cffi: import calls.py once; return 0, or -1 where that failed. */
+/* Written by cffi: import calls.py once; return 0, or -1 if that failed. */
 int dsbd_start_calls(void);
 
 #endif

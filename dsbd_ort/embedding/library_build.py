@@ -35,7 +35,7 @@ class SharedPython:
     """The files of a Python installation that other programs can embed.
 
     Attributes:
-        executable: the environment's, beside which Python finds its packages.
+        executable: of the environment, whose packages Python finds from its path.
         headers: folder of Python.h.
         library: libpython3.x.so.
         name: of the library for the linker, "python3.x".
@@ -76,10 +76,10 @@ def build_library(output: Path, compiler: str = "cc") -> None:
     """Write the library and its header into ``output``.
 
     Raises:
-        BuildError: there is no compiler or no shared Python, or the compiler fails.
+        BuildError: the compiler or a shared Python is missing, or the compiler fails.
     """
     if shutil.which(compiler) is None:
-        raise BuildError(f"there is no C compiler {compiler}; install gcc or clang, or set CC")
+        raise BuildError(f"the C compiler {compiler} is missing; install gcc or clang, or set CC")
     python = shared_python(Path(sys.executable), sysconfig.get_config_vars())
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:

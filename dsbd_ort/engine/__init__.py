@@ -10,7 +10,7 @@ A request from HTTP to the loop:
     BatchMember        decoding: its loop, its rows of the caches, the engine call that it waits for
 """
 
-from dsbd_ort.engine.async_stream import AsyncStream
+from dsbd_ort.engine.async_stream import AsyncEvents, AsyncStream
 from dsbd_ort.engine.errors import EnginesEndedError, QueueFullError, ServiceClosedError
 from dsbd_ort.engine.limits import ServiceLimits
 from dsbd_ort.engine.live_transcription import LiveTranscription, SpeechEvent
@@ -18,6 +18,7 @@ from dsbd_ort.engine.scheduler import Cancelled, LiveRequest, ServiceEvent
 from dsbd_ort.engine.service import Service, ServiceStats
 
 __all__ = [
+    "AsyncEvents",
     "AsyncStream",
     "Cancelled",
     "EnginesEndedError",

@@ -1,31 +1,53 @@
-"""Pieces of one request for asyncio: an async iterator over events of the engine loop's thread."""
+"""Events of engine threads for asyncio: a queue, and the stream of one request's pieces."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
+from typing import Generic, TypeVar
 
+from dsbd_errors import DsbdError
 from dsbd_ort.engine.errors import ServiceClosedError
-from dsbd_ort.engine.scheduler import Cancelled, Ending, LiveRequest, ServiceEvent
+from dsbd_ort.engine.scheduler import Cancelled, LiveRequest, ServiceEvent
 from dsbd_ort.results import GenerationResult, StreamPiece
 
 Submit = Callable[[Callable[[ServiceEvent], None]], LiveRequest]
 """Submits a request whose events go to the function given."""
 
+Event = TypeVar("Event")
+Result = TypeVar("Result")
 
-def result_or_raise(ending: Ending) -> GenerationResult:
-    """Return the result with which a request ended.
+
+class AsyncEvents(Generic[Event]):
+    """Events of other threads, in order, for the event loop that is running."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[Event] = asyncio.Queue()
+
+    def put(self, event: Event) -> None:
+        """Append an event, in any thread."""
+        with contextlib.suppress(RuntimeError):  # the event loop is closed, and nothing waits
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, event)
+
+    async def get(self) -> Event:
+        """Wait for the next event."""
+        return await self._queue.get()
+
+
+def result_or_raise(ending: Result | DsbdError | Cancelled) -> Result:
+    """Return the result with which a request, or a transcription, ended.
 
     Raises:
         ServiceClosedError: it was cancelled, because the service was closed.
-        DsbdError: the request failed.
+        DsbdError: it failed.
     """
-    if isinstance(ending, GenerationResult):
-        return ending
     if isinstance(ending, Cancelled):
         raise ServiceClosedError("the service was closed before the request ended")
-    raise ending
+    if isinstance(ending, DsbdError):
+        raise ending
+    return ending
 
 
 class AsyncStream:
@@ -40,7 +62,7 @@ class AsyncStream:
     result: GenerationResult | None = None
 
     def __init__(self, submit: Submit) -> None:
-        """Take what submits the request; it may take its time, so it is called in a thread."""
+        """``submit`` may take long, so it is called in a thread."""
         self._events = _events_of(submit)
 
     def __aiter__(self) -> AsyncStream:
@@ -49,7 +71,7 @@ class AsyncStream:
     async def __anext__(self) -> StreamPiece:
         """Return the next piece.
 
-        Raises ``StopAsyncIteration`` at the end, and what ``Service.submit`` raises.
+        Raises ``StopAsyncIteration`` at the end, and the errors of ``Service.submit``.
         """
         event = await anext(self._events)
         if isinstance(event, StreamPiece):
@@ -63,15 +85,9 @@ class AsyncStream:
 
 
 async def _events_of(submit: Submit) -> AsyncGenerator[ServiceEvent, None]:
-    """Yield the events of a request, which is cancelled where they are not read to the end."""
-    loop = asyncio.get_running_loop()
-    events: asyncio.Queue[ServiceEvent] = asyncio.Queue()
-
-    def on_event(event: ServiceEvent) -> None:
-        with contextlib.suppress(RuntimeError):  # the event loop is closed, and nothing waits
-            loop.call_soon_threadsafe(events.put_nowait, event)
-
-    submission = asyncio.ensure_future(asyncio.to_thread(submit, on_event))
+    """Yield the events of a request; cancel it if they are not read to the end."""
+    events: AsyncEvents[ServiceEvent] = AsyncEvents()
+    submission = asyncio.ensure_future(asyncio.to_thread(submit, events.put))
     try:
         await asyncio.shield(submission)
         while True:
@@ -80,7 +96,7 @@ async def _events_of(submit: Submit) -> AsyncGenerator[ServiceEvent, None]:
             if not isinstance(event, StreamPiece):
                 return
     finally:
-        submission.add_done_callback(_cancel)  # also where it is under way in its thread
+        submission.add_done_callback(_cancel)  # also if it is still running in its thread
 
 
 def _cancel(submission: asyncio.Future[LiveRequest]) -> None:

@@ -6,8 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dsbd_errors import DsbdError
 from dsbd_forward.forward import Source
@@ -29,25 +28,15 @@ from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.parts.sources import Sources
 
 _log = logging.getLogger(__name__)
-_LONGEST_SLEEP_S = 5.0  # until it is seen that the service was abandoned, where nothing said so
-
-
+_LONGEST_SLEEP_S = 5.0  # between two checks whether the service was abandoned
 _Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True)
-class _Call:
-    """What another thread waits for: what is run, and what ends it with an error instead."""
-
-    run: Callable[[CausalLM], None]
-    fail: Callable[[BaseException], None]
 
 
 class EngineLoop:
     """Runs requests in a thread of its own, from ``start`` to ``close``.
 
     Attributes:
-        models: target and, where there is one, draft, after ``start``.
+        models: target and draft (None without a draft), after ``start``.
     """
 
     models: tuple[CausalLM, CausalLM | None]
@@ -56,7 +45,7 @@ class EngineLoop:
         self._pipeline = pipeline
         self._scheduler = scheduler
         self._changed = threading.Condition()  # guards the scheduler and the next three
-        self._calls: list[_Call] = []
+        self._calls: list[tuple[Callable[[CausalLM], Any], Future[Any]]] = []
         self._failure: str | None = None
         self._is_closing = False
         self._start_error: BaseException | None = None
@@ -84,7 +73,7 @@ class EngineLoop:
         """Add a request to the queue.
 
         Raises:
-            ServiceClosedError, EnginesEndedError: no requests are accepted any more.
+            ServiceClosedError, EnginesEndedError: the loop accepts no more requests.
             CapacityError, QueueFullError: see ``Scheduler.enqueue``.
         """
         with self._changed:
@@ -93,27 +82,18 @@ class EngineLoop:
             self._changed.notify()
 
     def call(self, work: Callable[[CausalLM], _Result]) -> _Result:
-        """Return what ``work`` makes of the target, in the loop's thread between two iterations.
+        """Return the result of ``work(target)``, run in the loop's thread between two iterations.
 
-        For another thread, which waits. A failure of it ends nothing else.
+        For another thread, which waits. If the work fails, the loop goes on.
 
         Raises:
-            ServiceClosedError, EnginesEndedError: nothing is done any more.
+            ServiceClosedError, EnginesEndedError: the loop has ended or is ending.
             DsbdError: the work failed.
         """
         done: Future[_Result] = Future()
-
-        def run(target: CausalLM) -> None:
-            try:
-                result = work(target)
-            except BaseException as error:
-                done.set_exception(_as_dsbd_error(error))
-            else:
-                done.set_result(result)
-
         with self._changed:
             self._check_is_open()
-            self._calls.append(_Call(run, done.set_exception))
+            self._calls.append((work, done))
             self._changed.notify()
         return done.result()
 
@@ -131,7 +111,7 @@ class EngineLoop:
     def close(self, *, drain: bool) -> None:
         """Reject new requests, finish or cancel the others, and end the thread.
 
-        Called from a callback, that is in the thread itself, it returns before this is done.
+        In a callback, which runs in the thread itself, it returns before this is done.
         """
         with self._changed:
             self._is_closing = True
@@ -142,10 +122,10 @@ class EngineLoop:
             self._thread.join()
 
     def abandon(self) -> None:
-        """Finish the requests that there are and end the thread, which nobody waits for.
+        """Let the thread finish its requests and end, without waiting for it.
 
-        For the finalizer of a service: it may run in any thread, this one too, between any two of
-        its instructions, and so waits for no lock.
+        For the finalizer of a service: it may run between any two instructions of any thread, even
+        of this one, so it must not wait for a lock.
         """
         self._is_closing = True
         if self._changed.acquire(blocking=False):
@@ -172,13 +152,13 @@ class EngineLoop:
             self._has_started.set()
 
     def _iterate(self, decoder: BatchedDecoder) -> None:
-        """Run one iteration; keeps no reference to a request, and so to a service, behind it."""
+        """Run one iteration; afterwards no reference to a request, and so to a service, is left."""
         request_by_member = {request.member: request for request in self._scheduler.running}
         for progress in decoder.iterate():
             self._deliver(decoder, request_by_member[progress.member], progress)
 
     def _schedule(self, decoder: BatchedDecoder) -> bool:
-        """Make calls, end cancelled requests and admit waiting ones, until at least one runs.
+        """Do the calls, end cancelled requests and admit waiting ones, until at least one runs.
 
         Returns:
             False when the loop is closing and no request is left.
@@ -193,8 +173,11 @@ class EngineLoop:
                     return False
                 if not calls and not cancelled and not scheduler.running:
                     self._changed.wait(_LONGEST_SLEEP_S)
-            for call in calls:
-                call.run(self.models[0])
+            for work, done in calls:
+                try:
+                    done.set_result(work(self.models[0]))
+                except BaseException as error:
+                    done.set_exception(_as_dsbd_error(error))
             for request in cancelled:  # unlocked: on_event may wait for a thread that submits
                 if request.member is not None:
                     decoder.leave(request.member)
@@ -205,7 +188,7 @@ class EngineLoop:
                 return True
 
     def _admit(self, decoder: BatchedDecoder) -> list[LiveRequest]:
-        """Admit those for whom rows are free beside what the others use and are expected to."""
+        """Admit requests while rows are free that running requests are not expected to use."""
         if not self._scheduler.may_admit:
             return []
         num_taken = decoder.num_used_rows
@@ -230,7 +213,9 @@ class EngineLoop:
 
     def _deliver(self, decoder: BatchedDecoder, request: LiveRequest, progress: Progress) -> None:
         """Deliver the result of an iteration to its request."""
-        if request.state is not RequestState.RUNNING:  # it failed in an earlier event of this one
+        if (
+            request.state is not RequestState.RUNNING
+        ):  # it failed at an earlier event of this iteration
             return
         if isinstance(progress.event, Preempted):
             with self._changed:
@@ -254,7 +239,7 @@ class EngineLoop:
     def _as_events(
         self, request: LiveRequest, event: IterationOutput | Outcome
     ) -> tuple[StreamPiece | None, Ending | None]:
-        """Return the piece and the ending of an event; a result has both: the last text, itself."""
+        """Return the piece and the ending of an event; a result is an ending with a last piece."""
         if isinstance(event, IterationOutput):
             return request.texts.push(event), None
         if isinstance(event, BaseException):
@@ -281,8 +266,8 @@ class EngineLoop:
             calls, self._calls = self._calls, []
             for request in unfinished:
                 self._scheduler.release(request)
-        for call in calls:
-            call.fail(EnginesEndedError(failure))
+        for _, done in calls:
+            done.set_exception(EnginesEndedError(failure))
         for request in unfinished:
             _notify(request, EnginesEndedError(failure))
         if self._has_started.is_set():

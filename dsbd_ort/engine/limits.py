@@ -50,9 +50,9 @@ class ServiceLimits:
         max_requests: number of requests that run concurrently; they share the engine calls.
         max_queued: number of requests that wait beyond those; one more is rejected.
         kv_bytes: memory of all engines' caches (while they grow, one buffer exists twice). None:
-            enough for max_requests requests of 2,048 rows, and for one of the whole context. Of
-            engines with convolutions or recurrences, a part of it is for the states and recent rows
-            of max_requests requests; beams that part take more.
+            enough for max_requests requests of 2,048 rows, and for one request of the whole
+            context. For engines with convolutions or recurrences it includes states and recent rows
+            of max_requests requests, of one path each; beams on different paths need more.
     """
 
     max_requests: int = 8
@@ -72,7 +72,7 @@ def cache_rows(limits: ServiceLimits, bundle: Bundle) -> int:
     Caches grow in steps (``bucket_capacity``): the largest step within ``kv_bytes``.
 
     Raises:
-        InputError: ``kv_bytes`` is less than the smallest caches take.
+        InputError: ``kv_bytes`` is too small for the smallest caches.
     """
     if limits.kv_bytes is None:
         wanted = max(limits.max_requests * _DEFAULT_ROWS, 2 * bundle.context_length)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodeResult, DecodingRequest
-from dsbd_ort.engine.errors import InternalError, ServiceClosedError
+from dsbd_ort.engine.errors import InternalError
 from dsbd_ort.engine.scheduler import Cancelled, LiveRequest, ServiceEvent
 from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_ort.speech.transcript import Segment, Transcript
@@ -45,10 +45,10 @@ class _Cancellation(Exception):
 
 
 class LiveTranscription:
-    """One audio on its way to a transcript, in a thread of its own.
+    """The transcription of one audio, in a thread of its own.
 
-    The thread computes features and waits for the engines; one engine request of it is in the
-    service at a time, or the samples of one window.
+    The thread computes features and waits for the engines. Only the engine requests of one window
+    are in the service at a time: one, or one for each sample.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class LiveTranscription:
         on_event: Callable[[SpeechEvent], None],
         on_end: Callable[[LiveTranscription], None],
     ) -> None:
-        """``on_event`` is called in the thread; ``on_end`` behind the last event.
+        """``on_event`` is called in the thread, ``on_end`` after the last event.
 
-        align: waits for the engines, which say how they attend to a window.
+        align: waits for the engines' attention to a window.
         """
         self._transcription = transcription
         self._submit = submit
@@ -78,7 +78,7 @@ class LiveTranscription:
 
     def cancel(self) -> None:
         """End it without a transcript; may be called again, and after its end."""
-        self._is_cancelled = True  # before the requests: ``_decoded`` adds one, then looks
+        self._is_cancelled = True  # first: ``_decoded`` reads it after it has added a request
         for live in list(self._live):
             live.cancel()
 
@@ -145,17 +145,3 @@ def _result(events: SimpleQueue[ServiceEvent]) -> DecodeResult:
             list(event.sequences), event.stats, prompt_logprobs=event.prompt_logprobs
         )
     raise _Cancellation if isinstance(event, Cancelled) else event
-
-
-def transcript_or_raise(ending: SpeechEnding) -> Transcript:
-    """Return the transcript with which a transcription ended.
-
-    Raises:
-        ServiceClosedError: it was cancelled, because the service was closed.
-        DsbdError: it failed.
-    """
-    if isinstance(ending, Transcript):
-        return ending
-    if isinstance(ending, Cancelled):
-        raise ServiceClosedError("the service was closed before the transcription ended")
-    raise ending

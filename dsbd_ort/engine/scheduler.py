@@ -1,8 +1,8 @@
 """Requests of a service and their admission: first come, first served, within a bounded cache.
 
 Most answers are far shorter than they may be, so a request is admitted once the rows that it is
-expected to need are free. Where rows run out all the same, the youngest running request is
-preempted (``batched_decoder``) and becomes the first of the queue. So the oldest always runs on,
+expected to need are free. If rows run out nevertheless, the youngest running request is preempted
+(``batched_decoder``) and becomes the first of the queue. So the oldest request is never preempted,
 requests resume in the order of their arrival, and none starves.
 """
 
@@ -35,7 +35,7 @@ ServiceEvent = StreamPiece | Ending
 
 
 class RequestState(Enum):
-    """Where a request is on its way through the service; the scheduler alone sets it."""
+    """Progress of a request through the service; only the scheduler sets it."""
 
     WAITING = auto()  # in the queue; it has not begun
     RUNNING = auto()  # admitted
@@ -53,11 +53,11 @@ class LiveRequest:
         most_rows: the most cache rows that it may need.
         on_event: called with each of its events.
         wake: makes the engine loop look for cancelled requests.
-        state: where it is.
+        state: its progress.
         member: of the decoder, from its beginning to its end; None before and after.
         is_cancelled: whether it is to end without a result.
-        is_further: whether it is another sample of an audio's window, which is in the queue with
-            the first: the limit of the queue counts that one alone.
+        is_further: whether it is a second or later sample of an audio's window. The limit of the
+            queue counts only the first sample.
         rows_reserved: cache rows that it was expected to need when it was last admitted.
     """
 
@@ -79,7 +79,7 @@ class LiveRequest:
 
     @property
     def num_rows(self) -> int:
-        """Cache rows that it has, or had when it was preempted; the prompt's before it begins."""
+        """Cache rows that it has, or had when it was preempted; before it begins, the prompt's."""
         return self.num_prompt_tokens if self.member is None else self.member.num_rows
 
     def cancel(self) -> None:
@@ -90,7 +90,7 @@ class LiveRequest:
 
 
 _FIRST_ANSWER_ROWS = 256.0
-"""Expected before any answer has ended, of up to ``_FEW_BEAMS`` beams; of more in proportion."""
+"""Expected rows before any answer has ended, for up to ``_FEW_BEAMS`` beams; else in proportion."""
 _FEW_BEAMS = 8
 _LEAST_ANSWER_ROWS = 64.0
 """About the rows of an iteration."""
@@ -99,19 +99,19 @@ _WEIGHT = 1 / 8
 
 
 class AnswerRows:
-    """Running mean of the cache rows that answers take besides their prompts.
+    """Running mean of the cache rows of answers, without their prompts.
 
     Attributes:
-        mean: of the answers that have ended, the last ones above all.
+        mean: of the answers that have ended; later answers have more weight.
     """
 
     def __init__(self, first: float = _FIRST_ANSWER_ROWS) -> None:
         self.mean = first
 
     def learn(self, num_rows: int, *, was_cut: bool) -> None:
-        """Learn from an answer; ``was_cut``: it reached its limit, not its end.
+        """Update the mean by an answer; ``was_cut``: it reached its limit, not its end.
 
-        A cut answer of fewer rows than the mean says nothing of how long answers are.
+        A cut answer with fewer rows than the mean is ignored: its full length is unknown.
         """
         if not was_cut or num_rows > self.mean:
             mean = self.mean + _WEIGHT * (num_rows - self.mean)
@@ -119,9 +119,9 @@ class AnswerRows:
 
 
 class Scheduler:
-    """A queue in front of a bounded number of running requests and of cache rows.
+    """Queue and running requests, with bounds for requests and cache rows.
 
-    No request overtakes the first of the queue, so that one with many rows does not starve.
+    No request overtakes the first of the queue, so that a request with many rows does not starve.
 
     Attributes:
         max_rows: rows that the cache may hold.
@@ -139,10 +139,10 @@ class Scheduler:
         self.num_preemptions = 0
 
     def answer_rows(self, num_beams: int) -> AnswerRows:
-        """Return what learns the rows of answers of about so many beams.
+        """Return the mean rows of answers with about this number of beams.
 
-        Those of 256 beams over item ids and those of a chat have little in common: a class has
-        twice the beams of the one before.
+        Answers of 256 beams over item ids and answers of a chat have little in common, so each
+        class of requests has twice the beams of the class before.
         """
         least = _FEW_BEAMS
         while 2 * least <= num_beams:
@@ -198,14 +198,14 @@ class Scheduler:
     def admit(
         self, num_taken: int, most_sources: Callable[[Sequence[Source]], int] = len
     ) -> list[LiveRequest]:
-        """Move the first of the queue to the running requests, as many as fit; return them.
+        """Move as many of the first requests of the queue as fit to the running ones; return them.
 
-        One always fits where none runs.
+        If no request runs, the first one always fits.
 
         Args:
             num_taken: rows that the running requests use or are expected to use.
-            most_sources: how many of some sources are kept at a time. With one more, sources would
-                be read again in every iteration, each of which may take seconds.
+            most_sources: returns how many of the given sources the engines keep at a time. With one
+                more, sources would be encoded again in every iteration, which may take seconds.
         """
         admitted: list[LiveRequest] = []
         while self.may_admit:
@@ -236,14 +236,14 @@ class Scheduler:
         request.state, request.member = RequestState.ENDED, None
 
     def _sources_with(self, request: LiveRequest) -> list[Source]:
-        """Return what the running requests and one more read, each once."""
+        """Return the sources of the running requests and of one more, each once."""
         sources = [each.request.source for each in (*self.running, request)]
         return [source for source in dict.fromkeys(sources) if source is not None]
 
     def _expected_rows(self, request: LiveRequest) -> int:
-        """Return the rows of the prompt, or so far, and those of an answer.
+        """Return the rows of the prompt, or the rows so far, plus those of a mean answer.
 
-        So one that was preempted finds room to go on, and does not come and go.
+        So a preempted request is admitted only with room to go on, not to be preempted at once.
         """
         of_answer = int(self.answer_rows(request.request.config.width).mean)
         return min(request.num_rows + of_answer, request.most_rows)

@@ -16,11 +16,7 @@ from dsbd_ort.engine.async_stream import AsyncStream, result_or_raise
 from dsbd_ort.engine.engine_loop import EngineLoop
 from dsbd_ort.engine.errors import ServiceClosedError
 from dsbd_ort.engine.limits import ServiceLimits, cache_rows
-from dsbd_ort.engine.live_transcription import (
-    LiveTranscription,
-    SpeechEvent,
-    transcript_or_raise,
-)
+from dsbd_ort.engine.live_transcription import LiveTranscription, SpeechEvent
 from dsbd_ort.engine.scheduler import LiveRequest, Scheduler, ServiceEvent
 from dsbd_ort.model_pair import BusyError
 from dsbd_ort.pipeline import Pipeline
@@ -58,8 +54,8 @@ class Service:
     """Runs the requests of any number of threads; concurrent ones share the engine calls.
 
     Each request gets the result of ``Pipeline.generate``. The service holds the engines of the
-    pipeline until it is closed: until then ``Pipeline.generate`` itself waits. One that nothing
-    refers to any more closes by itself, when its requests have ended.
+    pipeline until it is closed: until then ``Pipeline.generate`` itself waits. A service without
+    references closes by itself once its requests have ended.
 
     Attributes:
         pipeline: provides the engines, the tokenizer and the chat template.
@@ -80,7 +76,7 @@ class Service:
         self._transcriptions: set[LiveTranscription] = set()
         self._is_closing = False
         self._loop.start()
-        # the thread holds the engines and not the service: else one that is dropped would keep both
+        # The thread refers to the engines, not to the service, so that an unused service is freed.
         weakref.finalize(self, self._loop.abandon).atexit = False
 
     def submit(
@@ -101,7 +97,7 @@ class Service:
                 engines: it must return at once, and must not raise. It may submit, cancel and
                 close (which then does not wait), but not generate or stream.
             trace: records every iteration of this request, in the same thread.
-            caller: whose texts the n-gram drafter looks through.
+            caller: the n-gram drafter searches the texts of this caller only.
 
         Raises:
             DecodingError, InputError, CapacityError: the request is invalid, or too large.
@@ -149,7 +145,7 @@ class Service:
                 may take its time.
 
         Raises:
-            InputError, DecodingError: the audio or an option is invalid, or the model reads none.
+            InputError, DecodingError: the audio or an option is invalid, or the model reads text.
             ServiceClosedError: the service is closed.
         """
         if self._is_closing:
@@ -183,7 +179,7 @@ class Service:
             while isinstance(event := events.get(), Segment):
                 if on_segment is not None:
                     on_segment(event)
-            return transcript_or_raise(event)
+            return result_or_raise(event)
         finally:
             live.cancel()
 
@@ -211,7 +207,7 @@ class Service:
         Pieces are queued until they are read. Closing the stream cancels the request.
 
         Raises:
-            BusyError: it is called from an ``on_event``, so that the engines would wait for it.
+            BusyError: it is called in an ``on_event``, for which the engines wait.
         """
         self._check_may_wait()
         events: SimpleQueue[ServiceEvent] = SimpleQueue()
@@ -310,7 +306,7 @@ class Service:
         """
         self._is_closing = True
         for live in list(self._transcriptions):
-            if drain:  # their next windows are requests that are still to come
+            if drain:  # their next windows become further requests
                 live.join()
             else:
                 live.cancel()

@@ -7,7 +7,7 @@ A request passes through, in this order:
     api_keys.py             authentication
     routes.py               the endpoints; app.py puts them together
     request_fields.py       the table of request fields: done, accepted, refused
-    protocol.py             request fields and response parts that both endpoints share
+    protocol.py             request fields and response parts of both endpoints
     chat.py completions.py  request and response of one endpoint each
     planner.py              request body -> engine requests; settings.py: their limits
     generation.py           engine requests of one HTTP request, run and cancelled together
@@ -17,6 +17,6 @@ A request passes through, in this order:
     errors.py  metrics.py   error responses; /metrics
 
 A new request field is a field of ``GenerationBody`` (or of one endpoint's body) and a ``Done`` row
-of the table in request_fields.py; planner.py makes options of it. A new response field is a field
-of a model in chat.py or completions.py, filled in by the builder beside it.
+of the table in request_fields.py; planner.py turns it into options. A new response field is a field
+of a model in chat.py or completions.py, and the builder in the same file fills it in.
 """

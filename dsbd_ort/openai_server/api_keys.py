@@ -19,7 +19,7 @@ _OPEN_PATHS = frozenset(("/health", "/ready", "/metrics"))  # exact: no other sp
 
 
 class ApiKeys:
-    """The keys that a server accepts; holds their hashes alone."""
+    """The keys that a server accepts, as hashes."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [_digest(key.encode()) for key in keys]

@@ -1,4 +1,4 @@
-"""The FastAPI application: endpoints over a service, behind access log, keys and body limit."""
+"""The FastAPI application: endpoints over a service, with log, API keys and body limits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from dsbd_ort.openai_server.routes import (
     generation_routes,
     model_routes,
     operation_routes,
-    routes_of_others,
     speech_routes,
 )
 from dsbd_ort.openai_server.settings import ServingSettings
@@ -71,7 +70,6 @@ def create_app(
     else:
         handler = GenerationHandler(service, settings, metrics, gate)
         app.include_router(generation_routes(handler, Planner(service, settings, draw_seed)))
-    app.include_router(routes_of_others(reads_audio=reads_audio(service.pipeline)))
     app.include_router(model_routes(settings.model_name, context_length))
     app.include_router(operation_routes(service, gate, metrics))
     app.add_exception_handler(ErrorResponse, handle_error_response)
@@ -94,7 +92,8 @@ def _add_middlewares(
     paths = frozenset(app.openapi()["paths"])
 
     def count(path: str, status: int) -> None:
-        metrics.count_response(path if path in paths else "other", status)
+        known = path if path in paths else "other"
+        metrics.count("dsbd:http_answers", path=known, status=str(status))
 
     app.add_middleware(JsonByDefault)
     app.add_middleware(

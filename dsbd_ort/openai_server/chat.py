@@ -16,11 +16,10 @@ from dsbd_ort.openai_server.protocol import (
     Report,
     ResponseBuilder,
     ResponseHead,
-    ReturnedSequence,
     ScoredToken,
     TokenPieces,
     Usage,
-    unsaid,
+    absent_if_none,
 )
 from dsbd_ort.openai_server.tools import (
     Addition,
@@ -44,12 +43,12 @@ class TextPart(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_other_types(cls, part: Any) -> Any:
-        """Raise ValueError for a part that is of a type, and no text, whatever else it has."""
+        """Raise ValueError for a part of another type, whatever its other fields are."""
         kind = part.get("type", "text") if isinstance(part, dict) else "text"
         if kind != "text":
             raise ValueError(
-                f"a part of type {in_short(kind)} is not supported: this server reads texts only, "
-                "pictures and sound are not read; use parts of type 'text'"
+                f"a part of type {in_short(kind)} is not supported: this server reads text only, "
+                "no images or audio; use parts of type 'text'"
             )
         return part
 
@@ -77,7 +76,7 @@ class PastCall(BaseModel):
     function: CalledFunction
 
     def for_template(self) -> dict[str, Any]:
-        """Return the call as a chat template is given it."""
+        """Return the call in the form that chat templates read."""
         named = {} if self.id is None else {"id": self.id}
         return {**named, "type": "function", "function": self.function.model_dump()}
 
@@ -94,7 +93,7 @@ class ChatMessage(BaseModel):
     cache_control: dict[str, Any] | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message as a chat template is given it."""
+        """Return the message in the form that chat templates read."""
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
         message: dict[str, Any] = {"role": self.role, "content": text}
@@ -128,21 +127,24 @@ class ChatBody(GenerationBody):
     def num_top_logprobs(self) -> int | None:
         """See GenerationBody."""
         if self.top_logprobs and not self.logprobs:
-            message = f"top_logprobs is {self.top_logprobs} without logprobs; set logprobs true"
+            message = f"top_logprobs is {self.top_logprobs}, which needs logprobs true; set it"
             raise bad_request(message, "top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def template_messages(self) -> list[dict[str, Any]]:
-        """Return the messages as a chat template is given them.
+        """Return the messages in the form that chat templates read.
 
         Raises:
-            ErrorResponse: one has a field that is unknown.
+            ErrorResponse: a message has an unknown field.
         """
         for index, message in enumerate(self.messages):
             for name, value in (message.model_extra or {}).items():
                 if value not in (None, [], ""):
                     field = f"messages.{index}.{name}"
-                    reason = f"{field} is not supported; use role, content and name only"
+                    reason = (
+                        f"{field} is not supported; use role, content, name, tool_calls and "
+                        "tool_call_id only"
+                    )
                     raise bad_request(reason, field, "unsupported")
         return [message.for_template() for message in self.messages]
 
@@ -150,8 +152,8 @@ class ChatBody(GenerationBody):
 class TopLogprob(BaseModel):
     """One token: its name, its own bytes, its raw log-probability.
 
-    The bytes of all tokens, joined, are the text in UTF-8, special tokens spelled out. The name is
-    the token's text, or of a part of a character its bytes, escaped.
+    The joined bytes of all tokens are the text in UTF-8, including special tokens. The name is the
+    token's text; if the token is a part of a character, its escaped bytes.
     """
 
     token: str
@@ -160,7 +162,7 @@ class TopLogprob(BaseModel):
 
 
 class TokenLogprob(TopLogprob):
-    """A token, and the most probable ones in its place."""
+    """A token, and the most probable tokens at its position."""
 
     top_logprobs: list[TopLogprob]
 
@@ -178,7 +180,7 @@ class AssistantMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
-    tool_calls: list[ToolCall] | None = unsaid()
+    tool_calls: list[ToolCall] | None = absent_if_none()
 
 
 class ChatChoice(BaseModel):
@@ -191,41 +193,37 @@ class ChatChoice(BaseModel):
     dsbd: ChoiceReport
 
 
-class ChatCompletion(BaseModel):
+class ChatCompletion(ResponseHead):
     """The response in one piece."""
 
-    id: str
     object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
     dsbd: Report
 
 
 class FunctionDelta(BaseModel):
-    """The addition of a chunk to the function of a call."""
+    """Part of the function of a call, in a chunk."""
 
-    name: str | None = unsaid()
+    name: str | None = absent_if_none()
     arguments: str
 
 
 class ToolCallDelta(BaseModel):
-    """The addition of a chunk to a call; the first one of a call has its id."""
+    """Part of a call, in a chunk; the first part has the id."""
 
     index: int
-    id: str | None = unsaid()
-    type: Literal["function"] | None = unsaid()
+    id: str | None = absent_if_none()
+    type: Literal["function"] | None = absent_if_none()
     function: FunctionDelta
 
 
 class Delta(BaseModel):
-    """The addition of a chunk to the message of its choice."""
+    """Part of the message of a choice, in a chunk."""
 
-    role: Literal["assistant"] | None = unsaid()
-    content: str | None = unsaid()
-    tool_calls: list[ToolCallDelta] | None = unsaid()
+    role: Literal["assistant"] | None = absent_if_none()
+    content: str | None = absent_if_none()
+    tool_calls: list[ToolCallDelta] | None = absent_if_none()
 
 
 class ChunkChoice(BaseModel):
@@ -235,20 +233,16 @@ class ChunkChoice(BaseModel):
     delta: Delta
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
-    dsbd: ChoiceReport | None = unsaid()
+    dsbd: ChoiceReport | None = absent_if_none()
 
 
-class ChatCompletionChunk(BaseModel):
+class ChatCompletionChunk(ResponseHead):
     """One event of a stream."""
 
-    id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[ChunkChoice]
-    usage: Usage | None = unsaid()
-    dsbd: Report | None = unsaid()
+    usage: Usage | None = absent_if_none()
+    dsbd: Report | None = absent_if_none()
 
 
 class ChatBuilder(ResponseBuilder):
@@ -258,36 +252,43 @@ class ChatBuilder(ResponseBuilder):
     chunk = ChatCompletionChunk
 
     def __init__(self, head: ResponseHead, tools: ToolUse | None = None) -> None:
-        """``tools``: how the answers' texts become calls, None where they are plain text."""
+        """``tools``: how texts of answers become calls; None if they are plain text."""
         super().__init__(head)
         self._tools = tools
         self._readers: dict[int, CallReader] = {}
         self._has_calls: set[int] = set()
 
-    def choice(self, sequence: ReturnedSequence) -> ChatChoice:
+    def choice(
+        self,
+        index: int,
+        text: str,
+        tokens: TokenPieces | None,
+        finish_reason: FinishReason,
+        report: ChoiceReport,
+    ) -> ChatChoice:
         """See ResponseBuilder."""
-        message, index = AssistantMessage(content=sequence.text), sequence.index
+        message = AssistantMessage(content=text)
         if self._tools is not None:
             reader = self._tools.reader()
-            message = _message([reader.push(sequence.text), reader.finish()])
+            message = _message([reader.push(text), reader.finish()])
             if message.tool_calls:
                 self._has_calls.add(index)
         return ChatChoice(
             index=index,
             message=message,
-            logprobs=_logprobs(sequence.tokens),
-            finish_reason=self._finish_reason(index, sequence.finish_reason),
-            dsbd=sequence.report,
+            logprobs=_logprobs(tokens),
+            finish_reason=self._finish_reason(index, finish_reason),
+            dsbd=report,
         )
 
     def _finish_reason(self, index: int, of_text: FinishReason) -> FinishReason:
-        """Return "tool_calls" where a whole answer decided for some, as OpenAI does."""
+        """Return "tool_calls" if the model itself chose to call a function, as OpenAI does."""
         decided = self._tools is not None and self._tools.choice != "named"
         is_done = of_text == "stop" and decided and index in self._has_calls
         return "tool_calls" if is_done else of_text
 
     def _delta(self, index: int, addition: Addition) -> Delta:
-        """Return what an addition of a choice says."""
+        """Return an addition to a choice as part of its message."""
         calls = [_call_delta(*call) for call in addition.calls]
         if calls:
             self._has_calls.add(index)

@@ -1,4 +1,4 @@
-"""How many sequences a request generates and returns: engine requests, beams and seeds for them."""
+"""How many sequences a request generates and returns: its engine requests, beams and seeds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Choices:
     are_beams: bool
 
     def num_beams_needed(self, options: Mapping[str, Any]) -> int:
-        """Return the beams of one engine request that are returned or tried."""
+        """Return how many beams of one engine request are returned or tried."""
         row = STRATEGIES.get(options["strategy"])
         num_tried = self.num_tried if row is not None and row.rule == "search" else 1
         num_returned: int = options.get("num_return_sequences", 1)
@@ -37,7 +37,7 @@ class Choices:
 
 
 def choices_of(body: GenerationBody, best_of: int | None, most_tried: int) -> Choices:
-    """Return how many sequences are generated and returned, for a server that tries so many."""
+    """Return how many sequences are generated and returned; ``most_tried``: the server's limit."""
     num_returned = body.n or 1
     num_tried = num_returned if best_of is None else best_of
     most = max(num_tried, num_returned, body.num_return_sequences or 1)
@@ -47,8 +47,8 @@ def choices_of(body: GenerationBody, best_of: int | None, most_tried: int) -> Ch
         raise bad_request(message, "best_of")
     if body.stream and num_tried > num_returned:
         raise bad_request(
-            f"best_of is {num_tried}, more than n {num_returned}: the best are known only at "
-            "the end; leave out stream or best_of",
+            f"best_of is {num_tried}, more than n {num_returned}, and stream is true: the best "
+            "sequences are known only at the end; leave out stream or best_of",
             "best_of",
         )
     return Choices(num_returned, num_tried, bool(body.use_beam_search))
@@ -57,13 +57,14 @@ def choices_of(body: GenerationBody, best_of: int | None, most_tried: int) -> Ch
 def for_choices(options: dict[str, Any], choices: Choices) -> tuple[dict[str, Any], int, int]:
     """Return the options, the engine requests of one prompt, and how often each is returned.
 
-    A search makes one engine request, whose beams are the sequences; other requests that draw
-    nothing make one that is returned ``n`` times; all others make ``best_of`` engine requests that
-    differ in their seeds. The beams of those are returned by ``num_return_sequences`` alone.
+    * A beam search is one engine request; its beams are the sequences.
+    * Another request without randomness is one engine request, returned ``n`` times.
+    * All others are ``best_of`` engine requests with different seeds. Several beams of one of them
+      are returned only if ``num_return_sequences`` asks for them.
     """
     row = STRATEGIES.get(options["strategy"]) if isinstance(options["strategy"], str) else None
     if row is None:
-        return options, 1, 1  # DecodingConfig refuses it, with the strategies there are
+        return options, 1, 1  # DecodingConfig refuses it and lists the strategies
     if choices.are_beams and row.rule != "search":
         raise bad_request(
             f"use_beam_search is true, but strategy is {options['strategy']}; leave one of them "
@@ -105,7 +106,7 @@ def _with_beams(options: dict[str, Any], num_returned: int, num_tried: int) -> d
     options = {**options, "num_beams": width}
     options.pop("num_return_sequences", None)
     if any(name in options for name in ("width_policy", "accept_threshold")):
-        # Half of the beams may be kept: as few as are returned.
+        # The policy may keep half of the beams; it must keep all that are returned.
         if num_returned > DecodingConfig.from_options(options).smallest_width:
             options.setdefault("min_beams", num_returned)
     return {**options, "num_return_sequences": num_returned}
@@ -114,7 +115,7 @@ def _with_beams(options: dict[str, Any], num_returned: int, num_tried: int) -> d
 def with_seeds(config: DecodingConfig, num_samples: int) -> list[DecodingConfig]:
     """Return the configs of the engine requests of a prompt, which differ in their seeds.
 
-    The prompt's log-probabilities are those of the first alone.
+    Only the first returns log-probabilities of the prompt.
     """
     if num_samples == 1:
         return [config]

@@ -17,11 +17,10 @@ from dsbd_ort.openai_server.protocol import (
     Report,
     ResponseBuilder,
     ResponseHead,
-    ReturnedSequence,
     ScoredToken,
     TokenPieces,
     Usage,
-    unsaid,
+    absent_if_none,
 )
 
 
@@ -43,7 +42,7 @@ class CompletionBody(GenerationBody):
         """Return the prompts, each a text or token ids.
 
         Raises:
-            ErrorResponse: there is none.
+            ErrorResponse: the list is empty.
         """
         if isinstance(self.prompt, str):
             return [self.prompt]
@@ -55,9 +54,10 @@ class CompletionBody(GenerationBody):
 
 
 class CompletionLogprobs(BaseModel):
-    """Of each token: its text, its raw log-probability, and where its text begins.
+    """Text, raw log-probability and text offset of each token.
 
-    ``top_logprobs``: the most probable tokens in its place, and itself; None without.
+    ``top_logprobs``: the most probable tokens at the same position, and the token itself; None if
+    the request asks for none.
     """
 
     tokens: list[str]
@@ -73,20 +73,16 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: FinishReason | None = None
-    dsbd: ChoiceReport | None = unsaid()
+    dsbd: ChoiceReport | None = absent_if_none()
 
 
-class Completion(BaseModel):
+class Completion(ResponseHead):
     """The response, or one event of a stream."""
 
-    id: str
     object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[CompletionChoice]
-    usage: Usage | None = unsaid()
-    dsbd: Report | None = unsaid()
+    usage: Usage | None = absent_if_none()
+    dsbd: Report | None = absent_if_none()
 
 
 class CompletionBuilder(ResponseBuilder):
@@ -98,19 +94,24 @@ class CompletionBuilder(ResponseBuilder):
         super().__init__(head)
         self._offset_by_index: dict[int, int] = {}
 
-    def choice(self, sequence: ReturnedSequence) -> CompletionChoice:
-        """See ResponseBuilder."""
+    def choice(
+        self,
+        index: int,
+        text: str,
+        tokens: TokenPieces | None,
+        finish_reason: FinishReason | None = None,
+        report: ChoiceReport | None = None,
+    ) -> CompletionChoice:
+        """See ResponseBuilder; a chunk with text is a choice without the last two."""
         return CompletionChoice(
-            index=sequence.index,
-            text=sequence.text,
-            logprobs=self._logprobs(sequence.index, sequence.tokens),
-            finish_reason=sequence.finish_reason,
-            dsbd=sequence.report,
+            index=index,
+            text=text,
+            logprobs=self._logprobs(index, tokens),
+            finish_reason=finish_reason,
+            dsbd=report,
         )
 
-    def text_choice(self, index: int, text: str, tokens: TokenPieces | None) -> CompletionChoice:
-        """See ResponseBuilder."""
-        return CompletionChoice(index=index, text=text, logprobs=self._logprobs(index, tokens))
+    text_choice = choice
 
     def last_choice(
         self, index: int, finish_reason: FinishReason, report: ChoiceReport
@@ -119,7 +120,7 @@ class CompletionBuilder(ResponseBuilder):
         return CompletionChoice(index=index, text="", finish_reason=finish_reason, dsbd=report)
 
     def _logprobs(self, index: int, tokens: TokenPieces | None) -> CompletionLogprobs | None:
-        """Return the next log-probabilities of a choice; offsets continue those before."""
+        """Return the next log-probabilities of a choice; offsets continue the earlier ones."""
         if tokens is None:
             return None
         begin = self._offset_by_index.get(index, 0)
@@ -135,7 +136,7 @@ class CompletionBuilder(ResponseBuilder):
 
 
 def _with_own(top: Sequence[ScoredToken] | None, own: ScoredToken) -> dict[str, float] | None:
-    """Return the most probable tokens and the token itself; of equal names the likeliest."""
+    """Return the most probable tokens and the token itself; the likeliest of equal names."""
     if top is None:
         return None
     found: dict[str, float] = {}

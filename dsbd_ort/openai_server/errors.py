@@ -32,8 +32,8 @@ _FIELDS = frozenset(field.name for field in dataclasses.fields(DecodingConfig)) 
 }
 _LATER = "/v1/responses"
 AUDIO_PREFIX = "/v1/audio/"
-"""Of the paths whose body is a form."""
-_NO_OBJECT = ("dict_type", "model_type", "model_attributes_type")  # whose texts speak of Python
+"""Paths that begin with it take a form."""
+_NO_OBJECT = ("dict_type", "model_type", "model_attributes_type")  # their texts name Python types
 _INDEX = re.compile(r"\[(\d+)\]")
 _RETRY = {"Retry-After": "1"}
 
@@ -59,12 +59,12 @@ class ErrorBody(BaseModel):
 
 @dataclass(eq=False)
 class ErrorResponse(Exception):
-    """An HTTP error response in OpenAI's format; not a DsbdError, which is one cause of it.
+    """An HTTP error response in OpenAI's format; not a DsbdError, which may be its cause.
 
     Attributes:
         status: HTTP status.
-        message: the fault, the given value, the expected one, and the fix.
-        param: the field of the body that is at fault; None for none.
+        message: the fault, the given value, the expected value, and the fix.
+        param: the invalid field of the body; None if no single field is invalid.
         code: for programs.
         headers: of the response.
     """
@@ -120,9 +120,9 @@ def shutting_down() -> ErrorResponse:
 
 
 def engine_ended() -> ErrorResponse:
-    """Return the response of a server whose engine has ended by a failure."""
+    """Return the response of a server whose engine has failed."""
     return ErrorResponse(
-        503, "the engine has ended; restart the server, its log says why", code="engine_ended"
+        503, "the engine has stopped; restart the server; its log says why", code="engine_ended"
     )
 
 
@@ -161,32 +161,32 @@ def failure(event: DsbdError | Cancelled) -> ErrorResponse:
 
 def handle_error_response(_: Request, error: Exception) -> Response:
     """Respond for a route that raised an ErrorResponse."""
-    assert isinstance(error, ErrorResponse)  # registered for these alone
+    assert isinstance(error, ErrorResponse)  # registered only for these
     return error.response()
 
 
 def handle_http_exception(request: Request, error: Exception) -> Response:
     """Respond for the framework: unknown path, method not allowed."""
-    assert isinstance(error, HTTPException)  # registered for these alone
+    assert isinstance(error, HTTPException)  # registered only for these
     headers, message = error.headers or {}, str(error.detail)
     path = _shortened(request.url.path, 100)
     if error.status_code == 405 and (allowed := headers.get("Allow")):
         message = f"{request.method} {path} is not supported; use {allowed}"
     elif error.status_code == 404:
-        absent = f"{path} is not built yet" if path.startswith(_LATER) else f"there is no {path}"
+        absent = f"{path} is not supported" if path.startswith(_LATER) else f"unknown path {path}"
         message = f"{absent}; this server has {', '.join(_endpoints(request.app))}"
     return ErrorResponse(error.status_code, message, headers=headers).response()
 
 
 def _endpoints(app: FastAPI) -> list[str]:
-    """Return method and path of all endpoints that the documentation of the server shows."""
+    """Return method and path of all documented endpoints."""
     paths: dict[str, dict[str, Any]] = app.openapi()["paths"]
     return [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
 
 
 def handle_validation_error(request: Request, error: Exception) -> Response:
     """Respond to invalid JSON, or to a body with an invalid field; names the first."""
-    assert isinstance(error, RequestValidationError)  # registered for these alone
+    assert isinstance(error, RequestValidationError)  # registered only for these
     kind = request.headers.get("content-type", "").partition(";")[0].strip()
     is_form = request.url.path.startswith(AUDIO_PREFIX)
     expected = "multipart/form-data" if is_form else "application/json"
@@ -194,76 +194,56 @@ def handle_validation_error(request: Request, error: Exception) -> Response:
         return bad_request(
             f"Content-Type is {_shortened(kind, 80)!r}; expected {expected}"
         ).response()
-    faults = [_Fault.of(each, error.body) for each in error.errors()]
-    if faults[0].kind == "json_invalid":
-        return bad_request(f"the body is invalid JSON: {faults[0].reason}").response()
-    place, reason = _meant(faults)
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return bad_request(f"the body is invalid JSON: {first['ctx']['error']}").response()
+    place, reason = _fault([_located(each, error.body) for each in error.errors()])
     param = ".".join(map(str, place)) or None
     return bad_request(f"{param or 'the body'}: {reason}", param).response()
 
 
-@dataclass(frozen=True)
-class _Fault:
-    """An error of validation.
+_Place = tuple[str | int, ...]
+_Located = tuple[_Place, _Place | None, str]
+"""Place of a fault, place of the field of several types that holds it (or None), and the reason."""
 
-    Attributes:
-        kind: pydantic's name of it.
-        place: fields and indices that lead to the value.
-        union: the first of these, which lead to a value of several types; None where none do.
-        member: the type of them that the value was tried as.
-        reason: what is wrong.
+
+def _located(fault: Mapping[str, Any], body: Any) -> _Located:
+    """Return a fault with its place in the body.
+
+    pydantic's location names the member of a union too: that of messages.0.content.1 is
+    ("body", "messages", 0, "content", "list[TextPart]", 1).
     """
-
-    kind: str
-    place: tuple[str | int, ...]
-    union: tuple[str | int, ...] | None
-    member: str | None
-    reason: str
-
-    @classmethod
-    def of(cls, fault: Mapping[str, Any], body: Any) -> _Fault:
-        """Return a fault of a body.
-
-        Into the location pydantic puts the member of a union as well: of messages.0.content.1 it is
-        ("body", "messages", 0, "content", "list[TextPart]", 1).
-        """
-        place: list[str | int] = []
-        union, member, value = None, None, body
-        location = fault["loc"][1:]
-        for index, part in enumerate(location):
-            try:
-                value = value[part]
-            except (LookupError, TypeError):
-                if fault["type"] != "missing" or index < len(location) - 1:
-                    if union is None:
-                        union, member = tuple(place), part
-                    continue
-            place.append(part)
-        reason = str(fault.get("ctx", {}).get("error") or fault["msg"])
-        if fault["type"] in _NO_OBJECT:
-            reason = "Input should be an object"
-        return cls(fault["type"], tuple(place), union, member, reason)
+    place: list[str | int] = []
+    union, value = None, body
+    location = fault["loc"][1:]
+    for index, part in enumerate(location):
+        try:
+            value = value[part]
+        except (LookupError, TypeError):
+            if fault["type"] != "missing" or index < len(location) - 1:
+                union = tuple(place) if union is None else union
+                continue
+        place.append(part)
+    if fault["type"] in _NO_OBJECT:
+        return tuple(place), union, "Input should be an object"
+    return tuple(place), union, str(fault.get("ctx", {}).get("error") or fault["msg"])
 
 
-def _meant(faults: Sequence[_Fault]) -> tuple[tuple[str | int, ...], str]:
-    """Return place and reason of the first fault; of a union those of the member that was meant.
+def _fault(faults: Sequence[_Located]) -> tuple[_Place, str]:
+    """Return place and reason of the first fault; in a union, of the deepest fault.
 
-    That is the one that the value agrees with furthest. Where it agrees with several alike, such as
-    with none at all, the reason says what each expects.
+    If several types fail at that place, for instance because the value fits none, their reasons are
+    joined.
     """
-    union = faults[0].union
+    place, union, reason = faults[0]
     if union is None:
-        return faults[0].place, faults[0].reason
-    first_by_member: dict[str | None, _Fault] = {}
-    for fault in faults:
-        if fault.union == union:
-            first_by_member.setdefault(fault.member, fault)
-    firsts = first_by_member.values()
-    place = max((fault.place for fault in firsts), key=lambda place: (len(place), place))
-    reason, *others = dict.fromkeys(fault.reason for fault in firsts if fault.place == place)
-    return place, " or ".join([reason, *(each.removeprefix("Input should be ") for each in others)])
+        return place, reason
+    others = [(place, reason) for place, its_union, reason in faults if its_union == union]
+    place = max((place for place, _ in others), key=len)
+    reason, *more = dict.fromkeys(reason for its_place, reason in others if its_place == place)
+    return place, " or ".join([reason, *(each.removeprefix("Input should be ") for each in more)])
 
 
 def _shortened(text: str, max_length: int) -> str:
-    """Return a prefix of a text that may quote the request."""
+    """Return a text that may quote the request, cut to ``max_length``."""
     return text if len(text) <= max_length else f"{text[: max_length - 3]}..."

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from fastapi import Request, Response
 from starlette.types import Receive
 
 from dsbd_errors import DsbdError
-from dsbd_ort.engine import LiveRequest, Service, ServiceEvent
+from dsbd_ort.engine import AsyncEvents, LiveRequest, Service, ServiceEvent
 from dsbd_ort.openai_server.chat import ChatBody
 from dsbd_ort.openai_server.completions import CompletionBody
 from dsbd_ort.openai_server.errors import (
@@ -45,6 +45,7 @@ from dsbd_runtime.text.tokenizer import Tokenizer
 
 Body = TypeVar("Body", CompletionBody, ChatBody)
 T = TypeVar("T")
+Event = TypeVar("Event")
 _GRAMMAR_THREADS = 2
 
 
@@ -58,8 +59,9 @@ class Gate:
         self.num_inside = 0
         self.is_draining = False
 
-    def enter(self) -> None:
-        """Count a request that begins.
+    @contextlib.contextmanager
+    def passed(self) -> Iterator[None]:
+        """Count a request for as long as the block lasts.
 
         Raises:
             ErrorResponse: the server is shutting down.
@@ -67,10 +69,10 @@ class Gate:
         if self.is_draining:
             raise shutting_down()
         self.num_inside += 1
-
-    def leave(self) -> None:
-        """Count a request that has ended."""
-        self.num_inside -= 1
+        try:
+            yield
+        finally:
+            self.num_inside -= 1
 
     def drain(self) -> None:
         """Reject new requests from now on."""
@@ -109,14 +111,13 @@ class GenerationHandler:
         wants_logprobs = body.num_top_logprobs is not None
         tokenizer = self._tokenizer(body) if wants_logprobs else None
         with contextlib.ExitStack() as on_end:
-            self._gate.enter()
-            on_end.callback(self._gate.leave)
+            on_end.enter_context(self._gate.passed())
             meter = RequestMeter(self._metrics)
             timeout_s = self._settings.request_timeout_s
             generation = Generation(self._service, meter, timeout_s, _caller(request))
             on_end.callback(generation.close)
-            # in another thread: tokenizing takes long enough to hold up other clients, and grammars
-            # may take a second each: those that compile wait for each other, and hold up no others
+            # In a thread: tokenizing would delay other clients. Grammars may take a second each, so
+            # they have threads of their own and delay only each other.
             threads = self._grammar_threads if body.may_take_long else None
             plan = await asyncio.get_running_loop().run_in_executor(
                 threads, _submitted, generation, plan_of, body
@@ -133,7 +134,7 @@ class GenerationHandler:
             return Response(response.model_dump_json(), media_type="application/json")
 
     def _tokenizer(self, body: GenerationBody) -> Tokenizer:
-        """Return the tokenizer by which the tokens of a response become texts."""
+        """Return the tokenizer for the texts of a response's tokens."""
         tokenizer = self._service.pipeline.tokenizer
         skips = (body.model_extra or {}).get("skip_special_tokens") is not False
         return tokenizer if skips else tokenizer.with_special_tokens
@@ -150,23 +151,51 @@ class GenerationHandler:
         if body.model != self._settings.model_name:
             raise unknown_model(body.model, self._settings.model_name)
         if body.stream_options is not None and not body.stream:
-            message = "stream_options requires stream true; leave it out"
+            message = "stream_options needs stream true; set it, or leave stream_options out"
             raise bad_request(message, "stream_options")
 
 
 def _submitted(
     generation: Generation, plan_of: Callable[[Body], GenerationPlan], body: Body
 ) -> GenerationPlan:
-    """Return the plan of a body, whose engine requests have been submitted."""
+    """Submit the engine requests of a body; return their plan."""
     plan = plan_of(body)
     generation.submit(plan)
     return plan
 
 
 def _caller(request: Request) -> str:
-    """Return what stands for the key of a request, "" without one."""
+    """Return a hash of the API key of a request, "" without a key."""
     key = request.headers.get("authorization", "")
     return hashlib.sha256(key.encode("latin-1")).hexdigest() if key else ""
+
+
+class TimedEvents(AsyncEvents[Event]):
+    """Events of the engines for one HTTP request, which may take so long."""
+
+    def __init__(self, timeout_s: float, fix: str) -> None:
+        """``timeout_s`` begins now; ``fix`` ends the message of the error."""
+        super().__init__()
+        self._timeout_s = timeout_s
+        self._fix = fix
+        self._deadline = asyncio.get_running_loop().time() + timeout_s
+
+    async def get(self) -> Event:
+        """Wait for the next event; raises as ``in_time``."""
+        async with self.in_time():
+            return await super().get()
+
+    @contextlib.asynccontextmanager
+    async def in_time(self) -> AsyncIterator[None]:
+        """Raise an ErrorResponse if the block lasts longer than the request may."""
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                yield
+        except TimeoutError as error:
+            limit = f"the {self._timeout_s:g} s that this server allows"
+            raise ErrorResponse(
+                504, f"no answer within {limit}; {self._fix}", code="timeout"
+            ) from error
 
 
 class Generation:
@@ -185,27 +214,26 @@ class Generation:
         self._service = service
         self._caller = caller
         self._meter = meter
-        self._loop = asyncio.get_running_loop()
-        self._timeout_s = timeout_s
-        self._deadline = self._loop.time() + timeout_s
-        self._events: asyncio.Queue[tuple[int, ServiceEvent]] = asyncio.Queue()
+        self._events: TimedEvents[tuple[int, ServiceEvent]] = TimedEvents(
+            timeout_s, "request fewer tokens"
+        )
         self._live: list[LiveRequest] = []
         self._constraints: list[Any] = []
         self._num_ended = 0
         self._is_closed = False
 
     def submit(self, plan: GenerationPlan) -> None:
-        """Submit all of a plan or none; in any thread.
+        """Submit all engine requests of a plan, or none; in any thread.
 
         Raises:
-            ErrorResponse: the service rejects one, or could never hold all, or ``close`` was called
-                meanwhile.
+            ErrorResponse: the service rejects one, they are more than it can ever hold, or
+                ``close`` was called meanwhile.
         """
         limits = self._service.limits
         capacity = limits.max_requests + limits.max_queued
         if len(plan.configs) > capacity:
             raise bad_request(
-                f"prompts and n make {len(plan.configs)} engine requests, this server holds "
+                f"prompts and n make {len(plan.configs)} engine requests, this server allows "
                 f"{capacity} at a time; send fewer prompts, or a smaller n",
                 "prompt",
                 "limit_exceeded",
@@ -213,13 +241,14 @@ class Generation:
         self._constraints = [config.constraint for config in plan.configs]
         try:
             for index, config in enumerate(plan.configs):
-                prompt, on_event = (
+                live = self._service.submit(
                     plan.prompts[plan.prompt_index(index)],
-                    partial(self._receive, index),
+                    config,
+                    partial(self._put, index),
+                    caller=self._caller,
                 )
-                live = self._service.submit(prompt, config, on_event, caller=self._caller)
                 self._live.append(live)
-                if self._is_closed:  # another thread may have cancelled those before it alone
+                if self._is_closed:  # ``close`` may have run before this request was added
                     live.cancel()
                     raise client_disconnected()
         except DsbdError as error:
@@ -227,11 +256,11 @@ class Generation:
             raise rejection(error) from error
 
     def close(self) -> None:
-        """Cancel the engine requests that have not ended, and those that ``submit`` still adds.
+        """Cancel the engine requests that have not ended, and those that ``submit`` adds later.
 
         May be called again.
         """
-        self._is_closed = True  # before those that are there: what is added later reads it
+        self._is_closed = True  # first: ``submit`` reads it after it has added a request
         if self._num_ended < len(self._live):
             self._meter.cancelled()
         for live in self._live:
@@ -245,11 +274,7 @@ class Generation:
             ErrorResponse: one failed or was cancelled, or the request timed out.
         """
         while self._num_ended < len(self._live):
-            try:
-                async with asyncio.timeout_at(self._deadline):
-                    index, event = await self._events.get()
-            except TimeoutError as error:
-                raise timed_out(self._timeout_s, "request fewer tokens") from error
+            index, event = await self._events.get()
             if isinstance(event, StreamPiece):
                 self._meter.piece(index, event)
             elif isinstance(event, GenerationResult):
@@ -260,22 +285,14 @@ class Generation:
                 raise failure(event)
             yield index, event
 
-    def _receive(self, index: int, event: ServiceEvent) -> None:
-        """Queue an event; called in the engine's thread."""
-        with contextlib.suppress(RuntimeError):  # the event loop is closed, and nothing waits
-            self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
-
-
-def timed_out(timeout_s: float, fix: str) -> ErrorResponse:
-    """Return the response to a request that takes too long."""
-    message = f"no answer within the {timeout_s:g} s that this server allows; {fix}"
-    return ErrorResponse(504, message, code="timeout")
+    def _put(self, index: int, event: ServiceEvent) -> None:
+        self._events.put((index, event))
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of ``work``; cancel it when the client disconnects.
 
-    ``receive`` is that of a request whose body was read.
+    ``receive``: of a request whose body has been read.
 
     Raises:
         ErrorResponse: the client disconnected.

@@ -73,10 +73,10 @@ def _log_bug(error: Exception) -> None:
 
 
 class JsonByDefault:
-    """Takes a body without a Content-Type, or of the one that ``curl -d`` sends, for JSON.
+    """Reads a body without Content-Type, or with that of ``curl -d``, as JSON.
 
-    A request with an Origin keeps its type: another site's page may send these types, but JSON only
-    after the browser has asked this server, which agrees to none.
+    Not if the request has an Origin: a page of another site may send these types, while browsers
+    send its JSON only with the consent of this server, which it never gives.
     """
 
     _TAKEN = (b"", b"application/x-www-form-urlencoded")
@@ -137,8 +137,8 @@ class BodyLimit:
 async def _received(receive: Receive, max_bytes: int) -> bytes:
     """Return the body.
 
-    One that is too large is received to its end, but not kept: a client that is still sending
-    when the connection closes would not see the response.
+    A body that is too large is read to its end and dropped: a client that is still sending when
+    the connection closes would not see the response.
     """
     body = bytearray()
     num_bytes, has_more = 0, True

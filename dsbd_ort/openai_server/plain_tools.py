@@ -1,9 +1,9 @@
-"""Tools as plain text, for models whose chat template has none: offered, called and answered.
+"""Tools as plain text, for models whose chat template does not support tools.
 
-What the model reads (docs/serving.md shows it whole):
+The model reads (docs/serving.md shows an example):
 
-* the functions and the form of a call, behind the system message or, where the template takes none,
-  before the first message of the user;
+* the functions and the form of a call, after the system message or, if the template takes no system
+  message, before the first message of the user;
 * a call that it made, in its own message, as ``{"name": ..., "arguments": ...}`` between
   ``CALL_BEGINS`` and ``CALL_ENDS``;
 * the result of a call, in a message of the user, as ``{"name": ..., "content": ...}`` between
@@ -19,15 +19,15 @@ from typing import Any
 from dsbd_runtime.text.chat_messages import call_arguments
 
 TOOL_TEMPLATES = OWN, PLAIN = "own", "plain"
-"""Whether tools are told by the model's chat template alone, or by plain text if it cannot."""
+"""How tools are offered: by the chat template alone, or as plain text if it cannot."""
 
 CALL_BEGINS, CALL_ENDS = "<tool_call>", "</tool_call>"
-"""Around a call, as Hermes, Qwen and plain text have it."""
+"""Around a call, in the form of Hermes, Qwen and plain text."""
 
 RESULT_BEGINS, RESULT_ENDS = "<tool_response>", "</tool_response>"
 
 _BEFORE = "Functions that you may call, one JSON object a line:"
-_BEHIND = (
+_AFTER = (
     "To call a function, write one line of this form and wait for its result:\n"
     f'{CALL_BEGINS}{{"name": "...", "arguments": {{...}}}}{CALL_ENDS}\n'
     "Call a function only where the answer needs its result; else answer directly."
@@ -38,11 +38,11 @@ Message = dict[str, Any]
 
 def offer(functions: Sequence[Message]) -> str:
     """Return the text that offers functions to a model: names, descriptions, parameters."""
-    return "\n".join([_BEFORE, *map(_json, functions), _BEHIND])
+    return "\n".join([_BEFORE, *map(_json, functions), _AFTER])
 
 
 def with_system_text(messages: Sequence[Message], text: str) -> list[Message]:
-    """Return messages with a text behind their system message, which is made if there is none."""
+    """Return messages with a text at the end of the system message, which may be added."""
     first, *others = messages
     if first["role"] not in ("system", "developer"):
         return [{"role": "system", "content": text}, *messages]
@@ -50,38 +50,38 @@ def with_system_text(messages: Sequence[Message], text: str) -> list[Message]:
 
 
 def with_user_text(messages: Sequence[Message], text: str) -> list[Message]:
-    """Return messages with a text before the first one of the user."""
+    """Return messages with a text at the beginning of the first user message."""
     index = next((i for i, message in enumerate(messages) if message["role"] == "user"), None)
     if index is None:
         return [{"role": "user", "content": text}, *messages]
     asked = messages[index]
-    told = {**asked, "content": _joined(text, asked["content"])}
-    return [*messages[:index], told, *messages[index + 1 :]]
+    first = {**asked, "content": _joined(text, asked["content"])}
+    return [*messages[:index], first, *messages[index + 1 :]]
 
 
 def as_text(messages: Sequence[Message]) -> list[Message]:
     """Return messages whose calls, and results of calls, are text.
 
-    Results that follow each other, and what the user says behind them, are one message: many
-    templates want user and assistant to take turns.
+    Consecutive results, and a user message after them, become one message: many templates require
+    that user and assistant alternate.
 
     Raises:
-        InputError: the arguments of a call are no JSON object.
+        InputError: the arguments of a call are not a JSON object.
     """
     names: dict[str, str] = {}  # of called functions, by the id of the call
     found: list[Message] = []
-    is_behind_result = False
+    is_after_result = False
     for index, message in enumerate(messages):
         for call in message.get("tool_calls", ()):
             if "id" in call:
                 names[call["id"]] = call["function"]["name"]
         is_result = message["role"] == "tool"
         text = _result(message, names) if is_result else _with_calls(message, f"messages[{index}]")
-        if is_behind_result and text["role"] == "user":
+        if is_after_result and text["role"] == "user":
             found[-1] = {**found[-1], "content": _joined(found[-1]["content"], text["content"])}
         else:
             found.append(text)
-        is_behind_result = is_result or (is_behind_result and text["role"] == "user")
+        is_after_result = is_result or (is_after_result and text["role"] == "user")
     return found
 
 
@@ -98,16 +98,16 @@ def _with_calls(message: Message, place: str) -> Message:
 
 
 def _call(function: Message, place: str) -> str:
-    """Return a call as the model is asked to write it; its arguments stay as they were written."""
+    """Return a call in the form that the model is asked for; its arguments are unchanged."""
     arguments = str(call_arguments(function["arguments"], f"{place}.arguments"))
     name = _json(function["name"])
     return f'{CALL_BEGINS}{{"name": {name}, "arguments": {arguments}}}{CALL_ENDS}'
 
 
 def _result(message: Message, names: dict[str, str]) -> Message:
-    """Return the result of a call as a message of the user, named by its call where that is known.
+    """Return the result of a call as a message of the user.
 
-    A name of the message itself counts first.
+    Its name is that of the message, else that of the call with its id.
     """
     name = message.get("name") or names.get(message.get("tool_call_id", ""))
     named = {} if name is None else {"name": name}

@@ -48,13 +48,13 @@ class GenerationPlan:
 
     Attributes:
         prompts: token ids of each.
-        configs: of the engine requests, as many for each prompt; see ``Pipeline.config``.
+        configs: of the engine requests, the same number for each prompt; see ``Pipeline.config``.
         num_choices: different sequences to return for each prompt.
-        num_copies: how often each sequence is returned: of a greedy request all are equal.
-        is_ranked: whether the best of more engine requests are returned, best first; else all, in
-            the order of their seeds.
-        echoes: the texts of the prompts where the response begins with them, None where not.
-        tools: how answers become tool calls, None where they are plain text.
+        num_copies: how often each sequence is returned, as all of a greedy request are equal.
+        is_ranked: whether only the best sequences are returned, best first; else all, in the order
+            of their seeds.
+        echoes: the texts of the prompts if the response begins with them, else None.
+        tools: how answers become tool calls; None if they are plain text.
         drops_new_tokens: whether only the prompts are returned (``max_tokens`` 0).
     """
 
@@ -83,7 +83,7 @@ class GenerationPlan:
         return len(self.configs) // len(self.prompts)
 
     def seed(self, request_index: int = 0) -> int:
-        """Return the seed of an engine request; a prompt's others have its ``sample_seed``."""
+        """Return the seed of an engine request."""
         seed = self.configs[request_index].seed
         assert seed is not None  # decided by ``Pipeline.config``
         return seed
@@ -94,7 +94,7 @@ class GenerationPlan:
 
     @property
     def names_tokens(self) -> bool:
-        """Whether the tokens themselves are the answer: those of a trie."""
+        """Whether the answer is the token ids themselves, as under a trie."""
         return isinstance(self.configs[0].constraint, TokenTrie)
 
 
@@ -104,18 +104,18 @@ class Planner:
     def __init__(
         self, service: Service, settings: ServingSettings, new_seed: Callable[[], int]
     ) -> None:
-        """``new_seed`` returns the seed of a request that has none.
+        """``new_seed`` returns the seed of a request without a seed.
 
         Raises:
             ConfigError: the server's default options are invalid.
-            InputError: they need a draft, and the bundle has none.
-            ConstraintError: a trie of the settings is.
+            InputError: they need a draft, but the bundle has no draft.
+            ConstraintError: a trie of the settings is invalid.
         """
         self._service = service
         self._pipeline = service.pipeline
         self._settings = settings
         self._defaults = DefaultOptions(settings.defaults)
-        self._pipeline.config(self._defaults.filled({}))  # refuses what no request could have
+        self._pipeline.config(self._defaults.filled({}))  # refuses defaults that never work
         self._new_seed = new_seed
         self._pipeline.constraints.guard()
         for trie in settings.tries.values():
@@ -132,8 +132,8 @@ class Planner:
         check_limit("prompt", len(prompts), self._settings.max_prompts, " prompts")
         if body.echo and body.stream and body.logprobs is not None:
             raise bad_request(
-                "echo with stream and logprobs: the prompt's log-probabilities are known at the "
-                "end only; leave out one of them",
+                "echo, stream and logprobs cannot be combined: the prompt's log-probabilities are "
+                "known only at the end; leave out one of them",
                 "echo",
             )
         try:
@@ -165,8 +165,8 @@ class Planner:
         """Return the engine requests of /v1/chat/completions; raises as ``plan_completion``."""
         if self._pipeline.prompts.encoder is not None:
             raise bad_request(
-                "this model is an encoder-decoder, which has no chats; use /v1/completions, whose "
-                "prompt is the source",
+                "this model is an encoder-decoder and has no chats; use /v1/completions with the "
+                "source as prompt",
                 "messages",
                 "no_chats",
             )
@@ -198,15 +198,15 @@ class Planner:
         )
 
     def _auto_fault(self, has_tools: bool) -> str | None:
-        """Return why the model's own template cannot show tools and calls, None where it can."""
+        """Return why the model's own template cannot show tools and calls, None if it can."""
         template = self._pipeline.requests.chat_template.source(has_tools=has_tools)
         return auto_fault(template, self._tag_is_text)
 
     def _log_plain_tools(self) -> None:
-        """Say if tools of requests are plain text, and why."""
+        """Log if tools of requests are plain text, and why."""
         if self._pipeline.prompts.encoder is not None:
-            return  # it has no chats
-        with contextlib.suppress(BundleError):  # nor without a chat template
+            return  # it cannot chat
+        with contextlib.suppress(BundleError):  # the bundle has no chat template
             if self._speaks_plainly(has_tools=True):
                 _log.info(
                     "tools of requests are plain text: %s; --tool-template own refuses tool_choice "
@@ -215,7 +215,7 @@ class Planner:
                 )
 
     def _speaks_plainly(self, has_tools: bool) -> bool:
-        """Return whether tools and calls are plain text, in conversations with tools or without."""
+        """Return whether calls are plain text, in conversations with tools or without."""
         if self._settings.tool_template != PLAIN or not self._tag_is_text:
             return False
         return self._auto_fault(has_tools) is not None
@@ -287,7 +287,7 @@ class Planner:
         )
 
     def _options(self, body: GenerationBody, choices: Choices, *, echo: bool) -> dict[str, Any]:
-        """Return the options of an engine request, but for what ``choices`` decide."""
+        """Return the options of an engine request, except those that ``choices`` decide."""
         given = body.decoding_options()
         if echo and given.get("max_new_tokens") == 0:
             given["max_new_tokens"] = 1  # which the response drops
@@ -302,16 +302,16 @@ class Planner:
         options.setdefault("seed", self._new_seed())
         if "num_beams" not in given and options.get("num_beams", 1) > 1:
             if options["num_beams"] < choices.num_beams_needed(options):
-                del options["num_beams"]  # the server's: as many as are needed
+                del options["num_beams"]  # the server's default is too small: use what is needed
         return options
 
     def _limit(self, num_prompt_tokens: int, config: DecodingConfig) -> int:
-        """Return the longest answer where the request names none: what the server has room for.
+        """Return ``max_new_tokens`` of a request that sets none.
 
-        Under a trie the length of its longest sequence. The model's own limit, of its
-        generation_config.json, counts as the server's does.
+        It is the smallest of the room in context and cache, the server's limit, and the limit of
+        the model's generation_config.json. Under a trie it is the length of the longest sequence.
         """
-        if config.longest_path is not None:  # whole, or refused where there is no room
+        if config.longest_path is not None:  # a sequence is returned whole, or the request refused
             return config.longest_path
         num_rows = self._pipeline.prompts.num_target_rows(num_prompt_tokens)
         most = self._service.most_new_tokens(num_rows, config)
@@ -320,7 +320,7 @@ class Planner:
         return min(most, own, of_server)
 
     def _set_ends(self, body: GenerationBody, options: dict[str, Any]) -> None:
-        """Set the end-of-sequence tokens, where they are not the model's own."""
+        """Set the end-of-sequence tokens if they are not the model's own."""
         given = options.get("eos_token_id")
         if body.ignore_eos and given:
             raise bad_request(
@@ -334,13 +334,13 @@ class Planner:
 
 
 def _template_variables(body: ChatBody, tools: ToolUse | None) -> dict[str, Any] | None:
-    """Return the variables of the chat template: the tools among them, where they are used."""
+    """Return the variables of the chat template, including the tools if they are used."""
     variables = body.chat_template_kwargs
     if tools is None:
         return variables
     if variables and "tools" in variables:
         raise bad_request(
-            "chat_template_kwargs has tools, as the request has; leave out one of them",
+            "tools and chat_template_kwargs.tools are both given; leave out one of them",
             "chat_template_kwargs",
         )
     described = [tool.for_template() for tool in body.tools or ()]

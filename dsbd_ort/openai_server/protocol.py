@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -80,7 +80,7 @@ class GenerationBody(ConstraintFields):
 
     @property
     def num_top_logprobs(self) -> int | None:
-        """Most probable tokens to return with every one; None: no log-probabilities at all."""
+        """How many of the most probable tokens to return at each position; None: no logprobs."""
         raise NotImplementedError
 
     def decoding_options(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class GenerationBody(ConstraintFields):
         ``n``, the end-of-sequence tokens and log-probabilities are left to the planner.
 
         Raises:
-            ErrorResponse: a field is unknown or not supported, or contradicts another.
+            ErrorResponse: a field is unknown or not supported, or contradicts another field.
         """
         options = without_neutral(self.model_extra or {})
         if unknown := sorted(set(options) - OPTION_NAMES):
@@ -107,10 +107,10 @@ class GenerationBody(ConstraintFields):
         return options
 
 
-def unsaid() -> Any:
-    """Return the declaration of a field that is None by default, and then absent from the JSON.
+def absent_if_none() -> Any:
+    """Return the declaration of a field that is left out of the JSON if it is None.
 
-    OpenAI's client for Python adds up the events of a stream: a null there counts as a value.
+    OpenAI's Python client adds up the events of a stream and would take null for a value.
     """
     return Field(None, exclude_if=lambda value: value is None)
 
@@ -135,9 +135,9 @@ class Report(BaseModel):
 
 
 class ChoiceReport(BaseModel):
-    """The field ``dsbd`` of a choice: its rank, and under a trie what it stands for.
+    """The field ``dsbd`` of a choice: its score, and under a trie its token ids and items.
 
-    ``score`` is ``logprob`` / new tokens ** length_penalty; ``items`` are null without any.
+    ``score`` is ``logprob`` / new tokens ** length_penalty; ``items`` is null if there are none.
     """
 
     score: float
@@ -147,7 +147,7 @@ class ChoiceReport(BaseModel):
 
     @classmethod
     def of(cls, sequence: GeneratedSequence, *, names_tokens: bool) -> ChoiceReport:
-        """Return that of a sequence; ``names_tokens``: whether its tokens are what was asked."""
+        """Return the report of a sequence; ``names_tokens``: whether it has the token ids."""
         return cls(
             score=sequence.score,
             logprob=sequence.logprob,
@@ -156,9 +156,8 @@ class ChoiceReport(BaseModel):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ResponseHead:
-    """The fields of OpenAI's that are the same in a response and in all chunks of a stream."""
+class ResponseHead(BaseModel):
+    """OpenAI's fields that are equal in all chunks of a stream."""
 
     id: str
     created: int
@@ -168,12 +167,12 @@ class ResponseHead:
 
 @dataclass(frozen=True)
 class ScoredToken:
-    """A token by itself, the same wherever it is chosen or could have been.
+    """A token and its log-probability.
 
     Attributes:
-        name: its text, or of a part of a character the escaped bytes.
+        name: its text; if it is a part of a character, its escaped bytes.
         content: its own bytes.
-        logprob: raw, under the target; None for the first of a prompt.
+        logprob: raw, under the target; None for the first token of a prompt.
     """
 
     name: str
@@ -186,10 +185,10 @@ class TokenPieces:
     """Consecutive tokens.
 
     Attributes:
-        texts: what each adds to the text; together they are the text.
-        tokens: each by itself.
-        tops: the most probable tokens in the place of each; None for the first of a prompt, all
-            None where the request asks for none.
+        texts: the text that each adds; together they are the text.
+        tokens: each token alone.
+        tops: the most probable tokens at the position of each; None for the first token of a
+            prompt, and for all if the request asks for none.
     """
 
     texts: Sequence[str]
@@ -197,21 +196,10 @@ class TokenPieces:
     tops: Sequence[Sequence[ScoredToken] | None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReturnedSequence:
-    """One choice of a response; ``tokens`` is None without ``logprobs`` in the request."""
-
-    index: int
-    text: str
-    finish_reason: FinishReason
-    tokens: TokenPieces | None
-    report: ChoiceReport
-
-
 class ResponseBuilder(ABC):
     """The response format of one endpoint: a response in one piece, or the chunks of a stream.
 
-    An endpoint says what its choices look like; this class puts them into its response or chunk.
+    An endpoint makes the choices; this class puts them into a response or chunk of the endpoint.
 
     Attributes:
         response, chunk: the models of the endpoint.
@@ -221,44 +209,32 @@ class ResponseBuilder(ABC):
     chunk: type[BaseModel]
 
     def __init__(self, head: ResponseHead) -> None:
-        self._head = asdict(head)
+        self._head = head.model_dump()
 
-    def full(
-        self, sequences: Sequence[ReturnedSequence], usage: Usage, report: Report
-    ) -> BaseModel:
+    def full(self, choices: Sequence[BaseModel], usage: Usage, report: Report) -> BaseModel:
         """Return the response without streaming."""
-        choices = [self.choice(sequence) for sequence in sequences]
         return self.response(**self._head, choices=choices, usage=usage, dsbd=report)
 
-    def first_chunk(self, index: int) -> BaseModel | None:
-        """Return the chunk that begins a choice; None where the endpoint has none."""
-        choice = self.first_choice(index)
-        return None if choice is None else self.chunk(**self._head, choices=[choice])
-
-    def text_chunk(
-        self, index: int, text: str, tokens: TokenPieces | None, usage: Usage | None = None
-    ) -> BaseModel:
-        """Return a chunk with the next text of a choice; ``usage``: so far."""
-        choice = self.text_choice(index, text, tokens)
-        return self.chunk(**self._head, choices=[choice], usage=usage)
-
-    def last_chunk(
-        self, index: int, finish_reason: FinishReason, rank: ChoiceReport, report: Report
-    ) -> BaseModel:
-        """Return the chunk that ends a choice."""
-        choice = self.last_choice(index, finish_reason, rank)
-        return self.chunk(**self._head, choices=[choice], dsbd=report)
-
-    def usage_chunk(self, usage: Usage) -> BaseModel:
-        """Return the chunk with the usage, the last of a stream."""
-        return self.chunk(**self._head, choices=[], usage=usage)
+    def event(
+        self, *choices: BaseModel, usage: Usage | None = None, report: Report | None = None
+    ) -> str:
+        """Return a server-sent event: a chunk with these choices; ``usage``: so far."""
+        chunk = self.chunk(**self._head, choices=choices, usage=usage, dsbd=report)
+        return f"data: {chunk.model_dump_json()}\n\n"
 
     @abstractmethod
-    def choice(self, sequence: ReturnedSequence) -> BaseModel:
-        """Return a whole choice."""
+    def choice(
+        self,
+        index: int,
+        text: str,
+        tokens: TokenPieces | None,
+        finish_reason: FinishReason,
+        report: ChoiceReport,
+    ) -> BaseModel:
+        """Return a whole choice; ``tokens`` is None without ``logprobs`` in the request."""
 
     def first_choice(self, index: int) -> BaseModel | None:
-        """Return the choice of the first chunk; None where the endpoint has no such chunk."""
+        """Return the choice of the first chunk; None if the endpoint has no such chunk."""
         return None
 
     @abstractmethod

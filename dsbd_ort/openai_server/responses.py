@@ -15,9 +15,9 @@ from dsbd_ort.openai_server.planner import GenerationPlan
 from dsbd_ort.openai_server.protocol import (
     FINISH_REASONS,
     ChoiceReport,
+    FinishReason,
     Report,
     ResponseBuilder,
-    ReturnedSequence,
     StreamOptions,
     TokenPieces,
     Usage,
@@ -49,7 +49,7 @@ async def full_response(
         index: event async for index, event in results if isinstance(event, GenerationResult)
     }
     in_order = [result_by_index[index] for index in range(len(plan.configs))]
-    sequences: list[ReturnedSequence] = []
+    choices: list[BaseModel] = []
     num_new_tokens = 0
     for prompt_index, prompt_ids in enumerate(plan.prompts):
         of_prompt = in_order[prompt_index * plan.num_samples :][: plan.num_samples]
@@ -60,35 +60,25 @@ async def full_response(
             tokens = None
             if tokenizer is not None:
                 tokens = _choice_pieces(plan, prompt_ids, sequence, scored, tokenizer)
-            sequences.append(_choice(plan, prompt_index, index, sequence, tokens))
+            echo = plan.echoes[prompt_index] if plan.echoes else ""
+            text = echo if plan.drops_new_tokens else echo + sequence.text
+            rank = ChoiceReport.of(sequence, names_tokens=plan.names_tokens)
+            finish_reason = _finish_reason(plan, sequence)
+            choices.append(builder.choice(index, text, tokens, finish_reason, rank))
     usage = _usage(plan, num_new_tokens)
-    return builder.full(sequences, usage, _report(plan, plan.seed(), in_order))
+    return builder.full(choices, usage, _report(plan, plan.seed(), in_order))
 
 
 def _returned(plan: GenerationPlan, results: list[GenerationResult]) -> list[GeneratedSequence]:
-    """Return the sequences of one prompt that the response has."""
+    """Return the sequences of one prompt that are part of the response."""
     sequences = [sequence for result in results for sequence in result.sequences]
     if plan.is_ranked:
         sequences = sorted(sequences, key=lambda each: -each.score)[: plan.num_choices]
     return [sequence for sequence in sequences for _ in range(plan.num_copies)]
 
 
-def _choice(
-    plan: GenerationPlan,
-    prompt_index: int,
-    index: int,
-    sequence: GeneratedSequence,
-    tokens: TokenPieces | None,
-) -> ReturnedSequence:
-    """Return a choice: the prompt where it is echoed, and the new tokens."""
-    echo = plan.echoes[prompt_index] if plan.echoes else ""
-    return ReturnedSequence(
-        index=index,
-        text=echo if plan.drops_new_tokens else echo + sequence.text,
-        finish_reason="length" if plan.drops_new_tokens else FINISH_REASONS[sequence.finish_reason],
-        tokens=tokens,
-        report=ChoiceReport.of(sequence, names_tokens=plan.names_tokens),
-    )
+def _finish_reason(plan: GenerationPlan, sequence: GeneratedSequence) -> FinishReason:
+    return "length" if plan.drops_new_tokens else FINISH_REASONS[sequence.finish_reason]
 
 
 def _choice_pieces(
@@ -98,9 +88,9 @@ def _choice_pieces(
     scored: PromptLogprobs | None,
     tokenizer: Tokenizer,
 ) -> TokenPieces:
-    """Return the tokens of a choice: those of the prompt where it is ``scored``, and the new ones.
+    """Return the tokens of a choice: those of the prompt if it is ``scored``, then the new ones.
 
-    Both are one text, so that a character that the prompt begins belongs to a new token.
+    Both are one text: a character that begins in the prompt belongs to the token that ends it.
     """
     if scored is None:
         return pieces_of(TextWindow.behind(tokenizer, prompt_ids), _new_tokens(sequence))
@@ -115,7 +105,7 @@ def _new_tokens(sequence: GeneratedSequence) -> Scored:
 
 
 class EventStream(StreamingResponse):
-    """Sends events; calls ``close`` after the last, or when the client disconnects."""
+    """Sends events; calls ``close`` after the last one, or when the client disconnects."""
 
     def __init__(self, events: AsyncIterator[str], close: Callable[[], None]) -> None:
         super().__init__(events, media_type="text/event-stream", headers=_STREAM_HEADERS)
@@ -140,16 +130,16 @@ async def streamed_events(
     choices = _ChoiceStreams(plan, builder, tokenizer, bool(options.continuous_usage_stats))
     try:
         for chunk in choices.first_chunks():
-            yield _event(chunk)
+            yield chunk
         async for index, event in results:
             if isinstance(event, StreamPiece):
                 chunks = choices.piece_chunks(index, event)
             else:
                 chunks = choices.result_chunks(index, event)
             for chunk in chunks:
-                yield _event(chunk)
+                yield chunk
         if options.include_usage:
-            yield _event(builder.usage_chunk(_usage(plan, choices.num_new_tokens)))
+            yield builder.event(usage=_usage(plan, choices.num_new_tokens))
     except ErrorResponse as error:
         yield f"data: {error.json()}\n\n"
     yield "data: [DONE]\n\n"
@@ -158,8 +148,8 @@ async def streamed_events(
 class _ChoiceStreams:
     """The chunks of all choices of a stream.
 
-    An engine request that returns one sequence streams it, once for every copy. One that returns
-    several knows none of them before it ends, nor how many there are: each is then sent whole.
+    An engine request with one sequence streams it, once for every copy. If it has several, neither
+    they nor their number are known before the end: each is then sent whole.
 
     Attributes:
         num_new_tokens: tokens of all choices so far.
@@ -170,12 +160,12 @@ class _ChoiceStreams:
         plan: GenerationPlan,
         builder: ResponseBuilder,
         tokenizer: Tokenizer | None,
-        tells_usage: bool,
+        has_usage: bool,
     ) -> None:
-        """``tells_usage``: whether every chunk has the usage so far."""
+        """``has_usage``: whether every chunk has the usage so far."""
         self._plan = plan
         self._builder = builder
-        self._tells_usage = tells_usage
+        self._has_usage = has_usage
         self._num_each: list[int] = [
             config.num_return_sequences * plan.num_copies for config in plan.configs
         ]
@@ -187,23 +177,26 @@ class _ChoiceStreams:
         self._texts = [start and TokenTexts(start) for start in self._starts]
         self.num_new_tokens = 0
 
-    def first_chunks(self) -> Iterator[BaseModel]:
-        """Yield the chunks that begin the choices that there are in any case."""
+    def first_chunks(self) -> Iterator[str]:
+        """Yield the chunks that begin the choices of requests that return a fixed number."""
         for request_index in range(len(self._plan.configs)):
             if self._is_streamed(request_index):
                 for index in self._choices(request_index):
                     yield from self._begin(request_index, index)
 
-    def _begin(self, request_index: int, index: int) -> Iterator[BaseModel]:
+    def _begin(self, request_index: int, index: int) -> Iterator[str]:
         """Yield the chunks that begin a choice."""
-        chunk = self._builder.first_chunk(index)
-        if chunk is not None:
-            yield chunk
+        choice = self._builder.first_choice(index)
+        if choice is not None:
+            yield self._builder.event(choice)
         if self._plan.echoes:
-            text = self._plan.echoes[self._plan.prompt_index(request_index)]
-            yield self._builder.text_chunk(index, text, None, self._usage())
+            yield self._text(index, self._plan.echoes[self._plan.prompt_index(request_index)], None)
 
-    def piece_chunks(self, request_index: int, piece: StreamPiece) -> Iterator[BaseModel]:
+    def _text(self, index: int, text: str, tokens: TokenPieces | None) -> str:
+        choice = self._builder.text_choice(index, text, tokens)
+        return self._builder.event(choice, usage=self._usage())
+
+    def piece_chunks(self, request_index: int, piece: StreamPiece) -> Iterator[str]:
         """Yield the new text of an engine request, if any."""
         if not self._is_streamed(request_index) or self._plan.drops_new_tokens:
             return
@@ -214,31 +207,31 @@ class _ChoiceStreams:
             tokens = texts.push(piece.token_ids, piece.token_logprobs, piece.top_logprobs)
         if piece.text or tokens:
             for index in self._choices(request_index):
-                yield self._builder.text_chunk(index, piece.text, tokens, self._usage())
+                yield self._text(index, piece.text, tokens)
 
-    def result_chunks(self, request_index: int, result: GenerationResult) -> Iterator[BaseModel]:
+    def result_chunks(self, request_index: int, result: GenerationResult) -> Iterator[str]:
         """Yield the chunks that end the choices of an engine request."""
         report = _report(self._plan, self._plan.seed(request_index), [result])
         texts = self._texts[request_index]
         rest = texts.finish() if texts else None
         sequences = [each for each in result.sequences for _ in range(self._plan.num_copies)]
-        # Fewer than beams where processors or a constraint leave fewer.
+        # Processors or a constraint may leave fewer sequences than beams.
         for index, sequence in zip(self._choices(request_index), sequences, strict=False):
             if not self._is_streamed(request_index):
                 yield from self._begin(request_index, index)
-            rank = ChoiceReport.of(sequence, names_tokens=self._plan.names_tokens)
             if self._plan.drops_new_tokens:
-                yield self._builder.last_chunk(index, "length", rank, report)
-                continue
-            if not self._is_streamed(request_index):
+                pass
+            elif not self._is_streamed(request_index):
                 self.num_new_tokens += len(sequence.token_ids)
                 start = self._starts[request_index]
                 tokens = pieces_of(start, _new_tokens(sequence)) if start else None
-                yield self._builder.text_chunk(index, sequence.text, tokens, self._usage())
+                yield self._text(index, sequence.text, tokens)
             elif rest:
-                yield self._builder.text_chunk(index, "", rest, self._usage())
-            finish_reason = FINISH_REASONS[sequence.finish_reason]
-            yield self._builder.last_chunk(index, finish_reason, rank, report)
+                yield self._text(index, "", rest)
+            rank = ChoiceReport.of(sequence, names_tokens=self._plan.names_tokens)
+            finish_reason = _finish_reason(self._plan, sequence)
+            choice = self._builder.last_choice(index, finish_reason, rank)
+            yield self._builder.event(choice, report=report)
 
     def _is_streamed(self, request_index: int) -> bool:
         return self._num_each[request_index] == self._plan.num_copies
@@ -248,11 +241,7 @@ class _ChoiceStreams:
         return range(first, first + self._num_each[request_index])
 
     def _usage(self) -> Usage | None:
-        return _usage(self._plan, self.num_new_tokens) if self._tells_usage else None
-
-
-def _event(chunk: BaseModel) -> str:
-    return f"data: {chunk.model_dump_json()}\n\n"
+        return _usage(self._plan, self.num_new_tokens) if self._has_usage else None
 
 
 def _usage(plan: GenerationPlan, num_new_tokens: int) -> Usage:

@@ -16,7 +16,6 @@ from dsbd_ort.openai_server.completions import Completion, CompletionBody, Compl
 from dsbd_ort.openai_server.errors import (
     AUDIO_PREFIX,
     ErrorBody,
-    ErrorResponse,
     engine_ended,
     shutting_down,
     unknown_model,
@@ -27,7 +26,6 @@ from dsbd_ort.openai_server.planner import Planner
 from dsbd_ort.openai_server.speech_form import SpeechForm
 from dsbd_ort.openai_server.transcription import TranscribedText, TranscriptionHandler
 
-TEXT_PATHS = ("/v1/completions", "/v1/chat/completions")
 AUDIO_PATHS = (f"{AUDIO_PREFIX}transcriptions", f"{AUDIO_PREFIX}translations")
 
 _TEXT = {"schema": {"type": "string"}}
@@ -107,31 +105,16 @@ def speech_routes(handler: TranscriptionHandler) -> APIRouter:
     async def transcriptions(
         request: Request, form: Annotated[SpeechForm, Form(media_type="multipart/form-data")]
     ) -> Response:
-        """Write what is said in an audio, in the language in which it is said."""
+        """Transcribe an audio file in its own language."""
         return await handler.respond(request, form, "transcribe")
 
     @router.post("/translations", response_model=None, responses=responses)
     async def translations(
         request: Request, form: Annotated[SpeechForm, Form(media_type="multipart/form-data")]
     ) -> Response:
-        """Write what is said in an audio, in English."""
+        """Translate an audio file into English text."""
         return await handler.respond(request, form, "translate")
 
-    return router
-
-
-def routes_of_others(*, reads_audio: bool) -> APIRouter:
-    """Return the endpoints of models of another kind, which say what this server's model reads."""
-    router = APIRouter()
-    reads, path = ("audio", AUDIO_PATHS[0]) if reads_audio else ("text", TEXT_PATHS[0])
-
-    async def refused() -> Response:
-        raise ErrorResponse(
-            404, f"the model of this server reads {reads}; use {path}", code="other_kind_of_model"
-        )
-
-    for other in TEXT_PATHS if reads_audio else AUDIO_PATHS:
-        router.add_api_route(other, refused, methods=["POST"], include_in_schema=False)
     return router
 
 

@@ -16,25 +16,15 @@ from dsbd_ort.speech.speech_request import WORD_TIMES, check_word_times
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.parts.speech_entry import SpeechEntry
 
-_OPTIONS = (
-    "language",
-    "num_beams",
-    "length_penalty",
-    "seed",
-    "condition_on_previous_text",
-    "compression_ratio_threshold",
-    "logprob_threshold",
-    "no_speech_threshold",
-    "best_of",
-    "num_return_sequences",
-    "hot_words",
-    "hot_word_gain",
-)
-"""Fields that are keywords of ``Pipeline.transcribe``."""
+_OF_HTTP = {
+    *("file", "model", "prompt", "response_format", "temperature", "timestamp_granularities"),
+    *("include", "chunking_strategy", "user", "stream"),
+}
+"""Fields that are not keywords of ``Pipeline.transcribe``; all others are."""
 
 
 def _list(name: str) -> AliasChoices:
-    """Return the names of a field that may be repeated: OpenAI takes both."""
+    """Return both names of a field that may be repeated, as OpenAI accepts both."""
     return AliasChoices(f"{name}[]", name)
 
 
@@ -76,15 +66,15 @@ class SpeechForm(BaseModel):
         return "txt" if self.response_format == "text" else self.response_format
 
     def check(self, settings: ServingSettings, speech: SpeechEntry) -> None:
-        """Refuse what this server does not do, with its model.
+        """Refuse fields that this server or its model does not support.
 
         Raises:
             ErrorResponse: a field is not supported, contradicts another or exceeds a limit.
         """
         if self.timestamp_granularities and self.response_format != "verbose_json":
             raise bad_request(
-                "timestamp_granularities[] needs response_format verbose_json, which is "
-                f"{self.response_format}; set it, or leave timestamp_granularities[] out",
+                "timestamp_granularities[] needs response_format verbose_json, but response_format "
+                f"is {self.response_format}; set it, or leave timestamp_granularities[] out",
                 "timestamp_granularities",
             )
         if WORD_TIMES in (self.timestamp_granularities or ()):
@@ -108,15 +98,15 @@ class SpeechForm(BaseModel):
             )
         if self.stream and self.response_format not in ("json", "text"):
             raise bad_request(
-                f"stream is true, but response_format {self.response_format} is written as a "
-                "whole; use json or text, or leave stream out",
+                f"stream is true, but response_format {self.response_format} cannot be streamed; "
+                "use json or text, or leave stream out",
                 "stream",
             )
         if (self.num_return_sequences or 1) > 1 and self.response_format != "verbose_json":
             raise bad_request(
                 f"num_return_sequences is {self.num_return_sequences}, but response_format is "
-                f"{self.response_format}: the texts of a window stand in the field dsbd of "
-                "verbose_json alone; use that, or leave num_return_sequences out",
+                f"{self.response_format}: only verbose_json has several texts of a window, in its "
+                "field dsbd; use it, or leave num_return_sequences out",
                 "num_return_sequences",
             )
         check_limit("num_beams", self.num_beams or 1, settings.max_beams)
@@ -125,12 +115,11 @@ class SpeechForm(BaseModel):
 
     def options(self, task: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Return the keywords of ``Pipeline.transcribe``; ``defaults``: those of the server."""
-        given = {name: getattr(self, name) for name in _OPTIONS}
-        options = {name: value for name, value in given.items() if value is not None}
-        options = {**defaults, **options, "task": task}
+        given = {name: value for name, value in self if name not in _OF_HTTP and value is not None}
+        options = {**defaults, **given, "task": task}
         if self.prompt:
             options["initial_prompt"] = self.prompt
-        if self.temperature:  # 0 is OpenAI's default: higher ones only where a window fails
+        if self.temperature:  # 0 is OpenAI's default: higher temperatures only if a window fails
             options["temperature"] = (self.temperature,)
         elif self.temperature is None and "temperature" in defaults:
             options["temperature"] = (defaults["temperature"],)

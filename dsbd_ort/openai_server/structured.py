@@ -81,7 +81,7 @@ class StructuredOutputs(BaseModel):
 
 
 class ConstraintFields(BaseModel):
-    """The fields of a body that each give a constraint."""
+    """The fields of a body that may give a constraint."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -124,10 +124,10 @@ def read_constraint(
     Args:
         given: the constraint, or its plain data, by the field that gives it.
         tries: those that the server was started with; no request reads a file.
-        bind: raises a ConstraintError where the model cannot follow a constraint.
+        bind: raises a ConstraintError if the model cannot follow a constraint.
 
     Raises:
-        ErrorResponse: there are several, or it is invalid.
+        ErrorResponse: several are given, or the constraint is invalid.
     """
     if len(given) > 1:
         first, second, *_ = given
@@ -157,10 +157,10 @@ def _named_trie(name: str, tries: Mapping[str, TokenTrie]) -> TokenTrie:
 
 
 def contradiction(tool_choice: str, given: Mapping[str, Any]) -> ErrorResponse:
-    """Return the response to tools beside another constraint."""
+    """Return the response to a request with tools and another constraint."""
     field = next(iter(given))
     return bad_request(
-        f"{field} and tool_choice {tool_choice} contradict each other: both say what the answer "
-        "is; leave out one of them",
+        f"{field} and tool_choice {tool_choice} contradict each other: both constrain the "
+        "answer; leave out one of them",
         field,
     )

@@ -1,4 +1,4 @@
-"""Texts of single tokens, and of the most probable tokens in their places."""
+"""Texts of single tokens, and of the most probable tokens at their positions."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from dsbd_ort.openai_server.protocol import ScoredToken, TokenPieces
 from dsbd_runtime.text.stream_decoder import TextWindow
 
 LEAST_LOGPROB = -9999.0
-"""What OpenAI returns for a token that is impossible: JSON has no infinity."""
+"""Log-probability of an impossible token, as OpenAI returns it: JSON has no infinity."""
 
 Tops = Sequence[TokenLogprobs | None]
 Scored = tuple[Sequence[int], Sequence[float | None], Tops | None]
-"""Tokens, their log-probabilities, and the most probable tokens in their places."""
+"""Tokens, their log-probabilities, and the most probable tokens at their positions."""
 
 
 class TokenTexts:
     """Texts of a growing sequence's tokens; concatenated they are the text of the sequence.
 
-    A character of several tokens belongs to the last of them, the others have an empty text.
+    A character of several tokens belongs to the last of them; the texts of the others are empty.
     Tokens are held back until their text is final (see ``stream_decoder``).
     """
 
     def __init__(self, start: TextWindow) -> None:
-        """Begin at ``start``: behind the prompt, or before it where it is echoed."""
+        """Begin at ``start``: after the prompt, or before it if it is echoed."""
         self._window = start
         self._texts: list[str] = []
         self._tokens: list[ScoredToken] = []
@@ -34,7 +34,7 @@ class TokenTexts:
     def push(
         self, token_ids: Sequence[int], logprobs: Sequence[float | None], tops: Tops | None = None
     ) -> TokenPieces | None:
-        """Append tokens; return those whose text is final now, None if there are none."""
+        """Append tokens; return the tokens whose text is final now, None if there are none."""
         num_certain = 0
         of_each = [None] * len(token_ids) if tops is None else tops
         for token_id, logprob, top in zip(token_ids, logprobs, of_each, strict=True):
@@ -46,7 +46,7 @@ class TokenTexts:
         return self._take(num_certain)
 
     def finish(self) -> TokenPieces | None:
-        """Return the tokens held back, the last with the rest of the text; None if none are."""
+        """Return the tokens held back, the last one with the rest of the text; None for none."""
         rest = self._end_run(self._window.rest(), is_text=not self._window.unfinished)
         if self._texts:
             self._texts[-1] += rest

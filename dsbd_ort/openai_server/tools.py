@@ -3,8 +3,8 @@
 choice                 the answer's text                                       constraint
 a named function       its arguments, as JSON                                  its schema
 required               [{"name":"...","arguments":{...}}, ...]                 all schemas
-auto                   any text, with calls as the chat template writes them,  none
-                       or as plain_tools.py asks for them
+auto                   any text; calls as the chat template or plain_tools.py  none
+                       asks for them
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Tool(BaseModel):
     cache_control: dict[str, Any] | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """Return the tool as a chat template is given it."""
+        """Return the tool in the form that chat templates read."""
         return self.model_dump(exclude_unset=True, exclude={"cache_control"})
 
 
@@ -71,11 +71,11 @@ ToolChoice = Literal["none", "auto", "required"] | NamedChoice
 
 @dataclass
 class Addition:
-    """What some more text of an answer adds to its message.
+    """Part of an answer's message, read from some more text.
 
     Attributes:
-        content: text that belongs to no call.
-        calls: (index of the call, name where it begins, more of its arguments).
+        content: text outside of calls.
+        calls: (index of the call, its name in its first part, more of its arguments).
     """
 
     content: str = ""
@@ -86,10 +86,10 @@ class CallReader(Protocol):
     """Reads the calls of one answer, piece of text by piece."""
 
     def push(self, text: str) -> Addition:
-        """Return what more text adds."""
+        """Return what this text adds."""
 
     def finish(self) -> Addition:
-        """Return what was held back at the end of the text."""
+        """Return the rest, at the end of the text."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ class ToolUse:
 
     Attributes:
         choice: "auto", "required" or "named".
-        names: of the functions; of a named choice the one.
-        constraint: that the answer follows, None for any text.
+        names: of the functions; of a named choice, the one name.
+        constraint: of the answer; None for any text.
     """
 
     choice: Literal["auto", "required", "named"]
@@ -114,27 +114,27 @@ class ToolUse:
 
 
 def new_call_id() -> str:
-    """Return the id of a call, which the message with its result repeats."""
+    """Return the id of a call; the message with its result repeats it."""
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
 def tool_use(
     tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool, auto_fault: str | None
 ) -> ToolUse | None:
-    """Return how a request uses its tools, None where it uses none.
+    """Return how a request uses its tools, None if it uses none.
 
     Args:
         tools: of the request.
-        choice: its ``tool_choice``; None is "auto" where there are tools.
+        choice: its ``tool_choice``; None is "auto" if there are tools.
         parallel: whether one answer may have several calls.
-        auto_fault: why calls cannot be told from text, None where they can.
+        auto_fault: why calls cannot be distinguished from text, None if they can.
 
     Raises:
         ErrorResponse: they contradict each other, or are not supported.
     """
     names = tuple(tool.function.name for tool in tools)
     if len(set(names)) < len(names):
-        raise bad_request("tools has two functions of one name; rename one", "tools")
+        raise bad_request("two functions of tools have the same name; rename one", "tools")
     if isinstance(choice, NamedChoice):
         name = choice.function.name
         if name not in names:
@@ -142,7 +142,7 @@ def tool_use(
             raise bad_request(f"tool_choice names {name!r}; expected one of {known}", "tool_choice")
         return ToolUse("named", (name,), _arguments(tools[names.index(name)]))
     if choice == "required" and not tools:
-        raise bad_request("tool_choice is required, but tools is empty; add one", "tool_choice")
+        raise bad_request("tool_choice is required, but tools is empty; add a tool", "tool_choice")
     if choice == "none" or not tools:
         return None
     if choice == "required":
@@ -160,30 +160,30 @@ def tool_use(
 
 
 def auto_fault(template: str | None, tag_is_text: bool) -> str | None:
-    """Return why calls cannot be told from the text of an answer, None where they can.
+    """Return why calls cannot be distinguished from text, None if they can.
 
     Args:
         template: source of the chat template, None without one.
-        tag_is_text: whether the tag that begins a call is a text to the tokenizer.
+        tag_is_text: whether the tokenizer keeps the tag that begins a call as text.
     """
     if not tag_is_text:
-        return f"the tokenizer of this model leaves {CALL_BEGINS} out of the text"
+        return f"the tokenizer of this model drops {CALL_BEGINS} from texts"
     if template is None or not re.search(r"\btools\b", template):
         return "the chat template of this model does not read tools"
     has_tags = CALL_BEGINS in template and CALL_ENDS in template
     if not has_tags or "<function=" in template or "arguments" not in template:
         return (
-            "the chat template of this model has no form of calls that is known here, "
+            "the chat template of this model does not write calls as "
             f'{CALL_BEGINS}{{"name": ..., "arguments": ...}}{CALL_ENDS}'
         )
     return None
 
 
 def _arguments(tool: Tool) -> JsonSchema:
-    """Return the schema of a function's arguments: an object, empty where none is given.
+    """Return the schema of a function's arguments; without ``parameters``, of an empty object.
 
     Raises:
-        ErrorResponse: it is of another type, or no JSON, such as one that nests too deep.
+        ErrorResponse: the schema is not of type "object", or invalid.
     """
     parameters = tool.function.parameters
     if not parameters:
@@ -218,12 +218,12 @@ _HEAD = re.compile(r'"name":"([^"]*)","arguments":')
 
 
 class _CallList:
-    """A list of calls, as the constraint to ``FunctionCalls`` writes it: on one line."""
+    """A list of calls on one line, as under the constraint ``FunctionCalls``."""
 
     def __init__(self) -> None:
         self._num_calls = 0
         self._head = ""  # of the text between two arguments
-        self._depth: int | None = None  # within arguments, None between them
+        self._depth: int | None = None  # of brackets within arguments; None between calls
         self._in_string = self._is_escaped = False
 
     def push(self, text: str) -> Addition:
@@ -273,13 +273,13 @@ class _CallList:
 class _TaggedCalls:
     """Any text with calls between tags, as Hermes and Qwen write them.
 
-    A call is JSON, in whose strings the tags are text. What stands between tags and is no call of a
-    known function is text, tags included, up to the first tag that ends a call.
+    A call is JSON; a tag inside its strings is text. If the text between two tags is not a call of
+    a known function, it is text up to the first closing tag, tags included.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = frozenset(names)
-        self._held = ""  # the text from a tag on, or what may be the first part of one
+        self._held = ""  # text that begins with a tag, or may be the first part of a tag
         self._num_searched = 0  # characters after that tag
         self._num_calls = 0
 
@@ -291,10 +291,10 @@ class _TaggedCalls:
         return self._read(is_whole=True)
 
     def _read(self, *, is_whole: bool) -> Addition:
-        """Return what the text adds as far as no more of it can change that."""
+        """Return the additions that later text cannot change."""
         addition = Addition()
         while True:
-            before, begin, behind = self._held.partition(CALL_BEGINS)
+            before, begin, after = self._held.partition(CALL_BEGINS)
             if not begin:
                 num_held = 0 if is_whole else _overlap(self._held, CALL_BEGINS)
                 split = len(self._held) - num_held
@@ -302,23 +302,23 @@ class _TaggedCalls:
                 self._held = self._held[split:]
                 return addition
             addition.content += before
-            end = self._end_of_call(behind)
+            end = self._end_of_call(after)
             if end is None:
                 if not is_whole:
-                    self._held = begin + behind
+                    self._held = begin + after
                     return addition
-                first = behind.find(CALL_ENDS)
-                end = first if first >= 0 else len(behind)
-            inside, self._held = behind[:end], behind[end + len(CALL_ENDS) :]
+                first = after.find(CALL_ENDS)
+                end = first if first >= 0 else len(after)
+            inside, self._held = after[:end], after[end + len(CALL_ENDS) :]
             self._num_searched = 0
             if (call := self._call(inside)) is None:
-                addition.content += begin + behind[: end + len(CALL_ENDS)]
+                addition.content += begin + after[: end + len(CALL_ENDS)]
             else:
                 addition.calls.append((self._num_calls, *call))
                 self._num_calls += 1
 
     def _end_of_call(self, text: str) -> int | None:
-        """Return where the tag stands that ends a call, None where more text decides."""
+        """Return the place of the tag that ends the call, None if more text is needed."""
         end = text.find(CALL_ENDS, self._num_searched)
         while end >= 0:
             try:
@@ -332,7 +332,7 @@ class _TaggedCalls:
         return None
 
     def _call(self, text: str) -> tuple[str, str] | None:
-        """Return name and arguments of a call, None where the text is none."""
+        """Return name and arguments of a call, None if the text is not a call."""
         try:
             call = json_from_text(text)
         except (ValueError, RecursionError):
@@ -347,7 +347,7 @@ class _TaggedCalls:
 
 
 def _is_open_string(error: Exception) -> bool:
-    """Return whether a text is JSON but for the end of a string, and of what holds it."""
+    """Return whether a text is JSON that ends inside a string."""
     return isinstance(error, json.JSONDecodeError) and error.msg.startswith("Unterminated string")
 
 

@@ -22,7 +22,7 @@ from dsbd_ort.openai_server.errors import (
     rejection,
     unknown_model,
 )
-from dsbd_ort.openai_server.generation import Gate, timed_out, while_connected
+from dsbd_ort.openai_server.generation import Gate, TimedEvents, while_connected
 from dsbd_ort.openai_server.metrics import Metrics
 from dsbd_ort.openai_server.responses import EventStream
 from dsbd_ort.openai_server.settings import ServingSettings
@@ -46,8 +46,8 @@ class TranscribedText(BaseModel):
 class TranscriptionHandler:
     """Responds to requests with audio, within the limits of a server.
 
-    As many audios as the service has requests at a time are in memory; the others wait as the
-    bytes that were sent.
+    At most ``max_requests`` audios are decoded in memory at a time; the others wait as the bytes
+    that were sent.
     """
 
     def __init__(
@@ -72,8 +72,7 @@ class TranscriptionHandler:
         assert encoder is not None and encoder.speech is not None  # else it has no such route
         form.check(self._settings, encoder.speech)
         with contextlib.ExitStack() as on_end:
-            self._gate.enter()
-            on_end.callback(self._gate.leave)
+            on_end.enter_context(self._gate.passed())
             self._enter()
             on_end.callback(self._leave)
             work = _Transcription(self._service, self._metrics, self._settings.request_timeout_s)
@@ -93,13 +92,13 @@ class TranscriptionHandler:
         options: dict[str, Any],
         on_end: contextlib.ExitStack,
     ) -> None:
-        """Begin, once there is a place: the audio becomes samples, which the service gets."""
+        """Decode the audio, once a place is free, and submit it."""
         file, max_seconds = form.file.file, self._settings.max_audio_s
 
         def read(is_over: Callable[[], bool]) -> Samples:
             return read_audio(file, SAMPLING_RATE, max_seconds=max_seconds, is_cancelled=is_over)
 
-        async with work.in_time():
+        async with work.received.in_time():
             try:
                 samples = await in_place(self._places, on_end, read)
             except InputError as error:
@@ -109,7 +108,7 @@ class TranscriptionHandler:
     def _enter(self) -> None:
         limits = self._service.limits
         if self._num_inside >= limits.max_requests + limits.max_queued:
-            message = f"{self._num_inside} audios are being transcribed or wait; try again later"
+            message = f"the queue is full: it has {self._num_inside} audio files; try again later"
             raise rejection(QueueFullError(message))
         self._num_inside += 1
 
@@ -120,16 +119,16 @@ class TranscriptionHandler:
 async def in_place(
     places: asyncio.Semaphore, on_end: contextlib.ExitStack, work: Callable[[Callable[[], bool]], T]
 ) -> T:
-    """Return the result of work in a thread, once there is a place; other clients are not held up.
+    """Return the result of ``work``, which runs in a thread once a place is free.
 
-    ``work`` is called with a function that returns whether ``on_end``, that of the request, was
-    closed: it should stop then. Its place is given back when both have ended.
+    ``work`` receives a function that returns whether the request has ended (``on_end`` was closed):
+    it should stop then. The place is released when both have ended.
     """
 
     def release(done: asyncio.Future[T]) -> None:
         places.release()
         if not done.cancelled():
-            done.exception()  # seen, even if the request has ended
+            done.exception()  # retrieved, even if the request has ended
 
     await places.acquire()
     is_over = threading.Event()
@@ -146,28 +145,16 @@ class _Transcription:
         """Call in the event loop that reads the events; ``timeout_s`` begins now."""
         self._service = service
         self._metrics = metrics
-        self._loop = asyncio.get_running_loop()
         self._arrived = metrics.clock()
-        self._timeout_s = timeout_s
-        self._deadline = self._loop.time() + timeout_s
-        self._events: asyncio.Queue[SpeechEvent] = asyncio.Queue()
+        self.received: TimedEvents[SpeechEvent] = TimedEvents(timeout_s, "send a shorter audio")
         self._live: LiveTranscription | None = None
         self._is_over = False
 
-    @contextlib.asynccontextmanager
-    async def in_time(self) -> AsyncIterator[None]:
-        """Raise an ErrorResponse where the block takes longer than the request may."""
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                yield
-        except TimeoutError as error:
-            raise timed_out(self._timeout_s, "send a shorter audio") from error
-
     async def begin(self, samples: Samples, options: dict[str, Any]) -> None:
-        """Give the service the audio; in a thread, as its options are checked."""
+        """Submit the audio; in a thread, because its options are checked."""
 
         def submit() -> None:
-            live = self._service.submit_audio(samples, options, self._receive)
+            live = self._service.submit_audio(samples, options, self.received.put)
             self._live = live
             if self._is_over:  # ``close`` was called meanwhile
                 live.cancel()
@@ -179,9 +166,9 @@ class _Transcription:
 
     def close(self) -> None:
         """Cancel it unless it has ended."""
-        was_over, self._is_over = self._is_over, True  # before ``submit`` looks
+        was_over, self._is_over = self._is_over, True  # before ``submit`` reads it
         if self._live is not None and not was_over:
-            self._metrics.num_cancelled.inc()
+            self._metrics.count("dsbd:requests_cancelled")
             self._live.cancel()
 
     async def events(self) -> AsyncIterator[Segment | Transcript]:
@@ -191,8 +178,7 @@ class _Transcription:
             ErrorResponse: it failed or was cancelled, or took too long.
         """
         while not self._is_over:
-            async with self.in_time():
-                event = await self._events.get()
+            event = await self.received.get()
             if not isinstance(event, Segment):
                 self._is_over = True
             if isinstance(event, DecodingError | InputError):
@@ -210,11 +196,6 @@ class _Transcription:
                 return event
         raise failure(Cancelled())
 
-    def _receive(self, event: SpeechEvent) -> None:
-        """Queue an event; called in a thread of the service."""
-        with contextlib.suppress(RuntimeError):  # the event loop is closed, and nothing waits
-            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
-
 
 def _response(transcript: Transcript, format: str) -> Response:
     content = FORMATS[format](transcript)
@@ -226,7 +207,7 @@ def _response(transcript: Transcript, format: str) -> Response:
 
 
 async def _streamed(events: AsyncIterator[Segment | Transcript]) -> AsyncIterator[str]:
-    """Yield server-sent events: the text of every segment, then the whole."""
+    """Yield server-sent events: the text of every segment, then the whole text."""
     is_first = True
     try:
         async for event in events:

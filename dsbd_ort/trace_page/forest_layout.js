@@ -1,4 +1,4 @@
-// Where the nodes of an iteration's forest lie: a column per layer, a row per leaf.
+// Positions of the nodes of an iteration's forest: a column per layer, a row per leaf.
 
 const size = { width: 126, height: 32, column: 176, row: 39, top: 52, left: 12 };
 
@@ -17,7 +17,7 @@ function fitColumns(width) {
   size.width = size.column - 46;
 }
 
-// A function that tells how many layers a node lies below the start; ancestors lie above it.
+// Return a function: how many layers a node lies below the start (ancestors lie above it).
 function depthIn(iteration) {
   const byId = iterationTable(iteration);
   const start = Math.max(...iteration.roots.map((id) => byId.get(id).position));
@@ -69,7 +69,7 @@ function childOrder(iteration) {
   return (node) => ranks.get(node.id) ?? (node.role === "ancestor" ? 0 : 3000);
 }
 
-// Ids of nodes that lead to a beam that goes on.
+// Ids of nodes on the paths of the beams that are kept.
 function survivingPath(iteration) {
   const byId = iterationTable(iteration);
   const path = new Set();

@@ -111,7 +111,7 @@ function nodeBox(node, layout, iteration, onPath) {
   return box;
 }
 
-// Whether the constraint forbids behind a node what the target holds probable.
+// Whether the constraint forbids probable tokens of the target after a node.
 function isHeldBack(node) {
   return node.forbidden.some(([, p]) => p >= 0.1);
 }
@@ -122,7 +122,7 @@ function shortened(text, most) {
 }
 
 function nodeWords(node) {
-  const held = isHeldBack(node) ? ", likely tokens forbidden behind it" : "";
+  const held = isHeldBack(node) ? ", likely tokens forbidden after it" : "";
   const drafted = node.proposer ? ` drafted by ${node.proposer},` : "";
   return `${label(node)}, ${roles[node.role].name},${drafted} target ${probability(node.p)}, draft ${probability(node.q)}${held}`;
 }
@@ -137,7 +137,7 @@ function nodeFacts(node, iteration) {
     ["target p̃", probability(node.p)],
     ["draft q̃", probability(node.q)],
     ["log weight of the path", typeof weight === "number" ? weight.toFixed(3) : weight],
-    ["drafted by", node.proposer ?? "nobody"],
+    ["drafted by", node.proposer ?? "none"],
     ["rank in the draft", rankIn(iteration.drafted)[0] ?? "not drafted now"],
     ["rank in the choice", rankIn(iteration.committed)[0] ?? "not chosen"],
     ["token id", node.token],
@@ -145,13 +145,13 @@ function nodeFacts(node, iteration) {
   ];
 }
 
-// What the target would have liked to write here, had the constraint allowed it.
-function forbiddenBehind(node) {
+// Probable tokens of the target that the constraint forbids here.
+function forbiddenAfter(node) {
   if (!node.forbidden.length) return [];
   const entries = node.forbidden.map(([token, p]) =>
     element("li", {}, element("s", {}, trace.labels[token]), ` ${probability(p)}`));
   return [
-    element("p", { class: "forbidden" }, "forbidden behind it"),
+    element("p", { class: "forbidden" }, "forbidden after it"),
     element("ul", { class: "forbidden" }, ...entries),
   ];
 }
@@ -167,6 +167,6 @@ function detailsOf(node, iteration) {
     element("p", {}, role.note + ended),
     ...(node.proposer in proposers ? [element("p", {}, proposers[node.proposer])] : []),
     element("table", {}, ...rows),
-    ...forbiddenBehind(node),
+    ...forbiddenAfter(node),
   ];
 }

@@ -44,7 +44,7 @@ function hideDetails() {
   byId("details").hidden = true;
 }
 
-// A focus may scroll the forest: details that are shown stay beside their node.
+// A focus may scroll the forest: details that are shown stay next to their node.
 function followScroll() {
   const box = document.activeElement?.closest("g.node");
   if (box && !byId("details").hidden) showDetails(box);

@@ -1,4 +1,4 @@
-// The embedded trace, and what several parts of the page ask about it.
+// The embedded trace, and functions on it that several parts of the page use.
 
 const trace = JSON.parse(document.getElementById("trace").textContent);
 

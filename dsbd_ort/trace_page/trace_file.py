@@ -97,7 +97,7 @@ def trace_object(trace: RequestTrace, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _config(config: DecodingConfig) -> dict[str, Any]:
-    """Return the options; a constraint by its name, as a user's own processors."""
+    """Return the options, with a constraint and a user's processors by their names."""
     plain = dataclasses.replace(config, constraint=None, logits_processors=())
     return dataclasses.asdict(plain) | {
         "constraint": getattr(config.constraint, "name", None),
@@ -109,16 +109,16 @@ def _config(config: DecodingConfig) -> dict[str, Any]:
 
 
 class _HypothesisTable:
-    """All hypotheses of a request, each once, as rows that name the row of their parent."""
+    """All hypotheses of a request, each once, as rows with the index of the parent's row."""
 
     def __init__(self, start: TextWindow) -> None:
-        """``start`` is behind the prompt."""
+        """``start`` lies after the prompt."""
         self.rows: list[dict[str, Any]] = [{"parent": None, "text": "", "rest": start.rest()}]
         self._windows = [start]
         self._index: dict[Hypothesis, int] = {}
 
     def index(self, hypothesis: Hypothesis) -> int:
-        """Return the row of ``hypothesis``, added with its ancestors where it is new."""
+        """Return the row of ``hypothesis``; if it is new, add it and its ancestors."""
         new = []
         link: Hypothesis | None = hypothesis
         while link is not None and link not in self._index and link.parent is not None:

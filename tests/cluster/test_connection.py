@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from dsbd_ort.cluster.connection import resolved_address
-from dsbd_ort.cluster.errors import ClusterError
+from dsbd_ort.cluster.actor_pool import resolved_address
+from dsbd_ort.cluster.replica import ClusterError
 
 
 @pytest.fixture

@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 
 from dsbd_ort.batch.prompt_lines import BatchSettings, RawLine
-from dsbd_ort.cluster.errors import ClusterError
 from dsbd_ort.cluster.replica import (
-    NodeResources,
+    ClusterError,
     Replica,
-    ReplicaShare,
+    cores_of_replica,
     num_gpus,
-    replica_share,
 )
 from dsbd_ort.pipeline import PipelineSettings
 from tests.runtime.bundle_edits import without_draft
@@ -33,7 +31,6 @@ def settings(tiny_bundle):
 
 def test_it_answers_as_a_lone_pipeline(settings):
     replica = Replica(settings, settings.fingerprint())
-    replica.check()
     found = replica.answer(RawLine(1, b'{"prompt": "abc", "seed": 5}')).fields
     with settings.pipeline.open() as pipeline:
         alone = pipeline.generate("abc", seed=5, **OPTIONS)
@@ -55,50 +52,44 @@ def test_a_bundle_without_a_draft_answers_alike(settings, tiny_bundle, tmp_path)
 def test_a_missing_bundle_is_named_with_its_node(settings, tmp_path):
     elsewhere = replace(settings, pipeline=PipelineSettings(bundle=tmp_path / "gone"))
     replica = Replica(elsewhere, settings.fingerprint())
-    for ask in (replica.check, lambda: replica.answer(RawLine(1, b"{}"))):
-        with pytest.raises(ClusterError) as raised:
-            ask()
-        assert f"node {socket.gethostname()}: there is no bundle at {tmp_path / 'gone'};" in str(
-            raised.value
-        )
+    with pytest.raises(ClusterError) as raised:
+        replica.answer(RawLine(1, b"{}"))
+    place = f"node {socket.gethostname()}: no bundle at {tmp_path / 'gone'}:"
+    assert place in str(raised.value) and "same bundle at the same path" in str(raised.value)
 
 
 def test_another_bundle_at_the_same_path_is_refused(settings):
     fingerprint = replace(settings, system="x").fingerprint()
-    message = "differs from that of the machine that runs the command"
+    message = "is another one there; every node needs the same"
     with pytest.raises(ClusterError, match=message):
-        Replica(settings, fingerprint).check()
+        Replica(settings, fingerprint).answer(RawLine(1, b"{}"))
 
 
-SHARES = [  # cores of the nodes, replicas, cores of each
+CORES = [  # cores of the nodes, replicas, cores of each
     ([2], 1, 2),
     ([2], 2, 1),
     ([2], 8, 0.25),
-    ([3], 7, 0.4285),
+    ([3], 7, 0.3333),
     ([3, 3], 2, 3),
     ([3, 3], 3, 1),
     ([3, 3], 4, 1),
-    ([3, 3], 7, 0.75),
+    ([3, 3], 7, 0.5),
     ([16, 4], 3, 5),
     ([0, 8], 4, 2),
 ]
 
 
-@pytest.mark.parametrize(("cores", "num_replicas", "share"), SHARES)
-def test_the_largest_share_that_all_replicas_find(cores, num_replicas, share):
-    nodes = [NodeResources(number, 0) for number in cores]
-    assert replica_share(nodes, num_replicas, 0) == ReplicaShare(share, 0)
-
-
-def test_a_share_has_at_least_one_thread():
-    assert [ReplicaShare(cores, 0).num_threads for cores in (0.25, 1, 3)] == [1, 1, 3]
+@pytest.mark.parametrize(("cores", "num_replicas", "cores_of_each"), CORES)
+def test_the_most_cores_that_all_replicas_find(cores, num_replicas, cores_of_each):
+    nodes = [{"CPU": number} for number in cores]
+    assert cores_of_replica(nodes, num_replicas, 0) == cores_of_each
 
 
 def test_gpus_bound_the_replicas_of_a_node():
-    nodes = [NodeResources(16, 2), NodeResources(16, 0), NodeResources(8, 1)]
-    assert replica_share(nodes, 3, 1) == ReplicaShare(8, 1)
+    nodes = [{"CPU": 16, "GPU": 2}, {"CPU": 16}, {"CPU": 8, "GPU": 1}]
+    assert cores_of_replica(nodes, 3, 1) == 8
     with pytest.raises(ClusterError, match=r"has 40 cores and 3 GPUs on 3 nodes.*4 replicas of 1"):
-        replica_share(nodes, 4, 1)
+        cores_of_replica(nodes, 4, 1)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 from urllib.request import urlopen
 
@@ -17,8 +18,11 @@ import pytest
 from pydantic import ValidationError
 
 from dsbd_ort import Pipeline
-from dsbd_ort.cluster.errors import ClusterError
 from dsbd_ort.cluster.http_replica import AppArguments, HttpReplica
+from dsbd_ort.cluster.replica import ClusterError
+from dsbd_ort.commands.options import command
+from dsbd_ort.commands.serve_arguments import ServeArguments
+from dsbd_ort.openai_server.settings import ServingSettings
 from dsbd_ort.pipeline import PipelineSettings
 from tests.cluster.own_cluster import TOKEN, serve_run
 
@@ -165,7 +169,7 @@ def long_stream(client, seed, *, num_tokens=1900):
 @pytest.mark.parametrize(
     ("given", "name"),
     [({"bundel": "x"}, "bundel"), ({"replicas": "0"}, "replicas"), ({"max_beams": "x"}, "max_be")]
-    + [({name: "x"}, name) for name in ("num_threads", "chat_defaults", "keys", "server")],
+    + [({name: "x"}, name) for name in ("threads", "chat_defaults", "keys", "server")],
 )
 def test_arguments_that_make_no_sense_are_named(given, name):
     with pytest.raises(ValidationError, match=name):
@@ -174,7 +178,7 @@ def test_arguments_that_make_no_sense_are_named(given, name):
 
 def test_a_replica_is_unhealthy_once_its_engines_have_ended(tiny_bundle):
     arguments = AppArguments(bundle=tiny_bundle.path)
-    replica = HttpReplica(arguments.pipeline(), arguments.limits(), arguments.settings())
+    replica = HttpReplica(arguments.pipeline, arguments.limits, arguments.settings)
     replica.check_health()
     replica.service.close()
     with pytest.raises(ClusterError, match="engines has ended"):
@@ -187,10 +191,21 @@ def test_arguments_come_as_text(tmp_path):
     keys.chmod(0o600)
     given = {"bundle": str(tmp_path), "threads": "3", "max_requests": "2", "max_beams": "5"}
     arguments = AppArguments.model_validate({**given, "api_key_file": str(keys)})
-    assert arguments.pipeline().bundle == tmp_path and arguments.pipeline().num_threads == 3
-    assert arguments.limits().max_requests == 2
-    defaults = PipelineSettings(bundle=tmp_path, num_threads=3)
-    assert arguments.pipeline() == defaults
-    settings = arguments.settings()
+    assert arguments.limits.max_requests == 2
+    assert arguments.pipeline == PipelineSettings(bundle=tmp_path, num_threads=3, ngram_pool=0)
+    settings = arguments.settings
     assert settings.model_name == tmp_path.name and settings.max_beams == 5
     assert settings.keys is not None
+
+
+def test_defaults_are_those_of_dsbd_serve(tmp_path):
+    arguments = AppArguments.model_validate({"bundle": tmp_path})
+    given: list[ServeArguments] = []
+    with pytest.raises(SystemExit):
+        command(ServeArguments)(given.append).main([str(tmp_path)])
+    (served,) = given
+    assert arguments.pipeline == replace(served.pipeline, num_threads=1)
+    assert arguments.limits == served.limits
+    name = {"model_name": tmp_path.name}
+    assert arguments.settings == ServingSettings(**name, **served.settings)
+    assert arguments.shutdown_timeout == served.shutdown_timeout_s

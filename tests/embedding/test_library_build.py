@@ -50,7 +50,9 @@ def test_a_python_without_headers_is_refused(variables):
 
 
 def test_a_machine_without_a_compiler_is_refused(tmp_path):
-    with pytest.raises(BuildError, match="there is no C compiler no-such-cc; install gcc or clang"):
+    with pytest.raises(
+        BuildError, match="the C compiler no-such-cc is missing; install gcc or clang"
+    ):
         build_library(tmp_path / "new", "no-such-cc")
     assert not (tmp_path / "new").exists()
 

@@ -18,7 +18,11 @@ EXPECTED = [  # what is done, its status, how its message begins
     ("open: no JSON", ERROR, "settings is invalid JSON (Expecting property name enclosed in "),
     ("open: no object", ERROR, "settings is [1]; expected a JSON object"),
     ("open: unknown setting", ERROR, "settings has 'bundle'; expected one of chat_defaults, "),
-    ("open: wrong type", ERROR, "settings has num_threads true; expected a whole number or null"),
+    (
+        "open: wrong type",
+        ERROR,
+        "num_threads is True; expected a whole number from 1 to 214748",
+    ),
     ("open: wrong provider", ERROR, "no execution provider 'abacus' in this version; choose one"),
     ("open: wrong limit", ERROR, "max_requests is 0; expected a whole number from 1 to 2147483647"),
     ("generate: no request", ERROR, "request is NULL; expected a request"),

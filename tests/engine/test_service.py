@@ -6,7 +6,6 @@ import gc
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -27,7 +26,6 @@ from dsbd_ort.engine import (
 from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
-from tests.test_demo_pair import PROMPTS as DEMO_PROMPTS
 
 OPTIONS: list[dict[str, Any]] = [
     {"strategy": "dsbd", "num_beams": 3, "width_policy": "fixed", "draft_length": 2},
@@ -292,31 +290,3 @@ def test_a_service_that_is_dropped_gives_the_engines_back(tiny_bundle: Bundle) -
     gc.collect()
     assert is_free()
     pipeline.close()
-
-
-DEMO_OPTIONS = [
-    {"strategy": "dsbd", "num_beams": 2, "width_policy": "fixed", "num_return_sequences": 2},
-    {"strategy": "dsbd", "num_beams": 4},
-    {"strategy": "speculative"},
-    {"strategy": "speculative-beam-search", "num_beams": 3, "num_return_sequences": 3},
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", DEMO_OPTIONS, ids=lambda options: options["strategy"])
-def test_eight_callers_get_the_tokens_of_lone_runs(
-    demo_bundle: Path, options: dict[str, object]
-) -> None:
-    warped = {} if "search" in str(options["strategy"]) else {"top_k": 20}
-    asked = [
-        (prompt, {**options, **warped, "seed": seed, "max_new_tokens": 16 + seed % 9})
-        for seed, prompt in enumerate(DEMO_PROMPTS)
-    ]
-    with Pipeline.from_bundle(demo_bundle, num_threads=1) as pipeline:
-        alone = [pipeline.generate(prompt, **given) for prompt, given in asked]
-        with Service(pipeline) as service, ThreadPoolExecutor(8) as callers:
-            together = list(callers.map(lambda one: service.generate(one[0], **one[1]), asked))
-    assert sum(result.stats.target_rows for result in together) > 0
-    for one, other in zip(alone, together, strict=True):
-        assert [s.token_ids for s in one.sequences] == [s.token_ids for s in other.sequences]
-        assert [s.text for s in one.sequences] == [s.text for s in other.sequences]

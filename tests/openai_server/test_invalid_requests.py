@@ -122,7 +122,7 @@ REASONS: list[tuple[dict[str, Any], str]] = [  # of values of several types: tha
     (
         {"messages": [{"role": "user", "content": PARTS}]},
         "messages.0.content.1: a part of type 'image_url' is not supported: this server reads "
-        "texts only, pictures and sound are not read; use parts of type 'text'",
+        "text only, no images or audio; use parts of type 'text'",
     ),
     (
         {"messages": [{"role": "user", "content": [PARTS[0], LATER]}]},
@@ -330,10 +330,10 @@ ENDPOINTS_OF_TEXTS = (
 @pytest.mark.parametrize(
     ("method", "path", "words"),
     [
-        ("GET", "/", f"there is no /; {ENDPOINTS_OF_TEXTS}"),
-        ("POST", "/v1/embeddings", f"there is no /v1/embeddings; {ENDPOINTS_OF_TEXTS}"),
-        ("POST", "/v1/responses", f"/v1/responses is not built yet; {ENDPOINTS_OF_TEXTS}"),
-        ("GET", "/v1/responses/r1", f"/v1/responses/r1 is not built yet; {ENDPOINTS_OF_TEXTS}"),
+        ("GET", "/", f"unknown path /; {ENDPOINTS_OF_TEXTS}"),
+        ("POST", "/v1/embeddings", f"unknown path /v1/embeddings; {ENDPOINTS_OF_TEXTS}"),
+        ("POST", "/v1/responses", f"/v1/responses is not supported; {ENDPOINTS_OF_TEXTS}"),
+        ("GET", "/v1/responses/r1", f"/v1/responses/r1 is not supported; {ENDPOINTS_OF_TEXTS}"),
         ("GET", "/v1/completions", "GET /v1/completions is not supported; use POST"),
         ("POST", "/v1/models", "POST /v1/models is not supported; use GET"),
     ],

@@ -256,7 +256,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "tool_choice",
         "names 'f'; expected one of weather, now",
     ),
-    ({"tools": [TOOLS[1], TOOLS[1]], "tool_choice": "required"}, "tools", "of one name"),
+    ({"tools": [TOOLS[1], TOOLS[1]], "tool_choice": "required"}, "tools", "have the same name"),
     (
         {
             "tools": [tool("f", {"type": "string"})],
@@ -296,9 +296,13 @@ def test_auto_needs_a_template_whose_calls_are_text() -> None:
     for template, is_text, words in (
         (None, True, "does not read tools"),
         (CHAT_TEMPLATE, True, "does not read tools"),
-        ("{{ tools }}[TOOL_CALLS]", True, "no form of calls that is known"),
-        ("{{ tools }}<tool_call><function=f></tool_call>arguments", True, "no form of calls"),
-        (TOOL_TEMPLATE, False, "leaves <tool_call> out of the text"),
+        ("{{ tools }}[TOOL_CALLS]", True, "does not write calls as"),
+        (
+            "{{ tools }}<tool_call><function=f></tool_call>arguments",
+            True,
+            "does not write calls as",
+        ),
+        (TOOL_TEMPLATE, False, "drops <tool_call> from texts"),
     ):
         assert words in (auto_fault(template, is_text) or "")
 

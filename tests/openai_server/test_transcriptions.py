@@ -310,12 +310,12 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [  # fields, param, words of
     ({"language": "xx"}, "language", "expected one of en, de"),
     ({"language": "x" * 99}, "language", "at most 64 characters"),
     ({"best_of": "17"}, "best_of", "this server allows 16"),
-    ({"num_return_sequences": "2"}, "num_return_sequences", "stand in the field dsbd of"),
+    ({"num_return_sequences": "2"}, "num_return_sequences", "only verbose_json has several texts"),
     ({"hot_word_gain": "-1"}, "hot_word_gain", "greater than or equal to 0"),
     ({"speed": "2"}, "speed", "Extra inputs are not permitted"),
     ({"include[]": "logprobs"}, "include", "which is not returned"),
     ({"chunking_strategy": "vad"}, "chunking_strategy", "leave it out or use auto"),
-    ({"stream": "true", "response_format": "srt"}, "stream", "is written as a whole"),
+    ({"stream": "true", "response_format": "srt"}, "stream", "cannot be streamed"),
     ({"timestamp_granularities[]": "segment"}, "timestamp_granularities", "needs response_format"),
     ({"timestamp_granularities": "word"}, "timestamp_granularities", "needs response_format"),
     (
@@ -487,7 +487,7 @@ def test_a_speech_model_continues_no_text(server: RunningServer) -> None:
     for path in ("/v1/completions", "/v1/chat/completions"):
         answer = server.http.post(path, json={"model": MODEL, "prompt": "a"})
         assert answer.status_code == 404
-        assert "reads audio; use /v1/audio/transcriptions" in answer.json()["error"]["message"]
+        assert "POST /v1/audio/transcriptions" in answer.json()["error"]["message"]
     assert server.http.get("/v1/models").json()["data"][0]["id"] == MODEL
 
 
@@ -495,7 +495,7 @@ def test_a_text_model_reads_no_audio(serve: Serve) -> None:
     with serve() as running:
         answer = posted(running)
         assert answer.status_code == 404
-        assert "reads text; use /v1/completions" in answer.json()["error"]["message"]
+        assert "POST /v1/completions" in answer.json()["error"]["message"]
 
 
 def test_other_formats_of_audio(client: openai.OpenAI) -> None:
