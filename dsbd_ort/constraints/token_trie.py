@@ -23,11 +23,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.constraints.trie_build import joined, trie_of
+from dsbd_ort.constraints.trie_build import TrieArrays, joined, trie_of
 from dsbd_ort.constraints.trie_file import (
     ITEMS_SUFFIX,
-    TrieArrays,
-    is_trie_file,
+    TRIE_SUFFIX,
     map_arrays,
     read_items,
     read_sequences,
@@ -171,7 +170,7 @@ class TokenTrie:
         ``end=None`` is what a saved trie says, and else "leaf".
         """
         path = Path(path)
-        if is_trie_file(path):
+        if path.suffix == TRIE_SUFFIX:
             return cls.load(path, end=end)
         ends = end or "leaf"
         if path.suffix == ITEMS_SUFFIX:
@@ -320,11 +319,17 @@ class TokenTrie:
             return NotImplemented
         if self is other:
             return True
-        mine, theirs = self._items, other._items
-        same_items = mine is theirs or (
-            mine is not None and theirs is not None and mine.equal(theirs)
+        mine, theirs = self._all_arrays(), other._all_arrays()
+        return (
+            self.end == other.end
+            and len(mine) == len(theirs)
+            and all(map(np.array_equal, mine, theirs))
         )
-        return self.end == other.end and same_items and self._arrays.equal(other._arrays)
+
+    def _all_arrays(self) -> list[NDArray[Any]]:
+        arrays, items = self._arrays, self._items
+        of_items = [] if items is None else [items.nodes, items.offsets, items.text]
+        return [arrays.row_offsets, arrays.tokens, arrays.is_end, *of_items]
 
     def __hash__(self) -> int:
         return hash((self.end, self.num_nodes))

@@ -16,12 +16,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.constraints.trie_file import TrieArrays
 from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.decoding.option_values import shown
 
 _MAX_TOKEN = np.iinfo(np.int32).max
 _KEY_BITS = 63
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrieArrays:
+    """Arrays of a trie; ``token_trie`` says how they belong together.
+
+    Attributes:
+        row_offsets: (num_nodes + 1,) int32 or int64. Edges of node n are those from offset n to
+            offset n + 1.
+        tokens: (num_nodes - 1,) int32. The token of each edge.
+        is_end: (num_nodes,) bool. Whether a sequence ends at a node.
+    """
+
+    row_offsets: NDArray[Any]
+    tokens: NDArray[np.int32]
+    is_end: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

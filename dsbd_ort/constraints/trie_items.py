@@ -59,17 +59,6 @@ class TrieItems:
         """Bytes of the arrays."""
         return self.nodes.nbytes + self.offsets.nbytes + self.text.nbytes
 
-    def equal(self, other: TrieItems) -> bool:
-        """Return whether both are the same items of the same nodes."""
-        return all(
-            np.array_equal(mine, theirs)
-            for mine, theirs in (
-                (self.nodes, other.nodes),
-                (self.offsets, other.offsets),
-                (self.text, other.text),
-            )
-        )
-
 
 def check_number(items: Sequence[Any] | None, num_sequences: int) -> None:
     """Raise ConstraintError unless there is an item for every sequence."""
