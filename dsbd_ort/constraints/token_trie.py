@@ -326,7 +326,8 @@ class TokenTrie:
             and all(map(np.array_equal, mine, theirs))
         )
 
-    def _all_arrays(self) -> list[NDArray[Any]]:
+    def _all_arrays(self) -> list[Any]:
+        """Return the arrays that make this trie, (n,) each."""
         arrays, items = self._arrays, self._items
         of_items = [] if items is None else [items.nodes, items.offsets, items.text]
         return [arrays.row_offsets, arrays.tokens, arrays.is_end, *of_items]

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Sequence
 from multiprocessing import connection
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from dsbd_errors import DsbdError
 from dsbd_ort.constraints import trial_worker
@@ -160,20 +160,12 @@ def _exchange(process: subprocess.Popen[str], message: Any, seconds: float) -> A
         process.stdin.flush()
     except BrokenPipeError:
         raise _WorkerLost("has ended") from None
-    line = _line(process.stdout, seconds)
-    if line is None:
+    # ``select`` would refuse descriptors of 1,024 and more
+    if not connection.wait([process.stdout.fileno()], seconds):
         raise _WorkerLost(f"gave no answer in {seconds:g} s")
-    if not line.endswith("\n"):
+    if not (line := process.stdout.readline()).endswith("\n"):
         raise _WorkerLost("has ended")
     return json.loads(line)
-
-
-def _line(stream: IO[str], seconds: float) -> str | None:
-    """Return the next line of a stream, None after so many seconds.
-
-    ``select`` would refuse descriptors of 1,024 and more.
-    """
-    return stream.readline() if connection.wait([stream.fileno()], seconds) else None
 
 
 def _ended(process: subprocess.Popen[str]) -> None:

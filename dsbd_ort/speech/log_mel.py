@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime.errors import InputError
+from dsbd_runtime.parts.speech_entry import SpeechEntry
 
 Samples = NDArray[np.float32]
 Floats = NDArray[np.float64]
@@ -28,33 +28,6 @@ _FLOOR = 1e-10  # of a power, before its logarithm
 _MAX_HERTZ = 8000.0
 _LINEAR_HERTZ, _LINEAR_MELS = 1000.0, 15.0  # up to here Slaney's scale is linear, then logarithmic
 _MELS_PER_LOG = 27.0 / np.log(6.4)
-
-
-class MelSettings(Protocol):
-    """What features are made of, as the manifest of a speech model's bundle has it.
-
-    Attributes:
-        sampling_rate: samples of a second.
-        num_mels: features of a frame.
-        n_fft: samples of a frame.
-        hop_length: samples from one frame to the next.
-        chunk_seconds: of audio that the encoder reads at a time; shorter audio is padded to it.
-    """
-
-    @property
-    def sampling_rate(self) -> int: ...  # noqa: D102 - see the class
-
-    @property
-    def num_mels(self) -> int: ...  # noqa: D102
-
-    @property
-    def n_fft(self) -> int: ...  # noqa: D102
-
-    @property
-    def hop_length(self) -> int: ...  # noqa: D102
-
-    @property
-    def chunk_seconds(self) -> int: ...  # noqa: D102
 
 
 @functools.cache
@@ -90,7 +63,7 @@ def _hertz(mels: Floats) -> Floats:
 class LogMel:
     """Computes the features of audio by the settings of a model."""
 
-    def __init__(self, settings: MelSettings) -> None:
+    def __init__(self, settings: SpeechEntry) -> None:
         self._hop = settings.hop_length
         self._n_fft = settings.n_fft
         self._num_mels = settings.num_mels

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dsbd_forward.spec import EngineSpec, MemorySpec
 from dsbd_runtime.bundle_files.older_manifests import MOST_LAYERS, OLDER_VERSIONS, as_current
@@ -22,23 +21,22 @@ from dsbd_runtime.parts.attention_rows import (
     ATTENTION_MASK_SLIDING,
     AttentionEntry,
 )
-from dsbd_runtime.parts.cache_entries import AttentionRows, CacheEntry, every_row, recent
+from dsbd_runtime.parts.cache_entries import CacheEntry, every_row, recent
 from dsbd_runtime.parts.encoder_entry import EncoderEntry, check_shared_encoder
 from dsbd_runtime.parts.features import FeatureEntry, features_part
 from dsbd_runtime.parts.head import FULL, GATHER, HeadEntry, parse_num_top_logits
 from dsbd_runtime.parts.part import GraphContract, PartEntry
 from dsbd_runtime.parts.recent_rows import RecentEntry
 from dsbd_runtime.parts.sources import SourcesEntry
-from dsbd_runtime.parts.speech_entry import SpeechEntry, check_speech
+from dsbd_runtime.parts.speech_entry import check_speech
 from dsbd_runtime.typed_json import (
-    by_kind,
+    UnknownEntryError,
     check_counts,
     in_short,
     json_from_file,
     mismatch,
     name_in_short,
     typed,
-    unknown_fields,
 )
 
 SCHEMA_VERSION = 4
@@ -113,8 +111,6 @@ class ModelEntry:
             for bit, whatever else is in the call or the cache. None: nothing is claimed.
         features: hidden states of the target that the engine returns, or that a feature draft's
             engine reads; None: none.
-        d2t: always None, and refused by its name otherwise: the place of a file with the bundle's
-            token ids, which every graph returns by itself.
         unread_inputs: kinds of input that the checkpoint reads and this engine does not, such as
             "image" and "audio": it is the text part of a composite model. None: there are none.
         adapter: name of the adapter that was merged into the weights, for people. None: none was.
@@ -138,7 +134,6 @@ class ModelEntry:
     parity: ParityReport
     bit_exact: str | bool | None = None
     features: FeatureEntry | None = None
-    d2t: None = None
     unread_inputs: list[str] | None = None
     adapter: str | None = None
     encoder: EncoderEntry | None = None
@@ -243,58 +238,17 @@ def manifest_from_file(file: Path) -> Manifest:
             f"{older}; export the bundle again with this version of dsbd-ort"
         )
     data = as_current(data, found, str(file))
-    _refuse_unknown(data, str(file))
-    manifest = typed(Manifest, data, str(file))
-    for role, entry in manifest.entry_by_role.items():
-        check_entry(entry, f"{file}: {role}")
+    try:
+        manifest = typed(Manifest, data, str(file))
+        for role, entry in manifest.entry_by_role.items():
+            check_entry(entry, f"{file}: {role}")
+    except UnknownEntryError as error:
+        versions = data.get("versions")
+        made_by = versions.get("dsbd-ort") if isinstance(versions, dict) else None
+        raise UnknownEntryError(*error.entry, f"the bundle ({in_short(made_by)})") from error
     check_features(manifest.target, manifest.draft, str(file))
     check_encoders(manifest.target, manifest.draft, str(file))
     return manifest
-
-
-def _refuse_unknown(data: dict[str, Any], where: str) -> None:
-    """Raise BundleError for a part or kind of bundle that only a later version knows."""
-    for name in unknown_fields(Manifest, data):
-        raise _unknown(data, name, data[name], where)
-    for role in ("target", "draft"):
-        if not isinstance(entry := data.get(role), dict):
-            continue
-        later = ["d2t"] if entry.get("d2t") is not None else []
-        for part, kind in (("features", FeatureEntry), ("encoder", EncoderEntry)):
-            if isinstance(content := entry.get(part), dict):
-                for name in unknown_fields(kind, content):
-                    raise _unknown(data, name, content[name], f"{where}: {role}: {part}")
-                if isinstance(speech := content.get("speech"), dict):
-                    for name in unknown_fields(SpeechEntry, speech):
-                        raise _unknown(data, name, speech[name], f"{where}: {role}: {part}: speech")
-        logits = entry.get("logits")
-        if isinstance(logits, str) and logits.partition(":")[0] not in LOGITS_KINDS:
-            later.append("logits")
-        _refuse_unknown_caches(data, entry.get("caches"), f"{where}: {role}: caches")
-        for name in (*unknown_fields(ModelEntry, entry), *later):
-            raise _unknown(data, name, entry[name], f"{where}: {role}")
-
-
-def _refuse_unknown_caches(data: dict[str, Any], caches: object, where: str) -> None:
-    kinds = by_kind(CacheEntry)
-    for index, cache in enumerate(caches if isinstance(caches, list) else []):
-        if not isinstance(cache, dict):
-            continue
-        kind = cache.get("kind")
-        if isinstance(kind, str) and kind not in kinds:
-            raise _unknown(data, "kind", kind, f"{where}[{index}]")
-        known = kinds.get(str(kind), AttentionRows)
-        for name in unknown_fields(known, cache):
-            raise _unknown(data, name, cache[name], f"{where}[{index}]")
-
-
-def _unknown(data: dict[str, Any], name: str, value: object, where: str) -> BundleError:
-    versions = data.get("versions")
-    made_by = versions.get("dsbd-ort") if isinstance(versions, dict) else None
-    return BundleError(
-        f"{where} has {name_in_short(name)} {in_short(value)}, which this version of dsbd-ort does "
-        f"not know; use the version that made the bundle ({in_short(made_by)}) or a later one"
-    )
 
 
 def check_entry(entry: ModelEntry, where: str) -> None:
@@ -410,6 +364,8 @@ def check_features(target: ModelEntry, draft: ModelEntry | None, where: str) -> 
 
 
 def _check_logits(entry: ModelEntry, where: str) -> None:
+    if entry.logits.partition(":")[0] not in LOGITS_KINDS:
+        raise UnknownEntryError("logits", entry.logits, where)
     try:
         is_known = parse_num_top_logits(entry.logits) <= entry.vocab_size
     except ValueError:
