@@ -107,6 +107,7 @@ class _Answer:
     accepts: bool
 
 
+@dataclass(slots=True, eq=False)
 class _State:
     """A path, and the answer once it is known.
 
@@ -116,13 +117,9 @@ class _State:
         answer: None before the function is asked.
     """
 
-    __slots__ = ("answer", "position", "prompt_ids")
-
-    def __init__(self, prompt_ids: NDArray[np.int64], position: Position) -> None:
-        """Stand at ``position`` behind a prompt."""
-        self.prompt_ids = prompt_ids
-        self.position = position
-        self.answer: _Answer | None = None
+    prompt_ids: NDArray[np.int64]
+    position: Position
+    answer: _Answer | None = None
 
     def token_ids(self) -> NDArray[np.int64]:
         """Return prompt and new tokens, (length,) int64, read-only."""

@@ -13,6 +13,7 @@ inside of free strings. Where none is left all stay, so that a text can always b
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
@@ -68,15 +69,13 @@ class MaskedConstraint(Constraint, Protocol):
         """See Constraint."""
 
 
+@dataclass(slots=True, eq=False)
 class _State:
-    """State of a path: the grammar's, and the last token; its mask once it is needed."""
+    """State of a path: the grammar's state, and the last token; its mask once it is needed."""
 
-    __slots__ = ("bits", "of_grammar", "token")
-
-    def __init__(self, of_grammar: object, token: int) -> None:
-        self.of_grammar = of_grammar
-        self.token = token
-        self.bits: NDArray[np.int32] | None = None
+    of_grammar: object
+    token: int
+    bits: NDArray[np.int32] | None = None
 
 
 class CanonicalConstraint:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dsbd_ort.constraints.canonical_spelling import CanonicalConstraint
-from dsbd_ort.constraints.grammar_matching import GrammarTokenizer
+from dsbd_ort.constraints.grammar_matching import Grammar, GrammarTokenizer
 from dsbd_ort.constraints.large_integers import lark_of_schema
 from dsbd_ort.constraints.schema_nodes import crowded_parts
 from dsbd_ort.decoding.errors import ConstraintError
@@ -39,29 +39,8 @@ class ConstraintSpec(Protocol):
         """
 
 
-class _Grammar:
-    """What all grammars have in common."""
-
-    @property
-    def name(self) -> str:
-        """A short description for messages."""
-        raise NotImplementedError
-
-    def source(self, library: type[LLMatcher]) -> str:
-        """Return the grammar in the language of llguidance."""
-        raise NotImplementedError
-
-    def parts(self, library: type[LLMatcher]) -> list[str]:
-        """Return parts of the grammar that are most likely to exceed a limit."""
-        return []
-
-    def bind(self, tokenizer: GrammarTokenizer) -> Constraint:
-        """Return the constraint to this grammar; a ConstraintError names one that is invalid."""
-        return tokenizer.constraint(self)
-
-
 @dataclass(frozen=True, slots=True)
-class Regex(_Grammar):
+class Regex(Grammar):
     """Texts that match a regular expression as a whole: Rust's syntax, without look-around.
 
     Attributes:
@@ -84,7 +63,7 @@ class Regex(_Grammar):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice(_Grammar):
+class Choice(Grammar):
     """One of some texts, in any spelling by tokens. ``TokenTrie`` holds millions, in one spelling.
 
     Attributes:
@@ -114,7 +93,7 @@ class Choice(_Grammar):
 
 
 @dataclass(frozen=True, slots=True)
-class Lark(_Grammar):
+class Lark(Grammar):
     """Texts of a context-free grammar in Lark's syntax, as llguidance understands it.
 
     Attributes:
@@ -137,7 +116,7 @@ class Lark(_Grammar):
 
 
 @dataclass(frozen=True, slots=True)
-class JsonSchema(_Grammar):
+class JsonSchema(Grammar):
     """JSON that a schema describes, on one line: a model cannot go on with white space forever.
 
     Attributes:
@@ -185,7 +164,7 @@ class JsonSchema(_Grammar):
 
 
 @dataclass(frozen=True, slots=True)
-class JsonObject(_Grammar):
+class JsonObject(Grammar):
     """Any JSON object, on one line. The attributes are those of JsonSchema."""
 
     item_separator: str = ","
@@ -205,7 +184,7 @@ class JsonObject(_Grammar):
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionCalls(_Grammar):
+class FunctionCalls(Grammar):
     """A JSON list of calls of functions, ``[{"name":"f","arguments":{...}}]``, on one line.
 
     Each schema stays a document of its own, so that its references, ``$id`` and anchors mean what
@@ -260,7 +239,7 @@ def _document(source: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class BehindSpaces(_Grammar):
+class BehindSpaces(Grammar):
     """Texts of a grammar behind spaces, which the tokenizer drops at the beginning of a text.
 
     What is left is a text of the grammar, spelled as the tokenizer spells the first word of a text.
@@ -270,7 +249,7 @@ class BehindSpaces(_Grammar):
         number: of spaces.
     """
 
-    grammar: _Grammar
+    grammar: Grammar
     number: int
 
     @property
@@ -301,10 +280,10 @@ class Canonical:
         grammar: such as ``JsonSchema({...})``.
     """
 
-    grammar: _Grammar
+    grammar: Grammar
 
     def __post_init__(self) -> None:
-        if not isinstance(self.grammar, _Grammar):
+        if not isinstance(self.grammar, Grammar):
             raise ConstraintError(
                 f"the canonical spelling of {_shown(repr(self.grammar), quoted=True)}; give a "
                 "grammar, such as JsonSchema({'type': 'object'}): a trie has one spelling anyway"
@@ -324,7 +303,7 @@ def behind_spaces(spec: ConstraintSpec, number: int) -> ConstraintSpec:
     """Return the specification of the same texts behind spaces that are dropped."""
     if isinstance(spec, Canonical) and number:
         return Canonical(BehindSpaces(spec.grammar, number))
-    return BehindSpaces(spec, number) if number and isinstance(spec, _Grammar) else spec
+    return BehindSpaces(spec, number) if number and isinstance(spec, Grammar) else spec
 
 
 def _schema_text(schema: object) -> str:

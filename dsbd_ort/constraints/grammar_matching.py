@@ -12,7 +12,8 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,7 @@ from dsbd_ort.constraints.matcher_pool import (
 from dsbd_ort.constraints.position import Position, object_states
 from dsbd_ort.constraints.trial_worker import STACK_BYTES, error_in_following
 from dsbd_ort.decoding.errors import ConstraintError
-from dsbd_ort.decoding.logits_processing.constraint import States, TokenMasks
+from dsbd_ort.decoding.logits_processing.constraint import Constraint, States, TokenMasks
 
 if TYPE_CHECKING:
     import llguidance
@@ -45,18 +46,25 @@ MOST_GRAMMAR_BYTES = 8 << 20
 """That a grammar has grown by when it is used again: beyond, it is compiled again."""
 
 
-class Grammar(Protocol):
-    """Specification of a grammar: hashable, and so a key of the compiled ones."""
+class Grammar:
+    """Specification of a grammar: hashable, because it is the key of the compiled grammar."""
 
     @property
     def name(self) -> str:
         """A short description for messages."""
+        raise NotImplementedError
 
     def source(self, library: type[llguidance.LLMatcher]) -> str:
         """Return the grammar in the language of llguidance."""
+        raise NotImplementedError
 
     def parts(self, library: type[llguidance.LLMatcher]) -> list[str]:
         """Return parts of the grammar that are most likely to exceed a limit."""
+        return []
+
+    def bind(self, tokenizer: GrammarTokenizer) -> Constraint:
+        """Return the constraint to this grammar; a ConstraintError names an invalid one."""
+        return tokenizer.constraint(self)
 
 
 @contextlib.contextmanager
@@ -277,6 +285,7 @@ def _text_bits(vocab_size: int, eos_token_ids: Sequence[int]) -> NDArray[np.int3
     return np.packbits(is_text, bitorder="little").view("<i4").astype(np.int32)
 
 
+@dataclass(slots=True, eq=False)
 class GrammarState:
     """State of a path under a grammar; its mask is computed once it is needed.
 
@@ -287,20 +296,10 @@ class GrammarState:
         is_accepting: whether the text may end here; means nothing without ``bits``.
     """
 
-    __slots__ = ("bits", "is_accepting", "pool", "position")
-
-    def __init__(
-        self,
-        pool: MatcherPool,
-        position: Position,
-        bits: NDArray[np.int32] | None = None,
-        is_accepting: bool = False,
-    ) -> None:
-        """Stand at ``position``."""
-        self.pool = pool
-        self.position = position
-        self.bits = bits
-        self.is_accepting = is_accepting
+    pool: MatcherPool
+    position: Position
+    bits: NDArray[np.int32] | None = None
+    is_accepting: bool = False
 
 
 class GrammarConstraint:

@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from dsbd_ort.decoding.errors import ConstraintError
 
@@ -150,41 +151,33 @@ class _MallocInfo(ctypes.Structure):
     )
 
 
-class _Allocator:
-    """The C library's allocator, where it is glibc's."""
-
-    def __init__(self) -> None:
-        """Find its functions."""
-        self._info: Callable[[], _MallocInfo] | None = None
-        try:
-            library = ctypes.CDLL(None)
-            info, self._trim = library.mallinfo2, library.malloc_trim
-        except (AttributeError, OSError, TypeError):  # another C library
-            return
-        info.restype = _MallocInfo
-        self._info, self._last_trim = info, 0.0
-
-    def held_bytes(self) -> int:
-        """See ``held_bytes``."""
-        if self._info is None:
-            return 0
-        began = time.perf_counter()
-        info = self._info()
-        seconds = time.perf_counter() - began
-        # It looks at every free piece, of which a large grammar leaves a hundred thousand. To trim
-        # joins them, takes some milliseconds, and gives memory back to the system.
-        if seconds > _LONG_LOOK and began - self._last_trim > _TRIM_SECONDS:
-            self._trim(0)
-            self._last_trim = began
-        return int(info.uordblks) + int(info.hblkhd)
+@functools.cache
+def _glibc() -> Any:
+    """Return the C library if it is glibc, else None."""
+    try:
+        library = ctypes.CDLL(None)
+        library.mallinfo2.restype = _MallocInfo
+    except (AttributeError, OSError, TypeError):  # another C library
+        return None
+    return library
 
 
-_allocator = functools.cache(_Allocator)
+_last_trim = [0.0]  # when; of the process
 
 
 def held_bytes() -> int:
-    """Return the memory that this process has allocated, 0 where the system does not say.
+    """Return the memory that this process has allocated, 0 if the system does not report it.
 
-    What it has mapped says less: memory that one grammar has left is taken by the next.
+    The mapped memory is no measure: memory that one grammar has freed is used by the next.
     """
-    return _allocator().held_bytes()
+    if (library := _glibc()) is None:
+        return 0
+    began = time.perf_counter()
+    info = library.mallinfo2()
+    seconds = time.perf_counter() - began
+    # mallinfo2 visits every free piece, of which a large grammar leaves a hundred thousand.
+    # Trimming joins them in some milliseconds, and returns memory to the system.
+    if seconds > _LONG_LOOK and began - _last_trim[0] > _TRIM_SECONDS:
+        library.malloc_trim(0)
+        _last_trim[0] = began
+    return int(info.uordblks) + int(info.hblkhd)

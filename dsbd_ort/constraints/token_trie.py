@@ -38,9 +38,6 @@ from dsbd_ort.decoding.logits_processing.constraint import States, TokenLists
 
 End = Literal["leaf", "eos"]
 
-_MANY_STATES = 64
-"""From here on, one search in all rows costs less than one search a row."""
-
 
 class TokenTrie:
     """Constraint to the sequences of a trie; the state of a path is its node.
@@ -261,10 +258,9 @@ class TokenTrie:
     def advance(self, states: States, tokens: NDArray[np.int64]) -> States:
         """Return the children of these nodes by these tokens, (n,) int64."""
         starts, ends = self._row_offsets[states], self._row_offsets[states + 1]
-        if len(states) > _MANY_STATES:
-            edges = _find_at_once(self._tokens, starts, ends, tokens)
-        else:
-            edges = self._find_one_by_one(starts, ends, tokens)
+        rows = zip(tokens.tolist(), starts.tolist(), ends.tolist(), strict=True)
+        found = [bisect.bisect_left(self._view, token, a, b) for token, a, b in rows]
+        edges = np.array(found, dtype=np.int64)
         is_known = (edges < ends) & (self._tokens.take(edges, mode="clip") == tokens)
         if not is_known.all():
             wrong = int(np.argmin(is_known))
@@ -306,14 +302,6 @@ class TokenTrie:
         is_last: NDArray[np.bool_] = self._row_offsets[first] == self._row_offsets[last]
         return is_last
 
-    def _find_one_by_one(
-        self, starts: NDArray[Any], ends: NDArray[Any], tokens: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Return the first edge of each row whose token is not lower, the row's end if none."""
-        rows = zip(tokens.tolist(), starts.tolist(), ends.tolist(), strict=True)
-        found = [bisect.bisect_left(self._view, token, a, b) for token, a, b in rows]
-        return np.array(found, dtype=np.int64)
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TokenTrie):
             return NotImplemented
@@ -339,23 +327,6 @@ class TokenTrie:
         if self.path is not None:
             return _load, (self.path.absolute(), self.end)
         return _restore, (self._arrays, self.end, self._items)
-
-
-def _find_at_once(
-    all_tokens: NDArray[np.int32],
-    starts: NDArray[Any],
-    ends: NDArray[Any],
-    tokens: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """Return what ``_find_one_by_one`` does, by a binary search in all rows together."""
-    edges, sizes = starts.astype(np.int64), (ends - starts).astype(np.int64)
-    for _ in range(int(sizes.max()).bit_length()):
-        halves = sizes >> 1
-        is_lower = all_tokens.take(edges + halves, mode="clip") < tokens
-        is_lower &= sizes > 0
-        edges += np.where(is_lower, halves + 1, 0)
-        sizes = np.where(is_lower, sizes - halves - 1, halves)
-    return edges
 
 
 @contextlib.contextmanager
