@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +21,14 @@ from dsbd_runtime.device.packed_buffer import (
     move_parts,
     packed_bytes,
 )
-from dsbd_runtime.device.recorded_calls import Recorder, RepeatedWork
-from dsbd_runtime.devices import BoundCall, Device, DeviceEngine
+from dsbd_runtime.device.recorded_calls import RepeatedWork
+from dsbd_runtime.devices import BoundCall, Device, DeviceEngine, RecordedWork
 from dsbd_runtime.parts.kv_cache import DeviceCaches
 from dsbd_runtime.parts.part import BOOL, INT64
 
 _ELEMENTS = {INT64: "int64", BOOL: "bool"}
 _ELEMENT_BY_NUMPY: dict[type[np.generic], str] = {np.float32: "fp32", np.int64: "int64"}
+_INPUTS, _MOVES = "inputs", "moves"  # uses of a buffer; others are by size
 _UNBOUNDED = "N"
 """The dimension without a bound: its inputs have memory of their own, by their number."""
 
@@ -58,16 +59,16 @@ class BoundCaches:
     first call of a size for its outputs; a call is bound at the first use of its size.
     """
 
-    def __init__(self, model: LoadedModel, capacity: int, recorder: Recorder) -> None:
+    def __init__(self, model: LoadedModel, capacity: int, recorded: list[RecordedWork]) -> None:
         """Take the memory; raise MemoryError, with nothing taken, when there is no room.
 
         Args:
             model: with its engines.
             capacity: rows of the caches.
-            recorder: of the calls.
+            recorded: the recorded calls of the session.
         """
         self._model = model
-        self._recorder = recorder
+        self._recorded = recorded
         # Host arrays are whole numbers and masks; what has floats is in device memory.
         self._packed = {
             name: spec
@@ -76,16 +77,14 @@ class BoundCaches:
         }
         self._forwards: dict[tuple[int, ...], BoundForward] = {}
         self._moves: dict[int, BoundMove] = {}
-        self._output_buffers: dict[tuple[PackedPart, ...], PackedBuffer] = {}
-        self._unbounded_buffers: dict[int, PackedBuffer] = {}
-        self._input_buffers: list[PackedBuffer] = []
+        self._buffers: dict[Hashable, PackedBuffer] = {}
         self.caches = DeviceCaches(model.device, model.entry.caches, capacity)
         dims = {dim for spec in self._packed.values() for dim in spec.shape}
         most = {dim: model.max_forward_rows for dim in dims if isinstance(dim, str)}
         largest = self._input_parts({**most, "C": capacity}, is_unbounded=False)
         try:
-            for parts in (largest, move_parts(capacity)):
-                self._input_buffers.append(PackedBuffer(model.device, packed_bytes(parts)))
+            self._buffer(_INPUTS, largest)
+            self._buffer(_MOVES, move_parts(capacity))
         except MemoryError:
             self.free()
             raise
@@ -116,28 +115,25 @@ class BoundCaches:
             each.call.release()
         self._forwards.clear()
         self._moves.clear()
-        others = (*self._output_buffers.values(), *self._unbounded_buffers.values())
-        for buffer in (*self._input_buffers, *others):
+        for buffer in self._buffers.values():
             buffer.free()
-        self._input_buffers.clear()
-        self._output_buffers.clear()
-        self._unbounded_buffers.clear()
+        self._buffers.clear()
         self.caches.free()
 
     def _bind_forward(self, call: StagedCall) -> BoundForward:
-        inputs = [(self._input_buffers[0], self._input_parts(call.sizes, is_unbounded=False))]
+        inputs: dict[Hashable, list[PackedPart]] = {
+            _INPUTS: self._input_parts(call.sizes, is_unbounded=False)
+        }
         if unbounded := self._input_parts(call.sizes, is_unbounded=True):
-            inputs.append((self._unbounded_buffer(call.sizes[_UNBOUNDED], unbounded), unbounded))
-        laid_out = [(buffer, buffer.lay_out(parts)) for buffer, parts in inputs]
+            inputs[_UNBOUNDED, call.sizes[_UNBOUNDED]] = unbounded
+        buffers = [(self._buffer(use, parts), parts) for use, parts in inputs.items()]
+        laid_out = [(buffer, buffer.lay_out(parts)) for buffer, parts in buffers]
         sizes = call.sizes["R"], call.sizes.get(_UNBOUNDED, 0)
         output_parts = tuple(
             (output.name, output.shape(*sizes), _ELEMENT_BY_NUMPY[output.dtype])
             for output in call.outputs
         )
-        if output_parts not in self._output_buffers:
-            new = PackedBuffer(self._model.device, packed_bytes(output_parts))
-            self._output_buffers[output_parts] = new
-        output_buffer = self._output_buffers[output_parts]
+        output_buffer = self._buffer(output_parts, output_parts)
         outputs = output_buffer.lay_out(output_parts)
         contract = self._model.entry.contract
         read = {name: array for name, array in call.used.items() if name in contract.inputs}
@@ -153,8 +149,12 @@ class BoundCaches:
                 buffer.upload(arrays.num_bytes)
             bound.run()
 
-        work = RepeatedWork(self._recorder, queue)
+        work = self._repeated(queue)
         return BoundForward(self._model.device, bound, work, laid_out, output_buffer, outputs)
+
+    def _repeated(self, work: Callable[[], None]) -> RepeatedWork:
+        model = self._model
+        return RepeatedWork(model.device, self._recorded, model.most_recorded, work)
 
     def _input_parts(self, sizes: Mapping[str, int], *, is_unbounded: bool) -> list[PackedPart]:
         """Return the packed inputs of a call: those with the unbounded dimension, or all others."""
@@ -168,14 +168,14 @@ class BoundCaches:
             if (_UNBOUNDED in spec.shape) == is_unbounded
         ]
 
-    def _unbounded_buffer(self, size: int, parts: list[PackedPart]) -> PackedBuffer:
-        if size not in self._unbounded_buffers:
-            new = PackedBuffer(self._model.device, packed_bytes(parts))
-            self._unbounded_buffers[size] = new
-        return self._unbounded_buffers[size]
+    def _buffer(self, use: Hashable, parts: Sequence[PackedPart]) -> PackedBuffer:
+        """Return the buffer of a use, as large as its first parts; raise MemoryError."""
+        if use not in self._buffers:
+            self._buffers[use] = PackedBuffer(self._model.device, packed_bytes(parts))
+        return self._buffers[use]
 
     def _bind_move(self, num_rows: int) -> BoundMove:
-        buffer = self._input_buffers[1]
+        buffer = self._buffers[_MOVES]
         inputs = buffer.lay_out(move_parts(num_rows))
         call = self._model.prune_engine.bind(
             {**inputs.on_device, **self.caches.inputs}, self.caches.outputs
@@ -185,7 +185,7 @@ class BoundCaches:
             buffer.upload(inputs.num_bytes)
             call.run()
 
-        return BoundMove(call, RepeatedWork(self._recorder, queue), buffer, inputs)
+        return BoundMove(call, self._repeated(queue), buffer, inputs)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dsbd_runtime.device.bound_calls import BoundCaches, LoadedModel
 from dsbd_runtime.device.device_binder import StagedCall, padded_rows, row_bucket
-from dsbd_runtime.device.recorded_calls import Recorder
+from dsbd_runtime.devices import RecordedWork
 from dsbd_runtime.errors import CapacityError, EngineError
 from dsbd_runtime.parts.attention_rows import Rows
 from dsbd_runtime.parts.head import Head
@@ -46,7 +46,7 @@ class DeviceSession:
     @property
     def num_recorded(self) -> int:
         """Sizes of calls that are recorded now, each replayed as one unit."""
-        return self.caches.recorder.num_recorded
+        return len(self.caches.recorded)
 
     def run(self, call: Call) -> None:
         """See Session.
@@ -88,7 +88,7 @@ class DeviceRows:
 
     def __init__(self, model: LoadedModel) -> None:
         """Take the smallest caches; without room for them, close all of the model."""
-        self.recorder = Recorder(model.device, model.most_recorded)
+        self.recorded: list[RecordedWork] = []
         self._model = model
         self._bound: BoundCaches | None = None
         self.capacity = self.num_bytes = 0
@@ -158,7 +158,7 @@ class DeviceRows:
 
     def _allocate(self, capacity: int) -> BoundCaches:
         try:
-            return BoundCaches(self._model, capacity, self.recorder)
+            return BoundCaches(self._model, capacity, self.recorded)
         except MemoryError as error:
             raise CapacityError(
                 f"{self._model.device.name} has no memory for a key/value cache of {capacity} rows "
