@@ -137,7 +137,7 @@ class TokenTrie:
             row = int(np.argmax(is_wrong))
             raise ConstraintError(
                 f"row {row} of the sequences is {array[row].tolist()}; token ids are 0 or more, "
-                "and -1 stands only behind the last one"
+                "and -1 may only follow the last one"
             )
         starts = np.arange(len(array), dtype=np.int64) * array.shape[1]
         return cls._of(array.reshape(-1), starts, lengths, end, items)
@@ -164,7 +164,7 @@ class TokenTrie:
         A ``.npy`` file holds the array of ``from_array``; what ``save`` wrote is mapped. A
         ``.jsonl`` file has a sequence and its item on each line, {"token_ids": [5, 7], "item":
         "sku-1"}; any other file is text, with the token ids of one sequence on each line.
-        ``end=None`` is what a saved trie says, and else "leaf".
+        ``end=None``: as saved, or "leaf" for other files.
         """
         path = Path(path)
         if path.suffix == TRIE_SUFFIX:
@@ -207,7 +207,7 @@ class TokenTrie:
     def items_of(self, token_ids: Sequence[int]) -> list[Any]:
         """Return the items of a sequence, none of one that is not whole.
 
-        token_ids: of the sequence, with or without an end-of-sequence token behind it.
+        token_ids: the sequence, with or without an end-of-sequence token after it.
         """
         if self._items is None:
             return []
@@ -235,7 +235,7 @@ class TokenTrie:
 
     @property
     def name(self) -> str:
-        """What errors call this trie."""
+        """Name of the trie in errors."""
         if self.path is not None:
             return f"the token trie {str(self.path)!r}"
         return f"the token trie of {self.num_nodes} nodes"
@@ -252,7 +252,7 @@ class TokenTrie:
         return self._row_offsets.nbytes + self._tokens.nbytes + self._is_end.nbytes + of_items
 
     def start(self, prompt_ids: Sequence[int]) -> States:
-        """Return the root, (1,) int64, whatever the prompt is."""
+        """Return the root, (1,) int64; the prompt does not matter."""
         return np.zeros(1, dtype=np.int64)
 
     def advance(self, states: States, tokens: NDArray[np.int64]) -> States:
@@ -331,11 +331,11 @@ class TokenTrie:
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Have an error of what a file holds name the file."""
+    """Add the path of a file to errors about its content."""
     try:
         yield
     except ConstraintError as error:
-        raise ConstraintError(f"{path} holds no trie: {error}") from error
+        raise ConstraintError(f"{path} does not hold a trie: {error}") from error
 
 
 def _load(path: Path, end: End) -> TokenTrie:

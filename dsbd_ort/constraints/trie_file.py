@@ -1,8 +1,8 @@
 """Files of token sequences, and of the tries made of them.
 
-A saved trie is one file of .npy arrays one behind the other: [version, 1 if it ends with "eos"],
-then ``row_offsets``, ``tokens`` and ``is_end``; where it has items the three arrays of these; and
-the seal, [CRC-32 of all bytes before it]. So a file that lost pages or bytes is no trie.
+A saved trie is one file of consecutive .npy arrays: [version, 1 if it ends with "eos"], then
+``row_offsets``, ``tokens`` and ``is_end``; the three arrays of the items, if any; and the seal,
+[CRC-32 of all bytes before it]. So a file that has lost pages or bytes is refused.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DTYPES = tuple(map(np.dtype, ("<i8", "<i4", "|b1", "|u1")))
 
 
 def write_arrays(path: Path, arrays: TrieArrays, end: str, items: TrieItems | None) -> None:
-    """Write a trie; the file is whole or not there."""
+    """Write a trie; the file is complete or absent."""
     if path.suffix != TRIE_SUFFIX:
         raise ConstraintError(f"{path} does not end in {TRIE_SUFFIX}; name a saved trie so")
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
@@ -87,10 +87,10 @@ def map_arrays(path: Path) -> tuple[TrieArrays, str, TrieItems | None]:
         ) from error
     arrays = TrieArrays(row_offsets, tokens, is_end)
     if not _is_trie(arrays):
-        raise ConstraintError(f"{path} has arrays that make no trie; save it again")
+        raise ConstraintError(f"{path} has arrays that do not form a trie; save it again")
     items = None if of_items is None else TrieItems(*of_items)
     if items is not None and not _are_items(items, len(is_end)):
-        raise ConstraintError(f"{path} has arrays that make no items; save it again")
+        raise ConstraintError(f"{path} has arrays that do not form items; save it again")
     return arrays, "eos" if head[1] else "leaf", items
 
 
@@ -103,13 +103,13 @@ def _check_version(head: NDArray[Any], path: Path) -> None:
 
 
 def _check_seal(file: BinaryIO) -> int:
-    """Return where the seal begins, the file's position unchanged; ValueError for a wrong one."""
+    """Return where the seal begins; ValueError if it is wrong. Keeps the file's position."""
     place = file.tell()
     stop = file.seek(0, os.SEEK_END) - _SEAL_BYTES
     expected = _seal(file, stop)
     file.seek(stop)
     if file.read() != expected:
-        raise ValueError("its checksum is not that of its bytes")
+        raise ValueError("its checksum does not match its bytes")
     file.seek(place)
     return stop
 
@@ -146,7 +146,7 @@ def _are_items(items: TrieItems, num_nodes: int) -> bool:
 
 
 def _map_next(file: BinaryIO, path: Path) -> NDArray[Any]:
-    """Map the array at the file's position, as a plain array, and go behind it."""
+    """Map the array at the file's position, as a plain array; move to its end."""
     if npy.read_magic(file) != (1, 0):
         raise ValueError("another version of .npy")
     shape, _, dtype = npy.read_array_header_1_0(file)
@@ -222,7 +222,7 @@ def _mapped_npy(path: Path) -> NDArray[Any]:
         raise
     except Exception as error:  # numpy's parser of headers raises many kinds on foreign bytes
         raise ConstraintError(
-            f"{path} is no .npy file of integers ({error}); write it with numpy.save"
+            f"{path} is not a .npy file of integers ({error}); write it with numpy.save"
         ) from error
     return array
 

@@ -73,6 +73,6 @@ def _json(item: Any, index: int) -> bytes:
         return json.dumps(item, ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ConstraintError(
-            f"item {index} is a {type(item).__name__} that is no JSON ({error}); give a text, a "
-            "number, or lists and dicts of them"
+            f"item {index} is a {type(item).__name__} that is not valid JSON ({error}); give a "
+            "text, a number, or lists and dicts of them"
         ) from error

@@ -30,7 +30,7 @@ class UnknownEntryError(BundleError):
 
 
 def json_from_file(file: Path) -> Any:
-    """Read a file of a bundle; raise BundleError unless it is there and JSON."""
+    """Read a JSON file of a bundle; raise BundleError if it is missing or invalid."""
     try:
         if (size := file.stat().st_size) > _MOST_BYTES:
             raise BundleError(f"{file} has {size} bytes, expected at most {_MOST_BYTES}")
@@ -40,12 +40,12 @@ def json_from_file(file: Path) -> Any:
 
 
 def json_from_text(text: str) -> Any:
-    """Read JSON; a ValueError says where a text is none, as with NaN, or has too large a number."""
+    """Read JSON; raise ValueError for an invalid text, NaN, or a number that is too large."""
     return json.loads(text, parse_constant=_no_number, parse_float=_finite)
 
 
 def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite(digits: str) -> float:
@@ -122,7 +122,7 @@ def _parsed(kind: Any, value: Any, where: str) -> Any:
 
 
 def _in_words(kind: Any) -> str:
-    """Return what is expected as JSON has it: classes of ours are objects with some entries."""
+    """Return the expected type in words: a dataclass is an object with its entries."""
     if not dataclasses.is_dataclass(kind):
         return getattr(kind, "__name__", str(kind))
     names = [field.name for field in dataclasses.fields(kind)]
@@ -138,7 +138,7 @@ def _by_kind(base: Any) -> dict[str, Any]:
 
 
 def _chosen(kinds: dict[str, Any], value: dict[str, Any], where: str) -> Any:
-    """Return the dataclass that an object names by its ``kind``."""
+    """Return the dataclass that the ``kind`` of an object names."""
     kind = value.get("kind")
     if not isinstance(kind, str):
         raise mismatch(f"one of {', '.join(kinds)}", kind, f"{where}: kind")

@@ -238,8 +238,11 @@ def test_a_text_of_many_blocks(tmp_path, monkeypatch):
         ("1 2\n\n3\n", r"line 2 of .* is b'\\n'; expected the token ids"),
         ("1\n2 -3\n", "line 2 of .* is b'2 -3"),
         ("1\n2,3\n", "line 2 of .* is b'2,3"),
-        ("3000000000\n", r"items\.txt holds no trie: a sequence has the token id 3000000000"),
-        ("1\n" + "9" * 5000, r"items\.txt holds no trie: a sequence has the token id 922"),
+        (
+            "3000000000\n",
+            r"items\.txt does not hold a trie: a sequence has the token id 3000000000",
+        ),
+        ("1\n" + "9" * 5000, r"items\.txt does not hold a trie: a sequence has the token id 922"),
         ("", "is empty; give the token ids"),
     ],
 )
@@ -258,7 +261,7 @@ def test_files_that_hold_no_trie(tmp_path):
     with pytest.raises(ConstraintError, match=r"absent\.trie cannot be read \(No such file"):
         TokenTrie.load(tmp_path / "absent.trie")
     (tmp_path / "bad.npy").write_bytes(b"no array")
-    with pytest.raises(ConstraintError, match=r"bad\.npy is no \.npy file of integers"):
+    with pytest.raises(ConstraintError, match=r"bad\.npy is not a \.npy file of integers"):
         TokenTrie.from_file(tmp_path / "bad.npy")
     trie.save(tmp_path / "items.trie")
     whole = (tmp_path / "items.trie").read_bytes()

@@ -60,7 +60,7 @@ def test_a_file_is_no_bundle(tmp_path: Path) -> None:
 
 
 def test_no_manifest(tmp_path: Path) -> None:
-    assert f"{tmp_path} is no bundle: it has no dsbd.json" in refusal(tmp_path)
+    assert f"{tmp_path} is not a bundle: it has no dsbd.json" in refusal(tmp_path)
 
 
 NOT_JSON = [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a": ' * 100_000, b"9" * 10_000]

@@ -30,7 +30,7 @@ _ELEMENTS = {INT64: "int64", BOOL: "bool"}
 _ELEMENT_BY_NUMPY: dict[type[np.generic], str] = {np.float32: "fp32", np.int64: "int64"}
 _INPUTS, _MOVES = "inputs", "moves"  # uses of a buffer; others are by size
 _UNBOUNDED = "N"
-"""The dimension without a bound: its inputs have memory of their own, by their number."""
+"""The dimension without a bound: inputs with it have a buffer for each size."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,7 @@ class LoadedModel:
     Attributes:
         entry: manifest entry of the model.
         max_forward_rows: the most rows of one forward.
-        most_recorded: of the device, recorded units of work; 0: every call is queued piece by
-            piece.
+        most_recorded: maximum number of recorded calls; 0: calls are never recorded.
     """
 
     device: Device
@@ -55,21 +54,21 @@ class LoadedModel:
 class BoundCaches:
     """Caches of one capacity, and all calls whose addresses last as long as they do.
 
-    Memory is taken at the start for the caches and the inputs of the largest forward, and at the
-    first call of a size for its outputs; a call is bound at the first use of its size.
+    Memory for the caches and the inputs of the largest forward is allocated at the start, memory
+    for outputs at the first call of a size. A call is bound at the first use of its size.
     """
 
     def __init__(self, model: LoadedModel, capacity: int, recorded: list[RecordedWork]) -> None:
-        """Take the memory; raise MemoryError, with nothing taken, when there is no room.
+        """Allocate the memory; raise MemoryError, with nothing allocated, without room.
 
         Args:
-            model: with its engines.
+            model: the model with its engines.
             capacity: rows of the caches.
             recorded: the recorded calls of the session.
         """
         self._model = model
         self._recorded = recorded
-        # Host arrays are whole numbers and masks; what has floats is in device memory.
+        # Host arrays are integers and masks; floats are in device memory.
         self._packed = {
             name: spec
             for name, spec in model.entry.contract.inputs.items()
@@ -157,7 +156,7 @@ class BoundCaches:
         return RepeatedWork(model.device, self._recorded, model.most_recorded, work)
 
     def _input_parts(self, sizes: Mapping[str, int], *, is_unbounded: bool) -> list[PackedPart]:
-        """Return the packed inputs of a call: those with the unbounded dimension, or all others."""
+        """Return the packed inputs of a call, with the unbounded dimension or without."""
         return [
             (
                 name,
@@ -193,9 +192,9 @@ class BoundForward:
     """The model bound for calls of one size.
 
     Attributes:
-        queue: the copies in and the call.
-        inputs: memory and arrays of the inputs; other sizes share the memory.
-        output_buffer: memory of ``outputs``.
+        queue: the copies to the device and the call.
+        inputs: buffers and arrays of the inputs; other sizes share the buffers.
+        output_buffer: buffer of ``outputs``.
     """
 
     device: Device
@@ -239,7 +238,7 @@ class BoundForward:
 
 @dataclass(frozen=True)
 class BoundMove:
-    """The prune graph bound for K rows; ``input_buffer`` holds ``inputs``.
+    """The prune graph bound for K rows; ``input_buffer`` contains ``inputs``.
 
     The next forward waits for it.
     """
@@ -250,7 +249,7 @@ class BoundMove:
     inputs: PackedArrays
 
     def run(self, src_rows: NDArray[np.int64], first_row: int) -> None:
-        """Copy at most K rows to ``first_row`` and behind."""
+        """Copy at most K rows to ``first_row`` and the rows after it."""
         self.input_buffer.begin_write()
         fill_move(self.inputs, src_rows, first_row)
         self.queue.run()

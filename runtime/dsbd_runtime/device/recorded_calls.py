@@ -1,11 +1,11 @@
 """Work of one size on a device: queued the first two times, then replayed as one recorded unit.
 
-A forward of a small model is hundreds of kernels, and launching them takes the host longer than the
-device needs to run them; a recorded unit (a CUDA graph) is one launch. Recording does nothing but
-record, so no work is done twice, and a unit that was recorded in one thread is replayed from any.
+A forward of a small model is hundreds of kernels, and launching them takes longer than running
+them; a recorded unit (a CUDA graph) is one launch. Recording does not run the work, so no work is
+done twice, and a recorded unit can be replayed from any thread.
 
-The first run makes the engine take all memory that the call needs: nothing can be allocated while
-work is recorded.
+The first run makes the engine allocate all memory of the call, because nothing can be allocated
+while work is recorded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dsbd_errors import DsbdError
 from dsbd_runtime.devices import Device, RecordedWork
 
 MOST_RECORDED = 64
-"""The most units of one session; each takes some kilobytes of the device for every kernel."""
+"""Maximum number of units of one session; each uses kilobytes of device memory per kernel."""
 
 _MOST_TRIES = 3
 _log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class RepeatedWork:
         self._num_tries += 1
         try:
             self._recorded = self._device.record(self._work)
-        except (MemoryError, DsbdError) as error:  # it goes on piece by piece
+        except (MemoryError, DsbdError) as error:  # it continues unrecorded
             _log.debug("a call is not recorded, try %d: %s", self._num_tries, error)
         else:
             self._all_recorded.append(self._recorded)

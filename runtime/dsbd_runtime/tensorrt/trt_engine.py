@@ -44,17 +44,17 @@ class TrtEngine:
         contexts: TrtContexts,
         errors: list[str],
     ) -> None:
-        """Check the plan and take it over.
+        """Check the plan and own it.
 
         Args:
             plan: the deserialized engine.
             path: its file, for messages.
-            caches: of the layers that have some.
+            caches: caches of the layers.
             capacity: rows of the caches.
-            profiles: by optimization profile, the most rows of a call.
-            stream: address of the CUDA stream that all calls are queued on.
-            contexts: of ``plan``.
-            errors: the list to which the logger of ``plan`` appends errors.
+            profiles: maximum rows of a call, by optimization profile.
+            stream: address of the CUDA stream of all calls.
+            contexts: contexts of ``plan``.
+            errors: list to which the logger of ``plan`` appends errors.
 
         Raises:
             BundleError: the plan has other profiles or another capacity, or would not update a
@@ -75,7 +75,7 @@ class TrtEngine:
             self._check_cache(plan, *names)
 
     def capacity_for(self, num_rows: int, current: int) -> int:
-        """Return the one capacity that the engine was built for."""
+        """Return the only capacity, for which the engine was built."""
         if num_rows > self._capacity:
             raise CapacityError(
                 f"{num_rows} cache rows do not fit {self._path}, which was built for "
@@ -87,7 +87,7 @@ class TrtEngine:
     def bind(
         self, inputs: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]
     ) -> TrtCall:
-        """Return the call with these inputs and outputs, in the first profile that holds it."""
+        """Return the call with these inputs and outputs, in the first profile that fits."""
         num_rows = max(
             dim for name, array in inputs.items() for dim in self._dynamic_dims(name, array.shape)
         )
@@ -163,7 +163,7 @@ class TrtEngine:
             )
 
     def _check_cache(self, plan: Any, past: str, present: str) -> None:
-        """Refuse a cache that is not updated in place: it would silently lose its rows."""
+        """Refuse a cache that is not updated in place, which would silently lose its rows."""
         if (aliased := plan.get_aliased_input_tensor(present)) != past:
             raise BundleError(
                 f"{self._path} writes {present} to the memory of {aliased}, expected {past}: the "
@@ -189,7 +189,7 @@ class TrtEngine:
 
 
 class TrtCall:
-    """A BoundCall: a profile of an engine, and where its inputs and outputs lie."""
+    """A BoundCall: a profile of an engine, and its inputs and outputs."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class TrtCall:
         self._engine.execute(self)
 
     def release(self) -> None:
-        """Forget the bindings."""
+        """Drop the bindings."""
         self._engine.forget(self)
 
 
