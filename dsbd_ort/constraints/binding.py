@@ -21,10 +21,10 @@ _MOST_FILES = 8
 
 
 class ConstraintBinding:
-    """What constraints need of a bundle. Safe to use from several threads."""
+    """Binds constraints to the tokenizer of a bundle. Safe to use from several threads."""
 
     def __init__(self, tokenizer_file: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """Read nothing yet; ``vocab_size`` and the ids are those of the target."""
+        """Set the tokenizer file, and the vocabulary and end-of-sequence ids of the target."""
         self._tokenizer_file = tokenizer_file
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
@@ -34,13 +34,13 @@ class ConstraintBinding:
         self._tries = TrieFiles()
 
     def guard(self) -> None:
-        """Try grammars in a process of their own from now on: strangers send them."""
+        """Try grammars in a separate process from now on, because they are untrusted."""
         with self._lock:
             if not self._is_guarded:
                 self._is_guarded, self._tokenizer = True, None
 
     def close(self) -> None:
-        """End the process that tries grammars, if there is one."""
+        """End the process that tries grammars, if any."""
         with self._lock:
             if self._tokenizer is not None:
                 self._tokenizer.close()
@@ -54,10 +54,10 @@ class ConstraintBinding:
 
         Args:
             constraint: of the options.
-            num_dropped_spaces: where the text begins, see ``TextWindow``.
+            num_dropped_spaces: at the beginning of the text, see ``TextWindow``.
 
         Raises:
-            ConstraintError: it is invalid, or allows what the target cannot write.
+            ConstraintError: it is invalid, or has tokens that the target lacks.
         """
         if isinstance(constraint, TokenTrie):
             self._check_trie(constraint)
@@ -67,7 +67,7 @@ class ConstraintBinding:
 
     @property
     def tokenizer(self) -> GrammarTokenizer:
-        """The bundle's tokenizer as grammars see it, read once."""
+        """The tokenizer of grammars, read once."""
         with self._lock:
             if self._tokenizer is None:
                 self._tokenizer = GrammarTokenizer(
@@ -89,9 +89,9 @@ class ConstraintBinding:
 
 
 def items_of(constraint: Any, sequence: DecodedSequence) -> list[Any] | None:
-    """Return what a sequence stands for; None without a trie that has items.
+    """Return the items of a sequence; None without a trie that has items.
 
-    Of a sequence that was cut off nothing is known.
+    A sequence that was cut off has no items.
     """
     if not isinstance(constraint, TokenTrie) or not constraint.has_items:
         return None
@@ -109,12 +109,12 @@ class _KeptTrie:
 class TrieFiles:
     """Tries read from files, the last few kept: each is read once while its file is the same.
 
-    Safe to use from several threads: the first that wants a file reads it, others wait for that
-    trie alone.
+    Safe to use from several threads: the first that needs a file reads it, the others wait for
+    this trie only.
     """
 
     def __init__(self, read: Callable[[Path], TokenTrie] = TokenTrie.from_file) -> None:
-        """Take what reads a file."""
+        """``read`` returns the trie of a file."""
         self._read = read
         self._lock = threading.Lock()  # of what follows
         self._kept: OrderedDict[tuple[Any, ...], _KeptTrie] = OrderedDict()

@@ -42,7 +42,7 @@ class AllowedTokens:
 
     @property
     def name(self) -> str:
-        """What errors call this constraint."""
+        """Name of the constraint in errors."""
         found = getattr(self.function, "__qualname__", None) or type(self.function).__qualname__
         return f"the allowed tokens of {found}"
 
@@ -66,7 +66,7 @@ class AllowedTokens:
         )
 
     def accepts(self, states: States) -> NDArray[np.bool_]:
-        """Return where the function allows an end-of-sequence token."""
+        """Return whether the function allows an end-of-sequence token, (n,)."""
         return np.array([self._answer(state).accepts for state in states], dtype=np.bool_)
 
     def has_ended(self, states: States) -> NDArray[np.bool_]:
@@ -96,7 +96,7 @@ class AllowedTokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Answer:
-    """What the function said of a path.
+    """Answer of the function for a path.
 
     Attributes:
         tokens: (num_tokens,) int64, increasing. The tokens that may follow.
@@ -107,22 +107,19 @@ class _Answer:
     accepts: bool
 
 
+@dataclass(slots=True, eq=False)
 class _State:
-    """A path, and the answer once it is known.
+    """A path, and the answer of the function after its call.
 
     Attributes:
         prompt_ids: (num_prompt,) int64.
         position: the new tokens.
-        answer: None before the function is asked.
+        answer: None before the call.
     """
 
-    __slots__ = ("answer", "position", "prompt_ids")
-
-    def __init__(self, prompt_ids: NDArray[np.int64], position: Position) -> None:
-        """Stand at ``position`` behind a prompt."""
-        self.prompt_ids = prompt_ids
-        self.position = position
-        self.answer: _Answer | None = None
+    prompt_ids: NDArray[np.int64]
+    position: Position
+    answer: _Answer | None = None
 
     def token_ids(self) -> NDArray[np.int64]:
         """Return prompt and new tokens, (length,) int64, read-only."""

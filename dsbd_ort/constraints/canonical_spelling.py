@@ -1,18 +1,19 @@
-"""Grammars in the tokenizer's own spelling: no text in tokens that it would not write it in.
+"""Grammars in the tokenizer's own spelling: tokens that the tokenizer itself would write.
 
-A grammar allows every spelling of its texts. Where a model has begun a word in a short token, as
-``t``, the rest, ``rue``, is all that may follow, though the tokenizer writes ``true`` as one token:
-more tokens, and a text that the model has hardly ever seen spelled so.
+A grammar allows every spelling of its texts. If a model begins ``true`` with the token ``t``, it
+must go on with ``rue``, although the tokenizer has one token for the whole word. The result has
+more tokens, in a spelling that the model has hardly ever seen.
 
-Of the tokens that may follow, those are left that the tokenizer writes behind the last one, and
-behind which it writes one of the tokens that may come next. Two tokens are looked at, not the whole
-text, and only where few tokens may follow: in keys, enumerations, numbers and punctuation, not
-inside of free strings. Where none is left all stay, so that a text can always be ended.
+This constraint keeps the allowed tokens that the tokenizer writes after the last token, and after
+which it writes one of the tokens allowed next. It checks pairs of tokens, not the whole text, and
+only if few tokens are allowed: in keys, enumerations, numbers and punctuation, not inside free
+strings. If no token passes, all allowed tokens stay, so that a text can always be completed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
@@ -22,23 +23,23 @@ from numpy.typing import NDArray
 from dsbd_ort.constraints.position import object_states
 from dsbd_ort.decoding.logits_processing.constraint import Constraint, States, TokenMasks
 
-_FEW = 64  # tokens that may follow, where spellings are looked at
-_MOST_PAIRS = 1 << 16  # that a tokenizer remembers
+_FEW = 64  # allowed tokens; with more, spellings are not checked
+_MOST_PAIRS = 1 << 16  # of the cache
 _NO_TOKEN = -1
 
 
 class ByteTokenizer(Protocol):
-    """What a spelling needs of a tokenizer."""
+    """The part of a tokenizer that spellings need."""
 
     def decode_bytes(self, tokens: list[int]) -> bytes:
-        """Return what tokens stand for."""
+        """Return the bytes of tokens."""
 
     def tokenize_bytes(self, text: bytes) -> list[int]:
-        """Return the tokens that it writes a text in."""
+        """Return the tokens of a text."""
 
 
 class Spelling:
-    """Whether a tokenizer writes two tokens one behind the other. Safe to use from threads."""
+    """Tells whether a tokenizer writes two tokens in sequence. Safe to use from several threads."""
 
     def __init__(self, tokenizer: ByteTokenizer) -> None:
         """Take a tokenizer."""
@@ -49,34 +50,32 @@ class Spelling:
             try:
                 text.decode()
             except UnicodeDecodeError:
-                return True  # a part of a character says nothing
+                return True  # unknown for a part of a character
             return tokenizer.tokenize_bytes(text) == [first, second]
 
         self._writes = writes
 
     def behind(self, first: int, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return those of some tokens that the tokenizer writes behind ``first``."""
+        """Return the tokens, (n,) int64, that the tokenizer writes after ``first``."""
         if first == _NO_TOKEN:
             return tokens
         return tokens[[self._writes(first, token) for token in tokens.tolist()]]
 
 
 class MaskedConstraint(Constraint, Protocol):
-    """A constraint that says by bits what may follow, as grammars do."""
+    """A constraint with masks of bits, such as a grammar."""
 
     def allowed(self, states: States) -> TokenMasks:
         """See Constraint."""
 
 
+@dataclass(slots=True, eq=False)
 class _State:
-    """State of a path: the grammar's, and the last token; its mask once it is needed."""
+    """State of a path: the grammar's state, and the last token; its mask once it is needed."""
 
-    __slots__ = ("bits", "of_grammar", "token")
-
-    def __init__(self, of_grammar: object, token: int) -> None:
-        self.of_grammar = of_grammar
-        self.token = token
-        self.bits: NDArray[np.int32] | None = None
+    of_grammar: object
+    token: int
+    bits: NDArray[np.int32] | None = None
 
 
 class CanonicalConstraint:
@@ -89,7 +88,7 @@ class CanonicalConstraint:
 
     @property
     def name(self) -> str:
-        """What errors call the grammar."""
+        """Name of the grammar in errors."""
         return self._grammar.name
 
     def start(self, prompt_ids: Sequence[int]) -> States:
@@ -104,7 +103,7 @@ class CanonicalConstraint:
         return object_states([_State(state, token) for state, token in pairs])
 
     def allowed(self, states: States) -> TokenMasks:
-        """Return what the grammar allows, without the spellings of others."""
+        """Return the tokens that the grammar allows, without other spellings."""
         masks = self._grammar.allowed(_of_grammar(states)).bits
         for state, bits in zip(states, masks, strict=True):
             if state.bits is None:
@@ -113,15 +112,15 @@ class CanonicalConstraint:
         return TokenMasks(masks)
 
     def accepts(self, states: States) -> NDArray[np.bool_]:
-        """Return where the text is whole."""
+        """Return whether the text is complete, (n,)."""
         return self._grammar.accepts(_of_grammar(states))
 
     def has_ended(self, states: States) -> NDArray[np.bool_]:
-        """Return where the text is whole and nothing may follow."""
+        """Return whether the text is complete and cannot be continued, (n,)."""
         return self._grammar.has_ended(_of_grammar(states))
 
     def _canonical(self, state: _State, bits: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return the mask, (words,) int32, of those tokens of a mask that are spelled right."""
+        """Return the mask, (words,) int32, of the tokens of a mask that are spelled canonically."""
         tokens = _tokens_of(bits)
         if not 1 < len(tokens) <= _FEW:
             return bits.copy()
@@ -132,9 +131,9 @@ class CanonicalConstraint:
         return _bits_of(kept[goes_on] if goes_on.any() else kept, len(bits))
 
     def _goes_on(self, state: _State, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return behind which tokens the text may end, or go on as the tokenizer writes it."""
-        behind = object_states([state.of_grammar] * len(tokens))
-        states = self._grammar.advance(behind, tokens)
+        """Return after which tokens the text may end, or continue canonically, (n,)."""
+        copies = object_states([state.of_grammar] * len(tokens))
+        states = self._grammar.advance(copies, tokens)
         found = self._grammar.accepts(states)
         for place, bits in enumerate(self._grammar.allowed(states).bits):
             following = _tokens_of(bits)

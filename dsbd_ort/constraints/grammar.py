@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dsbd_ort.constraints.canonical_spelling import CanonicalConstraint
-from dsbd_ort.constraints.grammar_matching import GrammarTokenizer
-from dsbd_ort.constraints.large_numbers import lark_of_schema
+from dsbd_ort.constraints.grammar_matching import Grammar, GrammarTokenizer
+from dsbd_ort.constraints.large_integers import lark_of_schema
 from dsbd_ort.constraints.schema_nodes import crowded_parts
 from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.decoding.logits_processing.constraint import Constraint
@@ -39,29 +39,8 @@ class ConstraintSpec(Protocol):
         """
 
 
-class _Grammar:
-    """What all grammars have in common."""
-
-    @property
-    def name(self) -> str:
-        """A short description for messages."""
-        raise NotImplementedError
-
-    def source(self, library: type[LLMatcher]) -> str:
-        """Return the grammar in the language of llguidance."""
-        raise NotImplementedError
-
-    def parts(self, library: type[LLMatcher]) -> list[str]:
-        """Return parts of the grammar that are most likely to exceed a limit."""
-        return []
-
-    def bind(self, tokenizer: GrammarTokenizer) -> Constraint:
-        """Return the constraint to this grammar; a ConstraintError names one that is invalid."""
-        return tokenizer.constraint(self)
-
-
 @dataclass(frozen=True, slots=True)
-class Regex(_Grammar):
+class Regex(Grammar):
     """Texts that match a regular expression as a whole: Rust's syntax, without look-around.
 
     Attributes:
@@ -84,7 +63,7 @@ class Regex(_Grammar):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice(_Grammar):
+class Choice(Grammar):
     """One of some texts, in any spelling by tokens. ``TokenTrie`` holds millions, in one spelling.
 
     Attributes:
@@ -96,7 +75,7 @@ class Choice(_Grammar):
     def __post_init__(self) -> None:
         texts = () if isinstance(self.texts, str) else tuple(self.texts)
         if not texts:
-            raise ConstraintError(f"a choice of {self.texts!r}; give a list of one text or more")
+            raise ConstraintError(f"the choice is {self.texts!r}; give a list of at least one text")
         for text in texts:
             _check_text(text, "a text of a choice")
         object.__setattr__(self, "texts", texts)
@@ -114,7 +93,7 @@ class Choice(_Grammar):
 
 
 @dataclass(frozen=True, slots=True)
-class Lark(_Grammar):
+class Lark(Grammar):
     """Texts of a context-free grammar in Lark's syntax, as llguidance understands it.
 
     Attributes:
@@ -137,16 +116,16 @@ class Lark(_Grammar):
 
 
 @dataclass(frozen=True, slots=True)
-class JsonSchema(_Grammar):
-    """JSON that a schema describes, on one line: a model cannot go on with white space forever.
+class JsonSchema(Grammar):
+    """JSON of a schema, on one line, so that a model cannot write white space forever.
 
     Attributes:
-        schema: the schema, or its JSON text; stored as the text. A key ``x-guidance`` in it may set
-            the options of llguidance, and goes before the ones below. Properties come in the
-            order of the schema.
-        item_separator: what stands between the items of an array, and of an object.
-        key_separator: what stands between a key and its value.
-        flexible_whitespace: allow any white space between tokens of JSON, of any length.
+        schema: the schema, or its JSON text; stored as the text. Its key ``x-guidance`` may set
+            options of llguidance and overrides the ones below. Properties have the order of the
+            schema.
+        item_separator: between the items of an array, and of an object.
+        key_separator: between a key and its value.
+        flexible_whitespace: allow white space of any length between tokens of JSON.
     """
 
     schema: str | Mapping[str, Any]
@@ -185,7 +164,7 @@ class JsonSchema(_Grammar):
 
 
 @dataclass(frozen=True, slots=True)
-class JsonObject(_Grammar):
+class JsonObject(Grammar):
     """Any JSON object, on one line. The attributes are those of JsonSchema."""
 
     item_separator: str = ","
@@ -205,15 +184,15 @@ class JsonObject(_Grammar):
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionCalls(_Grammar):
+class FunctionCalls(Grammar):
     """A JSON list of calls of functions, ``[{"name":"f","arguments":{...}}]``, on one line.
 
-    Each schema stays a document of its own, so that its references, ``$id`` and anchors mean what
-    they mean alone, whatever the others have.
+    Each schema stays a separate document, so that its references, ``$id`` and anchors do not
+    depend on the others.
 
     Attributes:
         functions: name of each (letters, digits, ``_``, ``.``, ``-``) and schema of its arguments.
-        most: calls of a list, which has one or more.
+        most: maximum number of calls in a list; the minimum is one.
     """
 
     functions: tuple[tuple[str, JsonSchema], ...]
@@ -246,7 +225,7 @@ class FunctionCalls(_Grammar):
 
 
 def _named(name: str, source: str) -> str:
-    """Return a grammar by whose name others refer to it."""
+    """Return a grammar with a name by which others refer to it."""
     (grammar,) = _document(source)["grammars"]
     return json.dumps({**grammar, "name": name})
 
@@ -260,17 +239,17 @@ def _document(source: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class BehindSpaces(_Grammar):
-    """Texts of a grammar behind spaces, which the tokenizer drops at the beginning of a text.
+class BehindSpaces(Grammar):
+    """Texts of a grammar after spaces, which the tokenizer drops at the beginning of a text.
 
-    What is left is a text of the grammar, spelled as the tokenizer spells the first word of a text.
+    The rest is a text of the grammar, spelled as the tokenizer spells the first word of a text.
 
     Attributes:
         grammar: of the text without them.
         number: of spaces.
     """
 
-    grammar: _Grammar
+    grammar: Grammar
     number: int
 
     @property
@@ -279,7 +258,7 @@ class BehindSpaces(_Grammar):
         return self.grammar.name
 
     def source(self, library: type[LLMatcher]) -> str:
-        """Return the grammar in the language of llguidance: theirs is one of its rules."""
+        """Return the grammar in the language of llguidance, as one of its rules."""
         whole = _document(self.grammar.source(library))
         first, *others = whole["grammars"]
         spaces = json.dumps(" " * self.number)
@@ -289,7 +268,7 @@ class BehindSpaces(_Grammar):
         )
 
     def parts(self, library: type[LLMatcher]) -> list[str]:
-        """Return parts of the grammar behind the spaces."""
+        """Return parts of the grammar after the spaces."""
         return self.grammar.parts(library)
 
 
@@ -301,13 +280,13 @@ class Canonical:
         grammar: such as ``JsonSchema({...})``.
     """
 
-    grammar: _Grammar
+    grammar: Grammar
 
     def __post_init__(self) -> None:
-        if not isinstance(self.grammar, _Grammar):
+        if not isinstance(self.grammar, Grammar):
             raise ConstraintError(
-                f"the canonical spelling of {_shown(repr(self.grammar), quoted=True)}; give a "
-                "grammar, such as JsonSchema({'type': 'object'}): a trie has one spelling anyway"
+                f"Canonical got {_shown(repr(self.grammar), quoted=True)}; give a grammar, such as "
+                "JsonSchema({'type': 'object'}); a trie has one spelling anyway"
             )
 
     @property
@@ -321,10 +300,10 @@ class Canonical:
 
 
 def behind_spaces(spec: ConstraintSpec, number: int) -> ConstraintSpec:
-    """Return the specification of the same texts behind spaces that are dropped."""
+    """Return the specification of the same texts after dropped spaces."""
     if isinstance(spec, Canonical) and number:
         return Canonical(BehindSpaces(spec.grammar, number))
-    return BehindSpaces(spec, number) if number and isinstance(spec, _Grammar) else spec
+    return BehindSpaces(spec, number) if number and isinstance(spec, Grammar) else spec
 
 
 def _schema_text(schema: object) -> str:
@@ -334,11 +313,12 @@ def _schema_text(schema: object) -> str:
         text = json.dumps(found, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
         raise ConstraintError(
-            f"the JSON schema {_shown(str(schema))} is no JSON: {error}"
+            f"the JSON schema {_shown(str(schema))} is not valid JSON: {error}"
         ) from error
     if not isinstance(found, Mapping):
         raise ConstraintError(
-            f"the JSON schema {_shown(text)} is no object; give one such as {{'type': 'string'}}"
+            f"the JSON schema {_shown(text)} is not an object; give one such as "
+            "{'type': 'string'}"
         )
     _check_text(text, "a JSON schema")
     return text
@@ -351,7 +331,7 @@ def _check_text(value: object, what: str) -> None:
         value.encode()
     except UnicodeEncodeError as error:
         raise ConstraintError(
-            f"{what}, {_shown(value)}, has a lone surrogate, which is no character"
+            f"{what}, {_shown(value)}, has a lone surrogate, which is not a character"
         ) from error
 
 

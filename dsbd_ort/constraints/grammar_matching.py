@@ -1,6 +1,6 @@
-"""Grammars bound to a tokenizer: constraints with one immutable state a node.
+"""Grammars bound to a tokenizer: constraints with one immutable state per node.
 
-llguidance compiles grammars and computes masks; it is imported where a tokenizer is first made.
+llguidance compiles grammars and computes masks; it is imported when the first tokenizer is made.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,7 @@ from dsbd_ort.constraints.matcher_pool import (
 from dsbd_ort.constraints.position import Position, object_states
 from dsbd_ort.constraints.trial_worker import STACK_BYTES, error_in_following
 from dsbd_ort.decoding.errors import ConstraintError
-from dsbd_ort.decoding.logits_processing.constraint import States, TokenMasks
+from dsbd_ort.decoding.logits_processing.constraint import Constraint, States, TokenMasks
 
 if TYPE_CHECKING:
     import llguidance
@@ -42,42 +43,49 @@ T = TypeVar("T")
 MOST_COMPILED = 64
 """Grammars that a tokenizer keeps compiled."""
 MOST_GRAMMAR_BYTES = 8 << 20
-"""That a grammar has grown by when it is used again: beyond, it is compiled again."""
+"""A grammar that has grown by more than this is compiled again for its next request."""
 
 
-class Grammar(Protocol):
-    """Specification of a grammar: hashable, and so a key of the compiled ones."""
+class Grammar:
+    """Specification of a grammar: hashable, because it is the key of the compiled grammar."""
 
     @property
     def name(self) -> str:
         """A short description for messages."""
+        raise NotImplementedError
 
     def source(self, library: type[llguidance.LLMatcher]) -> str:
         """Return the grammar in the language of llguidance."""
+        raise NotImplementedError
 
     def parts(self, library: type[llguidance.LLMatcher]) -> list[str]:
         """Return parts of the grammar that are most likely to exceed a limit."""
+        return []
+
+    def bind(self, tokenizer: GrammarTokenizer) -> Constraint:
+        """Return the constraint to this grammar; a ConstraintError names an invalid one."""
+        return tokenizer.constraint(self)
 
 
 @contextlib.contextmanager
 def _named(grammar: Grammar) -> Iterator[None]:
-    """Raise ConstraintError with the name of a grammar for a ValueError within."""
+    """Turn a ValueError into a ConstraintError with the name of a grammar."""
     try:
         yield
     except ConstraintError:
         raise
-    except ValueError as error:  # of a text that is no Unicode, for example
+    except ValueError as error:  # for a text that is not Unicode, for example
         raise ConstraintError(f"{grammar.name} cannot be compiled: {error}") from error
 
 
 class GrammarTokenizer:
-    """A tokenizer as grammars see it, with the grammars compiled for it lately.
+    """The tokenizer of grammars, with a cache of the grammars compiled for it.
 
-    Making one takes about three seconds for a vocabulary of 150,000: make it once for a bundle.
+    Construction takes about three seconds for a vocabulary of 150,000: make one for a bundle.
     Safe to use from several threads.
 
     Attributes:
-        spelling: which tokens it writes one behind the other.
+        spelling: which tokens it writes in sequence.
     """
 
     def __init__(
@@ -96,7 +104,7 @@ class GrammarTokenizer:
             vocab_size: tokens of the model, which may be more or fewer than the tokenizer has.
             eos_token_ids: tokens that no grammar ever allows: the decoder allows them itself.
             num_threads: how many compute masks; None is one a core, 32 at most.
-            is_guarded: whether grammars are strangers': each is tried by ``GrammarTrial`` first.
+            is_guarded: whether grammars are untrusted: each is tried by ``GrammarTrial`` first.
         """
         library = _library()
         tokenizer_json = _with_plain_spaces(tokenizer_json)
@@ -119,7 +127,7 @@ class GrammarTokenizer:
         self._memory_limit = MemoryLimit(MOST_BYTES if is_guarded else None, self._drop_one)
 
     def constraint(self, grammar: Grammar) -> GrammarConstraint:
-        """Return the constraint to a grammar, compiled now or lately.
+        """Return the constraint to a grammar, from the cache or compiled now.
 
         Raises:
             ConstraintError: the grammar is invalid, allows no text, or is too large.
@@ -141,7 +149,7 @@ class GrammarTokenizer:
         return made
 
     def _drop_one(self) -> bool:
-        """Drop a grammar that is over, or else the least recently used that no request follows."""
+        """Drop a grammar that is over, else the least recently used one without requests."""
         with self._lock:
             memories = {grammar: kept.memory for grammar, kept in self._compiled.items()}
             over = [grammar for grammar, memory in memories.items() if memory.is_over]
@@ -151,12 +159,12 @@ class GrammarTokenizer:
             return bool(over or unused)
 
     def close(self) -> None:
-        """End the process that tries grammars, if there is one."""
+        """End the process that tries grammars, if any."""
         if self._trial is not None:
             self._trial.close()
 
     def _tried(self, grammar: Grammar) -> tuple[str, list[str]]:
-        """Return the source of a grammar and its parts, which a guarded tokenizer has tried."""
+        """Return the source of a grammar and its parts; if guarded, both are tried first."""
         matcher_class = _library().LLMatcher
         with _named(grammar):
             source = grammar.source(matcher_class)
@@ -178,7 +186,7 @@ class GrammarTokenizer:
         return matcher
 
     def _follow(self, name: str, matcher: llguidance.LLMatcher, parts: Sequence[str]) -> None:
-        """Refuse a grammar that exceeds a limit a few tokens on."""
+        """Refuse a grammar that exceeds a limit after a few tokens."""
         library = _library()
         error = on_deep_stack(
             lambda: error_in_following(library, self._tokenizer, matcher, parts, self._limits)
@@ -188,7 +196,7 @@ class GrammarTokenizer:
 
 
 def on_deep_stack(function: Callable[[], T]) -> T:
-    """Call a function in a thread with a large stack: grammars nest deep."""
+    """Call a function in a thread with a large stack, because grammars nest deep."""
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -226,7 +234,7 @@ def _read(
 ) -> llguidance.LLTokenizer:
     """Return the tokenizer, as large as the model's vocabulary or its own, whichever is larger.
 
-    Where the model has no end-of-sequence token, the library picks one of the tokenizer.
+    If the model has no end-of-sequence token, the library picks one of the tokenizer.
     """
     eos = list(eos_token_ids) or None
     tokenizer: llguidance.LLTokenizer
@@ -248,14 +256,18 @@ def _read(
 def _with_plain_spaces(tokenizer_json: str) -> str:
     """Return the tokenizer with ``Metaspace`` as a replacement, which the library reads as spaces.
 
-    Both decode alike but at the beginning of a text, see ``TextWindow.num_dropped_spaces``.
+    Both decode alike except at the beginning of a text, see ``TextWindow.num_dropped_spaces``.
     """
     if '"Metaspace"' not in tokenizer_json:
         return tokenizer_json
     try:
         content = json.loads(tokenizer_json)
         steps = content["decoder"]["decoders"]
-    except (ValueError, LookupError, TypeError):  # no sequence, or no tokenizer: the library says
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+    ):  # not a sequence, or not a tokenizer: the library reports it
         return tokenizer_json
     content["decoder"]["decoders"] = [
         {"type": "Replace", "pattern": {"String": step["replacement"]}, "content": " "}
@@ -277,38 +289,29 @@ def _text_bits(vocab_size: int, eos_token_ids: Sequence[int]) -> NDArray[np.int3
     return np.packbits(is_text, bitorder="little").view("<i4").astype(np.int32)
 
 
+@dataclass(slots=True, eq=False)
 class GrammarState:
-    """State of a path under a grammar; its mask is computed once it is needed.
+    """State of a path under a grammar; its mask is computed when it is first needed.
 
     Attributes:
         pool: matchers of the request.
         position: the path.
         bits: (words,) int32. Allowed tokens, None before they are needed.
-        is_accepting: whether the text may end here; means nothing without ``bits``.
+        is_accepting: whether the text may end here; undefined without ``bits``.
     """
 
-    __slots__ = ("bits", "is_accepting", "pool", "position")
-
-    def __init__(
-        self,
-        pool: MatcherPool,
-        position: Position,
-        bits: NDArray[np.int32] | None = None,
-        is_accepting: bool = False,
-    ) -> None:
-        """Stand at ``position``."""
-        self.pool = pool
-        self.position = position
-        self.bits = bits
-        self.is_accepting = is_accepting
+    pool: MatcherPool
+    position: Position
+    bits: NDArray[np.int32] | None = None
+    is_accepting: bool = False
 
 
 class GrammarConstraint:
     """Constraint to the texts of a grammar, in any spelling by tokens.
 
-    Where only one text may follow, the tokenizer's own spelling of it is allowed alone.
-    A text ends where the grammar allows it to and nothing may follow, without an end-of-sequence
-    token; where more may follow, such a token ends it.
+    If only one text may follow, only the tokenizer's own spelling of it is allowed.
+    A text that is complete and cannot be continued ends without an end-of-sequence token; one that
+    can be continued ends with such a token.
 
     Attributes:
         memory: of the grammar.
@@ -327,17 +330,17 @@ class GrammarConstraint:
 
     @property
     def name(self) -> str:
-        """What errors call this grammar."""
+        """Name of the grammar in errors."""
         return self.memory.name
 
     @property
     def is_spent(self) -> bool:
-        """Whether it has to be compiled again for further requests."""
+        """Whether the next request needs a newly compiled grammar."""
         memory = self.memory
         return memory.has_failed or memory.is_over or memory.followed > MOST_GRAMMAR_BYTES
 
     def start(self, prompt_ids: Sequence[int]) -> States:
-        """Return the beginning of a text, (1,) objects, whatever the prompt is."""
+        """Return the beginning of a text, (1,) objects; the prompt does not matter."""
         self.memory.check()
         pool = MatcherPool(self._root, self._masks, self.memory)
         beginning = Position(None, -1)
@@ -354,7 +357,7 @@ class GrammarConstraint:
         )
 
     def allowed(self, states: States) -> TokenMasks:
-        """Return the masks of these states; those without one are computed together."""
+        """Return the masks of these states; missing masks are computed together."""
         self._fill(states)
         bits = np.empty((len(states), len(self._start_bits)), dtype=np.int32)
         for row, state in zip(bits, states, strict=True):
@@ -362,18 +365,18 @@ class GrammarConstraint:
         return TokenMasks(bits=bits)
 
     def accepts(self, states: States) -> NDArray[np.bool_]:
-        """Return where the text is whole."""
+        """Return whether the text is complete, (n,)."""
         self._fill(states)
         return np.array([state.is_accepting for state in states], dtype=np.bool_)
 
     def has_ended(self, states: States) -> NDArray[np.bool_]:
-        """Return where the text is whole and nothing may follow."""
+        """Return whether the text is complete and cannot be continued, (n,)."""
         self._fill(states)
         ended = [state.is_accepting and not state.bits.any() for state in states]
         return np.array(ended, dtype=np.bool_)
 
     def _fill(self, states: States) -> None:
-        """Compute the masks that these states lack, for each request together."""
+        """Compute the missing masks of these states, together for each request."""
         by_pool: dict[MatcherPool, list[GrammarState]] = {}
         for state in states:
             if state.bits is None:

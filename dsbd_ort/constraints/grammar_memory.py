@@ -1,9 +1,9 @@
 """Memory of grammars: counted for each, and bounded for all grammars of a tokenizer together.
 
-The matchers of a grammar share a lexer, which keeps every state that a path has led to: up to 4 kB
-each if the grammar has hundreds of terminals. The library does not report its memory, so what the
-process has allocated is compared before and after its calls. This includes what other threads
-allocate and free in the meantime, which is as often less as it is more.
+The matchers of a grammar share a lexer, which keeps every state that a path has reached: up to 4 kB
+each if the grammar has hundreds of terminals. The library does not report its memory, so the
+allocations of the process before and after its calls are compared. This includes allocations of
+other threads in the meantime, which even out over many calls.
 """
 
 from __future__ import annotations
@@ -15,30 +15,31 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from dsbd_ort.decoding.errors import ConstraintError
 
 MOST_BYTES = 256 << 20
-"""Of the grammars of a tokenizer together."""
+"""Limit of all grammars of a tokenizer together."""
 _LONG_LOOK = 5e-4
 _TRIM_SECONDS = 1.0  # between two trims
-_BYTES_OF_ONE_STEP = 64 << 20  # that the masks of one step may add before they are counted
+_BYTES_OF_ONE_STEP = 64 << 20  # the masks of one step may add this before it is counted
 
 
 class GrammarMemory:
     """Memory of one compiled grammar.
 
     Attributes:
-        name: what errors call the grammar.
-        compiled: bytes that compiling it took.
-        followed: bytes that the requests under it hold more.
-        num_requests: how many follow it now.
-        has_failed: whether a matcher has. The lexer may be at a limit, and takes no token anymore.
-        is_over: whether its requests have to end, because it takes too much.
+        name: name of the grammar in errors.
+        compiled: bytes allocated by compiling it.
+        followed: bytes allocated by its requests since then.
+        num_requests: requests that use it now.
+        has_failed: whether a matcher has failed. Its lexer may be at a limit and accept no token.
+        is_over: whether its requests must end because it uses too much memory.
     """
 
     def __init__(self, name: str, limit: MemoryLimit) -> None:
-        """Begin with nothing."""
+        """Count from zero."""
         self.name = name
         self.compiled = self.followed = self.num_requests = 0
         self.has_failed = self.is_over = False
@@ -47,12 +48,12 @@ class GrammarMemory:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the grammar takes."""
+        """Bytes that the grammar uses."""
         return self.compiled + self.followed
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
-        """Count what is taken within, and refuse the grammar if it does not fit."""
+        """Count allocations within the block; refuse the grammar if it does not fit."""
         before = held_bytes()
         yield
         self.compiled = max(0, held_bytes() - before)
@@ -60,7 +61,7 @@ class GrammarMemory:
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
-        """Count what is taken and freed within; end a request whose grammar takes too much."""
+        """Count allocations within the block; end a request whose grammar uses too much."""
         self.check()
         before = held_bytes()
         try:
@@ -74,18 +75,18 @@ class GrammarMemory:
         self.check()
 
     def add(self, num_bytes: int = 0, *, num_requests: int = 0) -> None:
-        """Count bytes, and requests that begin; negative numbers are those freed and ended."""
+        """Add allocated bytes and started requests; negative numbers are freed and ended ones."""
         with self._lock:
             self.followed += num_bytes
             self.num_requests += num_requests
 
     def check(self) -> None:
-        """Raise ConstraintError if the requests under the grammar have to end."""
+        """Raise ConstraintError if the requests of the grammar must end."""
         if self.is_over:
             raise ConstraintError(
-                f"{self.name} takes {self.num_bytes >> 20} MiB, and all grammars that are followed "
-                f"now more than {MOST_BYTES >> 20} MiB; simplify it: fewer terminals, smaller "
-                "bounds of repetitions"
+                f"{self.name} uses {self.num_bytes >> 20} MiB, and all grammars in use together "
+                f"more than {MOST_BYTES >> 20} MiB; simplify it: fewer terminals, smaller bounds "
+                "of repetitions"
             )
 
 
@@ -93,12 +94,12 @@ class MemoryLimit:
     """Bound of the memory of several grammars. Safe to use from several threads."""
 
     def __init__(self, most_bytes: int | None, drop_one: Callable[[], bool]) -> None:
-        """Bound nothing yet.
+        """Begin without grammars.
 
         Args:
-            most_bytes: of all grammars; None: there is no bound.
-            drop_one: gives up a grammar that is over, or else one that no request follows; returns
-                whether there was one.
+            most_bytes: limit of all grammars; None: unlimited.
+            drop_one: drops a grammar that is over, else one without requests; returns whether it
+                found one.
         """
         self._most_bytes = most_bytes
         self._drop_one = drop_one
@@ -106,7 +107,7 @@ class MemoryLimit:
         self._lock = threading.RLock()
 
     def take_in(self, memory: GrammarMemory) -> None:
-        """Add a grammar, or refuse it: requests that run go before those that begin."""
+        """Add a grammar, or refuse it: running requests have priority over new ones."""
         with self._lock:
             self._memories.add(memory)
             if self._is_exceeded():
@@ -114,7 +115,7 @@ class MemoryLimit:
                 memory.check()
 
     def keep(self) -> None:
-        """Let the requests of the largest grammar end if there is too much."""
+        """End the requests of the largest grammar if the limit is exceeded."""
         with self._lock:
             if self._is_exceeded():
                 followed = [each for each in self._counted if each.num_requests]
@@ -125,11 +126,11 @@ class MemoryLimit:
 
     @property
     def _counted(self) -> list[GrammarMemory]:
-        """Those whose requests go on."""
+        """Grammars whose requests continue."""
         return [memory for memory in self._memories if not memory.is_over]
 
     def _is_exceeded(self) -> bool:
-        """Return whether too much is taken, after grammars that no request follows are dropped."""
+        """Return whether the limit is exceeded, after dropping grammars without requests."""
         if self._most_bytes is None:
             return False
         most = self._most_bytes - _BYTES_OF_ONE_STEP
@@ -150,41 +151,33 @@ class _MallocInfo(ctypes.Structure):
     )
 
 
-class _Allocator:
-    """The C library's allocator, where it is glibc's."""
-
-    def __init__(self) -> None:
-        """Find its functions."""
-        self._info: Callable[[], _MallocInfo] | None = None
-        try:
-            library = ctypes.CDLL(None)
-            info, self._trim = library.mallinfo2, library.malloc_trim
-        except (AttributeError, OSError, TypeError):  # another C library
-            return
-        info.restype = _MallocInfo
-        self._info, self._last_trim = info, 0.0
-
-    def held_bytes(self) -> int:
-        """See ``held_bytes``."""
-        if self._info is None:
-            return 0
-        began = time.perf_counter()
-        info = self._info()
-        seconds = time.perf_counter() - began
-        # It looks at every free piece, of which a large grammar leaves a hundred thousand. To trim
-        # joins them, takes some milliseconds, and gives memory back to the system.
-        if seconds > _LONG_LOOK and began - self._last_trim > _TRIM_SECONDS:
-            self._trim(0)
-            self._last_trim = began
-        return int(info.uordblks) + int(info.hblkhd)
+@functools.cache
+def _glibc() -> Any:
+    """Return the C library if it is glibc, else None."""
+    try:
+        library = ctypes.CDLL(None)
+        library.mallinfo2.restype = _MallocInfo
+    except (AttributeError, OSError, TypeError):  # another C library
+        return None
+    return library
 
 
-_allocator = functools.cache(_Allocator)
+_last_trim = [0.0]  # when; of the process
 
 
 def held_bytes() -> int:
-    """Return the memory that this process has allocated, 0 where the system does not say.
+    """Return the memory that this process has allocated, 0 if the system does not report it.
 
-    What it has mapped says less: memory that one grammar has left is taken by the next.
+    The mapped memory is no measure: memory that one grammar has freed is used by the next.
     """
-    return _allocator().held_bytes()
+    if (library := _glibc()) is None:
+        return 0
+    began = time.perf_counter()
+    info = library.mallinfo2()
+    seconds = time.perf_counter() - began
+    # mallinfo2 visits every free piece, of which a large grammar leaves a hundred thousand.
+    # Trimming joins them in some milliseconds, and returns memory to the system.
+    if seconds > _LONG_LOOK and began - _last_trim[0] > _TRIM_SECONDS:
+        library.malloc_trim(0)
+        _last_trim[0] = began
+    return int(info.uordblks) + int(info.hblkhd)

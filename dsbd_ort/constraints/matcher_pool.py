@@ -1,13 +1,13 @@
 """Grammar matchers of a request: masks at any node of its forest.
 
-A matcher of llguidance holds its whole path, so a copy costs more with every token (0.1 ms and
-260 kB behind 2,048 of them), while going back and consuming tokens costs microseconds anywhere. But
-masks of llguidance 1.9 are wrong after going back: the last one is cached by row and lexer state,
+A matcher of llguidance stores its whole path, so a copy costs more with every token (0.1 ms and
+260 kB after 2,048 tokens), while rolling back and consuming tokens takes microseconds anywhere. But
+masks of llguidance 1.9 are wrong after a rollback: the last mask is cached by row and lexer state,
 and both may be the same on another path. So a request has
 
-* one *guide*, which computes no masks and walks to any node, back and forward,
-* *runners*, which compute masks and only go forward. A node takes over the runner of its parent
-  if that still stands there, and gets a copy of the guide else.
+* one *guide*, which computes no masks and moves to any node, back and forward,
+* *runners*, which compute masks and only move forward. A node takes over the runner of its parent
+  if it is still there, else it gets a copy of the guide.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
     import llguidance
 
 MOST_RUNNERS = 64
-_MOST_STEPS = 32  # that a runner goes: about what a copy costs behind 1,000 tokens
+_MOST_STEPS = 32  # of a runner: they cost about as much as a copy after 1,000 tokens
 
 
 @dataclass(slots=True, eq=False)
 class _Runner:
-    """A matcher that goes forward, and where it stands."""
+    """A matcher that moves forward, and its position."""
 
     matcher: llguidance.LLMatcher
     position: Position
 
 
 class _Guide:
-    """A matcher that goes anywhere, and the positions behind the beginning that it has passed."""
+    """A matcher that moves to any position, and the positions on the way to its current one."""
 
     def __init__(self, name: str, root: llguidance.LLMatcher) -> None:
-        """Stand at the beginning.
+        """Start at the beginning.
 
         Args:
-            name: what errors call the grammar.
+            name: name of the grammar in errors.
             root: a matcher at the beginning, which has computed no mask. Not changed.
         """
         self._name = name
@@ -55,7 +55,7 @@ class _Guide:
         self._path: list[Position] = []
 
     def runner_at(self, position: Position) -> _Runner:
-        """Go to a position; return a copy of the matcher there."""
+        """Move to a position; return a copy of the matcher there."""
         tail = []
         ancestor = position
         while not self._has_passed(ancestor) and ancestor.parent is not None:
@@ -78,16 +78,16 @@ class _Guide:
 
 
 def consume(name: str, matcher: llguidance.LLMatcher, tail: Sequence[Position]) -> None:
-    """Consume the tokens of ``tail``, those before the first that is not allowed.
+    """Consume the tokens of ``tail``.
 
     Raises:
-        ConstraintError: one is not allowed; it is named.
+        ConstraintError: a token is not allowed; the message names it.
     """
     num_done = matcher.try_consume_tokens([position.token for position in tail])
     if num_done == len(tail):
         return
     if not matcher.is_error():
-        matcher.compute_bitmask()  # a lexer at its limit takes no token, and says so here alone
+        matcher.compute_bitmask()  # a lexer at its limit accepts no token, and reports it only here
     if matcher.is_error():
         raise grammar_error(name, matcher)
     raise ConstraintError(
@@ -106,12 +106,12 @@ class TextMasks:
         num_words: int,
         text_bits: NDArray[np.int32],
     ) -> None:
-        """Take the threads and the sizes.
+        """Set the threads and the sizes.
 
         Args:
             tokenizer: that of the matchers.
-            executor: the threads; None computes in the caller's, one matcher after the other.
-            num_words: words of 32 tokens that a matcher writes.
+            executor: the threads; None computes in the caller's thread, one matcher at a time.
+            num_words: words of 32 tokens in the mask of a matcher.
             text_bits: (words,) int32. The model's tokens without those that end a sequence; no
                 more than ``num_words``.
         """
@@ -127,15 +127,15 @@ class TextMasks:
         return self.of_text(bits)
 
     def empty(self, number: int) -> NDArray[np.int32]:
-        """Return room for so many masks."""
+        """Return memory for masks, (number, num_words) int32 zeros."""
         return np.zeros((number, self._num_words), dtype=np.int32)
 
     def of_text(self, bits: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return masks that were written, without what is no text token of the model."""
+        """Return written masks with only the text tokens of the model."""
         return bits[:, : len(self._text_bits)] & self._text_bits
 
     def write(self, matchers: Sequence[llguidance.LLMatcher], bits: NDArray[np.int32]) -> None:
-        """Write the masks of different matchers into what ``empty`` has returned."""
+        """Write the masks of different matchers into a result of ``empty``."""
         if self._executor is None or len(matchers) == 1:
             for row, matcher in zip(bits, matchers, strict=True):
                 matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
@@ -150,10 +150,10 @@ class TextMasks:
                 self._spell_as_text(row, matcher)
 
     def _spell_as_text(self, bits: NDArray[np.int32], matcher: llguidance.LLMatcher) -> None:
-        """Replace a special token that stands for text.
+        """Replace a special token by the first token of its text.
 
         A forced text is spelled by the tokenizer, which reads "<|im_end|>" as the special token of
-        that name. The matcher does not take that for the text, which has to begin with "<".
+        that name. The matcher does not accept it as the text, which must begin with "<".
         """
         tokens = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
         token = int(tokens[0])
@@ -177,7 +177,7 @@ class MatcherPool:
         Args:
             root: a matcher at the beginning, which has computed no mask. Not changed.
             masks: writes the masks.
-            memory: counts that of the grammar, and has its name.
+            memory: counts the memory of the grammar, and has its name.
         """
         self._name = memory.name
         self._memory = memory
@@ -231,7 +231,7 @@ class MatcherPool:
         return [runner.matcher.is_accepting() for runner in runners]
 
     def _taken_over(self, position: Position, idle: list[_Runner]) -> _Runner | None:
-        """Return a runner that stood a few steps behind, gone to the position and no more idle."""
+        """Move an idle runner that is at most a few steps back to the position; return it."""
         tail: list[Position] = []
         ancestor: Position | None = position
         while ancestor is not None and len(tail) <= _MOST_STEPS:
@@ -252,7 +252,7 @@ def grammar_error(name: str, matcher: llguidance.LLMatcher) -> ConstraintError:
 
 
 def not_followed(name: str, reason: str) -> ConstraintError:
-    """Return the error of a grammar for what the library says of it."""
+    """Return the error of a grammar for a message of the library."""
     message = " ".join(reason.replace("<non-verbose/>", "").split())
     if message in ("NoExtension", "NoExtensionBias"):
         message = "it allows no text at all"
@@ -260,4 +260,4 @@ def not_followed(name: str, reason: str) -> ConstraintError:
         message = (
             f"too much may follow at one place ({message}); make properties required, or fewer"
         )
-    return ConstraintError(f"{name} is no grammar that can be followed: {message}")
+    return ConstraintError(f"{name} is not a usable grammar: {message}")

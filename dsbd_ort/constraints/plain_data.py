@@ -1,6 +1,6 @@
 r"""Constraints read from plain data: of the command line, a JSONL line, HTTP, or a C caller.
 
-One key says which it is, and others how it is laid out or ends:
+One key names the kind, the others set its layout or its end:
 
     {"json_schema": {"type": "object"}, "flexible_whitespace": true}
     {"json_object": true}
@@ -9,7 +9,7 @@ One key says which it is, and others how it is laid out or ends:
     {"grammar": "start: \"a\" | \"b\""}
     {"trie": "items.trie", "end": "eos"}
 
-Beside every grammar may stand ``"canonical": true``.
+Every grammar may also have ``"canonical": true``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LAYOUT: dict[str, type] = {
 }
 _SPELLING: dict[str, type] = {"canonical": bool}
 _END: dict[str, type] = {"end": str}
-_OTHERS: dict[str, dict[str, type]] = {  # the keys that may stand beside each kind, and their types
+_OTHERS: dict[str, dict[str, type]] = {  # other keys of each kind, and their types
     "json_schema": _LAYOUT | _SPELLING,
     "json_object": _LAYOUT | _SPELLING,
     "regex": _SPELLING,
@@ -137,7 +137,7 @@ def _check_others(kind: str, others: Mapping[str, Any]) -> None:
     for name, value in others.items():
         if name not in known:
             raise ConstraintError(
-                f"constraint has {shown(name)} beside {kind}; expected one of {', '.join(known)} "
+                f"constraint has {shown(name)} with {kind}; expected one of {', '.join(known)} "
                 "there"
             )
         if not isinstance(value, known[name]):

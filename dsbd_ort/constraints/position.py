@@ -1,4 +1,4 @@
-"""Positions in a forest: paths that share what they have in common (grammars, functions)."""
+"""Positions in a forest: paths that share their common beginning (grammars, functions)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dsbd_ort.decoding.logits_processing.constraint import States
 class Position:
     """End of a path: its last token and the position before.
 
-    It holds nothing else, because it lives as long as any path that goes through it.
+    It stores nothing else, because it lives as long as any path through it.
     """
 
     __slots__ = ("depth", "parent", "token")
 
     def __init__(self, parent: Position | None, token: int) -> None:
-        """Stand one token behind ``parent``; None is the beginning, whose token is unused."""
+        """Create a position one token after ``parent``; None: the beginning, without a token."""
         self.parent = parent
         self.token = token
         self.depth: int = 0 if parent is None else parent.depth + 1

@@ -1,4 +1,4 @@
-"""Schemas within a JSON schema: which there are, and what refers to them."""
+"""Schemas within a JSON schema, and the schemas that use each of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def children(schema: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def referred(root: Mapping[str, Any], reference: object) -> Any:
-    """Return what a reference within the document points to, None where it points elsewhere."""
+    """Return the target of a reference within the document, None for any other reference."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     node: Any = root
@@ -39,7 +39,7 @@ def referred(root: Mapping[str, Any], reference: object) -> Any:
 def users_of_schemas(
     root: Mapping[str, Any],
 ) -> tuple[list[Mapping[str, Any]], dict[int, list[int]]]:
-    """Return the schemas that a document uses, and who uses each, both by ``id``."""
+    """Return the schemas of a document, and by the ``id`` of each the ids of its users."""
     users: dict[int, list[int]] = {id(root): []}
     found = [root]
     for schema in found:  # which grows meanwhile

@@ -23,11 +23,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.constraints.trie_build import joined, trie_of
+from dsbd_ort.constraints.trie_build import TrieArrays, joined, trie_of
 from dsbd_ort.constraints.trie_file import (
     ITEMS_SUFFIX,
-    TrieArrays,
-    is_trie_file,
+    TRIE_SUFFIX,
     map_arrays,
     read_items,
     read_sequences,
@@ -38,9 +37,6 @@ from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.decoding.logits_processing.constraint import States, TokenLists
 
 End = Literal["leaf", "eos"]
-
-_MANY_STATES = 64
-"""From here on, one search in all rows costs less than one search a row."""
 
 
 class TokenTrie:
@@ -141,7 +137,7 @@ class TokenTrie:
             row = int(np.argmax(is_wrong))
             raise ConstraintError(
                 f"row {row} of the sequences is {array[row].tolist()}; token ids are 0 or more, "
-                "and -1 stands only behind the last one"
+                "and -1 may only follow the last one"
             )
         starts = np.arange(len(array), dtype=np.int64) * array.shape[1]
         return cls._of(array.reshape(-1), starts, lengths, end, items)
@@ -168,10 +164,10 @@ class TokenTrie:
         A ``.npy`` file holds the array of ``from_array``; what ``save`` wrote is mapped. A
         ``.jsonl`` file has a sequence and its item on each line, {"token_ids": [5, 7], "item":
         "sku-1"}; any other file is text, with the token ids of one sequence on each line.
-        ``end=None`` is what a saved trie says, and else "leaf".
+        ``end=None``: as saved, or "leaf" for other files.
         """
         path = Path(path)
-        if is_trie_file(path):
+        if path.suffix == TRIE_SUFFIX:
             return cls.load(path, end=end)
         ends = end or "leaf"
         if path.suffix == ITEMS_SUFFIX:
@@ -211,7 +207,7 @@ class TokenTrie:
     def items_of(self, token_ids: Sequence[int]) -> list[Any]:
         """Return the items of a sequence, none of one that is not whole.
 
-        token_ids: of the sequence, with or without an end-of-sequence token behind it.
+        token_ids: the sequence, with or without an end-of-sequence token after it.
         """
         if self._items is None:
             return []
@@ -239,7 +235,7 @@ class TokenTrie:
 
     @property
     def name(self) -> str:
-        """What errors call this trie."""
+        """Name of the trie in errors."""
         if self.path is not None:
             return f"the token trie {str(self.path)!r}"
         return f"the token trie of {self.num_nodes} nodes"
@@ -256,16 +252,15 @@ class TokenTrie:
         return self._row_offsets.nbytes + self._tokens.nbytes + self._is_end.nbytes + of_items
 
     def start(self, prompt_ids: Sequence[int]) -> States:
-        """Return the root, (1,) int64, whatever the prompt is."""
+        """Return the root, (1,) int64; the prompt does not matter."""
         return np.zeros(1, dtype=np.int64)
 
     def advance(self, states: States, tokens: NDArray[np.int64]) -> States:
         """Return the children of these nodes by these tokens, (n,) int64."""
         starts, ends = self._row_offsets[states], self._row_offsets[states + 1]
-        if len(states) > _MANY_STATES:
-            edges = _find_at_once(self._tokens, starts, ends, tokens)
-        else:
-            edges = self._find_one_by_one(starts, ends, tokens)
+        rows = zip(tokens.tolist(), starts.tolist(), ends.tolist(), strict=True)
+        found = [bisect.bisect_left(self._view, token, a, b) for token, a, b in rows]
+        edges = np.array(found, dtype=np.int64)
         is_known = (edges < ends) & (self._tokens.take(edges, mode="clip") == tokens)
         if not is_known.all():
             wrong = int(np.argmin(is_known))
@@ -307,24 +302,23 @@ class TokenTrie:
         is_last: NDArray[np.bool_] = self._row_offsets[first] == self._row_offsets[last]
         return is_last
 
-    def _find_one_by_one(
-        self, starts: NDArray[Any], ends: NDArray[Any], tokens: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Return the first edge of each row whose token is not lower, the row's end if none."""
-        rows = zip(tokens.tolist(), starts.tolist(), ends.tolist(), strict=True)
-        found = [bisect.bisect_left(self._view, token, a, b) for token, a, b in rows]
-        return np.array(found, dtype=np.int64)
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TokenTrie):
             return NotImplemented
         if self is other:
             return True
-        mine, theirs = self._items, other._items
-        same_items = mine is theirs or (
-            mine is not None and theirs is not None and mine.equal(theirs)
+        mine, theirs = self._all_arrays(), other._all_arrays()
+        return (
+            self.end == other.end
+            and len(mine) == len(theirs)
+            and all(map(np.array_equal, mine, theirs))
         )
-        return self.end == other.end and same_items and self._arrays.equal(other._arrays)
+
+    def _all_arrays(self) -> list[Any]:
+        """Return the arrays that make this trie, (n,) each."""
+        arrays, items = self._arrays, self._items
+        of_items = [] if items is None else [items.nodes, items.offsets, items.text]
+        return [arrays.row_offsets, arrays.tokens, arrays.is_end, *of_items]
 
     def __hash__(self) -> int:
         return hash((self.end, self.num_nodes))
@@ -335,30 +329,13 @@ class TokenTrie:
         return _restore, (self._arrays, self.end, self._items)
 
 
-def _find_at_once(
-    all_tokens: NDArray[np.int32],
-    starts: NDArray[Any],
-    ends: NDArray[Any],
-    tokens: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """Return what ``_find_one_by_one`` does, by a binary search in all rows together."""
-    edges, sizes = starts.astype(np.int64), (ends - starts).astype(np.int64)
-    for _ in range(int(sizes.max()).bit_length()):
-        halves = sizes >> 1
-        is_lower = all_tokens.take(edges + halves, mode="clip") < tokens
-        is_lower &= sizes > 0
-        edges += np.where(is_lower, halves + 1, 0)
-        sizes = np.where(is_lower, sizes - halves - 1, halves)
-    return edges
-
-
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Have an error of what a file holds name the file."""
+    """Add the path of a file to errors about its content."""
     try:
         yield
     except ConstraintError as error:
-        raise ConstraintError(f"{path} holds no trie: {error}") from error
+        raise ConstraintError(f"{path} does not hold a trie: {error}") from error
 
 
 def _load(path: Path, end: End) -> TokenTrie:

@@ -1,8 +1,8 @@
-"""Trial of grammars that strangers send: compiled and followed in a process of its own first.
+"""Trial of untrusted grammars: first compiled and followed in a separate process.
 
-A small text can take a compiler minutes or gigabytes, or end its process: a schema may ask for
-multiples of a prime of six digits, a grammar for rules that nest thousands deep. So a server has
-each grammar tried by a process that may take little of both, and takes over what that survives.
+A small grammar can cost a compiler minutes or gigabytes, or crash its process: with multiples of a
+prime of six digits, or rules nested thousands deep. So a server tries each grammar in a process
+with limits of time and memory, and uses it only if that process survives.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 from collections.abc import Sequence
 from multiprocessing import connection
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from dsbd_errors import DsbdError
 from dsbd_ort.constraints import trial_worker
@@ -23,7 +23,7 @@ from dsbd_ort.constraints.matcher_pool import not_followed
 from dsbd_ort.decoding.errors import ConstraintError
 
 MOST_SECONDS = 1.0
-"""Processor time of one grammar."""
+"""CPU time of one grammar."""
 MOST_BYTES = 256 << 20
 MOST_CHARACTERS = 1 << 18
 """Of a grammar in the language of the library."""
@@ -33,20 +33,20 @@ LIMITS = {
     "step_max_items": 10_000,
     "max_lexer_states": 1 << 16,
 }
-"""Below the library's own: masks are computed while other requests wait, which takes 0.1 s at most
-with so many items, and a state of the lexer takes 0.4 to 3 kB while its grammar is kept."""
+"""Below the library's own. Other requests wait while masks are computed, which takes 0.1 s at most
+with these; a state of the lexer uses 0.4 to 3 kB as long as its grammar is kept."""
 _START_SECONDS = 60.0
-_WALL = 60  # wall time per processor time, on a machine with much else to do
-_MOST_TRIES = 2  # of one grammar: a process may have been ended by the system or a person
+_WALL = 60  # wall time per CPU time, on a busy machine
+_MOST_TRIES = 2  # of one grammar: the system or a person may have killed the process
 _log = logging.getLogger(__name__)
 
 
 class GrammarTrialError(DsbdError):
-    """No process could try a grammar; nothing is said of the grammar itself."""
+    """No process could try a grammar; the grammar itself may be valid."""
 
 
 class _WorkerLost(Exception):
-    """The process ended, or gave no answer in time, whatever the grammar was."""
+    """The process ended or gave no answer in time, independently of the grammar."""
 
 
 class GrammarTrial:
@@ -68,21 +68,21 @@ class GrammarTrial:
         self._lock = threading.Lock()
 
     def check(self, name: str, source: str, parts: Sequence[str] = ()) -> None:
-        """Refuse a grammar that is invalid, cannot be followed, or takes too much.
+        """Refuse a grammar that is invalid, cannot be followed, or exceeds the limits.
 
         Args:
-            name: what the error calls it.
+            name: its name in errors.
             source: in the language of the library.
             parts: of the grammar, in that language, that paths from its beginning may not reach.
 
         Raises:
-            ConstraintError: it does.
-            GrammarTrialError: that could not be found out.
+            ConstraintError: the grammar is refused.
+            GrammarTrialError: the trial itself failed.
         """
         if len(source) > MOST_CHARACTERS:
             raise ConstraintError(
-                f"{name} amounts to {len(source)} characters; expected at most {MOST_CHARACTERS}: "
-                "simplify it"
+                f"{name} has {len(source)} characters as a grammar; expected at most "
+                f"{MOST_CHARACTERS}: simplify it"
             )
         with self._lock:
             verdict = self._verdict({"source": source, "parts": list(parts)})
@@ -100,7 +100,7 @@ class GrammarTrial:
             self._end()
 
     def _verdict(self, grammar: dict[str, Any]) -> dict[str, Any]:
-        """Return what the process says of a grammar; a lost process is replaced once."""
+        """Return the answer of the process about a grammar; a lost process is replaced once."""
         for _ in range(_MOST_TRIES):
             if self._process is None:
                 self._process = self._started()
@@ -110,7 +110,7 @@ class GrammarTrial:
                 _log.warning("the process that tries grammars %s; another is started", lost)
                 self._end()
             except BaseException:
-                self._end()  # what it has yet to say must not answer the next grammar
+                self._end()  # its late answer must not be read for the next grammar
                 raise
             else:
                 if not verdict["was_killed"]:
@@ -160,20 +160,12 @@ def _exchange(process: subprocess.Popen[str], message: Any, seconds: float) -> A
         process.stdin.flush()
     except BrokenPipeError:
         raise _WorkerLost("has ended") from None
-    line = _line(process.stdout, seconds)
-    if line is None:
+    # ``select`` would refuse descriptors of 1,024 and more
+    if not connection.wait([process.stdout.fileno()], seconds):
         raise _WorkerLost(f"gave no answer in {seconds:g} s")
-    if not line.endswith("\n"):
+    if not (line := process.stdout.readline()).endswith("\n"):
         raise _WorkerLost("has ended")
     return json.loads(line)
-
-
-def _line(stream: IO[str], seconds: float) -> str | None:
-    """Return the next line of a stream, None after so many seconds.
-
-    ``select`` would refuse descriptors of 1,024 and more.
-    """
-    return stream.readline() if connection.wait([stream.fileno()], seconds) else None
 
 
 def _ended(process: subprocess.Popen[str]) -> None:

@@ -1,9 +1,9 @@
-"""The process that compiles grammars for trial: run as a file, it imports llguidance alone.
+"""The process that compiles grammars for trial: run as a file, it imports only llguidance.
 
-It reads JSON lines: a tokenizer and the limits first, then one grammar a line, with parts of it
-that are followed as well. For each it writes a verdict: the error, if there is one, whether the
-child that tried it took more processor time or memory than it may, and whether that was killed
-from outside. A child costs milliseconds, reading a large tokenizer seconds.
+It reads JSON lines: first a tokenizer and the limits, then one grammar per line, with parts of it
+that are followed as well. For each grammar it writes a verdict: its error, if any, whether the
+child process exceeded the CPU time or memory, and whether the child was killed from outside.
+A child costs milliseconds; reading a large tokenizer takes seconds.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 STACK_BYTES = 256 << 20
-"""Of the thread that compiles: the library goes as deep as the rules of a grammar."""
+"""Of the thread that compiles: the library recurses as deep as the rules of a grammar."""
 _ENDS = tuple('"{}[]:,()\n ')
 _NUM_PATHS = 4
-_PATH_MASKS = 8  # of a path: a mask takes a millisecond, forced tokens hardly anything
+_PATH_MASKS = 8  # of a path: a mask costs a millisecond, forced tokens almost nothing
 
 
 def run() -> None:
@@ -35,7 +35,7 @@ def run() -> None:
         head["tokenizer"], n_vocab=head["vocab_size"], eos_token=head["eos_token_ids"]
     )
     limits = llguidance.LLParserLimits(**head["limits"])
-    os.nice(5)  # requests that are being answered come before those that are tried
+    os.nice(5)  # running requests have priority over trials
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     print("true", flush=True)
     for line in sys.stdin:
@@ -65,7 +65,7 @@ def _verdict(trial: Callable[[], str | None]) -> dict[str, Any]:
 
 
 def _bound(most_seconds: float, most_bytes: int) -> None:
-    """Let this process end once it takes more processor time or memory from here on."""
+    """Limit the CPU time and the memory that this process may use from now on."""
     signal.setitimer(signal.ITIMER_PROF, most_seconds)  # SIGPROF ends it
     if used := _address_space():
         resource.setrlimit(resource.RLIMIT_AS, (used + most_bytes, used + most_bytes))
@@ -92,18 +92,18 @@ def _tried(
 def error_in_following(
     library: Any, tokenizer: Any, matcher: Any, parts: Sequence[str], limits: Any
 ) -> str | None:
-    """Return the error that a grammar runs into on some short paths, None without one.
+    """Return the error of a grammar on some short paths, None without one.
 
-    A limit may be exceeded behind the first tokens only: the object of a schema may have more
+    A grammar may exceed a limit only after its first tokens: an object of a schema may have more
     optional properties than a position can hold.
 
     Args:
         library: llguidance.
         tokenizer: that of the matcher.
         matcher: at the beginning of the grammar, where it stays.
-        parts: sources of parts of the grammar, which paths may reach too late. One that is no
-            grammar by itself says nothing of the whole.
-        limits: those of the matcher.
+        parts: sources of parts of the grammar, which short paths may not reach. A part that is not
+            a grammar by itself is skipped.
+        limits: limits of the matcher.
     """
     error = _error_on_paths(matcher, tokenizer)
     for source in parts if error is None else ():
@@ -114,7 +114,7 @@ def error_in_following(
 
 
 def _error_on_paths(matcher: Any, tokenizer: Any) -> str | None:
-    """Draw paths, half of their tokens from those that end what is being written."""
+    """Draw paths at random; half of their tokens are such that end a string, list or object."""
     if matcher.is_error():
         return str(matcher.get_error())
     ends = [token for mark in _ENDS for token in tokenizer.greedy_tokenize(mark)[:1]]
@@ -135,7 +135,7 @@ def _error_on_paths(matcher: Any, tokenizer: Any) -> str | None:
 def _drawn(
     mask: bytes, ends: list[int], end_ids: frozenset[int], draw: random.Random
 ) -> int | None:
-    """Return one of the tokens of a mask, None where there is none."""
+    """Return a token of a mask, None if the mask is empty."""
     preferred = [token for token in ends if mask[token // 8] >> token % 8 & 1]
     if preferred and draw.random() < 0.5:
         return draw.choice(preferred)
@@ -150,7 +150,7 @@ def _drawn(
 
 
 def _address_space() -> int | None:
-    """Return the bytes that this process has mapped, None where the system does not say."""
+    """Return the bytes that this process has mapped, None if the system does not report them."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[0]) * resource.getpagesize()

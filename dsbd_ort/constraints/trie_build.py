@@ -1,8 +1,8 @@
-"""Arrays of a trie, made of token sequences: sorted once, then read off level by level.
+"""Arrays of a trie, built from token sequences: sorted once, then read level by level.
 
-Each sequence is packed into one integer, so that millions are sorted in a second. Ids of b bits
-fill 63 bits with few tokens; longer sequences are packed piece by piece, each piece behind the
-number of the node that the sequence has reached before.
+Each sequence is packed into one integer, so that millions are sorted in a second. The 63 bits hold
+few tokens; longer sequences are packed piece by piece, each piece after the number of the node that
+the sequence has reached.
 """
 
 from __future__ import annotations
@@ -16,12 +16,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.constraints.trie_file import TrieArrays
 from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.decoding.option_values import shown
 
 _MAX_TOKEN = np.iinfo(np.int32).max
 _KEY_BITS = 63
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrieArrays:
+    """Arrays of a trie; ``token_trie`` says how they belong together.
+
+    Attributes:
+        row_offsets: (num_nodes + 1,) int32 or int64. Edges of node n are those from offset n to
+            offset n + 1.
+        tokens: (num_nodes - 1,) int32. The token of each edge.
+        is_end: (num_nodes,) bool. Whether a sequence ends at a node.
+    """
+
+    row_offsets: NDArray[Any]
+    tokens: NDArray[np.int32]
+    is_end: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +55,10 @@ class _Level:
 
 
 def joined(sequences: Iterable[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the token ids of sequences one behind the other, and how many each has.
+    """Return the concatenated token ids of sequences, and the length of each.
 
     Raises:
-        ConstraintError: naming the first that is no sequence of token ids.
+        ConstraintError: names the first that is not a sequence of token ids.
     """
     if not isinstance(sequences, Iterable):
         raise ConstraintError(f"the sequences are {shown(sequences)}; give lists of token ids")
@@ -62,7 +77,7 @@ def joined(sequences: Iterable[Sequence[int]]) -> tuple[NDArray[np.int64], NDArr
 
 
 def _fault(sequences: Sequence[Any]) -> ConstraintError:
-    """Return the error of the first sequence or token id that is none."""
+    """Return the error of the first invalid sequence or token id."""
     expected = f"expected a whole number from 0 to {_MAX_TOKEN}"
     for index, sequence in enumerate(sequences):
         try:
@@ -74,7 +89,7 @@ def _fault(sequences: Sequence[Any]) -> ConstraintError:
         if wrong:
             given = f"sequence {index} has the token id {shown(wrong[0])}"
             return ConstraintError(f"{given}; {expected}")
-    return ConstraintError(f"a token id is none; {expected}")
+    return ConstraintError(f"a token id is invalid; {expected}")
 
 
 def _is_token(value: Any) -> bool:
@@ -124,7 +139,7 @@ def _levels(
     flat: NDArray[Any], starts: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> Iterator[_Level]:
     """Yield the levels below the root, piece of the sequences by piece."""
-    token_bits = (int(flat.max()) + 1).bit_length()  # of a token id plus 1; 0 is no token
+    token_bits = (int(flat.max()) + 1).bit_length()  # of a token id plus 1; 0 means no token
     nodes, num_nodes = np.zeros(len(starts), dtype=np.int64), 1
     while len(nodes):
         bits_left = _KEY_BITS - (num_nodes - 1).bit_length() - 1
@@ -152,7 +167,7 @@ def _levels(
 def _codes(
     flat: NDArray[Any], starts: NDArray[np.int64], lengths: NDArray[np.int64], depth: int
 ) -> NDArray[np.int64]:
-    """Return the token of each sequence at a depth, plus 1; 0 behind its last."""
+    """Return the token of each sequence at a depth, plus 1; 0 after its last."""
     if depth < lengths.min():
         return flat[starts + depth].astype(np.int64) + 1
     is_there = depth < lengths

@@ -1,19 +1,20 @@
 """Files of token sequences, and of the tries made of them.
 
-A saved trie is one file of .npy arrays one behind the other: [version, 1 if it ends with "eos"],
-then ``row_offsets``, ``tokens`` and ``is_end``; where it has items the three arrays of these; and
-the seal, [CRC-32 of all bytes before it]. So a file that lost pages or bytes is no trie.
+A saved trie is one file of consecutive .npy arrays: [version, 1 if it ends with "eos"], then
+``row_offsets``, ``tokens`` and ``is_end``; the three arrays of the items, if any; and the seal,
+[CRC-32 of all bytes before it]. So a file that has lost pages or bytes is refused.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
+import re
 import secrets
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from dsbd_ort.constraints.trie_build import TrieArrays
 from dsbd_ort.constraints.trie_items import TrieItems
 from dsbd_ort.decoding.errors import ConstraintError
 
@@ -30,46 +32,14 @@ ITEMS_SUFFIX = ".jsonl"
 _VERSION = 2
 _SEAL_BYTES = 132
 _READ_BYTES = 1 << 18  # at a time, for the seal
-_BLOCK = 1 << 24  # bytes of text that are parsed at a time
+_LINES = 1 << 16  # of a text that are parsed at a time
+_NO_IDS = re.compile(rb"[^0-9 \t\r\n]")
 _DTYPES = tuple(map(np.dtype, ("<i8", "<i4", "|b1", "|u1")))
-_MOST_DIGITS = 10  # the highest token id has ten
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TrieArrays:
-    """Arrays of a trie; ``token_trie`` says how they belong together.
-
-    Attributes:
-        row_offsets: (num_nodes + 1,) int32 or int64. Edges of node n are those from offset n to
-            offset n + 1.
-        tokens: (num_nodes - 1,) int32. The token of each edge.
-        is_end: (num_nodes,) bool. Whether a sequence ends at a node.
-    """
-
-    row_offsets: NDArray[Any]
-    tokens: NDArray[np.int32]
-    is_end: NDArray[np.bool_]
-
-    def equal(self, other: TrieArrays) -> bool:
-        """Return whether both are the same trie."""
-        return all(
-            np.array_equal(mine, theirs)
-            for mine, theirs in (
-                (self.row_offsets, other.row_offsets),
-                (self.tokens, other.tokens),
-                (self.is_end, other.is_end),
-            )
-        )
-
-
-def is_trie_file(path: Path) -> bool:
-    """Return whether a file is named as a saved trie."""
-    return path.suffix == TRIE_SUFFIX
 
 
 def write_arrays(path: Path, arrays: TrieArrays, end: str, items: TrieItems | None) -> None:
-    """Write a trie; the file is whole or not there, after a power cut too."""
-    if not is_trie_file(path):
+    """Write a trie; the file is complete or absent."""
+    if path.suffix != TRIE_SUFFIX:
         raise ConstraintError(f"{path} does not end in {TRIE_SUFFIX}; name a saved trie so")
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
@@ -82,18 +52,8 @@ def write_arrays(path: Path, arrays: TrieArrays, end: str, items: TrieItems | No
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-        _sync_names(path.parent)
     finally:
         part.unlink(missing_ok=True)
-
-
-def _sync_names(folder: Path) -> None:
-    if hasattr(os, "O_DIRECTORY"):  # Windows opens no folder
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _seal(file: BinaryIO, num_bytes: int) -> bytes:
@@ -127,10 +87,10 @@ def map_arrays(path: Path) -> tuple[TrieArrays, str, TrieItems | None]:
         ) from error
     arrays = TrieArrays(row_offsets, tokens, is_end)
     if not _is_trie(arrays):
-        raise ConstraintError(f"{path} has arrays that make no trie; save it again")
+        raise ConstraintError(f"{path} has arrays that do not form a trie; save it again")
     items = None if of_items is None else TrieItems(*of_items)
     if items is not None and not _are_items(items, len(is_end)):
-        raise ConstraintError(f"{path} has arrays that make no items; save it again")
+        raise ConstraintError(f"{path} has arrays that do not form items; save it again")
     return arrays, "eos" if head[1] else "leaf", items
 
 
@@ -143,13 +103,13 @@ def _check_version(head: NDArray[Any], path: Path) -> None:
 
 
 def _check_seal(file: BinaryIO) -> int:
-    """Return where the seal begins, the file's position unchanged; ValueError for a wrong one."""
+    """Return where the seal begins; ValueError if it is wrong. Keeps the file's position."""
     place = file.tell()
     stop = file.seek(0, os.SEEK_END) - _SEAL_BYTES
     expected = _seal(file, stop)
     file.seek(stop)
     if file.read() != expected:
-        raise ValueError("its checksum is not that of its bytes")
+        raise ValueError("its checksum does not match its bytes")
     file.seek(place)
     return stop
 
@@ -186,7 +146,7 @@ def _are_items(items: TrieItems, num_nodes: int) -> bool:
 
 
 def _map_next(file: BinaryIO, path: Path) -> NDArray[Any]:
-    """Map the array at the file's position, as a plain array, and go behind it."""
+    """Map the array at the file's position, as a plain array; move to its end."""
     if npy.read_magic(file) != (1, 0):
         raise ValueError("another version of .npy")
     shape, _, dtype = npy.read_array_header_1_0(file)
@@ -245,7 +205,7 @@ def read_sequences(path: Path) -> NDArray[Any] | tuple[NDArray[np.int64], NDArra
         if path.suffix == ".npy":
             return _mapped_npy(path)
         with path.open("rb") as file:
-            blocks = list(_parsed_blocks(file, path))
+            blocks = list(_blocks_of_lines(file, path))
     except ConstraintError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a name that no file has
@@ -262,51 +222,24 @@ def _mapped_npy(path: Path) -> NDArray[Any]:
         raise
     except Exception as error:  # numpy's parser of headers raises many kinds on foreign bytes
         raise ConstraintError(
-            f"{path} is no .npy file of integers ({error}); write it with numpy.save"
+            f"{path} is not a .npy file of integers ({error}); write it with numpy.save"
         ) from error
     return array
 
 
-def _parsed_blocks(
+def _blocks_of_lines(
     file: BinaryIO, path: Path
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield the ids and the lengths of some lines at a time."""
-    num_lines = 0
-    while block := file.read(_BLOCK):
-        block += file.readline()
-        if not block.endswith(b"\n"):
-            block += b"\n"
-        ids, lengths = _parsed(block, path, num_lines)
-        num_lines += len(lengths)
-        yield ids, lengths
-
-
-def _parsed(
-    block: bytes, path: Path, num_lines_before: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the ids of whole lines, (num_ids,) int64, and how many each line has."""
-    codes = np.frombuffer(block, dtype=np.uint8)
-    is_digit = (codes >= ord("0")) & (codes <= ord("9"))
-    is_newline = codes == ord("\n")
-    is_known = is_digit | is_newline | np.isin(codes, np.frombuffer(b" \t\r", dtype=np.uint8))
-
-    def raise_at(position: int, what: str) -> None:
-        line = num_lines_before + 1 + int(is_newline[:position].sum())
-        raise ConstraintError(
-            f"line {line} of {path} {what}; give token ids with spaces between them, one sequence "
-            "on each line"
-        )
-
-    if not is_known.all():
-        position = int(np.argmin(is_known))
-        raise_at(position, f"has the byte {block[position : position + 1]!r}")
-    edges = np.diff(is_digit.astype(np.int8), prepend=0)  # the last byte is no digit
-    starts = np.flatnonzero(edges == 1)
-    num_digits = np.flatnonzero(edges == -1) - starts
-    if (num_digits > _MOST_DIGITS).any():
-        raise_at(int(starts[np.argmax(num_digits)]), f"has an id of {num_digits.max()} digits")
-    newlines = np.flatnonzero(is_newline)
-    lengths = np.diff(np.searchsorted(starts, newlines), prepend=0)
-    if not lengths.all():
-        raise_at(int(newlines[np.argmin(lengths)]), "is empty")
-    return np.fromstring(block.decode("ascii"), dtype=np.int64, sep=" "), lengths.astype(np.int64)
+    """Yield the ids and the lengths of some lines at a time; lists of all would fill the memory."""
+    num_before = 0
+    while lines := list(itertools.islice(file, _LINES)):
+        lengths = np.array([len(line.split()) for line in lines], dtype=np.int64)
+        text = b"".join(lines)
+        if _NO_IDS.search(text) or not lengths.all():
+            wrong = next(i for i, n in enumerate(lengths) if not n or _NO_IDS.search(lines[i]))
+            raise ConstraintError(
+                f"line {num_before + wrong + 1} of {path} is {lines[wrong][:60]!r}; expected the "
+                "token ids of one sequence with spaces between them"
+            )
+        num_before += len(lines)
+        yield np.fromstring(text.decode("ascii"), dtype=np.int64, sep=" "), lengths

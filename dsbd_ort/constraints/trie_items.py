@@ -59,17 +59,6 @@ class TrieItems:
         """Bytes of the arrays."""
         return self.nodes.nbytes + self.offsets.nbytes + self.text.nbytes
 
-    def equal(self, other: TrieItems) -> bool:
-        """Return whether both are the same items of the same nodes."""
-        return all(
-            np.array_equal(mine, theirs)
-            for mine, theirs in (
-                (self.nodes, other.nodes),
-                (self.offsets, other.offsets),
-                (self.text, other.text),
-            )
-        )
-
 
 def check_number(items: Sequence[Any] | None, num_sequences: int) -> None:
     """Raise ConstraintError unless there is an item for every sequence."""
@@ -84,6 +73,6 @@ def _json(item: Any, index: int) -> bytes:
         return json.dumps(item, ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ConstraintError(
-            f"item {index} is a {type(item).__name__} that is no JSON ({error}); give a text, a "
-            "number, or lists and dicts of them"
+            f"item {index} is a {type(item).__name__} that is not valid JSON ({error}); give a "
+            "text, a number, or lists and dicts of them"
         ) from error

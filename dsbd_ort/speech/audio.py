@@ -1,7 +1,7 @@
-"""Audio files to samples: WAV by numpy alone, other formats by ``soundfile``, resampled and mixed.
+"""Audio files to samples: WAV by numpy, other formats by ``soundfile``; resampled and mixed.
 
-Files are read, mixed and resampled by blocks: what grows with the audio is its samples alone, 64 kB
-a second at 16 kHz.
+Files are read, mixed and resampled in blocks: only the samples grow with the audio, by 64 kB per
+second at 16 kHz.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ AudioSource = str | os.PathLike[str] | bytes | BinaryIO
 
 SAMPLING_RATE = 16_000
 MOST_SECONDS = 4 * 3600.0
-"""Longest audio that is read: of its samples alone 922 MB."""
+"""Longest audio that is read; its samples take 922 MB."""
 _LEAST_RATE, _MOST_RATE = 4_000, 384_000
 _MOST_CHANNELS = 8
-_LOUDEST = 2.0**31  # beyond integers of 32 bits that somebody stored as floats
+_LOUDEST = 2.0**31  # beyond 32-bit integers stored as floats
 _MOST_PIECES = 1000
 _BLOCK_FRAMES = 65_536
 _FFMPEG = "ffmpeg -i FILE -ar 16000 -ac 1 audio.wav"
@@ -42,7 +42,7 @@ _FFMPEG = "ffmpeg -i FILE -ar 16000 -ac 1 audio.wav"
 
 @dataclass(frozen=True)
 class _Opened:
-    """An audio as its file has it.
+    """An opened audio file.
 
     Attributes:
         sampling_rate, num_channels: of the file.
@@ -66,8 +66,8 @@ def read_audio(
     """Return the samples of an audio file, mixed to one channel, (n,) float32 from -1 to 1.
 
     They are read-only, so that a transcription need not copy them. WAV files of integers or floats
-    are read as they are; FLAC, MP3, Ogg and others with the package ``soundfile``, of the extra
-    ``audio``. Of a file that consists of several, one after another, all are read.
+    need no package; FLAC, MP3, Ogg and others need ``soundfile``, of the extra ``audio``. If a file
+    is a concatenation of several, all are read.
 
     Args:
         source: a path, the bytes of a file, or a file opened for bytes.
@@ -76,8 +76,8 @@ def read_audio(
         is_cancelled: called for each block; once it returns True, reading ends with an InputError.
 
     Raises:
-        InputError: it cannot be read, is no audio, is cut, has no samples, too many or some that
-            are not finite, or a sampling rate or number of channels that no speech has.
+        InputError: it cannot be read, is not audio, is cut, has no samples, too many or some that
+            are not finite, or an unusual sampling rate or number of channels.
     """
     with contextlib.ExitStack() as stack:
         file, name = _opened_file(source, stack)
@@ -95,14 +95,14 @@ def read_audio(
 def _resampled_pieces(
     file: BinaryIO, name: str, sampling_rate: int, max_seconds: float
 ) -> Iterator[Samples]:
-    """Yield the samples of the audios that a file consists of, by blocks."""
+    """Yield the samples of all audio files within a file, in blocks."""
     if not file.read(1):
         raise InputError(f"{name} is an empty file")
     for index, (section, stream) in enumerate(pieces(file)):
         if index >= _MOST_PIECES:
             raise InputError(
                 f"{name} consists of more than {_MOST_PIECES} files one after another; "
-                f"write it as one by {_FFMPEG}"
+                f"write it as one with: {_FFMPEG}"
             )
         try:
             with contextlib.ExitStack() as stack:
@@ -110,7 +110,7 @@ def _resampled_pieces(
                 _check(opened, name, max_seconds)
                 mixed = (_mixed(block, name) for block in opened.blocks)
                 yield from resampled(mixed, opened.sampling_rate, sampling_rate)
-        finally:  # whatever was made of a file that ended early
+        finally:  # even if the file seemed to end early
             if section.error is not None:
                 raise section.error
 
@@ -156,7 +156,7 @@ def _opened_audio(
 def _is_cut(name: str, num_read: int, num_frames: int) -> InputError:
     return InputError(
         f"{name} is damaged or cut: it has {num_read} of the {num_frames} samples that its header "
-        f"says; copy it again, or keep what is there by {_FFMPEG}"
+        f"says; copy it again, or save the readable part with: {_FFMPEG}"
     )
 
 
@@ -168,8 +168,8 @@ def _opened_by_soundfile(
         opened = stack.enter_context(soundfile.SoundFile(section))
     except soundfile.LibsndfileError as error:
         raise InputError(
-            f"{name} is no audio that can be read ({_reason(error)}); expected WAV, FLAC, MP3, Ogg "
-            f"or AIFF; others become WAV by {_FFMPEG}"
+            f"{name} is not audio that can be read ({_reason(error)}); expected WAV, FLAC, MP3, "
+            f"Ogg or AIFF; convert other formats with: {_FFMPEG}"
         ) from error
     num_frames: int | None = int(opened.frames)
     if stream is not None and not stream.said_samples:
@@ -197,7 +197,7 @@ def _blocks_of_soundfile(
     except _soundfile(name).LibsndfileError as error:
         raise InputError(
             f"{name} is damaged or cut after {num_read / opened.samplerate:.1f} s "
-            f"({_reason(error)}); copy it again, or keep what is there by {_FFMPEG}"
+            f"({_reason(error)}); copy it again, or save the readable part with: {_FFMPEG}"
         ) from error
     if num_frames and num_frames - num_read > wav.MOST_MISSING_S * opened.samplerate:
         raise _is_cut(name, num_read, num_frames)
@@ -208,8 +208,8 @@ def _soundfile(name: str) -> ModuleType:
         import soundfile
     except (ImportError, OSError) as error:  # OSError: without its library libsndfile
         raise InputError(
-            f"{name} is no WAV file of integers or floats; other formats need the package "
-            f"soundfile ({install_hint('audio')}), or become WAV by {_FFMPEG}"
+            f"{name} is not a WAV file of integers or floats; other formats need the package "
+            f"soundfile ({install_hint('audio')}), or a conversion to WAV with: {_FFMPEG}"
         ) from error
     module: ModuleType = soundfile
     return module
@@ -220,16 +220,16 @@ def _reason(error: Any) -> str:
 
 
 def _check(opened: _Opened, name: str, max_seconds: float) -> None:
-    """Raise InputError for an audio that is not read, as far as its header says."""
+    """Raise InputError for audio whose header shows that it cannot be read."""
     if not _LEAST_RATE <= opened.sampling_rate <= _MOST_RATE:
         raise InputError(
             f"{name} has a sampling rate of {opened.sampling_rate} Hz; expected {_LEAST_RATE} to "
-            f"{_MOST_RATE}, 16000 and more for all of speech"
+            f"{_MOST_RATE}, 16000 or more for the full range of speech"
         )
     if not 1 <= opened.num_channels <= _MOST_CHANNELS:
         raise InputError(
             f"{name} has {opened.num_channels} channels; expected 1 to {_MOST_CHANNELS}, which are "
-            f"mixed to one; choose some, or mix them by {_FFMPEG}"
+            f"mixed to one; choose some, or mix them with: {_FFMPEG}"
         )
     if opened.num_frames is not None:
         _check_length(opened.num_frames / opened.sampling_rate, max_seconds, name)
@@ -263,7 +263,7 @@ def _joined(
     name: str,
     is_cancelled: Callable[[], bool],
 ) -> Samples:
-    """Return blocks as one array, which grows with them: lengths in headers may be wrong."""
+    """Return blocks as one array, which grows with them because headers may be wrong."""
     samples = np.empty(0, np.float32)
     num_samples = 0
     for block in blocks:

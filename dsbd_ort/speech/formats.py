@@ -13,7 +13,7 @@ UNCERTAIN = 0.5
 """Probability of a detected language below which ``remarks`` name it."""
 
 WITH_TIMES = ("srt", "vtt", "verbose_json")
-"""Formats that say when something is said: a request for one asks for timestamps."""
+"""Formats with times: a request for one requests timestamps."""
 
 
 def as_text(transcript: Transcript) -> str:
@@ -27,7 +27,7 @@ def as_json(transcript: Transcript) -> str:
 
 
 def as_verbose_json(transcript: Transcript) -> str:
-    """Return OpenAI's JSON with segments, and what it cost in the field ``dsbd``."""
+    """Return OpenAI's JSON with segments, and statistics in the field ``dsbd``."""
     return json_text(verbose_fields(transcript))
 
 
@@ -57,11 +57,11 @@ FORMATS: dict[str, Callable[[Transcript], str]] = {
     "srt": as_srt,
     "vtt": as_vtt,
 }
-"""What writes a transcript, by the name of the format; files end in it (JSON in ``.json``)."""
+"""Functions that write a transcript, by format; the format is the suffix of files (or .json)."""
 
 
 def remarks(transcript: Transcript) -> Iterator[str]:
-    """Yield sentences on what the text does not tell: windows without it, an uncertain language."""
+    """Yield sentences on skipped windows and an uncertain language."""
     probability = transcript.language_probability
     if probability is not None and probability < UNCERTAIN:
         yield (
@@ -79,7 +79,7 @@ def remarks(transcript: Transcript) -> Iterator[str]:
 
 
 def _remark_on(gap: list[Skipped]) -> str:
-    """Return a sentence on windows that follow each other without a text."""
+    """Return a sentence on consecutive skipped windows."""
     silence = min(window.no_speech_prob for window in gap)
     logprob = max(window.avg_logprob for window in gap)
     several = len(gap) > 1
@@ -96,7 +96,7 @@ def usage(transcript: Transcript) -> dict[str, Any]:
 
 
 def verbose_fields(transcript: Transcript) -> dict[str, Any]:
-    """Return the fields of OpenAI's verbose JSON; ``words`` where their times were asked for."""
+    """Return the fields of OpenAI's verbose JSON; ``words`` only if their times were requested."""
     segments = transcript.segments
     words = [_word_fields(word) for segment in segments for word in segment.words or ()]
     has_words = any(segment.words is not None for segment in segments)
@@ -118,10 +118,10 @@ def verbose_fields(transcript: Transcript) -> dict[str, Any]:
 
 
 def transcript_object(transcript: Transcript, audio: str) -> dict[str, Any]:
-    """Return the fields of a transcript that commands print, text first; ``audio``: its file."""
+    """Return the fields of a transcript as commands print them; ``audio``: its file."""
     fields = dataclasses.asdict(transcript)
     for segment in fields["segments"]:
-        if segment["words"] is None:  # were not asked for
+        if segment["words"] is None:  # not requested
             del segment["words"]
     return {"text": transcript.text, "audio": audio, **fields, "version": JSON_VERSION}
 
@@ -129,30 +129,30 @@ def transcript_object(transcript: Transcript, audio: str) -> dict[str, Any]:
 def _segment_fields(segment: Segment) -> dict[str, Any]:
     fields = dataclasses.asdict(segment)
     fields["tokens"] = list(fields.pop("token_ids"))
-    del fields["words"]  # those of all segments stand beside them
+    del fields["words"]  # the words of all segments are in one list
     return fields
 
 
 def _word_fields(word: SpokenWord) -> dict[str, Any]:
-    """Return the fields of a word, which OpenAI has without the space in front."""
+    """Return the fields of a word, as OpenAI without the space in front."""
     return {**dataclasses.asdict(word), "word": word.word.strip()}
 
 
 def _alternatives(transcript: Transcript) -> dict[str, Any]:
-    """Return the field of several texts of each window, where they were asked for."""
+    """Return the field of the texts of each window, if several were requested."""
     found = [dataclasses.asdict(each) for each in transcript.alternatives]
     return {"alternatives": found} if found else {}
 
 
 def _cues(transcript: Transcript) -> Iterator[tuple[Segment, str]]:
-    """Yield the segments that have a text, with it on one line: an empty one would end a cue."""
+    """Yield the segments with text, and it on one line, because an empty line would end a cue."""
     for segment in transcript.segments:
         if text := " ".join(segment.text.split()):
             yield segment, text
 
 
 def _clock(seconds: float, mark: str) -> str:
-    """Return a time as 01:02:03 and milliseconds behind the decimal mark."""
+    """Return a time as 01:02:03, the decimal mark, and milliseconds."""
     whole, milliseconds = divmod(round(max(seconds, 0.0) * 1000), 1000)
     minutes, whole = divmod(whole, 60)
     hours, minutes = divmod(minutes, 60)

@@ -1,9 +1,9 @@
 """Hot words: names and phrases that a transcription favours, by a trie of their tokens.
 
-A text gains a constant for every token of a hot word that it has. Beams need that gain while a word
-is not yet complete: so each token that begins or continues one gains it at once, and what a text
-has gained of a word that it then leaves is taken away again. With words of the tokens [1, 2, 3] and
-a gain of 2, the text [1, 2, 5] has gained 2, 4 and 0; [1, 2, 3, 5] has gained 2, 4, 6 and 6.
+Each token of a hot word adds a constant to the log-probability of a text. Beams need the bonus
+before a word is complete: so each token that begins or continues a word adds it at once, and the
+bonus of an incomplete match is removed. With the word [1, 2, 3] and a gain of 2, the text [1, 2, 5]
+has gained 2, 4 and 0 after each token; [1, 2, 3, 5] has gained 2, 4, 6 and 6.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class HotWords:
     """A logits processor of the user's kind, (path, scores) -> scores; see ``DecodingConfig``."""
 
     def __init__(self, words: Sequence[Word], gain: float) -> None:
-        """Take the tokens of each word, and what each of them gains in log-probability."""
+        """``words``: tokens of each word; ``gain``: log-probability added for each token."""
         self._words = frozenset(words)
         self._gain = gain
         self._next: dict[Word, set[int]] = {}
@@ -38,12 +38,12 @@ class HotWords:
         self._states: dict[Word, tuple[Word, int]] = {}
 
     def __call__(self, path: NDArray[np.int64], scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the scores of the next token, (vocab_size,), with what it gains or loses."""
+        """Return the scores of the next token, (vocab_size,), with its bonus or the loss of one."""
         begun, pending = self._state(tuple(path.tolist()))
         gains: dict[int, int] = {}
         for start in range(len(begun) + 1):
             if start and len(begun) - start > pending:
-                continue  # it would begin within a word that counts already
+                continue  # it would begin within a complete word
             for token in self._next.get(begun[start:], ()):
                 new = 1 if start == 0 else len(begun) - start + 1 - pending
                 gains.setdefault(token, new)
@@ -53,17 +53,17 @@ class HotWords:
         return scores
 
     def gained(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> float:
-        """Return what an output has gained of all its hot words."""
+        """Return the bonus of an output for all its hot words."""
         path, count = (*prompt_ids, *token_ids), 0
         begun, pending = self._state(tuple(prompt_ids))
         for end in range(len(prompt_ids), len(path)):
             before = pending
-            begun, pending, num_complete = self._behind(begun, before, path[end])
+            begun, pending, num_complete = self._after(begun, before, path[end])
             count += pending - before + num_complete
         return self._gain * count
 
     def _state(self, path: Word) -> tuple[Word, int]:
-        """Return the word that a path has begun, and how many of its tokens may still be lost."""
+        """Return the begun word of a path, and the number of tokens that may lose their bonus."""
         if (found := self._states.get(path)) is not None:
             return found
         state: tuple[Word, int] = ((), 0)
@@ -71,17 +71,17 @@ class HotWords:
         if (parent := self._states.get(path[:-1])) is not None:
             state, left = parent, path[-1:]
         for token in left:
-            begun, pending, _ = self._behind(*state, token)
+            begun, pending, _ = self._after(*state, token)
             state = begun, pending
         if len(self._states) >= _CACHED:
             self._states.clear()
         self._states[path] = state
         return state
 
-    def _behind(self, begun: Word, pending: int, token: int) -> tuple[Word, int, int]:
-        """Return both behind one more token, and how many tokens are complete with it.
+    def _after(self, begun: Word, pending: int, token: int) -> tuple[Word, int, int]:
+        """Return both after one more token, and how many tokens it completes.
 
-        Of the words that it may continue the longest counts.
+        If it may continue several words, the longest is used.
         """
         for start in range(len(begun) + 1):
             if start and len(begun) - start > pending:
@@ -98,10 +98,10 @@ class HotWords:
 
 
 def read_hot_words(words: object, tokenizer: Tokenizer) -> tuple[Word, ...]:
-    """Return the tokens of each hot word, as it stands behind another word.
+    """Return the tokens of each hot word, as it is spelled after another word.
 
     Raises:
-        InputError: they are no list of texts, are too many, or one is too long or empty.
+        InputError: not a list of texts, too many, or one is too long or empty.
     """
     if words is None:
         return ()

@@ -1,4 +1,4 @@
-"""Languages of speech models: their codes, and the English names that they are asked for by."""
+"""Languages of speech models: their codes and English names."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ LANGUAGE_NAMES = {
     **{"tr": "turkish", "tt": "tatar", "uk": "ukrainian", "ur": "urdu", "uz": "uzbek"},
     **{"vi": "vietnamese", "yi": "yiddish", "yo": "yoruba", "yue": "cantonese", "zh": "chinese"},
 }
-"""The English name of each code that a Whisper model knows."""
+"""The English name of each language code of Whisper models."""
 OTHER_NAMES = {
     **{"burmese": "my", "castilian": "es", "flemish": "nl", "haitian": "ht", "mandarin": "zh"},
     **{"letzeburgesch": "lb", "moldavian": "ro", "moldovan": "ro", "panjabi": "pa"},
     **{"pushto": "ps", "sinhalese": "si", "valencian": "ca"},
 }
 OTHER_CODES = {"jv": "jw", "nb": "no"}
-"""Codes of today that Whisper has others for."""
+"""Current codes for which Whisper uses others."""
 ENGLISH = "en"
 DETECTED = "auto"
-"""A name that other programs take for a language that is to be detected."""
+"""Name of the detected language, as in other programs."""
 _TAG = re.compile(r"([a-z]{2,3})(-[a-z0-9]{2,8})*")  # en-us, zh-hant-tw
 
 
@@ -50,7 +50,7 @@ def code_of(language: str, speech: SpeechEntry) -> str:
     A tag with a region or a script, such as zh-CN, is its language.
 
     Raises:
-        InputError: the model does not know it.
+        InputError: the model does not support it.
     """
     if not isinstance(language, str):
         raise InputError(
@@ -66,7 +66,7 @@ def code_of(language: str, speech: SpeechEntry) -> str:
         return code
     if speech.languages is None:
         raise InputError(
-            f"language is {shown(language)}, but the model knows English alone; leave it out, or "
+            f"language is {shown(language)}, but the model supports only English; leave it out, or "
             "use a bundle of a model of several languages"
         )
     names = [*known, *(name for name, code in code_by_name.items() if code in known)]

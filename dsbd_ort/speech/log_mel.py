@@ -1,23 +1,23 @@
 """Log-mel features of audio, as Whisper's feature extractor computes them, in numpy.
 
-A frame is ``n_fft`` samples around every ``hop_length``-th one. Its power spectrum is weighed by
-triangular filters, evenly spaced on Slaney's mel scale; of the result log10 is taken, cut at 8
+A frame is ``n_fft`` samples around every ``hop_length``-th sample. Its power spectrum is weighted
+by triangular filters, evenly spaced on Slaney's mel scale. The log10 of the result is clipped at 8
 below the maximum of the whole audio, and scaled to about -1 to 1.
 
-Work is done by blocks of frames, so that memory beside samples and features does not grow with the
-audio. Long audio need not have its features in memory either: ``LogMel.windows``.
+Frames are computed in blocks, so that memory in addition to samples and features does not grow with
+the audio. The features of long audio need not be in memory either: ``LogMel.windows``.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime.errors import InputError
+from dsbd_runtime.parts.speech_entry import SpeechEntry
 
 Samples = NDArray[np.float32]
 Floats = NDArray[np.float64]
@@ -28,33 +28,6 @@ _FLOOR = 1e-10  # of a power, before its logarithm
 _MAX_HERTZ = 8000.0
 _LINEAR_HERTZ, _LINEAR_MELS = 1000.0, 15.0  # up to here Slaney's scale is linear, then logarithmic
 _MELS_PER_LOG = 27.0 / np.log(6.4)
-
-
-class MelSettings(Protocol):
-    """What features are made of, as the manifest of a speech model's bundle has it.
-
-    Attributes:
-        sampling_rate: samples of a second.
-        num_mels: features of a frame.
-        n_fft: samples of a frame.
-        hop_length: samples from one frame to the next.
-        chunk_seconds: of audio that the encoder reads at a time; shorter audio is padded to it.
-    """
-
-    @property
-    def sampling_rate(self) -> int: ...  # noqa: D102 - see the class
-
-    @property
-    def num_mels(self) -> int: ...  # noqa: D102
-
-    @property
-    def n_fft(self) -> int: ...  # noqa: D102
-
-    @property
-    def hop_length(self) -> int: ...  # noqa: D102
-
-    @property
-    def chunk_seconds(self) -> int: ...  # noqa: D102
 
 
 @functools.cache
@@ -90,7 +63,7 @@ def _hertz(mels: Floats) -> Floats:
 class LogMel:
     """Computes the features of audio by the settings of a model."""
 
-    def __init__(self, settings: MelSettings) -> None:
+    def __init__(self, settings: SpeechEntry) -> None:
         self._hop = settings.hop_length
         self._n_fft = settings.n_fft
         self._num_mels = settings.num_mels
@@ -103,11 +76,11 @@ class LogMel:
     def __call__(self, samples: Samples) -> Samples:
         """Return the features of an audio, (num_mels, frames) float32.
 
-        samples: (n,) float32, of which as many are frames as there are hops in n; an audio shorter
-            than a chunk is padded to it with zeros.
+        samples: (n,) float32; frames are n divided by the hop length. Audio shorter than a chunk is
+            padded to it with zeros.
 
         Raises:
-            InputError: these are no samples.
+            InputError: the samples are invalid.
         """
         padded = self._padded(samples)
         features = np.empty((self._num_mels, len(padded) // self._hop), np.float32)
@@ -116,7 +89,7 @@ class LogMel:
         return _scaled(features, float(features.max()))
 
     def windows(self, samples: Samples) -> FeatureWindows:
-        """Return the features of an audio as windows that are computed when they are read.
+        """Return the features of an audio as windows, computed when they are read.
 
         Raises InputError as a call does.
         """
@@ -148,7 +121,7 @@ class LogMel:
             yield first, self._log_powers(padded, first, min(first + _BLOCK, num_frames))
 
     def _log_powers(self, padded: Samples, first: int, last: int) -> Floats:
-        """Return log10 of what the filters let through, (num_mels, last - first) float64."""
+        """Return log10 of the filtered powers, (num_mels, last - first) float64."""
         half = self._n_fft // 2
         part = _reflected(padded, first * self._hop - half, (last - 1) * self._hop + half)
         frames = np.lib.stride_tricks.sliding_window_view(part, self._n_fft)[:: self._hop]
@@ -178,10 +151,10 @@ def _scaled(logs: Samples, maximum: float) -> Samples:
 
 
 class FeatureWindows:
-    """Features of an audio by windows: those of its first frames, of its next, wherever it is read.
+    """Features of an audio, by windows that begin anywhere.
 
     Attributes:
-        num_frames: of the audio, a chunk at least.
+        num_frames: frames of the audio, at least one chunk.
     """
 
     def __init__(self, num_frames: int, computed: Callable[[int, int], Samples]) -> None:
@@ -192,10 +165,10 @@ class FeatureWindows:
     def window(self, first: int, length: int) -> Samples:
         """Return the features of frames ``first`` on, (num_mels, length) float32.
 
-        Behind the last frame they are zeros: what a model was trained to read there.
+        After the last frame they are zeros, as in the training of the model.
 
         Raises:
-            InputError: ``first`` is no frame of the audio.
+            InputError: ``first`` is not a frame of the audio.
         """
         if not 0 <= first < self.num_frames:
             raise InputError(f"frame {first}: the audio has frames 0 to {self.num_frames - 1}")

@@ -1,7 +1,7 @@
-"""Frames of MPEG audio (MP3, MP2): where streams begin and end, and how many samples they have.
+"""Frames of MPEG audio (MP3, MP2): where streams begin and end, and their number of samples.
 
-A stream's length is written in its first frame (Xing, Info, VBRI) or nowhere: then its frames are
-counted, as their bit rate may change. Nothing is decoded here.
+A stream's length may be written in its first frame (Xing, Info, VBRI). If not, its frames are
+counted, because their bit rate may change. Nothing is decoded here.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class MpegStream:
     Attributes:
         begin, end: its bytes.
         num_samples: of a channel in its complete frames, without its header.
-        said_samples: those that its header says; None without a header.
+        said_samples: samples by its header; None without a header.
         frame_samples: of one frame.
     """
 
@@ -141,7 +141,7 @@ def _frame(header: bytes) -> _Frame | None:
 
 
 def _said_frames(head: bytes, frame: _Frame) -> int | None:
-    """Return how many frames a header says, 0: it does not say; None: the frame is no header."""
+    """Return the number of frames in a header, 0 if unknown; None: the frame is not a header."""
     is_first, layer, _, is_mono = frame.kind
     if layer != 3:
         return None

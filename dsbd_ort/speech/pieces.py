@@ -1,4 +1,4 @@
-"""Audio files one after another in one file, as ``cat`` and recorders write them: bytes of each."""
+"""Audio files concatenated in one file, as ``cat`` and some recorders write them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _ENDLESS = 2**40
 class Section:
     """Some bytes of a file as a file of its own.
 
-    C code reads it by callbacks, out of which no exception comes: what reading raises is kept in
+    C code reads it by callbacks, which cannot raise exceptions: an error of reading is stored in
     ``error``, and the section ends there.
 
     Args:
         file: whose bytes from ``begin`` to ``end`` these are.
-        is_endless: its size is said to be 1 TiB, so that nobody guesses a length from it.
+        is_endless: report a size of 1 TiB, so that no length is guessed from it.
     """
 
     def __init__(self, file: BinaryIO, begin: int, end: int, *, is_endless: bool = False) -> None:
@@ -71,9 +71,9 @@ class Section:
 
 
 def pieces(file: BinaryIO) -> Iterator[tuple[Section, MpegStream | None]]:
-    """Yield the audio files that a file consists of, with the stream of those of MPEG audio.
+    """Yield the audio files within a file; for MPEG audio, with their stream.
 
-    A file of a kind that is not known here is one.
+    A file of an unknown kind is yielded as a whole.
     """
     end = file.seek(0, io.SEEK_END)
     begin = min(after_id3(file, 0), end)

@@ -1,4 +1,4 @@
-"""Samples at another rate: a windowed sinc, evaluated for the phases that outputs can have.
+"""Samples at another rate: a windowed sinc, tabulated for the phases of the outputs.
 
 Output n lies at n * step / phases of the input, where step / phases is the ratio of both rates in
 lowest terms: an output of 16 kHz lies 441 / 160 samples of 44.1 kHz after the one before it, so
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 Samples = NDArray[np.float32]
 
 _ZERO_CROSSINGS = 48  # of the sinc on either side: sets the width of the transition
-_BETA = 9.0  # of the Kaiser window: what is cut off is 90 dB below
+_BETA = 9.0  # of the Kaiser window: 90 dB of attenuation
 _CUTOFF = 0.94  # of half the lower rate; the transition ends at that half
-_MOST_PHASES = 1024  # computed in one sample of the lower rate; taps between differ by < 1e-6
+_MOST_PHASES = 1024  # in the table, per sample of the lower rate; interpolation errors are < 1e-6
 _BLOCK = 8192  # outputs computed at a time, fewer if they have many taps
 _BLOCK_TAPS = 2**22
 
@@ -31,7 +31,7 @@ class Taps(NamedTuple):
     Attributes:
         table: (num_phases, 2 * half) float32. Tap j of an output in phase p weighs the input
             ``half - 1 - j`` samples before the last one that is not after the output. If there are
-            too many phases, (n + 1, 2 * half): row r is that of the phase r / n * num_phases.
+            too many phases, (n + 1, 2 * half): row r is for the phase r / n * num_phases.
         num_phases: after so many outputs the phases are the same again.
         step: outputs of a phase follow each other by so many inputs.
         half: inputs on either side of an output.
@@ -55,10 +55,10 @@ class Taps(NamedTuple):
 
 
 def taps_between(from_rate: int, to_rate: int) -> Taps:
-    """Return the filter from one sampling rate to another."""
+    """Return the filter that converts one sampling rate to another."""
     divisor = math.gcd(from_rate, to_rate)
     num_phases, step = to_rate // divisor, from_rate // divisor
-    lower = min(1.0, to_rate / from_rate)  # rates are seen from the input
+    lower = min(1.0, to_rate / from_rate)  # relative to the input's rate
     half = math.ceil(_ZERO_CROSSINGS / lower)
     most = math.ceil(_MOST_PHASES * lower)
     delays = np.arange(num_phases) / num_phases
@@ -67,14 +67,14 @@ def taps_between(from_rate: int, to_rate: int) -> Taps:
     offsets = np.arange(1 - half, half + 1) - delays[:, None]
     window = np.i0(_BETA * np.sqrt(np.maximum(1 - (offsets / half) ** 2, 0))) / np.i0(_BETA)
     table = np.sinc(_CUTOFF * lower * offsets) * window
-    table /= table.sum(axis=1, keepdims=True)  # a constant stays what it is
+    table /= table.sum(axis=1, keepdims=True)  # keeps a constant signal
     return Taps(table.astype(np.float32), num_phases, step, half)
 
 
 def resampled(blocks: Iterable[Samples], from_rate: int, to_rate: int) -> Iterator[Samples]:
     """Yield the samples of consecutive blocks at another rate, again by blocks.
 
-    Of n samples become n * to_rate / from_rate, rounded up. Before and after them is silence.
+    n samples become n * to_rate / from_rate samples, rounded up. The input is padded with silence.
     """
     if from_rate == to_rate:
         yield from blocks

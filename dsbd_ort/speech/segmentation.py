@@ -1,12 +1,12 @@
-"""Segments of one window: where its times divide the text, and where the next window begins.
+"""Segments of one window: its text divided at times, and the start of the next window.
 
-As transformers' Whisper has it. Two times in a row end one segment and begin the next. A text that
-ends with one time alone says that nothing follows it in its window; one that ends with two, or with
-text behind the last two, was cut by the window's end: the next begins at the last time.
+As in transformers' Whisper. Two times in a row end one segment and begin the next. If a text ends
+with a single time, nothing follows it in its window. If it ends with two times, or with text after
+the last two, the window's end cut it: the next window begins at the last time.
 
-A text that was asked for without times may have some all the same, in any order, and need not begin
-with one. It is divided as any other; but its segments have the times of the window, where
-transformers has what its tokens happen to be: ends before starts, and starts before the audio.
+A text requested without times may still have some, in any order, and need not begin with one. It is
+divided in the same way, but its segments have the times of the window. (In transformers they have
+the times of the tokens, whose ends may lie before their starts.)
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def parts_of_window(
     Args:
         token_ids: the new tokens, without that which ends them.
         seek: first frame of the window.
-        num_frames: those of the window that are the audio's.
-        speech: of the model.
-        has_times: whether the text was asked for with times, whose rules it then keeps.
+        num_frames: frames of the window within the audio.
+        speech: speech entry of the model.
+        has_times: whether the text was requested with times, and follows their rules.
     """
     first = speech.first_timestamp
     seconds = FRAMES_A_POSITION * speech.seconds_per_frame  # from one time to the next
@@ -89,18 +89,18 @@ def parts_of_window(
     if ends_alone:
         return WindowParts(tuple(parts), num_frames)
     last_time = token_ids[ends[-1] - 2] - first
-    # a text that was asked for without times may have two of the window's start, and no end
+    # a text requested without times may have two times of the window's start, and no end
     return WindowParts(tuple(parts), last_time * FRAMES_A_POSITION or num_frames)
 
 
 def without_second_end(token_ids: tuple[int, ...], speech: SpeechEntry) -> tuple[int, ...]:
-    """Return the tokens of a segment as what was said before: with one time at its end."""
+    """Return the tokens of a segment as a prompt: with one time at its end."""
     is_cut = len(token_ids) > 2 and speech.is_time(token_ids[-2])
     return token_ids[:-1] if is_cut else token_ids
 
 
 def compression_ratio(token_ids: Sequence[int], vocab_size: int) -> float:
-    """Return the bytes of token ids over those of them compressed: high where they repeat."""
+    """Return the size of token ids over their compressed size: high if they repeat."""
     content = _bytes(token_ids, vocab_size)
     return len(content) / len(zlib.compress(content))
 
@@ -108,9 +108,9 @@ def compression_ratio(token_ids: Sequence[int], vocab_size: int) -> float:
 def least_compression_ratio(token_ids: Sequence[int], most_tokens: int, vocab_size: int) -> float:
     """Return a lower bound of the compression ratio of all texts that begin with token ids.
 
-    zlib takes the shortest of its codes for a block, and a text of at most ``most_tokens`` is one
-    block. So it is never longer than in the fixed code: what is there already as that code has it,
-    and every further byte in 9 bits. Where the two meet the code may change by ``_AT_THE_SEAM``.
+    zlib uses the shortest of its codes for a block, and a text of at most ``most_tokens`` is one
+    block. So the result is never longer than in the fixed code: the present tokens in that code,
+    plus 9 bits for every further byte. Where both meet, the size may differ by ``_AT_THE_SEAM``.
     """
     content = _bytes(token_ids, vocab_size)
     coder = zlib.compressobj(strategy=zlib.Z_FIXED)

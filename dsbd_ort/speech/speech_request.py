@@ -1,4 +1,4 @@
-"""What a caller wants of a transcription: its options, read and checked once."""
+"""Options of a transcription, read and checked once."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from dsbd_runtime.parts.speech_entry import SpeechEntry
 from dsbd_runtime.text.tokenizer import Tokenizer
 
 Audio = NDArray[np.floating] | str | os.PathLike[str] | bytes | BinaryIO
-"""Samples of one channel, (n,) floats from -1 to 1 at the model's rate, or a file with some."""
+"""Samples of one channel, (n,) floats from -1 to 1 at the model's rate, or an audio file."""
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-COMPRESSION_RATIO = 1.35  # of token ids; of texts, as other programs count, 2.4 is about the same
+COMPRESSION_RATIO = 1.35  # of token ids; about 2.4 for texts, which other programs compress
 LOGPROB = -1.0
 NO_SPEECH = 0.6
 NUM_BEAMS = 5
 WORD_TIMES = "word"
-"""What ``return_timestamps`` is besides True and False: words have times too."""
+"""Value of ``return_timestamps`` for which words have times too."""
 HOT_WORD_GAIN = 2.0
 _MOST_TEMPERATURES = 16
 _TEMPERATURE = Number(0.0, 10.0)
@@ -47,36 +47,36 @@ _DOMAINS: dict[str, Domain] = {
     "hot_word_gain": Number(0.0, 100.0),
     **dict.fromkeys(_THRESHOLDS, _FINITE),
 }
-"""The values of the options that are kept as they are read; None switches a threshold off."""
+"""Domains of the options that are stored as read; None switches a threshold off."""
 
 
 class SpeechOptions(RequestOptions, total=False):
     """The keyword arguments of ``Pipeline.transcribe``; further ones as for ``generate``.
 
     Attributes:
-        language: code such as "en", tag such as "en-US", or English name; "auto": what is detected
-            in the first window; None: what generation_config.json says, or else the same.
+        language: code such as "en", tag such as "en-US", or English name; "auto": detected in the
+            first window; None: that of generation_config.json, or else detected.
         task: "transcribe", or "translate": into English.
-        return_timestamps: whether texts have times, which divide them into segments. An audio of
-            more than one window has them in any case: they say where the next begins. "word": the
+        return_timestamps: whether texts have times, which divide them into segments. Audio longer
+            than one window always has them: they set the start of the next window. "word": the
             words of each segment have times too.
         num_beams: of the search; 1 is greedy.
-        initial_prompt: text that is taken for what was said before, such as names. Its last tokens
-            count, one less than half of the model's context.
-        condition_on_previous_text: whether each window is told the text of those before it.
-        temperature: one, or several that are tried one after another: 0 is a search, higher ones
-            sample.
-        best_of: texts that are sampled at a temperature, of which the most probable counts.
-        num_return_sequences: texts of each window that are returned as ``Transcript.alternatives``,
-            the best first, which the next window follows: of the beams at temperature 0, above it
-            of the ``best_of``.
-        hot_words: names and phrases that are favoured, see ``hot_words``.
-        hot_word_gain: what each token of such a word gains in log-probability.
-        compression_ratio_threshold: a window's text is tried again that compresses better, as
-            repetitions do; None: never.
-        logprob_threshold: or whose tokens have a lower log-probability in the mean; None: never.
-        no_speech_threshold: and is skipped where it has and nobody speaks with more than this
-            probability; None: never.
+        initial_prompt: text used as if it had been spoken before, such as names. Only its last
+            tokens are used, one less than half of the model's context.
+        condition_on_previous_text: whether the text of a window is a prompt of the next one.
+        temperature: one, or several to try in turn: 0 is a search, higher ones sample.
+        best_of: number of texts sampled at a temperature; the most probable one is used.
+        num_return_sequences: number of texts of each window in ``Transcript.alternatives``, the
+            best first; the next window follows the best. They are beams at temperature 0, above it
+            some of the ``best_of`` samples.
+        hot_words: names and phrases to favour, see ``hot_words``.
+        hot_word_gain: added to the log-probability of each token of such a word.
+        compression_ratio_threshold: a window is tried again if its text compresses better than
+            this, as repetitions do; None: never.
+        logprob_threshold: a window is tried again if the mean log-probability of its tokens is
+            lower than this; None: never.
+        no_speech_threshold: a window is skipped as silence if its no-speech probability is above
+            this and its mean log-probability below ``logprob_threshold``; None: never.
     """
 
     language: str | None
@@ -105,11 +105,11 @@ class SpeechRequest:
     """The options of one transcription; see ``Pipeline.transcribe``.
 
     Attributes:
-        language: a code that the model knows; None: it is detected, or the model has one alone.
-        prompt_ids: the tokens of the initial prompt.
-        most_previous: most tokens of what was said before.
-        vocab_size: of the model.
-        options: of every request, fields of DecodingConfig.
+        language: a code of the model; None: detected, or the model has only one.
+        prompt_ids: tokens of the initial prompt.
+        most_previous: maximum number of tokens of the text before.
+        vocab_size: vocabulary size of the model.
+        options: fields of DecodingConfig for every request.
     """
 
     vocab_size: int
@@ -139,10 +139,10 @@ class SpeechRequest:
         vocab_size: int,
         context_length: int,
     ) -> SpeechRequest:
-        """Return the request of what a caller gives: see ``SpeechOptions``.
+        """Return the request of a caller's options, see ``SpeechOptions``.
 
         Raises:
-            InputError, ConfigError: a value is invalid, or the model does not know it.
+            InputError, ConfigError: a value is invalid, or not supported by the model.
         """
         own = {name: value for name, value in options.items() if name in _DOMAINS}
         if _is_word_times(own.get("return_timestamps")):
@@ -180,7 +180,7 @@ class SpeechRequest:
         return _is_word_times(self.return_timestamps)
 
     def _check_alternatives(self) -> None:
-        """Raise InputError where a window has fewer texts than are to be returned."""
+        """Raise InputError if a window has fewer texts than ``num_return_sequences``."""
         given = {"num_beams": self.num_beams} if 0.0 in self.temperature else {}
         given |= {"best_of": self.best_of} if max(self.temperature) > 0.0 and not given else {}
         for name, value in given.items():
@@ -196,7 +196,7 @@ def _is_word_times(value: object) -> bool:
 
 
 def check_word_times(speech: SpeechEntry) -> None:
-    """Raise InputError for a model that does not tell when a word is said."""
+    """Raise InputError for a model without word times."""
     if speech.alignment is not None:
         return
     if speech.alignment_heads is None:
@@ -213,17 +213,17 @@ def check_word_times(speech: SpeechEntry) -> None:
 
 
 def read_temperatures(temperature: object) -> tuple[float, ...]:
-    """Return the temperatures that are tried one after another.
+    """Return the temperatures to try in turn.
 
     Raises:
-        InputError, ConfigError: they are invalid, or their number is.
+        InputError, ConfigError: a temperature, or their number, is invalid.
     """
     several = None if isinstance(temperature, Set) else entries_of(temperature, _MOST_TEMPERATURES)
     given = (temperature,) if several is None else several
     if not 1 <= len(given) <= _MOST_TEMPERATURES:
         raise InputError(
             f"temperature has {len(given)} values; expected a number, or 1 to {_MOST_TEMPERATURES} "
-            "that are tried one after another"
+            "to try in turn"
         )
     return tuple(_TEMPERATURE.read("temperature", value) for value in given)
 
@@ -232,13 +232,13 @@ def read_task(task: object, speech: SpeechEntry) -> str:
     """Return a task that the model has.
 
     Raises:
-        InputError: there is none such, or a model of English is to translate.
+        InputError: the task is unknown, or a model of English cannot translate.
     """
     if not isinstance(task, str) or task not in TASKS:
         raise InputError(f"task is {shown(task)}; expected one of {', '.join(TASKS)}")
     if speech.tasks is None and task != TASKS[0]:
         raise InputError(
-            f"task is {task!r}, but the model knows English alone; leave it out, or use a bundle "
+            f"task is {task!r}, but the model supports only English; leave it out, or use a bundle "
             "of a model of several languages"
         )
     if speech.tasks is not None and task not in speech.tasks:
@@ -247,7 +247,7 @@ def read_task(task: object, speech: SpeechEntry) -> str:
 
 
 def read_language(language: str | None, speech: SpeechEntry) -> str | None:
-    """Return the code of the language of a request, None where it is to be detected."""
+    """Return the code of the language of a request, None if it must be detected."""
     is_detected = isinstance(language, str) and language.strip().lower() == DETECTED
     if language is not None and not is_detected:
         return code_of(language, speech)
@@ -260,7 +260,7 @@ def read_prompt(text: str | None, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the tokens of an initial prompt, as transformers' ``get_prompt_ids``.
 
     Raises:
-        InputError: it is no text, or has special tokens.
+        InputError: it is not a text, or has special tokens.
     """
     if text is None:
         return ()
@@ -281,10 +281,10 @@ def read_prompt(text: str | None, tokenizer: Tokenizer) -> tuple[int, ...]:
 def read_samples(audio: Audio, speech: SpeechEntry) -> NDArray[np.float32]:
     """Return the samples of an audio, (n,) float32 at the model's rate.
 
-    Those of an array that may change are copied: they are read while the audio is transcribed.
+    A writeable array is copied, because it is read while the audio is transcribed.
 
     Raises:
-        InputError: it is none.
+        InputError: they are invalid.
     """
     if not isinstance(audio, np.ndarray):
         return read_audio(audio, speech.sampling_rate)
@@ -301,12 +301,12 @@ def read_samples(audio: Audio, speech: SpeechEntry) -> NDArray[np.float32]:
 
 
 def heard_windows(audio: Audio, speech: SpeechEntry) -> Iterator[NDArray[np.float32]]:
-    """Yield the features of an audio, window behind window, (num_mels, num_frames) float32 each.
+    """Yield the features of the windows of an audio, (num_mels, num_frames) float32 each.
 
-    A window is padded behind the end of the audio; none is padding alone.
+    The last window is padded; no window is only padding.
 
     Raises:
-        InputError: it is no audio.
+        InputError: it is not audio.
     """
     samples = read_samples(audio, speech)
     windows = LogMel(speech).windows(samples)

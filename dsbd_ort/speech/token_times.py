@@ -1,9 +1,9 @@
-"""Times of tokens, by how a model attends to the sound as it reads them.
+"""Times of tokens, from the attention of the model to the sound.
 
-As transformers' Whisper has it: the weights of the heads that follow the sound are normalized over
-the tokens, smoothed by a median over the positions, and averaged; dynamic time warping then finds
-the way through tokens and positions, both in their order, on which the weights are highest. Where
-it comes to a token, that token is said.
+As in transformers' Whisper: the weights of the heads that follow the sound are normalized over the
+tokens, smoothed by a median over the positions, and averaged. Dynamic time warping then finds the
+path through tokens and positions, both in order, with the highest weights. The position at which it
+reaches a token is the time of the token.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 Matrix = NDArray[np.float32]
-_DIAGONAL, _TOKEN, _POSITION = 0, 1, 2  # a step of the way: to the next of both, or of one
+_DIAGONAL, _TOKEN, _POSITION = 0, 1, 2  # a step of the path: to the next of both, or of one
 
 
 def token_positions(weights: Matrix, median_filter_width: int) -> NDArray[np.int64]:
-    """Return the position of the sound at which each token is said, (n,) int64, increasing.
+    """Return the position of the sound of each token, (n,) int64, increasing.
 
     Args:
         weights: (A, n - 1, N) float32, of A heads, for the tokens but the last.
         median_filter_width: positions of the median; odd.
 
-    The last token, which ends the text as a rule, has the position of the one before it.
+    The last token, which usually ends the text, has the position of the token before it.
     """
     if not weights.shape[1]:
         return np.zeros(1, np.int64)
@@ -34,14 +34,14 @@ def smoothed(weights: Matrix, median_filter_width: int) -> Matrix:
     """Return the mean of the heads of weights (A, S, N), normalized and smoothed, (S, N)."""
     deviation = weights.std(axis=1, keepdims=True)
     centred = weights - weights.mean(axis=1, keepdims=True)
-    # A position that all tokens weigh alike says nothing of them.
+    # A position with equal weights of all tokens carries no information.
     scaled = np.divide(centred, deviation, out=np.zeros_like(centred), where=deviation > 0)
     medians = [_median(head, median_filter_width) for head in scaled]
     return np.asarray(np.mean(medians, axis=0, dtype=np.float32))
 
 
 def _median(values: Matrix, width: int) -> Matrix:
-    """Return the medians of ``width`` neighbours in each row, at whose ends they mirror."""
+    """Return the medians of ``width`` neighbours in each row, mirrored at its ends."""
     half = width // 2
     if values.shape[1] <= half:
         return values
@@ -51,23 +51,23 @@ def _median(values: Matrix, width: int) -> Matrix:
 
 
 def warped(costs: Matrix) -> NDArray[np.int64]:
-    """Return the first position of each token on the cheapest way, (S,) int64.
+    """Return the first position of each token on the cheapest path, (S,) int64.
 
     Args:
         costs: (S, N) float32, of each token at each position.
 
-    The way goes from the first token and position to the last of both, by steps to the next token,
-    the next position, or both. As in transformers sums are float32, and the step is one by a
-    position wherever neither of the others is cheaper than both others. Cells with the same sum of
-    token and position do not depend on each other: they are computed together.
+    The path leads from the first token and position to the last of both, by steps to the next
+    token, the next position, or both. As in transformers, sums are float32, and the step is to the
+    next position unless one of the others is cheaper than both alternatives. Cells with the same
+    sum of token and position do not depend on each other: they are computed together.
     """
     num_tokens, num_positions = costs.shape
     tokens = np.arange(num_tokens)[:, None]
     by_sum = np.zeros((num_tokens + num_positions - 1, num_tokens), np.float32)
     by_sum[tokens + np.arange(num_positions), tokens] = costs
     steps = np.empty(by_sum.shape, np.int8)
-    # Sums of the two diagonals before, by token + 1: before the first token there is no way, but
-    # for its first position.
+    # Sums of the two diagonals before, by token + 1; a path may only start at the first token and
+    # position.
     before_last, last = (np.full(num_tokens + 1, np.inf, np.float32) for _ in range(2))
     before_last[0] = 0.0
     for place, costs_here in enumerate(by_sum):

@@ -9,16 +9,16 @@ from dsbd_ort.decoding import DecodingStats
 
 Task = Literal["transcribe", "translate"]
 TASKS: tuple[Task, ...] = ("transcribe", "translate")
-"""What a speech model does: text in the language that is spoken, or in English."""
+"""Tasks of a speech model: text in the spoken language, or in English."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpokenWord:
-    """A word and when it is said; times are seconds from the start of the audio.
+    """A word and its times, in seconds from the start of the audio.
 
     Attributes:
-        word: as it stands in the text, as a rule with a space in front, and with its punctuation.
-        probability: of its tokens among those of texts and their end, the mean.
+        word: as in the text, usually with a space in front, and with its punctuation.
+        probability: mean probability of its tokens, among tokens of texts and their end.
     """
 
     word: str
@@ -29,20 +29,19 @@ class SpokenWord:
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """A part of the text and when it is said; times are seconds from the start of the audio.
+    """A part of the text and its times, in seconds from the start of the audio.
 
     Attributes:
         id: its place among the segments, from 0.
         seek: the first feature frame of the window that it was decoded in.
-        start, end: when it begins and ends; of a text without times those of its window.
-        text: as decoded, as a rule with a space in front.
+        start, end: its times; for a text without times those of its window.
+        text: as decoded, usually with a space in front.
         token_ids: its tokens, timestamps included.
-        temperature: that its window was decoded at: above 0 after a fallback.
-        avg_logprob: log-probability of a token of its window, the mean.
-        compression_ratio: bytes of the window's text over those of it compressed; repetitions
-            raise it.
-        no_speech_prob: probability that nobody speaks in its window.
-        words: of the text, in their order; None unless their times are asked for.
+        temperature: temperature of its window: above 0 after a fallback.
+        avg_logprob: mean log-probability of the tokens of its window.
+        compression_ratio: size of the window's text over its compressed size; repetitions raise it.
+        no_speech_prob: no-speech probability of its window.
+        words: words of the text, in order; None unless their times were requested.
     """
 
     id: int
@@ -60,12 +59,12 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Alternative:
-    """One of the texts of a window, where several are asked for.
+    """One of several requested texts of a window.
 
     Attributes:
         seek: the first feature frame of the window, as that of its segments.
-        text, token_ids, temperature, avg_logprob, compression_ratio: as those of a segment, of all
-            that is said in the window.
+        text, token_ids, temperature, avg_logprob, compression_ratio: as of a segment, for the whole
+            window.
     """
 
     seek: int
@@ -78,13 +77,13 @@ class Alternative:
 
 @dataclass(frozen=True, kw_only=True)
 class Skipped:
-    """A window without segments: nobody seems to speak, and its text is improbable.
+    """A window without segments: silence, by its no-speech probability and its improbable text.
 
     Attributes:
         seek: its first feature frame.
         start, end: seconds from the start of the audio.
         temperature: at which its text was improbable.
-        avg_logprob, no_speech_prob: as those of a segment.
+        avg_logprob, no_speech_prob: as of a segment.
     """
 
     seek: int
@@ -97,20 +96,20 @@ class Skipped:
 
 @dataclass(frozen=True, kw_only=True)
 class Transcript:
-    """What was said in an audio.
+    """Text of an audio, with segments and statistics.
 
     Attributes:
         text: of all segments.
-        language: code of the language that is spoken, such as "en"; None for a model of one
-            language that does not name it.
-        language_probability: of a language that was detected; None where the request named it.
+        language: code of the spoken language, such as "en"; None for a model of one language that
+            does not name it.
+        language_probability: probability of a detected language; None if the request named it.
         task: "transcribe", or "translate": into English.
         duration: seconds of the audio.
         segments: in the order of time.
-        stats: of all windows together, see ``summed_stats``.
-        alternatives: the texts of every window, the best first, which became its segments; empty
-            unless several were asked for.
-        skipped: the windows in which nobody seems to speak, in the order of time.
+        stats: summed statistics of all windows, see ``summed_stats``.
+        alternatives: the texts of every window; the best, which became its segments, is the first.
+            Empty unless several were requested.
+        skipped: the silent windows, in the order of time.
     """
 
     text: str

@@ -1,9 +1,9 @@
 """Transcription of an audio, window by window, as transformers' Whisper does it.
 
-A window is decoded by beams; if its text compresses too well or is improbable, it is sampled at
-higher and higher temperatures until one is not, or skipped where nobody seems to speak. The times
-in its text say where the next one begins. Each window is one or a few requests, which are yielded,
-those that are independent together: whoever runs the engines sends their results back.
+A window is decoded by beam search. If its text compresses too well or is improbable, it is sampled
+at increasing temperatures until the text is good, or skipped as silence. The times in its text set
+the start of the next window. Each window takes one or a few requests, which are yielded
+(independent ones together); the caller runs them and sends the results back.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dsbd_ort.speech.window_texts import Requests, SpeechPipeline, WindowText, W
 from dsbd_ort.speech.words import Align, TokenTimes, token_times, words_of_segment
 from dsbd_runtime.parts.speech_entry import SoundFeatures, SpeechEntry
 
-_LOW_TEMPERATURE = 0.5  # below it a text is good enough to be told to the next window
+_LOW_TEMPERATURE = 0.5  # below it a text is good enough as a prompt of the next window
 
 Steps = Generator[Requests, list[DecodeResult], Transcript]
 """Yields requests, is sent their results, and returns the transcript."""
@@ -42,11 +42,11 @@ Steps = Generator[Requests, list[DecodeResult], Transcript]
 
 @dataclass(frozen=True)
 class _Heard:
-    """What the model says behind the start token: who speaks, if anybody.
+    """Probabilities after the start token: of silence and of each language.
 
     Attributes:
-        no_speech_prob: the probability that nobody does.
-        languages: the probability of each language, among them; empty of a model of English.
+        no_speech_prob: no-speech probability.
+        languages: probability of each language among all languages; empty for a model of English.
     """
 
     no_speech_prob: float
@@ -54,7 +54,7 @@ class _Heard:
 
 
 class Transcription:
-    """One audio on its way to a transcript."""
+    """Transcription of one audio."""
 
     def __init__(
         self,
@@ -81,9 +81,9 @@ class Transcription:
         self._conditions = request.condition_on_previous_text
 
     def steps(self, on_segment: Callable[[Segment], None] | None, align: Align) -> Steps:
-        """Decode window after window; call ``on_segment`` with each segment once it is known.
+        """Decode one window after another; call ``on_segment`` with each finished segment.
 
-        align: says how the model attends to a window, where words are to have times.
+        align: returns how the model attends to a window, for word times.
         """
         seek, num_frames = 0, self._windows.num_frames
         num_heard = -(-self._num_samples // self._speech.hop_length)  # the rest is padding
@@ -119,7 +119,7 @@ class Transcription:
         return self._transcript()
 
     def _previous(self) -> list[int]:
-        """Return what stands before the start token: the prompt, and what was said before."""
+        """Return the tokens before the start token: the prompt and the text before."""
         most = self._request.most_previous
         said = [token for segment in self._said for token in segment]
         if self._conditions and (said or self._prompt):
@@ -131,11 +131,11 @@ class Transcription:
     def _hear(
         self, source: SoundFeatures, before: list[int]
     ) -> Generator[Requests, list[DecodeResult], _Heard]:
-        """Find out whether somebody speaks and, in the first window, in which language."""
+        """Return the no-speech probability and, in the first window, detect the language."""
         heard = yield from self._heard_behind(source, [*before, self._start])
         if self._language is None and self._speech.languages is not None:
             first = heard
-            if before:  # a language is detected without what was said before
+            if before:  # languages are detected without the text before
                 first = yield from self._heard_behind(source, [self._start])
             self._language = max(first.languages, key=first.languages.__getitem__)
             self._language_probability = first.languages[self._language]
@@ -162,7 +162,7 @@ class Transcription:
         return _Heard(no_speech_prob, dict(zip(languages, shares, strict=True)))
 
     def _first_tokens(self) -> list[int]:
-        """Return what says which text is wanted: start, language, task, without times or with."""
+        """Return the tokens that select the text: start, language, task, with or without times."""
         tokens = [self._start]
         if self._speech.languages is not None and self._speech.tasks is not None:
             assert self._language is not None  # detected before
@@ -172,7 +172,7 @@ class Transcription:
 
     @property
     def _has_times(self) -> bool:
-        """Whether texts have times: where wanted, and where they lead to the next window."""
+        """Whether texts have times: if requested, or to find the next window."""
         is_long = self._windows.num_frames > self._speech.num_frames
         return bool(self._request.return_timestamps) or is_long
 
@@ -206,7 +206,7 @@ class Transcription:
         num_frames: int,
         align: Align,
     ) -> TokenTimes:
-        """Return when the tokens of a window are said; ``num_frames`` of it are sound."""
+        """Return the times of the tokens of a window; ``num_frames`` of it are sound."""
         new = answer.sequence.token_ids
         aligned = align(source, [*before, *self._first_tokens()], new)
         return token_times(aligned, new, seek, num_frames, self._speech, self._start)
@@ -214,7 +214,7 @@ class Transcription:
     def _words(
         self, token_ids: tuple[int, ...], first: int, times: TokenTimes
     ) -> tuple[SpokenWord, ...]:
-        """Return the words of a segment, whose first token is so far in its window."""
+        """Return the words of a segment; ``first``: index of its first token in the window."""
         language = self._language if self._request.task == TASKS[0] else ENGLISH
         tokenizer = self._pipeline.tokenizer
         return words_of_segment(token_ids, times, first, language, self._speech, tokenizer)
@@ -227,7 +227,7 @@ class Transcription:
         heard: _Heard,
         times: TokenTimes | None,
     ) -> Iterator[Segment]:
-        """Yield the segments of a window, and keep them."""
+        """Yield the segments of a window, and store them."""
         first = 0  # segments follow each other without a gap
         for part in found.parts:
             segment = Segment(
@@ -267,8 +267,8 @@ class Transcription:
 
 
 def answered(steps: Steps, decoded: Callable[[Requests], list[DecodeResult]]) -> Transcript:
-    """Return the transcript of steps whose requests are decoded by a function."""
-    with contextlib.closing(steps):  # what they hold is let go with an error of ``decoded`` too
+    """Return the transcript of steps; ``decoded`` runs their requests."""
+    with contextlib.closing(steps):  # releases the source after an error of ``decoded`` too
         requests = next(steps)  # an audio has one window at least
         while True:
             try:

@@ -16,12 +16,12 @@ from dsbd_runtime.errors import InputError
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _FORMATS = {_PCM: (8, 16, 24, 32), _FLOAT: (32, 64)}
 _UNKNOWN_SIZE = 0x7FFF_0000
-"""A data chunk of so many bytes or more, or of 0, was written by a program that did not know: it
-ends where the file does."""
+"""A data chunk of this size or more, or of 0, was written by a program that did not know the size:
+it ends with the file."""
 _MOST_FORMAT_BYTES = 4096
 _MOST_CHUNKS = 10_000
 MOST_MISSING_S = 0.02
-"""Audio that may be missing: some writers count bytes of the header or a whole last block."""
+"""Seconds that may be missing: some writers count the header or a whole last block."""
 _BLOCK_FRAMES = 65_536
 
 
@@ -33,7 +33,7 @@ class WavFormat:
         is_float: whether they are floats; else integers.
         bits: of a sample.
         num_channels, sampling_rate: of the audio.
-        num_bytes: of all samples that follow; None: those up to the end of the file.
+        num_bytes: bytes of all samples that follow; None: to the end of the file.
     """
 
     is_float: bool
@@ -49,7 +49,7 @@ class WavFormat:
 
     @property
     def num_frames(self) -> int | None:
-        """Samples of a channel; None: those up to the end of the file."""
+        """Samples of a channel; None: to the end of the file."""
         if self.num_bytes is None or not self.num_channels:
             return None
         return self.num_bytes // self.frame_bytes
@@ -65,11 +65,10 @@ def is_wav(file: Section) -> bool:
 def read_format(file: Section, name: str) -> WavFormat | None:
     """Return the format of a WAV file, whose position is then its first sample.
 
-    None: samples are stored in a way that is not read here, such as mu-law.
+    None: samples in another encoding, such as mu-law.
 
     Raises:
-        InputError: it is cut, or says nothing of its samples; ``name`` is that of the audio in the
-            message.
+        InputError: it is cut, or has no format; ``name`` names the audio in the message.
     """
     file.seek(12)
     fields: bytes | None = None
@@ -122,13 +121,12 @@ def _format(fields: bytes, name: str) -> WavFormat | None:
 
 
 def _num_bytes(file: Section, said: int, byte_rate: int, name: str) -> int | None:
-    """Return how many bytes of samples follow; None: those up to the end of the file.
+    """Return how many bytes of samples follow; None: to the end of the file.
 
-    ``said`` are the bytes that the header has, 0 if it does not know them; ``byte_rate`` are those
-    of a second.
+    ``said``: bytes by the header, 0 if unknown; ``byte_rate``: bytes per second.
 
     Raises:
-        InputError: there are fewer, by more than what writers miscount.
+        InputError: there are too few, by more than writers miscount.
     """
     begin = file.tell()
     num_there = file.seek(0, io.SEEK_END) - begin
@@ -139,13 +137,13 @@ def _num_bytes(file: Section, said: int, byte_rate: int, name: str) -> int | Non
     if said - num_there > MOST_MISSING_S * byte_rate:
         raise InputError(
             f"{name} is cut: its header has {said} bytes of samples, the file {num_there}; "
-            "copy it again, or keep what is there: ffmpeg -i FILE whole.wav"
+            "copy it again, or save the readable part with: ffmpeg -i FILE whole.wav"
         )
     return min(said, num_there)
 
 
 def _are_chunks(file: Section, begin: int) -> bool:
-    """Return whether chunks fill the file from ``begin`` on: then there are no samples."""
+    """Return whether chunks fill the file from ``begin`` on, so that there are no samples."""
     end = file.seek(0, io.SEEK_END)
     for _ in range(_MOST_CHUNKS):
         file.seek(begin)

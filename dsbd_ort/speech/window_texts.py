@@ -1,7 +1,7 @@
-"""Texts of one window: a search at temperature 0, samples above it, until one is not poor.
+"""Texts of one window: a search at temperature 0, then samples at higher ones, until one is good.
 
-Only the text of the last temperature tried is used. So a request is given up once its text is poor
-whatever follows, as a text that repeats itself is long before it reaches the length limit.
+Only the text of the last temperature is used. So a request is stopped once its text is certain to
+be poor: a text that repeats itself is so long before it reaches the length limit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dsbd_runtime.text.tokenizer import Tokenizer
 _OF_BEAMS = ("strategy", "num_beams", "early_stopping", "draft_beams")
 
 Requests = Sequence[DecodingRequest]
-"""They are independent: their engine calls may be shared."""
+"""Independent requests, whose engine calls may be shared."""
 
 
 class SpeechPipeline(Protocol):
@@ -43,7 +43,7 @@ class SpeechPipeline(Protocol):
         """Whether the bundle has a draft model."""
 
     def held_source(self, source: Source) -> AbstractContextManager[None]:
-        """Let no engine read a window again between two of its requests."""
+        """Keep a window's encoder output between its requests."""
 
     def request_of(
         self,
@@ -60,8 +60,8 @@ class WindowText:
     """A window's text at one temperature.
 
     Attributes:
-        sequence: the best one.
-        token_ids: without the token that ends it.
+        sequence: the best sequence.
+        token_ids: without the token that ends the text.
         temperature, avg_logprob, compression_ratio: see ``Segment``.
     """
 
@@ -79,7 +79,7 @@ class WindowText:
         )
 
     def is_silence(self, request: SpeechRequest, no_speech_prob: float) -> bool:
-        """Return whether nobody seems to speak: the text is improbable, and speech is too."""
+        """Return whether the window is silence: its text and speech are both improbable."""
         return is_likely_silence(request, no_speech_prob) and (
             request.logprob_threshold is not None and self.avg_logprob < request.logprob_threshold
         )
@@ -95,9 +95,9 @@ class _Sample:
     """One request for a window's text.
 
     Attributes:
-        request: asks ``gives_up`` of this object.
-        answers: the texts, the best first, once ``take`` was called.
-        is_given_up: whether the request ended before its text did: the text is poor.
+        request: its ``gives_up`` is a method of this object.
+        answers: the texts, the best first; set by ``take``.
+        is_given_up: whether the request was stopped before its text ended, because it is poor.
     """
 
     def __init__(
@@ -113,12 +113,12 @@ class _Sample:
         self._mass, self._temperature, self._texts = mass, temperature, texts
 
     def may_give_up(self) -> _Sample:
-        """Return the sample whose request ends once its text is poor for certain."""
+        """Stop the request once its text is certain to be poor; return the sample."""
         self.request = dataclasses.replace(self.request, gives_up=self._gives_up)
         return self
 
     def again(self) -> _Sample:
-        """Return the same sample, which does not give up."""
+        """Return the same sample without stopping early."""
         mass, seed = AllowedMass(), self.request.config.seed
         request = dataclasses.replace(
             self.request, rng=np.random.default_rng(seed), allowed_mass=mass, gives_up=None
@@ -144,9 +144,9 @@ class _Sample:
         return self.is_given_up
 
     def _rated(self, sequence: DecodedSequence) -> WindowText:
-        """Return a window's text with what tells whether it is a good one.
+        """Return a window's text with its ratings.
 
-        Its probability is that among the tokens which the rules leave, as transformers has it.
+        Probabilities are relative to the tokens that the rules allow, as in transformers.
         """
         token_ids, config = tuple(sequence.token_ids), self.request.config
         logprob = sequence.logprob
@@ -175,8 +175,8 @@ class WindowTexts:
 
     Attributes:
         speech_request: the options of the transcription.
-        hot_words: are favoured in every text; None without any.
-        stats: of every request so far.
+        hot_words: favoured in every text; None: no hot words.
+        stats: statistics of every request so far.
     """
 
     def __init__(
@@ -196,12 +196,12 @@ class WindowTexts:
         self.stats: list[DecodingStats] = []
 
     def answers(self, inputs: RequestInputs, no_speech_prob: float) -> Answers:
-        """Return a window's texts at the first temperature at which it is not poor, or the last.
+        """Return a window's texts at the first temperature with a good text, or at the last one.
 
-        The best is the first; there are as many as are to be returned, or were sampled.
+        The best text is the first; at most ``num_return_sequences`` are returned.
 
-        An attempt that was given up may have been silence, which only its whole text tells. It is
-        decoded to its end if another attempt finds speech: else the window is skipped either way.
+        A stopped attempt may have been silence, which only its whole text tells. It is decoded to
+        its end if another attempt finds speech; else the window is skipped in any case.
         """
         request, unknown = self.speech_request, list[list[_Sample]]()
         answers: list[WindowText] = []
@@ -231,15 +231,15 @@ class WindowTexts:
     def _may_be_silence(self, whole: Sequence[WindowText], no_speech_prob: float) -> bool:
         """Return whether the best text of an attempt may be silence.
 
-        whole: the texts that were not given up, all poor. One that is probable enough is no
-        silence, and a better one is no silence either.
+        whole: the texts that were not stopped, all poor. If one is too probable to be silence, the
+        best text is not silence either.
         """
         return is_likely_silence(self.speech_request, no_speech_prob) and all(
             answer.is_silence(self.speech_request, no_speech_prob) for answer in whole
         )
 
     def _sampled(self, inputs: RequestInputs, temperature: float, *, may_give_up: bool) -> Samples:
-        """Return the search at temperature 0, or ``best_of`` samples, decoded together."""
+        """Return the decoded search at temperature 0, or ``best_of`` samples."""
         samples = []
         for number in range(1 if temperature == 0.0 else self.speech_request.best_of):
             mass, options = AllowedMass(), self._options_at(temperature)
@@ -288,14 +288,14 @@ def _decoded(samples: list[_Sample]) -> Samples:
 
 
 def _whole(samples: list[_Sample]) -> Samples:
-    """Return samples with those that were given up decoded to their end."""
+    """Return the samples, with the stopped ones decoded to their end."""
     again = {i: sample.again() for i, sample in enumerate(samples) if sample.is_given_up}
     yield from _decoded(list(again.values()))
     return [again.get(i, sample) for i, sample in enumerate(samples)]
 
 
 def _best_first(samples: Iterable[_Sample]) -> list[WindowText]:
-    """Return the texts of samples, the most probable first; those of one search as they are."""
+    """Return the texts of samples, the most probable first; a search keeps its order."""
     samples = list(samples)
     answers = [answer for sample in samples for answer in sample.answers]
     if len(samples) > 1:

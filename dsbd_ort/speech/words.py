@@ -1,7 +1,7 @@
-"""Words of a text: which tokens make one, when it is said, how sure the model is.
+"""Words of a text: their tokens, times and probabilities.
 
-Tokens are grouped as transformers groups them: at spaces or, in languages that write none between
-words, at characters; punctuation belongs to the word that it stands at.
+Tokens are grouped as in transformers: at spaces or, in languages without spaces between words, at
+characters; punctuation belongs to the word next to it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Align = Callable[[SoundFeatures, Sequence[int], Sequence[int]], AlignedTokens]
 _WITHOUT_SPACES = {"zh", "ja", "th", "lo", "my", "yue"}
 _BEFORE_WORDS = "\"'“¡¿([{-"
 _BEHIND_WORDS = "\"'.。,\uff0c!\uff01?\uff1f:\uff1a”)]}、"  # some of full width
-_NO_CHARACTER = "\ufffd"  # what bytes decode to that are no whole character
+_NO_CHARACTER = "\ufffd"  # decoded from bytes of an incomplete character
 
 
 @dataclass(frozen=True)
 class TokenTimes:
-    """When the tokens of a window are said, and how probable they are.
+    """Times and probabilities of the tokens of a window.
 
     Attributes:
         start, end: (n,) float64. Seconds from the start of the audio: a token begins where the one
@@ -131,7 +131,7 @@ class TokenGroup:
     indices: list[int]
 
     def append(self, other: TokenGroup) -> None:
-        """Put another group behind this one."""
+        """Append another group to this one."""
         self.text += other.text
         self.indices = [*self.indices, *other.indices]
 
@@ -141,7 +141,7 @@ def grouped(
 ) -> list[TokenGroup]:
     """Return the words of tokens of text alone.
 
-    has_spaces: whether words stand apart by spaces; else every character is one.
+    has_spaces: whether spaces separate words; else every character is a word.
     """
     groups = _characters(token_ids, decode)
     return _with_punctuation(_at_spaces(groups) if has_spaces else groups)
@@ -150,7 +150,7 @@ def grouped(
 def _characters(
     token_ids: Sequence[int], decode: Callable[[Sequence[int]], str]
 ) -> list[TokenGroup]:
-    """Return as few tokens together as make whole characters."""
+    """Return the smallest groups of tokens that are whole characters."""
     whole = decode(token_ids)
     groups: list[TokenGroup] = []
     begin = num_read = 0
@@ -168,7 +168,7 @@ def _characters(
 
 
 def _at_spaces(groups: Sequence[TokenGroup]) -> list[TokenGroup]:
-    """Join what begins neither with a space nor is punctuation alone with what is before it."""
+    """Join groups that are not punctuation and do not begin with a space to the group before."""
     words: list[TokenGroup] = []
     for group in groups:
         begins = group.text.startswith(" ") or group.text.strip() in string.punctuation
@@ -180,7 +180,7 @@ def _at_spaces(groups: Sequence[TokenGroup]) -> list[TokenGroup]:
 
 
 def _with_punctuation(words: Sequence[TokenGroup]) -> list[TokenGroup]:
-    """Join punctuation with the word behind it, where it opens something, or before it."""
+    """Join opening punctuation to the word after it, other punctuation to the word before it."""
     joined: list[TokenGroup] = []  # the last first
     for word in reversed(words):
         opens = word.text.startswith(" ") and word.text.strip() in _BEFORE_WORDS

@@ -1,8 +1,8 @@
 """Device interface of a DeviceSession: memory, copies, and graphs bound to memory.
 
 ``DeviceSession`` is written against these Protocols alone. Device memory is named by address, as
-CUDA, ONNX Runtime (``bind_input`` with a pointer) and TensorRT (``set_tensor_address``) take it;
-the host never reads or writes behind such an address.
+CUDA, ONNX Runtime (``bind_input`` with a pointer) and TensorRT (``set_tensor_address``) need it;
+the host never accesses such memory directly.
 
 Work on a device is queued in order: copies and calls return before they are done, and only
 ``synchronize`` waits for them.
@@ -57,14 +57,14 @@ class RecordedWork(Protocol):
         """Queue all of it once."""
 
     def free(self) -> None:
-        """Forget it; called once, before the memory that it works on is freed."""
+        """Destroy it; called once, before the memory that it uses is freed."""
 
 
 class Device(Protocol):
     """One device's memory and its queue of work.
 
-    What gives something back (``free``, ``free_pinned``, ``close``) raises nothing: it is called
-    when something else has failed, and that is what the caller has to learn.
+    ``free``, ``free_pinned`` and ``close`` raise nothing: they are also called after another error,
+    which the caller must see.
     """
 
     @property
@@ -73,7 +73,7 @@ class Device(Protocol):
 
     @property
     def num_waits(self) -> int:
-        """How often ``synchronize`` has waited: what was queued before the last time is done."""
+        """Number of waits by ``synchronize``; work queued before the last wait is done."""
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
         """Return a new array of zeros; raise MemoryError when the device has no room."""
@@ -106,10 +106,10 @@ class Device(Protocol):
         """Queue setting every byte of ``array`` to zero."""
 
     def record(self, work: Callable[[], None]) -> RecordedWork:
-        """Return what ``work`` queues, as one unit; nothing of it is done yet.
+        """Return the work that ``work`` queues, as one unit; none of it is run.
 
-        It must wait for nothing and allocate nothing. Raises MemoryError, EngineError or what
-        ``work`` raises where it cannot be recorded; the queue is then as before.
+        ``work`` must not wait or allocate. Raises MemoryError, EngineError or an error of ``work``
+        if it cannot be recorded; the queue is then as before.
         """
 
     def synchronize(self) -> None:
@@ -129,7 +129,7 @@ class BoundCall(Protocol):
         """
 
     def release(self) -> None:
-        """Forget the bindings, because their memory will be freed."""
+        """Drop the bindings, because their memory will be freed."""
 
 
 class DeviceEngine(Protocol):

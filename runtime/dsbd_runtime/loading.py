@@ -43,8 +43,8 @@ def load_causal_lm(
     Args:
         bundle: from ``open_bundle``.
         role: "target" or "draft".
-        provider: where it runs, a name of the table in ``providers``; "cuda:1" is the second GPU.
-        settings: how it runs; those of another provider are refused.
+        provider: where it runs, a name in the table of ``providers``; "cuda:1" is the second GPU.
+        settings: how it runs; settings of another provider are refused.
 
     Raises:
         BundleError: the engine is damaged or contradicts the manifest.
@@ -69,7 +69,7 @@ def load_pair(
 
     A small draft, whose calls are over before a second thread has begun, gets one thread and no
     pool. The idle threads of either model sleep soon (``EngineSettings.spin_us``): while they wait
-    busily they take the cores that the other one needs.
+    busily they use the cores that the other model needs.
 
     Args:
         bundle: from ``open_bundle``.
@@ -138,7 +138,7 @@ def _has_small_draft(bundle: Bundle) -> bool:
 
 
 def check_available(placement: Placement) -> None:
-    """Raise ProviderError naming the first thing that is missing here and how to install it."""
+    """Raise ProviderError naming the first missing package or device and how to install it."""
     provider = placement.provider
     if provider.ort_name is not None:
         import_ort_for(provider)

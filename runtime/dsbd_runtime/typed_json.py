@@ -18,8 +18,19 @@ _LARGEST = 2**31 - 1
 _MOST_NAMES = 4  # of entries, in a message
 
 
+class UnknownEntryError(BundleError):
+    """A file of a bundle has an entry that this version does not know: a later one made it."""
+
+    def __init__(self, name: str, value: object, where: str, made_by: str = "it") -> None:
+        self.entry = name, value, where
+        super().__init__(
+            f"{where} has {name_in_short(name)} {in_short(value)}, which this version of dsbd-ort "
+            f"does not know; use the version that made {made_by} or a later one"
+        )
+
+
 def json_from_file(file: Path) -> Any:
-    """Read a file of a bundle; raise BundleError unless it is there and JSON."""
+    """Read a JSON file of a bundle; raise BundleError if it is missing or invalid."""
     try:
         if (size := file.stat().st_size) > _MOST_BYTES:
             raise BundleError(f"{file} has {size} bytes, expected at most {_MOST_BYTES}")
@@ -29,12 +40,12 @@ def json_from_file(file: Path) -> Any:
 
 
 def json_from_text(text: str) -> Any:
-    """Read JSON; a ValueError says where a text is none, as with NaN, or has too large a number."""
+    """Read JSON; raise ValueError for an invalid text, NaN, or a number that is too large."""
     return json.loads(text, parse_constant=_no_number, parse_float=_finite)
 
 
 def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite(digits: str) -> float:
@@ -47,8 +58,9 @@ def typed(kind: type[Entry], value: Any, where: str) -> Entry:
     """Return parsed JSON as the dataclass ``kind``; raise BundleError at the first mismatch.
 
     Fields are str, int, bool, float, None, lists and dicts of them, dataclasses, and unions. Those
-    without a default must be there, and no other unless it is null; a dataclass with subclasses is
-    the one that the field ``kind`` tells. ``where`` names the whole in messages.
+    without a default must be there. An unknown field is ignored if it is null, else it raises
+    UnknownEntryError. Of a dataclass with subclasses the field ``kind`` tells which one it is.
+    ``where`` names the whole in messages.
     """
     entry: Entry = _parsed(kind, value, where)
     return entry
@@ -88,7 +100,7 @@ def name_in_short(name: str) -> str:
 
 def _parsed(kind: Any, value: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if kinds := by_kind(kind):
+    if kinds := _by_kind(kind):
         first = next(iter(kinds.values()))
         kind = _chosen(kinds, value, where) if isinstance(value, dict) else first
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
@@ -110,7 +122,7 @@ def _parsed(kind: Any, value: Any, where: str) -> Any:
 
 
 def _in_words(kind: Any) -> str:
-    """Return what is expected as JSON has it: classes of ours are objects with some entries."""
+    """Return the expected type in words: a dataclass is an object with its entries."""
     if not dataclasses.is_dataclass(kind):
         return getattr(kind, "__name__", str(kind))
     names = [field.name for field in dataclasses.fields(kind)]
@@ -118,7 +130,7 @@ def _in_words(kind: Any) -> str:
     return f"an object ({', '.join(shown)})"
 
 
-def by_kind(base: Any) -> dict[str, Any]:
+def _by_kind(base: Any) -> dict[str, Any]:
     """Return the subclasses of a dataclass by the default of their field ``kind``."""
     if not (isinstance(base, type) and dataclasses.is_dataclass(base)):
         return {}
@@ -126,10 +138,12 @@ def by_kind(base: Any) -> dict[str, Any]:
 
 
 def _chosen(kinds: dict[str, Any], value: dict[str, Any], where: str) -> Any:
-    """Return the dataclass that an object names by its ``kind``."""
+    """Return the dataclass that the ``kind`` of an object names."""
     kind = value.get("kind")
-    if not isinstance(kind, str) or kind not in kinds:
+    if not isinstance(kind, str):
         raise mismatch(f"one of {', '.join(kinds)}", kind, f"{where}: kind")
+    if kind not in kinds:
+        raise UnknownEntryError("kind", kind, where)
     return kinds[kind]
 
 
@@ -138,22 +152,15 @@ def _parsed_dataclass(kind: Any, value: dict[str, Any], where: str) -> Any:
     required = {
         field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING
     }
-    if odd := sorted([*(required - set(value)), *unknown_fields(kind, value)]):
-        raise BundleError(
-            f"{where}: missing or unknown entries {in_short(odd)}; export the bundle again"
-        )
+    unknown = sorted(name for name in set(value) - set(hints) if value[name] is not None)
+    if missing := required - set(value):
+        odd = in_short(sorted([*missing, *unknown]))
+        raise BundleError(f"{where}: missing or unknown entries {odd}; export the bundle again")
+    if unknown:
+        raise UnknownEntryError(unknown[0], value[unknown[0]], where)
     return kind(
         **{k: _parsed(t, value[k], f"{where}: {k}") for k, t in hints.items() if k in value}
     )
-
-
-def unknown_fields(kind: Any, value: dict[str, Any]) -> list[str]:
-    """Return the names in a JSON object that are no fields of a dataclass and not null, sorted."""
-    return sorted(set(_given(value)) - set(typing.get_type_hints(kind)))
-
-
-def _given(value: dict[str, Any]) -> list[str]:
-    return [name for name, content in value.items() if content is not None]
 
 
 def _as_float(value: int | float) -> float:

@@ -132,7 +132,7 @@ def test_engines_for_a_bundle_take_no_options_of_checkpoints(tiny_bundle, argume
 
 def test_a_draft_for_a_folder_that_is_no_bundle(tmp_path):
     done = dsbd_export("--bundle", tmp_path, "--draft", demo_pair()[1])
-    assert_one_line_error(done, "is no bundle: it has no dsbd.json")
+    assert_one_line_error(done, "is not a bundle: it has no dsbd.json")
     assert not list(tmp_path.iterdir())
 
 

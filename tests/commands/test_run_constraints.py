@@ -144,7 +144,7 @@ def test_a_batch_is_answered_anew_when_its_trie_changes(
         (["--grammar", "/no/such.lark"], "--grammar /no/such.lark cannot be read"),
         (["--trie", "/no/such.trie"], "constraint has trie '/no/such.trie', which cannot be read"),
         (["--json-schema", __file__], "is no JSON"),
-        (["--regex", "("], "the regex '(' is no grammar that can be followed"),
+        (["--regex", "("], "the regex '(' is not a usable grammar"),
         (["--regex", "a", "--grammar", __file__], "a request has one constraint"),
     ],
 )
@@ -167,8 +167,8 @@ def assert_one_line(done: Result, words: str) -> None:
         ),
         ("a.jsonl", b'{"token_ids": [1', "line 1 of"),
         ("a.trie", b"\x93NUMPY\x01\0v\0{'descr': '<i8', ", "is no saved trie, or not whole"),
-        ("a.npy", b"", "is no .npy file of integers"),
-        ("a.npy", b"PK\x03\x04" * 9, "is no .npy file of integers"),
+        ("a.npy", b"", "is not a .npy file of integers"),
+        ("a.npy", b"PK\x03\x04" * 9, "is not a .npy file of integers"),
     ],
 )
 def test_damaged_tries_end_in_one_line(

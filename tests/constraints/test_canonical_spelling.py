@@ -127,5 +127,5 @@ def test_behind_spaces_it_is_still_canonical():
 
 def test_what_is_no_grammar_is_refused():
     trie = TokenTrie.from_sequences([[1, 2]])
-    with pytest.raises(ConstraintError, match=r"canonical spelling of .*; give a grammar"):
+    with pytest.raises(ConstraintError, match=r"Canonical got .*; give a grammar"):
         Canonical(trie)

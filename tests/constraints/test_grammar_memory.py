@@ -64,7 +64,7 @@ def test_a_request_that_grows_too_large_ends_and_others_go_on(guarded: GrammarTo
     states = follow(other, other.start([]), 20)
     before = held_bytes()
     grows = hostile(0).bind(guarded)
-    with pytest.raises(ConstraintError, match=r"takes \d+ MiB, and all .* simplify it: fewer") as e:
+    with pytest.raises(ConstraintError, match=r"uses \d+ MiB, and all .* simplify it: fewer") as e:
         follow(grows, grows.start([]), 220)
     assert 16 * MIB < grows.memory.num_bytes < 48 * MIB
     assert grows.memory.num_bytes == pytest.approx(held_bytes() - before, rel=0.05)
@@ -121,7 +121,7 @@ def test_unused_grammars_go_first_then_the_largest_ends() -> None:
     small.followed = 35
     limit.keep()
     assert small.is_over and not large.is_over
-    with pytest.raises(ConstraintError, match="s takes 0 MiB"):
+    with pytest.raises(ConstraintError, match="s uses 0 MiB"):
         small.check()
     limit.keep()
     large.check()
@@ -130,7 +130,7 @@ def test_unused_grammars_go_first_then_the_largest_ends() -> None:
 def test_a_grammar_that_does_not_fit_is_refused_and_those_that_run_go_on() -> None:
     limit, _ = limited(100)
     runs = memory_of(limit, "runs", 70)
-    with pytest.raises(ConstraintError, match="new takes"):
+    with pytest.raises(ConstraintError, match="new uses"):
         memory_of(limit, "new", 40)
     runs.check()
     assert not memory_of(limit, "small", 20).is_over

@@ -59,18 +59,18 @@ def test_an_option_that_is_no_data_is_left_alone() -> None:
         ({"regex": "a", "choice": ["b"]}, "constraint has regex and choice; give one of them"),
         (
             {"regex": "a", "end": "eos"},
-            "constraint has 'end' beside regex; expected one of canonical",
+            "constraint has 'end' with regex; expected one of canonical",
         ),
-        ({"trie": "a", "ends": "eos"}, "'ends' beside trie; expected one of end there"),
+        ({"trie": "a", "ends": "eos"}, "'ends' with trie; expected one of end there"),
         ({"trie": "a", "end": "never"}, "constraint has end 'never'"),
         ({"json_object": False}, "constraint has json_object False; use true"),
         ({"json_object": True, "item_separator": 3}, "item_separator 3; expected a text"),
-        ({"json_schema": 7}, "the JSON schema '7' is no object"),
-        ({"json_schema": "{"}, "the JSON schema '{' is no JSON"),
+        ({"json_schema": 7}, "the JSON schema '7' is not an object"),
+        ({"json_schema": "{"}, "the JSON schema '{' is not valid JSON"),
         ({"regex": 5}, "constraint has regex 5; expected a text"),
         ({"grammar": None}, "constraint has grammar None; expected a text"),
         ({"choice": "abc"}, "constraint has choice 'abc'; expected a list of texts"),
-        ({"choice": []}, "a choice of []; give a list of one text or more"),
+        ({"choice": []}, "the choice is []; give a list of at least one text"),
         ({"choice": [1]}, "a text of a choice is 1; give a string"),
     ],
 )
@@ -127,7 +127,7 @@ def test_many_threads_and_more_files_than_are_kept(tmp_path: Path) -> None:
             if number:
                 assert files(str(paths[number])) == TokenTrie.from_sequences([[5, number]])
             else:
-                with pytest.raises(ConstraintError, match=r"0\.txt has the byte b'n'"):
+                with pytest.raises(ConstraintError, match=r"0\.txt is b'no trie"):
                     files(str(paths[number]))
 
     with ThreadPoolExecutor(8) as threads:

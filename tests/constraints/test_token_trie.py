@@ -221,26 +221,28 @@ def test_text_files_and_arrays(tmp_path):
 
 
 def test_a_text_of_many_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr("dsbd_ort.constraints.trie_file._BLOCK", 50)
+    monkeypatch.setattr("dsbd_ort.constraints.trie_file._LINES", 7)
     rng = np.random.default_rng(1)
     rows = [rng.integers(0, 10**6, rng.integers(1, 5)).tolist() for _ in range(200)]
     text = "\n".join(" ".join(map(str, row)) for row in rows)
     (tmp_path / "items.txt").write_text(text + "\n")
     assert TokenTrie.from_file(tmp_path / "items.txt") == TokenTrie.from_sequences(rows)
     (tmp_path / "items.txt").write_text(text + "\n7 x\n")
-    with pytest.raises(ConstraintError, match=r"line 201 of .*items.txt has the byte b'x'"):
+    with pytest.raises(ConstraintError, match=r"line 201 of .*items.txt is b'7 x"):
         TokenTrie.from_file(tmp_path / "items.txt")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1 2\n\n3\n", "line 2 of .* is empty"),
-        ("1\n \n", "line 2 of .* is empty"),
-        ("1\n2 -3\n", "line 2 of .* has the byte b'-'"),
-        ("1\n2,3\n", "line 2 of .* has the byte b','"),
-        ("1\n12345678901\n", "line 2 of .* has an id of 11 digits"),
-        ("3000000000\n", r"items\.txt holds no trie: a sequence has the token id 3000000000"),
+        ("1 2\n\n3\n", r"line 2 of .* is b'\\n'; expected the token ids"),
+        ("1\n2 -3\n", "line 2 of .* is b'2 -3"),
+        ("1\n2,3\n", "line 2 of .* is b'2,3"),
+        (
+            "3000000000\n",
+            r"items\.txt does not hold a trie: a sequence has the token id 3000000000",
+        ),
+        ("1\n" + "9" * 5000, r"items\.txt does not hold a trie: a sequence has the token id 922"),
         ("", "is empty; give the token ids"),
     ],
 )
@@ -259,7 +261,7 @@ def test_files_that_hold_no_trie(tmp_path):
     with pytest.raises(ConstraintError, match=r"absent\.trie cannot be read \(No such file"):
         TokenTrie.load(tmp_path / "absent.trie")
     (tmp_path / "bad.npy").write_bytes(b"no array")
-    with pytest.raises(ConstraintError, match=r"bad\.npy is no \.npy file of integers"):
+    with pytest.raises(ConstraintError, match=r"bad\.npy is not a \.npy file of integers"):
         TokenTrie.from_file(tmp_path / "bad.npy")
     trie.save(tmp_path / "items.trie")
     whole = (tmp_path / "items.trie").read_bytes()

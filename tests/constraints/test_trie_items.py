@@ -99,8 +99,8 @@ def test_other_lines_are_refused(tmp_path, line):
     ("items", "message"),
     [
         (["a"], "1 items are given for 5 sequences"),
-        ([1, 2, {3}, 4, 5], "item 2 is a set that is no JSON"),
-        ([1, 2, 3, 4, float("nan")], "item 4 is a float that is no JSON"),
+        ([1, 2, {3}, 4, 5], "item 2 is a set that is not valid JSON"),
+        ([1, 2, 3, 4, float("nan")], "item 4 is a float that is not valid JSON"),
     ],
 )
 def test_senseless_items_are_refused(items, message):

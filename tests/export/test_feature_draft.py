@@ -266,7 +266,7 @@ def test_it_is_exported_beside_its_target_or_into_its_bundle(targets, captures, 
     target, entry = bundle.entry("target"), bundle.entry("draft")
     assert target.features == FeatureEntry(width=WIDTH, layers=[2, 3, 4])
     assert entry.features == FeatureEntry(width=WIDTH, own_width=HIDDEN)
-    assert (entry.d2t, entry.vocab_size, entry.context_length) == (None, VOCAB_SIZE, 256)
+    assert (entry.vocab_size, entry.context_length) == (VOCAB_SIZE, 256)
     check_same_tokens(bundle.path)
 
     other = write_flat(tmp_path / "other", random_weights(VOCAB_SIZE, NUM_DRAFT, WIDTH), VOCAB_SIZE)

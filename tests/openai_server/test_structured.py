@@ -169,15 +169,15 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [  # fields, param, words
     ({"guided_choice": []}, "guided_choice", "give a list of one text or more"),
     ({"constraint": {"trie": "/etc/passwd"}}, "constraint", "this server has none"),
     ({"constraint": {"regx": "a"}}, "constraint", "did you mean 'regex'?"),
-    ({"guided_regex": "("}, "guided_regex", "the regex '(' is no grammar that can be followed"),
-    ({"guided_grammar": "begin: a"}, "guided_grammar", "is no grammar that can be followed"),
+    ({"guided_regex": "("}, "guided_regex", "the regex '(' is not a usable grammar"),
+    ({"guided_grammar": "begin: a"}, "guided_grammar", "is not a usable grammar"),
     (
         {"guided_json": {"type": "object", "unevaluatedProperties": False}},
         "guided_json",
         "unevaluatedProperties",
     ),
     ({"guided_json": {"minimum": 3, "maximum": 1, "type": "integer"}}, "guided_json", "minimum"),
-    ({"guided_json": "{"}, "guided_json", "is no JSON"),
+    ({"guided_json": "{"}, "guided_json", "is not valid JSON"),
     (
         {"guided_decoding_backend": "xgrammar"},
         "guided_decoding_backend",

@@ -41,7 +41,7 @@ def as_version_2(data: dict[str, Any]) -> None:
     as_version_3(data)
     data["schema_version"] = 2
     for role in ("target", "draft"):
-        for name in ("full_logits", "bit_exact", "features", "d2t"):
+        for name in ("full_logits", "bit_exact", "features"):
             del data[role][name]
 
 

@@ -15,7 +15,6 @@ from dsbd_runtime.engine.source_reading_lm import SourceReadingLM
 from dsbd_runtime.errors import CapacityError, DsbdError, InputError
 from dsbd_runtime.parts.attention_rows import (
     ATTENTION_MASK,
-    ATTENTION_MASK_SLIDING,
     MAX_FORWARD_ROWS,
 )
 from dsbd_runtime.parts.part import Call
@@ -26,7 +25,6 @@ from tests.runtime.tiny_graph import TinyModel
 
 VOCAB_SIZE = 2000
 ENTRY = TinyModel(vocab_size=VOCAB_SIZE).entry()
-SLIDING_ENTRY = TinyModel(vocab_size=VOCAB_SIZE, sliding_window=2).entry()
 
 
 def new_model(**changes: Any) -> tuple[FakeSession, CausalLM]:
@@ -40,46 +38,6 @@ def append_chain(model: CausalLM, num_new: int, logit_rows: list[int] | None = N
     rows = np.arange(model.num_rows, model.num_rows + num_new)
     mask = np.arange(rows[-1] + 1) <= rows[:, None]
     return logits_of(model, rows, rows, mask, np.array(logit_rows or [], np.int64))
-
-
-def test_rows_are_appended_one_step_after_the_other() -> None:
-    session, model = new_model()
-    append_chain(model, 3)
-    logits = append_chain(model, 2, [1, 0])
-    assert (model.num_rows, model.spec.vocab_size, model.context_length) == (5, VOCAB_SIZE, 2048)
-    assert [call.first_row for call in session.calls] == [0, 3]
-    assert logits[:, 0].tolist() == [4, 3]
-
-
-def test_masks_are_padded_to_the_capacity_with_false() -> None:
-    session, model = new_model()
-    append_chain(model, 4)
-    append_chain(model, 1)
-    model.keep(np.array([0, 1]))
-    mask = np.array([[True, False, True, False], [True, True, True, True]])
-    logits_of(model, np.array([7, 8]), np.array([2, 3]), mask, np.array([0]))
-    found = session.calls[-1].masks
-    assert list(found) == [ATTENTION_MASK]
-    np.testing.assert_array_equal(found[ATTENTION_MASK][:, :4], mask)
-    assert not found[ATTENTION_MASK][:, 4:].any()
-
-
-def test_the_sliding_mask_cuts_by_position_also_after_keep() -> None:
-    session = FakeSession(SLIDING_ENTRY)
-    model = CausalLM(session, SLIDING_ENTRY)
-    append_chain(model, 3)  # positions 0, 1, 2
-    siblings = np.array([[1, 1, 1, 1, 0], [1, 1, 1, 0, 1]], np.bool_)
-    logits_of(model, np.array([5, 6]), np.array([3, 3]), siblings, np.array([], np.int64))
-    assert session.calls[-1].masks[ATTENTION_MASK_SLIDING][:, :5].tolist() == [
-        [False, False, True, True, False],
-        [False, False, True, False, True],
-    ]
-    model.keep(np.array([0, 2, 4]))  # positions 0, 2, 3
-    logits_of(model, np.array([9]), np.array([4]), np.ones((1, 4), np.bool_), np.array([0]))
-    masks = session.calls[-1].masks
-    assert masks[ATTENTION_MASK][0, :4].tolist() == [True, True, True, True]
-    assert masks[ATTENTION_MASK_SLIDING][0, :4].tolist() == [False, False, True, True]
-    assert not masks[ATTENTION_MASK_SLIDING][0, 4:].any()
 
 
 def test_a_long_step_goes_in_chunks_into_caches_reserved_at_once() -> None:

@@ -270,5 +270,5 @@ def test_a_template_that_reads_no_calls() -> None:
 @pytest.mark.parametrize("kind", ["image_url", "image", "input_audio", "video"])
 def test_pictures_and_sound_are_refused(kind):
     content = [{"type": "text", "text": "What is this?"}, {"type": kind}]
-    with pytest.raises(InputError, match=r"content\[1\] is a part of type .* are not read"):
+    with pytest.raises(InputError, match=r"content\[1\] is a part of type .* cannot be read"):
         check_messages([{"role": "user", "content": content}])

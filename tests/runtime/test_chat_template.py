@@ -227,7 +227,7 @@ def test_no_template_is_said(tmp_path: Path, config: Any) -> None:
 
 @pytest.mark.parametrize("source", ["{% if %}", "{{ x", "{% nonsense %}", "{{" + "(" * 5000])
 def test_what_is_no_template_is_said(source: str) -> None:
-    with pytest.raises(BundleError, match="is no jinja2 template"):
+    with pytest.raises(BundleError, match="is not a jinja2 template"):
         ChatTemplate(source, {})
 
 

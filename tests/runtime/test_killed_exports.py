@@ -90,7 +90,7 @@ def test_a_running_export_of_another_process_is_left_alone(tmp_path: Path) -> No
 @pytest.mark.parametrize("swap", [swap_folders, no_swap])
 def test_what_came_into_the_way_is_not_replaced(tmp_path: Path, swap: Swap) -> None:
     output = tmp_path / "bundle"
-    with pytest.raises(BundleError, match="exists and is no bundle"):
+    with pytest.raises(BundleError, match="exists and is not a bundle"):
         with new_bundle(output, swap=swap) as folder:
             fill(folder, "new")
             output.mkdir()

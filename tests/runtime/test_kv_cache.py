@@ -53,19 +53,6 @@ def filled_cache(num_used: int, geometry: list[CacheEntry] = GEOMETRY) -> KVCach
     return cache
 
 
-def test_growth_keeps_the_used_rows_and_zeroes_the_rest() -> None:
-    cache = filled_cache(128)
-    before = {key: buffer.copy() for key, buffer in cache.buffers.items()}
-    cache.resize(256, 100)
-    assert cache.capacity == 256
-    assert cache.num_bytes == 6 * 2 * 256 * 4 * 4
-    for key, buffer in cache.buffers.items():
-        assert buffer.shape == (1, 2, 256, 4)
-        assert buffer.flags.c_contiguous
-        np.testing.assert_array_equal(buffer[:, :, :100], before[key][:, :, :100])
-        assert not buffer[:, :, 100:].any()
-
-
 def test_growth_holds_one_old_buffer_at_a_time() -> None:
     geometry = equal_caches(8, num_heads=2, head_dim=64, dtype="fp16")
     cache = filled_cache(128, geometry)
@@ -78,21 +65,6 @@ def test_growth_holds_one_old_buffer_at_a_time() -> None:
     one_buffer = cache.num_bytes // 16
     assert cache.num_bytes == 8 * 2 * 2 * 256 * 64 * 2
     assert peak < cache.num_bytes + one_buffer
-
-
-def test_moved_rows_overlap_as_if_copied_at_once() -> None:
-    cache = filled_cache(128)
-    before = {key: buffer.copy() for key, buffer in cache.buffers.items()}
-    cache.move_rows(np.array([3, 4, 6, 9]), 2)
-    for key, buffer in cache.buffers.items():
-        np.testing.assert_array_equal(buffer[:, :, 2:6], before[key][:, :, [3, 4, 6, 9]])
-        np.testing.assert_array_equal(buffer[:, :, :2], before[key][:, :, :2])
-        np.testing.assert_array_equal(buffer[:, :, 6:], before[key][:, :, 6:])
-
-
-def test_caches_may_be_fp16() -> None:
-    cache = KVCache(equal_caches(1, num_heads=1, head_dim=4, dtype="fp16"))
-    assert {buffer.dtype for buffer in cache.buffers.values()} == {np.dtype(np.float16)}
 
 
 def test_too_little_memory_leaves_the_caches_as_they_were() -> None:

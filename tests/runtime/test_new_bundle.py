@@ -103,7 +103,7 @@ def test_what_is_no_bundle_is_not_replaced(tmp_path: Path, is_folder: bool) -> N
         (foreign / "thesis.txt").write_text("x")
     else:
         foreign.write_text("x")
-    with pytest.raises(BundleError, match="exists and is no bundle"):
+    with pytest.raises(BundleError, match="exists and is not a bundle"):
         write_small_bundle(foreign)
     assert names_in(tmp_path) == ["precious"]
 

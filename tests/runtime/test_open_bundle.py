@@ -60,7 +60,7 @@ def test_a_file_is_no_bundle(tmp_path: Path) -> None:
 
 
 def test_no_manifest(tmp_path: Path) -> None:
-    assert f"{tmp_path} is no bundle: it has no dsbd.json" in refusal(tmp_path)
+    assert f"{tmp_path} is not a bundle: it has no dsbd.json" in refusal(tmp_path)
 
 
 NOT_JSON = [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a": ' * 100_000, b"9" * 10_000]
@@ -90,19 +90,12 @@ WRONG_VALUES: list[tuple[list[str | int], Any, str]] = [
     # where in the manifest, what stands there, what is said of it
     (["target"], [], "target is [], expected an object (family, vocab_size, bos_token_id, ...)"),
     (["target", "vocab_size"], "258", "target: vocab_size is '258', expected int"),
-    (["target", "vocab_size"], 258.0, "target: vocab_size is 258.0, expected int"),
     (["target", "vocab_size"], True, "target: vocab_size is True, expected int"),
     (["draft", "vocab_size"], 0, "draft: vocab_size is 0, expected a number above 0"),
-    (["target", "bos_token_id"], "1", "target: bos_token_id is '1', expected int"),
     (["target", "bos_token_id"], 258, "a special token id is 258, expected 0 to 257"),
-    (["target", "eos_token_ids"], 257, "target: eos_token_ids is 257, expected list"),
     (["target", "eos_token_ids"], [257, None], "eos_token_ids[1] is None, expected int"),
     (["target", "eos_token_ids"], [-1], "a special token id is -1, expected 0 to 257"),
-    (["target", "eos_token_ids"], [258], "a special token id is 258, expected 0 to 257"),
-    (["target", "context_length"], -5, "context_length is -5, expected a number above 0"),
-    (["target", "caches"], None, "target: caches is None, expected list"),
     (["target", "caches"], [], "caches is [], expected increasing layers from 0 to 1, at least"),
-    (["target", "num_layers"], 1, "caches is [0, 1], expected increasing layers from 0 to 0"),
     (["target", "num_layers"], 0, "num_layers is 0, expected a number above 0"),
     (["target", "caches", 1, "layer"], 0, "expected one entry for each layer and kind"),
     (["target", "caches", 0, "layer"], 2, "caches is [2, 1], expected increasing layers"),
@@ -118,37 +111,21 @@ WRONG_VALUES: list[tuple[list[str | int], Any, str]] = [
         {"kind": "recurrent rows", "layer": 1, "dtype": "fp32"},
         "caches[1]: missing or unknown entries ['key_width', 'most_new_rows', 'num_heads'",
     ),
-    (["target", "caches", 0, "key_width"], 0, "caches[0]: key_width is 0, expected a number"),
     (["target", "caches", 0, "dtype"], "float32", "caches[0]: dtype is 'float32', expected one"),
     (["target", "caches", 1, "kind"], "recurrent state", "caches[1] has kind 'recurrent state'"),
     (["target", "dtype"], "int4", "dtype is 'int4', expected one of fp32, fp16, bf16"),
-    (["target", "logits"], "topk:0", "logits is 'topk:0', expected full or topk:K with K from 1"),
     (["target", "logits"], "topk:259", "'topk:259', expected full or topk:K with K from 1 to 258"),
-    (["target", "full_logits"], None, "target: full_logits is None, expected bool"),
     (["target", "full_logits"], False, "full_logits is False, expected true with logits full"),
     (["draft", "bit_exact"], True, "bit_exact is True, expected one of ('by construction', 'ob"),
-    (["draft", "bit_exact"], "yes", "bit_exact is 'yes', expected one of ('by construction', "),
     (["draft", "bit_exact"], 0, "draft: bit_exact is 0, expected str"),
-    (["draft"], [], "draft is [], expected an object (family, vocab_size, bos_token_id, ...)"),
     (["draft"], {}, "draft: missing or unknown entries"),
     (
         ["draft"],
         False,
         "draft is False, expected an object (family, vocab_size, bos_token_id, ...)",
     ),
-    (
-        ["draft"],
-        "none",
-        "draft is 'none', expected an object (family, vocab_size, bos_token_id, ...)",
-    ),
-    (
-        ["target"],
-        None,
-        "target is None, expected an object (family, vocab_size, bos_token_id, ...)",
-    ),
     (["target", "masks"], [], "masks is [], expected one of"),
     (["target", "masks"], ["attention_mask"] * 2, "expected one of"),
-    (["target", "masks"], ["other"], "masks is ['other'], expected one of"),
     (["target", "sliding_window"], 4, "sliding_window is 4, expected a number exactly when"),
     (["target", "masks"], ["attention_mask_sliding"], "sliding_window is None, expected"),
     (
@@ -161,16 +138,11 @@ WRONG_VALUES: list[tuple[list[str | int], Any, str]] = [
         "kl",
         "measure is 'kl', expected one of max_abs_error, mean_kl",
     ),
-    (["target", "parity", "limit"], "1", "limit is '1', expected float"),
     (["target", "parity", "limit"], float("nan"), "limit is nan, expected float"),
     (["target", "parity", "limit"], 10**400, "expected float"),
-    (["target", "parity", "cases"], [{}], "cases[0]: missing or unknown entries ['max_abs_err"),
-    (["versions"], [1], "versions is [1], expected dict"),
-    (["versions"], {"a": 1}, "versions: a is 1, expected str"),
     (["files", "tokenizer.json"], {"size": 1}, "missing or unknown entries ['sha256']"),
-    (["files", "tokenizer.json", "size"], "1", "tokenizer.json: size is '1', expected int"),
     (["files"], {}, "lists no tokenizer.json; export again"),
-    (["files", "tokenizer.json", "mode"], 1, "missing or unknown entries ['mode']"),
+    (["files", "tokenizer.json", "mode"], 1, "tokenizer.json has mode 1, which"),
     (["target", "dtype"], "x" * 5000, "target: dtype is 'xxx"),
 ]
 
@@ -222,7 +194,7 @@ def test_a_later_versions_field_that_is_null_or_absent_means_none(
 ) -> None:
     def edit(data: Any) -> None:
         data["surprise"] = data["target"]["surprise"] = None
-        for name in ("bit_exact", "features", "d2t"):
+        for name in ("bit_exact", "features"):
             del data["draft"][name]
 
     assert open_bundle(edited(bundle_copy, edit)).manifest == tiny_bundle.manifest

@@ -240,3 +240,10 @@ def test_the_end_of_a_held_text_is_decoded_alone(
     assert len(end) >= num_characters and text.endswith(end)
     assert llama_2.num_decoded - before <= 4 * num_characters
     assert window.rest() == text
+
+
+def test_a_finished_decoder_starts_afresh(tokenizer: CountingTokenizer) -> None:
+    decoder = StreamDecoder(TextWindow(tokenizer))
+    for text in ("é", "ok"):
+        ids = tokenizer.encode(text)
+        assert decoder.push(ids) + decoder.finish() == tokenizer.decode(ids)

@@ -101,7 +101,7 @@ DAMAGED = [b"", b"{", b"hello", b"{}", b"\xff", b'{"model": {"type": "BPE"}}', b
 @pytest.mark.parametrize("content", DAMAGED, ids=lambda content: repr(content[:8]))
 def test_a_damaged_tokenizer_is_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
-    with pytest.raises(BundleError, match=r"tokenizer\.json is no tokenizer") as caught:
+    with pytest.raises(BundleError, match=r"tokenizer\.json is not a tokenizer") as caught:
         Tokenizer(tmp_path, bos_token_id=None)
     assert "\n" not in str(caught.value)
 
@@ -110,12 +110,12 @@ def test_a_damaged_tokenizer_is_one_line(tmp_path: Path, content: bytes) -> None
 def test_a_truncated_tokenizer_is_one_line(tmp_path: Path, num_bytes: int) -> None:
     file = saved_tokenizer(tmp_path) / "tokenizer.json"
     file.write_bytes(file.read_bytes()[:num_bytes])
-    with pytest.raises(BundleError, match=r"tokenizer\.json is no tokenizer"):
+    with pytest.raises(BundleError, match=r"tokenizer\.json is not a tokenizer"):
         Tokenizer(tmp_path, bos_token_id=None)
 
 
 def test_a_missing_tokenizer_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match=r"tokenizer\.json is no tokenizer"):
+    with pytest.raises(BundleError, match=r"tokenizer\.json is not a tokenizer"):
         Tokenizer(tmp_path, bos_token_id=None)
 
 

@@ -114,9 +114,9 @@ def _flac(samples: np.ndarray) -> bytes:
 
 WHOLE = wav_bytes(SPEECH)
 BAD = {  # what: (bytes of a file, the message)
-    "text": (b"What is said here?\n" * 90, "is no audio that can be read"),
-    "zeros": (bytes(5000), "is no audio that can be read"),
-    "JSON": (b'{"a": 1}', "is no audio that can be read"),
+    "text": (b"What is said here?\n" * 90, "is not audio that can be read"),
+    "zeros": (bytes(5000), "is not audio that can be read"),
+    "JSON": (b'{"a": 1}', "is not audio that can be read"),
     "empty": (b"", "is an empty file"),
     "no samples": (wav_bytes(np.zeros(0)), "has no samples"),
     "no samples, AIFF": (_file(np.zeros(0), "AIFF"), "has no samples"),
@@ -140,7 +140,7 @@ BAD = {  # what: (bytes of a file, the message)
     "contradiction": (WHOLE[:32] + b"\7\0" + WHOLE[34:], "1 channels of 16 bits take 2 bytes"),
     "cut mu-law": (
         wav_bytes(SPEECH, kind=MU_LAW, bits=8)[:60],
-        "is (damaged or )?cut|no audio",
+        "is (damaged or )?cut|not audio",
     ),
 }
 
@@ -279,7 +279,7 @@ def test_without_soundfile_wav_is_read(tmp_path: Path) -> None:
     number, message = done.stdout.splitlines()
     assert int(number) == len(SPEECH)
     assert message == (
-        f"the audio {tmp_path / 'a.flac'} is no WAV file of integers or floats; other formats need "
-        "the package soundfile (in a checkout of dsbd-ort run: pip install -c constraints.txt -e "
-        "'.[audio]'), or become WAV by ffmpeg -i FILE -ar 16000 -ac 1 audio.wav"
+        f"the audio {tmp_path / 'a.flac'} is not a WAV file of integers or floats; other formats "
+        "need the package soundfile (in a checkout of dsbd-ort run: pip install -c constraints.txt "
+        "-e '.[audio]'), or a conversion to WAV with: ffmpeg -i FILE -ar 16000 -ac 1 audio.wav"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,16 +11,7 @@ import pytest
 from dsbd_ort.speech.log_mel import LogMel, mel_filters
 from dsbd_runtime.errors import InputError
 from tests.speech.sounds import RATE, chirp, noise, speech_like, tone
-
-
-@dataclass(frozen=True)
-class Settings:
-    num_mels: int = 80
-    sampling_rate: int = RATE
-    n_fft: int = 400
-    hop_length: int = 160
-    chunk_seconds: int = 30
-
+from tests.speech.test_segmentation import SPEECH
 
 SOUNDS = {
     "speech-like": speech_like(7.3),
@@ -50,7 +41,7 @@ def of_transformers(samples: np.ndarray, num_mels: int, *, by_numpy: bool = Fals
 @pytest.mark.parametrize("sound", SOUNDS)
 def test_features_are_those_of_transformers(sound: str, num_mels: int) -> None:
     samples = SOUNDS[sound]
-    features = LogMel(Settings(num_mels))(samples)
+    features = LogMel(replace(SPEECH, num_mels=num_mels))(samples)
     wanted = of_transformers(samples, num_mels)
     assert features.dtype == np.float32 and features.shape == wanted.shape
     np.testing.assert_allclose(features, wanted, rtol=0, atol=5e-5)
@@ -59,7 +50,7 @@ def test_features_are_those_of_transformers(sound: str, num_mels: int) -> None:
 @pytest.mark.parametrize("samples", [tone(30.0), chirp(18.7)], ids=["tone", "chirp"])
 def test_pure_tones_are_those_of_its_exact_form(samples: np.ndarray) -> None:
     """Far from a tone its spectrum is the rounding error of fp32, which torch is given."""
-    features = LogMel(Settings())(samples)
+    features = LogMel(SPEECH)(samples)
     wanted = of_transformers(samples, 80, by_numpy=True)
     np.testing.assert_allclose(features, wanted, rtol=0, atol=5e-6)
 
@@ -75,7 +66,7 @@ def test_filters_are_those_of_transformers(num_mels: int) -> None:
 @pytest.mark.parametrize("sound", SOUNDS)
 @pytest.mark.parametrize("length", [3000, 777, 1])
 def test_windows_together_are_the_whole(sound: str, length: int) -> None:
-    mel = LogMel(Settings())
+    mel = LogMel(SPEECH)
     whole, windows = mel(SOUNDS[sound]), mel.windows(SOUNDS[sound])
     assert windows.num_frames == whole.shape[1]
     firsts = range(0, windows.num_frames, length)
@@ -91,7 +82,7 @@ def test_windows_together_are_the_whole(sound: str, length: int) -> None:
 
 
 def test_memory_is_that_of_a_block() -> None:
-    samples, mel = noise(300.0), LogMel(Settings())
+    samples, mel = noise(300.0), LogMel(SPEECH)
     tracemalloc.start()
     windows = mel.windows(samples)
     windows.window(9000, 3000)
@@ -107,10 +98,10 @@ def test_memory_is_that_of_a_block() -> None:
 )
 def test_other_arrays_are_no_samples(samples: np.ndarray) -> None:
     with pytest.raises(InputError, match=r"expected float32 of one dimension, at least one sample"):
-        LogMel(Settings())(samples)
+        LogMel(SPEECH)(samples)
 
 
 def test_a_window_begins_in_the_audio() -> None:
-    windows = LogMel(Settings()).windows(noise(1.0))
+    windows = LogMel(SPEECH).windows(noise(1.0))
     with pytest.raises(InputError, match="frame 3000: the audio has frames 0 to 2999"):
         windows.window(3000, 3000)

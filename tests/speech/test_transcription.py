@@ -335,8 +335,8 @@ def test_a_model_of_english_alone(whisper):
         check_equal(found, theirs(whisper / "english", samples, **options))
         assert (found.language, found.language_probability) == ("en", None)
         for wrong, words in (
-            ({"task": "translate"}, "task is 'translate', but the model knows English alone"),
-            ({"language": "de"}, "language is 'de', but the model knows English alone"),
+            ({"task": "translate"}, "task is 'translate', but the model supports only English"),
+            ({"language": "de"}, "language is 'de', but the model supports only English"),
         ):
             with pytest.raises(InputError, match=words):
                 pipe.transcribe(samples, **wrong)
@@ -545,7 +545,9 @@ def test_languages_by_tags_of_regions_and_detected_by_name(speech_pipe):
     assert [read_language(name, fixed) for name in (None, "auto")] == ["zh", None]
     english = replace(speech, languages=None, tasks=None)
     assert [read_language(name, english) for name in (None, "auto", "en-GB")] == ["en"] * 3
-    with pytest.raises(InputError, match="language is 'de-AT', but the model knows English alone"):
+    with pytest.raises(
+        InputError, match="language is 'de-AT', but the model supports only English"
+    ):
         read_language("de-AT", english)
 
 

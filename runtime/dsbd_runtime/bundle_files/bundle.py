@@ -1,11 +1,11 @@
 """Bundle on disk: its files, opening and checking it, writing its manifest.
 
-A bundle may come from anywhere. Only the files named below are read, and the external data that an
-ONNX file names. ONNX Runtime (from 1.31 on, which is required) refuses external data outside of the
-ONNX file's own folder, links followed, and operators that it does not have itself; no custom
-library is ever registered. Here every link that leaves the bundle is refused, and every file below
-that the manifest does not list. External data under other names is confined to the bundle, but its
-size and hash are not checked. ``staging`` writes a bundle's folder.
+A bundle may come from anywhere. Only the files named below are read, and the external data of an
+ONNX file. ONNX Runtime (from 1.31 on, which is required) refuses external data outside of the ONNX
+file's own folder, links followed, and operators that it does not have itself; no custom library is
+ever registered. Here every link that leaves the bundle is refused, and every file named below that
+the manifest does not list. External data under other names is confined to the bundle, but its size
+and hash are not checked. ``staging`` writes a bundle's folder.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ MODEL_FILE = "model.onnx"
 WEIGHTS_FILE = f"{MODEL_FILE}.data"
 PRUNE_FILE = "prune.onnx"
 TOKENIZER_FILE = "tokenizer.json"
-SOURCE_TOKENIZER_FILE = "source_tokenizer.json"  # where sources are split otherwise than targets
+SOURCE_TOKENIZER_FILE = "source_tokenizer.json"  # if sources are tokenized unlike targets
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 ADDITIONAL_TEMPLATES_FOLDER = "additional_chat_templates"  # of named ones: NAME.jinja
@@ -102,17 +102,17 @@ class Bundle:
 
     @property
     def entry_by_role(self) -> dict[str, ModelEntry]:
-        """The entries of the models that are there, the target first."""
+        """Entries of the bundle's models, the target first."""
         return self.manifest.entry_by_role
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The models that are there: "target" and, where there is one, "draft"."""
+        """The bundle's models: "target" and, if present, "draft"."""
         return tuple(self.entry_by_role)
 
     @property
     def context_length(self) -> int:
-        """Number of positions that every model has."""
+        """Number of positions that every model supports."""
         return min(entry.context_length for entry in self.entry_by_role.values())
 
     @property
@@ -123,7 +123,7 @@ class Bundle:
         return None if self.manifest.target.encoder is None else min(lengths)
 
     def entry(self, role: str) -> ModelEntry:
-        """Return the entry of "target" or "draft"; raise InputError where there is no draft."""
+        """Return the entry of "target" or "draft"; raise InputError if the draft is absent."""
         _check_role(role)
         if role not in self.entry_by_role:
             command = shlex.join(["dsbd-export", "--bundle", str(self.path), "--draft", "DRAFT"])
@@ -131,9 +131,9 @@ class Bundle:
         return self.entry_by_role[role]
 
     def num_bytes(self, role: str) -> int:
-        """Return the size of the files of "target" or "draft", 0 where it is absent.
+        """Return the size of the files of "target" or "draft", 0 if it is absent.
 
-        Without those of an encoder and of an alignment, which no call of the engine reads.
+        Excludes encoder and alignment, which no call of the engine reads.
         """
         _check_role(role)
         return sum(
@@ -144,7 +144,7 @@ class Bundle:
         )
 
     def num_encoder_bytes(self, role: str) -> int:
-        """Return the size of the files of an encoder, 0 where there is none."""
+        """Return the size of the files of an encoder, 0 if it is absent."""
         _check_role(role)
         return sum(
             entry.size
@@ -164,7 +164,7 @@ class Bundle:
 
 
 def _existing_folder(path: object) -> Path:
-    """Return the folder of a bundle; a BundleError where there is none."""
+    """Return the folder of a bundle; raise BundleError if it is absent."""
     if not isinstance(path, str | os.PathLike):
         raise BundleError(f"the bundle is {in_short(path)}; expected the path of a folder")
     folder = Path(path)
@@ -182,17 +182,17 @@ def open_bundle(path: str | os.PathLike[str], *, verify: bool = False) -> Bundle
     """Read and check the bundle at ``path``.
 
     Checks the schema version, that every file is there with its size (with ``verify`` also its
-    hash), that nothing else would be read, and that draft and target agree
+    hash), that no other file would be read, and that draft and target agree
     on vocabulary and special tokens.
 
     Raises:
-        BundleError: naming what is wrong, the value seen, the value expected and the fix.
+        BundleError: names the problem, the value seen, the value expected and the fix.
     """
     folder = _existing_folder(path)
     file = folder / MANIFEST_NAME
     if not file.is_file():
         raise BundleError(
-            f"{folder} is no bundle: it has no {MANIFEST_NAME}; make one with dsbd-export"
+            f"{folder} is not a bundle: it has no {MANIFEST_NAME}; make one with dsbd-export"
         )
     check_folder(folder)
     manifest = manifest_from_file(file)
@@ -244,7 +244,7 @@ def sha256_of(path: Path) -> str:
 
 
 def _graphs(entry: ModelEntry) -> list[str]:
-    """Return the files of the graphs that an engine has."""
+    """Return the files of an engine's graphs."""
     return [MODEL_FILE, PRUNE_FILE, *(file for part in entry.parts for file in part.files)]
 
 
@@ -296,7 +296,7 @@ def _check_agreement(folder: Path, manifest: Manifest) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise BundleError for a link out of the bundle, or far more files than a bundle has."""
+    """Raise BundleError for a link out of the bundle, or too many files."""
     root = os.path.realpath(folder)
     num_entries = 0
     for parent, folders, files in os.walk(folder):

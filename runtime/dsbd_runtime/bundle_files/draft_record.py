@@ -1,6 +1,6 @@
 """Record of a distilled draft: how it was trained, and what its training measured.
 
-dsbd-distill leaves it in the folder of the draft, the export copies it beside the draft's engine,
+dsbd-distill writes it to the folder of the draft, the export copies it next to the draft's engine,
 where the manifest lists it as it lists every file. It is shown to people only.
 """
 
@@ -21,8 +21,8 @@ class CurvePoint:
     """One measurement during the training.
 
     Attributes:
-        step, seconds: of training until then.
-        loss: mean of the steps since the point before, None before the first step.
+        step, seconds: training so far.
+        loss: mean of the steps since the previous point, None before the first step.
         acceptance: on a part of the held-out prompts.
     """
 
@@ -34,13 +34,13 @@ class CurvePoint:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedSpeed:
-    """What the draft gives at one width, by the costs of the exported engines' calls.
+    """Expected speedup by the draft at one width, from the costs of the exported engines' calls.
 
     Attributes:
         num_beams: 1: ``speculative`` against ``sample``; else ``dsbd`` against ``beam-sample``.
         is_greedy: without sampling: ``speculative`` and ``speculative-beam-search``.
         tokens_per_iteration: committed layers, mean over the held-out prompts.
-        speedup: of a token, prompt and host left out.
+        speedup: per token, without prompt and host time.
     """
 
     num_beams: int
@@ -51,30 +51,30 @@ class ExpectedSpeed:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftRecord:
-    """How a draft was trained and what was measured of it.
+    """Training and measurements of a draft.
 
     Attributes:
         target: name of the folder of the target.
         acceptance: sum of min(p, q) over the tokens, mean over positions of the target's own
-            samples behind held-out prompts: the probability that a drafted token is accepted
+            samples after held-out prompts: the probability that a drafted token is accepted
             (Leviathan et al. 2023, 3.2), at ``temperature`` with ``top_k`` and ``top_p`` on both
             models.
         acceptance_error: its standard error, over prompts.
-        acceptance_by_depth: of a feature draft, whose features below drafted tokens are its own:
-            of the first drafted token, of one behind a drafted one, and so on. None: the same.
+        acceptance_by_depth: for a feature draft, which computes the features of drafted tokens
+            itself: of the first drafted token, of the second, and so on. None: all equal.
         top_p: 1: all of ``top_k``.
-        are_chats: whether the held-out prompts are those of chats.
-        are_sources: whether they are the sources of an encoder-decoder, whose parameters are then
-            those of its decoder.
+        are_chats: whether the held-out prompts are chats.
+        are_sources: whether they are sources of an encoder-decoder; parameters are then counted
+            for its decoder.
         greedy_acceptance: share of places where both have the same most probable token.
         coverage: mean share of the target's ``coverage_beams`` most probable tokens that are among
             as many of the draft's.
-        num_proposed_tokens: of a draft that proposes some tokens only.
-        num_train_prompts: of chats.
-        curve: from before the first step on.
-        minutes: of training, by all the processes that took part.
-        speeds: by width; empty where they were not measured.
-        measured_on: precision and provider of ``speeds``, None without any.
+        num_proposed_tokens: for a draft that proposes only some tokens.
+        num_train_prompts: number of chats.
+        curve: begins before the first step.
+        minutes: training time of all processes together.
+        speeds: by width; empty if not measured.
+        measured_on: precision and provider of ``speeds``, None without speeds.
     """
 
     target: str

@@ -1,8 +1,8 @@
-"""Files that a power cut may reach: synced before they get their name, recognized by a checksum.
+"""Files that survive a power cut: synced before they get their name, checked by a checksum.
 
-A file system may keep a file's name and size and lose its pages, which then read as zeros or as
-what lay on the disk before. Synced files lose none. A checksum at every opening finds what is lost
-all the same, or damaged later.
+A file system may keep a file's name and size but lose its pages, which then read as zeros or as old
+data. Synced files lose none. A checksum at every opening finds pages that are lost or damaged
+later.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 
 _CHUNK = 1 << 24
-_BLOCK = 1 << 18  # read at a time: stays in the cache of a core
-_THREADS = 4  # more gain nothing: the memory or the disk is the limit
+_BLOCK = 1 << 18  # read at a time: fits the cache of a core
+_THREADS = 4  # with more, memory or disk is the limit
 
 
 def checksum(file: Path) -> int:
     """Return the CRC-32 of the CRC-32s of a file's chunks, which threads compute.
 
-    It misses one damage of 4 billion, in a third of the time of SHA-256 or less.
+    It misses one in 4 billion errors, and takes at most a third of the time of SHA-256.
 
     Raises:
         OSError: a part of the file cannot be read.
@@ -46,7 +46,7 @@ def _chunk_checksum(file: Path, start: int) -> int:
 
 
 def put_in_place(partial: Path, place: Path) -> None:
-    """Give a complete file or folder its name; after a power cut it is whole or not there."""
+    """Give a complete file or folder its name; after a power cut it is complete or absent."""
     if partial.is_dir():
         sync_folder(partial)
     else:
@@ -56,7 +56,7 @@ def put_in_place(partial: Path, place: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the disk keep all that is in a folder: contents, and the names of what is there."""
+    """Sync all files of a folder to the disk, with their names."""
     for parent, _, names in os.walk(folder):
         for name in names:
             _sync(Path(parent, name))
@@ -64,7 +64,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_names(folder: Path) -> None:
-    """Have the disk keep which names a folder has, after one was made or changed in it."""
+    """Sync the names in a folder to the disk, after one was added or changed."""
     if hasattr(os, "O_DIRECTORY"):  # Windows opens no folder, and keeps names by itself
         _sync(folder)
 

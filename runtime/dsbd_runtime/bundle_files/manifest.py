@@ -1,9 +1,9 @@
 """Content of dsbd.json: typed entries, and the checks of their values against each other.
 
-A bundle can say more than this version knows, without another schema version: a field that is null
-or absent means that the bundle lacks the thing. So an unknown field is ignored when it is null, and
-refused by its name otherwise; a field that is added later has a default and may be absent. A new
-schema version is for a change of what is there: only such a change can be read wrongly.
+A later version may add fields without a new schema version: a field that is null or absent means
+that the bundle lacks the feature. So an unknown field is ignored if it is null, else refused by its
+name; a field that is added later has a default and may be absent. Only a change of existing fields,
+which could be misread, needs a new schema version.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dsbd_forward.spec import EngineSpec, MemorySpec
 from dsbd_runtime.bundle_files.older_manifests import MOST_LAYERS, OLDER_VERSIONS, as_current
@@ -22,23 +21,22 @@ from dsbd_runtime.parts.attention_rows import (
     ATTENTION_MASK_SLIDING,
     AttentionEntry,
 )
-from dsbd_runtime.parts.cache_entries import AttentionRows, CacheEntry, every_row, recent
+from dsbd_runtime.parts.cache_entries import CacheEntry, every_row, recent
 from dsbd_runtime.parts.encoder_entry import EncoderEntry, check_shared_encoder
 from dsbd_runtime.parts.features import FeatureEntry, features_part
 from dsbd_runtime.parts.head import FULL, GATHER, HeadEntry, parse_num_top_logits
 from dsbd_runtime.parts.part import GraphContract, PartEntry
 from dsbd_runtime.parts.recent_rows import RecentEntry
 from dsbd_runtime.parts.sources import SourcesEntry
-from dsbd_runtime.parts.speech_entry import SpeechEntry, check_speech
+from dsbd_runtime.parts.speech_entry import check_speech
 from dsbd_runtime.typed_json import (
-    by_kind,
+    UnknownEntryError,
     check_counts,
     in_short,
     json_from_file,
     mismatch,
     name_in_short,
     typed,
-    unknown_fields,
 )
 
 SCHEMA_VERSION = 4
@@ -75,14 +73,13 @@ class ParityReport:
     """Differences between engine and checkpoint that the export measured, and their limit.
 
     Attributes:
-        measure: the one of ``PARITY_MEASURES`` that the limit is for.
-        limit: the highest value that passes on the text and, of "max_abs_error", on every case; of
-            "mean_kl" the forests of random tokens have a looser one.
-        max_abs_error: the largest of all cases.
-        mean_kl: the mean over the rows of real text, which is a case of its own.
-        top1_agreement: the share of the same rows.
-        accepted: the limit that a person gave instead, where ``limit`` refused the engine; None:
-            it passed.
+        measure: the measure of the limit, one of ``PARITY_MEASURES``.
+        limit: highest accepted value on the text and, for "max_abs_error", on every case; for
+            "mean_kl" the forests of random tokens have a looser limit.
+        max_abs_error: maximum of all cases.
+        mean_kl: mean over the rows of real text, which is a separate case.
+        top1_agreement: share of the same rows.
+        accepted: limit that a person gave because ``limit`` refused the engine; None: it passed.
     """
 
     measure: str
@@ -96,29 +93,28 @@ class ParityReport:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelEntry:
-    """Manifest entry of one engine: all that a host must know of it.
+    """Manifest entry of one engine: all that a host needs.
 
     Attributes:
         family: ``model_type`` of the checkpoint, for people; nothing depends on it.
-        context_length: highest number of positions the model was made for.
-        num_layers: transformer layers, those without a cache included.
-        caches: what layers keep of every row, in the order of the layers.
+        context_length: maximum number of positions.
+        num_layers: transformer layers, including those without a cache.
+        caches: caches of the layers, in the order of the layers.
         dtype: one of ``DTYPES``, the type of weights that are not quantized.
         quantization: one of ``QUANTIZED_FORMS``: "int4" has zero points, "int4-symmetric" none.
         logits: "full", "topk:K" with K up to the vocabulary, or "gather"; see ``graph``.
-        full_logits: whether the graph has the output ``logits``; always but with "topk:K".
+        full_logits: whether the graph has the output ``logits``; optional only with "topk:K".
         masks: the mask inputs of the graph, a subset of the two names in ``graph``.
-        sliding_window: positions a sliding-window layer sees, None without such layers.
-        bit_exact: one of ``BIT_EXACTNESS``: whether a row's logits depend on its path alone, bit
-            for bit, whatever else is in the call or the cache. None: nothing is claimed.
+        sliding_window: positions that a sliding-window layer sees, None without such layers.
+        bit_exact: one of ``BIT_EXACTNESS``: whether a row's logits depend only on its path, bit for
+            bit, independent of the call and the cache. None: no claim.
         features: hidden states of the target that the engine returns, or that a feature draft's
-            engine reads; None: none.
-        d2t: always None, and refused by its name otherwise: the place of a file with the bundle's
-            token ids, which every graph returns by itself.
-        unread_inputs: kinds of input that the checkpoint reads and this engine does not, such as
-            "image" and "audio": it is the text part of a composite model. None: there are none.
-        adapter: name of the adapter that was merged into the weights, for people. None: none was.
-        encoder: of an encoder-decoder, whose other fields are those of its decoder; None: the
+            engine reads; None: no features.
+        unread_inputs: kinds of input that the checkpoint reads but this engine does not, such as
+            "image" and "audio", because it is the text part of a composite model. None: it reads
+            all.
+        adapter: name of the adapter merged into the weights, for people; None: no adapter.
+        encoder: encoder of an encoder-decoder, whose other fields are for its decoder; None: the
             engine reads no source.
     """
 
@@ -138,7 +134,6 @@ class ModelEntry:
     parity: ParityReport
     bit_exact: str | bool | None = None
     features: FeatureEntry | None = None
-    d2t: None = None
     unread_inputs: list[str] | None = None
     adapter: str | None = None
     encoder: EncoderEntry | None = None
@@ -209,8 +204,8 @@ class Manifest:
     """The content of dsbd.json.
 
     Attributes:
-        schema_version: that of the file; the other fields are as in ``SCHEMA_VERSION``.
-        versions: of the tools that made the bundle.
+        schema_version: version in the file; the other fields follow ``SCHEMA_VERSION``.
+        versions: versions of the tools that made the bundle.
         draft: None in a bundle for strategies without a draft.
         files: by path relative to the bundle.
     """
@@ -228,7 +223,7 @@ class Manifest:
 
 
 def entry_by_role(target: ModelEntry, draft: ModelEntry | None) -> dict[str, ModelEntry]:
-    """Return the entries by "target" and, where there is one, "draft"."""
+    """Return the entries by "target" and, if present, "draft"."""
     return {"target": target} | ({} if draft is None else {"draft": draft})
 
 
@@ -243,58 +238,17 @@ def manifest_from_file(file: Path) -> Manifest:
             f"{older}; export the bundle again with this version of dsbd-ort"
         )
     data = as_current(data, found, str(file))
-    _refuse_unknown(data, str(file))
-    manifest = typed(Manifest, data, str(file))
-    for role, entry in manifest.entry_by_role.items():
-        check_entry(entry, f"{file}: {role}")
+    try:
+        manifest = typed(Manifest, data, str(file))
+        for role, entry in manifest.entry_by_role.items():
+            check_entry(entry, f"{file}: {role}")
+    except UnknownEntryError as error:
+        versions = data.get("versions")
+        made_by = versions.get("dsbd-ort") if isinstance(versions, dict) else None
+        raise UnknownEntryError(*error.entry, f"the bundle ({in_short(made_by)})") from error
     check_features(manifest.target, manifest.draft, str(file))
     check_encoders(manifest.target, manifest.draft, str(file))
     return manifest
-
-
-def _refuse_unknown(data: dict[str, Any], where: str) -> None:
-    """Raise BundleError for a part or kind of bundle that only a later version knows."""
-    for name in unknown_fields(Manifest, data):
-        raise _unknown(data, name, data[name], where)
-    for role in ("target", "draft"):
-        if not isinstance(entry := data.get(role), dict):
-            continue
-        later = ["d2t"] if entry.get("d2t") is not None else []
-        for part, kind in (("features", FeatureEntry), ("encoder", EncoderEntry)):
-            if isinstance(content := entry.get(part), dict):
-                for name in unknown_fields(kind, content):
-                    raise _unknown(data, name, content[name], f"{where}: {role}: {part}")
-                if isinstance(speech := content.get("speech"), dict):
-                    for name in unknown_fields(SpeechEntry, speech):
-                        raise _unknown(data, name, speech[name], f"{where}: {role}: {part}: speech")
-        logits = entry.get("logits")
-        if isinstance(logits, str) and logits.partition(":")[0] not in LOGITS_KINDS:
-            later.append("logits")
-        _refuse_unknown_caches(data, entry.get("caches"), f"{where}: {role}: caches")
-        for name in (*unknown_fields(ModelEntry, entry), *later):
-            raise _unknown(data, name, entry[name], f"{where}: {role}")
-
-
-def _refuse_unknown_caches(data: dict[str, Any], caches: object, where: str) -> None:
-    kinds = by_kind(CacheEntry)
-    for index, cache in enumerate(caches if isinstance(caches, list) else []):
-        if not isinstance(cache, dict):
-            continue
-        kind = cache.get("kind")
-        if isinstance(kind, str) and kind not in kinds:
-            raise _unknown(data, "kind", kind, f"{where}[{index}]")
-        known = kinds.get(str(kind), AttentionRows)
-        for name in unknown_fields(known, cache):
-            raise _unknown(data, name, cache[name], f"{where}[{index}]")
-
-
-def _unknown(data: dict[str, Any], name: str, value: object, where: str) -> BundleError:
-    versions = data.get("versions")
-    made_by = versions.get("dsbd-ort") if isinstance(versions, dict) else None
-    return BundleError(
-        f"{where} has {name_in_short(name)} {in_short(value)}, which this version of dsbd-ort does "
-        f"not know; use the version that made the bundle ({in_short(made_by)}) or a later one"
-    )
 
 
 def check_entry(entry: ModelEntry, where: str) -> None:
@@ -327,7 +281,7 @@ def check_entry(entry: ModelEntry, where: str) -> None:
 
 
 def _check_caches(entry: ModelEntry, where: str) -> None:
-    """Raise BundleError unless layers, in their order, have caches that can be."""
+    """Raise BundleError unless the caches are in the order of valid layers."""
     layers = [cache.layer for cache in entry.caches]
     if (
         not layers
@@ -379,12 +333,12 @@ def _check_encoder(encoder: EncoderEntry, entry: ModelEntry, where: str) -> None
 
 
 def check_encoders(target: ModelEntry, draft: ModelEntry | None, where: str) -> None:
-    """Raise BundleError unless the encoder of a draft that has none of its own is the target's."""
+    """Raise BundleError unless a draft without its own encoder can use that of the target."""
     check_shared_encoder(target.encoder, None if draft is None else draft.encoder, where)
 
 
 def check_features(target: ModelEntry, draft: ModelEntry | None, where: str) -> None:
-    """Raise BundleError unless the features that the target returns are those the draft reads."""
+    """Raise BundleError unless the target returns the features that the draft reads."""
     returned, read = target.features, None if draft is None else draft.features
     if returned is not None:
         layers, num_layers = returned.layers, target.num_layers
@@ -410,6 +364,8 @@ def check_features(target: ModelEntry, draft: ModelEntry | None, where: str) -> 
 
 
 def _check_logits(entry: ModelEntry, where: str) -> None:
+    if entry.logits.partition(":")[0] not in LOGITS_KINDS:
+        raise UnknownEntryError("logits", entry.logits, where)
     try:
         is_known = parse_num_top_logits(entry.logits) <= entry.vocab_size
     except ValueError:

@@ -1,4 +1,4 @@
-"""Manifests of older schema versions, in the form of today's."""
+"""Conversion of manifests of older schema versions to the current form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def as_current(data: dict[str, Any], version: int, where: str) -> dict[str, Any]
     """Return the content of a manifest of a version, the current one or one of ``OLDER_VERSIONS``.
 
     Raises:
-        BundleError: it lacks what its version must have, and today's form is made of.
+        BundleError: it lacks a field of its version that the conversion needs.
     """
     if version < 3:
         data = _as_3(data, where)

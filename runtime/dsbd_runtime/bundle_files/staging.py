@@ -1,13 +1,13 @@
-"""Bundle while it is written: a folder beside its place, moved there when it is complete.
+"""Bundle while it is written: a folder next to its place, moved there when it is complete.
 
-One export to BUNDLE has a key K of its own and keeps beside BUNDLE
+An export to BUNDLE has its own key K and creates next to BUNDLE
 
-    .BUNDLE.lock-K      locked as long as its process lives; made first, removed last
+    .BUNDLE.lock-K      locked while its process runs; created first, removed last
     .BUNDLE.partial-K   the new bundle; after a swap, the bundle that it replaced
     .BUNDLE.old-K       only where folders cannot be swapped: the replaced bundle, for a moment
 
-A killed export leaves files whose lock is free: the next export to BUNDLE removes them, and puts
-the old bundle back if nothing stands in its place.
+A killed export leaves files with a free lock: the next export to BUNDLE removes them, and restores
+the old bundle if its place is empty.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _logger = logging.getLogger(__name__)
 def swap_folders(first: Path, second: Path) -> bool:
     """Swap two folders so that neither path is ever absent; return whether it succeeded.
 
-    Linux has a call for it that most of its file systems offer, network folders do not.
+    Linux has a call for it, which most of its file systems support, but network folders do not.
     """
     try:
         renameat2 = ctypes.CDLL(None).renameat2
@@ -56,7 +56,7 @@ class _Places:
     """The paths of one export.
 
     Attributes:
-        final: where the bundle is to stand.
+        final: place of the complete bundle.
         key: distinguishes this export from others to the same place.
     """
 
@@ -72,18 +72,18 @@ class _Places:
 def new_bundle(
     path: str | os.PathLike[str], *, swap: Callable[[Path, Path], bool] = swap_folders
 ) -> Iterator[Path]:
-    """Yield an empty folder beside ``path``, moved to ``path`` if the block succeeds.
+    """Yield an empty folder next to ``path``, moved to ``path`` if the block succeeds.
 
-    A bundle is whole or absent: when the block raises, the folder is removed. An existing
-    bundle at ``path`` is replaced at the end; an existing folder that is not a bundle (nor
-    empty) is refused. Of several exports to one path at a time the last to finish stays.
+    A bundle is complete or absent: if the block raises, the folder is removed. An existing
+    bundle at ``path`` is replaced at the end; an existing folder that is neither a bundle nor
+    empty is refused. Of concurrent exports to one path the last to finish stays.
 
     Args:
-        path: where the bundle is to stand; a link there stays a link.
-        swap: swaps two folders in one step, or returns False where that cannot be done.
+        path: place of the bundle; a link there stays a link.
+        swap: swaps two folders in one step, or returns False if it cannot.
 
     Raises:
-        BundleError: ``path`` holds something else, or nothing can be written beside it.
+        BundleError: ``path`` is something else, or its parent folder is not writable.
     """
     final = Path(os.path.realpath(path))
     places = _Places(final, secrets.token_hex(4))
@@ -113,11 +113,11 @@ def _check_replaceable(final: Path) -> None:
     if not final.exists() or (final / MANIFEST_NAME).exists():
         return
     if not final.is_dir() or any(final.iterdir()):
-        raise BundleError(f"{final} exists and is no bundle; remove it or choose another output")
+        raise BundleError(f"{final} exists and is not a bundle; remove it or choose another output")
 
 
 def _put_in_place(places: _Places, swap: Callable[[Path, Path], bool]) -> None:
-    """Move the partial folder to its place, in one step if the file system can."""
+    """Move the partial folder to its place, in one step if the file system supports it."""
     partial, final, old = places.beside("partial"), places.final, places.beside("old")
     while not _moved(partial, final) and not swap(partial, final):
         shutil.rmtree(old, ignore_errors=True)  # from the round before
@@ -126,7 +126,7 @@ def _put_in_place(places: _Places, swap: Callable[[Path, Path], bool]) -> None:
 
 
 def _moved(partial: Path, final: Path) -> bool:
-    """Rename ``partial`` to ``final``; return False when a bundle stands there."""
+    """Rename ``partial`` to ``final``; return False if a bundle is there."""
     try:
         partial.rename(final)
     except OSError as error:
@@ -153,7 +153,7 @@ def _remove_remains(final: Path) -> None:
 
 
 def _settle(places: _Places) -> None:
-    """Leave a bundle in its place if there was one, and nothing beside it."""
+    """Restore the old bundle if its place is empty; remove the other folders."""
     old = places.beside("old")
     if old.exists() and not places.final.exists():
         old.rename(places.final)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,15 +21,16 @@ from dsbd_runtime.device.packed_buffer import (
     move_parts,
     packed_bytes,
 )
-from dsbd_runtime.device.recorded_calls import Recorder, RepeatedWork
-from dsbd_runtime.devices import BoundCall, Device, DeviceEngine
+from dsbd_runtime.device.recorded_calls import RepeatedWork
+from dsbd_runtime.devices import BoundCall, Device, DeviceEngine, RecordedWork
 from dsbd_runtime.parts.kv_cache import DeviceCaches
 from dsbd_runtime.parts.part import BOOL, INT64
 
 _ELEMENTS = {INT64: "int64", BOOL: "bool"}
 _ELEMENT_BY_NUMPY: dict[type[np.generic], str] = {np.float32: "fp32", np.int64: "int64"}
+_INPUTS, _MOVES = "inputs", "moves"  # uses of a buffer; others are by size
 _UNBOUNDED = "N"
-"""The dimension without a bound: its inputs have memory of their own, by their number."""
+"""The dimension without a bound: inputs with it have a buffer for each size."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,7 @@ class LoadedModel:
     Attributes:
         entry: manifest entry of the model.
         max_forward_rows: the most rows of one forward.
-        most_recorded: of the device, recorded units of work; 0: every call is queued piece by
-            piece.
+        most_recorded: maximum number of recorded calls; 0: calls are never recorded.
     """
 
     device: Device
@@ -54,21 +54,21 @@ class LoadedModel:
 class BoundCaches:
     """Caches of one capacity, and all calls whose addresses last as long as they do.
 
-    Memory is taken at the start for the caches and the inputs of the largest forward, and at the
-    first call of a size for its outputs; a call is bound at the first use of its size.
+    Memory for the caches and the inputs of the largest forward is allocated at the start, memory
+    for outputs at the first call of a size. A call is bound at the first use of its size.
     """
 
-    def __init__(self, model: LoadedModel, capacity: int, recorder: Recorder) -> None:
-        """Take the memory; raise MemoryError, with nothing taken, when there is no room.
+    def __init__(self, model: LoadedModel, capacity: int, recorded: list[RecordedWork]) -> None:
+        """Allocate the memory; raise MemoryError, with nothing allocated, without room.
 
         Args:
-            model: with its engines.
+            model: the model with its engines.
             capacity: rows of the caches.
-            recorder: of the calls.
+            recorded: the recorded calls of the session.
         """
         self._model = model
-        self._recorder = recorder
-        # Host arrays are whole numbers and masks; what has floats is in device memory.
+        self._recorded = recorded
+        # Host arrays are integers and masks; floats are in device memory.
         self._packed = {
             name: spec
             for name, spec in model.entry.contract.inputs.items()
@@ -76,16 +76,14 @@ class BoundCaches:
         }
         self._forwards: dict[tuple[int, ...], BoundForward] = {}
         self._moves: dict[int, BoundMove] = {}
-        self._output_buffers: dict[tuple[PackedPart, ...], PackedBuffer] = {}
-        self._unbounded_buffers: dict[int, PackedBuffer] = {}
-        self._input_buffers: list[PackedBuffer] = []
+        self._buffers: dict[Hashable, PackedBuffer] = {}
         self.caches = DeviceCaches(model.device, model.entry.caches, capacity)
         dims = {dim for spec in self._packed.values() for dim in spec.shape}
         most = {dim: model.max_forward_rows for dim in dims if isinstance(dim, str)}
         largest = self._input_parts({**most, "C": capacity}, is_unbounded=False)
         try:
-            for parts in (largest, move_parts(capacity)):
-                self._input_buffers.append(PackedBuffer(model.device, packed_bytes(parts)))
+            self._buffer(_INPUTS, largest)
+            self._buffer(_MOVES, move_parts(capacity))
         except MemoryError:
             self.free()
             raise
@@ -116,28 +114,25 @@ class BoundCaches:
             each.call.release()
         self._forwards.clear()
         self._moves.clear()
-        others = (*self._output_buffers.values(), *self._unbounded_buffers.values())
-        for buffer in (*self._input_buffers, *others):
+        for buffer in self._buffers.values():
             buffer.free()
-        self._input_buffers.clear()
-        self._output_buffers.clear()
-        self._unbounded_buffers.clear()
+        self._buffers.clear()
         self.caches.free()
 
     def _bind_forward(self, call: StagedCall) -> BoundForward:
-        inputs = [(self._input_buffers[0], self._input_parts(call.sizes, is_unbounded=False))]
+        inputs: dict[Hashable, list[PackedPart]] = {
+            _INPUTS: self._input_parts(call.sizes, is_unbounded=False)
+        }
         if unbounded := self._input_parts(call.sizes, is_unbounded=True):
-            inputs.append((self._unbounded_buffer(call.sizes[_UNBOUNDED], unbounded), unbounded))
-        laid_out = [(buffer, buffer.lay_out(parts)) for buffer, parts in inputs]
+            inputs[_UNBOUNDED, call.sizes[_UNBOUNDED]] = unbounded
+        buffers = [(self._buffer(use, parts), parts) for use, parts in inputs.items()]
+        laid_out = [(buffer, buffer.lay_out(parts)) for buffer, parts in buffers]
         sizes = call.sizes["R"], call.sizes.get(_UNBOUNDED, 0)
         output_parts = tuple(
             (output.name, output.shape(*sizes), _ELEMENT_BY_NUMPY[output.dtype])
             for output in call.outputs
         )
-        if output_parts not in self._output_buffers:
-            new = PackedBuffer(self._model.device, packed_bytes(output_parts))
-            self._output_buffers[output_parts] = new
-        output_buffer = self._output_buffers[output_parts]
+        output_buffer = self._buffer(output_parts, output_parts)
         outputs = output_buffer.lay_out(output_parts)
         contract = self._model.entry.contract
         read = {name: array for name, array in call.used.items() if name in contract.inputs}
@@ -153,11 +148,15 @@ class BoundCaches:
                 buffer.upload(arrays.num_bytes)
             bound.run()
 
-        work = RepeatedWork(self._recorder, queue)
+        work = self._repeated(queue)
         return BoundForward(self._model.device, bound, work, laid_out, output_buffer, outputs)
 
+    def _repeated(self, work: Callable[[], None]) -> RepeatedWork:
+        model = self._model
+        return RepeatedWork(model.device, self._recorded, model.most_recorded, work)
+
     def _input_parts(self, sizes: Mapping[str, int], *, is_unbounded: bool) -> list[PackedPart]:
-        """Return the packed inputs of a call: those with the unbounded dimension, or all others."""
+        """Return the packed inputs of a call, with the unbounded dimension or without."""
         return [
             (
                 name,
@@ -168,14 +167,14 @@ class BoundCaches:
             if (_UNBOUNDED in spec.shape) == is_unbounded
         ]
 
-    def _unbounded_buffer(self, size: int, parts: list[PackedPart]) -> PackedBuffer:
-        if size not in self._unbounded_buffers:
-            new = PackedBuffer(self._model.device, packed_bytes(parts))
-            self._unbounded_buffers[size] = new
-        return self._unbounded_buffers[size]
+    def _buffer(self, use: Hashable, parts: Sequence[PackedPart]) -> PackedBuffer:
+        """Return the buffer of a use, as large as its first parts; raise MemoryError."""
+        if use not in self._buffers:
+            self._buffers[use] = PackedBuffer(self._model.device, packed_bytes(parts))
+        return self._buffers[use]
 
     def _bind_move(self, num_rows: int) -> BoundMove:
-        buffer = self._input_buffers[1]
+        buffer = self._buffers[_MOVES]
         inputs = buffer.lay_out(move_parts(num_rows))
         call = self._model.prune_engine.bind(
             {**inputs.on_device, **self.caches.inputs}, self.caches.outputs
@@ -185,7 +184,7 @@ class BoundCaches:
             buffer.upload(inputs.num_bytes)
             call.run()
 
-        return BoundMove(call, RepeatedWork(self._recorder, queue), buffer, inputs)
+        return BoundMove(call, self._repeated(queue), buffer, inputs)
 
 
 @dataclass(frozen=True)
@@ -193,9 +192,9 @@ class BoundForward:
     """The model bound for calls of one size.
 
     Attributes:
-        queue: the copies in and the call.
-        inputs: memory and arrays of the inputs; other sizes share the memory.
-        output_buffer: memory of ``outputs``.
+        queue: the copies to the device and the call.
+        inputs: buffers and arrays of the inputs; other sizes share the buffers.
+        output_buffer: buffer of ``outputs``.
     """
 
     device: Device
@@ -239,7 +238,7 @@ class BoundForward:
 
 @dataclass(frozen=True)
 class BoundMove:
-    """The prune graph bound for K rows; ``input_buffer`` holds ``inputs``.
+    """The prune graph bound for K rows; ``input_buffer`` contains ``inputs``.
 
     The next forward waits for it.
     """
@@ -250,7 +249,7 @@ class BoundMove:
     inputs: PackedArrays
 
     def run(self, src_rows: NDArray[np.int64], first_row: int) -> None:
-        """Copy at most K rows to ``first_row`` and behind."""
+        """Copy at most K rows to ``first_row`` and the rows after it."""
         self.input_buffer.begin_write()
         fill_move(self.inputs, src_rows, first_row)
         self.queue.run()

@@ -32,7 +32,7 @@ def import_cuda_runtime(install_line: str) -> Any:
 
 
 def check_cuda_device(runtime: Any, device_id: int) -> None:
-    """Raise ProviderError unless a driver is here and knows the device."""
+    """Raise ProviderError without a driver or without the device."""
     status, count = runtime.cudaGetDeviceCount()
     if status != runtime.cudaError_t.cudaSuccess:
         raise ProviderError(
@@ -47,7 +47,7 @@ def check_cuda_device(runtime: Any, device_id: int) -> None:
 
 
 def gpu_compute_capability(runtime: Any, device_id: int) -> str | None:
-    """Return the compute capability of a GPU, such as "9.0"; None where there is no such GPU.
+    """Return the compute capability of a GPU, such as "9.0"; None for an absent GPU.
 
     ``runtime`` is the module cuda.bindings.runtime.
     """
@@ -85,12 +85,12 @@ class CudaDevice:
         self._runtime = runtime
         self.num_waits = 0
         self._is_open = True
-        self._has_failed = False  # and someone was told
+        self._has_failed = False  # and an error was raised
         handle = self._call("cudaStreamCreateWithFlags", runtime.cudaStreamNonBlocking)
         self.stream = int(handle)
 
     def free_bytes(self) -> int:
-        """Return the bytes of device memory that nobody has taken."""
+        """Return the bytes of free device memory."""
         free, _ = self._results("cudaMemGetInfo")
         return int(free)
 
@@ -102,16 +102,16 @@ class CudaDevice:
         return array
 
     def free(self, array: DeviceArray) -> None:
-        """Give an array back; CUDA waits for the work that uses it."""
+        """Free an array; CUDA waits for the work that uses it."""
         self._release("cudaFree", array.address)
 
     def allocate_pinned(self, num_bytes: int) -> NDArray[np.uint8]:
-        """Return page-locked host memory; raise MemoryError when there is none."""
+        """Return page-locked host memory; raise MemoryError without room."""
         address = int(self._call("cudaMallocHost", num_bytes))
         return np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(address))
 
     def free_pinned(self, buffer: NDArray[np.uint8]) -> None:
-        """Give page-locked memory back, once the queue is done."""
+        """Free page-locked memory, once the queue is done."""
         self._release("cudaStreamSynchronize", self.stream)
         self._release("cudaFreeHost", buffer.ctypes.data)
 
@@ -153,9 +153,9 @@ class CudaDevice:
         self.num_waits += 1
 
     def record(self, work: Callable[[], None]) -> RecordedGraph:
-        """Return what ``work`` queues on the stream as a CUDA graph.
+        """Return the work that ``work`` queues on the stream as a CUDA graph.
 
-        The capture is the thread's own: other threads may allocate and wait meanwhile.
+        The capture is local to the thread: other threads may allocate and wait meanwhile.
         """
         mode = self._runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         self._call("cudaStreamBeginCapture", self.stream, mode)
@@ -177,7 +177,7 @@ class CudaDevice:
         self._call("cudaGraphLaunch", executable, self.stream)
 
     def destroy(self, executable: Any) -> None:
-        """Give a graph back; see RecordedGraph."""
+        """Destroy a graph; see RecordedGraph."""
         self._release("cudaGraphExecDestroy", executable)
 
     def close(self) -> None:
@@ -187,9 +187,9 @@ class CudaDevice:
             self._release("cudaStreamDestroy", self.stream)
 
     def _call(self, function: str, *arguments: Any) -> Any:
-        """Call the runtime with this device as the current one; return its result, if it has one.
+        """Call the runtime with this device as the current one; return its first result or None.
 
-        The current device belongs to the thread, and a session on another device changes it.
+        The current device is a state of the thread, which a session on another device changes.
         """
         results = self._results(function, *arguments)
         return results[0] if results else None
@@ -199,10 +199,9 @@ class CudaDevice:
         return self._checked(function, *arguments)
 
     def _release(self, function: str, *arguments: Any) -> None:
-        """Call what gives something back; it raises nothing.
+        """Call a function that frees something; it raises nothing.
 
-        After a kernel has failed, CUDA answers every call with its error, which the call that met
-        it first has raised.
+        After a kernel has failed, every CUDA call returns its error, which was raised before.
         """
         has_failed = self._has_failed
         try:
@@ -215,15 +214,15 @@ class CudaDevice:
         status, *results = getattr(self._runtime, function)(*arguments)
         errors = self._runtime.cudaError_t
         if status != errors.cudaSuccess:
-            self._runtime.cudaGetLastError()  # forget it, or the next kernel is blamed for it
+            self._runtime.cudaGetLastError()  # clear it, or the next kernel reports it
         if status == errors.cudaErrorMemoryAllocation:
             raise MemoryError(f"{self.name}: {function}{arguments}")
         if status != errors.cudaSuccess:
             self._has_failed = True
             reason = _reason(self._runtime, status)
             raise EngineError(
-                f"{function} on {self.name} failed: {reason}; start the process again, as CUDA "
-                "does nothing more in one where a kernel has failed"
+                f"{function} on {self.name} failed: {reason}; start the process again, because "
+                "CUDA refuses all work after a kernel has failed"
             )
         return results
 

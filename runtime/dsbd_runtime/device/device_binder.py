@@ -1,4 +1,4 @@
-"""Binder of a device's calls: collects what a call reads and writes, with sizes rounded up."""
+"""Binder of a device's calls: collects the arrays of a call, with sizes rounded up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dsbd_runtime.errors import InputError
 from dsbd_runtime.parts.part import Call, HeadOutput, Tensors
 
 _FORWARD_ROWS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 96, 128, 192, 256)
-_MOST = 2**40  # beyond any memory: most dimensions have no bound of their own
+_MOST = 2**40  # beyond any memory, for dimensions without a bound
 
 
 class StagedCall:
@@ -21,11 +21,11 @@ class StagedCall:
     S is rounded up to one of ``forward_bucket``, other dimensions to powers of two.
 
     Attributes:
-        sizes: of the dimensions so far, by name; calls of the same sizes are bound once.
+        sizes: sizes of the dimensions so far, by name; calls of equal sizes are bound once.
         first_row: cache row of the first of the call's rows.
-        written: host arrays that the call reads, with their padding.
+        written: host arrays that the call reads, with their padding values.
         used: device arrays that it reads or writes.
-        outputs: of the head, for ``num_logit_rows`` rows and ``num_pairs`` pairs.
+        outputs: outputs of the head, for ``num_logit_rows`` rows and ``num_pairs`` pairs.
         befores, afters: copies on the device around the call.
     """
 
@@ -34,9 +34,9 @@ class StagedCall:
     def __init__(self, inputs: Tensors, call: Call, *, capacity: int, most_rows: int) -> None:
         """Begin a call.
 
-        inputs: of the engine's contract, whose shapes name the dimensions.
-        capacity: rows of the caches, beyond which nothing is padded.
-        most_rows: of a call.
+        inputs: inputs of the engine's contract, whose shapes name the dimensions.
+        capacity: rows of the caches; padding must not exceed it.
+        most_rows: maximum rows of a call.
         """
         num_new = call.forward.num_new
         if num_new > most_rows:
@@ -101,7 +101,7 @@ def row_bucket(num_rows: int, limit: int) -> int:
 def forward_bucket(num_rows: int, limit: int) -> int:
     """Return the rows of the call that a forward of ``num_rows`` rows is padded to.
 
-    Finer than ``row_bucket`` where most verifications lie, since each padding row costs attention
+    Finer than ``row_bucket`` for common verifications, because each padding row costs attention
     and products: with a limit of 256, 9 gives 16, 33 gives 40, 49 gives 64, 100 gives 128. In
     steps of 8, as tensor cores multiply.
     """

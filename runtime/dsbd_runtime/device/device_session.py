@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dsbd_runtime.device.bound_calls import BoundCaches, LoadedModel
 from dsbd_runtime.device.device_binder import StagedCall, padded_rows, row_bucket
-from dsbd_runtime.device.recorded_calls import Recorder
+from dsbd_runtime.devices import RecordedWork
 from dsbd_runtime.errors import CapacityError, EngineError
 from dsbd_runtime.parts.attention_rows import Rows
 from dsbd_runtime.parts.head import Head
@@ -20,15 +20,15 @@ class DeviceSession:
     """One engine on a device together with its parts.
 
     A call's sizes are rounded up and every size is bound once: after the first call of a size
-    nothing is allocated, and a size that returns is recorded and replayed. A call is one copy to
-    the device (ids, positions, masks), one run, and one copy back (the logit rows), which the host
-    waits for.
+    nothing is allocated, and calls of a size that occurs again are recorded and replayed. A call is
+    one copy to the device (ids, positions, masks), one run, and one copy back (the logit rows),
+    which the host waits for.
     """
 
     def __init__(self, model: LoadedModel) -> None:
-        """Take over the device and both engines, which ``close`` closes.
+        """Own the device and both engines, which ``close`` closes.
 
-        Raises CapacityError, with everything closed, when the device has no room for the caches.
+        Raises CapacityError, with everything closed, if the device has no room for the caches.
         """
         self._model = model
         self._inputs = model.entry.contract.inputs
@@ -45,13 +45,13 @@ class DeviceSession:
 
     @property
     def num_recorded(self) -> int:
-        """Sizes of calls that are recorded now, each replayed as one unit."""
-        return self.caches.recorder.num_recorded
+        """Number of recorded calls, each replayed as one unit."""
+        return len(self.caches.recorded)
 
     def run(self, call: Call) -> None:
         """See Session.
 
-        Raises CapacityError when the device has no room for the outputs; the caches are as before.
+        Raises CapacityError if the device has no room for the outputs; the caches are as before.
         """
         bound, model = self.caches.bound, self._model
         staged = StagedCall(
@@ -71,7 +71,7 @@ class DeviceSession:
 
     def close(self) -> None:
         """Release the caches, the engines and the device; calling it again does nothing."""
-        self.caches.close()  # with the calls, which are bound to the memory of all parts
+        self.caches.close()  # first, because its calls are bound to the memory of all parts
         for part in self.parts:
             part.close()
         self._model.prune_engine.close()
@@ -82,13 +82,13 @@ class DeviceSession:
 class DeviceRows:
     """Key/value caches on a device, with the calls bound to them: a ``RowMemory``.
 
-    The caches never cross to the host: they grow by copies on the device, into new memory before
-    the old is freed. A move is one copy to the device and one run of the prune graph.
+    The caches are never copied to the host: they grow by copies on the device, into new memory
+    before the old is freed. A move is one copy to the device and one run of the prune graph.
     """
 
     def __init__(self, model: LoadedModel) -> None:
-        """Take the smallest caches; without room for them, close all of the model."""
-        self.recorder = Recorder(model.device, model.most_recorded)
+        """Allocate the smallest caches; without room for them, close the whole model."""
+        self.recorded: list[RecordedWork] = []
         self._model = model
         self._bound: BoundCaches | None = None
         self.capacity = self.num_bytes = 0
@@ -113,8 +113,8 @@ class DeviceRows:
     def reserve(self, num_rows: int, num_used: int) -> None:
         """Give the caches room for ``num_rows`` rows and the padding of their forwards.
 
-        Where calls are recorded, a larger capacity is kept also with ``num_used`` 0, which then
-        only sets all rows to zero: the addresses must last.
+        If calls are recorded, a larger capacity is kept also with ``num_used`` 0, which then only
+        sets all rows to zero, because the addresses must not change.
         """
         bound = self.bound
         capacity = self._padded_capacity(num_rows, num_used)
@@ -148,17 +148,17 @@ class DeviceRows:
         num_padded = num_used + padded_rows(num_rows - num_used, self._model.max_forward_rows)
         try:
             return self._capacity_for(num_padded)
-        except CapacityError:  # the last rows of a full cache are not padded
+        except CapacityError:  # the last rows of a full cache have no padding
             return self._capacity_for(num_rows)
 
     def _capacity_for(self, num_rows: int) -> int:
-        """Return the engine's capacity for so many rows; where calls are recorded, no less."""
+        """Return the engine's capacity for some rows; with recorded calls, at least the present."""
         capacity = self._model.engine.capacity_for(num_rows, self.capacity)
         return max(capacity, self.capacity) if self._model.most_recorded else capacity
 
     def _allocate(self, capacity: int) -> BoundCaches:
         try:
-            return BoundCaches(self._model, capacity, self.recorder)
+            return BoundCaches(self._model, capacity, self.recorded)
         except MemoryError as error:
             raise CapacityError(
                 f"{self._model.device.name} has no memory for a key/value cache of {capacity} rows "

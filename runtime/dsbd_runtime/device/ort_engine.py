@@ -30,7 +30,7 @@ _NO_FALLBACK = {"session.disable_cpu_ep_fallback": "1"}
 _INTEGER_PRODUCTS = {"ep.cuda.fpa_intb_gemm": "1"}  # of fp16 rows, without dequantizing weights
 _UNFUSED_ATTENTION = {"sdpa_kernel": "16"}  # ONNX Runtime's AttentionBackend::MATH
 _FALLBACK_REFUSED = "fallback to CPU EP has been explicitly disabled"
-_NO_WAIT = ("disable_synchronize_execution_providers", "1")  # DeviceSession does, once a forward
+_NO_WAIT = ("disable_synchronize_execution_providers", "1")  # DeviceSession waits, once a forward
 _RECORD_NODES = {"session.record_ep_graph_assignment_info": "1"}
 
 _ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16, a type that numpy has no name for
@@ -91,11 +91,11 @@ def open_cuda_session(request: EngineOptions) -> DeviceSession:
 def cuda_options(device: CudaDevice) -> dict[str, str]:
     """Return the options of the provider: the device and its queue.
 
-    ONNX Runtime captures no graphs: its own belong to one thread each and to one size of one
-    graph, and the first call of each runs several times (``recorded_calls`` does it instead).
-    The memory for intermediate results grows as needed, not to the next power of two: the caches
-    need the room. By default ONNX Runtime multiplies fp32 matrices in TF32, with
-    10 bits of mantissa: an fp32 bundle would not give the CPU's tokens.
+    ONNX Runtime's own CUDA graphs are off: each belongs to one thread and one size, and its first
+    call runs several times (``recorded_calls`` replaces them). The memory for intermediate results
+    grows as needed, not to the next power of two, because the caches need the room. By default
+    ONNX Runtime multiplies fp32 matrices in TF32, with 10 bits of mantissa, so that an fp32 bundle
+    would not give the CPU's tokens.
     """
     return {
         "device_id": str(device.device_id),
@@ -142,7 +142,7 @@ def open_on_provider(
         if any(sign in reason for sign in _NO_MEMORY):
             raise CapacityError(
                 f"no memory on {provider.name}:{options['device_id']} for {path}, which takes "
-                f"{_engine_bytes(path):,} bytes and what ONNX Runtime packs beside them; "
+                f"{_engine_bytes(path):,} bytes plus what ONNX Runtime packs; "
                 f"{num_free:,} bytes were free; close other programs that use the device, or "
                 "export with --quantize or a shorter --dtype"
             ) from error
@@ -158,7 +158,7 @@ def open_on_provider(
 
 
 def _engine_bytes(path: Path) -> int:
-    """Return the bytes of a graph and of the weights beside it."""
+    """Return the bytes of a graph and of its weights."""
     weights = path.with_name(WEIGHTS_FILE)
     has_weights = path.name == MODEL_FILE and weights.is_file()
     return path.stat().st_size + (weights.stat().st_size if has_weights else 0)
@@ -167,7 +167,7 @@ def _engine_bytes(path: Path) -> int:
 def _fallback_error(
     ort: ModuleType, path: Path, provider: Provider, options: dict[str, str], libraries: str
 ) -> ProviderError:
-    """Return the error for nodes on the CPU: all, as the provider did not load, or single ones."""
+    """Return the error for nodes on the CPU: all, if the provider did not load, or some."""
     session = _open(ort, path, provider, options, _RECORD_NODES)
     if provider.ort_name not in session.get_providers():
         missing = libraries or "a library of its own did not load, see ONNX Runtime's log on stderr"
@@ -197,8 +197,8 @@ def _open(
 ) -> Any:
     settings = ort.SessionOptions()
     settings.log_severity_level = LOG_ERRORS
-    # A pattern is one allocation at the second call of a size, which is when it is recorded; and
-    # without them the arena takes less.
+    # A pattern is one allocation at the second call of a size, which is recorded; and without
+    # patterns the arena is smaller.
     settings.enable_mem_pattern = False
     for name, value in entries.items():
         settings.add_session_config_entry(name, value)
@@ -208,7 +208,7 @@ def _open(
 
 
 class OrtEngine:
-    """One graph in an ONNX Runtime session whose provider works on ``device_type``."""
+    """One graph in an ONNX Runtime session on ``device_type``."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class OrtEngine:
         device_type: str,
         device_id: int = 0,
     ) -> None:
-        """Take over an InferenceSession; messages name its graph by ``path``."""
+        """Own an InferenceSession; messages name its graph by ``path``."""
         self._ort = ort
         self._session = session
         self._path = path

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dsbd_runtime.devices import ELEMENT_BYTES, Device, DeviceArray
 from dsbd_runtime.parts.attention_rows import SRC_ROWS, WRITE_INDICES
 
-_ALIGNMENT = 256  # that of cudaMalloc: kernels get addresses as aligned as those of separate arrays
+_ALIGNMENT = 256  # as cudaMalloc: addresses are aligned like those of separate arrays
 _NUMPY_DTYPES: dict[str, type[np.generic]] = {
     "fp32": np.float32,
     "int64": np.int64,
@@ -43,12 +43,12 @@ class PackedArrays:
 
 
 class PackedBuffer:
-    """Pinned and device memory of one size, in which each use lays out arrays of its own."""
+    """Pinned and device memory of one size; each use lays out its own arrays in it."""
 
     def __init__(self, device: Device, num_bytes: int) -> None:
-        """Take the memory on both sides; raise MemoryError, with nothing taken, without room."""
+        """Allocate both sides; raise MemoryError, with nothing allocated, without room."""
         self._device = device
-        self._written_at = -1  # how often the device had waited then
+        self._written_at = -1  # ``num_waits`` of the device at the last write
         self._memory = device.allocate((num_bytes,), "uint8")
         try:
             self._pinned = device.allocate_pinned(num_bytes)
@@ -66,7 +66,7 @@ class PackedBuffer:
         return PackedArrays(on_host, on_device, packed_bytes(parts))
 
     def begin_write(self) -> None:
-        """Wait until the device has read what was written before, before the host writes again."""
+        """Wait until the device has read the last write, before the host writes again."""
         if self._written_at == self._device.num_waits:
             self._device.synchronize()
         self._written_at = self._device.num_waits
@@ -80,7 +80,7 @@ class PackedBuffer:
         self._device.download(self._memory, self._pinned[:num_bytes])
 
     def free(self) -> None:
-        """Give the memory back on both sides."""
+        """Free both sides."""
         self._device.free(self._memory)
         self._device.free_pinned(self._pinned)
 
@@ -101,18 +101,18 @@ def _extents(parts: Sequence[PackedPart]) -> list[tuple[int, int]]:
 
 
 def move_parts(num_rows: int) -> list[PackedPart]:
-    """Return the parts of the inputs of the prune graph, caches aside."""
+    """Return the parts of the inputs of the prune graph, without caches."""
     return [(WRITE_INDICES, (1,), "int64"), (SRC_ROWS, (num_rows,), "int64")]
 
 
 def fill_move(staged: PackedArrays, src_rows: NDArray[np.int64], first_row: int) -> None:
-    """Write the inputs of a move; the padding copies the last source again, after the rest."""
+    """Write the inputs of a move; the padding copies the last source row again."""
     staged.on_host[WRITE_INDICES][0] = first_row
     fill_padded(staged.on_host[SRC_ROWS], src_rows, int(src_rows[-1]))
 
 
 def fill_padded(target: NDArray[Any], array: NDArray[Any], padding: int) -> None:
-    """Write an array to the beginning of a larger one, and padding to the rest of it."""
+    """Write an array to the beginning of a larger one, and ``padding`` to the rest."""
     target[tuple(map(slice, array.shape))] = array
     if target.shape != array.shape:
         axis = next(n for n, size in enumerate(array.shape) if size < target.shape[n])
@@ -122,11 +122,11 @@ def fill_padded(target: NDArray[Any], array: NDArray[Any], padding: int) -> None
 def fill_mask(target: NDArray[np.bool_], mask: NDArray[np.bool_], first_row: int) -> None:
     """Write a mask (1, 1, S, C) to a larger one (1, 1, padded S, C).
 
-    Padding rows are written to the cache after the call's own rows, where no mask looks and the
-    next call overwrites them. Each sees itself: a row that sees nothing may become NaN, and a NaN
-    in the cache reaches every row, since a masked row still enters a product, times 0. It sees
-    column 0 too, which is in use: on CUDA, ONNX Runtime searches each row of a mask for the first
-    visible column, one after the other.
+    Padding rows are written to the cache after the call's own rows, where they are masked and the
+    next call overwrites them. Each attends to itself: a row without visible columns may become
+    NaN, and a NaN in the cache reaches every row, because masked rows are multiplied by 0, not
+    skipped. It also attends to column 0, which is in use: on CUDA, ONNX Runtime searches each row
+    of a mask sequentially for the first visible column.
     """
     num_new, padded = mask.shape[2], target[0, 0]
     padding = np.arange(num_new, len(padded))

@@ -28,7 +28,7 @@ class CausalLM:
     rows valid when it raises.
 
     Attributes:
-        spec: what the engine is.
+        spec: properties of the engine.
         num_rows: rows now in the cache.
     """
 
@@ -65,7 +65,7 @@ class CausalLM:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of the key/value caches and of all other rows that parts keep now."""
+        """Bytes of the key/value caches and of all other rows of the parts."""
         return sum(part.num_bytes for part in self._parts)
 
     @property
@@ -74,7 +74,7 @@ class CausalLM:
         return self._kv_bytes_peak
 
     def reset_peak(self) -> None:
-        """Let ``kv_bytes_peak`` start again at ``kv_bytes``."""
+        """Reset ``kv_bytes_peak`` to ``kv_bytes``."""
         self._kv_bytes_peak = self.kv_bytes
 
     def part(self, kind: type[PartT]) -> PartT:
@@ -88,8 +88,8 @@ class CausalLM:
     def forward(self, forward: Forward) -> ForwardResult:
         """Append the rows of a forward; return the logits of some of them, and its other results.
 
-        More than ``MAX_FORWARD_ROWS`` rows, or than the engine takes, go in several calls: no mask
-        of S x capacity is built. The arrays of the result are the caller's own, except
+        More than ``MAX_FORWARD_ROWS`` rows, or more than the engine supports, need several calls,
+        so that no mask of S x capacity is built. The caller owns the arrays of the result, except
         ``Logits.full``.
 
         Raises InputError for a wrong shape, type or value, or if the forward needs something that
@@ -117,7 +117,7 @@ class CausalLM:
         return ForwardResult(**whole.returned)
 
     def _run_in_calls(self, whole: Call) -> None:
-        """Make the calls of a forward, each before the next is asked for."""
+        """Make the calls of a forward, each before the next one is generated."""
         calls: Iterator[Call] = whole.chunks(MAX_FORWARD_ROWS)
         for part in self._splitting:
             calls = chain.from_iterable(map(part.calls, calls))
@@ -129,7 +129,7 @@ class CausalLM:
                 self._note_bytes()
 
     def expect(self, num_rows: int) -> None:
-        """See GrowingEngine: of an engine whose calls are recorded, the caches grow now."""
+        """See GrowingEngine: the caches of an engine with recorded calls grow now."""
         if num_rows <= self._rows.capacity:
             return
         try:
@@ -155,7 +155,7 @@ class CausalLM:
             self._reserve(0, 0)
 
     def shrink(self) -> None:
-        """Free the memory that the rows in use do not need."""
+        """Free memory beyond the rows in use."""
         self._rows.shrink(self.num_rows)
         self._note_bytes()
 

@@ -20,16 +20,16 @@ class Provider:
     Attributes:
         name: the name in options.
         module: the Python module that contains it.
-        ort_name: its name in ONNX Runtime; None where ONNX Runtime is not used.
+        ort_name: its name in ONNX Runtime; None: it does not use ONNX Runtime.
         extra: the extra of dsbd-ort that installs it.
         no_wheels_for: processors for which the package index has no wheel of its package.
         backend: the kind of session, a key of ``loading.BACKENDS``.
-        dtypes: the types of bundles that it runs, the usual one first.
-        quantizations: the kinds of quantized bundles that it runs, a part of ``QUANTIZED_FORMS``.
+        dtypes: types of bundles that it runs, the usual one first.
+        quantizations: kinds of quantized bundles that it runs, a part of ``QUANTIZED_FORMS``.
         has_static_capacity: whether an engine is built for one number of cache rows.
         has_device_caches: whether the caches lie in the memory of a GPU.
         has_cuda_graphs: whether calls of a size can be captured as a CUDA graph and replayed.
-        uses_cuda_graphs: whether they are, unless an option says otherwise.
+        uses_cuda_graphs: whether they are by default.
     """
 
     name: str
@@ -118,7 +118,7 @@ PROVIDERS = (
 
 
 def find_provider(name: str) -> Provider:
-    """Return the row of ``name``; raise ProviderError where there is none."""
+    """Return the row of ``name``; raise ProviderError for an unknown name."""
     for provider in PROVIDERS:
         if provider.name == name:
             return provider
@@ -162,7 +162,7 @@ def check_reads_sources(provider: Provider, entry: ModelEntry, model_path: Path)
 
 @dataclass(frozen=True)
 class Placement:
-    """A provider and the number of its device, 0 where it has none."""
+    """A provider and the number of its device, 0 without devices."""
 
     provider: Provider
     device_id: int

@@ -23,11 +23,11 @@ class EngineOptions:
         bundle: of the engine.
         role: "target" or "draft".
         placement: provider and device.
-        settings: those that apply to the provider.
-        target: of a draft that is opened with its target, the target's session, whose parts it
+        settings: settings that apply to the provider.
+        target: for a draft that is opened with its target, the target's session, whose parts it
             may share; None: it is opened alone.
-        new_rows: of caches on the host: zeros, or noise in the parity gate, whose engines must
-            not read rows that its masks hide.
+        new_rows: makes new rows of caches on the host: zeros, or noise in the parity gate, where
+            engines must not read masked rows.
         adapt: changes options of ONNX Runtime in the parity gate; None: no change.
     """
 
@@ -57,16 +57,16 @@ class Session(Protocol):
 
     @property
     def rows(self) -> Rows:
-        """The part that every engine has."""
+        """The attention rows, which every engine has."""
 
     @property
     def grows_at_a_cost(self) -> bool:
-        """Whether growing the caches also gives up what was recorded for their addresses."""
+        """Whether growing the caches also drops calls recorded for their addresses."""
 
     def run(self, call: Call) -> None:
-        """Append S rows at ``first_row``; the call's ``returned`` gets what the parts return.
+        """Append S rows at ``first_row``; the parts add their results to the call's ``returned``.
 
-        The arrays are the caller's own, except ``Logits.full``: the next call does not change them.
+        The caller owns the arrays, except ``Logits.full``: the next call does not change them.
         """
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Settings of engines that belong to no bundle: one record from a host's options to the openers."""
+"""Settings of engines that do not belong to a bundle."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _CPU_SETTINGS = ("num_threads", "spin_us", "engine_cache")
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """How engines run, apart from the provider; the same for target and draft.
+    """Settings of engines in addition to the provider, for target and draft alike.
 
     Attributes:
         num_threads: on the CPU, threads of one call; None lets ONNX Runtime choose. A small draft
             that is opened with its target has one thread, see ``load_pair``.
         spin_us: on the CPU, microseconds for which an idle engine thread waits busily before it
             sleeps; None is 20.
-        engine_cache: on the CPU, a folder for engines as ONNX Runtime runs them, which the next
-            opening maps, see ``prepared_engine``; None: every opening optimizes and packs them.
-        cuda_graphs: on a GPU, capture each size of call that returns once and replay it; None: on
+        engine_cache: on the CPU, a cache folder of prepared engines, which later openings map, see
+            ``prepared_engine``; None: every opening optimizes and packs them.
+        cuda_graphs: on a GPU, capture calls of a size that occurs again and replay them; None: on
             "cuda" yes, on TensorRT no.
-        unfused_attention: on "cuda", attention of two products and a softmax: it copies no keys
-            and values to every query head, but keeps scores in memory; faster for long caches and
+        unfused_attention: on "cuda", attention as two products and a softmax. It does not copy
+            keys and values for every query head, but stores scores; faster for long caches and
             short forwards.
     """
 
@@ -36,7 +36,7 @@ class EngineSettings:
     unfused_attention: bool = False
 
     def check_used(self, providers: Sequence[Provider]) -> None:
-        """Raise InputError for a setting that none of the providers has."""
+        """Raise InputError for a setting that no provider supports."""
         names = " and ".join(dict.fromkeys(repr(row.name) for row in providers))
         for name in _CPU_SETTINGS:
             value = getattr(self, name)

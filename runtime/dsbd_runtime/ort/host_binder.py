@@ -1,6 +1,6 @@
-"""Binder of host arrays to an engine's calls: arrays that keep size and place are bound once.
+"""Binder of host arrays to an engine's calls: arrays of unchanged size and place are bound once.
 
-An OrtValue for each array of each call takes longer than all else around a call of a small engine.
+Making an OrtValue for each array of each call would be the largest overhead of a small engine.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from dsbd_runtime.ort.ort_module import releasing_options
 from dsbd_runtime.parts.part import HeadOutput
 
-_MOST_BYTES = 1 << 16  # of an array that is copied; a larger one has its own memory bound
-_MOST_KEPT = 256  # arrays; of more sizes all are made again
+_MOST_BYTES = 1 << 16  # of an array that is copied; a larger one is bound where it is
+_MOST_KEPT = 256  # arrays; beyond, all are dropped
 
 
 class _Kept(NamedTuple):
-    """Memory of one size, and the value that the engine reads or writes there."""
+    """Memory of one size, and the OrtValue on it."""
 
     array: NDArray[Any]
     value: Any
@@ -29,17 +29,16 @@ class _Kept(NamedTuple):
 class OrtBinder:
     """Arrays that are bound for the calls of one engine of ONNX Runtime.
 
-    Small inputs are copied into memory of their shape, small outputs out of it. Large arrays, those
-    of long prompts and of logits of whole vocabularies, are bound as they are, and so are arrays
-    that last.
+    Small inputs are copied into memory of their shape, small outputs out of it. Large arrays, such
+    as those of long prompts and full logits, are bound directly, and so are long-lived arrays.
 
     Attributes:
-        name: of the engine, in errors.
-        is_cleared: whether the caches have to be bound again, like all arrays that last.
+        name: name of the engine in errors.
+        is_cleared: whether the caches and other long-lived arrays must be bound again.
     """
 
     def __init__(self, ort: ModuleType, binding: Any, name: str) -> None:
-        """Take the module onnxruntime and the binding of an engine."""
+        """``ort``: module onnxruntime; ``binding``: IO binding of an engine."""
         self.name = name
         self.is_cleared = True
         self._ort = ort
@@ -47,7 +46,7 @@ class OrtBinder:
         self._options: Any = None  # of the next call
         self._head: tuple[HeadOutput, ...] = ()
         self._kept: dict[tuple[str, tuple[int, ...]], _Kept] = {}
-        self._bound: dict[str, Any] = {}  # by name: what it is recognized by
+        self._bound: dict[str, Any] = {}  # by name: identifies the bound array
 
     def clear(self) -> None:
         """Unbind everything, so that memory that was bound can be freed."""
@@ -57,13 +56,13 @@ class OrtBinder:
         self.is_cleared = True
 
     def close(self) -> None:
-        """Let go of the engine and of all memory."""
+        """Release the engine and all memory."""
         self._binding = None
         self._kept.clear()
         self._bound.clear()
 
     def release_memory(self) -> None:
-        """Have the next call give up the memory that it does not need itself."""
+        """Let the next call release memory that it does not need itself."""
         self._options = releasing_options(self._ort)
 
     def run(self, engine: Any) -> dict[str, NDArray[Any]]:
@@ -111,7 +110,7 @@ class OrtBinder:
 
     def update(self, past: str, present: str, array: NDArray[Any]) -> None:
         """Let calls read an array and write it in place."""
-        memory = array.ctypes.data, array.shape  # as long as it is bound no other array's
+        memory = array.ctypes.data, array.shape  # unique as long as it is bound
         if self._bound.get(past) != memory:
             value = self.value_on(array)
             self._binding.bind_ortvalue_input(past, value)
@@ -119,7 +118,7 @@ class OrtBinder:
             self._bound[past] = memory
 
     def read(self, name: str, array: NDArray[Any]) -> None:
-        """Let calls read an array where it lies."""
+        """Let calls read an array in place."""
         memory = array.ctypes.data, array.shape
         if self._bound.get(name) != memory:
             self._binding.bind_ortvalue_input(name, self.value_on(array))
@@ -133,7 +132,7 @@ class OrtBinder:
                 self._bound[name] = value
 
     def write_to(self, name: str, array: NDArray[Any]) -> None:
-        """Let the next call write an output where an array lies."""
+        """Let the next call write an output to the memory of an array."""
         self.write_value(name, self.value_on(array))
 
     def write_value(self, name: str, value: Any) -> None:

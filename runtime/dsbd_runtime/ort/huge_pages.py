@@ -1,9 +1,9 @@
-"""Huge pages for the weights of an engine: fewer misses of the processor's address translation.
+"""Huge pages for the weights of an engine: fewer TLB misses.
 
-An engine reads all of its weights in every call. In pages of 4 KiB their addresses are more than a
-processor remembers, so that a call waits for page tables as well, twice over in a virtual machine,
-and what runs after the call finds its own translations gone. Linux gathers memory into pages of
-2 MiB where a process asks for it. ONNX Runtime allocates by malloc, which does not ask.
+An engine reads all of its weights in every call. With pages of 4 KiB their translations do not fit
+the TLB, so that calls also wait for page tables (twice as long in a virtual machine), and evict the
+translations of other code. Linux gathers memory into pages of 2 MiB if a process requests it. ONNX
+Runtime allocates by malloc, which does not.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ HUGE_PAGE = 2 << 20
 POLICY = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 MAPS = Path("/proc/self/maps")
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
-_SMALLEST = 4 << 20  # of less the processor remembers the addresses
+_SMALLEST = 4 << 20  # smaller ranges fit the TLB
 
 Range = tuple[int, int]
-"""First address and the one behind the last."""
+"""First address, and the address after the last."""
 
 _log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
 def huge_pages() -> Iterator[None]:
-    """Ask for huge pages for the memory that the process takes meanwhile.
+    """Request huge pages for the memory that the process allocates within the block.
 
-    Linux 6.1 and later gathers what is there at the end at once, in a thread, as that takes
-    seconds; earlier ones by and by. Nothing happens on other systems, nor where the
-    administrator has said ``never``. A refusal costs speed alone, and is logged at level DEBUG.
+    From Linux 6.1 on the memory is gathered at the end of the block, in a thread, because it takes
+    seconds; earlier versions gather over time. Other systems, and those whose administrator set
+    ``never``, are left alone. A refusal costs only speed, and is logged at level DEBUG.
     """
     if not are_offered():
         yield
@@ -49,7 +49,7 @@ def huge_pages() -> Iterator[None]:
 
 
 def are_offered(platform: str = sys.platform, policy: Path = POLICY) -> bool:
-    """Return whether this system gathers memory where a process asks for it."""
+    """Return whether this system gathers memory on request."""
     if platform != "linux":
         return False
     try:
@@ -59,9 +59,9 @@ def are_offered(platform: str = sys.platform, policy: Path = POLICY) -> bool:
 
 
 def private_ranges(maps: str) -> Iterator[Range]:
-    """Yield the memory of a process that can be written and is of no file, by increasing address.
+    """Yield the writeable memory of a process that is not mapped from files, by address.
 
-    maps: as ``/proc/PID/maps`` has it.
+    maps: content of ``/proc/PID/maps``.
     """
     for line in maps.splitlines():
         addresses, mode, _, _, inode, *name = line.split(maxsplit=5)
@@ -71,15 +71,15 @@ def private_ranges(maps: str) -> Iterator[Range]:
 
 
 def inner_pages(ranges: Iterable[Range]) -> Iterator[Range]:
-    """Yield the whole huge pages inside ranges that are worth it."""
+    """Yield the whole huge pages inside the large ranges."""
     for begin, end in ranges:
-        first, behind = -(-begin // HUGE_PAGE) * HUGE_PAGE, end // HUGE_PAGE * HUGE_PAGE
-        if end - begin >= _SMALLEST and first < behind:
-            yield first, behind
+        first, stop = -(-begin // HUGE_PAGE) * HUGE_PAGE, end // HUGE_PAGE * HUGE_PAGE
+        if end - begin >= _SMALLEST and first < stop:
+            yield first, stop
 
 
 def _gather(ranges: Iterable[Range]) -> None:
-    """Gather memory; what is no longer there is refused by the kernel, like all that it cannot."""
+    """Gather memory; the kernel refuses ranges that are gone or cannot be gathered."""
     libc = ctypes.CDLL(None, use_errno=True)
     for begin, end in ranges:
         for advice in (_MADV_HUGEPAGE, _MADV_COLLAPSE):

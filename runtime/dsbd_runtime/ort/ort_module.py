@@ -41,8 +41,7 @@ def import_ort() -> ModuleType:
 def import_ort_for(provider: Provider) -> ModuleType:
     """Return the module onnxruntime; raise ProviderError unless it offers ``provider``.
 
-    A late import: reading a bundle's manifest needs no engine, and the package that contains the
-    module is the user's choice of extra.
+    A late import: reading a manifest needs no engine, and the user chooses the package by an extra.
     """
     try:
         ort = import_ort()
@@ -72,9 +71,9 @@ def check_offered(provider: Provider, offered: Sequence[str], where: str) -> Non
 def session_options(ort: ModuleType, entry: ModelEntry, settings: EngineSettings) -> Any:
     """Return the session options of an engine.
 
-    Idle threads wait busily for ``spin_us`` (None: ``SPIN_US``), which bridges the operators that
-    one thread computes, then they sleep. ONNX Runtime's own choice, milliseconds, gains little on
-    a quiet machine, and beside another process it takes the core on which the call needs a thread.
+    Idle threads spin for ``spin_us`` (None: ``SPIN_US``), which bridges operators on one thread,
+    then sleep. ONNX Runtime's default, milliseconds, gains little on a quiet machine; with other
+    processes it occupies cores that calls need.
     """
     options = ort.SessionOptions()
     num_threads = settings.num_threads
@@ -100,10 +99,10 @@ def session_options(ort: ModuleType, entry: ModelEntry, settings: EngineSettings
 
 
 def without_packing(options: Any, entry: ModelEntry) -> Any:
-    """Let an engine read weights as they lie in the file, which another engine has mapped too.
+    """Let an engine read weights directly from the file, which another engine has mapped too.
 
-    Packed they would be a second copy in memory for a few calls of many rows. Blocks are packed in
-    any case: otherwise they compute in another precision.
+    Packed weights would be a second copy in memory for a few calls of many rows. Weights in blocks
+    are packed in any case, because unpacked ones compute in another precision.
     """
     if entry.quantization in ("none", "int8-dynamic"):
         options.add_session_config_entry("session.disable_prepacking", "1")
@@ -111,10 +110,10 @@ def without_packing(options: Any, entry: ModelEntry) -> Any:
 
 
 def releasing_options(ort: ModuleType) -> Any:
-    """Return the options of a call that releases what it does not need itself when it is over.
+    """Return the options of a call that releases memory which it does not need itself.
 
-    ONNX Runtime keeps the memory for the intermediate results of its largest call, attention's over
-    all of the caches, until a call says otherwise.
+    Otherwise ONNX Runtime keeps the memory for intermediate results of the largest call, such as
+    attention over all caches.
     """
     options = ort.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
@@ -191,10 +190,10 @@ def opened_engine(ort: ModuleType, provider: Provider, model_path: Path, options
 
 
 def keep_int8_products_exact(options: Any) -> None:
-    """Set session options with which products of uint8 and int8 do not saturate.
+    """Set session options so that products of uint8 and int8 do not saturate.
 
-    ONNX Runtime heeds them from ``ORT_ENABLE_EXTENDED`` on (1.31.1); below, sums are wrong without
-    an error.
+    ONNX Runtime (1.31.1) applies them from ``ORT_ENABLE_EXTENDED`` on; at lower levels sums are
+    silently wrong.
     """
     if saturates_int8_products():
         options.add_session_config_entry("session.x64quantprecision", "1")
@@ -205,9 +204,9 @@ def saturates_int8_products(
 ) -> bool:
     """Return whether products of uint8 and int8 may saturate at 16 bits on this processor.
 
-    x86 without the VNNI instructions adds pairs of them in int16, and onnxruntime's kernels for
-    W8A8 give wrong sums there unless they are told not to. Where the instructions
-    are unknown the answer is yes: slower is better than wrong.
+    x86 without the VNNI instructions adds pairs of products in int16, and onnxruntime's kernels for
+    W8A8 give wrong sums there by default. If the instructions are unknown the result is True,
+    because slower is better than wrong.
     """
     if machine not in _X86:
         return False

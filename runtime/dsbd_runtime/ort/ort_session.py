@@ -32,8 +32,8 @@ def _no_target(kind: type[PartEntry]) -> Part:
 class OrtSession:
     """One engine on ONNX Runtime together with its parts.
 
-    Caches are bound until their capacity changes, small inputs and outputs as long as calls have
-    the same size.
+    Caches stay bound until their capacity changes, small inputs and outputs while calls have the
+    same size.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class OrtSession:
             model_path: the ONNX file; its external data is in the same folder.
             entry: manifest entry of the engine; a contradiction is a BundleError.
             provider: a name of the table in ``providers``.
-            settings: number of threads, and how long they wait busily.
-            prepared: where the engine is kept as ONNX Runtime runs it; None opens it as it is.
+            settings: number of threads, and how long they spin.
+            prepared: the prepared engine in the cache; None opens the original.
             log_severity: lowest severity that ONNX Runtime writes to stderr; ``LOG_WARNINGS``
                 shows when a cache is not updated in place.
             of_target: see ``HostPlace``.
@@ -108,7 +108,7 @@ class OrtSession:
             part.close()
 
     def _call_error(self, call: Call, error: Exception) -> EngineError | CapacityError:
-        """Return the error for a failed call: the engine, the sizes of the call, and the reason."""
+        """Return the error of a failed call, with the engine, the sizes and the reason."""
         reason = " ".join(str(error).split())
         sizes = (
             f"{call.forward.num_new} rows from row {call.first_row} on, logits of "
@@ -145,7 +145,7 @@ def open_host_session(request: EngineOptions) -> OrtSession:
 def _part_of_target(request: EngineOptions, kind: type[PartEntry]) -> Part:
     """Return the target's part that a draft shares.
 
-    It is that of the target's session or, if the draft is opened alone, one of its own.
+    It belongs to the target's session or, if the draft is opened alone, to the draft.
     """
     if isinstance(request.target, OrtSession) and kind in request.target.part_by_kind:
         return request.target.part_by_kind[kind]

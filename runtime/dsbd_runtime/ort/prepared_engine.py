@@ -1,18 +1,18 @@
-"""Engines as ONNX Runtime runs them, optimized and packed, kept in a folder for the next opening.
+"""Cache of prepared engines: optimized and packed, so that later openings are faster.
 
 Opening an engine optimizes its graph and packs its weights for the kernels into memory of the
-process. A prepared engine is the result on disk, which the next opening maps:
+process. A prepared engine is the result on disk, which later openings map:
 
     FOLDER/<digest>/model.onnx      the optimized graph
     FOLDER/<digest>/model.bin       weights, as they are stored and as they are packed
     FOLDER/<digest>/whole.json      sizes, checksums and hashes of both; written last
 
-So opening computes nothing but checksums, and the weights are in memory once for all processes that
-map them. The digest covers the engine's files, the version of ONNX Runtime, the processor and the
-options that decide what is packed: anything else finds no prepared engine and makes one. It is
-written beside its place, synced and renamed, so that openers see it whole or not at all, however
-many there are. Every opening reads both files once and compares their checksums, or their hashes
-where those of the bundle are checked too: one that has changed is made again.
+So opening only computes checksums, and the weights are in memory once for all processes that map
+them. The digest covers the engine's files, the version of ONNX Runtime, the processor and the
+options that influence packing; with another digest a new engine is prepared. It is written next to
+its place, synced and renamed, so that any number of openers see it complete or not at all. Every
+opening reads both files once and compares their checksums, or their hashes if those of the bundle
+are verified; a changed one is made again.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _ENTRIES = {
     "session.save_external_prepacked_constant_initializers": "1",
 }
 _DIGESTS: dict[str, Callable[[Path], int | str]] = {"checksum": checksum, "sha256": sha256_of}
-_MOST_COPIES = 2.5  # of the weights: as they are stored, as they are packed, and some room
-_NEW = ".new-"  # begins the names of what is being made
+_MOST_COPIES = 2.5  # of the weights: stored, packed, and some room
+_NEW = ".new-"  # prefix of folders that are being written
 _SMALLEST_ROOM = 16 * 2**20
 
 _log = logging.getLogger(__name__)
@@ -60,10 +60,10 @@ class PreparedEngine:
     """The prepared form of one engine of a bundle.
 
     Attributes:
-        folder: of prepared engines of any bundles; made where it is absent.
-        source_digest: names the engine's files by their content.
-        num_bytes: of the engine's files.
-        verify: whether an opening compares the hashes of its files, not only the checksums.
+        folder: folder of prepared engines of all bundles; created if absent.
+        source_digest: digest of the engine's files.
+        num_bytes: size of the engine's files.
+        verify: whether an opening compares hashes instead of checksums.
     """
 
     folder: Path
@@ -73,7 +73,7 @@ class PreparedEngine:
 
     @classmethod
     def of_bundle(cls, folder: Path, bundle: Bundle, role: str) -> PreparedEngine:
-        """Return that of "target" or "draft"; the manifest knows the content of its files."""
+        """Return that of "target" or "draft", by the hashes of its files in the manifest."""
         files = bundle.manifest.files
         of_engine = {
             name: files[name]
@@ -92,16 +92,16 @@ class PreparedEngine:
         new_options: Callable[[], Any],
         open_engine: OpenEngine,
     ) -> Any:
-        """Return the engine, opened from its prepared form, which is made if it is not there.
+        """Return the engine, opened from its prepared form, which is made if absent.
 
-        One that is damaged is made again. Where it cannot be written the engine is opened as it
-        is. Either has a warning in the log.
+        A damaged one is made again. If it cannot be written, the original is opened. Both log a
+        warning.
 
         Args:
             ort: the module onnxruntime.
             model_path: the engine in the bundle.
             new_options: returns new session options on every call.
-            open_engine: raises BundleError for a graph that cannot be opened.
+            open_engine: opens a graph; raises BundleError if it cannot.
         """
         place = self.folder / self._name(ort, new_options())
         if not self._is_whole(place):
@@ -151,7 +151,7 @@ class PreparedEngine:
             try:
                 open_source(options)
             except BundleError as error:
-                open_source(new_options())  # raises where the engine is to blame
+                open_source(new_options())  # raises if the engine itself is invalid
                 raise OSError(f"ONNX Runtime cannot write it: {error}") from error
             record = {name: _of_parts(made, digest) for name, digest in _DIGESTS.items()}
             (made / _WHOLE).write_text(json.dumps(record), encoding="utf-8")
@@ -160,21 +160,21 @@ class PreparedEngine:
                 if self._is_whole(place):
                     return
                 shutil.rmtree(place, ignore_errors=True)
-            with contextlib.suppress(OSError):  # another one was first, as is seen below
+            with contextlib.suppress(OSError):  # another opener was first, checked below
                 made.rename(place)
             sync_names(self.folder)
         if not self._is_whole(place):
             raise OSError(f"{place} is not what was written to it")
 
     def _is_whole(self, place: Path) -> bool:
-        """Return whether a prepared engine is there as it was written."""
+        """Return whether a prepared engine is present and unchanged."""
         name = "sha256" if self.verify else "checksum"
         try:
             written = json.loads((place / _WHOLE).read_text(encoding="utf-8"))
             return isinstance(written, dict) and written.get(name) == _of_parts(
                 place, _DIGESTS[name]
             )
-        except (OSError, ValueError, RecursionError):  # also of a record that is damaged itself
+        except (OSError, ValueError, RecursionError):  # also if the record itself is damaged
             return False
 
     def _check_room(self) -> None:
@@ -185,7 +185,7 @@ class PreparedEngine:
 
 
 def _of_parts(place: Path, digest: Callable[[Path], int | str]) -> dict[str, int | str]:
-    """Return the digests of the graph and, where it has any, the weights of a prepared engine."""
+    """Return the digests of the graph and, if present, the weights of a prepared engine."""
     parts = [_MODEL, *([_WEIGHTS] if (place / _WEIGHTS).exists() else [])]
     return {part: digest(place / part) for part in parts}
 
@@ -198,7 +198,7 @@ def _make_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
-    """Make a folder in ``folder`` that is locked as long as its process lives, and removed."""
+    """Make a temporary folder in ``folder``, locked while its process runs."""
     with (
         contextlib.ExitStack() as locks,
         tempfile.TemporaryDirectory(
@@ -212,9 +212,9 @@ def _new_folder(folder: Path) -> Iterator[Path]:
 
 
 def _clear_abandoned(folder: Path) -> None:
-    """Remove what openers were making whose processes have ended."""
+    """Remove the temporary folders of ended processes."""
     with contextlib.ExitStack() as locks:
-        _locked(folder, locks)  # none is made meanwhile that is not locked yet
+        _locked(folder, locks)  # so that no unlocked folder is made meanwhile
         for left in folder.glob(f"{_NEW}*"):
             with contextlib.suppress(OSError), contextlib.ExitStack() as own_lock:
                 descriptor = os.open(left, os.O_RDONLY)
@@ -224,7 +224,7 @@ def _clear_abandoned(folder: Path) -> None:
 
 
 def _locked(folder: Path, locks: contextlib.ExitStack) -> Path:
-    """Return a folder, locked until ``locks`` is closed; unlocked where folders have no locks."""
+    """Return a folder, locked until ``locks`` is closed if the system can lock folders."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         locks.callback(os.close, descriptor)
@@ -233,7 +233,7 @@ def _locked(folder: Path, locks: contextlib.ExitStack) -> Path:
 
 
 def _processor(cpu_info: Path = Path("/proc/cpuinfo")) -> tuple[str, str]:
-    """Return what decides which kernels are chosen: the architecture, the instructions."""
+    """Return the architecture and the instructions, which decide the choice of kernels."""
     try:
         lines = cpu_info.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -243,7 +243,7 @@ def _processor(cpu_info: Path = Path("/proc/cpuinfo")) -> tuple[str, str]:
 
 
 def _precision(options: Any) -> str:
-    """Return the option that makes ONNX Runtime choose other kernels for int8 products."""
+    """Return the option that changes the kernels of int8 products."""
     try:
         return str(options.get_session_config_entry("session.x64quantprecision"))
     except RuntimeError:  # never set

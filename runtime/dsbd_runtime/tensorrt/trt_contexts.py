@@ -1,4 +1,4 @@
-"""Execution contexts of one TensorRT plan: shared scratch memory, and kernels kept for later."""
+"""Execution contexts of one TensorRT plan: shared scratch memory and a cache of kernels."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _log = logging.getLogger(__name__)
 
 
 class TrtContexts:
-    """Makes the contexts of one plan, a context for each optimization profile in use.
+    """Makes the contexts of one plan, one for each optimization profile in use.
 
-    Their calls are queued on one stream, so they take turns with the scratch memory: it is taken
-    once, for the largest profile.
+    Their calls are queued on one stream, so they can share scratch memory, which is allocated once,
+    for the largest profile.
     """
 
     def __init__(
         self, trt: ModuleType, plan: Any, device: CudaDevice, kernels_file: Path | None
     ) -> None:
-        """Take a deserialized plan.
+        """Set up the contexts of a deserialized plan.
 
-        kernels_file: where TensorRT for RTX keeps the kernels that it compiles at the first call of
-            a size; None: nowhere.
+        kernels_file: cache of the kernels that TensorRT for RTX compiles at the first call of a
+            size; None: no cache.
         """
         self._plan = plan
         self._device = device
@@ -43,8 +43,8 @@ class TrtContexts:
             trt.ExecutionContextAllocationStrategy.USER_MANAGED
         )
         if kernels_file is not None:
-            # By default the kernels of a size are compiled beside its first calls, which run
-            # others: their bits differ from those of later calls.
+            # By default the kernels of a size are compiled during its first calls, which run other
+            # kernels: their bits differ from those of later calls.
             strategies = trt.DynamicShapesKernelSpecializationStrategy
             self._config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER
             self._kernels = self._config.create_runtime_cache()
@@ -53,7 +53,7 @@ class TrtContexts:
             self._config.set_runtime_cache(self._kernels)
 
     def make(self) -> Any:
-        """Return a new context, None without room; raise MemoryError without room for scratch."""
+        """Return a new context, None without room; raise MemoryError without scratch memory."""
         num_bytes = int(self._plan.device_memory_size_v2)
         if self._scratch is None and num_bytes:
             self._scratch = self._device.allocate((num_bytes,), "uint8")
@@ -63,7 +63,7 @@ class TrtContexts:
         return context
 
     def close(self) -> None:
-        """Give the scratch memory back and write the kernels; all contexts were released."""
+        """Free the scratch memory and write the kernels; all contexts were released before."""
         if self._scratch is not None:
             self._device.free(self._scratch)
             self._scratch = None
@@ -79,11 +79,11 @@ def kernels_file(
     plan: Path,
     environment: Mapping[str, str] = os.environ,
 ) -> Path | None:
-    """Return where the kernels of a plan lie, by version, GPU and path.
+    """Return the cache file of the kernels of a plan, by version, GPU and path.
 
-    The folder is ``$XDG_CACHE_HOME/dsbd-ort``: a bundle may be read-only, or another machine's too.
+    The folder is ``$XDG_CACHE_HOME/dsbd-ort``, because a bundle may be read-only or shared.
 
-    None where TensorRT compiles none: its plans contain theirs.
+    None if plans contain their kernels.
     """
     if not flavour.compiles_kernels:
         return None
@@ -94,7 +94,7 @@ def kernels_file(
 
 
 def _write(kernels: bytes, file: Path) -> None:
-    """Write a file that another process sees whole or not at all; without it they are compiled."""
+    """Write the file of kernels, complete or not at all; a failure is only logged."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_name(f"{file.name}.{os.getpid()}")

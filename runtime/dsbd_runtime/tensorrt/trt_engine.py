@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -29,42 +29,12 @@ from dsbd_runtime.tensorrt.trt_record import (
 )
 
 
-class TrtContext(Protocol):
-    """The part of ``trt.IExecutionContext`` in use; every method returns whether it succeeded."""
-
-    def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
-        """Choose the profile; shapes and addresses are forgotten."""
-
-    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Fix the shape of an input, which must be inside the profile."""
-
-    def set_tensor_address(self, name: str, memory: int) -> bool:
-        """Say where a tensor lies on the device."""
-
-    def execute_async_v3(self, stream_handle: int) -> bool:
-        """Queue one call."""
-
-
-class TrtPlan(Protocol):
-    """The part of ``trt.ICudaEngine``, a deserialized plan, in use."""
-
-    @property
-    def num_optimization_profiles(self) -> int:
-        """Number of profiles; they are told apart by index."""
-
-    def get_aliased_input_tensor(self, name: str) -> str | None:
-        """Return the input whose memory an output shares, None for an output of its own."""
-
-    def get_tensor_shape(self, name: str) -> Sequence[int]:
-        """Return the shape of a tensor; -1 is a dynamic dimension."""
-
-
 class TrtEngine:
     """One plan on one stream, with an execution context for each optimization profile in use."""
 
     def __init__(
         self,
-        plan: TrtPlan,
+        plan: Any,
         path: Path,
         *,
         caches: Sequence[CacheEntry],
@@ -74,30 +44,30 @@ class TrtEngine:
         contexts: TrtContexts,
         errors: list[str],
     ) -> None:
-        """Check the plan and take it over.
+        """Check the plan and own it.
 
         Args:
             plan: the deserialized engine.
             path: its file, for messages.
-            caches: of the layers that have some.
+            caches: caches of the layers.
             capacity: rows of the caches.
-            profiles: by optimization profile, the most rows of a call.
-            stream: address of the CUDA stream that all calls are queued on.
-            contexts: of ``plan``.
-            errors: the list to which the logger of ``plan`` appends errors.
+            profiles: maximum rows of a call, by optimization profile.
+            stream: address of the CUDA stream of all calls.
+            contexts: contexts of ``plan``.
+            errors: list to which the logger of ``plan`` appends errors.
 
         Raises:
             BundleError: the plan has other profiles or another capacity, or would not update a
                 cache in place.
         """
-        self._plan: TrtPlan | None = plan
+        self._plan: Any = plan
         self._path = path
         self._capacity = capacity
         self._profiles = tuple(profiles)
         self._stream = stream
         self._maker = contexts
         self._errors = errors
-        self._contexts: dict[int, TrtContext] = {}
+        self._contexts: dict[int, Any] = {}
         self._last_call: dict[int, TrtCall] = {}
         self._check_profiles(plan)
         for cache, part in parts_of(caches):
@@ -105,7 +75,7 @@ class TrtEngine:
             self._check_cache(plan, *names)
 
     def capacity_for(self, num_rows: int, current: int) -> int:
-        """Return the one capacity that the engine was built for."""
+        """Return the only capacity, for which the engine was built."""
         if num_rows > self._capacity:
             raise CapacityError(
                 f"{num_rows} cache rows do not fit {self._path}, which was built for "
@@ -117,7 +87,7 @@ class TrtEngine:
     def bind(
         self, inputs: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]
     ) -> TrtCall:
-        """Return the call with these inputs and outputs, in the first profile that holds it."""
+        """Return the call with these inputs and outputs, in the first profile that fits."""
         num_rows = max(
             dim for name, array in inputs.items() for dim in self._dynamic_dims(name, array.shape)
         )
@@ -154,12 +124,12 @@ class TrtEngine:
         if self._last_call.get(call.profile) is call:
             del self._last_call[call.profile]
 
-    def _open_plan(self) -> TrtPlan:
+    def _open_plan(self) -> Any:
         if self._plan is None:
             raise EngineError(f"the engine {self._path} is closed; load it again")
         return self._plan
 
-    def _context(self, profile: int) -> TrtContext:
+    def _context(self, profile: int) -> Any:
         if profile not in self._contexts:
             context = self._new_context()
             chosen = context.set_optimization_profile_async(profile, self._stream)
@@ -167,10 +137,10 @@ class TrtEngine:
             self._contexts[profile] = context
         return self._contexts[profile]
 
-    def _new_context(self) -> TrtContext:
+    def _new_context(self) -> Any:
         self._open_plan()
         try:
-            context: TrtContext | None = self._maker.make()
+            context: Any = self._maker.make()
             if context is not None:
                 return context
             reason = self._reason()
@@ -185,15 +155,15 @@ class TrtEngine:
         built = self._open_plan().get_tensor_shape(name)
         return [dim for dim, fixed in zip(shape, built, strict=True) if fixed == -1] or [1]
 
-    def _check_profiles(self, plan: TrtPlan) -> None:
+    def _check_profiles(self, plan: Any) -> None:
         if plan.num_optimization_profiles != len(self._profiles):
             raise BundleError(
                 f"{self._path} has {plan.num_optimization_profiles} optimization profiles, "
                 f"engine.json says {len(self._profiles)}; export the bundle again"
             )
 
-    def _check_cache(self, plan: TrtPlan, past: str, present: str) -> None:
-        """Refuse a cache that is not updated in place: it would silently lose its rows."""
+    def _check_cache(self, plan: Any, past: str, present: str) -> None:
+        """Refuse a cache that is not updated in place, which would silently lose its rows."""
         if (aliased := plan.get_aliased_input_tensor(present)) != past:
             raise BundleError(
                 f"{self._path} writes {present} to the memory of {aliased}, expected {past}: the "
@@ -219,7 +189,7 @@ class TrtEngine:
 
 
 class TrtCall:
-    """A BoundCall: a profile of an engine, and where its inputs and outputs lie."""
+    """A BoundCall: a profile of an engine, and its inputs and outputs."""
 
     def __init__(
         self,
@@ -238,7 +208,7 @@ class TrtCall:
         self._engine.execute(self)
 
     def release(self) -> None:
-        """Forget the bindings."""
+        """Drop the bindings."""
         self._engine.forget(self)
 
 

@@ -23,9 +23,9 @@ class Flavour:
     Attributes:
         name: the engine of an export, and the provider.
         oldest: first supported version.
-        builds_for_others: whether it builds for compute capabilities other than this machine's.
-        has_timing_cache: whether measured kernel times can be kept from build to build.
-        compiles_kernels: whether kernels are compiled where the engine runs, at the first calls.
+        builds_for_others: whether it builds for other compute capabilities than this machine's.
+        has_timing_cache: whether builds can reuse measured kernel times.
+        compiles_kernels: whether kernels are compiled at the first calls, not at the build.
     """
 
     name: str
@@ -64,7 +64,7 @@ FLAVOURS = {
 def import_trt(
     flavour: Flavour, import_module: Callable[[str], ModuleType] = importlib.import_module
 ) -> ModuleType:
-    """Return the module; raise ProviderError where it is missing, broken or too old."""
+    """Return the module; raise ProviderError if it is missing, broken or too old."""
     provider = flavour.provider
     try:
         trt = import_module(provider.module)
@@ -91,7 +91,7 @@ def version_numbers(version: str) -> tuple[int, ...]:
 def trt_logger(trt: ModuleType, errors: list[str]) -> Any:
     """Return a logger for ``trt`` that appends errors to ``errors`` and logs the rest.
 
-    A return value of TensorRT says only that a call failed; the reason reaches its logger alone.
+    Return values of TensorRT only say that a call failed; the reason goes to its logger.
     """
     levels = {
         trt.ILogger.INTERNAL_ERROR: logging.ERROR,

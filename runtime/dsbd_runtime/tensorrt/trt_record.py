@@ -1,7 +1,7 @@
 """Record of the TensorRT engines of one model (engine.json), and whether they fit a machine.
 
-TensorRT engines run with the version that built them, on the compute capability that they were
-built for; they hold weights of their own, so they must come from the ONNX files beside them.
+TensorRT engines run with the version that built them, on the compute capability they were built
+for. They contain weights, so they must be built from the ONNX files in the same folder.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class EngineRecord:
 
     Attributes:
         flavour: a key of ``trt_module.FLAVOURS``.
-        tensorrt_version: of that package.
-        compute_capability: of the GPU that they were built for, such as "12.0".
+        tensorrt_version: version of that package.
+        compute_capability: compute capability they were built for, such as "12.0".
         capacity: rows of the caches, fixed.
-        step_profiles: by optimization profile of engine.plan, the most rows S of a call.
-        move_profiles: by optimization profile of prune.plan, the most rows K of a call.
+        step_profiles: maximum rows S of a call, by optimization profile of engine.plan.
+        move_profiles: maximum rows K of a call, by optimization profile of prune.plan.
         attention: "fused" with one kernel per layer, "decomposed" when computed in pieces.
         onnx_sha256: hashes of the model files that they were built from, by name.
     """
@@ -57,9 +57,9 @@ def write_record(record: EngineRecord, folder: Path) -> None:
 
 
 def find_record(bundle: Bundle, role: str) -> EngineRecord | None:
-    """Return the record of the engines of "target" or "draft", None where it has none.
+    """Return the record of the engines of "target" or "draft", None without engines.
 
-    Raises BundleError for a record that cannot be read, or one without its engines.
+    Raises BundleError for a record that is invalid or lacks its engines.
     """
     files = bundle.manifest.files
     if f"{role}/{RECORD_FILE}" not in files:
@@ -96,8 +96,8 @@ class TrtMachine:
     """Versions of a machine that an engine must match; None is unknown.
 
     Attributes:
-        tensorrt_version: of the package of the flavour in question.
-        compute_capability: of its GPU, such as "12.0".
+        tensorrt_version: version of the installed package.
+        compute_capability: compute capability of its GPU, such as "12.0".
     """
 
     tensorrt_version: str | None
@@ -142,7 +142,7 @@ def misfits(
     hashes = source_hashes(bundle, role)
     for file in sorted(hashes.keys() | record.onnx_sha256.keys()):
         if hashes.get(file) != record.onnx_sha256.get(file):
-            yield f"it was built from another {file} than the one beside it"
+            yield f"{file} has changed since it was built"
 
 
 def rebuild_command(

@@ -1,9 +1,9 @@
-"""Messages of a chat: checked, as chat templates read them, and marked to see what a prompt lacks.
+"""Messages of a chat: checked, prepared for templates, and marked to find dropped ones.
 
-A template leaves out without a word what it has no place for: a role that it does not know, a
-system message behind the first, the second of two calls. Whether it has a place for everything is
-seen from one more rendering, with a number of its own in every text and in every call's name; only
-for what is not seen there it takes another.
+A template silently drops messages that it has no place for: an unknown role, a later system
+message, the second of two calls. A second rendering, with a unique number in every text and in
+every call's name, shows whether the template keeps everything; only numbers that are missing there
+need further renderings.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MARK = re.compile(
 
 
 class Arguments(dict[str, Any]):
-    """Arguments of a call, an object whose text is its JSON: a template wants the one or the other.
+    """Arguments of a call: an object whose text is its JSON, because templates read either.
 
     Templates that write the JSON themselves (``arguments | tojson``) or look into it read the
     object, those that write a text (``arguments``, ``"..." + arguments``) the text.
@@ -47,7 +47,7 @@ class Arguments(dict[str, Any]):
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """Raise InputError unless messages are some, each with a text as its role."""
+    """Raise InputError unless messages are a list of objects with a role."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise InputError(
             f"messages is {in_short(messages)}; expected a list such as "
@@ -63,36 +63,36 @@ def check_messages(messages: Sequence[Message]) -> None:
 
 
 def _check_parts(content: Any, place: str) -> None:
-    """Raise InputError for a part that is a picture, a sound or anything else but text."""
+    """Raise InputError for a part that is not text, such as an image."""
     if isinstance(content, str | Mapping) or not isinstance(content, Sequence):
         return
     for index, part in enumerate(content):
         kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
         if kind != "text":
             raise InputError(
-                f"{place}[{index}] is a part of type {in_short(kind)}: pictures and sound are not "
-                "read, of models that read them the text part alone is exported; use parts of type "
-                "'text'"
+                f"{place}[{index}] is a part of type {in_short(kind)}: images and audio cannot "
+                "be read, because only the text part of such models is exported; use parts of "
+                "type 'text'"
             )
 
 
 def messages_for(source: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return messages as a template reads them.
 
-    The arguments of calls are ``Arguments``; the role ``developer``, OpenAI's later name of
-    ``system``, is that where the template does not know it.
+    The arguments of calls become ``Arguments``; the role ``developer``, OpenAI's later name of
+    ``system``, becomes ``system`` if the template does not use it.
 
     Args:
         source: of the template.
         messages: checked.
 
     Raises:
-        InputError: the template does not read calls, or the arguments of one are no object.
+        InputError: the template does not read calls, or arguments are not an object.
     """
     knows_developer = _KNOWS_DEVELOPER.search(source) is not None
     prepared = []
     for index, message in enumerate(messages):
-        # A null is no field, as in transformers: such as the content beside a call.
+        # As in transformers, a null field is absent: such as the content with a call.
         ready = {name: value for name, value in message.items() if value is not None}
         if ready["role"] == "developer" and not knows_developer:
             ready["role"] = "system"
@@ -111,7 +111,7 @@ def messages_for(source: str, messages: Sequence[Message]) -> list[dict[str, Any
 
 
 def _call(call: Any, place: str) -> dict[str, Any]:
-    """Return a call with ``Arguments``: of its function, or its own."""
+    """Return a call whose arguments, or its function's, are ``Arguments``."""
     if not isinstance(call, Mapping):
         raise InputError(f"{place} is {in_short(call)}; expected an object with a function")
     if isinstance(call.get("function"), Mapping):
@@ -122,9 +122,9 @@ def _call(call: Any, place: str) -> dict[str, Any]:
 
 
 def call_arguments(given: Any, place: str) -> Arguments:
-    """Return arguments that are an object, or the JSON of one; an empty text is the empty object.
+    """Return arguments given as an object or as its JSON; an empty text is the empty object.
 
-    Numbers that JSON has no name for are refused: templates would write them as if it had.
+    NaN and infinite numbers are refused, because templates would write them as JSON.
     """
     try:
         text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
@@ -135,8 +135,8 @@ def call_arguments(given: Any, place: str) -> Arguments:
         reason = str(error)
     if reason is not None:
         raise InputError(
-            f"{place} is {in_short(given)}, which is no JSON object: {reason}; give the arguments "
-            'as one, such as "{\\"city\\": \\"Rome\\"}"'
+            f"{place} is {in_short(given)}, which is not a JSON object: {reason}; give the "
+            'arguments as one, such as "{\\"city\\": \\"Rome\\"}"'
         )
     return Arguments(values, text)
 
@@ -147,7 +147,7 @@ def check_traces(messages: Sequence[Message], text: str, render: Render) -> None
     Args:
         messages: as the template reads them.
         text: the prompt.
-        render: returns the prompt of other messages; raises where the template refuses them.
+        render: returns the prompt of other messages; raises if the template refuses them.
     """
     marked = [_marked(message, index) for index, message in enumerate(messages)]
     shown = _attempt(render, marked)
@@ -171,10 +171,10 @@ def _lost(place: str, message: Message) -> InputError:
 
 
 def _is_lost(messages: Sequence[Message], index: int, text: str, render: Render) -> bool:
-    """Return whether a message whose marks are not seen decides nothing of the prompt.
+    """Return whether a message without visible marks has no influence on the prompt.
 
-    Its content decides something where another one makes another prompt. Of a message that cannot
-    be marked, such as an image, or whose marks the template refuses, it counts whether it is there.
+    It has influence if other content gives another prompt. A message that cannot be marked, such as
+    an image, or whose marks the template refuses, is left out instead.
     """
     message, before, after = messages[index], messages[:index], messages[index + 1 :]
     marked = _marked(message, index)
@@ -183,7 +183,7 @@ def _is_lost(messages: Sequence[Message], index: int, text: str, render: Render)
 
 
 def _attempt(render: Render, messages: Sequence[Message]) -> str | None:
-    """Return the prompt of messages, None where the template refuses them."""
+    """Return the prompt of messages, None if the template refuses them."""
     try:
         return render(messages)
     except Exception:  # a template may raise anything: it is the checkpoint's program

@@ -1,11 +1,11 @@
-"""Chat template of a bundle: messages to the text that the model was trained on.
+"""Chat template of a bundle: converts messages to the text that the model was trained on.
 
-Templates are programs that belong to a checkpoint. They run in jinja2's immutable sandbox with
+Templates are programs of a checkpoint. They run in jinja2's immutable sandbox with
 ``raise_exception``, ``strftime_now``, a ``tojson`` that escapes no HTML, loop controls and the
 ``generation`` tag, on which Hugging Face templates rely; Python's internals are out of reach.
 
-The text equals that of transformers' ``apply_chat_template(tokenize=False)``, but for messages that
-it would drop without a word, which are refused, and what ``messages_for`` makes of them.
+The text equals that of transformers' ``apply_chat_template(tokenize=False)``, except that messages
+which it would drop silently are refused, and for the changes of ``messages_for``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DEFAULT, _WITH_TOOLS = _USED_NAMES = ("default", "tool_use")
 
 
 class ChatTemplate:
-    """The templates of a bundle, compiled: of conversations, and of those with tools."""
+    """The compiled templates of a bundle: for conversations without and with tools."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class ChatTemplate:
         """Compile templates.
 
         Args:
-            sources: by name, of which ``default`` and ``tool_use`` are used; a text is the default.
+            sources: by name; only ``default`` and ``tool_use`` are used. A text is the default.
             special_tokens: variables of the templates, ``bos_token`` and so on.
             now: the clock of the templates.
         """
@@ -75,12 +75,12 @@ class ChatTemplate:
         return cls(sources, _special_tokens(config))
 
     def source(self, *, has_tools: bool) -> str:
-        """Return the source of the template of conversations with tools, or without any.
+        """Return the source of the template for conversations with or without tools.
 
-        As in transformers, that named ``tool_use`` is used with tools where there is one.
+        As in transformers, the one named ``tool_use`` is used with tools, if present.
 
         Raises:
-            BundleError: there is none but that for tools.
+            BundleError: the bundle only has a template for tools.
         """
         return self._sources[self._name(has_tools)]
 
@@ -108,7 +108,7 @@ class ChatTemplate:
             variables: more variables of the template, such as ``tools`` or ``enable_thinking``.
 
         Raises:
-            InputError: the messages are none, the template refuses them, or one leaves no trace.
+            InputError: the messages are invalid, refused by the template, or one leaves no trace.
         """
         check_messages(messages)
         name = self._name((variables or {}).get("tools") is not None)
@@ -141,8 +141,8 @@ def _compiled(name: str, source: str, now: Callable[[], datetime]) -> jinja2.Tem
         return template_sandbox(now).from_string(source)
     except (jinja2.TemplateError, RecursionError) as error:
         raise BundleError(
-            f"the chat template {name!r} is no jinja2 template: {error}; fix it in the checkpoint "
-            "and export again"
+            f"the chat template {name!r} is not a jinja2 template: {error}; fix it in the "
+            "checkpoint and export again"
         ) from error
 
 
@@ -163,7 +163,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _sources_in(folder: Path) -> dict[str, str]:
-    """Return the templates that are files of a folder, by name."""
+    """Return the template files of a folder, by name."""
     files = {_DEFAULT: folder / CHAT_TEMPLATE_FILE}
     files[_WITH_TOOLS] = folder / ADDITIONAL_TEMPLATES_FOLDER / f"{_WITH_TOOLS}.jinja"
     texts = {name: _text(file) for name, file in files.items()}
@@ -191,7 +191,7 @@ def _json_object(file: Path) -> dict[str, Any]:
 
 
 def _text(file: Path) -> str | None:
-    """Return the text of a file, None where there is none."""
+    """Return the text of a file, None if it is absent."""
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:

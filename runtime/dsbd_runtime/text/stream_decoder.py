@@ -1,31 +1,30 @@
-"""Streaming decoder: the text of a growing token sequence in pieces that later tokens keep.
+"""Streaming decoder: the text of a growing token sequence in pieces that stay unchanged.
 
-The text of a continuation is what its tokens add to the text of the tokens before them: words are
-joined by a space that no word has at the beginning of a text (``Strip``, ``Metaspace``,
-``WordPiece``). So a decoder begins with a ``TextWindow`` behind the prompt:
+The text of a continuation is the text that its tokens add to the tokens before them: words are
+joined by a space that is absent at the beginning of a text (``Strip``, ``Metaspace``,
+``WordPiece``). So a decoder begins with the ``TextWindow`` after the prompt:
 
     decode(prompt + tokens) == whole_text(tokenizer, prompt) + text of the continuation
 
 A character that the prompt begins belongs to the token that completes it: ``whole_text`` is
-``decode`` without a character that is not finished at the end.
+``decode`` without an incomplete character at its end.
 
-The pieces together are that text, whatever the tokens are and however they are grouped. A piece is
-text that no later token can change, which depends on how the tokenizer joins tokens (see
-``tokenizer.TextJoints``):
+The pieces together are that text, for any tokens in any grouping. A piece is text that no later
+token can change, which depends on how the tokenizer joins tokens (see ``tokenizer.TextJoints``):
 
-* Byte-level tokenizers (GPT-2, Llama 3, Qwen): all text but a U+FFFD at its end, which may be a
-  character that is not finished.
+* Byte-level tokenizers (GPT-2, Llama 3, Qwen): all text except a U+FFFD at its end, which may be an
+  incomplete character.
 * Byte-fallback tokenizers (Llama 2, Mistral, Gemma): a run of byte tokens is held back until it
-  ends, since one invalid byte turns all of it, whole characters as well, into one U+FFFD a byte.
-  Once the run can never become UTF-8 again, each of its bytes is given at once.
+  ends, because one invalid byte turns all of it, including whole characters, into one U+FFFD per
+  byte. Once the run cannot become UTF-8 anymore, each of its bytes is returned at once.
 * All others that work token by token (WordPiece, Metaspace, a suffix at the end of words): all.
 * A decoder that looks for text across tokens: nothing before the end.
 
-Each token is decoded at most a constant number of times, however long the text, the run of bytes
-or the invalid bytes; only in the last case above a search for stop strings decodes all of it again.
+Each token is decoded at most a constant number of times, for any length of the text or of a run of
+bytes; only in the last case above a search for stop strings decodes all of it again.
 
-``tokenizers.decoders.DecodeStream`` is not used: it raises an exception when a run of byte tokens
-that began valid becomes invalid, decodes all held tokens again with every token, and has no end.
+``tokenizers.decoders.DecodeStream`` is not used: it raises an exception if a valid run of byte
+tokens becomes invalid, decodes all held tokens again with every token, and cannot be finished.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ from dsbd_runtime.text.tokenizer import Tokenizer
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 _MOST_BYTES = 4  # of a UTF-8 character
-# Tokens that later text can depend on. The bytes of an unfinished character are in three of them
-# at most, and one of four has text that no Strip removes (tokenizer.MOST_STRIPPED).
+# Tokens that later text can depend on. The bytes of an unfinished character are in at most three
+# of them, and one of four has text that no Strip removes (tokenizer.MOST_STRIPPED).
 _NUM_CONTEXT = 4
 _MOST_TOKENS = 2 * _NUM_CONTEXT
 
@@ -49,8 +48,8 @@ _MOST_TOKENS = 2 * _NUM_CONTEXT
 class TextWindow:
     """The end of a token sequence: all of it that further text depends on.
 
-    Immutable, so that paths with a common beginning can share it. Without tokens it is the
-    beginning of a text.
+    Immutable, so that paths with a common beginning can share it. Without tokens it is the start of
+    a text.
 
     Attributes:
         tokenizer: of the tokens.
@@ -72,7 +71,7 @@ class TextWindow:
 
     @classmethod
     def behind(cls, tokenizer: Tokenizer, token_ids: Sequence[int]) -> TextWindow:
-        """Return the window behind a prompt, all of whose ``whole_text`` counts as given.
+        """Return the window after a prompt, whose ``whole_text`` counts as returned.
 
         The work grows with a run of bytes at the end of the prompt, not with the prompt.
         """
@@ -90,7 +89,7 @@ class TextWindow:
 
     @property
     def num_dropped_spaces(self) -> int:
-        """How many spaces are dropped here: none but at the beginning of a text."""
+        """Number of spaces dropped here: 0 except at the beginning of a text."""
         has_text = self.tokens or self.run
         return 0 if has_text else self.tokenizer.joints.num_dropped_spaces
 
@@ -113,10 +112,10 @@ class TextWindow:
         return "" if self.is_certain else self.text_of(())
 
     def end_of_rest(self, num_characters: int) -> str:
-        """Return the last of the uncertain text, at least ``num_characters`` where it has them.
+        """Return the end of the uncertain text, at least ``num_characters`` if it is that long.
 
-        Unlike ``rest``, the work does not grow with the run. A character that is not finished,
-        and all of a run that ends in one, is left out.
+        Unlike ``rest``, the work does not grow with the run. An incomplete character, and a whole
+        run that ends in one, are left out.
         """
         if not self.tokenizer.joints.is_local:
             return self.rest()
@@ -158,9 +157,9 @@ class TextWindow:
         return replace(self, tokens=tokens, num_given=num_given, num_held=num_held), piece
 
     def _with_characters_of_run_given(self) -> TextWindow:
-        """Take the finished characters of ``run`` as given, and forget them.
+        """Mark the complete characters of ``run`` as returned, and drop them.
 
-        What follows depends on them only in that it does not begin the text: a letter stands there.
+        A letter replaces them, because further text only depends on not being at the beginning.
         """
         num_finished = len(self.run) - len(self.unfinished)
         if not num_finished:
@@ -171,7 +170,7 @@ class TextWindow:
 
 
 def whole_text(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
-    """Return the text of tokens, without a character that is not finished at their end."""
+    """Return the text of tokens, without an incomplete character at their end."""
     window = TextWindow.behind(tokenizer, token_ids)
     end, num_unfinished = len(token_ids), len(window.run)
     while num_unfinished:
@@ -185,7 +184,7 @@ class StreamDecoder:
     """Incremental decoder of tokens; the module says which text is certain."""
 
     def __init__(self, start: TextWindow) -> None:
-        """``start``: ``TextWindow.behind`` the prompt, or that of the tokenizer for a new text."""
+        """``start``: ``TextWindow.behind`` a prompt, or ``TextWindow(tokenizer)``, a new text."""
         self._start = self._window = start
 
     def push(self, token_ids: Sequence[int]) -> str:
@@ -201,7 +200,7 @@ class StreamDecoder:
 
 
 def _end_of(tokenizer: Tokenizer, token_ids: Sequence[int]) -> Sequence[int]:
-    """Return the last tokens on which the text of those that follow depends."""
+    """Return the last tokens that the text of further tokens depends on."""
     if not tokenizer.joints.is_local:
         return token_ids
     found: list[int] = []
@@ -218,7 +217,7 @@ def _end_of(tokenizer: Tokenizer, token_ids: Sequence[int]) -> Sequence[int]:
 
 
 def _num_unfinished(tokenizer: Tokenizer, tokens: Sequence[int], text: str) -> int:
-    """Return how many characters at the end of a text are one that is not finished."""
+    """Return how many characters at the end of a text belong to an incomplete character."""
     if not tokenizer.joints.is_local:  # which bytes they are is not known
         return len(text) - len(text.rstrip(REPLACEMENT))
     if not tokenizer.joints.joins_bytes:

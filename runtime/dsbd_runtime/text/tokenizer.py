@@ -2,8 +2,7 @@
 
 A decoder of tokenizer.json is a chain of steps. Most treat each token by itself; some join the
 tokens first (``Fuse``, ``ByteLevel``), and the steps after those see one long text.
-``stream_decoder`` needs to know which text a later token can still change; ``TextJoints`` says it
-for the whole chain:
+``TextJoints`` describes which text a later token can still change, for ``stream_decoder``:
 
 * ``ByteLevel`` (GPT-2, Llama 3, Qwen): tokens are bytes. A character begun at the end of the text
   is one U+FFFD until its last byte arrives; all text before it is certain.
@@ -35,11 +34,11 @@ from dsbd_runtime.bundle_files.bundle import (
 )
 from dsbd_runtime.errors import BundleError, InputError
 
-# The library raises plain Exception, and a BaseException where its Rust code panics: all are
-# caught but those that are not the library's.
+# The library raises plain Exception, and a BaseException if its Rust code panics: all are caught
+# except those that are not the library's.
 _PASSED_ON = (KeyboardInterrupt, SystemExit, MemoryError)
 _CODE = re.compile(r"\s*(>>[^\s<>]+<<)")
-_NO_TEXT = "\N{REPLACEMENT CHARACTER}"  # begins the names of pieces that no text has
+_NO_TEXT = "\N{REPLACEMENT CHARACTER}"  # begins the names of pieces that never occur in a text
 _NUM_SHOWN = 12  # codes, in a message
 _BYTE = re.compile("<0x([0-9a-fA-F+][0-9a-fA-F])>")  # the library reads "+A" as 10 as well
 
@@ -63,12 +62,12 @@ class Tokenizer:
     def __init__(
         self, folder: Path, *, bos_token_id: int | None, file: str = TOKENIZER_FILE
     ) -> None:
-        """Read tokenizer.json and, where there is one, tokenizer_config.json in ``folder``.
+        """Read tokenizer.json and, if present, tokenizer_config.json in ``folder``.
 
         file: another name than tokenizer.json.
 
-        ``bos_token_id`` is the manifest's. ``encode`` puts it first when the tokenizer's own
-        post-processor adds none and tokenizer_config.json says ``"add_bos_token": true``.
+        ``bos_token_id``: of the manifest. ``encode`` adds it if the tokenizer's post-processor does
+        not and tokenizer_config.json has ``"add_bos_token": true``.
         """
         self._backend = _read_backend(folder / file)
         self._id_by_code: dict[str, int] | None = None
@@ -91,7 +90,7 @@ class Tokenizer:
 
     @classmethod
     def of_sources(cls, bundle: Bundle) -> Tokenizer:
-        """Return the tokenizer of the sources of an opened bundle, which may be another one."""
+        """Return the tokenizer of the sources of an opened bundle, which may differ."""
         if SOURCE_TOKENIZER_FILE not in bundle.manifest.files:
             return cls.from_bundle(bundle)
         return cls(bundle.path, bos_token_id=None, file=SOURCE_TOKENIZER_FILE)
@@ -99,19 +98,19 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of ``text``, with the special tokens that belong around it.
 
-        Pass ``add_special_tokens=False`` for a text that already spells them, as a rendered chat
-        template does. A code such as ``>>deu<<``, the language of an OPUS-MT model's target, is a
-        token at the beginning of a source alone.
+        Pass ``add_special_tokens=False`` for a text that already contains them, such as a rendered
+        chat template. A code such as ``>>deu<<``, the target language of an OPUS-MT model, is a
+        token only at the beginning of a source.
 
         Raises:
-            InputError: the text is none, or begins with a code that the model lacks.
+            InputError: the text is invalid, or begins with a code that the model lacks.
         """
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise InputError(
                 f"the text has a lone surrogate U+{ord(text[error.start]):04X} at index "
-                f"{error.start}, which is no character; decode the input as UTF-8 before"
+                f"{error.start}, which is not a character; decode the input as UTF-8 before"
             ) from error
         first = list(self._added_first) if add_special_tokens else []
         if self._id_by_code is not None and (found := _CODE.match(text)):
@@ -131,7 +130,7 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of ``token_ids`` without special tokens.
 
-        Bytes that are no UTF-8 become U+FFFD.
+        Bytes that are not UTF-8 become U+FFFD.
         """
         ids, skips = [int(i) for i in token_ids], self._skips_special_tokens
         if not ids:  # some decoders panic
@@ -147,10 +146,10 @@ class Tokenizer:
             ) from error
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return a token's own bytes: what it adds in the middle of a text.
+        """Return a token's own bytes, those that it adds in the middle of a text.
 
-        A special token is spelled out, whether or not ``decode`` has it; an id outside the
-        vocabulary has none. A token that is part of a character has those of its part alone.
+        A special token is spelled out, even if ``decode`` skips it; an id outside the vocabulary
+        has no bytes. A token that is part of a character has only the bytes of its part.
         """
         found = self._bytes_by_token.get(token_id)
         if found is None:
@@ -169,7 +168,7 @@ class Tokenizer:
         before, after = tokenizer.decode((letter,)), tokenizer.decode((letter, letter))
         try:
             text = tokenizer.decode((letter, token_id, letter))
-        except InputError:  # a decoder that needs other tokens beside it
+        except InputError:  # a decoder that needs other tokens next to it
             return b""
         return text.removeprefix(before).removesuffix(after.removeprefix(before)).encode()
 
@@ -185,7 +184,7 @@ class Tokenizer:
             return "".join(f"\\x{byte:02x}" for byte in content)
 
     def piece(self, token_id: int) -> str:
-        """Return a token as the vocabulary spells it, ``<id>`` where it has no such token."""
+        """Return a token as the vocabulary spells it, ``<id>`` for an unknown id."""
         piece: str | None = self._backend.id_to_token(int(token_id))
         return f"<{token_id}>" if piece is None else piece
 
@@ -210,7 +209,7 @@ class Tokenizer:
         return None if match is None else int(match[1], 16)
 
     def adds_text(self, token_id: int) -> bool:
-        """Return whether a token ever makes a difference to the text around it.
+        """Return whether a token ever changes the text around it.
 
         Special tokens and ids outside the vocabulary do not.
         """
@@ -227,7 +226,7 @@ class Tokenizer:
 
     @functools.cached_property
     def letter(self) -> int:
-        """The first token that is text by itself, no part of a character."""
+        """The first token that is text by itself, not part of a character."""
         for token_id in range(self._backend.get_vocab_size()):
             text = self.decode((token_id,))
             if text.strip() and "\N{REPLACEMENT CHARACTER}" not in text:
@@ -242,7 +241,7 @@ def _read_backend(file: Path) -> tokenizers.Tokenizer:
         raise
     except BaseException as error:
         raise BundleError(
-            f"{file} is no tokenizer ({_reason(error)}); export the bundle again"
+            f"{file} is not a tokenizer ({_reason(error)}); export the bundle again"
         ) from error
 
 
@@ -260,14 +259,14 @@ def _without_codes(backend: tokenizers.Tokenizer) -> tuple[tokenizers.Tokenizer,
 
 
 def _id_of_code(code: str, id_by_code: Mapping[str, int]) -> int:
-    """Return the token of a code; raise InputError if it is none of the model's."""
+    """Return the token of a code; raise InputError if the model lacks it."""
     if code in id_by_code:
         return id_by_code[code]
     close = get_close_matches(code, id_by_code, n=3)
     shown = list(dict.fromkeys([*close, *sorted(id_by_code)]))[:_NUM_SHOWN]
     more = f" and {len(id_by_code) - len(shown)} more" if len(id_by_code) > len(shown) else ""
     known = f"it has {', '.join(shown)}{more}" if shown else "it has none: leave the code out"
-    raise InputError(f"the source begins with {code}, which is no code of this model; {known}")
+    raise InputError(f"the source begins with {code}, a code that this model lacks; {known}")
 
 
 def _reason(error: BaseException) -> str:
@@ -290,10 +289,10 @@ class TextJoints:
     """How later tokens can change the text of earlier ones.
 
     Attributes:
-        is_local: whether no step looks for text across tokens; else anything can change.
+        is_local: whether no step looks for text across tokens; if not, anything can change.
         joins_bytes: whether tokens are bytes (``ByteLevel``).
         has_byte_runs: whether some tokens are bytes, decoded a run at a time (``ByteFallback``).
-        num_dropped_spaces: how many spaces at the beginning of a text are dropped.
+        num_dropped_spaces: number of spaces dropped at the beginning of a text.
     """
 
     is_local: bool
@@ -303,7 +302,7 @@ class TextJoints:
 
 
 def joints_of(decoder: Mapping[str, Any] | None) -> TextJoints:
-    """Return the joints of a decoder, given as the JSON of tokenizer.json; None is no decoder."""
+    """Return the joints of a decoder, as the JSON of tokenizer.json; None: without a decoder."""
     steps = list(_steps(decoder))
     kinds = [step.get("type") for step in steps]
     joins_bytes, has_byte_runs = "ByteLevel" in kinds, "ByteFallback" in kinds

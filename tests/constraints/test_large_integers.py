@@ -1,11 +1,10 @@
-"""Schemas with numbers beyond 2**53 against Python's integers and jsonschema."""
+"""Schemas with integers beyond 2**53 against Python's integers and jsonschema."""
 
 from __future__ import annotations
 
 import json
 import random
 from collections.abc import Callable
-from decimal import Decimal
 from typing import Any
 
 import jsonschema
@@ -16,10 +15,10 @@ from dsbd_ort.constraints import JsonSchema
 from dsbd_ort.decoding.errors import ConstraintError
 from tests.runtime.tiny_tokenizer import EOS, VOCAB_SIZE, tiny_tokenizer
 
-CENTERS = [2**53, 2**63, 2**64, 10**18, 10**19, 10**25, 0, 100]
+CENTERS = [2**53, 2**62, 2**63 - 20, 10**18, 0, 100]
 INT64 = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
 UINT64 = {"type": "integer", "minimum": 0, "maximum": 2**64 - 1}
-ABOVE = {"type": "integer", "exclusiveMinimum": 2**53}
+ABOVE = {"type": "integer", "minimum": 2**53 + 1}
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +48,13 @@ def near(rng: random.Random) -> int:
     return rng.choice([-1, 1]) * (rng.choice(CENTERS) + rng.randint(-12, 12))
 
 
-def random_range(rng: random.Random, *, is_bounded: bool) -> dict[str, Any]:
+def random_range(rng: random.Random) -> dict[str, Any]:
     low, high = sorted((near(rng), near(rng)))
     schema: dict[str, Any] = {"type": "integer"}
-    if is_bounded or rng.random() < 0.8:
-        schema[rng.choice(["minimum", "exclusiveMinimum"])] = low
-    if is_bounded or rng.random() < 0.8:
-        schema[rng.choice(["maximum", "exclusiveMaximum"])] = high + 2
+    if rng.random() < 0.8:
+        schema["minimum"] = low
+    if rng.random() < 0.8:
+        schema["maximum"] = high + 2
     return schema
 
 
@@ -76,19 +75,8 @@ def check(accepts: Any, schema: dict[str, Any], documents: list[Any]) -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_random_bounds(accepts: Any, seed: int) -> None:
     rng = random.Random(seed)
-    schema = random_range(rng, is_bounded=False)
+    schema = random_range(rng)
     check(accepts, schema, probes(rng, schema))
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_random_multiples(accepts: Any, seed: int) -> None:
-    rng = random.Random(seed)
-    factor = rng.choice([2, 3, 5, 7, 10, 12, 16, 60, 100, 1000])
-    schema = {**random_range(rng, is_bounded=True), "multipleOf": factor}
-    schema.pop("exclusiveMaximum", None)
-    schema["maximum"] = near(rng) % 10 + max(v for v in schema.values() if type(v) is int) + 3000
-    documents = probes(rng, schema)
-    check(accepts, schema, documents + [value // factor * factor for value in documents])
 
 
 def wrapped(inner: dict[str, Any], other: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -106,13 +94,8 @@ def wrapped(inner: dict[str, Any], other: dict[str, Any]) -> dict[str, dict[str,
         "map": {"type": "object", "properties": {"a": name}, "additionalProperties": inner},
         "items": {"type": "array", "items": inner, "minItems": 1, "maxItems": 3},
         "some items": {"type": "array", "items": inner},
-        "tuple": {"type": "array", "prefixItems": [name, inner], "items": False, "minItems": 1},
-        "tuple and more": {"type": "array", "prefixItems": [inner, name], "items": other},
         "any of": {"anyOf": [inner, name, {"type": "null"}]},
-        "one of": {"oneOf": [inner, {"type": "null"}]},
         "any of two ranges": {"anyOf": [inner, other]},
-        "all of": {"allOf": [inner, other]},
-        "bounds beside any of": {"maximum": 2**63, "anyOf": [inner, other]},
         "definition": {
             "$defs": {"id": inner, "list": {"type": "array", "items": {"$ref": "#/$defs/id"}}},
             "type": "object",
@@ -124,13 +107,6 @@ def wrapped(inner: dict[str, Any], other: dict[str, Any]) -> dict[str, dict[str,
             "additionalProperties": False,
         },
         "types": {**inner, "type": ["integer", "string", "null"]},
-        "no type": {key: value for key, value in inner.items() if key != "type"},
-        "enum": {"enum": [2**53 + 1, -(2**64), "a", None, [2**63, {"k": 2**64 + 1}], 5]},
-        "const": {"const": 2**64 - 1},
-        "an empty range": {
-            "anyOf": [inner, {"allOf": [other, {"type": "integer", "minimum": 2**64}]}]
-        },
-        "enum of a type": {"type": "integer", "enum": [2**63, "a", 1.5, 7], "minimum": 8},
     }
 
 
@@ -184,13 +160,12 @@ def test_places(accepts: Any, place: str) -> None:
         check(accepts, schema, documents)
 
 
-@pytest.mark.parametrize("place", ["property", "map", "tuple and more", "recursion"])
+@pytest.mark.parametrize("place", ["property", "map", "recursion"])
 def test_layouts(accepts: Any, place: str) -> None:
     schema = wrapped(INT64, UINT64)[place]
     document = {
         "property": {"a": "x", "id": -(2**63)},
         "map": {"a": "x", "b": 2**63 - 1},
-        "tuple and more": [2**63 - 1, "a", 2**64 - 1],
         "recursion": {"id": 1, "more": {"id": 2**62}},
     }[place]
     spaced = json.dumps(document)
@@ -203,40 +178,26 @@ def test_layouts(accepts: Any, place: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "bounds",
-    [
-        {"minimum": 0.5, "maximum": 2**60 + 1},
-        {"exclusiveMinimum": -(2**53) - 1, "exclusiveMaximum": 1.5},
-        {"exclusiveMinimum": 2**53 + 1},
-        {"maximum": -(2**64) + 1},
-        {"minimum": 0, "exclusiveMaximum": 2**63},
-    ],
-)
-def test_numbers(accepts: Any, bounds: dict[str, Any]) -> None:
-    schema = {"type": "number", **bounds}
-    follows = accepts(JsonSchema(schema))
-    validator = jsonschema.Draft202012Validator(json.loads(json.dumps(schema), parse_float=Decimal))
-    for value in (*bounds.values(), 0, -1, 7):
-        for whole in range(int(value) - 2, int(value) + 3):
-            for text in (f"{whole}", f"{whole}.5", f"{whole}.0", f"{whole}.001"):
-                expected = validator.is_valid(Decimal(text))
-                assert follows(text) == expected, (schema, text)
-
-
-@pytest.mark.parametrize(
     ("schema", "words"),
     [
-        ({"not": INT64}, "beside or below 'not'"),
-        ({"allOf": [INT64, {"type": "object"}]}, "under 'allOf'"),
-        ({"oneOf": [INT64, UINT64]}, "under 'oneOf' whose members share a type"),
-        ({**INT64, "multipleOf": 4096}, "beside multipleOf 4096"),
-        ({"type": "integer", "minimum": 2**60, "multipleOf": 5}, "without a minimum and a max"),
+        ({"not": INT64}, "maximum 9223372036854775807 with or below 'not'.*leave it out"),
+        ({"allOf": [INT64, {"type": "object"}]}, "with or below 'allOf'"),
+        ({"oneOf": [INT64, UINT64]}, "with or below 'oneOf'"),
+        ({**INT64, "multipleOf": 4096}, "with or below 'multipleOf'"),
         ({"type": "object", "patternProperties": {"^a": INT64}}, "'patternProperties'"),
-        ({"type": "integer", "maximum": 10**500}, "more than 400 digits"),
-        ({**INT64, "minimum": "0"}, "has minimum '0'; expected a number"),
+        ({"$ref": "#/$defs/a", "type": "integer", "$defs": {"a": INT64}}, "more than '.ref'"),
+        ({"type": "integer", "maximum": 2**64}, "maximum 18446744073709551616, which"),
+        ({"type": "integer", "minimum": -(2**63) - 1e5}, "minimum -9.22"),
+        ({"type": "integer", "exclusiveMinimum": -(2**63)}, "exclusiveMinimum -9"),
+        ({**INT64, "exclusiveMinimum": 0}, "with or below 'exclusiveMinimum'"),
+        ({"type": "number", "maximum": 2**63 - 1}, "maximum 9223372036854775807, which"),
+        ({"minimum": 2**53 + 1}, "minimum 9007199254740993, which"),
+        ({"properties": {"a": {"const": {"b": [2**53 + 1]}}}}, "const 9007199254740993"),
+        ({"enum": [1, -(2**63) - 1]}, "enum -9223372036854775809"),
+        ({**INT64, "minimum": "0"}, "of a wrong type"),
         ({"anyOf": [INT64, 5]}, "of a wrong type"),
-        ({"type": "integer", "minimum": 2**60, "maximum": 2**59}, "allows no text"),
-        ({"properties": {"a": UINT64, "b": {"$ref": "#/$defs/x/y"}}}, r"#/\$defs/x/y"),
+        ({"type": "integer", "minimum": 2**60, "maximum": 2**59}, "allows no integer"),
+        ({"properties": {"a": UINT64, "b": {"$ref": "#/properties/c"}, "c": {}}}, "not in '.defs'"),
     ],
 )
 def test_what_cannot_be_kept_is_refused(schema: dict[str, Any], words: str) -> None:
@@ -245,6 +206,6 @@ def test_what_cannot_be_kept_is_refused(schema: dict[str, Any], words: str) -> N
 
 
 def test_schemas_without_large_numbers_are_the_librarys() -> None:
-    schema = {"type": "integer", "maximum": 2**53 - 1, "default": 2**60}
+    schema = {"type": "integer", "maximum": 2**53 - 1, "default": 2**60 + 1, "enum": [2**50, 1e15]}
     source = json.loads(JsonSchema(schema).source(llguidance.LLMatcher))
     assert source["grammars"][0]["json_schema"]["maximum"] == 2**53 - 1
