@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol, Unpack
 
-from dsbd_ort.decoding import DecodingStats, TraceRecorder, WithResult
-from dsbd_ort.request_options import Prompt, RequestOptions
+from dsbd_ort.decoding import DecodingOptions, DecodingStats, TraceRecorder, WithResult
+from dsbd_ort.prompts import Prompt
 from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_runtime.text.chat_messages import Message
 
@@ -29,7 +29,7 @@ class TextGenerator(Protocol):
         prompt: Prompt,
         *,
         trace: TraceRecorder | None = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[DecodingOptions],
     ) -> Generator[StreamPiece, None, GenerationResult]:
         """Stream the continuation of a prompt; see Pipeline.stream."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,12 +12,11 @@ import numpy as np
 from dsbd_ort.constraints.binding import ConstraintBinding, items_of
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest, TraceRecorder
 from dsbd_ort.decoding.logits_processing.allowed_mass import AllowedMass
-from dsbd_ort.decoding.option_table import plain_options
 from dsbd_ort.model_defaults import ModelDefaults
 from dsbd_ort.model_pair import KeptTexts, check_drafter
+from dsbd_ort.option_defaults import Options, resolve
 from dsbd_ort.pipeline_options import PipelineOptions
-from dsbd_ort.prompts import check_context, new_seed
-from dsbd_ort.request_options import Options, Prompt, is_given
+from dsbd_ort.prompts import Prompt, check_context, new_seed
 from dsbd_ort.results import (
     GeneratedSequence,
     GenerationResult,
@@ -99,10 +99,11 @@ class BundleRequests:
         allowed_mass: is told what processors leave of the target's distributions.
         """
         config = self.config(options)
-        stops, token_ids = config.stop_texts, inputs.prompt_ids
+        stops, token_ids = config.stop_strings, inputs.prompt_ids
         room = self.bundle.context_length - len(token_ids)
-        if not is_given("max_new_tokens", options) and 0 < room < config.max_new_tokens:
-            config = config.varied(max_new_tokens=room)
+        gives_length = isinstance(options, DecodingConfig) or "max_new_tokens" in options
+        if not gives_length and 0 < room < config.max_new_tokens:
+            config = dataclasses.replace(config, max_new_tokens=room)
         check_context(self.bundle, len(token_ids), config.max_new_tokens)
         start = self.text_start(token_ids, config)
         return DecodingRequest(
@@ -119,33 +120,38 @@ class BundleRequests:
         )
 
     def resolve(self, options: Mapping[str, Any]) -> DecodingConfig:
-        """Return the one config of a request: its options, read and checked once.
-
-        Of each option the first of these counts: what the caller gives; a server's own default
-        (``DefaultOptions``, which has filled it in before); the model's generation_config.json,
-        where the strategy reads it, and behind that the usual ones of chats, if requests are chats
-        (``ModelDefaults``); the table of options.
+        """Return the config of a request, its ends and seed decided; see ``option_defaults``.
 
         Raises:
             ConfigError, ConstraintError: they are invalid, or contradict each other.
         """
         known = self.prompts.with_language(self.constraints.options(options))
-        return DecodingConfig.from_options(self.defaults.filled(plain_options(known)))
+        return resolve({**known, **self._ends_and_seed(known)}, None, self.defaults)
+
+    def _ends_and_seed(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the model's end-of-sequence tokens and a drawn seed, if they are left out."""
+        own: dict[str, Any] = {}
+        if options.get("eos_token_id") is None:
+            own["eos_token_id"] = tuple(self.bundle.manifest.target.eos_token_ids)
+        if options.get("seed") is None:
+            own["seed"] = new_seed()
+        return own
 
     def config(self, options: Options) -> DecodingConfig:
         """Return the config of a request on this bundle: ends, seed and drafter decided.
 
-        Options are resolved (see ``resolve``); a config is taken as it is.
+        Options are resolved (see ``resolve``); a config is used unchanged.
 
         Raises:
             ConfigError, ConstraintError: they are invalid, or contradict each other.
             InputError: they need a draft model, and the bundle has none.
         """
-        config = options if isinstance(options, DecodingConfig) else self.resolve(options)
-        if config.eos_token_id is None:
-            config = config.varied(eos_token_id=tuple(self.bundle.manifest.target.eos_token_ids))
-        if config.seed is None:
-            config = config.varied(seed=new_seed())
+        if isinstance(options, DecodingConfig):
+            config = options
+            if own := self._ends_and_seed(vars(options)):
+                config = dataclasses.replace(options, **own)
+        else:
+            config = self.resolve(options)
         if config.prompt_logprobs and self.prompts.encoder is not None:
             raise InputError(
                 "prompt_logprobs is true, but the prompt of an encoder-decoder is its source, of "
@@ -165,7 +171,7 @@ class BundleRequests:
         """Return what turns the iterations of a request into stream pieces."""
         config = request.config
         start = self.text_start(request.prompt_ids, config)
-        return TextStream(start, config.stop_texts, config.min_new_tokens)
+        return TextStream(start, config.stop_strings, config.min_new_tokens)
 
     def with_text(self, result: DecodeResult, request: DecodingRequest) -> GenerationResult:
         """Return the result of a request with the text of its sequences."""

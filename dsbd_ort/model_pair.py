@@ -146,7 +146,7 @@ class KeptTexts:
 def drafting_setting(config: DecodingConfig) -> object:
     """Return what how often drafts are accepted depends on, of a request's options."""
     warping = config.temperature, config.top_k, config.top_p
-    return (config.strategy, config.width, config.drafter, bool(config.constraint), *warping)
+    return (config.strategy, config.num_beams, config.drafter, bool(config.constraint), *warping)
 
 
 def capacity_error(error: MemoryError) -> CapacityError:

@@ -17,6 +17,7 @@ from dsbd_ort.bundle_requests import BundleRequests
 from dsbd_ort.decoding import (
     DecodeResult,
     DecodingConfig,
+    DecodingOptions,
     DecodingRequest,
     TraceRecorder,
     WithResult,
@@ -36,15 +37,9 @@ from dsbd_ort.model_pair import (
     learned_costs,
     loaded_pair,
 )
+from dsbd_ort.option_defaults import Options, given_options
 from dsbd_ort.pipeline_options import OpeningOptions, PipelineOptions
-from dsbd_ort.request_options import (
-    Options,
-    Prompt,
-    Prompts,
-    RequestOptions,
-    given_options,
-    is_several,
-)
+from dsbd_ort.prompts import Prompt, Prompts, is_several
 from dsbd_ort.results import (
     GenerationResult,
     StreamPiece,
@@ -179,7 +174,7 @@ class Pipeline:
         *,
         src_lang: str | None = None,
         tgt_lang: str | None = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[DecodingOptions],
     ) -> GenerationResult:
         """Translate a text by an encoder-decoder; further keyword arguments as for ``generate``.
 
@@ -252,7 +247,7 @@ class Pipeline:
         *,
         config: DecodingConfig | None = None,
         trace: TraceRecorder | None = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[DecodingOptions],
     ) -> GenerationResult: ...
 
     @overload
@@ -262,7 +257,7 @@ class Pipeline:
         source: Prompt,
         config: DecodingConfig | None = None,
         trace: TraceRecorder | None = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[DecodingOptions],
     ) -> GenerationResult: ...
 
     @overload
@@ -272,7 +267,7 @@ class Pipeline:
         *,
         config: DecodingConfig | None = None,
         trace: None = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[DecodingOptions],
     ) -> list[GenerationResult]: ...
 
     def generate(
@@ -282,7 +277,7 @@ class Pipeline:
         source: Prompt | None = None,
         config: DecodingConfig | None = None,
         trace: TraceRecorder | None = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[DecodingOptions],
     ) -> GenerationResult | list[GenerationResult]:
         """Continue a prompt, or answer a source by an encoder-decoder, whose prompt it is.
 
@@ -294,8 +289,8 @@ class Pipeline:
         Args:
             prompt: text or token ids, or a list of texts or of lists of token ids.
             source: the prompt by the name that it has to an encoder-decoder; refused by any other.
-            config: instead of keyword arguments, taken as it is, but that ``eos_token_id`` and
-                ``seed`` None mean the same.
+            config: instead of keyword arguments, used unchanged, except that ``eos_token_id`` and
+                ``seed`` None are filled in as for keywords.
             trace: records every iteration; usually a ``RequestTrace``.
             options: see DecodingConfig. What is left out, or ``eos_token_id`` None, is the model's
                 own: see ``ModelDefaults``, and as much of it as fits the context. ``seed`` None is
@@ -344,7 +339,7 @@ class Pipeline:
         *,
         config: DecodingConfig | None = None,
         trace: TraceRecorder | None = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[DecodingOptions],
     ) -> Generator[StreamPiece, None, GenerationResult]:
         """Stream the continuation of a prompt: yield final tokens and text, return the result.
 

@@ -157,12 +157,12 @@ def text_until_stop(start: TextWindow, token_ids: list[int], config: DecodingCon
     ``start`` is behind the prompt.
     """
     text = start.text_of(token_ids)
-    if not config.stop_texts or not config.min_new_tokens:
-        return text_before_stop(text, config.stop_texts)
+    if not config.stop_strings or not config.min_new_tokens:
+        return text_before_stop(text, config.stop_strings)
     exempt = start.text_of(token_ids[: config.min_new_tokens])
     while not text.startswith(exempt):  # its last character is cut, or became another
         exempt = exempt[:-1]
-    return text_before_stop(text, config.stop_texts, len(exempt))
+    return text_before_stop(text, config.stop_strings, len(exempt))
 
 
 class StopFilter:

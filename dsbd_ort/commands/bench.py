@@ -44,8 +44,9 @@ from dsbd_ort.commands.bench_table import (
     invariance_table,
 )
 from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, IntList, OptionText
-from dsbd_ort.commands.options import OPTIONS, flag, group, option, pipeline_settings
-from dsbd_ort.decoding.option_table import MOST_BEAMS, MOST_NODES
+from dsbd_ort.commands.options import flag, group, option, pipeline_settings
+from dsbd_ort.decoding.option_row import MOST_NODES
+from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE, MOST_BEAMS, OPTION_TABLE
 from dsbd_ort.model_pair import check_drafter
 from dsbd_ort.output_files import write_whole
 from dsbd_ort.pipeline import PipelineSettings
@@ -56,6 +57,7 @@ from dsbd_runtime.engine.providers import parse_placement
 FILE_WIDTH = 160  # columns of the tables without a terminal
 _COMPARED, _MEASURED, _REPORT = "Strategies", "Measurement", "Report"  # sections of the help
 _OWN_KEYS = ("name", "baseline")
+_NO_KEYS = ("strategy", "constraint", *IN_PYTHON_ALONE)
 
 
 def _names(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
@@ -96,10 +98,10 @@ class BenchArguments:
             callback=_widths,
             help="All widths.",
         ),
-        draft_length=option(type=COUNT, help="Of strategies that draft."),
+        draft_length="Of strategies that draft.",
         draft_beams=option(type=IntList(1, MOST_NODES), help="Of strategies that draft a tree."),
-        top_k=option(type=COUNT_OR_NONE, show_default=True, help="Of strategies that sample."),
-        max_new_tokens=option(type=COUNT, show_default=True, help="Longest continuation."),
+        top_k=option(type=COUNT_OR_NONE, help="Of strategies that sample."),
+        max_new_tokens="Longest continuation.",
     )
     prompts: Path | None = option(
         type=PATH, help="One a line, or *.jsonl [8 of code].", section=_MEASURED
@@ -240,12 +242,13 @@ def run_from_text(text: str, common: CommonSettings) -> BenchRun:
         ) from error
     options: dict[str, Any] = {"strategy": strategy, **common.options_of(strategy)}
     own: dict[str, str] = {}
+    keys = [*_OWN_KEYS, *(name for name in OPTION_TABLE if name not in _NO_KEYS)]
     for word in words:
         key, is_pair, value = word.partition("=")
-        if not is_pair or not value or key not in (*OPTIONS, *_OWN_KEYS) or key == "strategy":
+        if not is_pair or not value or key not in keys:
             raise click.UsageError(
                 f"--run {text!r} has {word!r}; expected key=value with a key among "
-                f"{', '.join([*_OWN_KEYS, *OPTIONS])}"
+                f"{', '.join(keys)}"
             )
         if key in _OWN_KEYS:
             own[key] = value

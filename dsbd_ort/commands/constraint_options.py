@@ -13,8 +13,6 @@ from dsbd_ort.commands.option_types import PATH
 from dsbd_ort.constraints import TokenTrie
 from dsbd_ort.constraints.binding import TrieFiles
 
-SECTION = "Constraint"
-
 
 class FileText(click.ParamType[Any]):
     """The content of a file: its text, or what it holds as JSON."""
@@ -66,24 +64,45 @@ def tries_by_name(
 CONSTRAINT_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "json_schema": (
         "--json-schema",
-        {"type": FileText(is_json=True), "help": "JSON that the schema in this file describes."},
+        {"type": FileText(is_json=True), "help": "JSON that fits the schema in this file."},
     ),
-    "json_object": ("--json-object", {"is_flag": True, "help": "Any JSON object."}),
+    "json_object": (
+        "--json-object",
+        {"is_flag": True, "is_rare": True, "help": "Any JSON object."},
+    ),
     "regex": (
         "--regex",
-        {"metavar": "REGEX", "help": "Text that this regular expression matches as a whole."},
+        {
+            "metavar": "REGEX",
+            "is_rare": True,
+            "help": "Text that this regular expression matches as a whole.",
+        },
     ),
     "choice": (
         "--choice",
-        {"metavar": "TEXT", "multiple": True, "help": "One of these texts; give it for each."},
+        {
+            "metavar": "TEXT",
+            "multiple": True,
+            "is_rare": True,
+            "help": "One of these texts; repeat it for each.",
+        },
     ),
     "grammar": (
         "--grammar",
-        {"type": FileText(is_json=False), "help": "Text of the Lark grammar in this file."},
+        {
+            "type": FileText(is_json=False),
+            "is_rare": True,
+            "help": "Text of the Lark grammar in this file.",
+        },
     ),
     "trie": (
         "--trie",
-        {"type": PATH, "metavar": "FILE", "help": "A token sequence of this file (.trie, .npy)."},
+        {
+            "type": PATH,
+            "metavar": "FILE",
+            "is_rare": True,
+            "help": "A token sequence of this file (.trie, .npy).",
+        },
     ),
 }
 """The flag and the click settings of each kind of constraint."""

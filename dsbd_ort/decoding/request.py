@@ -93,7 +93,7 @@ class DecodingRequest:
 
     def __post_init__(self) -> None:
         settled = self.config.settled(costs_are_known=self.costs is not None)
-        object.__setattr__(self, "config", settled)
+        vars(self)["config"] = settled  # frozen
 
     @property
     def identity(self) -> RowIdentity:
@@ -146,10 +146,10 @@ def check_request(request: DecodingRequest, target: EngineSpec, draft: EngineSpe
     """Raise DecodingError for a prompt, models or a missing stop state that cannot be decoded."""
     config = request.config
     check_prompt(request.prompt_ids, target.vocab_size)
-    if config.stop_texts and request.stop is None:
+    if config.stop_strings and request.stop is None:
         raise DecodingError(
-            f"stop_strings is {shown(config.stop_texts)}, but decoding sees tokens, not text; give "
-            "decode a stop state as well, or use Pipeline"
+            f"stop_strings is {shown(config.stop_strings)}, but decoding sees tokens, not text; "
+            "give decode a stop state as well, or use Pipeline"
         )
     if request.running_constraint is not None and not hasattr(request.running_constraint, "start"):
         raise DecodingError(
@@ -195,10 +195,10 @@ def check_request(request: DecodingRequest, target: EngineSpec, draft: EngineSpe
 def _check_token_ids(config: DecodingConfig, vocab_size: int) -> None:
     """Refuse ids outside the vocabulary in the options of processors."""
     ids_by_field = {
-        "logit_bias": [token for token, _ in config.biases],
-        "bad_words_ids": [token for word in config.bad_sequences for token in word],
-        "suppress_tokens": config.suppressed_ids,
-        "begin_suppress_tokens": config.suppressed_first_ids,
+        "logit_bias": [token for token, _ in config.logit_bias],
+        "bad_words_ids": [token for word in config.bad_words_ids for token in word],
+        "suppress_tokens": config.suppress_tokens,
+        "begin_suppress_tokens": config.begin_suppress_tokens,
         "no_timestamps_token_id": [config.no_timestamps_token_id or 0],
         "last_timestamp_token_id": [config.last_timestamp_token_id or 0],
         "forced_bos_token_id": [config.forced_bos_token_id or 0],

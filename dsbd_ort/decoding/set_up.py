@@ -170,7 +170,7 @@ def _runners(
     draft_warp = warp.within(draft.spec.head.num_top_logits)
     of_draft = draft, forest, _distributions("draft", draft.spec, paths, draft_warp, TopTokens())
     if not draft.spec.reads_features:
-        path, may_rest = (request.prompt_ids, paths.builder.hypotheses), config.width == 1
+        path, may_rest = (request.prompt_ids, paths.builder.hypotheses), config.num_beams == 1
         return [
             ForestRunner("target", target, forest, known, [], reading),
             LateRunner(*of_draft, *path, may_rest=may_rest),
@@ -275,15 +275,15 @@ def _draft_policy(
         RequestCosts(
             request.costs,
             request.num_sharers,
-            num_beams=config.width,
-            most_rows=(most_layers + 2) * (most_beams + config.width),
+            num_beams=config.num_beams,
+            most_rows=(most_layers + 2) * (most_beams + config.num_beams),
             most_beams=most_beams,
             has_draft_model=config.has_draft_model,
         ),
         request.estimator or AcceptanceEstimator(),
         rule.draft_scores,
         forest,
-        num_beams=config.width,
+        num_beams=config.num_beams,
         most_layers=most_layers,
         most_beams=most_beams,
         has_draft_model=config.has_draft_model,

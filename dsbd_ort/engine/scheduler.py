@@ -245,5 +245,5 @@ class Scheduler:
 
         So one that was preempted finds room to go on, and does not come and go.
         """
-        of_answer = int(self.answer_rows(request.request.config.width).mean)
+        of_answer = int(self.answer_rows(request.request.config.num_beams).mean)
         return min(request.num_rows + of_answer, request.most_rows)

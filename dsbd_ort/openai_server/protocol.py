@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from dsbd_ort.decoding import STRATEGIES, DecodingConfig
-from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE, OPTION_TABLE
+from dsbd_ort.decoding import STRATEGIES, DecodingOptions
+from dsbd_ort.decoding.option_table import OPTION_TABLE
 from dsbd_ort.decoding.option_values import did_you_mean
 from dsbd_ort.openai_server.errors import bad_request
 from dsbd_ort.openai_server.request_fields import FIELDS, without_neutral
@@ -28,10 +28,9 @@ OPENAI_NAMES = {  # OpenAI's name: that of DecodingConfig
     "top_p": "top_p",
     "seed": "seed",
 }
-_NO_FIELDS = ("top_logprobs", "prompt_logprobs", "constraint", *IN_PYTHON_ALONE)
-"""Options that HTTP has other fields for, or none."""
-
-OPTION_NAMES = frozenset((*OPTION_TABLE, *LANGUAGE_OPTIONS)) - {*_NO_FIELDS}
+OPTION_NAMES = frozenset(name for name, row in OPTION_TABLE.items() if row.http is not None) | {
+    *LANGUAGE_OPTIONS
+}
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 FINISH_REASONS: dict[str, FinishReason] = {"eos": "stop", "stop": "stop", "length": "length"}
@@ -39,10 +38,14 @@ FINISH_REASONS: dict[str, FinishReason] = {"eos": "stop", "stop": "stop", "lengt
 
 
 def _describe_options(schema: dict[str, Any]) -> None:
-    """Add the fields of DecodingConfig, which checks them itself, to the schema of a body."""
-    described = TypeAdapter(DecodingConfig).json_schema()["properties"]
-    for name in _NO_FIELDS:
-        del described[name]
+    """Add the options, which DecodingConfig checks, to the schema of a body."""
+    hints = get_type_hints(DecodingOptions)
+    described: dict[str, Any] = {}
+    for name, row in OPTION_TABLE.items():
+        if row.http is not None:
+            described[name] = TypeAdapter(hints[name]).json_schema()
+            if not callable(row.default):
+                described[name]["default"] = row.default
     described["strategy"]["enum"] = list(STRATEGIES)
     described |= {name: {"type": "string"} for name in LANGUAGE_OPTIONS}
     schema["properties"] = {**described, **schema["properties"]}

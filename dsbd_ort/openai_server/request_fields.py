@@ -1,8 +1,7 @@
 """The request fields that OpenAI's and vLLM's clients send, one row each; nothing is ignored.
 
-A field is done, or accepted where its value changes nothing here and else refused with the reason.
-docs/serving.md shows this table. Fields of DecodingConfig that are not in it are taken by their own
-names.
+A field is done; or it is accepted if its value changes nothing here, and otherwise refused with the
+reason. docs/serving.md shows this table. Options that are not in it are taken by their own names.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dsbd_ort.decoding.option_table import OPTION_TABLE
 from dsbd_ort.openai_server.errors import ErrorResponse, bad_request
 
 _LATER = "not built yet"
@@ -32,7 +32,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Unused:
-    """A field that cannot change an answer, whatever its value of the type."""
+    """A field that cannot change an answer, for any value of its type."""
 
     meaning: str
     json_type: Literal["string", "object"] = "string"
@@ -44,17 +44,20 @@ class Refused:
 
     Attributes:
         reason: why other values are refused.
-        neutral: the values besides null that change nothing.
+        neutral: the values, in addition to null, that change nothing.
     """
 
     reason: str
     neutral: tuple[Any, ...] = ()
 
 
+_A = {"string": "a string", "object": "an object"}
+
 RequestField = Done | Unused | Refused
 
 FIELDS: dict[str, RequestField] = {
-    "model": Done("the name that the server was started with, else 404"),
+    **{name: Done(row.http) for name, row in OPTION_TABLE.items() if row.http},
+    "model": Done("the name that the server was started with; any other is a 404"),
     "messages": Done(
         "`role`, `content` (a text or parts of type text), `name`, `tool_calls`, `tool_call_id`; "
         "filled into the bundle's chat template, which must have a place for each; their "
@@ -63,36 +66,29 @@ FIELDS: dict[str, RequestField] = {
     ),
     "prompt": Done("a text, a list of texts, token ids, a list of lists of token ids", chat=False),
     "max_tokens": Done(
-        "`max_new_tokens`; without it as many as the context holds; 0 with `echo`: the prompt alone"
+        "`max_new_tokens` [as many as the context holds]; 0 with `echo`: the prompt alone"
     ),
     "max_completion_tokens": Done("the same"),
-    "temperature": Done(
-        "as in DecodingConfig; 0 chooses the strategy that draws nothing where none is named"
-    ),
-    "top_p": Done("as in DecodingConfig"),
-    "top_k": Done("as in DecodingConfig; -1 is 0, all tokens"),
-    "seed": Done("a request without one gets a random seed, which the response returns"),
     "n": Done(
-        "number of independent samples; of a search, of its beams, or fewer where there are no "
-        "more sequences; greedy gives copies"
+        "number of independent samples; of a search, the number of its best beams, or fewer if it "
+        "finds fewer sequences; greedy gives copies"
     ),
-    "best_of": Done("as many are generated, the `n` of highest score returned", chat=False),
-    "num_return_sequences": Done("number of the final beams of one request"),
+    "best_of": Done("this many are generated, and the `n` of highest score returned", chat=False),
     "use_beam_search": Done(
-        "the best `n` of a beam search; its beams are `num_beams`, or else the most of 4, `n` and "
-        "(completions) `best_of`"
+        "the best `n` of a beam search with `num_beams` beams [the largest of 4, `n` and, in "
+        "completions, `best_of`]"
     ),
-    "length_penalty": Done("as in DecodingConfig: of every strategy"),
     "stop": Done("`stop_strings`: a text or up to 16, of 256 characters at most"),
-    "stop_token_ids": Done("token ids that end a sequence beside the model's own"),
+    "stop_token_ids": Done("token ids that end a sequence, in addition to the model's own"),
     "ignore_eos": Done("true: the model's own end-of-sequence tokens end nothing"),
-    "skip_special_tokens": Done("as in DecodingConfig"),
     "logprobs": Done(
-        "completions: so many of the most probable tokens, 0 to 20, beside each token's own; chat: "
-        "true or false"
+        "completions: this many of the most probable tokens, 0 to 20, in addition to each token's "
+        "own; chat: true or false"
     ),
     "top_logprobs": Done("0 to 20, with `logprobs` true", completions=False),
-    "echo": Done("the prompt first, with `logprobs` also its log-probabilities", chat=False),
+    "echo": Done(
+        "the answer begins with the prompt, with `logprobs` also its log-probabilities", chat=False
+    ),
     "stream": Done("server-sent events, `data: [DONE]` at the end"),
     "stream_options": Done("`include_usage`, and vLLM's `continuous_usage_stats`"),
     "chat_template_kwargs": Done("variables of the chat template", completions=False),
@@ -100,17 +96,12 @@ FIELDS: dict[str, RequestField] = {
     "add_special_tokens": Done(
         "whether a text gets the tokenizer's special tokens; true by default", chat=False
     ),
-    "user": Unused("names who asks"),
-    "safety_identifier": Unused("names who asks"),
-    "prompt_cache_key": Unused("prompts that begin alike share their rows anyway"),
-    "request_id": Unused("names the request"),
+    "user": Unused("name of the end user"),
+    "safety_identifier": Unused("name of the end user"),
+    "prompt_cache_key": Unused("prompts that begin alike share their cache rows anyway"),
+    "request_id": Unused("name of the request"),
     "metadata": Unused("of stored answers; none is stored", "object"),
-    "min_tokens": Done("`min_new_tokens`: none of so many tokens ends an answer"),
-    "presence_penalty": Done("as in DecodingConfig: counts the answer's tokens"),
-    "frequency_penalty": Done("as in DecodingConfig: counts the answer's tokens"),
-    "repetition_penalty": Done("as in DecodingConfig: of tokens in prompt and answer"),
-    "min_p": Done("as in DecodingConfig"),
-    "logit_bias": Done("token ids and what is added to their logits"),
+    "min_tokens": Done("`min_new_tokens`: an answer has at least this many tokens"),
     "bad_words": Refused(_LATER, ([],)),
     "allowed_token_ids": Refused(_LATER),
     "response_format": Done("types `text`, `json_object` and `json_schema`; `strict` or not"),
@@ -148,15 +139,15 @@ FIELDS: dict[str, RequestField] = {
     "prompt_logprobs": Refused("use `echo` with `logprobs`", (0, False)),
     "continue_final_message": Refused("the template ends every message", (False,)),
     "chat_template": Refused("a template is a program; only the bundle's own is run"),
-    "documents": Refused("the bundle's template is given messages only", ([],)),
+    "documents": Refused("the bundle's chat template gets messages only", ([],)),
     "priority": Refused("requests are served in the order of their arrival", (0,)),
     "return_tokens_as_token_ids": Refused("tokens are returned as texts", (False,)),
-    "reasoning_effort": Refused("the model has one", ("none",)),
-    "verbosity": Refused("the model has one", ("medium",)),
+    "reasoning_effort": Refused("the model has only one level", ("none",)),
+    "verbosity": Refused("the model has only one level", ("medium",)),
     "modalities": Refused("answers are texts", (["text"],)),
     "audio": Refused("answers are texts"),
     "prediction": Refused("the draft model predicts"),
-    "suffix": Refused("a prompt is continued, never filled in", ("",)),
+    "suffix": Refused("a prompt is continued; nothing is inserted", ("",)),
     "store": Refused("nothing is stored", (False,)),
     "service_tier": Refused("only one tier is supported", ("auto", "default")),
     "web_search_options": Refused("nothing is fetched"),
@@ -188,18 +179,15 @@ def without_neutral(fields: dict[str, Any]) -> dict[str, Any]:
             continue
         if isinstance(field, Unused):
             if not isinstance(value, dict if field.json_type == "object" else str):
-                message = f"{name} is no {field.json_type}; use one, or leave it out"
+                message = f"{name} must be {_A[field.json_type]}; change it, or leave it out"
                 raise bad_request(message, name)
         elif isinstance(field, Refused):
             if not any(_equals_in_json(value, each) for each in field.neutral):
                 raise refusal(name, field)
         elif name in _ELSEWHERE:
             if not any(_equals_in_json(value, each) for each in _ELSEWHERE[name]):
-                other = (
-                    "/v1/chat/completions"
-                    if isinstance(field, Done) and field.chat
-                    else ("/v1/completions")
-                )
+                is_of_chats = isinstance(field, Done) and field.chat
+                other = "/v1/chat/completions" if is_of_chats else "/v1/completions"
                 raise bad_request(f"{name} is a field of {other}; leave it out", name)
         else:
             left[name] = value
