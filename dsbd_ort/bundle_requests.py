@@ -44,16 +44,8 @@ class BundleRequests:
         prompts: what a prompt is to the engines; to an encoder-decoder's it is the source.
     """
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        *,
-        has_draft: bool,
-        generation_config: bool = True,
-        chat_defaults: bool = False,
-        ngram_pool: int = PipelineOptions.ngram_pool,
-    ) -> None:
-        """Read what requests need of a bundle; see PipelineOptions for the other arguments.
+    def __init__(self, bundle: Bundle, options: PipelineOptions, *, has_draft: bool) -> None:
+        """Read what requests need of a bundle.
 
         has_draft: whether there is a draft model; without one requests that need it are refused.
         """
@@ -62,10 +54,10 @@ class BundleRequests:
         self.tokenizer = Tokenizer.from_bundle(bundle)
         self.prompts = PromptReader(bundle, self.tokenizer)
         self.defaults = ModelDefaults.from_bundle(
-            bundle, reads_file=generation_config, of_chats=chat_defaults
+            bundle, reads_file=options.generation_config, of_chats=options.chat_defaults
         )
         self.defaults.log()
-        self._texts = KeptTexts(ngram_pool)
+        self._texts = KeptTexts(options.ngram_pool)
         vocab_size, ends = bundle.manifest.target.vocab_size, bundle.manifest.target.eos_token_ids
         self.constraints = ConstraintBinding(bundle.path / TOKENIZER_FILE, vocab_size, ends)
 

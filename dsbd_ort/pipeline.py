@@ -90,23 +90,14 @@ class Pipeline:
         target: CausalLM,
         draft: CausalLM | None,
         *,
+        options: PipelineOptions,
         costs: Costs | None = None,
-        prefix_cache: bool = True,
-        generation_config: bool = True,
-        chat_defaults: bool = False,
-        ngram_pool: int = PipelineOptions.ngram_pool,
     ) -> None:
         """Take the opened parts; ``from_bundle`` opens them.
 
         Without a draft requests that need one are refused. ``costs`` None are learned.
         """
-        self.requests = requests = BundleRequests(
-            bundle,
-            has_draft=draft is not None,
-            generation_config=generation_config,
-            chat_defaults=chat_defaults,
-            ngram_pool=ngram_pool,
-        )
+        self.requests = requests = BundleRequests(bundle, options, has_draft=draft is not None)
         self.bundle, self.tokenizer, self.has_draft = bundle, requests.tokenizer, requests.has_draft
         self.defaults, self.prompts = requests.defaults, requests.prompts
         self.constraints = requests.constraints
@@ -116,8 +107,8 @@ class Pipeline:
         self._draft = draft
         self.costs = costs or learned_costs(bundle, draft)
         self._lock = RequestLock()
-        self.reuses_prefix = prefix_cache
-        self._rows = KeptRows(self._models, are_reused=prefix_cache)
+        self.reuses_prefix = options.prefix_cache
+        self._rows = KeptRows(self._models, are_reused=options.prefix_cache)
         self._estimators = KeptEstimators()
 
     @classmethod
@@ -136,15 +127,7 @@ class Pipeline:
         """See ``from_bundle``."""
         bundle = open_bundle(path, verify=options.verify)
         target, draft = loaded_pair(bundle, options)
-        return cls(
-            bundle,
-            target,
-            draft,
-            prefix_cache=options.prefix_cache,
-            generation_config=options.generation_config,
-            chat_defaults=options.chat_defaults,
-            ngram_pool=options.ngram_pool,
-        )
+        return cls(bundle, target, draft, options=options)
 
     @property
     def _models(self) -> list[CausalLM]:

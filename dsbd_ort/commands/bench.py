@@ -16,7 +16,6 @@ import click
 from rich.console import Console
 from rich.progress import track
 
-from dsbd_errors import install_hint
 from dsbd_ort.benchmark.bench_run import (
     DEFAULT_STRATEGIES,
     BenchRun,
@@ -43,10 +42,10 @@ from dsbd_ort.commands.bench_table import (
     bench_table,
     invariance_table,
 )
-from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, IntList, OptionText
+from dsbd_ort.commands.one_line import packages_of
+from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, OptionText
 from dsbd_ort.commands.options import flag, group, option, pipeline_settings
-from dsbd_ort.decoding.option_row import MOST_NODES
-from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE, MOST_BEAMS, OPTION_TABLE
+from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE, OPTION_TABLE
 from dsbd_ort.model_pair import check_drafter
 from dsbd_ort.output_files import write_whole
 from dsbd_ort.pipeline import PipelineSettings
@@ -92,14 +91,14 @@ class BenchArguments:
         CommonSettings,
         section="Options of runs that do not set their own",
         num_beams=option(
-            type=IntList(1, MOST_BEAMS),
+            type=OptionText("draft_beams"),  # several, too
             default="2,4",
             show_default=True,
             callback=_widths,
             help="All widths.",
         ),
         draft_length="Of strategies that draft.",
-        draft_beams=option(type=IntList(1, MOST_NODES), help="Of strategies that draft a tree."),
+        draft_beams=option(type=OptionText("draft_beams"), help="Of strategies that draft a tree."),
         top_k=option(type=COUNT_OR_NONE, help="Of strategies that sample."),
         max_new_tokens="Longest continuation.",
     )
@@ -197,12 +196,8 @@ def _plotter(file: Path | None) -> Callable[[Sequence[RunSummary], str], None] |
     """Return a function that writes the plots to ``file``, checked before hours of measuring."""
     if file is None:
         return None
-    try:  # here, not at the top: matplotlib is an extra
+    with packages_of("--plot", "bench"):
         from dsbd_ort.benchmark.plots import check_picture, plot
-    except ImportError as error:
-        raise BenchmarkError(
-            f"--plot needs a package that is not installed ({error.name}); {install_hint('bench')}"
-        ) from error
     check_picture(file)
     return lambda runs, title: plot(runs, title, file)
 

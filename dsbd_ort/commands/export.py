@@ -15,11 +15,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from dsbd_errors import install_hint
 from dsbd_export.checkpoints.families import FAMILIES
 from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.progress import silenced_libraries
 from dsbd_export.tensorrt.tensorrt_options import TensorrtOptions
+from dsbd_ort.commands.one_line import packages_of
 from dsbd_ort.commands.option_types import PATH, TOLERANCE
 from dsbd_ort.commands.options import flag, group, option
 from dsbd_ort.commands.progress import shown_progress
@@ -230,18 +230,9 @@ def accept(arguments: ExportArguments, limit: float, given: dict[str, str]) -> N
 
 @contextlib.contextmanager
 def export_packages() -> Iterator[None]:
-    """Raise click.ClickException for an ImportError in the block.
-
-    Imports stand in functions, not at the top: they import torch, which no other command may load.
-    """
-    try:
-        with silenced_libraries():
-            yield
-    except ImportError as error:
-        raise click.ClickException(
-            f"the export needs a package that is not installed ({error.name}); "
-            f"{install_hint('export')}"
-        ) from error
+    """Import packages of the export, which import torch, as no other command may."""
+    with packages_of("the export", "export"), silenced_libraries():
+        yield
 
 
 def build_engines(bundle: Path, options: dict[str, Any]) -> None:
@@ -252,13 +243,8 @@ def build_engines(bundle: Path, options: dict[str, Any]) -> None:
     Raises:
         click.ClickException: the packages that the build needs are not installed.
     """
-    try:  # here, not at the top: no other command needs onnx
+    with packages_of("building engines", "tensorrt", "tensorrt-rtx"):
         from dsbd_export.tensorrt.tensorrt_build import add_engines
-    except ImportError as error:
-        raise click.ClickException(
-            f"building engines needs a package that is not installed ({error.name}); "
-            f"{install_hint('tensorrt', 'tensorrt-rtx')}"
-        ) from error
     with working() as report:
         manifest = add_engines(bundle, TensorrtOptions(**options), report=report)
     print_bundle(bundle, manifest)

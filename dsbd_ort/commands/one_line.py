@@ -7,15 +7,30 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import click
 
-from dsbd_errors import DsbdError
+from dsbd_errors import DsbdError, install_hint
 from dsbd_ort.engine.limits import MOST_SECONDS
 
 _LAST_SECTION = "Options"
 _ALL = f"{__name__}.all"  # in the context's meta: the help shows rare options too
+
+
+@contextlib.contextmanager
+def packages_of(what: str, *extras: str) -> Iterator[None]:
+    """Turn an ImportError in the block into a ClickException that says what to install.
+
+    Such imports stand in functions, not at the top: most commands run without the extra.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise click.ClickException(
+            f"{what} needs a package that is not installed ({error.name}); {install_hint(*extras)}"
+        ) from error
 
 
 class SectionedOption(click.Option):

@@ -28,8 +28,8 @@ from click.core import ParameterSource
 from dsbd_ort.commands.constraint_options import CONSTRAINT_OPTIONS, constraint_given
 from dsbd_ort.commands.one_line import OneLineCommand, SectionedOption
 from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, TOLERANCE, OptionText
-from dsbd_ort.decoding.option_row import SECTIONS
-from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE, OPTION_TABLE
+from dsbd_ort.decoding.option_row import OptionRow
+from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE, OPTIONS_BY_SECTION
 from dsbd_ort.decoding.option_values import Texts
 from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.sources import SRC_LANG, TGT_LANG
@@ -260,29 +260,29 @@ def decoding_options(*, of_server: bool = False) -> Any:
     of_server: they are its defaults: those that it may have, and no languages.
     """
     options: dict[str, Any] = {}
-    for name in sorted(OPTION_TABLE, key=lambda name: SECTIONS.index(OPTION_TABLE[name].section)):
-        row = OPTION_TABLE[name]
-        if name in IN_PYTHON_ALONE or (of_server and not row.is_set_by_server):
-            continue
-        if name == "constraint":
-            options |= {
-                kind: option(flags, **settings, section=row.section)
-                for kind, (flags, settings) in CONSTRAINT_OPTIONS.items()
-            }
-            continue
-        has_default = not callable(row.default) and row.default not in (None, ())
-        several = {"multiple": True} if isinstance(row.domain, Texts) else {}
-        options[name] = option(
-            *(("--stop",) if several else ()),
-            type=OptionText(name),
-            help=row.help.removesuffix(".") + f" [{row.default}]." if has_default else row.help,
-            section=row.section,
-            is_rare=not row.is_usual,
-            **several,
-        )
+    for section, rows in OPTIONS_BY_SECTION.items():
+        for name, row in rows.items():
+            if name == "constraint" and not of_server:
+                for kind, (flags, settings) in CONSTRAINT_OPTIONS.items():
+                    options[kind] = option(flags, **settings, section=section)
+            elif name not in IN_PYTHON_ALONE and (row.is_set_by_server or not of_server):
+                options[name] = _option_of(name, row, section)
     for name, text in () if of_server else _LANGUAGES.items():
         options[name] = option(help=text, metavar="NAME", section=_TRANSLATION, is_rare=True)
     return group(_given, **options)
+
+
+def _option_of(name: str, row: OptionRow, section: str) -> Any:
+    has_default = not callable(row.default) and row.default not in (None, ())
+    is_list = isinstance(row.domain, Texts)
+    return option(
+        *(("--stop",) if is_list else ()),
+        **({"multiple": True} if is_list else {}),
+        type=OptionText(name),
+        help=row.help.removesuffix(".") + f" [{row.default}]." if has_default else row.help,
+        section=section,
+        is_rare=not row.is_usual,
+    )
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -13,16 +13,6 @@ from dsbd_ort.decoding.strategies import STRATEGIES, Strategy
 MOST_NODES = 16_384  # of a forest, whose mask has a cell for every pair of nodes
 USUAL_THRESHOLD = 0.7
 
-BEAMS, SAMPLING, END = "Strategy and beams", "Sampling", "Length and end"
-PENALTIES, CONSTRAINT = "Penalties and bans", "Constraint"
-OUTPUT, DRAFTS, JOINT = (
-    "Text and log-probabilities",
-    "Drafts and width (rarely needed)",
-    "Joint decoding (mjsd, mjgd)",
-)
-SECTIONS = (BEAMS, SAMPLING, END, PENALTIES, CONSTRAINT, OUTPUT, DRAFTS, JOINT)
-"""Headings of the help, in their order."""
-
 
 class Chosen(SimpleNamespace):
     """The values of all options: resolved as far as the table was read, below that as given.
@@ -54,16 +44,15 @@ class Condition:
     remedy: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class OptionRow:
     """The row of one option.
 
     Attributes:
-        help: its text in the help of the commands.
-        section: one of ``SECTIONS``.
         domain: its values.
         default: its value if it is left out, or a function that returns it; with a function, or if
             it is None, None may also be given.
+        help: its text in the help of the commands.
         needs: conditions, all of which must be met for it to mean something: a strategy that takes
             it, or the value of another option.
         neutral: the values that it may have if it means nothing, or a function that returns them;
@@ -72,21 +61,20 @@ class OptionRow:
         is_processor: whether other values than the default change which tokens may follow.
         of_model: whose generation_config.json may set it: of any model, of an encoder-decoder, or
             of an encoder-decoder for searches with several beams.
-        http: what docs/serving.md says of its field; None: it has no field of this name.
+        http: names that its HTTP field has in addition to its own; None: it has no HTTP field.
         is_usual: whether a short help shows it.
         is_set_by_server: whether a server may have a default of its own.
     """
 
-    help: str
-    section: str
     domain: Domain
-    default: Any = None
+    default: Any
+    help: str
     needs: tuple[Condition, ...] = ()
     neutral: tuple[Any, ...] | Callable[[Chosen], tuple[Any, ...]] | None = None
     is_redundant: Callable[[Chosen], bool] = lambda _: False
     is_processor: bool = False
     of_model: Literal["any", "encoder-decoder", "search"] | None = None
-    http: str | None = ""
+    http: tuple[str, ...] | None = ()
     is_usual: bool = False
     is_set_by_server: bool = True
 

@@ -7,35 +7,28 @@ neutral (it changes nothing) or redundant (it says what happens anyway).
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from dsbd_ort.decoding.errors import ConfigError
 from dsbd_ort.decoding.option_row import (
-    BEAMS,
-    CONSTRAINT,
     DRAFTED_LAYERS,
     DRAFTING,
-    DRAFTS,
     DSBD,
     DYNAMIC_WIDTH,
-    END,
     EVERY_BEAM,
     FREE_OF_THE_DRAFT,
     HAS_BEAMS,
     HAS_DRAFT,
     HAS_DRAFT_TREE,
     HAS_TIMES,
-    JOINT,
     MJGD,
     MJSD,
     MOST_NODES,
     NO_SEARCH,
-    OUTPUT,
-    PENALTIES,
     SAMPLES,
-    SAMPLING,
     SEVERAL_DRAWS,
     USUAL_THRESHOLD,
     Chosen,
@@ -71,403 +64,324 @@ _TOKENS = Wholes(Whole(0, _MOST), 65_536, is_ordered=False, noun="token id", is_
 _TOKEN = Whole(0, _MOST)
 _FLAG = OneOf((False, True))
 
-OPTION_TABLE = {  # resolved in this order: what decides stands above what it decides
-    "strategy": OptionRow(
-        help=f"One of {', '.join(STRATEGIES)} [dsbd; at temperature 0 speculative-beam-search].",
-        section=BEAMS,
-        domain=OneOf(tuple(STRATEGIES), is_quoted=False),
-        default=lambda o: named_strategy("dsbd", is_cold=o.is_cold),
-        is_usual=True,
-    ),
-    "num_beams": OptionRow(
-        help="W, beams of the output [4; 1 for strategies with a single beam].",
-        section=BEAMS,
-        domain=Whole(1, MOST_BEAMS),
-        default=lambda _: USUAL_BEAMS,
-        needs=(HAS_BEAMS,),
-        neutral=(1,),
-        of_model="search",
-        is_usual=True,
-    ),
-    "coupling": OptionRow(
-        help="How draft and target draw: gumbel (the output does not depend on the draft) or "
-        "rejection (the paper's) [gumbel for strategies that sample].",
-        section=DRAFTS,
-        domain=OneOf(("gumbel", "rejection")),
-        default=lambda _: "gumbel",
-        needs=(SAMPLES,),
-        neutral=(None,),
-    ),
-    "width_policy": OptionRow(
-        help="fixed: every layer has all beams, as in beam sampling. threshold (dsbd only): as "
-        "many beams as are likely to be accepted [fixed, unless one of the next two is given].",
-        section=DRAFTS,
-        domain=OneOf(("fixed", "threshold")),
-        default=usual_width_policy,
-        needs=(DSBD,),
-        neutral=("fixed",),
-    ),
-    "drafter": OptionRow(
-        help="What drafts: model; ngram (no model: what followed the last tokens earlier in this "
-        "text and in others); model+ngram (n-grams only for long repetitions); none "
-        "[model; ngram if the bundle has no draft].",
-        section=DRAFTS,
-        domain=OneOf(("model", "ngram", "model+ngram", "none")),
-        default=usual_drafter,
-        needs=(FREE_OF_THE_DRAFT,),
-        neutral=lambda o: ("model" if o.row.has_draft else "none",),
-    ),
-    "draft_policy": OptionRow(
-        help="fixed: draft_length layers of draft_beams candidates. throughput: as many as are "
-        "expected to pay, at most those [throughput if it cannot change the output and neither "
-        "number is given].",
-        section=DRAFTS,
-        domain=OneOf(("fixed", "throughput")),
-        default=usual_draft_policy,
-        needs=(FREE_OF_THE_DRAFT, DRAFTING),
-        neutral=("fixed",),
-    ),
-    "draft_length": OptionRow(
-        help="Layers of a drafted forest [4; throughput: at most 8].",
-        section=DRAFTS,
-        domain=Whole(0, MOST_LAYERS),
-        default=usual_draft_length,
-        needs=(HAS_DRAFT, DRAFTING),
-        neutral=(0,),
-    ),
-    "draft_beams": OptionRow(
-        help="Candidates of every drafted layer, or of each: 4,4,2 "
-        "[num_beams, or 4 for one beam; throughput: at most 4 times as many].",
-        section=DRAFTS,
-        domain=Wholes(Whole(1, MOST_NODES), MOST_LAYERS, is_ordered=True),
-        default=usual_draft_beams,
-        needs=(HAS_DRAFT, DRAFTED_LAYERS, HAS_DRAFT_TREE),
-        neutral=one_path,
-    ),
-    "min_beams": OptionRow(
-        help="Fewest beams that threshold keeps [half of num_beams].",
-        section=DRAFTS,
-        domain=Whole(1, MOST_BEAMS),
-        default=half_width,
-        needs=DYNAMIC_WIDTH,
-        neutral=lambda o: (None, o.num_beams, half_width(o)),
-    ),
-    "accept_threshold": OptionRow(
-        help="Probability with which threshold requires a layer to be accepted.",
-        section=DRAFTS,
-        domain=Number(0.0, 1.0),
-        default=USUAL_THRESHOLD,
-        needs=DYNAMIC_WIDTH,
-    ),
-    "memory": OptionRow(
-        help="forest: continue with all beams. single (dsbd only): after every iteration with the "
-        "one of highest log-probability per token.",
-        section=DRAFTS,
-        domain=OneOf(("forest", "single")),
-        default="forest",
-        needs=(DSBD,),
-    ),
-    "replacement": OptionRow(
-        help="Draw beams with replacement (the paper's theorem) instead of distinct ones.",
-        section=DRAFTS,
-        domain=_FLAG,
-        default=False,
-        needs=(SAMPLES, SEVERAL_DRAWS),
-    ),
-    "temperature": OptionRow(
-        help="Sampling temperature, of both models; 0 draws nothing.",
-        section=SAMPLING,
-        domain=Number(0.0, _LARGEST, least_positive=1e-6),  # a logit divided by it stays finite
-        default=1.0,
-        needs=(NO_SEARCH,),
-        neutral=(1.0, 0.0),
-        of_model="any",
-        http="as in DecodingConfig; with 0 and no `strategy` nothing is drawn",
-        is_usual=True,
-    ),
-    "top_k": OptionRow(
-        help="Draw from the k most probable tokens; 0 or -1: from all.",
-        section=SAMPLING,
-        domain=Whole(0, _MOST, off=-1),
-        default=0,
-        needs=(NO_SEARCH,),
-        is_redundant=lambda o: o.is_cold,  # the best token is in every such set
-        of_model="any",
-        http="as in DecodingConfig; -1 is 0, all tokens",
-        is_usual=True,
-    ),
-    "top_p": OptionRow(
-        help="Draw from the smallest set of tokens of this probability; 1: from all.",
-        section=SAMPLING,
-        domain=Number(0.0, 1.0, is_open=True),
-        default=1.0,
-        needs=(NO_SEARCH,),
-        is_redundant=lambda o: o.is_cold,
-        of_model="any",
-        http="as in DecodingConfig",
-        is_usual=True,
-    ),
-    "min_p": OptionRow(
-        help="Draw from tokens of at least this share of the best token's probability.",
-        section=SAMPLING,
-        domain=Number(0.0, 1.0),
-        default=0.0,
-        needs=(NO_SEARCH,),
-        is_redundant=lambda o: o.is_cold,
-        of_model="any",
-        http="as in DecodingConfig",
-    ),
-    "typical_p": OptionRow(
-        help="Draw from the fewest tokens nearest to the entropy that have this probability "
-        "(locally typical sampling); 1: from all.",
-        section=SAMPLING,
-        domain=Number(0.0, 1.0, is_open=True),
-        default=1.0,
-        needs=(NO_SEARCH,),
-        of_model="any",
-    ),
-    "repetition_penalty": OptionRow(
-        help="Divides positive logits of tokens that occur in prompt or output, multiplies "
-        "negative ones; above 1: fewer of them.",
-        section=PENALTIES,
-        domain=Number(1e-6, 1e6),
-        default=1.0,
-        is_processor=True,
-        of_model="any",
-        http="as in DecodingConfig: of tokens in prompt and answer",
-    ),
-    "presence_penalty": OptionRow(
-        help="Subtracted from the logits of tokens that occur in the output.",
-        section=PENALTIES,
-        domain=Number(-1e6, 1e6),
-        default=0.0,
-        is_processor=True,
-        http="as in DecodingConfig: counts the answer's tokens",
-    ),
-    "frequency_penalty": OptionRow(
-        help="The same, once for each time that the token occurs.",
-        section=PENALTIES,
-        domain=Number(-1e6, 1e6),
-        default=0.0,
-        is_processor=True,
-        http="as in DecodingConfig: counts the answer's tokens",
-    ),
-    "no_repeat_ngram_size": OptionRow(
-        help="No n-gram of this size occurs twice in prompt and output; 0: off.",
-        section=PENALTIES,
-        domain=Whole(0, 1024),
-        default=0,
-        is_processor=True,
-        of_model="any",
-    ),
-    "encoder_no_repeat_ngram_size": OptionRow(
-        help="No n-gram of this size of the source, or of the prompt if there is no source, occurs "
-        "in the output; 0: off.",
-        section=PENALTIES,
-        domain=Whole(0, 1024),
-        default=0,
-        is_processor=True,
-        of_model="any",
-    ),
-    "bad_words_ids": OptionRow(
-        help="Token sequences that never occur in the output, as JSON: [[5], [7, 8]].",
-        section=PENALTIES,
-        domain=TokenSequences(4096, 256),
-        default=(),
-        is_processor=True,
-        of_model="any",
-    ),
-    "logit_bias": OptionRow(
-        help='Added to the logits of tokens, as JSON: {"5": -1.5}.',
-        section=PENALTIES,
-        domain=Biases(4096, Number(-1e9, 1e9)),
-        default=(),
-        is_processor=True,
-        http="token ids and what is added to their logits",
-    ),
-    "suppress_tokens": OptionRow(
-        help="Token ids that never occur in the output.",
-        section=PENALTIES,
-        domain=_TOKENS,
-        default=(),
-        is_processor=True,
-        of_model="any",
-    ),
-    "begin_suppress_tokens": OptionRow(
-        help="Token ids that are not the first of the output.",
-        section=PENALTIES,
-        domain=_TOKENS,
-        default=(),
-        is_processor=True,
-        of_model="any",
-    ),
-    "no_timestamps_token_id": OptionRow(
-        help="Of a speech model, the token before its times: the output has times by Whisper's "
-        "rules.",
-        section=PENALTIES,
-        domain=_TOKEN,
-        is_processor=True,
-    ),
-    "max_initial_timestamp_index": OptionRow(
-        help="The last of these times that the output may begin with [any].",
-        section=PENALTIES,
-        domain=_TOKEN,
-        needs=(HAS_TIMES,),
-    ),
-    "last_timestamp_token_id": OptionRow(
-        help="The last of these times [the last token].",
-        section=PENALTIES,
-        domain=_TOKEN,
-        needs=(HAS_TIMES,),
-    ),
-    "max_new_tokens": OptionRow(
-        help="Longest continuation, the end-of-sequence token included; with --chat up to 2048.",
-        section=END,
-        domain=Whole(1, _MOST),
-        default=64,
-        of_model="any",
-        is_usual=True,
-        is_set_by_server=False,
-    ),
-    "min_new_tokens": OptionRow(
-        help="The output has at least this many tokens; stop strings are looked for after them.",
-        section=END,
-        domain=Whole(0, _MOST),
-        default=0,
-        is_processor=True,
-        of_model="any",
-    ),
-    "stop_strings": OptionRow(
-        help="End at this text, which is cut off. May be repeated.",
-        section=END,
-        domain=Texts(256, 4096),
-        default=lambda _: (),
-        is_usual=True,
-    ),
-    "eos_token_id": OptionRow(
-        help="Token ids that end a sequence [the model's own].",
-        section=END,
-        domain=Wholes(
-            Whole(0, _MOST), 1024, is_ordered=False, noun="token id", is_always_list=True
-        ),
-    ),
-    "forced_eos_token_id": OptionRow(
-        help="The token that ends an output of max_new_tokens.",
-        section=END,
-        domain=_TOKEN,
-        is_processor=True,
-        of_model="encoder-decoder",
-    ),
-    "forced_bos_token_id": OptionRow(
-        help="The first new token if the prompt is one token, as of an encoder-decoder.",
-        section=END,
-        domain=_TOKEN,
-        is_processor=True,
-        of_model="encoder-decoder",
-    ),
-    "constraint": OptionRow(
-        help="Which texts may follow.",
-        section=CONSTRAINT,
-        domain=Objects(
-            (("start", "advance", "allowed", "accepts", "has_ended"), ("bind",)),
-            "a constraint, such as dsbd_ort.JsonSchema or {'regex': '[0-9]+'}",
-        ),
-        is_processor=True,
-        http=None,
-        is_set_by_server=False,
-    ),
-    "logits_processors": OptionRow(
-        help="Functions (path, scores) -> scores of the caller, applied after those above. path: "
-        "prompt and new tokens, (num_tokens,) int64; scores: (vocab_size,) float64.",
-        section=PENALTIES,
-        domain=Objects(
-            (("__call__",),), "a list of functions of a path and its scores", is_list=True
-        ),
-        default=(),
-        is_processor=True,
-        http=None,
-        is_set_by_server=False,
-    ),
-    "seed": OptionRow(  # taken by searches too: clients send it
-        help="Same seed, same output [random; it is reported].",
-        section=SAMPLING,
-        domain=Whole(0, 2**128 - 1),
-        http="a request without one gets a random seed, which the response returns",
-        is_usual=True,
-    ),
-    "num_return_sequences": OptionRow(
-        help="How many of the final beams to return, best first.",
-        section=BEAMS,
-        domain=Whole(1, MOST_BEAMS),
-        default=1,
-        needs=(HAS_BEAMS,),
-        http="number of the final beams of one request",
-        is_set_by_server=False,
-    ),
-    "length_penalty": OptionRow(  # of one sequence too: ``score`` says it, best_of ranks by it
-        help="Sequences are ranked by logprob / num_new_tokens ** length_penalty.",
-        section=BEAMS,
-        domain=Number(-30.0, 30.0),  # num_new_tokens to the power of it stays finite
-        default=1.0,
-        of_model="search",
-        http="as in DecodingConfig: of every strategy",
-    ),
-    "early_stopping": OptionRow(
-        help="When a request with beams may end before all of them have. true: as soon as enough "
-        "sequences have ended; false: if no live beam scores more than these now; never: if none "
-        "can score more within max_new_tokens.",
-        section=BEAMS,
-        domain=OneOf((False, True, "never")),
-        default=False,
-        needs=(HAS_BEAMS, EVERY_BEAM),
-        of_model="search",
-    ),
-    "joint_threshold": OptionRow(
-        help="Of mjsd: joint likelihood ratio that accepted tokens must exceed [0.1].",
-        section=JOINT,
-        domain=Number(0.0, _LARGEST, is_open=True),
-        default=lambda _: 0.1,
-        needs=(MJSD,),
-    ),
-    "joint_tokens": OptionRow(
-        help="Of mjgd: tokens decided jointly [4].",
-        section=JOINT,
-        domain=Whole(1, _MOST),
-        default=lambda _: 4,
-        needs=(MJGD,),
-    ),
-    "joint_beams": OptionRow(
-        help="Of mjgd: beams that search them [4].",
-        section=JOINT,
-        domain=Whole(1, MOST_BEAMS),
-        default=lambda _: 4,
-        needs=(MJGD,),
-    ),
-    "top_logprobs": OptionRow(
-        help="Most probable tokens to return with every new one, in the JSON.",
-        section=OUTPUT,
-        domain=Whole(0, MOST_TOP_LOGPROBS),
-        default=0,
-        http=None,
-        is_set_by_server=False,
-    ),
-    "prompt_logprobs": OptionRow(
-        help="Return the log-probabilities of the prompt's tokens, in the JSON.",
-        section=OUTPUT,
-        domain=_FLAG,
-        default=False,
-        http=None,
-        is_set_by_server=False,
-    ),
-    "skip_special_tokens": OptionRow(
-        help="Leave special tokens out of the text.",
-        section=OUTPUT,
-        domain=_FLAG,
-        default=True,
-        http="as in DecodingConfig",
-    ),
-}
+_Processor = functools.partial(OptionRow, is_processor=True)
+_Warping = functools.partial(OptionRow, needs=(NO_SEARCH,), of_model="any")
 
+OPTIONS_BY_SECTION: dict[str, dict[str, OptionRow]] = {
+    "Strategy and beams": {
+        "strategy": OptionRow(
+            OneOf(tuple(STRATEGIES), is_quoted=False),
+            lambda o: named_strategy("dsbd", is_cold=o.is_cold),
+            f"One of {', '.join(STRATEGIES)} [dsbd; at temperature 0 speculative-beam-search].",
+            is_usual=True,
+        ),
+        "num_beams": OptionRow(
+            Whole(1, MOST_BEAMS),
+            lambda _: USUAL_BEAMS,
+            "W, beams of the output [4; 1 for strategies with a single beam].",
+            needs=(HAS_BEAMS,),
+            neutral=(1,),
+            of_model="search",
+            is_usual=True,
+        ),
+        "num_return_sequences": OptionRow(
+            Whole(1, MOST_BEAMS),
+            1,
+            "How many of the final beams to return, best first.",
+            needs=(HAS_BEAMS,),
+            is_set_by_server=False,
+        ),
+        "length_penalty": OptionRow(
+            Number(-30.0, 30.0),  # num_new_tokens to the power of it stays finite
+            1.0,
+            "Sequences are ranked by logprob / num_new_tokens ** length_penalty.",
+            of_model="search",
+        ),
+        "early_stopping": OptionRow(
+            OneOf((False, True, "never")),
+            False,
+            "When a request may end before all its beams have. true: when enough sequences have "
+            "ended; false: if no live beam scores more than these now; never: if none can score "
+            "more within max_new_tokens.",
+            needs=(HAS_BEAMS, EVERY_BEAM),
+            of_model="search",
+        ),
+    },
+    "Drafts and width": {
+        "coupling": OptionRow(
+            OneOf(("gumbel", "rejection")),
+            lambda _: "gumbel",
+            "How draft and target draw: gumbel (the output does not depend on the draft) or "
+            "rejection (the paper's) [gumbel for strategies that sample].",
+            needs=(SAMPLES,),
+            neutral=(None,),
+        ),
+        "width_policy": OptionRow(
+            OneOf(("fixed", "threshold")),
+            usual_width_policy,
+            "fixed: every layer has all beams, as in beam sampling. threshold (dsbd only): as "
+            "many beams as are likely to be accepted [fixed, unless one of the next two is given].",
+            needs=(DSBD,),
+            neutral=("fixed",),
+        ),
+        "drafter": OptionRow(
+            OneOf(("model", "ngram", "model+ngram", "none")),
+            usual_drafter,
+            "What drafts: model; ngram (no model: what followed the last tokens earlier in this "
+            "text and in others); model+ngram (n-grams only for long repetitions); none "
+            "[model; ngram if the bundle has no draft].",
+            needs=(FREE_OF_THE_DRAFT,),
+            neutral=lambda o: ("model" if o.row.has_draft else "none",),
+        ),
+        "draft_policy": OptionRow(
+            OneOf(("fixed", "throughput")),
+            usual_draft_policy,
+            "fixed: draft_length layers of draft_beams candidates. throughput: as many as are "
+            "expected to pay, at most those [throughput if it cannot change the output and neither "
+            "number is given].",
+            needs=(FREE_OF_THE_DRAFT, DRAFTING),
+            neutral=("fixed",),
+        ),
+        "draft_length": OptionRow(
+            Whole(0, MOST_LAYERS),
+            usual_draft_length,
+            "Layers of a drafted forest [4; throughput: at most 8].",
+            needs=(HAS_DRAFT, DRAFTING),
+            neutral=(0,),
+        ),
+        "draft_beams": OptionRow(
+            Wholes(Whole(1, MOST_NODES), MOST_LAYERS, is_ordered=True),
+            usual_draft_beams,
+            "Candidates of every drafted layer, or of each: 4,4,2 "
+            "[num_beams, or 4 for one beam; throughput: at most 4 times as many].",
+            needs=(HAS_DRAFT, DRAFTED_LAYERS, HAS_DRAFT_TREE),
+            neutral=one_path,
+        ),
+        "min_beams": OptionRow(
+            Whole(1, MOST_BEAMS),
+            half_width,
+            "Fewest beams that threshold keeps [half of num_beams].",
+            needs=DYNAMIC_WIDTH,
+            neutral=lambda o: (None, o.num_beams, half_width(o)),
+        ),
+        "accept_threshold": OptionRow(
+            Number(0.0, 1.0),
+            USUAL_THRESHOLD,
+            "Probability with which threshold requires a layer to be accepted.",
+            needs=DYNAMIC_WIDTH,
+        ),
+        "memory": OptionRow(
+            OneOf(("forest", "single")),
+            "forest",
+            "forest: continue with all beams. single (dsbd only): after every iteration with the "
+            "one of highest log-probability per token.",
+            needs=(DSBD,),
+        ),
+        "replacement": OptionRow(
+            _FLAG,
+            False,
+            "Draw beams with replacement (the paper's theorem) instead of distinct ones.",
+            needs=(SAMPLES, SEVERAL_DRAWS),
+        ),
+    },
+    "Sampling": {
+        "temperature": _Warping(
+            Number(0.0, _LARGEST, least_positive=1e-6),  # a logit divided by it stays finite
+            1.0,
+            "Sampling temperature, of both models; 0 draws nothing.",
+            neutral=(1.0, 0.0),
+            is_usual=True,
+        ),
+        "top_k": _Warping(
+            Whole(0, _MOST, off=-1),
+            0,
+            "Draw from the k most probable tokens; 0 or -1: from all.",
+            is_redundant=lambda o: o.is_cold,
+            is_usual=True,
+        ),
+        "top_p": _Warping(
+            Number(0.0, 1.0, is_open=True),
+            1.0,
+            "Draw from the smallest set of tokens of this probability; 1: from all.",
+            is_redundant=lambda o: o.is_cold,
+            is_usual=True,
+        ),
+        "min_p": _Warping(
+            Number(0.0, 1.0),
+            0.0,
+            "Draw from tokens of at least this share of the best token's probability.",
+            is_redundant=lambda o: o.is_cold,
+        ),
+        "typical_p": _Warping(
+            Number(0.0, 1.0, is_open=True),
+            1.0,
+            "Draw from the fewest tokens nearest to the entropy that have this probability "
+            "(locally typical sampling); 1: from all.",
+        ),
+        "seed": OptionRow(
+            Whole(0, 2**128 - 1),
+            None,
+            "Same seed, same output [random; it is reported].",
+            is_usual=True,
+        ),
+    },
+    "Length and end": {
+        "max_new_tokens": OptionRow(
+            Whole(1, _MOST),
+            64,
+            "Longest continuation, the end-of-sequence token included; with --chat up to 2048.",
+            of_model="any",
+            is_usual=True,
+            is_set_by_server=False,
+            http=("max_tokens", "max_completion_tokens"),
+        ),
+        "min_new_tokens": _Processor(
+            Whole(0, _MOST),
+            0,
+            "The output has at least this many tokens; stop strings are looked for after them.",
+            of_model="any",
+            http=("min_tokens",),
+        ),
+        "stop_strings": OptionRow(
+            Texts(256, 4096),
+            lambda _: (),
+            "End at this text, which is cut off. May be repeated.",
+            is_usual=True,
+            http=("stop",),
+        ),
+        "eos_token_id": OptionRow(
+            Wholes(Whole(0, _MOST), 1024, is_ordered=False, noun="token id", is_always_list=True),
+            None,
+            "Token ids that end a sequence [the model's own].",
+        ),
+        "forced_eos_token_id": _Processor(
+            _TOKEN,
+            None,
+            "The token that ends an output of max_new_tokens.",
+            of_model="encoder-decoder",
+        ),
+        "forced_bos_token_id": _Processor(
+            _TOKEN,
+            None,
+            "The first new token if the prompt is one token, as of an encoder-decoder.",
+            of_model="encoder-decoder",
+        ),
+    },
+    "Penalties and bans": {
+        "repetition_penalty": _Processor(
+            Number(1e-6, 1e6),
+            1.0,
+            "Divides positive logits of tokens that occur in prompt or output, multiplies "
+            "negative ones; above 1: fewer of them.",
+            of_model="any",
+        ),
+        "presence_penalty": _Processor(
+            Number(-1e6, 1e6), 0.0, "Subtracted from the logits of tokens that occur in the output."
+        ),
+        "frequency_penalty": _Processor(
+            Number(-1e6, 1e6), 0.0, "The same, once for each time that the token occurs."
+        ),
+        "no_repeat_ngram_size": _Processor(
+            Whole(0, 1024),
+            0,
+            "No n-gram of this size occurs twice in prompt and output; 0: off.",
+            of_model="any",
+        ),
+        "encoder_no_repeat_ngram_size": _Processor(
+            Whole(0, 1024),
+            0,
+            "No n-gram of this size of the source, or of the prompt if there is no source, occurs "
+            "in the output; 0: off.",
+            of_model="any",
+        ),
+        "bad_words_ids": _Processor(
+            TokenSequences(4096, 256),
+            (),
+            "Token sequences that never occur in the output, as JSON: [[5], [7, 8]].",
+            of_model="any",
+        ),
+        "logit_bias": _Processor(
+            Biases(4096, Number(-1e9, 1e9)),
+            (),
+            'Added to the logits of tokens, as JSON: {"5": -1.5}.',
+        ),
+        "suppress_tokens": _Processor(
+            _TOKENS, (), "Token ids that never occur in the output.", of_model="any"
+        ),
+        "begin_suppress_tokens": _Processor(
+            _TOKENS, (), "Token ids that are not the first of the output.", of_model="any"
+        ),
+        "no_timestamps_token_id": _Processor(
+            _TOKEN,
+            None,
+            "Of a speech model, the token before its times: the output has times by Whisper's "
+            "rules.",
+        ),
+        "max_initial_timestamp_index": OptionRow(
+            _TOKEN,
+            None,
+            "The last of these times that the output may begin with [any].",
+            needs=(HAS_TIMES,),
+        ),
+        "last_timestamp_token_id": OptionRow(
+            _TOKEN, None, "The last of these times [the last token].", needs=(HAS_TIMES,)
+        ),
+        "logits_processors": _Processor(
+            Objects((("__call__",),), "a list of functions of a path and its scores", is_list=True),
+            (),
+            "Functions (path, scores) -> scores of the caller, applied after those above. path: "
+            "prompt and new tokens, (num_tokens,) int64; scores: (vocab_size,) float64.",
+            is_set_by_server=False,
+            http=None,
+        ),
+    },
+    "Constraint": {
+        "constraint": _Processor(
+            Objects(
+                (("start", "advance", "allowed", "accepts", "has_ended"), ("bind",)),
+                "a constraint, such as dsbd_ort.JsonSchema or {'regex': '[0-9]+'}",
+            ),
+            None,
+            "Which texts may follow.",
+            is_set_by_server=False,
+            http=None,
+        ),
+    },
+    "Text and log-probabilities": {
+        "top_logprobs": OptionRow(
+            Whole(0, MOST_TOP_LOGPROBS),
+            0,
+            "Most probable tokens to return with every new one, in the JSON.",
+            is_set_by_server=False,
+            http=None,
+        ),
+        "prompt_logprobs": OptionRow(
+            _FLAG,
+            False,
+            "Return the log-probabilities of the prompt's tokens, in the JSON.",
+            is_set_by_server=False,
+            http=None,
+        ),
+        "skip_special_tokens": OptionRow(_FLAG, True, "Leave special tokens out of the text."),
+    },
+    "Joint decoding (mjsd, mjgd)": {
+        "joint_threshold": OptionRow(
+            Number(0.0, _LARGEST, is_open=True),
+            lambda _: 0.1,
+            "Of mjsd: joint likelihood ratio that accepted tokens must exceed [0.1].",
+            needs=(MJSD,),
+        ),
+        "joint_tokens": OptionRow(
+            Whole(1, _MOST), lambda _: 4, "Of mjgd: tokens decided jointly [4].", needs=(MJGD,)
+        ),
+        "joint_beams": OptionRow(
+            Whole(1, MOST_BEAMS), lambda _: 4, "Of mjgd: beams that search them [4].", needs=(MJGD,)
+        ),
+    },
+}
+"""Rows by the heading of their help; resolved in this order: what decides comes first."""
+
+OPTION_TABLE = {name: row for rows in OPTIONS_BY_SECTION.values() for name, row in rows.items()}
 PROCESSORS = tuple(name for name, row in OPTION_TABLE.items() if row.is_processor)
 IN_PYTHON_ALONE = ("logits_processors",)
 """Options whose values no text or JSON can give."""

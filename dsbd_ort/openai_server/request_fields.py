@@ -10,7 +10,6 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dsbd_ort.decoding.option_table import OPTION_TABLE
 from dsbd_ort.openai_server.errors import ErrorResponse, bad_request
 
 _LATER = "not built yet"
@@ -56,7 +55,6 @@ _A = {"string": "a string", "object": "an object"}
 RequestField = Done | Unused | Refused
 
 FIELDS: dict[str, RequestField] = {
-    **{name: Done(row.http) for name, row in OPTION_TABLE.items() if row.http},
     "model": Done("the name that the server was started with; any other is a 404"),
     "messages": Done(
         "`role`, `content` (a text or parts of type text), `name`, `tool_calls`, `tool_call_id`; "

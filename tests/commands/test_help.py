@@ -72,7 +72,9 @@ def test_the_options_of_a_run_stand_in_sections() -> None:
 def test_the_short_help_shows_the_options_that_people_use() -> None:
     text = help_of("run")
     shown = re.findall(r"^  --([\w-]+)", text, re.MULTILINE)
-    assert len(shown) <= 32 and {"num-beams", "temperature", "stop", "audio", "help-all"} <= {*shown}
+    assert len(shown) <= 32 and {"num-beams", "temperature", "stop", "audio", "help-all"} <= {
+        *shown
+    }
     hidden = set(re.findall(r"^  --([\w-]+)", all_help_of("run"), re.MULTILINE)) - {*shown}
     assert len(hidden) > 50 and {"draft-beams", "logit-bias", "regex", "spin-us"} <= hidden
 
