@@ -34,14 +34,14 @@ from dsbd_runtime.text.tokenizer import Tokenizer
 
 
 class BundleRequests:
-    """What makes the requests to a bundle, and of their results texts; it calls no engine.
+    """Makes the requests to a bundle, and texts of their results; it calls no engine.
 
     Attributes:
         bundle, tokenizer: the opened bundle and its tokenizer.
         has_draft: whether there is a draft model.
-        defaults: what requests that leave options out get.
-        constraints: what constraints need of the bundle.
-        prompts: what a prompt is to the engines; to an encoder-decoder's it is the source.
+        defaults: the values of options that requests leave out.
+        constraints: binds constraints to the bundle.
+        prompts: reads prompts; the prompt of an encoder-decoder is its source.
     """
 
     def __init__(self, bundle: Bundle, options: PipelineOptions, *, has_draft: bool) -> None:
@@ -88,7 +88,7 @@ class BundleRequests:
     ) -> DecodingRequest:
         """Return a validated request of what the engines read; see ``prepare``.
 
-        allowed_mass: is told what processors leave of the target's distributions.
+        allowed_mass: records how much of the target's distributions processors leave.
         """
         config = self.config(options)
         stops, token_ids = config.stop_strings, inputs.prompt_ids
@@ -118,7 +118,7 @@ class BundleRequests:
             ConfigError, ConstraintError: they are invalid, or contradict each other.
         """
         known = self.prompts.with_language(self.constraints.options(options))
-        return resolve({**known, **self._ends_and_seed(known)}, None, self.defaults)
+        return resolve({**known, **self._ends_and_seed(known)}, self.defaults)
 
     def _ends_and_seed(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the model's end-of-sequence tokens and a drawn seed, if they are left out."""
@@ -154,13 +154,13 @@ class BundleRequests:
         return config
 
     def text_start(self, prompt_ids: Sequence[int], config: DecodingConfig) -> TextWindow:
-        """Return where the text of a request begins: behind that of its prompt."""
+        """Return the beginning of a request's text: after the text of its prompt."""
         skips = config.skip_special_tokens
         tokenizer = self.tokenizer if skips else self.tokenizer.with_special_tokens
         return TextWindow.behind(tokenizer, prompt_ids)
 
     def text_stream(self, request: DecodingRequest) -> TextStream:
-        """Return what turns the iterations of a request into stream pieces."""
+        """Return the object that turns the iterations of a request into stream pieces."""
         config = request.config
         start = self.text_start(request.prompt_ids, config)
         return TextStream(start, config.stop_strings, config.min_new_tokens)
@@ -190,7 +190,7 @@ class BundleRequests:
 
         Raises:
             BundleError: the bundle has no chat template.
-            InputError: the template refuses the messages, or has no place for one; or the model is
+            InputError: the template refuses the messages, or would leave one out; or the model is
                 an encoder-decoder.
         """
         if self.prompts.encoder is not None:

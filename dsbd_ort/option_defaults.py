@@ -13,7 +13,7 @@ from typing import Any
 
 from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingConfig
 from dsbd_ort.decoding.option_row import Chosen
-from dsbd_ort.decoding.option_table import OPTION_TABLE
+from dsbd_ort.decoding.option_table import OPTION_TABLE, read_options
 from dsbd_ort.decoding.strategies import named_strategy
 from dsbd_ort.model_defaults import DRAFTING, WARPING, ModelDefaults
 
@@ -58,28 +58,32 @@ class ServerDefaults:
         return "dsbd" if sets_beams and not STRATEGIES[self.strategy].has_beams else self.strategy
 
 
-def resolve(
-    given: Mapping[str, Any], server: ServerDefaults | None, model: ModelDefaults
-) -> DecodingConfig:
-    """Return the config of a request.
+def resolve(given: Mapping[str, Any], model: ModelDefaults) -> DecodingConfig:
+    """Return the config of a request; a server adds its defaults first (``with_server``).
 
     Args:
         given: by the caller; names and values are checked here.
-        server: None if there is none.
         model: the defaults of the bundle.
 
     Raises:
         ConfigError: what the caller gives is invalid or contradictory.
     """
-    options = with_strategy(given, server, model)
-    if server is not None:
-        options = with_defaults(options, server.options)
-    strategy = STRATEGIES.get(options["strategy"]) if _is_text(options["strategy"]) else None
-    if strategy is not None:
-        filled = with_defaults(options, model.options_of(strategy, options))
-        model.tell(filled.keys() - options.keys())
-        options = filled
+    named = with_strategy(read_options(given), None, model)
+    options = with_defaults(named, model.options_of(STRATEGIES[named["strategy"]], named))
+    model.tell(options.keys() - named.keys())
     return DecodingConfig(**options)
+
+
+def with_server(
+    given: Mapping[str, Any],
+    server: ServerDefaults,
+    model: ModelDefaults,
+    *,
+    is_beam_search: bool = False,
+) -> dict[str, Any]:
+    """Return the options of a request with the defaults of the server; see ``with_strategy``."""
+    named = with_strategy(given, server, model, is_beam_search=is_beam_search)
+    return with_defaults(named, server.options)
 
 
 def with_strategy(
@@ -93,7 +97,7 @@ def with_strategy(
 
     This is the only place that names a strategy for a request without one.
 
-    is_beam_search: whether the caller wants a beam search, whichever.
+    is_beam_search: whether the caller asks for a beam search without naming one.
     """
     if given.get("strategy") is not None:
         return dict(given)
@@ -154,12 +158,11 @@ def with_defaults(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> di
 
 def _is_taken(name: str, strategy: Any) -> bool:
     """Return whether a strategy takes an option, whatever the others are."""
+    if not isinstance(strategy, str) or strategy not in STRATEGIES:
+        return False  # it will be refused
     chosen = Chosen(strategy=strategy)
-    return _is_text(strategy) and all(
-        need.is_met(chosen)
-        for need in OPTION_TABLE[name].needs
-        if need.option == "strategy" and strategy in STRATEGIES
-    )
+    needs = OPTION_TABLE[name].needs
+    return all(need.is_met(chosen) for need in needs if need.option == "strategy")
 
 
 def _are_read(names: Iterable[str], options: dict[str, Any]) -> bool:
@@ -169,7 +172,3 @@ def _are_read(names: Iterable[str], options: dict[str, Any]) -> bool:
     except ConfigError:
         return False
     return all(OPTION_TABLE[name].unmet(config) is None for name in names)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)

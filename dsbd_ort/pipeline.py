@@ -77,7 +77,7 @@ class Pipeline:
     those of other threads wait. Each request returns what it would return alone.
 
     Attributes:
-        requests: makes requests of prompts and options, and of their results texts.
+        requests: makes requests of prompts and options, and texts of their results.
         bundle, tokenizer, has_draft, defaults, constraints, prompts: those of ``requests``.
         prepare, request_of, config: methods of ``requests``.
         costs: of the engines' calls, learned as requests make them.
@@ -264,20 +264,20 @@ class Pipeline:
     ) -> GenerationResult | list[GenerationResult]:
         """Continue a prompt, or answer a source by an encoder-decoder, whose prompt it is.
 
-        Further keyword arguments are the fields of ``DecodingConfig``.
+        Further keyword arguments are the fields of ``DecodingOptions``.
 
         A list of prompts gives a list of results, each that of its prompt alone; they share the
         engine calls, and the cache as far as they begin alike.
 
         Args:
             prompt: text or token ids, or a list of texts or of lists of token ids.
-            source: the prompt by the name that it has to an encoder-decoder; refused by any other.
+            source: another name of the prompt, for encoder-decoders only.
             config: instead of keyword arguments, used unchanged, except that ``eos_token_id`` and
                 ``seed`` None are filled in as for keywords.
             trace: records every iteration; usually a ``RequestTrace``.
-            options: see DecodingConfig. What is left out, or ``eos_token_id`` None, is the model's
-                own: see ``ModelDefaults``, and as much of it as fits the context. ``seed`` None is
-                a random one, which the result reports.
+            options: see DecodingOptions. For options that are left out, and ``eos_token_id`` None,
+                the model's defaults are used (``ModelDefaults``), as far as they fit the context.
+                ``seed`` None is a random one, which the result reports.
 
         Raises:
             DecodingError: the options or the prompt are invalid.
@@ -356,7 +356,7 @@ class Pipeline:
 
     @contextlib.contextmanager
     def held_source(self, source: Source) -> Iterator[None]:
-        """Let no engine read a source again while several requests for it follow each other.
+        """Keep a source in the engines while several requests for it follow one another.
 
         They may be those of this pipeline or of a service on it, and come from any thread.
         """
@@ -391,7 +391,7 @@ class Pipeline:
         """Hold the pipeline for one request."""
         with self._lock.held(), self._failures_cleaned_up():
             request = self.planned(request)
-            self._rows.drop_but_for(request.reusable_prompt("draft"))
+            self._rows.drop_except(request.reusable_prompt("draft"))
             iterations = decode_iterations(request, self._target, self._draft, self._rows.prefixes)
             return self.with_peak((yield from iterations))
 
@@ -417,4 +417,4 @@ class Pipeline:
 
     def _empty_caches(self) -> None:
         self._rows.forget()
-        self._rows.drop_but_for(RowIdentity([]))
+        self._rows.drop_except(RowIdentity([]))

@@ -147,7 +147,7 @@ def test_a_malformed_file_is_named_at_opening(
 def test_inspect_shows_the_defaults_and_who_does_not_read_them(bundle_with: BundleWith) -> None:
     folder = str(bundle_with({**QWEN, "max_new_tokens": 99, "eta_cutoff": 0.2}))
     text = CliRunner().invoke(inspect, [folder]).stdout
-    listed = "temperature 0.7, top_k 20, top_p 0.8, repetition_penalty 1.05, max_new_tokens 99"
+    listed = "temperature 0.7, top_k 20, top_p 0.8, max_new_tokens 99, repetition_penalty 1.05"
     assert f"defaults of generation_config.json: {listed}" in text
     assert "not read by search strategies: temperature, top_k, top_p" in text
     assert "dsbd-ort cannot do yet: eta_cutoff 0.2" in text
@@ -202,9 +202,9 @@ def test_a_top_k_of_the_file_is_lowered_to_what_the_engine_returns(
     defaults = ModelDefaults.from_bundle(open_bundle(topk_bundle))
     defaults.options["top_k"] = in_file
     with caplog.at_level(logging.WARNING):
-        assert resolve({}, None, defaults).top_k == top_k
+        assert resolve({}, defaults).top_k == top_k
     assert ("generation_config.json says 20" in caplog.text) == is_told
-    assert resolve({"strategy": "beam-search"}, None, defaults).top_k == 0
+    assert resolve({"strategy": "beam-search"}, defaults).top_k == 0
 
 
 USUAL = (1.0, 0, 1.0, 64)  # the table's

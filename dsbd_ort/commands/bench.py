@@ -122,7 +122,7 @@ class BenchArguments:
     )
     check_invariance: bool = flag(
         help="Measure nothing: count the requests whose tokens or log-probabilities depend on how "
-        "they are computed. An error where the bundle says that it is bit-exact.",
+        "they are computed. An error if the bundle claims to be bit-exact.",
         section=_MEASURED,
     )
     json_file: Path | None = option(

@@ -109,7 +109,7 @@ CONSTRAINT_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def constraint_given(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the constraint of the command line as plain data; None where there is none.
+    """Return the constraint of the command line as plain data, None without one.
 
     values: by the keys of ``CONSTRAINT_OPTIONS``.
 

@@ -44,8 +44,8 @@ The object that --json prints has these fields:
     encoder {vocab_size, context_length, start_token_id, cross [{as in caches}],
       reads_positions, languages {name: token}, hidden_width, fingerprint,
       is_shared (true: by the target's encoder),
-      speech {sampling_rate, num_mels, languages, tasks, ...} (null but for a speech model)}
-      (null but for an encoder-decoder),
+      speech {sampling_rate, num_mels, languages, tasks, ...} (null except for a speech model)}
+      (null except for an encoder-decoder),
     source_bytes_per_token,
     parity {measure, value, limit,
       accepted (null unless a person accepted a refused engine)}
@@ -64,7 +64,7 @@ The object that --json prints has these fields:
 """The end of the command's help; \\b keeps click from wrapping the lines."""
 
 _DRIVER = "libcuda.so.1"
-_PRINTED_WIDTH = 100  # without a terminal, where rich would cut lines at 80 columns
+_PRINTED_WIDTH = 100  # without a terminal; rich would cut lines at 80 columns
 
 
 @dataclass(frozen=True, kw_only=True)

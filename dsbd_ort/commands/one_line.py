@@ -94,7 +94,7 @@ class OneLineCommand(click.Command):
                 super().main(*args, **kwargs)
             finally:
                 if sys.stdout is not None:
-                    sys.stdout.flush()  # here, where a full disk still ends in one line
+                    sys.stdout.flush()  # here, so that a full disk ends in one line too
         except click.ClickException as error:
             _fail(error.format_message())
         except DsbdError as error:

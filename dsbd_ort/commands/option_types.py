@@ -81,7 +81,7 @@ class OptionText(click.ParamType[Any]):
             raise click.UsageError(str(error), ctx) from error
 
     def _parsed(self, text: str) -> Any:
-        """Return the value of a text; the text itself where it is none, which is then refused."""
+        """Return the value of a text, or the text itself if it has none: it is then refused."""
         match self._domain:
             case Whole():
                 return _whole(text)

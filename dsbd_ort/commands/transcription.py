@@ -254,7 +254,7 @@ class _Shown:
 
 
 def _timed_lines(transcript: Transcript) -> Iterator[str]:
-    """Yield a line of each segment, or of each word where words have times."""
+    """Yield a line for each segment, or for each word if words have times."""
     for segment in transcript.segments:
         if segment.words is None:
             yield _timed(segment.start, segment.end, segment.text)

@@ -28,7 +28,7 @@ class Domain(Protocol):
     """The values of one option."""
 
     def read(self, name: str, value: object) -> Any:
-        """Return ``value`` in its plain form; a ConfigError names the option where it has none."""
+        """Return ``value`` in its plain form; a ConfigError names the option if it is invalid."""
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ class DecodingStats:
             host_s: everything that is not.
         kv_bytes_peak: most bytes allocated for both caches and for the distributions after nodes,
             None for models that do not report it.
-        energy_joules: None where nothing can measure it.
-        drafter: what proposed, see DecodingConfig; "none" for a strategy without a draft.
+        energy_joules: None if nothing can measure it.
+        drafter: what proposed, an option of the request; "none" for a strategy without a draft.
     """
 
     num_iterations: int

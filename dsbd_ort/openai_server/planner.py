@@ -30,7 +30,7 @@ from dsbd_ort.openai_server.request_limits import check_config, check_limit, che
 from dsbd_ort.openai_server.settings import ServingSettings
 from dsbd_ort.openai_server.structured import contradiction, read_constraint
 from dsbd_ort.openai_server.tools import ToolUse, auto_fault, tool_use
-from dsbd_ort.option_defaults import ServerDefaults, with_defaults, with_strategy
+from dsbd_ort.option_defaults import ServerDefaults, with_server
 from dsbd_ort.sources import SRC_LANG
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.text.stream_decoder import whole_text
@@ -111,7 +111,9 @@ class Planner:
         self._pipeline = service.pipeline
         self._settings = settings
         self._defaults = ServerDefaults(settings.defaults)
-        self._pipeline.config(self._filled({}))  # refuses options that no request could have
+        self._pipeline.config(
+            with_server({}, self._defaults, self._pipeline.defaults)
+        )  # refuses options that no request could have
         self._new_seed = new_seed
         self._pipeline.constraints.guard()
         for trie in settings.tries.values():
@@ -291,18 +293,13 @@ class Planner:
         self._set_ends(body, given)
         if (num_top := body.num_top_logprobs) is not None:
             given |= {"top_logprobs": num_top, "prompt_logprobs": echo}
-        options = self._filled(given, is_beam_search=choices.are_beams)
+        model = self._pipeline.defaults
+        options = with_server(given, self._defaults, model, is_beam_search=choices.are_beams)
         options.setdefault("seed", self._new_seed())
         if "num_beams" not in given and options.get("num_beams", 1) > 1:
             if options["num_beams"] < choices.num_beams_needed(options):
                 del options["num_beams"]  # the server's: as many as are needed
         return options
-
-    def _filled(self, given: dict[str, Any], *, is_beam_search: bool = False) -> dict[str, Any]:
-        """Return the options of a request with the defaults of the server."""
-        model = self._pipeline.defaults
-        named = with_strategy(given, self._defaults, model, is_beam_search=is_beam_search)
-        return with_defaults(named, self._defaults.options)
 
     def _limit(self, num_prompt_tokens: int, config: DecodingConfig) -> int:
         """Return the longest answer where the request names none: what the server has room for.

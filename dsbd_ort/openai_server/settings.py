@@ -22,7 +22,7 @@ class ServingSettings:
     Attributes:
         model_name: the ``model`` of requests.
         keys: accepted ``ApiKeys``; None for no authentication.
-        shows_docs: whether /docs is there, a page that loads its scripts from elsewhere.
+        shows_docs: whether to serve /docs, a page that loads its scripts from elsewhere.
         keys_everywhere: whether /health, /ready and /metrics require a key as well.
         max_prompt_tokens: of one prompt; None for the context length.
         max_new_tokens: of one sequence; None for as many as the context holds.
@@ -35,9 +35,9 @@ class ServingSettings:
         max_audio_bytes, audio_timeout_s: the same of a request with audio.
         max_audio_s: seconds of one audio: memory for its samples, 64 kB each.
         defaults: options of requests that leave them out, see ServerDefaults.
-        tries: that requests may name, see dsbd_ort.TokenTrie.
-        tool_template: one of ``TOOL_TEMPLATES``: whether tools are told and called as plain text
-            where the model's own chat template has no form known here, or refused.
+        tries: tries that requests may name, see dsbd_ort.TokenTrie.
+        tool_template: one of ``TOOL_TEMPLATES``: whether tools are plain text or refused, if the
+            model's own chat template has no known form of tools.
         request_timeout_s: from the arrival of a request to its last token, including the queue.
     """
 

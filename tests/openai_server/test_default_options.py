@@ -12,7 +12,7 @@ import pytest
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingConfig
 from dsbd_ort.model_defaults import ModelDefaults
-from dsbd_ort.option_defaults import ServerDefaults, with_defaults, with_strategy
+from dsbd_ort.option_defaults import ServerDefaults, with_server
 from dsbd_runtime.bundle_files.bundle import open_bundle, write_manifest
 from tests.openai_server.conftest import Serve
 from tests.openai_server.running_server import MODEL, RunningServer
@@ -22,7 +22,7 @@ GIVEN = {"strategy": "dsbd", "num_beams": 2, "top_k": 5, "temperature": 0.7, "dr
 
 
 def filled_by(server: ServerDefaults, options: dict[str, Any]) -> dict[str, Any]:
-    return with_defaults(with_strategy(options, server, ModelDefaults()), server.options)
+    return with_server(options, server, ModelDefaults())
 
 
 def answer(server: RunningServer, **fields: Any) -> dict[str, Any]:
