@@ -44,7 +44,7 @@ from dsbd_ort.results import (
     GenerationResult,
     StreamPiece,
 )
-from dsbd_ort.sources import given_languages
+from dsbd_ort.sources import SRC_LANG, TGT_LANG
 from dsbd_ort.speech.speech_request import Audio, SpeechOptions, SpeechRequest, read_samples
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_ort.speech.transcription import Transcription, answered
@@ -171,7 +171,7 @@ class Pipeline:
                 f"the model of {self.bundle.path} is no encoder-decoder, which translate needs; "
                 "use generate with a prompt that asks for a translation"
             )
-        given = {**options, **given_languages(src_lang, tgt_lang)}
+        given = {**options, SRC_LANG: src_lang, TGT_LANG: tgt_lang}
         request = self.prepare(text, given)
         return self.requests.with_text(result_of(self._iterations(request)), request)
 
@@ -226,18 +226,9 @@ class Pipeline:
     @overload
     def generate(
         self,
-        prompt: Prompt,
+        prompt: Prompt | None = None,
         *,
-        config: DecodingConfig | None = None,
-        trace: TraceRecorder | None = None,
-        **options: Unpack[DecodingOptions],
-    ) -> GenerationResult: ...
-
-    @overload
-    def generate(
-        self,
-        *,
-        source: Prompt,
+        source: Prompt | None = None,
         config: DecodingConfig | None = None,
         trace: TraceRecorder | None = None,
         **options: Unpack[DecodingOptions],
@@ -249,7 +240,6 @@ class Pipeline:
         prompt: Prompts,
         *,
         config: DecodingConfig | None = None,
-        trace: None = None,
         **options: Unpack[DecodingOptions],
     ) -> list[GenerationResult]: ...
 

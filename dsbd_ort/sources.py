@@ -27,12 +27,6 @@ SRC_LANG, TGT_LANG = LANGUAGE_OPTIONS = ("src_lang", "tgt_lang")
 """Options of a request to a model that translates between several languages: their names."""
 
 
-def given_languages(src_lang: str | None, tgt_lang: str | None) -> dict[str, str]:
-    """Return the options that name languages."""
-    given = zip(LANGUAGE_OPTIONS, (src_lang, tgt_lang), strict=True)
-    return {option: name for option, name in given if name is not None}
-
-
 def without_languages(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that are fields of DecodingConfig."""
     return {name: value for name, value in options.items() if name not in LANGUAGE_OPTIONS}

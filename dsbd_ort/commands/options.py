@@ -196,6 +196,12 @@ def given_flags(context: click.Context) -> dict[str, str]:
     }
 
 
+def flags_of_section(section: str) -> set[str]:
+    """Return the long flags of a section of the command that runs."""
+    parameters = click.get_current_context().command.params
+    return {p.opts[-1] for p in parameters if getattr(p, "section", None) == section}
+
+
 def pipeline_settings(*, of_server: bool = False, **fixed: Any) -> Any:
     """Return a field of PipelineSettings; ``fixed`` are those that have no option.
 
@@ -263,8 +269,8 @@ def decoding_options(*, of_server: bool = False) -> Any:
     for section, rows in OPTIONS_BY_SECTION.items():
         for name, row in rows.items():
             if name == "constraint" and not of_server:
-                for kind, (flags, settings) in CONSTRAINT_OPTIONS.items():
-                    options[kind] = option(flags, **settings, section=section)
+                for kind, settings in CONSTRAINT_OPTIONS.items():
+                    options[kind] = option(**settings, section=section)
             elif name not in IN_PYTHON_ALONE and (row.is_set_by_server or not of_server):
                 options[name] = _option_of(name, row, section)
     for name, text in () if of_server else _LANGUAGES.items():

@@ -15,6 +15,7 @@ from dsbd_ort.commands.options import (
     argument,
     decoding_options,
     flag,
+    flags_of_section,
     no_flag,
     option,
     pipeline_settings,
@@ -146,7 +147,7 @@ class RunArguments:
         Raises:
             click.UsageError: naming both options and the fix.
         """
-        check_with_audio(given)
+        check_with_audio(given, flags_of_section(SECTION))
         if self.more_audio and not self.audio:
             raise click.UsageError(
                 f"unexpected argument {self.more_audio[0]}; files follow the first of --audio, a "

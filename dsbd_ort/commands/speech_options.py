@@ -21,21 +21,6 @@ _TIMED = ("segment", WORD_TIMES)
 _ON_STDOUT = ("txt", "json")
 """Formats of which several transcripts can follow one another."""
 
-NEEDING_AUDIO = (
-    "--task",
-    "--language",
-    "--timestamps",
-    "--initial-prompt",
-    "--no-condition-on-previous-text",
-    "--compression-ratio-threshold",
-    "--logprob-threshold",
-    "--no-speech-threshold",
-    "--best-of",
-    "--hot-word",
-    "--hot-word-gain",
-    "--output-format",
-    "--output-dir",
-)
 NEVER_WITH_AUDIO = {
     "--prompt": "the audio is the prompt; --initial-prompt is text that came before it",
     "--prompt-file": "the audio is the prompt; --initial-prompt is text that came before it",
@@ -194,15 +179,19 @@ def speech_options() -> Any:
     )
 
 
-def check_with_audio(given: Collection[str]) -> None:
-    """Refuse options ``given`` on the command line that contradict --audio, or need it.
+def check_with_audio(given: Collection[str], of_speech: Collection[str]) -> None:
+    """Refuse options that contradict --audio, or need it.
+
+    Args:
+        given: the flags on the command line.
+        of_speech: flags of the section about speech.
 
     Raises:
         click.UsageError: naming both options and the fix.
     """
     if "--audio" not in given:
-        for needing in NEEDING_AUDIO:
-            if needing in given:
+        for needing in given:
+            if needing in of_speech:
                 raise click.UsageError(f"{needing} needs --audio; add it, or leave {needing} out")
         return
     for other, fix in NEVER_WITH_AUDIO.items():

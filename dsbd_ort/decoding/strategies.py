@@ -19,47 +19,26 @@ class Strategy:
     """
 
     rule: Literal["sample", "search", "joint", "joint-greedy"]
-    has_draft: bool
-    has_beams: bool
-    has_draft_tree: bool
+    has_draft: bool = False
+    has_beams: bool = False
+    has_draft_tree: bool = False
     at_zero: str | None = None
 
 
+_SEARCH = "speculative-beam-search"
 STRATEGIES = {
     "dsbd": Strategy(
-        "sample",
-        has_draft=True,
-        has_beams=True,
-        has_draft_tree=True,
-        at_zero="speculative-beam-search",
+        "sample", has_draft=True, has_beams=True, has_draft_tree=True, at_zero=_SEARCH
     ),
-    "beam-sample": Strategy(
-        "sample", has_draft=False, has_beams=True, has_draft_tree=False, at_zero="beam-search"
-    ),
-    "speculative": Strategy(
-        "sample",
-        has_draft=True,
-        has_beams=False,
-        has_draft_tree=False,
-        at_zero="speculative-beam-search",
-    ),
-    "tree-speculative": Strategy(
-        "sample",
-        has_draft=True,
-        has_beams=False,
-        has_draft_tree=True,
-        at_zero="speculative-beam-search",
-    ),
-    "sample": Strategy(
-        "sample", has_draft=False, has_beams=False, has_draft_tree=False, at_zero="greedy"
-    ),
-    "speculative-beam-search": Strategy(
-        "search", has_draft=True, has_beams=True, has_draft_tree=True
-    ),
-    "beam-search": Strategy("search", has_draft=False, has_beams=True, has_draft_tree=False),
-    "greedy": Strategy("search", has_draft=False, has_beams=False, has_draft_tree=False),
-    "mjsd": Strategy("joint", has_draft=True, has_beams=False, has_draft_tree=True),
-    "mjgd": Strategy("joint-greedy", has_draft=False, has_beams=False, has_draft_tree=False),
+    "beam-sample": Strategy("sample", has_beams=True, at_zero="beam-search"),
+    "speculative": Strategy("sample", has_draft=True, at_zero=_SEARCH),
+    "tree-speculative": Strategy("sample", has_draft=True, has_draft_tree=True, at_zero=_SEARCH),
+    "sample": Strategy("sample", at_zero="greedy"),
+    _SEARCH: Strategy("search", has_draft=True, has_beams=True, has_draft_tree=True),
+    "beam-search": Strategy("search", has_beams=True),
+    "greedy": Strategy("search"),
+    "mjsd": Strategy("joint", has_draft=True, has_draft_tree=True),
+    "mjgd": Strategy("joint-greedy"),
 }
 
 
