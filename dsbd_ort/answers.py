@@ -8,38 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Protocol, Unpack
+from typing import Any
 
 from dsbd_ort.decoding import DecodingStats, TraceRecorder, WithResult
-from dsbd_ort.request_options import Prompt, RequestOptions
-from dsbd_ort.results import GenerationResult, StreamPiece
-from dsbd_runtime.text.chat_messages import Message
+from dsbd_ort.engine import Service
+from dsbd_ort.pipeline import Pipeline
+from dsbd_ort.results import GenerationResult
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class TextGenerator(Protocol):
-    """Streams the continuation of a prompt: a Pipeline or a Service."""
-
-    def stream(
-        self,
-        prompt: Prompt,
-        *,
-        trace: TraceRecorder | None = None,
-        **options: Unpack[RequestOptions],
-    ) -> Generator[StreamPiece, None, GenerationResult]:
-        """Stream the continuation of a prompt; see Pipeline.stream."""
-
-    def chat_prompt(
-        self,
-        messages: Sequence[Message],
-        *,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Return the token ids of a conversation; see Pipeline.chat_prompt."""
+TextGenerator = Pipeline | Service
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,12 +12,11 @@ import numpy as np
 from dsbd_ort.constraints.binding import ConstraintBinding, items_of
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest, TraceRecorder
 from dsbd_ort.decoding.logits_processing.allowed_mass import AllowedMass
-from dsbd_ort.decoding.option_table import plain_options
 from dsbd_ort.model_defaults import ModelDefaults
 from dsbd_ort.model_pair import KeptTexts, check_drafter
+from dsbd_ort.option_defaults import Options, resolve
 from dsbd_ort.pipeline_options import PipelineOptions
-from dsbd_ort.prompts import check_context, new_seed
-from dsbd_ort.request_options import Options, Prompt, is_given
+from dsbd_ort.prompts import Prompt, check_context, new_seed
 from dsbd_ort.results import (
     GeneratedSequence,
     GenerationResult,
@@ -34,26 +34,18 @@ from dsbd_runtime.text.tokenizer import Tokenizer
 
 
 class BundleRequests:
-    """What makes the requests to a bundle, and of their results texts; it calls no engine.
+    """Makes the requests to a bundle, and texts of their results; it calls no engine.
 
     Attributes:
         bundle, tokenizer: the opened bundle and its tokenizer.
         has_draft: whether there is a draft model.
-        defaults: what requests that leave options out get.
-        constraints: what constraints need of the bundle.
-        prompts: what a prompt is to the engines; to an encoder-decoder's it is the source.
+        defaults: the values of options that requests leave out.
+        constraints: binds constraints to the bundle.
+        prompts: reads prompts; the prompt of an encoder-decoder is its source.
     """
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        *,
-        has_draft: bool,
-        generation_config: bool = True,
-        chat_defaults: bool = False,
-        ngram_pool: int = PipelineOptions.ngram_pool,
-    ) -> None:
-        """Read what requests need of a bundle; see PipelineOptions for the other arguments.
+    def __init__(self, bundle: Bundle, options: PipelineOptions, *, has_draft: bool) -> None:
+        """Read what requests need of a bundle.
 
         has_draft: whether there is a draft model; without one requests that need it are refused.
         """
@@ -62,10 +54,10 @@ class BundleRequests:
         self.tokenizer = Tokenizer.from_bundle(bundle)
         self.prompts = PromptReader(bundle, self.tokenizer)
         self.defaults = ModelDefaults.from_bundle(
-            bundle, reads_file=generation_config, of_chats=chat_defaults
+            bundle, reads_file=options.generation_config, of_chats=options.chat_defaults
         )
         self.defaults.log()
-        self._texts = KeptTexts(ngram_pool)
+        self._texts = KeptTexts(options.ngram_pool)
         vocab_size, ends = bundle.manifest.target.vocab_size, bundle.manifest.target.eos_token_ids
         self.constraints = ConstraintBinding(bundle.path / TOKENIZER_FILE, vocab_size, ends)
 
@@ -96,13 +88,14 @@ class BundleRequests:
     ) -> DecodingRequest:
         """Return a validated request of what the engines read; see ``prepare``.
 
-        allowed_mass: is told what processors leave of the target's distributions.
+        allowed_mass: records how much of the target's distributions processors leave.
         """
         config = self.config(options)
-        stops, token_ids = config.stop_texts, inputs.prompt_ids
+        stops, token_ids = config.stop_strings, inputs.prompt_ids
         room = self.bundle.context_length - len(token_ids)
-        if not is_given("max_new_tokens", options) and 0 < room < config.max_new_tokens:
-            config = config.varied(max_new_tokens=room)
+        gives_length = isinstance(options, DecodingConfig) or "max_new_tokens" in options
+        if not gives_length and 0 < room < config.max_new_tokens:
+            config = dataclasses.replace(config, max_new_tokens=room)
         check_context(self.bundle, len(token_ids), config.max_new_tokens)
         start = self.text_start(token_ids, config)
         return DecodingRequest(
@@ -119,33 +112,38 @@ class BundleRequests:
         )
 
     def resolve(self, options: Mapping[str, Any]) -> DecodingConfig:
-        """Return the one config of a request: its options, read and checked once.
-
-        Of each option the first of these counts: what the caller gives; a server's own default
-        (``DefaultOptions``, which has filled it in before); the model's generation_config.json,
-        where the strategy reads it, and behind that the usual ones of chats, if requests are chats
-        (``ModelDefaults``); the table of options.
+        """Return the config of a request, its ends and seed decided; see ``option_defaults``.
 
         Raises:
             ConfigError, ConstraintError: they are invalid, or contradict each other.
         """
         known = self.prompts.with_language(self.constraints.options(options))
-        return DecodingConfig.from_options(self.defaults.filled(plain_options(known)))
+        return resolve({**known, **self._ends_and_seed(known)}, self.defaults)
+
+    def _ends_and_seed(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the model's end-of-sequence tokens and a drawn seed, if they are left out."""
+        own: dict[str, Any] = {}
+        if options.get("eos_token_id") is None:
+            own["eos_token_id"] = tuple(self.bundle.manifest.target.eos_token_ids)
+        if options.get("seed") is None:
+            own["seed"] = new_seed()
+        return own
 
     def config(self, options: Options) -> DecodingConfig:
         """Return the config of a request on this bundle: ends, seed and drafter decided.
 
-        Options are resolved (see ``resolve``); a config is taken as it is.
+        Options are resolved (see ``resolve``); a config is used unchanged.
 
         Raises:
             ConfigError, ConstraintError: they are invalid, or contradict each other.
             InputError: they need a draft model, and the bundle has none.
         """
-        config = options if isinstance(options, DecodingConfig) else self.resolve(options)
-        if config.eos_token_id is None:
-            config = config.varied(eos_token_id=tuple(self.bundle.manifest.target.eos_token_ids))
-        if config.seed is None:
-            config = config.varied(seed=new_seed())
+        if isinstance(options, DecodingConfig):
+            config = options
+            if own := self._ends_and_seed(vars(options)):
+                config = dataclasses.replace(options, **own)
+        else:
+            config = self.resolve(options)
         if config.prompt_logprobs and self.prompts.encoder is not None:
             raise InputError(
                 "prompt_logprobs is true, but the prompt of an encoder-decoder is its source, of "
@@ -156,16 +154,16 @@ class BundleRequests:
         return config
 
     def text_start(self, prompt_ids: Sequence[int], config: DecodingConfig) -> TextWindow:
-        """Return where the text of a request begins: behind that of its prompt."""
+        """Return the beginning of a request's text: after the text of its prompt."""
         skips = config.skip_special_tokens
         tokenizer = self.tokenizer if skips else self.tokenizer.with_special_tokens
         return TextWindow.behind(tokenizer, prompt_ids)
 
     def text_stream(self, request: DecodingRequest) -> TextStream:
-        """Return what turns the iterations of a request into stream pieces."""
+        """Return the object that turns the iterations of a request into stream pieces."""
         config = request.config
         start = self.text_start(request.prompt_ids, config)
-        return TextStream(start, config.stop_texts, config.min_new_tokens)
+        return TextStream(start, config.stop_strings, config.min_new_tokens)
 
     def with_text(self, result: DecodeResult, request: DecodingRequest) -> GenerationResult:
         """Return the result of a request with the text of its sequences."""
@@ -192,7 +190,7 @@ class BundleRequests:
 
         Raises:
             BundleError: the bundle has no chat template.
-            InputError: the template refuses the messages, or has no place for one; or the model is
+            InputError: the template refuses the messages, or would leave one out; or the model is
                 an encoder-decoder.
         """
         if self.prompts.encoder is not None:

@@ -11,11 +11,11 @@ from dsbd_ort.commands import distill as distill_command
 from dsbd_ort.commands import export as export_command
 from dsbd_ort.commands import inspect as inspect_command
 from dsbd_ort.commands import run as run_command
-from dsbd_ort.commands import serve as serve_command
 from dsbd_ort.commands.bench import BenchArguments
 from dsbd_ort.commands.distill import DistillArguments
 from dsbd_ort.commands.export import ExportArguments, print_families
 from dsbd_ort.commands.inspect import JSON_FIELDS, InspectArguments
+from dsbd_ort.commands.one_line import packages_of
 from dsbd_ort.commands.options import command, given_flags
 from dsbd_ort.commands.run_arguments import RunArguments
 from dsbd_ort.commands.serve_arguments import ServeArguments
@@ -78,7 +78,7 @@ def _list_families(context: click.Context, _: click.Parameter, is_given: bool) -
 def export(arguments: ExportArguments) -> None:
     """Turn a target checkpoint, and a draft for it, into a bundle of engines.
 
-    Without a draft requests draft by n-grams of the text so far.
+    Without a draft model, requests draft by repeating what followed the same words earlier.
     """
     export_command.run(arguments, given_flags(click.get_current_context()))
 
@@ -87,7 +87,8 @@ def export(arguments: ExportArguments) -> None:
 def distill(arguments: DistillArguments) -> None:
     """Train a draft for a target.
 
-    On your texts, and on what the target makes of them; a run that was killed goes on where it was.
+    It learns from your texts and from the target's continuations of them. The same command resumes
+    a run that was stopped.
     """
     distill_command.run(arguments)
 
@@ -97,7 +98,7 @@ def run(arguments: RunArguments) -> None:
     """Continue a prompt with a bundle.
 
     The prompt may also be given on stdin; at a terminal prompts are read one after another. A
-    speech model transcribes the files of --audio.
+    speech model transcribes the files of --audio. --help-all shows more options.
     """
     arguments.check(given_flags(click.get_current_context()).values())
     sys.exit(run_command.run(arguments))
@@ -117,5 +118,7 @@ def inspect(arguments: InspectArguments) -> None:
 
 @command(ServeArguments, epilog=SERVE_EXAMPLES)
 def serve(arguments: ServeArguments) -> None:
-    """Serve a bundle over OpenAI's HTTP interface, many requests at a time."""
-    serve_command.run(arguments)
+    """Serve a bundle over OpenAI's HTTP interface, many requests at a time, until Ctrl-C."""
+    with packages_of("the server", "serve"):
+        from dsbd_ort.commands.http_server import serve as serve_until_stopped
+    serve_until_stopped(arguments)

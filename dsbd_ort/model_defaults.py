@@ -1,49 +1,40 @@
-"""A model's own defaults: what its generation_config.json says where a request says nothing.
+"""A model's own defaults: what its generation_config.json says if a request says nothing.
 
-Of the file the sampling options count; the strategy and its widths are the caller's, and the
-end-of-sequence tokens stand in the manifest. A value that a strategy does not read is left out
-there: only what the caller sends is refused. Engines with a top-k head have a default too: K. So
-have chats, for which the table's are poor: where the file says nothing of sampling the usual one,
-and an answer that is not cut short.
+The sampling options of the file are used; the strategy and its widths are the caller's, and the
+end-of-sequence tokens are in the manifest. Engines with a top-k head have a default too: K. Chats
+have defaults of their own: the usual sampling, unless the file says how to sample, and an answer
+that is not cut short.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingConfig
-from dsbd_ort.decoding.option_table import read_option
-from dsbd_ort.decoding.strategies import Strategy, unnamed_strategy
+from dsbd_ort.decoding import ConfigError
+from dsbd_ort.decoding.option_row import NO_SEARCH
+from dsbd_ort.decoding.option_table import OPTION_TABLE, read_option
+from dsbd_ort.decoding.strategies import Strategy
 from dsbd_runtime.bundle_files.bundle import GENERATION_CONFIG_FILE, Bundle
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.parts.head import parse_num_top_logits
 from dsbd_runtime.typed_json import in_short, json_from_file
 
 _log = logging.getLogger(__name__)
-WARPING = ("temperature", "top_k", "top_p", "min_p", "typical_p")  # which searches do not read
-PROCESSING = (
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size",
-    "min_new_tokens",
-    "bad_words_ids",
-    "suppress_tokens",
-    "begin_suppress_tokens",
-)
-OF_SEARCHES = ("num_beams", "length_penalty", "early_stopping")
-"""Of the file of an encoder-decoder, whose users run the search that it says."""
+READ = tuple(name for name, row in OPTION_TABLE.items() if row.of_model is not None)
+WARPING = tuple(name for name in READ if NO_SEARCH in OPTION_TABLE[name].needs)
+"""Options of the file that searches do not read."""
 DRAFTING = ("drafter", "draft_policy", "draft_length", "draft_beams")
-OF_TARGETS = ("forced_bos_token_id", "forced_eos_token_id")
-"""Of the file of an encoder-decoder too: of a target that begins with one token."""
+_SAID_AS_THEY_ARE = ("temperature", "top_k", "top_p", "max_new_tokens")
+"""Options of the file that say something with the table's default too."""
 _LENGTHS = {"max_new_tokens": "max_length", "min_new_tokens": "min_length"}
 """The older names of lengths, which count the token that a target begins with."""
-READ = (*WARPING, *PROCESSING, "max_new_tokens")
 CHAT_SAMPLING = {"temperature": 0.7, "top_p": 0.9}
-LONGEST_CHAT_ANSWER = 2048  # tokens, where a model goes on for ever
-_NOT_BUILT: dict[str, tuple[Any, ...]] = {  # name: the values that ask for nothing
+LONGEST_CHAT_ANSWER = 2048  # tokens, for a model that never ends its answer
+_NOT_BUILT: dict[str, tuple[Any, ...]] = {  # name: the values that change nothing
     "encoder_repetition_penalty": (None, 1),
     "epsilon_cutoff": (None, 0),
     "eta_cutoff": (None, 0),
@@ -58,12 +49,11 @@ class ModelDefaults:
 
     Attributes:
         options: of ``READ``, those that the file gives, in plain form.
-        chat_options: of chats, behind those; empty where requests are none.
-        not_built: its options that dsbd-ort does not support.
+        chat_options: of chats, unless ``options`` has them; empty if requests are no chats.
+        not_built: options of the file that dsbd-ort does not support.
         num_top_logits: K of a target that returns so many logits of a position and keeps no
-            others; 0 where any can be read.
-        reads_source: whether the target is an encoder-decoder: ``OF_SEARCHES`` and ``OF_TARGETS``
-            count too, and requests that ask for no sampling search.
+            others; 0 if any can be read.
+        reads_source: whether the target is an encoder-decoder, whose users run a search by default.
         has_draft: whether the bundle has a draft model.
     """
 
@@ -73,8 +63,7 @@ class ModelDefaults:
     num_top_logits: int = 0
     reads_source: bool = False
     has_draft: bool = False
-    _has_told_top_k: bool = False
-    _has_told_sampling: bool = False
+    _told: set[str] = field(default_factory=set)
 
     @classmethod
     def from_bundle(
@@ -84,57 +73,41 @@ class ModelDefaults:
 
         Args:
             bundle: is not kept.
-            reads_file: whether its generation_config.json counts.
+            reads_file: whether its generation_config.json is used.
             of_chats: whether its requests are chats.
 
         Raises:
-            BundleError: the file is no JSON object, or gives an option no value that it takes.
+            BundleError: the file is no JSON object, or gives an option an invalid value.
         """
         target = bundle.entry("target")
-        keeps_all = target.head.keeps_full
-        num_top_logits = 0 if keeps_all else parse_num_top_logits(target.logits)
-        file = bundle.path / GENERATION_CONFIG_FILE
-        content: Any = {}
-        if reads_file and GENERATION_CONFIG_FILE in bundle.manifest.files:
-            content = json_from_file(file)
-        if not isinstance(content, dict):
-            raise BundleError(f"{file} is {in_short(content)}, expected a JSON object")
         reads_source = target.encoder is not None
+        num_top_logits = 0 if target.head.keeps_full else parse_num_top_logits(target.logits)
+        content: dict[str, Any] = {}
+        if reads_file and GENERATION_CONFIG_FILE in bundle.manifest.files:
+            content = _content_of(bundle.path / GENERATION_CONFIG_FILE)
         if reads_source:
-            content = _of_source_reader(content)
-        options = {}
-        for name in (*READ, *((*OF_SEARCHES, *OF_TARGETS) if reads_source else ())):
-            if content.get(name) is not None:
-                try:
-                    options[name] = read_option(name, content[name])
-                except ConfigError as error:
-                    raise BundleError(
-                        f"{file}: {error}; export the bundle again from a checkpoint whose file is "
-                        "right, or open it without (--no-generation-config)"
-                    ) from error
-        usual = {**vars(DecodingConfig()), "num_beams": 1}
-        for name in (*PROCESSING, *OF_SEARCHES, *OF_TARGETS, "min_p", "typical_p"):
-            if name in options and options[name] == usual[name]:  # as transformers writes them: off
-                del options[name]
+            content |= _lengths_of_targets(content)
+        options = _options_of(content, bundle.path / GENERATION_CONFIG_FILE, reads_source)
         asked = {name: content[name] for name in _NOT_BUILT if name in content}
         not_built = {n: value for n, value in asked.items() if value not in _NOT_BUILT[n]}
-        if num_top_logits:
-            not_built |= {name: options.pop(name) for name in PROCESSING if name in options}
-        chat_options = _options_of_chats(options) if of_chats else {}
-        return cls(
-            options,
-            chat_options,
-            not_built,
-            num_top_logits,
-            reads_source,
-            "draft" in bundle.roles,
-        )
+        if num_top_logits:  # no processor can work on them
+            not_built |= {
+                name: options.pop(name)
+                for name in [*options]
+                if OPTION_TABLE[name].is_processor and OPTION_TABLE[name].of_model == "any"
+            }
+        chat_options: dict[str, Any] = {}
+        if of_chats:  # a file with one option of sampling says all of it
+            sampling = {} if any(name in options for name in WARPING) else CHAT_SAMPLING
+            chat_options = {**sampling, "max_new_tokens": LONGEST_CHAT_ANSWER}
+        has_draft = "draft" in bundle.roles
+        return cls(options, chat_options, not_built, num_top_logits, reads_source, has_draft)
 
     def log(self) -> None:
         """Log what requests will get, and which options of the file have no effect."""
         if self.options:
             _log.info(
-                "defaults of %s, where a request and its strategy leave room: %s",
+                "defaults of %s, for requests that leave them out: %s",
                 GENERATION_CONFIG_FILE,
                 listed(self.options),
             )
@@ -145,78 +118,54 @@ class ModelDefaults:
                 listed(self.not_built),
             )
 
-    def filled(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a request with the defaults that its strategy reads."""
-        if self.reads_source:
-            options = self.searched(options)
-        strategy = options.get("strategy")
-        if strategy is None:
-            strategy = unnamed_strategy("dsbd", options)["strategy"]
-        row = STRATEGIES.get(strategy) if isinstance(strategy, str) else None
-        if row is None:
-            return dict(options)  # DecodingConfig refuses it, with the strategies there are
-        defaults = {**self.chat_options, **self.options}
-        left_out = {
+    def options_of(self, strategy: Strategy, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the defaults of requests with a strategy; ``given`` are their options so far."""
+        is_beam_search = strategy.rule == "search" and strategy.has_beams
+        defaults = {
             name: value
-            for name, value in defaults.items()
-            if name not in options and _is_read(name, value, row)
+            for name, value in {**self.chat_options, **self.options}.items()
+            if is_beam_search or OPTION_TABLE[name].of_model != "search"
         }
-        if unread := sorted(set(defaults) - set(options) - set(left_out)):
-            _log.debug("strategy %s does not read %s", strategy, ", ".join(unread))
-        self._tell_sampling({n: left_out[n] for n in self.chat_options if n in left_out})
-        if self.num_top_logits and "top_k" not in options and row.rule != "search":
-            left_out["top_k"] = self._top_k(left_out.get("top_k", 0))
-        return {**options, **left_out}
+        if self.num_top_logits and "top_k" not in given and strategy.rule != "search":
+            if not 1 <= defaults.get("top_k", 0) <= self.num_top_logits:
+                self._tell_top_k(defaults.get("top_k", 0))
+                defaults["top_k"] = self.num_top_logits
+        return defaults
 
-    def searched(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the options of a request to an encoder-decoder with a search, if it is for one.
-
-        That is one without a strategy and without options of sampling. It has as many beams as the
-        file says, one where it says none, and is drafted where there is a draft or it says how.
-        """
-        samples = any(options.get(name) is not None for name in WARPING)
-        if options.get("strategy") is not None or (samples and options.get("temperature") != 0):
-            return options
-        num_beams = options.get("num_beams")
-        if num_beams is None:
-            num_beams = self.options.get("num_beams", 1)
-        if self.has_draft or any(options.get(name) is not None for name in DRAFTING):
-            return {**options, "strategy": "speculative-beam-search", "num_beams": num_beams}
-        if num_beams == 1:
-            return {**options, "strategy": "greedy"}
-        return {**options, "strategy": "beam-search", "num_beams": num_beams}
-
-    def _tell_sampling(self, of_chats: Mapping[str, Any]) -> None:
-        """Say once how a chat is sampled whose model and caller say nothing of it."""
-        sampling = {name: value for name, value in of_chats.items() if name in WARPING}
-        if sampling and not self._has_told_sampling:
-            self._has_told_sampling = True
-            _log.warning(
-                "no %s says how to sample this chat: %s; give them to choose, or "
-                "--no-chat-defaults",
-                GENERATION_CONFIG_FILE,
-                listed(sampling),
+    def tell(self, used: Collection[str]) -> None:
+        """Log once how a chat is sampled if neither the model nor the caller says it."""
+        sampling = {n: v for n, v in self.chat_options.items() if n in used and n in WARPING}
+        if sampling:
+            self._warn_once(
+                "sampling",
+                f"no {GENERATION_CONFIG_FILE} says how to sample this chat: {listed(sampling)}; "
+                "give them to choose, or --no-chat-defaults",
             )
 
-    def _top_k(self, default: int) -> int:
-        """Return the default for engines with a top-k head; say once where it is K."""
-        if 1 <= default <= self.num_top_logits:
-            return default
-        if not self._has_told_top_k:
-            self._has_told_top_k = True
-            said = f"{GENERATION_CONFIG_FILE} says {default}" if default else "nothing else is said"
-            _log.warning(
-                "top_k is %d, as many logits as the engine returns of a position (%s); give top_k "
-                "to choose",
-                self.num_top_logits,
-                said,
-            )
-        return self.num_top_logits
+    def _tell_top_k(self, of_file: int) -> None:
+        said = f"{GENERATION_CONFIG_FILE} says {of_file}" if of_file else "nothing else is said"
+        self._warn_once(
+            "top_k",
+            f"top_k is {self.num_top_logits}, as many logits as the engine returns of a position "
+            f"({said}); give top_k to choose",
+        )
+
+    def _warn_once(self, subject: str, message: str) -> None:
+        if subject not in self._told:
+            self._told.add(subject)
+            _log.warning("%s", message)
 
 
-def _of_source_reader(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a file with lengths that count new tokens alone."""
-    found = dict(content)
+def _content_of(file: Path) -> dict[str, Any]:
+    content = json_from_file(file)
+    if not isinstance(content, dict):
+        raise BundleError(f"{file} is {in_short(content)}, expected a JSON object")
+    return content
+
+
+def _lengths_of_targets(content: Mapping[str, Any]) -> dict[str, int]:
+    """Return the lengths of a file that has only the older ones, as numbers of new tokens."""
+    found = {}
     for name, older in _LENGTHS.items():
         length = content.get(older)
         if content.get(name) is None and type(length) is int and length > 1:
@@ -224,19 +173,24 @@ def _of_source_reader(content: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _options_of_chats(of_model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of chats whose model has these; one that says how to sample says all."""
-    sampling = {} if any(name in of_model for name in WARPING) else CHAT_SAMPLING
-    return {**sampling, "max_new_tokens": LONGEST_CHAT_ANSWER}
-
-
-def _is_read(name: str, value: Any, row: Strategy) -> bool:
-    """Return whether a strategy reads an option of ``READ``, and can have this value."""
-    if name in OF_SEARCHES and (row.rule != "search" or not row.has_beams):
-        return False
-    if name == "temperature" and value == 0.0 and row.rule == "sample":
-        return False
-    return name not in WARPING or row.rule != "search"
+def _options_of(content: Mapping[str, Any], file: Path, reads_source: bool) -> dict[str, Any]:
+    """Return the options of a file that are no defaults of the table anyway."""
+    options = {}
+    for name in READ:
+        row, value = OPTION_TABLE[name], content.get(name)
+        if value is None or (row.of_model != "any" and not reads_source):
+            continue
+        try:
+            value = read_option(name, value)
+        except ConfigError as error:
+            raise BundleError(
+                f"{file}: {error}; export the bundle again from a checkpoint whose file is "
+                "right, or open it without (--no-generation-config)"
+            ) from error
+        usual = 1 if name == "num_beams" else row.default
+        if name in _SAID_AS_THEY_ARE or value != usual:  # transformers writes what is off, too
+            options[name] = value
+    return options
 
 
 def listed(values: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The target and, where there is one, draft of a pipeline: their use, and all that they keep.
+"""The target and draft of a pipeline: their use, and what they keep between requests.
 
 Cache rows are kept for a next prompt that begins alike, acceptance estimators for draft_policy
 "throughput", texts for the n-gram drafter.
@@ -27,12 +27,12 @@ from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.loading import load_causal_lm, load_pair
 
 MOST_ESTIMATORS = 64
-"""Settings (strategy, width and warping) for which draft_policy "throughput" remembers how often
-drafts were accepted; the least recently used are forgotten, and learned anew."""
+"""Settings (strategy, width, warping) for which draft_policy "throughput" stores how often drafts
+were accepted; the least recently used are dropped, and learned anew."""
 
 
 MOST_CALLERS = 64
-"""Callers whose texts are kept for the n-gram drafter; the one that asked longest ago goes."""
+"""Callers whose texts are kept for the n-gram drafter; the least recent one is dropped."""
 
 
 class BusyError(DsbdError):
@@ -75,7 +75,7 @@ class KeptRows:
     """
 
     def __init__(self, models: Sequence[CausalLM], *, are_reused: bool) -> None:
-        """Take the target and, where there is one, the draft, with empty caches.
+        """Take the target and, if there is one, the draft, with empty caches.
 
         Without ``are_reused`` no row is ever reused.
         """
@@ -87,7 +87,7 @@ class KeptRows:
         """Reuse none of the rows in the caches."""
         self.prefixes = PrefixCache(), PrefixCache()
 
-    def drop_but_for(self, identity: RowIdentity) -> None:
+    def drop_except(self, identity: RowIdentity) -> None:
         """Release the memory of the last request, except what it has in common with a path."""
         if not self._are_reused:
             self.forget()
@@ -144,9 +144,9 @@ class KeptTexts:
 
 
 def drafting_setting(config: DecodingConfig) -> object:
-    """Return what how often drafts are accepted depends on, of a request's options."""
+    """Return the options of a request on which the acceptance of drafts depends."""
     warping = config.temperature, config.top_k, config.top_p
-    return (config.strategy, config.width, config.drafter, bool(config.constraint), *warping)
+    return (config.strategy, config.num_beams, config.drafter, bool(config.constraint), *warping)
 
 
 def capacity_error(error: MemoryError) -> CapacityError:
@@ -158,9 +158,9 @@ def capacity_error(error: MemoryError) -> CapacityError:
 
 
 def check_drafter(config: DecodingConfig, *, has_draft: bool) -> None:
-    """Raise InputError for a request that needs a draft model where the bundle has none.
+    """Raise InputError for a request that needs a draft model if the bundle has no draft.
 
-    This is where it is decided, for every command and host of this package.
+    It is decided here for every command and host of this package.
     """
     if has_draft or not config.has_draft_model:
         return
@@ -177,7 +177,7 @@ def check_drafter(config: DecodingConfig, *, has_draft: bool) -> None:
 
 
 def loaded_pair(bundle: Bundle, options: PipelineOptions) -> tuple[CausalLM, CausalLM | None]:
-    """Return the engines of target and, where the bundle has one, draft."""
+    """Return the engines of the target and, if the bundle has one, of the draft."""
     if "draft" in bundle.roles:
         return load_pair(
             bundle,
@@ -194,9 +194,9 @@ def loaded_pair(bundle: Bundle, options: PipelineOptions) -> tuple[CausalLM, Cau
 
 
 def learned_costs(bundle: Bundle, draft: CausalLM | None) -> LearnedCosts:
-    """Return the costs of a pair that was just opened: those of its requests will teach them more.
+    """Return the costs of a pair that was just opened; requests will refine them.
 
-    A draft over sounds is not called: to read a window would take longer than a request may wait.
+    A draft of a speech model is not called: reading a window takes longer than a request may wait.
     """
     costs = LearnedCosts(
         bundle.num_bytes("target"), bundle.num_bytes("draft"), bundle.num_encoder_bytes("draft")

@@ -17,6 +17,7 @@ from dsbd_ort.bundle_requests import BundleRequests
 from dsbd_ort.decoding import (
     DecodeResult,
     DecodingConfig,
+    DecodingOptions,
     DecodingRequest,
     TraceRecorder,
     WithResult,
@@ -36,20 +37,14 @@ from dsbd_ort.model_pair import (
     learned_costs,
     loaded_pair,
 )
+from dsbd_ort.option_defaults import Options, given_options
 from dsbd_ort.pipeline_options import OpeningOptions, PipelineOptions
-from dsbd_ort.request_options import (
-    Options,
-    Prompt,
-    Prompts,
-    RequestOptions,
-    given_options,
-    is_several,
-)
+from dsbd_ort.prompts import Prompt, Prompts, is_several
 from dsbd_ort.results import (
     GenerationResult,
     StreamPiece,
 )
-from dsbd_ort.sources import given_languages
+from dsbd_ort.sources import SRC_LANG, TGT_LANG
 from dsbd_ort.speech.speech_request import Audio, SpeechOptions, SpeechRequest, read_samples
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_ort.speech.transcription import Transcription, answered
@@ -82,7 +77,7 @@ class Pipeline:
     those of other threads wait. Each request returns what it would return alone.
 
     Attributes:
-        requests: makes requests of prompts and options, and of their results texts.
+        requests: makes requests of prompts and options, and texts of their results.
         bundle, tokenizer, has_draft, defaults, constraints, prompts: those of ``requests``.
         prepare, request_of, config: methods of ``requests``.
         costs: of the engines' calls, learned as requests make them.
@@ -95,23 +90,14 @@ class Pipeline:
         target: CausalLM,
         draft: CausalLM | None,
         *,
+        options: PipelineOptions,
         costs: Costs | None = None,
-        prefix_cache: bool = True,
-        generation_config: bool = True,
-        chat_defaults: bool = False,
-        ngram_pool: int = PipelineOptions.ngram_pool,
     ) -> None:
         """Take the opened parts; ``from_bundle`` opens them.
 
         Without a draft requests that need one are refused. ``costs`` None are learned.
         """
-        self.requests = requests = BundleRequests(
-            bundle,
-            has_draft=draft is not None,
-            generation_config=generation_config,
-            chat_defaults=chat_defaults,
-            ngram_pool=ngram_pool,
-        )
+        self.requests = requests = BundleRequests(bundle, options, has_draft=draft is not None)
         self.bundle, self.tokenizer, self.has_draft = bundle, requests.tokenizer, requests.has_draft
         self.defaults, self.prompts = requests.defaults, requests.prompts
         self.constraints = requests.constraints
@@ -121,8 +107,8 @@ class Pipeline:
         self._draft = draft
         self.costs = costs or learned_costs(bundle, draft)
         self._lock = RequestLock()
-        self.reuses_prefix = prefix_cache
-        self._rows = KeptRows(self._models, are_reused=prefix_cache)
+        self.reuses_prefix = options.prefix_cache
+        self._rows = KeptRows(self._models, are_reused=options.prefix_cache)
         self._estimators = KeptEstimators()
 
     @classmethod
@@ -141,15 +127,7 @@ class Pipeline:
         """See ``from_bundle``."""
         bundle = open_bundle(path, verify=options.verify)
         target, draft = loaded_pair(bundle, options)
-        return cls(
-            bundle,
-            target,
-            draft,
-            prefix_cache=options.prefix_cache,
-            generation_config=options.generation_config,
-            chat_defaults=options.chat_defaults,
-            ngram_pool=options.ngram_pool,
-        )
+        return cls(bundle, target, draft, options=options)
 
     @property
     def _models(self) -> list[CausalLM]:
@@ -179,7 +157,7 @@ class Pipeline:
         *,
         src_lang: str | None = None,
         tgt_lang: str | None = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[DecodingOptions],
     ) -> GenerationResult:
         """Translate a text by an encoder-decoder; further keyword arguments as for ``generate``.
 
@@ -193,7 +171,7 @@ class Pipeline:
                 f"the model of {self.bundle.path} is no encoder-decoder, which translate needs; "
                 "use generate with a prompt that asks for a translation"
             )
-        given = {**options, **given_languages(src_lang, tgt_lang)}
+        given = {**options, SRC_LANG: src_lang, TGT_LANG: tgt_lang}
         request = self.prepare(text, given)
         return self.requests.with_text(result_of(self._iterations(request)), request)
 
@@ -248,21 +226,12 @@ class Pipeline:
     @overload
     def generate(
         self,
-        prompt: Prompt,
+        prompt: Prompt | None = None,
         *,
+        source: Prompt | None = None,
         config: DecodingConfig | None = None,
         trace: TraceRecorder | None = None,
-        **options: Unpack[RequestOptions],
-    ) -> GenerationResult: ...
-
-    @overload
-    def generate(
-        self,
-        *,
-        source: Prompt,
-        config: DecodingConfig | None = None,
-        trace: TraceRecorder | None = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[DecodingOptions],
     ) -> GenerationResult: ...
 
     @overload
@@ -271,8 +240,7 @@ class Pipeline:
         prompt: Prompts,
         *,
         config: DecodingConfig | None = None,
-        trace: None = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[DecodingOptions],
     ) -> list[GenerationResult]: ...
 
     def generate(
@@ -282,24 +250,24 @@ class Pipeline:
         source: Prompt | None = None,
         config: DecodingConfig | None = None,
         trace: TraceRecorder | None = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[DecodingOptions],
     ) -> GenerationResult | list[GenerationResult]:
         """Continue a prompt, or answer a source by an encoder-decoder, whose prompt it is.
 
-        Further keyword arguments are the fields of ``DecodingConfig``.
+        Further keyword arguments are the fields of ``DecodingOptions``.
 
         A list of prompts gives a list of results, each that of its prompt alone; they share the
         engine calls, and the cache as far as they begin alike.
 
         Args:
             prompt: text or token ids, or a list of texts or of lists of token ids.
-            source: the prompt by the name that it has to an encoder-decoder; refused by any other.
-            config: instead of keyword arguments, taken as it is, but that ``eos_token_id`` and
-                ``seed`` None mean the same.
+            source: another name of the prompt, for encoder-decoders only.
+            config: instead of keyword arguments, used unchanged, except that ``eos_token_id`` and
+                ``seed`` None are filled in as for keywords.
             trace: records every iteration; usually a ``RequestTrace``.
-            options: see DecodingConfig. What is left out, or ``eos_token_id`` None, is the model's
-                own: see ``ModelDefaults``, and as much of it as fits the context. ``seed`` None is
-                a random one, which the result reports.
+            options: see DecodingOptions. For options that are left out, and ``eos_token_id`` None,
+                the model's defaults are used (``ModelDefaults``), as far as they fit the context.
+                ``seed`` None is a random one, which the result reports.
 
         Raises:
             DecodingError: the options or the prompt are invalid.
@@ -344,7 +312,7 @@ class Pipeline:
         *,
         config: DecodingConfig | None = None,
         trace: TraceRecorder | None = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[DecodingOptions],
     ) -> Generator[StreamPiece, None, GenerationResult]:
         """Stream the continuation of a prompt: yield final tokens and text, return the result.
 
@@ -378,7 +346,7 @@ class Pipeline:
 
     @contextlib.contextmanager
     def held_source(self, source: Source) -> Iterator[None]:
-        """Let no engine read a source again while several requests for it follow each other.
+        """Keep a source in the engines while several requests for it follow one another.
 
         They may be those of this pipeline or of a service on it, and come from any thread.
         """
@@ -413,7 +381,7 @@ class Pipeline:
         """Hold the pipeline for one request."""
         with self._lock.held(), self._failures_cleaned_up():
             request = self.planned(request)
-            self._rows.drop_but_for(request.reusable_prompt("draft"))
+            self._rows.drop_except(request.reusable_prompt("draft"))
             iterations = decode_iterations(request, self._target, self._draft, self._rows.prefixes)
             return self.with_peak((yield from iterations))
 
@@ -439,4 +407,4 @@ class Pipeline:
 
     def _empty_caches(self) -> None:
         self._rows.forget()
-        self._rows.drop_but_for(RowIdentity([]))
+        self._rows.drop_except(RowIdentity([]))

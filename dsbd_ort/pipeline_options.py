@@ -14,7 +14,7 @@ from dsbd_runtime.engine.settings import EngineSettings
 
 @dataclass(frozen=True)
 class _Name:
-    """A text; ``is_path``: or the path of a folder, as a text."""
+    """A text; with ``is_path`` a path of a folder, stored as a text."""
 
     expected: str
     is_path: bool = False
@@ -68,14 +68,15 @@ class PipelineOptions(EngineSettings):
         provider: an execution provider of the table in docs/gpu.md; "cuda:1" is the second GPU.
         draft_provider: the provider of the draft; None means that of the target.
         verify: also check the hash of every file.
-        prefix_cache: keep cache rows between requests, so that of a prompt only the part behind
+        prefix_cache: keep cache rows between requests, so that only the part of a prompt after
             the common prefix is computed.
-        generation_config: take what a request leaves out from the bundle's generation_config.json.
-        chat_defaults: requests are chats: where neither they nor generation_config.json say how to
-            sample, with temperature 0.7 and top_p 0.9; answers as long as the context holds, up to
-            2,048 tokens.
-        ngram_pool: tokens of earlier requests' texts that the n-gram drafter looks through as well;
-            0: none of another request's.
+        generation_config: take the options that a request leaves out from the bundle's
+            generation_config.json.
+        chat_defaults: requests are chats. If neither they nor generation_config.json say how to
+            sample: temperature 0.7 and top_p 0.9; answers as long as the context holds, up to 2,048
+            tokens.
+        ngram_pool: tokens of earlier requests' texts that the n-gram drafter searches as well; 0:
+            only those of the request itself.
     """
 
     provider: str = "cpu"

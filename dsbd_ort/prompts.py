@@ -17,6 +17,19 @@ from dsbd_runtime.text.tokenizer import Tokenizer
 
 Messages = list[dict[str, str]]
 
+Prompt = str | Sequence[int]
+"""Text, or token ids."""
+
+Prompts = list[str] | list[list[int]]
+"""Several of them; a list of ints is one prompt."""
+
+
+def is_several(prompt: object) -> bool:
+    """Return whether a prompt is a list of prompts: of texts, or of lists of token ids."""
+    if not isinstance(prompt, list | tuple) or not prompt:
+        return False
+    return isinstance(prompt[0], str | list | tuple)
+
 
 def prompt_ids(
     tokenizer: Tokenizer,

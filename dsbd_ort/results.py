@@ -1,10 +1,9 @@
 """Results of a request: sequences with their text, stream pieces, stop strings, and JSON.
 
-The text of a sequence is what its new tokens add to that of the prompt (see ``stream_decoder``),
-special tokens left out. A sequence ends with the token that completes a stop string for the first
-time; its text is cut where the earliest stop string begins. That is the text of the tokens so far,
-even where a later token could have changed it: the sequence has ended, there is no later token.
-Every text of a request, whole or in pieces, begins with one ``TextWindow``, behind its prompt.
+The text of a sequence is what its new tokens add to the text of the prompt (see
+``stream_decoder``), without special tokens. A sequence ends with the token that completes a stop
+string for the first time; its text is cut before the earliest stop string. Every text of a request,
+whole or in pieces, begins with one ``TextWindow``, after its prompt.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class GeneratedSequence(DecodedSequence):
     """A decoded sequence with its text, special tokens left out, cut before a stop string.
 
     Attributes:
-        items: what the sequence stands for, of a request whose trie has items; see TokenTrie.
+        items: the items that the sequence means, if the request's trie has items; see TokenTrie.
     """
 
     text: str
@@ -80,9 +79,9 @@ class TextStream:
     """Turns the iterations of a request into stream pieces: the tokens and text each one adds."""
 
     def __init__(self, start: TextWindow, stop_texts: Sequence[str], num_exempt: int = 0) -> None:
-        """Begin at ``start``, behind the prompt.
+        """Begin at ``start``, after the prompt.
 
-        The stop strings are looked for behind the first ``num_exempt`` tokens.
+        The stop strings are looked for after the first ``num_exempt`` tokens.
         """
         self._decoder = StreamDecoder(start)
         self._stops = StopFilter(stop_texts)
@@ -146,23 +145,23 @@ class StopSearch:
 
 
 def text_before_stop(text: str, stop_texts: Sequence[str], num_exempt: int = 0) -> str:
-    """Return ``text`` up to its earliest stop string behind the first ``num_exempt`` characters."""
+    """Return ``text`` up to its earliest stop string after the first ``num_exempt`` characters."""
     found = [begin for stop in stop_texts if (begin := text.find(stop, num_exempt)) >= 0]
     return text[: min(found, default=None)]
 
 
 def text_until_stop(start: TextWindow, token_ids: list[int], config: DecodingConfig) -> str:
-    """Return the text of new tokens, up to a stop string behind the first ``min_new_tokens``.
+    """Return the text of new tokens, up to a stop string after the first ``min_new_tokens``.
 
-    ``start`` is behind the prompt.
+    ``start`` is after the prompt.
     """
     text = start.text_of(token_ids)
-    if not config.stop_texts or not config.min_new_tokens:
-        return text_before_stop(text, config.stop_texts)
+    if not config.stop_strings or not config.min_new_tokens:
+        return text_before_stop(text, config.stop_strings)
     exempt = start.text_of(token_ids[: config.min_new_tokens])
     while not text.startswith(exempt):  # its last character is cut, or became another
         exempt = exempt[:-1]
-    return text_before_stop(text, config.stop_texts, len(exempt))
+    return text_before_stop(text, config.stop_strings, len(exempt))
 
 
 class StopFilter:

@@ -1,7 +1,7 @@
-"""Sources of the requests to an encoder-decoder: a text to be translated, corrected, summed up.
+"""Sources of requests to an encoder-decoder: texts to be translated, corrected, summarized.
 
-The prompt of such a request is its source. What is decoded begins with the model's start token;
-the source is what all its rows depend on besides.
+The prompt of such a request is its source. Decoding begins with the model's start token, and all
+its rows depend on the source too.
 """
 
 from __future__ import annotations
@@ -27,12 +27,6 @@ SRC_LANG, TGT_LANG = LANGUAGE_OPTIONS = ("src_lang", "tgt_lang")
 """Options of a request to a model that translates between several languages: their names."""
 
 
-def given_languages(src_lang: str | None, tgt_lang: str | None) -> dict[str, str]:
-    """Return the options that name languages."""
-    given = zip(LANGUAGE_OPTIONS, (src_lang, tgt_lang), strict=True)
-    return {option: name for option, name in given if name is not None}
-
-
 def without_languages(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that are fields of DecodingConfig."""
     return {name: value for name, value in options.items() if name not in LANGUAGE_OPTIONS}
@@ -40,12 +34,12 @@ def without_languages(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RequestInputs:
-    """What a prompt is to the engines.
+    """A prompt as the engines read it.
 
     Attributes:
-        prompt_ids: the tokens that decoding begins behind.
+        prompt_ids: the tokens that decoding continues.
         source: see ``Forward.source``.
-        copied_ids: its tokens, where a target has the same.
+        copied_ids: its tokens, if source and target share a vocabulary.
     """
 
     prompt_ids: list[int]
@@ -54,10 +48,10 @@ class RequestInputs:
 
 
 class PromptReader:
-    """Turns prompts into what the engines read: the prompt itself, or a source.
+    """Turns prompts into inputs of the engines: the prompt itself, or a source.
 
     Attributes:
-        encoder: of the target, None where requests have no source.
+        encoder: of the target, None if requests have no source.
         tokenizer: of prompts.
     """
 
@@ -119,7 +113,7 @@ class PromptReader:
         return self._in_language(token_ids, self._language(SRC_LANG, src_lang))
 
     def the_one(self, prompt: Any, source: Any) -> Any:
-        """Return the prompt or the source of a call, of which one alone is given.
+        """Return the prompt or the source of a call, which gives one of them.
 
         Raises:
             InputError: none or both are, or a source is given to a model that reads none.
@@ -139,7 +133,7 @@ class PromptReader:
         return num_tokens if self.encoder is None else 1
 
     def with_language(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a request as decoding knows them: a language is a first token.
+        """Return the options of decoding, in which a language is the first token.
 
         Raises:
             InputError: the model has no such language, or no languages at all.
@@ -175,7 +169,7 @@ class PromptReader:
         return languages[name]
 
     def _in_language(self, token_ids: list[int], language: int) -> list[int]:
-        """Return a source with another token for its language, which stands first or last."""
+        """Return a source with another token for its language, its first or last token."""
         assert self.encoder is not None and self.encoder.languages is not None  # as it is known
         known = set(self.encoder.languages.values())
         for place in (0, -1):

@@ -11,6 +11,7 @@ import pytest
 from dsbd_ort import Pipeline, Service
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.model_pair import MOST_CALLERS, MOST_ESTIMATORS, KeptTexts
+from dsbd_ort.pipeline_options import PipelineOptions
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.loading import load_pair
 
@@ -74,7 +75,13 @@ CURVE = CostCurve((1, 2), (0.001, 0.002))
 @pytest.fixture
 def pipeline(tiny_bundle: Bundle) -> Pipeline:
     target, draft = load_pair(tiny_bundle, provider="cpu")
-    return Pipeline(tiny_bundle, target, draft, costs=EngineCosts(CURVE, CURVE))
+    return Pipeline(
+        tiny_bundle,
+        target,
+        draft,
+        options=PipelineOptions(),
+        costs=EngineCosts(CURVE, CURVE),
+    )
 
 
 @pytest.mark.parametrize("is_service", [False, True])

@@ -9,9 +9,8 @@ from typing import Any, get_type_hints
 import pytest
 
 from dsbd_ort import DecodingConfig, GenerationResult, Pipeline, RequestTrace, Service
-from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingError
+from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingError, DecodingOptions
 from dsbd_ort.pipeline_options import OpeningOptions, PipelineOptions
-from dsbd_ort.request_options import RequestOptions
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
 from tests.runtime.bundle_edits import without_draft
@@ -124,6 +123,6 @@ def test_a_config_stands_for_the_keyword_arguments(pipeline: Pipeline) -> None:
 
 
 def test_keyword_arguments_are_typed_as_the_fields() -> None:
-    assert get_type_hints(RequestOptions) == get_type_hints(DecodingConfig)
+    assert DecodingOptions.__optional_keys__ == DecodingConfig.__dataclass_fields__.keys()
     assert get_type_hints(OpeningOptions) == get_type_hints(PipelineOptions)
-    assert RequestOptions.__required_keys__ == OpeningOptions.__required_keys__ == frozenset()
+    assert DecodingOptions.__required_keys__ == OpeningOptions.__required_keys__ == frozenset()

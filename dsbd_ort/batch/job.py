@@ -83,7 +83,7 @@ def _answers(source: AnswerSource, backlog: Backlog) -> Answers:
 
 def _check(batch: Batch) -> None:
     known = without_languages(batch.settings.options)
-    DecodingConfig.from_options(with_constraint(known, TrieFiles()))
+    DecodingConfig(**with_constraint(known, TrieFiles()))
     if batch.output.exists() and batch.input.exists() and batch.output.samefile(batch.input):
         raise BatchError(f"--input and --output are both {batch.input}; give another --output")
 

@@ -63,7 +63,7 @@ class BenchRun:
     @property
     def config(self) -> DecodingConfig:
         """The resolved options."""
-        config = DecodingConfig.from_options(self.options)
+        config = DecodingConfig(**self.options)
         return config.settled(costs_are_known=True, has_draft=self.has_draft)
 
     @property
@@ -74,7 +74,7 @@ class BenchRun:
         config = self.config
         words = [str(config.strategy)]
         if config.row.has_beams:
-            words.append(f"W={config.width}")
+            words.append(f"W={config.num_beams}")
         if config.strategy == "dsbd":
             words.append(config.width_policy or "")
         if config.row.has_draft:

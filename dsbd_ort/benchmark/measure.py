@@ -8,8 +8,7 @@ from typing import Protocol, Unpack
 
 from dsbd_ort.benchmark.bench_run import BenchRun
 from dsbd_ort.benchmark.machine import EnergyMeter
-from dsbd_ort.decoding import DecodingStats
-from dsbd_ort.request_options import RequestOptions
+from dsbd_ort.decoding import DecodingOptions, DecodingStats
 from dsbd_ort.results import GenerationResult
 
 Clock = Callable[[], float]
@@ -18,7 +17,7 @@ Clock = Callable[[], float]
 class Generates(Protocol):
     """Answers prompts: a Pipeline."""
 
-    def generate(self, prompt: str, **options: Unpack[RequestOptions]) -> GenerationResult:
+    def generate(self, prompt: str, **options: Unpack[DecodingOptions]) -> GenerationResult:
         """See Pipeline.generate."""
 
 

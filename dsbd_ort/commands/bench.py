@@ -16,7 +16,6 @@ import click
 from rich.console import Console
 from rich.progress import track
 
-from dsbd_errors import install_hint
 from dsbd_ort.benchmark.bench_run import (
     DEFAULT_STRATEGIES,
     BenchRun,
@@ -43,9 +42,10 @@ from dsbd_ort.commands.bench_table import (
     bench_table,
     invariance_table,
 )
-from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, IntList, OptionText
-from dsbd_ort.commands.options import OPTIONS, flag, group, option, pipeline_settings
-from dsbd_ort.decoding.option_table import MOST_BEAMS, MOST_NODES
+from dsbd_ort.commands.one_line import packages_of
+from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, OptionText
+from dsbd_ort.commands.options import flag, group, option, pipeline_settings
+from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE, OPTION_TABLE
 from dsbd_ort.model_pair import check_drafter
 from dsbd_ort.output_files import write_whole
 from dsbd_ort.pipeline import PipelineSettings
@@ -56,6 +56,7 @@ from dsbd_runtime.engine.providers import parse_placement
 FILE_WIDTH = 160  # columns of the tables without a terminal
 _COMPARED, _MEASURED, _REPORT = "Strategies", "Measurement", "Report"  # sections of the help
 _OWN_KEYS = ("name", "baseline")
+_NO_KEYS = ("strategy", "constraint", *IN_PYTHON_ALONE)
 
 
 def _names(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
@@ -90,16 +91,16 @@ class BenchArguments:
         CommonSettings,
         section="Options of runs that do not set their own",
         num_beams=option(
-            type=IntList(1, MOST_BEAMS),
+            type=OptionText("draft_beams"),  # several, too
             default="2,4",
             show_default=True,
             callback=_widths,
             help="All widths.",
         ),
-        draft_length=option(type=COUNT, help="Of strategies that draft."),
-        draft_beams=option(type=IntList(1, MOST_NODES), help="Of strategies that draft a tree."),
-        top_k=option(type=COUNT_OR_NONE, show_default=True, help="Of strategies that sample."),
-        max_new_tokens=option(type=COUNT, show_default=True, help="Longest continuation."),
+        draft_length="Of strategies that draft.",
+        draft_beams=option(type=OptionText("draft_beams"), help="Of strategies that draft a tree."),
+        top_k=option(type=COUNT_OR_NONE, help="Of strategies that sample."),
+        max_new_tokens="Longest continuation.",
     )
     prompts: Path | None = option(
         type=PATH, help="One a line, or *.jsonl [8 of code].", section=_MEASURED
@@ -121,7 +122,7 @@ class BenchArguments:
     )
     check_invariance: bool = flag(
         help="Measure nothing: count the requests whose tokens or log-probabilities depend on how "
-        "they are computed. An error where the bundle says that it is bit-exact.",
+        "they are computed. An error if the bundle claims to be bit-exact.",
         section=_MEASURED,
     )
     json_file: Path | None = option(
@@ -195,12 +196,8 @@ def _plotter(file: Path | None) -> Callable[[Sequence[RunSummary], str], None] |
     """Return a function that writes the plots to ``file``, checked before hours of measuring."""
     if file is None:
         return None
-    try:  # here, not at the top: matplotlib is an extra
+    with packages_of("--plot", "bench"):
         from dsbd_ort.benchmark.plots import check_picture, plot
-    except ImportError as error:
-        raise BenchmarkError(
-            f"--plot needs a package that is not installed ({error.name}); {install_hint('bench')}"
-        ) from error
     check_picture(file)
     return lambda runs, title: plot(runs, title, file)
 
@@ -240,12 +237,13 @@ def run_from_text(text: str, common: CommonSettings) -> BenchRun:
         ) from error
     options: dict[str, Any] = {"strategy": strategy, **common.options_of(strategy)}
     own: dict[str, str] = {}
+    keys = [*_OWN_KEYS, *(name for name in OPTION_TABLE if name not in _NO_KEYS)]
     for word in words:
         key, is_pair, value = word.partition("=")
-        if not is_pair or not value or key not in (*OPTIONS, *_OWN_KEYS) or key == "strategy":
+        if not is_pair or not value or key not in keys:
             raise click.UsageError(
                 f"--run {text!r} has {word!r}; expected key=value with a key among "
-                f"{', '.join([*_OWN_KEYS, *OPTIONS])}"
+                f"{', '.join(keys)}"
             )
         if key in _OWN_KEYS:
             own[key] = value

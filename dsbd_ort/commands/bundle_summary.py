@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from dsbd_ort.model_defaults import ModelDefaults
-from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, MODEL_FILE, Bundle, CacheEntry
+from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, MODEL_FILE, Bundle
 from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, DraftRecord, read_record
 from dsbd_runtime.device.cuda_device import gpu_compute_capability, import_cuda_runtime
 from dsbd_runtime.engine.providers import PROVIDERS, Placement, Provider, check_runnable
 from dsbd_runtime.errors import BundleError, ProviderError
 from dsbd_runtime.loading import check_available
 from dsbd_runtime.parts.cache_entries import every_row
-from dsbd_runtime.parts.encoder_entry import EncoderEntry
-from dsbd_runtime.parts.features import FeatureEntry
-from dsbd_runtime.parts.head import FULL
 from dsbd_runtime.parts.kv_cache import row_bytes
 from dsbd_runtime.parts.recent_rows import path_bytes
 from dsbd_runtime.tensorrt.trt_module import FLAVOURS, Flavour, import_trt
@@ -29,69 +27,8 @@ from dsbd_runtime.tensorrt.trt_record import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ParitySummary:
-    """The export's gate: the measure's name, its value and the limit it had to meet.
-
-    accepted: the limit that a person gave for an engine that was refused, None for any other.
-    """
-
-    measure: str
-    value: float
-    limit: float
-    accepted: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSummary:
-    """One engine of the bundle.
-
-    Attributes:
-        family: ``model_type`` of the checkpoint.
-        dtype: of the weights that are not quantized.
-        logits: "full", "topk:K" or "gather".
-        full_logits: whether all logits of a row can be read, whatever ``logits`` says.
-        bit_exact: "by construction", "observed", False, or None where nothing is claimed.
-        weight_bytes: the engine's files and those of its encoder, prune graph aside.
-        kv_bytes_per_token: of keys and values of all layers.
-        kv_bytes_full_context: the same times the context length.
-        kv_bytes_per_path: of convolutions and recurrences, besides, of every request and of every
-            beam that has parted from the others for long; 0 without such layers.
-        sliding_window: positions that a sliding-window layer sees, None without such layers.
-        features: hidden states that a target returns or a feature draft reads, None without.
-        adapter: name of the one that was merged into the weights, None without.
-        unread_inputs: what the checkpoint reads besides text and this engine does not.
-        encoder: of an encoder-decoder, whose other numbers are the decoder's; None without.
-        source_bytes_per_token: of keys and values of a source's token, 0 without an encoder.
-    """
-
-    family: str
-    dtype: str
-    quantization: str
-    logits: str
-    full_logits: bool
-    bit_exact: str | bool | None
-    weight_bytes: int
-    vocab_size: int
-    context_length: int
-    num_layers: int
-    caches: list[CacheEntry]
-    kv_bytes_per_token: int
-    kv_bytes_full_context: int
-    kv_bytes_per_path: int
-    masks: list[str]
-    sliding_window: int | None
-    features: FeatureEntry | None
-    adapter: str | None
-    unread_inputs: list[str]
-    encoder: EncoderEntry | None
-    source_bytes_per_token: int
-    parity: ParitySummary
-
-    @property
-    def keeps_logits(self) -> bool:
-        """Whether all logits can be read besides those that a forward returns."""
-        return self.full_logits and self.logits != FULL
+class Summary(SimpleNamespace):
+    """An object that dsbd-inspect --json prints; ``inspect.JSON_FIELDS`` lists its fields."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,62 +57,25 @@ class ProviderSummary:
     problems: list[str]
 
 
-@dataclass(frozen=True, kw_only=True)
-class BundleSummary:
-    """Everything that dsbd-inspect prints; ``--json`` prints these fields, in this order.
+def summarize_bundle(bundle: Bundle, *, verified: bool) -> Summary:
+    """Return the summary of an opened bundle; ONNX Runtime is used only to list its providers.
 
-    Attributes:
-        bundle: the folder.
-        verified: whether the hash of every file was checked, besides sizes.
-        versions: of the tools that made it.
-        context_length: the smaller of both models', which is what a request may use.
-        kv_bytes_per_token, kv_bytes_full_context: of both models together.
-        draft: None in a bundle without one.
-        generation_config: what a request that leaves these options out gets, of the strategies that
-            read them; see ModelDefaults.
-        not_built: its further options, which are not supported and have no effect.
-        total_bytes: of all files.
-        files: size in bytes by name.
-        draft_record: what dsbd-distill measured of the draft, None unless it made it.
-        engines: of the models with TensorRT engines.
+    verified: whether the hash of every file was checked, in addition to its size.
     """
-
-    bundle: str
-    schema_version: int
-    verified: bool
-    versions: dict[str, str]
-    vocab_size: int
-    context_length: int
-    kv_bytes_per_token: int
-    kv_bytes_full_context: int
-    target: ModelSummary
-    draft: ModelSummary | None
-    generation_config: dict[str, Any]
-    not_built: dict[str, Any]
-    total_bytes: int
-    files: dict[str, int]
-    draft_record: DraftRecord | None
-    engines: list[EngineSummary]
-    providers: list[ProviderSummary]
-
-
-def summarize_bundle(bundle: Bundle, *, verified: bool) -> BundleSummary:
-    """Return the summary of an opened bundle; ONNX Runtime is used only to list its providers."""
     manifest = bundle.manifest
     files = {name: entry.size for name, entry in manifest.files.items()}
     models = {role: _model_summary(bundle, role) for role in bundle.roles}
-    context_length = bundle.context_length
     defaults = ModelDefaults.from_bundle(bundle)
     kv_bytes_per_token = sum(model.kv_bytes_per_token for model in models.values())
-    return BundleSummary(
+    return Summary(
         bundle=str(bundle.path),
         schema_version=manifest.schema_version,
         verified=verified,
         versions=manifest.versions,
         vocab_size=manifest.target.vocab_size,
-        context_length=context_length,
+        context_length=bundle.context_length,
         kv_bytes_per_token=kv_bytes_per_token,
-        kv_bytes_full_context=kv_bytes_per_token * context_length,
+        kv_bytes_full_context=kv_bytes_per_token * bundle.context_length,
         target=models["target"],
         draft=models.get("draft"),
         generation_config=defaults.options,
@@ -193,41 +93,30 @@ def _draft_record(bundle: Bundle) -> DraftRecord | None:
     return read_record(bundle.path / name) if name in bundle.manifest.files else None
 
 
-def _model_summary(bundle: Bundle, role: str) -> ModelSummary:
-    entry = bundle.entry(role)
-    parity = entry.parity
+def _model_summary(bundle: Bundle, role: str) -> Summary:
+    entry, files = bundle.entry(role), bundle.manifest.files.items()
+    weights = (f"{role}/{MODEL_FILE}", f"{role}/{ENCODER_FILE}")
     kv_bytes_per_token = row_bytes(every_row(entry.caches))
-    return ModelSummary(
-        family=entry.family,
-        dtype=entry.dtype,
-        quantization=entry.quantization,
-        logits=entry.logits,
-        full_logits=entry.full_logits,
-        bit_exact=entry.bit_exact,
-        weight_bytes=sum(
-            file.size
-            for name, file in bundle.manifest.files.items()
-            if name.startswith((f"{role}/{MODEL_FILE}", f"{role}/{ENCODER_FILE}"))
-        ),
-        vocab_size=entry.vocab_size,
-        context_length=entry.context_length,
-        num_layers=entry.num_layers,
-        caches=entry.caches,
+
+    def fields(*names: str) -> dict[str, Any]:
+        return {name: getattr(entry, name) for name in names}
+
+    return Summary(
+        **fields("family", "dtype", "quantization", "logits", "full_logits", "bit_exact"),
+        weight_bytes=sum(file.size for name, file in files if name.startswith(weights)),
+        **fields("vocab_size", "context_length", "num_layers", "caches"),
         kv_bytes_per_token=kv_bytes_per_token,
         kv_bytes_full_context=kv_bytes_per_token * entry.context_length,
         kv_bytes_per_path=path_bytes(entry.caches),
-        masks=entry.masks,
-        sliding_window=entry.sliding_window,
-        features=entry.features,
-        adapter=entry.adapter,
+        **fields("masks", "sliding_window", "features", "adapter"),
         unread_inputs=entry.unread_inputs or [],
         encoder=entry.encoder,
         source_bytes_per_token=row_bytes(entry.encoder.cross) if entry.encoder else 0,
-        parity=ParitySummary(
-            measure=parity.measure,
-            value=getattr(parity, parity.measure),
-            limit=parity.limit,
-            accepted=parity.accepted,
+        parity=Summary(
+            measure=entry.parity.measure,
+            value=getattr(entry.parity, entry.parity.measure),
+            limit=entry.parity.limit,
+            accepted=entry.parity.accepted,
         ),
     )
 

@@ -13,8 +13,6 @@ from dsbd_ort.commands.option_types import PATH
 from dsbd_ort.constraints import TokenTrie
 from dsbd_ort.constraints.binding import TrieFiles
 
-SECTION = "Constraint"
-
 
 class FileText(click.ParamType[Any]):
     """The content of a file: its text, or what it holds as JSON."""
@@ -63,34 +61,25 @@ def tries_by_name(
     return tries
 
 
-CONSTRAINT_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "json_schema": (
-        "--json-schema",
-        {"type": FileText(is_json=True), "help": "JSON that the schema in this file describes."},
+def _settings(help: str, *, is_rare: bool = True, **settings: Any) -> dict[str, Any]:
+    return {"help": help, "is_rare": is_rare, **settings}
+
+
+CONSTRAINT_OPTIONS = {
+    "json_schema": _settings(
+        "JSON that fits the schema in this file.", type=FileText(is_json=True), is_rare=False
     ),
-    "json_object": ("--json-object", {"is_flag": True, "help": "Any JSON object."}),
-    "regex": (
-        "--regex",
-        {"metavar": "REGEX", "help": "Text that this regular expression matches as a whole."},
-    ),
-    "choice": (
-        "--choice",
-        {"metavar": "TEXT", "multiple": True, "help": "One of these texts; give it for each."},
-    ),
-    "grammar": (
-        "--grammar",
-        {"type": FileText(is_json=False), "help": "Text of the Lark grammar in this file."},
-    ),
-    "trie": (
-        "--trie",
-        {"type": PATH, "metavar": "FILE", "help": "A token sequence of this file (.trie, .npy)."},
-    ),
+    "json_object": _settings("Any JSON object.", is_flag=True),
+    "regex": _settings("Text that this regular expression matches as a whole.", metavar="REGEX"),
+    "choice": _settings("One of these texts; repeat it for each.", metavar="TEXT", multiple=True),
+    "grammar": _settings("Text of the Lark grammar in this file.", type=FileText(is_json=False)),
+    "trie": _settings("A token sequence of this file (.trie, .npy).", type=PATH, metavar="FILE"),
 }
-"""The flag and the click settings of each kind of constraint."""
+"""The click settings of each kind of constraint."""
 
 
 def constraint_given(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the constraint of the command line as plain data; None where there is none.
+    """Return the constraint of the command line as plain data, None without one.
 
     values: by the keys of ``CONSTRAINT_OPTIONS``.
 
@@ -99,7 +88,7 @@ def constraint_given(values: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     given = {name: value for name, value in values.items() if value not in (None, False, ())}
     if len(given) > 1:
-        first, second, *_ = (CONSTRAINT_OPTIONS[name][0] for name in given)
+        first, second, *_ = ("--" + name.replace("_", "-") for name in given)
         raise click.UsageError(
             f"{first} and {second} contradict each other: a request has one constraint; give one "
             "of them"

@@ -5,20 +5,17 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from dsbd_distill.config import DistillConfig
 from dsbd_ort.benchmark.forecast import forecast
-from dsbd_ort.commands.export import (
-    export_packages,
-    options_of,
-    working,
-)
-from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, FiniteRange
-from dsbd_ort.commands.options import flag, no_flag, option
+from dsbd_ort.commands.export import export_packages, working
+from dsbd_ort.commands.option_types import COUNT_OR_NONE, FiniteRange
+from dsbd_ort.commands.options import group, no_flag, option
 from dsbd_ort.speech.speech_request import heard_windows
 from dsbd_ort.speech.transcript import TASKS
 from dsbd_runtime.bundle_files.bundle import open_bundle
@@ -28,105 +25,84 @@ if TYPE_CHECKING:
     from dsbd_distill.draft_run import TrainedDraft
 
 _MOST_MINUTES = 60.0 * 24 * 365
-_DRAFT, _TEXTS, _TRAINING = "Draft", "Texts", "Training"  # sections of the help
+_TRAINING = "Training"  # section of the help
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistillArguments:
     """The arguments of dsbd-distill; all but ``measures_speed`` are fields of DistillConfig."""
 
-    target: str = option(
-        required=True, help="Checkpoint folder or hub id of the large model.", section=_DRAFT
-    )
-    output: Path = option(
-        "-o",
-        "--output",
-        type=PATH,
-        required=True,
-        help="Folder of the draft; work in progress is beside it, in OUTPUT.work.",
-        section=_DRAFT,
-    )
-    kind: str = option(
-        default="model",
-        show_default=True,
-        help="model: a small model of its own; feature: one transformer layer that reads hidden "
+    draft: dict[str, Any] = group(
+        dict,
+        record=DistillConfig,
+        section="Draft",
+        target=option(required=True, help="Checkpoint folder or hub id of the large model."),
+        output=option(
+            "-o",
+            "--output",
+            required=True,
+            help="Folder of the draft; work in progress is in OUTPUT.work.",
+        ),
+        kind="model: a small model of its own; feature: one transformer layer that reads hidden "
         "states of the target (EAGLE-3).",
-        section=_DRAFT,
+        params=option(
+            metavar="30M", help="Most parameters of the draft [a tenth of the target's]."
+        ),
+        target_layers="Instead of --params: begin with this many transformer layers of the target, "
+        "which sets the width too. The draft of an encoder-decoder is always made so, of its "
+        "decoder's layers [1].",
+        draft_vocab=option(
+            metavar="8192",
+            help="How many tokens the draft learns to propose, the most frequent: with a large "
+            "vocabulary most of a step, and of a call, is the head [all].",
+        ),
+        revision="Branch, tag or commit on the hub.",
+        trust_remote_code="Run the Python code of a checkpoint.",
     )
-    params: str | None = option(
-        metavar="30M",
-        help="Most parameters of the draft [a tenth of the target's].",
-        section=_DRAFT,
+    texts: dict[str, Any] = group(
+        dict,
+        record=DistillConfig,
+        section="Texts",
+        data=option(
+            required=True,
+            metavar="TEXTS",
+            help="File, folder or pattern ('docs/**/*.md') of UTF-8 texts; in a .jsonl file each "
+            'line is a text, or a chat, {"messages": [...]}, that the target answers. For an '
+            "encoder-decoder each line is a source; for a speech model give files of audio. May be "
+            "repeated.",
+        ),
+        exclude=option(
+            metavar="PATTERN",
+            help="Leave out files of these names ('*/vendor/*'). May be repeated.",
+        ),
+        learn_answers="Learn the answers that are in chats as well, as texts.",
+        language=option(
+            metavar="CODE",
+            help="Of a speech model: the language of all audio, such as de [detected].",
+        ),
+        task=option(
+            type=click.Choice(TASKS),
+            help="Of a speech model: what the draft learns to write [transcribe].",
+        ),
     )
-    target_layers: int | None = option(
-        type=COUNT,
-        help="Begin with so many transformer layers of the target, in its width, instead; of an "
-        "encoder-decoder always, of its decoder [1].",
-        section=_DRAFT,
-    )
-    draft_vocab: int | None = option(
-        type=COUNT,
-        metavar="8192",
-        help="Train the draft to propose so many tokens only, the most frequent: with a large "
-        "vocabulary most of a step, and of a call, is the head [all].",
-        section=_DRAFT,
-    )
-    revision: str | None = option(help="Branch, tag or commit on the hub.", section=_DRAFT)
-    trust_remote_code: bool = flag(help="Run the Python code of a checkpoint.", section=_DRAFT)
-    data: tuple[str, ...] = option(
-        multiple=True,
-        required=True,
-        metavar="TEXTS",
-        help="File, folder or pattern ('docs/**/*.md') of UTF-8 texts; of a .jsonl file each line "
-        'is one, or a chat, {"messages": [...]}, that the target answers. Of an encoder-decoder '
-        "each line is a source, of a speech model it is files of audio. May be repeated.",
-        section=_TEXTS,
-    )
-    exclude: tuple[str, ...] = option(
-        multiple=True,
-        metavar="PATTERN",
-        help="Leave out files of these names ('*/vendor/*'). May be repeated.",
-        section=_TEXTS,
-    )
-    learn_answers: bool = flag(
-        help="Learn the answers that are in chats as well, as texts.", section=_TEXTS
-    )
-    language: str | None = option(
-        metavar="CODE",
-        help="Of a speech model: the language of all audio, such as de [detected].",
-        section=_TEXTS,
-    )
-    task: str | None = option(
-        type=click.Choice(TASKS),
-        help="Of a speech model: what the draft learns to write [transcribe].",
-        section=_TEXTS,
-    )
-    coverage: int | None = option(
-        type=COUNT,
-        metavar="BEAMS",
-        help="Learn to propose each of the target's BEAMS best tokens, for beams of that width.",
+    training: dict[str, Any] = group(
+        dict,
+        record=DistillConfig,
         section=_TRAINING,
-    )
-    minutes: float = option(
-        type=FiniteRange(0, _MOST_MINUTES, min_open=True),
-        default=60.0,
-        show_default=True,
-        help="Time to train, in all: a command that was killed goes on.",
-        section=_TRAINING,
-    )
-    steps: int | None = option(
-        type=COUNT,
-        help="Optimizer steps instead of minutes: the same draft on a slower machine.",
-        section=_TRAINING,
-    )
-    seed: int = option(
-        type=COUNT_OR_NONE, default=0, show_default=True, help="Of all draws.", section=_TRAINING
-    )
-    num_threads: int | None = option(
-        "--threads",
-        type=COUNT,
-        help="Threads that compute; fewer than the cores where other work runs [all].",
-        section=_TRAINING,
+        coverage=option(
+            metavar="BEAMS",
+            help="Learn to propose each of the target's BEAMS best tokens, for beams of that "
+            "width.",
+        ),
+        minutes=option(
+            type=FiniteRange(0, _MOST_MINUTES, min_open=True),
+            help="Time to train in all, runs that were stopped and resumed included.",
+        ),
+        steps="Optimizer steps instead of minutes: the same draft on a slower machine.",
+        seed=option(type=COUNT_OR_NONE, help="Of everything that is drawn."),
+        num_threads=option(
+            "--threads", help="Threads that compute; leave cores free for other work [all]."
+        ),
     )
     measures_speed: bool = no_flag(
         "--no-speed",
@@ -142,9 +118,8 @@ def run(arguments: DistillArguments) -> None:
         click.ClickException: the packages of the export are not installed.
     """
     with export_packages():
-        from dsbd_distill.config import DistillConfig
         from dsbd_distill.draft_run import distill
-    config = DistillConfig(**options_of(DistillConfig, arguments))
+    config = DistillConfig(**arguments.draft, **arguments.texts, **arguments.training)
     with working() as report:
         record = distill(
             config,
@@ -152,7 +127,7 @@ def run(arguments: DistillArguments) -> None:
             hear=heard_windows,
             measure_speed=measure_speed if arguments.measures_speed else None,
         )
-    print_record(arguments.output, record)
+    print_record(config.output, record)
     command = ["dsbd-export", "--target", config.target, "--draft", str(config.output)]
     click.echo(f"export it with: {shlex.join([*command, '-o', 'BUNDLE'])}", err=True)
 
@@ -229,7 +204,7 @@ def _greedy(record: DraftRecord) -> dict[str, str]:
 
 
 def _by_depth(record: DraftRecord) -> dict[str, str]:
-    """Return the acceptance behind drafted tokens, of a draft for which it differs."""
+    """Return the acceptance after drafted tokens, of a draft for which it differs."""
     if record.acceptance_by_depth is None:
         return {}
-    return {"behind drafted tokens": ", ".join(f"{x:.3f}" for x in record.acceptance_by_depth[1:])}
+    return {"after drafted tokens": ", ".join(f"{x:.3f}" for x in record.acceptance_by_depth[1:])}

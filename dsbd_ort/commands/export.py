@@ -15,11 +15,13 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from dsbd_errors import install_hint
 from dsbd_export.checkpoints.families import FAMILIES
+from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.progress import silenced_libraries
-from dsbd_ort.commands.option_types import COUNT, PATH, TOLERANCE
-from dsbd_ort.commands.options import flag, option
+from dsbd_export.tensorrt.tensorrt_options import TensorrtOptions
+from dsbd_ort.commands.one_line import packages_of
+from dsbd_ort.commands.option_types import PATH, TOLERANCE
+from dsbd_ort.commands.options import flag, group, option
 from dsbd_ort.commands.progress import shown_progress
 from dsbd_runtime.bundle_files.bundle import MANIFEST_NAME, Manifest, ParityReport
 
@@ -28,153 +30,109 @@ ENGINE_OPTIONS = ("bundle", "engine", "compute_capability", "capacity")
 NOT_OF_DRAFT = ("target", "adapter", "output", "demo", "features", "draft_quantize")
 """Options that may not accompany --bundle with --draft."""
 ACCEPTING_OPTIONS = ("bundle", "accept_parity", "output")
-"""Options that --accept-parity needs, and the only ones beside it."""
+"""Options that --accept-parity needs; it takes no others."""
 CAPTION = (
     "A family that is not listed is tried in the same way; every export is compared with its "
-    "checkpoint, and refused when they differ. Measured errors: docs/export.md"
+    "checkpoint and refused if they disagree. Measured errors: docs/export.md"
 )
-_MODELS, _ENGINES = "Models", "What the engines compute and return"  # sections of the help
-_TENSORRT, _PARITY = "TensorRT", "Comparison with the checkpoint"
+_MODELS, _PARITY = "Models", "Comparison with the checkpoint"  # sections of the help
 _EXIT_CODE = 128 + signal.SIGTERM  # as shells report a command that this signal ended
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportArguments:
-    """The arguments of dsbd-export.
+    """The arguments of dsbd-export; ``options`` are fields of ExportConfig or DraftConfig."""
 
-    All but ``demo`` and ``accept_parity`` are fields of ExportConfig or DraftConfig.
-    """
-
-    target: str | None = option(
-        help="Checkpoint folder, hub id or GGUF file of the large model.", section=_MODELS
-    )
-    adapter: str | None = option(
-        help="Adapter (PEFT) folder or hub id, merged into the target.", section=_MODELS
-    )
-    draft: str | None = option(
-        help="Checkpoint folder, hub id or GGUF file of the small model; may be added later.",
+    models: dict[str, Any] = group(
+        dict,
+        record=ExportConfig,
         section=_MODELS,
-    )
-    draft_adapter: str | None = option(
-        help="Adapter that is merged into the draft.", section=_MODELS
+        target="Checkpoint folder, hub id or GGUF file of the large model.",
+        adapter="Adapter (PEFT) folder or hub id, merged into the target.",
+        draft="Checkpoint folder, hub id or GGUF file of the small model; may be added later.",
+        draft_adapter="Adapter that is merged into the draft.",
+        draft_vocab=option(
+            metavar="32768",
+            help="How many tokens the draft may propose; with a large vocabulary most of its time "
+            "is spent on its head [all].",
+        ),
+        draft_texts=option(
+            metavar="TEXTS",
+            help="File, folder or pattern of texts: the draft proposes their most frequent tokens "
+            "[the tokens of the lowest ids]. May be repeated.",
+        ),
+        output=option("-o", "--output", help="Folder of the bundle."),
+        revision="Branch, tag or commit on the hub.",
+        trust_remote_code="Run the Python code of a checkpoint.",
+        num_threads=option(
+            "--threads", help="Threads that compute; leave cores free for other work [all]."
+        ),
     )
     demo: bool = flag(help="Export the demo pair that ships with this package.", section=_MODELS)
-    draft_vocab: int | None = option(
-        type=COUNT,
-        metavar="32768",
-        help="How many tokens the draft may propose; with a large vocabulary its head is most of "
-        "it [all].",
-        section=_MODELS,
-    )
-    draft_texts: tuple[str, ...] = option(
-        multiple=True,
-        default=(),
-        metavar="TEXTS",
-        help="File, folder or pattern of texts whose most frequent tokens these are; without it "
-        "they are those of the lowest ids. May be repeated.",
-        section=_MODELS,
-    )
-    output: Path | None = option(
-        "-o", "--output", type=PATH, help="Folder of the bundle.", section=_MODELS
-    )
     bundle: Path | None = option(
         type=PATH,
-        help="A bundle to change: with --draft to add a draft or replace its own, with --engine "
-        "alone to build TensorRT engines from its ONNX files, without a checkpoint.",
+        help="A bundle to change: with --draft to add or replace its draft, with --engine alone to "
+        "build TensorRT engines from its ONNX files, without a checkpoint.",
         section=_MODELS,
     )
-    revision: str | None = option(help="Branch, tag or commit on the hub.", section=_MODELS)
-    trust_remote_code: bool = flag(help="Run the Python code of a checkpoint.", section=_MODELS)
-    num_threads: int | None = option(
-        "--threads",
-        type=COUNT,
-        help="Threads that compute; fewer than the cores where other work runs [all].",
-        section=_MODELS,
+    engines: dict[str, Any] = group(
+        dict,
+        record=ExportConfig,
+        section="What the engines compute and return",
+        dtype="fp32, fp16 or bf16.",
+        quantize="none, int8-dynamic, int8 or int4.",
+        draft_quantize="The same of the draft alone [as --quantize].",
+        calibration_texts=option(
+            metavar="TEXTS",
+            help="File, folder or pattern of texts like those of your requests, by which "
+            "int8-dynamic and int8 choose the form of each product [a text of ours]. May be "
+            "repeated.",
+        ),
+        logits="topk:K: engines return the K largest of a row, and keep the others; gather: those "
+        "of the tokens that a trie allows; full; auto: topk:64 with a vocabulary of 16,384 tokens "
+        "or more, except of a speech model, else full.",
+        features="The target also returns hidden states, for a feature draft that is added later.",
+        attention="fused; grouped: query heads that share a key head become rows of one head; "
+        "exact: logits depend on a row's path alone, bit for bit [exact in fp32 with int8-dynamic "
+        "and int8, if the model has that form; else fused].",
+        form="portable; cuda: fewer kernels on a GPU, by operators of ONNX Runtime.",
+        max_context="Cap the context length of the bundle.",
+        max_source="Cap the sources of an encoder-decoder likewise.",
     )
-    dtype: str = option(
-        default="fp32", show_default=True, help="fp32, fp16 or bf16.", section=_ENGINES
+    tensorrt: dict[str, Any] = group(
+        dict,
+        record=ExportConfig,
+        section="TensorRT",
+        engine="onnx; tensorrt or tensorrt-rtx: TensorRT engines in addition to the ONNX files.",
+        compute_capability=option(
+            metavar="12.0", help="GPU that a tensorrt-rtx engine is for [the one of this machine]."
+        ),
+        capacity="Cache rows of TensorRT engines [the context, at most 4096].",
     )
-    quantize: str = option(
-        default="none",
-        show_default=True,
-        help="none, int8-dynamic, int8 or int4.",
-        section=_ENGINES,
-    )
-    draft_quantize: str | None = option(
-        help="The same of the draft alone [as --quantize].",
-        section=_ENGINES,
-    )
-    calibration_texts: tuple[str, ...] = option(
-        multiple=True,
-        default=(),
-        metavar="TEXTS",
-        help="File, folder or pattern of texts like those of your requests, by which int8-dynamic "
-        "and int8 choose the form of each product [a text of ours]. May be repeated.",
-        section=_ENGINES,
-    )
-    logits: str = option(
-        default="auto",
-        show_default=True,
-        help="auto: topk:64 with a vocabulary of 16,384 tokens or more, but of a speech model, "
-        "else full; topk:K: engines return the K largest of a row, and keep the others; gather: "
-        "those of the tokens that a trie allows.",
-        section=_ENGINES,
-    )
-    features: bool = flag(
-        help="The target also returns hidden states, for a feature draft that is added later.",
-        section=_ENGINES,
-    )
-    attention: str | None = option(
-        help="fused; grouped: query heads that share a key head become rows of one head; exact: "
-        "logits depend on a row's path alone, bit for bit [exact in fp32 with "
-        "int8-dynamic and int8, where the model has that form; else fused].",
-        section=_ENGINES,
-    )
-    form: str = option(
-        default="portable",
-        show_default=True,
-        help="portable; cuda: fewer kernels on a GPU, by operators of ONNX Runtime.",
-        section=_ENGINES,
-    )
-    max_context: int | None = option(
-        type=COUNT, help="Cap the context length of the bundle.", section=_ENGINES
-    )
-    max_source: int | None = option(
-        type=COUNT, help="Cap the sources of an encoder-decoder likewise.", section=_ENGINES
-    )
-    engine: str = option(
-        default="onnx",
-        show_default=True,
-        help="onnx; tensorrt or tensorrt-rtx: TensorRT engines beside the ONNX files.",
-        section=_TENSORRT,
-    )
-    compute_capability: str | None = option(
-        metavar="12.0",
-        help="GPU that a tensorrt-rtx engine is for; by default the one of this machine.",
-        section=_TENSORRT,
-    )
-    capacity: int | None = option(
-        type=COUNT,
-        help="Cache rows of TensorRT engines; default: the context, at most 4096.",
-        section=_TENSORRT,
-    )
-    atol: float | None = option(
-        type=TOLERANCE, help="Largest logit error allowed in fp32 (1e-4).", section=_PARITY
-    )
-    max_kl: float | None = option(
-        type=TOLERANCE, help="Largest mean KL divergence allowed otherwise.", section=_PARITY
+    parity: dict[str, Any] = group(
+        dict,
+        record=ExportConfig,
+        section=_PARITY,
+        atol="Largest logit error allowed in fp32 [1e-4].",
+        max_kl="Largest mean KL divergence allowed otherwise.",
     )
     accept_parity: float | None = option(
         type=TOLERANCE,
         metavar="LIMIT",
         help="With --bundle OUTPUT.refused -o OUTPUT: finish an export that was refused for errors "
-        "up to this limit, which the bundle says from then on.",
+        "up to this limit. The bundle says so from then on.",
         section=_PARITY,
     )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The fields of ExportConfig."""
+        return {**self.models, **self.engines, **self.tensorrt, **self.parity}
 
 
 def run(arguments: ExportArguments, given: dict[str, str]) -> None:
     """Export, or change the bundle of --bundle; ``given`` are the flags on the command line."""
+    draft = arguments.models["draft"]
     if arguments.accept_parity is not None:
         accept(arguments, arguments.accept_parity, given)
         return
@@ -182,23 +140,23 @@ def run(arguments: ExportArguments, given: dict[str, str]) -> None:
         export(arguments)
         return
     for name, long_flag in given.items():
-        if arguments.draft is None and name not in ENGINE_OPTIONS:
+        if draft is None and name not in ENGINE_OPTIONS:
             raise click.UsageError(
                 f"--bundle takes its models from the bundle; leave out {long_flag}"
             )
-        if arguments.draft is not None and name in NOT_OF_DRAFT:
+        if draft is not None and name in NOT_OF_DRAFT:
             raise click.UsageError(
                 f"--bundle with --draft keeps the target of the bundle, which it changes; leave "
                 f"out {long_flag}"
             )
-    if arguments.draft is not None:
-        export_draft(arguments, arguments.bundle, arguments.draft)
+    if draft is not None:
+        export_draft(arguments.bundle, arguments.options)
     elif "engine" in given:
-        build_engines(arguments, arguments.bundle)
+        build_engines(arguments.bundle, arguments.tensorrt)
     else:
         raise click.UsageError(
-            "--bundle changes a bundle; give --draft to add a draft or replace its own, or "
-            "--engine tensorrt or tensorrt-rtx to build engines"
+            "--bundle changes a bundle; give --draft to add or replace its draft, or --engine "
+            "tensorrt or tensorrt-rtx to build engines"
         )
 
 
@@ -209,20 +167,19 @@ def export(arguments: ExportArguments) -> None:
         click.UsageError: neither a target nor the demo was given, or both.
         click.ClickException: the packages of the export are not installed.
     """
-    if arguments.demo == bool(arguments.target or arguments.draft):
+    options = arguments.options
+    if arguments.demo == bool(options["target"] or options["draft"]):
         raise click.UsageError("give either --demo or --target, with or without --draft")
-    if not arguments.output:
+    if not options["output"]:
         raise click.UsageError("-o is missing; give the folder of the bundle")
-    if not arguments.demo and not arguments.target:
+    if not arguments.demo and not options["target"]:
         raise click.UsageError(
             "--target is missing; give a checkpoint folder or hub id, or with --bundle the bundle "
             "that the draft is for"
         )
     with export_packages():
-        from dsbd_export.config import ExportConfig
         from dsbd_export.demo import demo_pair
         from dsbd_export.pipeline import export_bundle
-    options = options_of(ExportConfig, arguments)
     if arguments.demo:
         target, draft = demo_pair()
         options |= {"target": str(target), "draft": str(draft)}
@@ -233,17 +190,17 @@ def export(arguments: ExportArguments) -> None:
         print_no_draft(result.output)
 
 
-def export_draft(arguments: ExportArguments, bundle: Path, draft: str) -> None:
+def export_draft(bundle: Path, options: dict[str, Any]) -> None:
     """Export a draft into a bundle and print its files.
 
     Raises:
         click.ClickException: the packages of the export are not installed.
     """
     with export_packages():
-        from dsbd_export.config import DraftConfig
         from dsbd_export.draft_export import export_draft as export_into
+    names = {field.name for field in fields(DraftConfig)} & options.keys()
     with working() as report:
-        config = DraftConfig(**options_of(DraftConfig, arguments))
+        config = DraftConfig(bundle=bundle, **{name: options[name] for name in names})
         result = export_into(config, report=report)
     print_bundle(result.output, result.manifest)
 
@@ -255,7 +212,8 @@ def accept(arguments: ExportArguments, limit: float, given: dict[str, str]) -> N
         click.UsageError: an option is missing, or has no meaning here.
         click.ClickException: the packages of the export are not installed.
     """
-    if arguments.bundle is None or arguments.output is None:
+    output = arguments.models["output"]
+    if arguments.bundle is None or output is None:
         raise click.UsageError(
             "--accept-parity finishes a refused export; give --bundle OUTPUT.refused and -o OUTPUT"
         )
@@ -266,52 +224,29 @@ def accept(arguments: ExportArguments, limit: float, given: dict[str, str]) -> N
     with export_packages():
         from dsbd_export.gate.refused_bundle import accept_refused
     with orderly_termination():
-        manifest = accept_refused(arguments.bundle, limit, arguments.output)
-    print_bundle(arguments.output, manifest)
+        manifest = accept_refused(arguments.bundle, limit, output)
+    print_bundle(output, manifest)
 
 
 @contextlib.contextmanager
 def export_packages() -> Iterator[None]:
-    """Raise click.ClickException for an ImportError in the block.
-
-    Imports stand in functions, not at the top: they import torch, which no other command may load.
-    """
-    try:
-        with silenced_libraries():
-            yield
-    except ImportError as error:
-        raise click.ClickException(
-            f"the export needs a package that is not installed ({error.name}); "
-            f"{install_hint('export')}"
-        ) from error
+    """Import packages of the export, which import torch, as no other command may."""
+    with packages_of("the export", "export"), silenced_libraries():
+        yield
 
 
-def options_of(config: type[Any], arguments: object) -> dict[str, Any]:
-    """Return the arguments that are fields of a config."""
-    return {field.name: getattr(arguments, field.name) for field in fields(config)}
-
-
-def build_engines(arguments: ExportArguments, bundle: Path) -> None:
+def build_engines(bundle: Path, options: dict[str, Any]) -> None:
     """Build TensorRT engines for a bundle and print its files.
+
+    options: fields of TensorrtOptions.
 
     Raises:
         click.ClickException: the packages that the build needs are not installed.
     """
-    try:  # here, not at the top: no other command needs onnx
+    with packages_of("building engines", "tensorrt", "tensorrt-rtx"):
         from dsbd_export.tensorrt.tensorrt_build import add_engines
-        from dsbd_export.tensorrt.tensorrt_options import TensorrtOptions
-    except ImportError as error:
-        raise click.ClickException(
-            f"building engines needs a package that is not installed ({error.name}); "
-            f"{install_hint('tensorrt', 'tensorrt-rtx')}"
-        ) from error
-    options = TensorrtOptions(
-        engine=arguments.engine,
-        compute_capability=arguments.compute_capability,
-        capacity=arguments.capacity,
-    )
     with working() as report:
-        manifest = add_engines(bundle, options, report=report)
+        manifest = add_engines(bundle, TensorrtOptions(**options), report=report)
     print_bundle(bundle, manifest)
 
 
@@ -386,7 +321,7 @@ def working() -> Iterator[Callable[[str], None]]:
 def orderly_termination() -> Iterator[None]:
     """Turn SIGTERM into an exception inside the block, as Python does with Ctrl-C.
 
-    Python's default ends the process on the spot: no ``finally`` runs, files stay behind.
+    Python's default ends the process at once: no ``finally`` runs, and files are left over.
     """
     previous = signal.signal(signal.SIGTERM, _raise_exit)
     try:

@@ -9,17 +9,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from dsbd_ort.commands.bundle_summary import (
-    BundleSummary,
-    EngineSummary,
-    ModelSummary,
-    summarize_bundle,
-)
+from dsbd_ort.commands.bundle_summary import EngineSummary, Summary, summarize_bundle
 from dsbd_ort.commands.option_types import PATH
 from dsbd_ort.commands.options import argument, flag
 from dsbd_ort.model_defaults import WARPING, listed
@@ -28,6 +24,7 @@ from dsbd_runtime.bundle_files.bundle import CacheEntry, open_bundle
 from dsbd_runtime.bundle_files.draft_record import DraftRecord
 from dsbd_runtime.parts.cache_entries import AttentionRows, ConvolutionRows, RecurrentRows
 from dsbd_runtime.parts.features import FeatureEntry
+from dsbd_runtime.parts.head import FULL
 
 JSON_FIELDS = """\b
 The object that --json prints has these fields:
@@ -40,15 +37,15 @@ The object that --json prints has these fields:
       width, num_ancestors (convolution rows); num_heads, value_width, num_key_heads, key_width,
       most_new_rows (recurrent rows)}],
     kv_bytes_per_token, kv_bytes_full_context,
-    kv_bytes_per_path (besides, of a request and of a beam that has parted from the others),
+    kv_bytes_per_path (in addition, of each request and of each beam that has diverged),
     masks, sliding_window,
     features {width, layers, own_width} (null without a feature draft),
     adapter (null unless one was merged), unread_inputs ["images", ...],
     encoder {vocab_size, context_length, start_token_id, cross [{as in caches}],
       reads_positions, languages {name: token}, hidden_width, fingerprint,
       is_shared (true: by the target's encoder),
-      speech {sampling_rate, num_mels, languages, tasks, ...} (null but for a speech model)}
-      (null but for an encoder-decoder),
+      speech {sampling_rate, num_mels, languages, tasks, ...} (null except for a speech model)}
+      (null except for an encoder-decoder),
     source_bytes_per_token,
     parity {measure, value, limit,
       accepted (null unless a person accepted a refused engine)}
@@ -67,7 +64,7 @@ The object that --json prints has these fields:
 """The end of the command's help; \\b keeps click from wrapping the lines."""
 
 _DRIVER = "libcuda.so.1"
-_PRINTED_WIDTH = 100  # without a terminal, where rich would cut lines at 80 columns
+_PRINTED_WIDTH = 100  # without a terminal; rich would cut lines at 80 columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +85,22 @@ def run(arguments: InspectArguments) -> None:
     bundle = open_bundle(arguments.bundle, verify=arguments.verify)
     summary = summarize_bundle(bundle, verified=arguments.verify)
     if arguments.as_json:
-        click.echo(json_text(dataclasses.asdict(summary), indent=2))
+        click.echo(json_text(_plain(summary), indent=2))
     else:
         print_summary(summary)
 
 
-def print_summary(summary: BundleSummary) -> None:
+def _plain(value: Any) -> Any:
+    """Return a summary as JSON has it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, Summary | dict):
+        entries = vars(value) if isinstance(value, Summary) else value
+        return {name: _plain(entry) for name, entry in entries.items()}
+    return [_plain(entry) for entry in value] if isinstance(value, list) else value
+
+
+def print_summary(summary: Summary) -> None:
     """Print models, files and providers on stdout."""
     console = Console()
     if not console.is_terminal:
@@ -141,8 +148,8 @@ def has_driver() -> bool:
     return True
 
 
-def providers_lines(summary: BundleSummary, *, shows_all: bool) -> Iterator[list[str]]:
-    """Yield the lines of every provider; without ``shows_all`` one for those that need a GPU."""
+def providers_lines(summary: Summary, *, shows_all: bool) -> Iterator[list[str]]:
+    """Yield the lines of every provider; without ``shows_all`` a single one for GPU providers."""
     unusable = []
     for provider in summary.providers:
         if provider.name != "cpu" and not provider.can_run and not shows_all:
@@ -160,8 +167,8 @@ def _print_lines(console: Console, lines: list[str]) -> None:
     console.print("\n  ".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
-def _defaults_lines(summary: BundleSummary) -> list[str]:
-    """Return what requests get from generation_config.json, and what of it they go without."""
+def _defaults_lines(summary: Summary) -> list[str]:
+    """Return the defaults from generation_config.json, and its options that are not supported."""
     lines = ["defaults of generation_config.json: " + (listed(summary.generation_config) or "none")]
     if warped := [name for name in WARPING if name in summary.generation_config]:
         lines.append(f"not read by search strategies: {', '.join(warped)}")
@@ -176,8 +183,8 @@ def _record_lines(record: DraftRecord) -> list[str]:
         f"the draft was distilled from {record.target}: held-out acceptance "
         f"{record.acceptance:.3f} at temperature {record.temperature:g}, top-k {record.top_k}"
         f"{'' if record.top_p == 1.0 else f', top-p {record.top_p:g}'}"
-        f"{' behind prompts of chats' if record.are_chats else ''}"
-        f"{' behind sources' if record.are_sources else ''}"
+        f"{' after prompts of chats' if record.are_chats else ''}"
+        f"{' after sources' if record.are_sources else ''}"
     ]
     for speed in record.speeds:
         lines.append(
@@ -207,7 +214,7 @@ def _engine_lines(engine: EngineSummary) -> list[str]:
     ]
 
 
-def _models_table(summary: BundleSummary) -> Table:
+def _models_table(summary: Summary) -> Table:
     table = Table("", "target", "draft", title=summary.bundle)
     target = _model_cells(summary.target)
     draft = {"family": "none"} if summary.draft is None else _model_cells(summary.draft)
@@ -216,7 +223,7 @@ def _models_table(summary: BundleSummary) -> Table:
     return table
 
 
-def _model_cells(model: ModelSummary) -> dict[str, str]:
+def _model_cells(model: Summary) -> dict[str, str]:
     parity = model.parity
     return {
         "family": model.family,
@@ -224,7 +231,7 @@ def _model_cells(model: ModelSummary) -> dict[str, str]:
         "weights": f"{model.weight_bytes:,} bytes",
         "adapter": model.adapter or "none",
         "inputs not read": ", ".join(model.unread_inputs) or "none",
-        "logits": f"{model.logits}, full to read" if model.keeps_logits else model.logits,
+        "logits": _logits_cell(model),
         "bit-exact": "not claimed" if model.bit_exact is None else str(model.bit_exact or "no"),
         "vocabulary": f"{model.vocab_size:,}",
         "context": f"{model.context_length:,}",
@@ -241,15 +248,15 @@ def _model_cells(model: ModelSummary) -> dict[str, str]:
     }
 
 
-def _path_cell(model: ModelSummary) -> dict[str, str]:
-    """Return the row of states and recent rows, none without them."""
+def _path_cell(model: Summary) -> dict[str, str]:
+    """Return the row of states and recent rows, if the model has them."""
     if not model.kv_bytes_per_path:
         return {}
-    return {"besides a request or parted beam": f"{model.kv_bytes_per_path:,}"}
+    return {"in addition, a request or diverged beam": f"{model.kv_bytes_per_path:,}"}
 
 
-def _source_cells(model: ModelSummary) -> dict[str, str]:
-    """Return what an encoder-decoder reads; nothing of any other model."""
+def _source_cells(model: Summary) -> dict[str, str]:
+    """Return the rows about the source, for an encoder-decoder."""
     if model.encoder is None:
         return {}
     source = f"{model.encoder.context_length:,} tokens of {model.encoder.vocab_size:,}"
@@ -264,6 +271,12 @@ def _source_cells(model: ModelSummary) -> dict[str, str]:
     if languages is not None:
         source += f"\n{len(languages)} languages: {', '.join(list(languages)[:3])}, ..."
     return {"source": source, "bytes a source token": f"{model.source_bytes_per_token:,}"}
+
+
+def _logits_cell(model: Summary) -> str:
+    """Return the output, and whether all logits can be read in addition to it."""
+    reads_more = model.full_logits and model.logits != FULL
+    return f"{model.logits}, full to read" if reads_more else str(model.logits)
 
 
 def _caches_cell(caches: list[CacheEntry]) -> str:
@@ -293,7 +306,7 @@ def _features_cell(features: FeatureEntry | None) -> str:
     return f"reads {features.width:,}, or {features.own_width:,} of its own"
 
 
-def _files_table(summary: BundleSummary) -> Table:
+def _files_table(summary: Summary) -> Table:
     checked = "sizes and hashes checked" if summary.verified else "sizes checked"
     table = Table("file", "bytes", title=f"{summary.total_bytes:,} bytes, {checked}")
     table.columns[1].justify = "right"

@@ -7,25 +7,48 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import click
 
-from dsbd_errors import DsbdError
+from dsbd_errors import DsbdError, install_hint
 from dsbd_ort.engine.limits import MOST_SECONDS
 
 _LAST_SECTION = "Options"
+_ALL = f"{__name__}.all"  # in the context's meta: the help shows rare options too
+
+
+@contextlib.contextmanager
+def packages_of(what: str, *extras: str) -> Iterator[None]:
+    """Turn an ImportError in the block into a ClickException that says what to install.
+
+    Such imports stand in functions, not at the top: most commands run without the extra.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise click.ClickException(
+            f"{what} needs a package that is not installed ({error.name}); {install_hint(*extras)}"
+        ) from error
 
 
 class SectionedOption(click.Option):
-    """Option with the heading of its section in the command's help."""
+    """Option with the heading of its section in the help; a rare one is shown by --help-all."""
 
-    def __init__(self, *args: Any, section: str = _LAST_SECTION, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        section: str = _LAST_SECTION,
+        is_rare: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.section = section
+        self.is_rare = is_rare
 
     def make_metavar(self, ctx: click.Context) -> str:
-        """Return the name of the values; a range is shown behind the help, if at all."""
+        """Return the name of the values; a range is shown after the help, if at all."""
         return super().make_metavar(ctx).removesuffix(" RANGE")
 
     def get_help_extra(self, ctx: click.Context) -> Any:
@@ -51,6 +74,17 @@ class OneLineCommand(click.Command):
         )
         option.callback = lambda context, _, wanted: context.meta.update({__name__: wanted})
         self.params.append(option)
+        if any(getattr(parameter, "is_rare", False) for parameter in self.params):
+            self.params.append(
+                click.Option(
+                    ["--help-all"],
+                    is_flag=True,
+                    is_eager=True,
+                    expose_value=False,
+                    callback=_show_all,
+                    help="Show all options and exit.",
+                )
+            )
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command as a program."""
@@ -60,7 +94,7 @@ class OneLineCommand(click.Command):
                 super().main(*args, **kwargs)
             finally:
                 if sys.stdout is not None:
-                    sys.stdout.flush()  # here, where a full disk still ends in one line
+                    sys.stdout.flush()  # here, so that a full disk ends in one line too
         except click.ClickException as error:
             _fail(error.format_message())
         except DsbdError as error:
@@ -82,10 +116,11 @@ class OneLineCommand(click.Command):
         sys.exit(0)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options under the headings of their sections, those without one last."""
+        """Write the options under the headings of their sections, those without a section last."""
         records: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
+            is_shown = _ALL in ctx.meta or not getattr(parameter, "is_rare", False)
+            record = parameter.get_help_record(ctx) if is_shown else None
             if record is not None and isinstance(parameter, click.Option):
                 records.setdefault(getattr(parameter, "section", _LAST_SECTION), []).append(record)
         last = records.pop(_LAST_SECTION)  # --help is always there
@@ -105,8 +140,15 @@ class OneLineCommand(click.Command):
             raise
 
 
+def _show_all(context: click.Context, _: click.Parameter, is_given: bool) -> None:
+    if is_given and not context.resilient_parsing:
+        context.meta[_ALL] = True
+        click.echo(context.get_help())
+        context.exit()
+
+
 def _end_without_reader() -> NoReturn:
-    """End as SIGPIPE would: the reader of the output, such as head, has ended."""
+    """End as SIGPIPE does: the reader of the output, such as head, has ended."""
     _drop_output()
     sys.exit(128 + signal.SIGPIPE)
 

@@ -16,6 +16,7 @@ from dsbd_ort.decoding.option_values import (
     Biases,
     Number,
     OneOf,
+    Texts,
     TokenSequences,
     Whole,
     Wholes,
@@ -37,28 +38,6 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number", param, ctx)
         return number
-
-
-class IntList(click.ParamType[int | tuple[int, ...]]):
-    """One integer, or several separated by commas: 4 or 4,4,2."""
-
-    name = "INT[,INT...]"
-
-    def __init__(self, least: int, most: int) -> None:
-        self._each = click.IntRange(least, most)
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | tuple[int, ...]:
-        """Parse the option's text."""
-        if not isinstance(value, str):
-            return value  # type: ignore[no-any-return]
-        numbers = _wholes(value)
-        if isinstance(numbers, str):
-            self.fail(f"{value!r} is not a whole number or a list such as 4,4,2", param, ctx)
-        entries = numbers if isinstance(numbers, tuple) else (numbers,)
-        checked = tuple(self._each.convert(number, param, ctx) for number in entries)
-        return checked[0] if len(checked) == 1 else checked
 
 
 class OptionText(click.ParamType[Any]):
@@ -96,12 +75,13 @@ class OptionText(click.ParamType[Any]):
             return value
         name = self._option if param is None else param.opts[-1]
         try:
-            return self._domain.read(name, self._parsed(value))
+            read = self._domain.read(name, self._parsed(value))
+            return read[0] if isinstance(self._domain, Texts) else read  # the option is repeated
         except ConfigError as error:
             raise click.UsageError(str(error), ctx) from error
 
     def _parsed(self, text: str) -> Any:
-        """Return the value of a text; the text itself where it is none, which is then refused."""
+        """Return the value of a text, or the text itself if it has none: it is then refused."""
         match self._domain:
             case Whole():
                 return _whole(text)

@@ -18,16 +18,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 from click.core import ParameterSource
 
-from dsbd_ort.commands.constraint_options import CONSTRAINT_OPTIONS, SECTION, constraint_given
+from dsbd_ort.commands.constraint_options import CONSTRAINT_OPTIONS, constraint_given
 from dsbd_ort.commands.one_line import OneLineCommand, SectionedOption
-from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, OptionText
-from dsbd_ort.decoding import STRATEGIES, DecodingConfig
+from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, TOLERANCE, OptionText
+from dsbd_ort.decoding.option_row import OptionRow
+from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE, OPTIONS_BY_SECTION
+from dsbd_ort.decoding.option_values import Texts
 from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.pipeline_options import SERVER_NGRAM_POOL
 from dsbd_ort.sources import SRC_LANG, TGT_LANG
@@ -82,7 +85,7 @@ class _Group:
 def option(*flags: str, **settings: Any) -> Any:
     """Return a field with an option, --its-name without ``flags``.
 
-    Settings are those of click.option, and ``section``.
+    Settings are those of click.option, ``section``, and ``is_rare``: only --help-all shows it.
     """
     default = settings.get("default", False if settings.get("is_flag") else None)
     return dataclasses.field(default=default, metadata={_KEY: _Single(flags, settings)})
@@ -108,24 +111,58 @@ def group(
     fixed: dict[str, Any] | None = None,
     /,
     *,
+    record: type[Any] | None = None,
     section: str | None = None,
     **members: Any,
 ) -> Any:
-    """Return a field whose value is ``make(**fixed, **members)``; members are fields of the above.
+    """Return a field whose value is ``make(**fixed, **members)``.
 
-    Where ``make`` is a dataclass, members take their defaults from its fields. ``section`` is that
-    of the members that name none.
+    record: a dataclass that the members are fields of, ``make`` if that is one. Each takes its type
+        and default from there, so that a text, the option's help, says the rest; ``option(...)``
+        has further settings.
+    section: heading of members that name none.
     """
-    parameters: dict[str, _Parameter] = {n: field.metadata[_KEY] for n, field in members.items()}
-    for name, parameter in parameters.items():
-        if not isinstance(parameter, _Single) or parameter.flags is None:
-            continue
-        if section is not None:
-            parameter.settings.setdefault("section", section)
-        default = getattr(make, name, None)
-        if default is not None:
-            parameter.settings.setdefault("default", default)
+    if record is None and dataclasses.is_dataclass(make):
+        record = make if isinstance(make, type) else None
+    derived = {} if record is None else _derived_settings(record)
+    parameters: dict[str, _Parameter] = {}
+    for name, member in members.items():
+        field = option(help=member) if isinstance(member, str) else member
+        parameter: _Parameter = field.metadata[_KEY]
+        if isinstance(parameter, _Single) and parameter.flags is not None:
+            flags, usual = derived.get(name, ((), {}))
+            if section is not None:
+                usual = {**usual, "section": section}
+            parameter = _Single(parameter.flags or flags, {**usual, **parameter.settings})
+        parameters[name] = parameter
     return dataclasses.field(metadata={_KEY: _Group(make, fixed or {}, parameters)})
+
+
+def _derived_settings(record: type[Any]) -> dict[str, tuple[tuple[str, ...], dict[str, Any]]]:
+    """Return flags and click settings of the fields of a dataclass, by their types and defaults."""
+    hints, derived = get_type_hints(record), {}
+    for field in dataclasses.fields(record):
+        name, default = field.name.replace("_", "-"), field.default
+        kinds = set(get_args(hints[field.name])) or {hints[field.name]}
+        flags: tuple[str, ...] = ()
+        settings: dict[str, Any] = {}
+        if default is not dataclasses.MISSING:
+            settings = {"default": default, "show_default": default not in (None, (), "", False)}
+        if kinds == {bool, type(None)}:
+            flags = (f"--{name}/--no-{name}",)
+        elif kinds == {bool}:
+            settings |= {"is_flag": True, "show_default": False}
+            if default is True:
+                flags, settings["flag_value"] = (f"--no-{name}",), False
+        elif get_origin(hints[field.name]) is tuple:
+            settings["multiple"] = True
+        elif kind := next((kind for kind in _TYPES if kind in kinds), None):
+            settings["type"] = _TYPES[kind]
+        derived[field.name] = (flags, settings)
+    return derived
+
+
+_TYPES: dict[type, click.ParamType[Any]] = {Path: PATH, int: COUNT, float: TOLERANCE}
 
 
 def command(
@@ -160,174 +197,99 @@ def given_flags(context: click.Context) -> dict[str, str]:
     }
 
 
+def flags_of_section(section: str) -> set[str]:
+    """Return the long flags of a section of the command that runs."""
+    parameters = click.get_current_context().command.params
+    return {p.opts[-1] for p in parameters if getattr(p, "section", None) == section}
+
+
 def pipeline_settings(*, of_server: bool = False, **fixed: Any) -> Any:
-    """Return a field of PipelineSettings; ``fixed`` are those that have no option."""
-    pool = "Tokens of earlier texts that drafter ngram looks through; 0: none."
+    """Return a field of PipelineSettings; ``fixed`` are those that have no option.
+
+    of_server: no client's requests are drafted by the texts of others: how much is accepted, and
+        how fast, would tell it what they say.
+    """
+    pool = "Tokens of earlier texts that drafter ngram searches; 0: none."
     options = {
         "bundle": argument(type=PATH),
-        "provider": option(show_default=True, help="Execution provider."),
-        "draft_provider": option(help="Execution provider of the draft [that of the target]."),
+        "provider": "What runs the engines: cpu, cuda, tensorrt or tensorrt-rtx.",
+        "draft_provider": option(help="The same of the draft [as the target].", is_rare=True),
         "num_threads": option(
-            "--threads", type=COUNT, help="Threads of the target, and of a large draft."
+            "--threads", help="Threads of the target, and of a draft that is not small."
         ),
         "spin_us": option(
             type=COUNT_OR_NONE,
             metavar="MICROSECONDS",
             help="How long an idle engine thread waits busily before it sleeps [20].",
+            is_rare=True,
         ),
         "engine_cache": option(
             type=click.Path(file_okay=False),
-            help="Folder that keeps engines as they run, for openings that only map them.",
+            help="Folder for prepared engines: later openings are faster.",
+            is_rare=True,
         ),
-        "unfused_attention": flag(
-            help="On cuda: attention without a copy of keys and values for every query head."
+        "unfused_attention": option(
+            help="On cuda: attention without a copy of keys and values for every query head.",
+            is_rare=True,
         ),
         "cuda_graphs": option(
-            "--cuda-graphs/--no-cuda-graphs",
-            default=None,
-            help="On a GPU: capture each size of call once and replay it [on cuda].",
+            help="On a GPU: capture each size of call once and replay it [on cuda].", is_rare=True
         ),
-        "verify": flag(help="Check the hash of every file first."),
-        "prefix_cache": no_flag(
-            "--no-prefix-cache", help="Do not reuse cache rows of earlier prompts."
-        ),
-        "generation_config": no_flag(
-            "--no-generation-config",
-            help="Leave the bundle's generation_config.json out: it has the model's own defaults.",
+        "verify": option(help="Check the hash of every file first.", is_rare=True),
+        "prefix_cache": option(help="Do not reuse cache rows of earlier prompts.", is_rare=True),
+        "generation_config": option(
+            help="Ignore the bundle's generation_config.json, which has the model's own defaults.",
+            is_rare=True,
         ),
         "ngram_pool": option(
             type=COUNT_OR_NONE,
-            show_default=True,
             help=f"For each API key. {pool}" if of_server else pool,
             **({"default": SERVER_NGRAM_POOL} if of_server else {}),
+            is_rare=True,
         ),
     }
     members = {name: field for name, field in options.items() if name not in fixed}
     return group(PipelineSettings, fixed, section="Engines", **members)
 
 
-OPTIONS = {
-    "strategy": f"one of {', '.join(STRATEGIES)}",
-    "num_beams": "W, beams of the output [4; 1 for single-beam strategies]",
-    "coupling": "gumbel or rejection [gumbel for sampling strategies]",
-    "width_policy": "fixed; of dsbd also threshold [fixed, unless the next two are given]",
-    "min_beams": "fewest beams that threshold keeps [half of num_beams]",
-    "accept_threshold": "probability of acceptance that threshold requires",
-    "drafter": "model, ngram (no model: what followed the last tokens before), model+ngram or none "
-    "[model; ngram without one]",
-    "draft_policy": "fixed, or throughput: as much as is expected to pay "
-    "[throughput where it never shows in the output, unless the next two are given]",
-    "draft_length": "layers of a drafted forest [4; throughput: at most 8]",
-    "draft_beams": "candidates of every drafted layer, or of each "
-    "[num_beams; throughput: at most 4 times as many]",
-    "memory": "forest; of dsbd also single",
-    "replacement": "draw beams with replacement",
-    "temperature": "of both models",
-    "top_k": "draw from the k most probable tokens; 0: from all",
-    "top_p": "draw from the smallest set of this probability; 1: from all",
-    "min_p": "draw from tokens of at least this share of the best one's probability",
-    "typical_p": "draw from the tokens nearest to the entropy, of this probability; 1: from all",
-    "repetition_penalty": "above 1: fewer tokens of prompt and output",
-    "presence_penalty": "subtracted from the logits of tokens in the output",
-    "frequency_penalty": "the same, for each time",
-    "no_repeat_ngram_size": "no n-gram of this size twice; 0: off",
-    "encoder_no_repeat_ngram_size": "no n-gram of this size of the source or prompt; 0: off",
-    "bad_words_ids": "token sequences that never occur, as JSON: [[5], [7, 8]]",
-    "logit_bias": 'added to the logits of tokens, as JSON: {"5": -1.5}',
-    "suppress_tokens": "token ids that never occur",
-    "begin_suppress_tokens": "token ids that are not the first",
-    "no_timestamps_token_id": "of a speech model, the token before its times: they follow "
-    "Whisper's rules",
-    "max_initial_timestamp_index": "the last of these times that may be the first token",
-    "last_timestamp_token_id": "the last of these times; default: the last token",
-    "min_new_tokens": "none of so many new tokens ends the output",
-    "forced_bos_token_id": "the only token behind a prompt of one token",
-    "forced_eos_token_id": "the last of max_new_tokens",
-    "max_new_tokens": "longest continuation; of a --chat up to 2048",
-    "seed": "same seed, same output",
-    "num_return_sequences": "how many of the final beams to print, best first",
-    "length_penalty": "rank by logprob / tokens ** length_penalty",
-    "early_stopping": "of beams, when to end before all have: true, false or never",
-    "joint_threshold": "of mjsd: likelihood ratio to exceed [0.1]",
-    "joint_tokens": "of mjgd: tokens decided jointly [4]",
-    "joint_beams": "of mjgd: beams that search them [4]",
-    "stop_strings": "end at this text; may be repeated",
-    "eos_token_id": "token ids that end a sequence [the model's own]",
-    "top_logprobs": "most probable tokens to return with every new one, in the JSON",
-    "prompt_logprobs": "return the log-probabilities of the prompt's tokens, in the JSON",
-    "skip_special_tokens": "leave special tokens out of the text",
-}
-"""Help of the fields of DecodingConfig but ``constraint``; their own defaults are added."""
-
-
-_SECTIONS = {
-    "Strategy and beams": "strategy num_beams num_return_sequences length_penalty early_stopping",
-    "Sampling": "temperature top_k top_p min_p typical_p seed",
-    "Length and end": (
-        "max_new_tokens min_new_tokens stop_strings eos_token_id forced_eos_token_id "
-        "forced_bos_token_id"
-    ),
-    "Penalties and bans": (
-        "repetition_penalty presence_penalty frequency_penalty no_repeat_ngram_size "
-        "encoder_no_repeat_ngram_size bad_words_ids logit_bias suppress_tokens "
-        "begin_suppress_tokens no_timestamps_token_id max_initial_timestamp_index "
-        "last_timestamp_token_id"
-    ),
-    SECTION: "constraint",
-    "Text and log-probabilities": "top_logprobs prompt_logprobs skip_special_tokens",
-    "Drafts and width (rarely needed)": (
-        "drafter draft_policy draft_length draft_beams width_policy min_beams accept_threshold "
-        "coupling memory replacement"
-    ),
-    "Joint decoding (mjsd, mjgd)": "joint_threshold joint_tokens joint_beams",
-}
 _TRANSLATION = "Translation (encoder-decoders)"
 _LANGUAGES = {
-    SRC_LANG: "language of the prompt, as the model calls it: eng_Latn, en_XX [its tokenizer's]",
-    TGT_LANG: "language of the answer [what generation_config.json says]",
+    SRC_LANG: "Language of the prompt, as the model calls it: eng_Latn, en_XX [its tokenizer's].",
+    TGT_LANG: "Language of the answer [what generation_config.json says].",
 }
-_OTHER_SECTION = "Other decoding options"
 
 
-def _options_by_section() -> dict[str, str]:
-    """Return the section of every decoding option, in the order of the help."""
-    known = {name: section for section, names in _SECTIONS.items() for name in names.split()}
-    others = [name for name in OPTIONS if name not in known]
-    return {**known, **dict.fromkeys(others, _OTHER_SECTION)}
-
-
-def decoding_options(*, without: Collection[str] = (), names_languages: bool = False) -> Any:
-    """Return a field with an option per field of DecodingConfig: a dict of those given.
+def decoding_options(*, of_server: bool = False) -> Any:
+    """Return a field with an option for each row of the table: a dict of those given.
 
     ``constraint`` has one for each kind.
 
-    Args:
-        without: fields that get no option.
-        names_languages: whether there are options for those of source and target, too.
+    of_server: they are its defaults: those that it may have, and no languages.
     """
-    default_by_name = {field.name: field.default for field in dataclasses.fields(DecodingConfig)}
     options: dict[str, Any] = {}
-    for name, section in _options_by_section().items():
-        if section == SECTION and name not in without:
-            options |= {
-                kind: option(flags, **settings, section=section)
-                for kind, (flags, settings) in CONSTRAINT_OPTIONS.items()
-            }
-        if section == SECTION or name in without:
-            continue
-        default = default_by_name[name]
-        settings = {
-            "type": OptionText(name),
-            "help": OPTIONS[name] + ("" if default in (None, ()) else f" [{default}]"),
-            "section": section,
-        }
-        if name == "stop_strings":
-            options[name] = option("--stop", multiple=True, **settings)
-        else:
-            options[name] = option(**settings)
-    for name, help_text in _LANGUAGES.items() if names_languages else ():
-        options[name] = option(help=help_text, metavar="NAME", section=_TRANSLATION)
+    for section, rows in OPTIONS_BY_SECTION.items():
+        for name, row in rows.items():
+            if name == "constraint" and not of_server:
+                for kind, settings in CONSTRAINT_OPTIONS.items():
+                    options[kind] = option(**settings, section=section)
+            elif name not in IN_PYTHON_ALONE and (row.is_set_by_server or not of_server):
+                options[name] = _option_of(name, row, section)
+    for name, text in () if of_server else _LANGUAGES.items():
+        options[name] = option(help=text, metavar="NAME", section=_TRANSLATION, is_rare=True)
     return group(_given, **options)
+
+
+def _option_of(name: str, row: OptionRow, section: str) -> Any:
+    has_default = not callable(row.default) and row.default not in (None, ())
+    is_list = isinstance(row.domain, Texts)
+    return option(
+        *(("--stop",) if is_list else ()),
+        **({"multiple": True} if is_list else {}),
+        type=OptionText(name),
+        help=row.help.removesuffix(".") + f" [{row.default}]." if has_default else row.help,
+        section=section,
+        is_rare=not row.is_usual,
+    )
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Progress of a long command on stderr: its lines, and a sign of life where none comes."""
+"""Progress of a long command on stderr: its lines, and a sign of life in long silences."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 
 SECONDS_OF_SILENCE = 30.0
-"""After which a line says what is still being done, and for how long."""
+"""After this many, a line says what is still being done, and for how long."""
 
 
 @contextlib.contextmanager
 def shown_progress(
     *, console: Console | None = None, silence: float = SECONDS_OF_SILENCE
 ) -> Iterator[Callable[[str], None]]:
-    """Yield a function that prints a line; within a long phase its line comes back, with a time."""
+    """Yield a function that prints a line; during a long phase it is repeated, with the time."""
     lines = _Lines(console or Console(stderr=True))
     is_over = threading.Event()
 
@@ -44,7 +44,7 @@ class _Lines:
         self._began = self._last = time.monotonic()
 
     def say(self, line: str) -> None:
-        """Print the line of a phase that begins, or of what it has come to."""
+        """Print the line of a phase that begins, or of its result."""
         with self._lock:
             if self._phase is None or not line.startswith(f"{self._phase}: "):
                 self._phase, self._began = line, time.monotonic()

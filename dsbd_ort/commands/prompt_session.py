@@ -53,7 +53,7 @@ class _Continuation:
         self._arguments = arguments
 
     def respond(self, text: str, is_interrupted: Callable[[], bool]) -> Answer:
-        """Continue ``text`` and print both; of an encoder-decoder the answer alone."""
+        """Continue ``text`` and print both; with an encoder-decoder the answer alone."""
         reads_source = self._pipeline.prompts.encoder is not None
         return self._answer(text, is_interrupted, heading="" if reads_source else text)
 
@@ -165,7 +165,7 @@ def _as_text(answer: Answer, heading: str) -> str:
 
 
 def _ranked_items(sequence: GeneratedSequence) -> str:
-    """Return the line of a sequence that stands for items: its score and these, as JSON."""
+    """Return the line of a sequence that means items: its score and the items, as JSON."""
     return "\t".join([f"{sequence.score:.4f}", *map(json_text, sequence.items or [])])
 
 
@@ -176,7 +176,7 @@ def _as_json(answer: Answer) -> str:
 
 
 def _print_seed(seed: int, pipeline: Pipeline, arguments: RunArguments) -> None:
-    """Print a seed that was drawn, where the answer depends on it."""
+    """Print a seed that was drawn, if the answer depends on it."""
     options = arguments.options
     if pipeline.requests.resolve(options).row.rule in ("sample", "joint") and "seed" not in options:
         click.echo(f"seed {seed} (--seed {seed} repeats this answer)", err=True)

@@ -13,12 +13,12 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from dsbd_errors import install_hint
 from dsbd_ort.answers import watched_signals
 from dsbd_ort.batch.answer_sources import AnswerSource, SharedCalls, ThisProcess
 from dsbd_ort.batch.job import Batch, run_batch
 from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings
 from dsbd_ort.batch.workers import Workers
+from dsbd_ort.commands.one_line import packages_of
 from dsbd_ort.commands.prompt_session import line_of_terminal, responder_of, talk
 from dsbd_ort.commands.run_arguments import STANDARD_STREAM, RunArguments
 from dsbd_ort.commands.transcription import run_audio
@@ -68,7 +68,7 @@ def _input_file(given: Path) -> Iterator[Path]:
 
 
 def _answer_one(arguments: RunArguments, prompt: str) -> int:
-    """Answer one prompt, streamed where somebody reads along."""
+    """Answer one prompt, streamed at a terminal."""
     is_read_along = sys.stdout is not None and sys.stdout.isatty() and arguments.can_stream
     arguments = replace(arguments, stream=arguments.stream or is_read_along)
     with arguments.opening.open() as pipeline:
@@ -110,13 +110,8 @@ def _local_source(num_workers: int, num_requests: int) -> AnswerSource:
 
 
 def _replicas(cluster: str, num_replicas: int, console: Console) -> AnswerSource:
-    try:  # here, not at the top: it imports Ray, which no other option needs
+    with packages_of("--cluster", "cluster"):
         from dsbd_ort.cluster.actor_pool import Replicas
-    except ImportError as error:
-        raise click.ClickException(
-            f"--cluster needs a package that is not installed ({error.name}); "
-            f"{install_hint('cluster')}"
-        ) from error
 
     def report(line: str) -> None:
         console.print(line, highlight=False, soft_wrap=True)

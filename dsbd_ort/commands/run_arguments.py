@@ -15,6 +15,7 @@ from dsbd_ort.commands.options import (
     argument,
     decoding_options,
     flag,
+    flags_of_section,
     no_flag,
     option,
     pipeline_settings,
@@ -68,34 +69,36 @@ class RunArguments:
     """The arguments of dsbd-run. ``options`` are the fields of DecodingConfig that were given."""
 
     prompt: str | None = option(
-        help="Text to continue, or the user's message in a --chat.", section=_PROMPT
+        help="Text to continue; with --chat the user's message.", section=_PROMPT
     )
     prompt_file: Path | None = option(type=PATH, help="File with the text.", section=_PROMPT)
     chat: bool = flag(help="Apply the checkpoint's chat template to the prompt.", section=_PROMPT)
-    system: str | None = option(
-        metavar="TEXT", help="The system message of a --chat.", section=_PROMPT
-    )
+    system: str | None = option(metavar="TEXT", help="System message of a --chat.", section=_PROMPT)
     chat_template_kwargs: dict[str, Any] | None = option(
         type=JsonObjectType(),
         metavar="JSON",
-        help='More variables of the chat template, as {"enable_thinking": false}.',
+        help='More variables of the chat template, such as {"enable_thinking": false}.',
         section=_PROMPT,
+        is_rare=True,
     )
     chat_defaults: bool = no_flag(
         "--no-chat-defaults",
-        help="Of a --chat: no other temperature, top_p and max_new_tokens than of other prompts.",
+        help="With --chat: use the same defaults of temperature, top_p and max_new_tokens as "
+        "without.",
         section=_PROMPT,
+        is_rare=True,
     )
     stream: bool = flag(
-        help="Print text as soon as all live beams agree on it; as always at a terminal.",
+        help="Print text as soon as all live beams agree on it; always done at a terminal.",
         section=_OUTPUT,
     )
     as_json: bool = flag("--json", help="Print one JSON object per prompt.", section=_OUTPUT)
     stats: bool = flag(help="Print statistics to stderr.", section=_OUTPUT)
     trace: Path | None = option(
         type=PATH,
-        help="Draw every iteration's forest: a page (.html), or its data (.json).",
+        help="Draw the forest of every iteration: a page (.html), or its data (.json).",
         section=_OUTPUT,
+        is_rare=True,
     )
     input: Path | None = option(
         type=PATH, help="JSONL file with many prompts; -: stdin.", section=_BATCH
@@ -104,23 +107,27 @@ class RunArguments:
         type=PATH, help="JSONL file for their answers; -: stdout.", section=_BATCH
     )
     workers: int | None = option(
-        type=COUNT, help="Processes that answer --input and share --threads [1].", section=_BATCH
+        type=COUNT,
+        help="Processes that answer --input and share --threads [1].",
+        section=_BATCH,
+        is_rare=True,
     )
     concurrency: int | None = option(
         type=COUNT,
-        help="Lines of --input, or files of --audio, that share the engine calls of one process "
-        "[1].",
+        help="How many lines of --input, or files of --audio, are computed together [1].",
         section=_BATCH,
     )
     cluster: str | None = option(
         metavar="ADDRESS",
-        help="Answer --input on a Ray cluster, HOST:PORT or auto; --output is a folder then.",
+        help="Answer --input on a Ray cluster, HOST:PORT or auto; --output is then a folder.",
         section=_BATCH,
+        is_rare=True,
     )
     replicas: int | None = option(
         type=COUNT,
         help="Actors of the --cluster that answer and share --threads [1].",
         section=_BATCH,
+        is_rare=True,
     )
     audio: tuple[Path, ...] = option(
         type=PATH,
@@ -130,7 +137,7 @@ class RunArguments:
         section=SECTION,
     )
     speech: SpeechArguments = speech_options()
-    options: dict[str, Any] = decoding_options(names_languages=True)
+    options: dict[str, Any] = decoding_options()
     pipeline: PipelineSettings = pipeline_settings()
     more_audio: tuple[Path, ...] = argument(type=PATH, nargs=-1, metavar="")
 
@@ -140,7 +147,7 @@ class RunArguments:
         Raises:
             click.UsageError: naming both options and the fix.
         """
-        check_with_audio(given)
+        check_with_audio(given, flags_of_section(SECTION))
         if self.more_audio and not self.audio:
             raise click.UsageError(
                 f"unexpected argument {self.more_audio[0]}; files follow the first of --audio, a "

@@ -20,15 +20,14 @@ from dsbd_ort.commands.option_types import (
 )
 from dsbd_ort.commands.options import (
     decoding_options,
-    flag,
     group,
     no_flag,
     option,
     pipeline_settings,
 )
 from dsbd_ort.engine import ServiceLimits
-from dsbd_ort.openai_server.default_options import NEVER_DEFAULTS
-from dsbd_ort.openai_server.plain_tools import PLAIN, TOOL_TEMPLATES
+from dsbd_ort.openai_server.plain_tools import TOOL_TEMPLATES
+from dsbd_ort.openai_server.settings import ServingSettings
 from dsbd_ort.pipeline import PipelineSettings
 
 _SERVER, _CONNECTIONS = "Server", "Connections"  # sections of the help
@@ -62,102 +61,63 @@ class ServeArguments:
     limits: ServiceLimits = group(
         ServiceLimits,
         section="Shared engine calls and memory",
-        max_requests=option(
-            type=COUNT, show_default=True, help="Requests that share the engine calls."
-        ),
+        max_requests="Requests that are computed together.",
         max_queued=option(
-            type=COUNT_OR_NONE,
-            show_default=True,
-            help="Requests that wait beyond those; one more gets a 429.",
+            type=COUNT_OR_NONE, help="Requests that wait in addition; one more gets a 429."
         ),
         kv_bytes=option(type=BYTES, help="Maximum bytes of both engines' caches."),
     )
     settings: dict[str, Any] = group(
         dict,
+        record=ServingSettings,
         section="Limits of a request",
-        shows_docs=flag(
+        shows_docs=option(
             "--docs",
-            help="Serve /docs, a page to try requests on (its scripts come from a CDN).",
+            help="Serve /docs, a page to try requests on (its scripts are loaded from a CDN).",
             section=_SERVER,
         ),
-        keys_everywhere=flag(
+        keys_everywhere=option(
             help="Require a key for /health, /ready and /metrics too.", section=_SERVER
         ),
-        max_prompt_tokens=option(
-            type=COUNT, help="Maximum tokens of a prompt [the context of the bundle]."
-        ),
-        max_new_tokens=option(
-            type=COUNT,
-            help="Maximum new tokens of a sequence; as many without max_tokens "
-            "[as the context holds].",
-        ),
-        max_beams=option(
-            type=COUNT, default=16, show_default=True, help="Maximum num_beams and joint_beams."
-        ),
-        max_draft_nodes=option(
-            type=COUNT,
-            default=256,
-            show_default=True,
-            help="Maximum candidates of a drafted forest.",
-        ),
-        max_best_of=option(
-            type=COUNT, default=16, show_default=True, help="Maximum n and best_of."
-        ),
+        max_prompt_tokens="Maximum tokens of a prompt [the context of the bundle].",
+        max_new_tokens="Maximum new tokens of a sequence; as many without max_tokens "
+        "[as the context holds].",
+        max_beams="Maximum num_beams and joint_beams.",
+        max_draft_nodes="Maximum candidates of a drafted forest.",
+        max_best_of="Maximum n and best_of.",
         tries=option(
             "--trie",
             type=NamedTrie(),
+            default=(),
             multiple=True,
             callback=tries_by_name,
             metavar="NAME=FILE",
-            help="Token sequences that a request's constraint may name; may be repeated.",
+            help="Token sequences that the constraint of a request may name; may be repeated.",
             section=_SERVER,
         ),
         tool_template=option(
             type=click.Choice(TOOL_TEMPLATES),
-            default=PLAIN,
-            show_default=True,
-            help="How a model whose chat template has no known form of tools is offered them: "
-            "plain: by a text, with JSON calls; own: not at all, tool_choice auto is refused.",
+            help="For models whose chat template has no known form of tools. plain: tools are "
+            "described by a text, calls are JSON; own: tool_choice auto is refused.",
             section=_SERVER,
         ),
-        max_prompts=option(
-            type=COUNT, default=16, show_default=True, help="Maximum prompts of a request body."
-        ),
-        max_body_bytes=option(
-            type=BYTES, default=2**20, show_default=True, help="Maximum bytes of a request body."
-        ),
+        max_prompts="Maximum prompts of a request body.",
+        max_body_bytes=option(type=BYTES, help="Maximum bytes of a request body."),
         body_timeout_s=option(
-            "--body-timeout",
-            type=SECONDS,
-            default=10.0,
-            show_default=True,
-            help="Seconds for a request body to arrive.",
+            "--body-timeout", type=SECONDS, help="Seconds for a request body to arrive."
         ),
-        max_audio_bytes=option(
-            type=BYTES,
-            default=25 * 2**20,
-            show_default=True,
-            help="Maximum bytes of a request body with audio.",
-        ),
+        max_audio_bytes=option(type=BYTES, help="Maximum bytes of a request body with audio."),
         audio_timeout_s=option(
-            "--audio-timeout",
-            type=SECONDS,
-            default=60.0,
-            show_default=True,
-            help="Seconds for a request body with audio to arrive.",
+            "--audio-timeout", type=SECONDS, help="Seconds for a request body with audio to arrive."
         ),
         max_audio_s=option(
             "--max-audio-seconds",
             type=SECONDS,
-            default=3600.0,
-            show_default=True,
             help="Longest audio; its samples take 64 kB of memory a second.",
         ),
         request_timeout_s=option(
             "--request-timeout",
             type=SECONDS,
-            default=600.0,
-            show_default=True,
             help="Seconds for a whole request, including the queue.",
         ),
     )
@@ -193,5 +153,5 @@ class ServeArguments:
         section=_CONNECTIONS,
     )
     logs_access: bool = no_flag("--no-access-log", help="Do not log requests.", section=_SERVER)
-    options: dict[str, Any] = decoding_options(without=NEVER_DEFAULTS)
+    options: dict[str, Any] = decoding_options(of_server=True)
     pipeline: PipelineSettings = pipeline_settings(of_server=True)

@@ -1,4 +1,4 @@
-"""Options of dsbd-run that are about audio: what is heard, how it is written, when it is redone."""
+"""Options of dsbd-run for audio: what is heard, how it is written, when it is decoded again."""
 
 from __future__ import annotations
 
@@ -19,32 +19,17 @@ SECTION = "Speech (models that read audio)"
 _FORMATS = ("txt", "json", "srt", "vtt")
 _TIMED = ("segment", WORD_TIMES)
 _ON_STDOUT = ("txt", "json")
-"""Formats of which several can stand one behind the other."""
+"""Formats of which several transcripts can follow one another."""
 
-NEEDING_AUDIO = (
-    "--task",
-    "--language",
-    "--timestamps",
-    "--initial-prompt",
-    "--no-condition-on-previous-text",
-    "--compression-ratio-threshold",
-    "--logprob-threshold",
-    "--no-speech-threshold",
-    "--best-of",
-    "--hot-word",
-    "--hot-word-gain",
-    "--output-format",
-    "--output-dir",
-)
 NEVER_WITH_AUDIO = {
     "--prompt": "the audio is the prompt; --initial-prompt is text that came before it",
     "--prompt-file": "the audio is the prompt; --initial-prompt is text that came before it",
-    "--input": "lines are texts; repeat --audio for several files",
+    "--input": "its lines are texts; repeat --audio for several files",
     "--output": "use --output-dir, or redirect stdout",
     "--chat": "a speech model holds no conversation",
     "--json": "use --output-format json",
-    "--trace": "an audio takes many requests, a trace draws one",
-    "--workers": "use --concurrency, whose files share the engine calls",
+    "--trace": "an audio needs many requests, a trace draws one",
+    "--workers": "use --concurrency, which computes files together",
     "--cluster": "files are transcribed on this machine",
     "--src-lang": "use --language: that of the audio",
     "--tgt-lang": "--task translate writes English, --task transcribe the language of the audio",
@@ -58,27 +43,14 @@ class SpeechArguments:
     """How audio is transcribed, and where transcripts go.
 
     Attributes:
-        task, language, initial_prompt, compression_ratio_threshold, logprob_threshold,
-            no_speech_threshold, best_of, hot_word_gain: see ``Pipeline.transcribe``; None: its
-            default.
-        condition_on_previous_text: None: its default.
-        hot_words: see there; empty: none.
-        timestamps: "segment" or "word": whose times are wanted, whatever the format; None: none.
+        keywords: of ``Pipeline.transcribe``, those that were given.
+        timestamps: "segment" or "word": whose times are wanted, in any format; None: none.
         output_format: see ``dsbd_ort.speech.formats``.
-        output_dir: folder for one file an audio; None: stdout.
+        output_dir: folder for one file per audio; None: stdout.
     """
 
-    task: str | None
-    language: str | None
+    keywords: dict[str, Any]
     timestamps: str | None
-    initial_prompt: str | None
-    condition_on_previous_text: bool | None
-    compression_ratio_threshold: float | None
-    logprob_threshold: float | None
-    no_speech_threshold: float | None
-    best_of: int | None
-    hot_words: tuple[str, ...]
-    hot_word_gain: float | None
     output_format: str
     output_dir: Path | None
 
@@ -90,52 +62,54 @@ class SpeechArguments:
         """
         if num_files > 1 and self.output_dir is None and self.output_format not in _ON_STDOUT:
             raise click.UsageError(
-                f"--output-format {self.output_format} of {num_files} files is no one file; give "
-                f"--output-dir, or use --output-format {' or '.join(_ON_STDOUT)}"
+                f"--output-format {self.output_format} of {num_files} files makes several files; "
+                f"give --output-dir, or use --output-format {' or '.join(_ON_STDOUT)}"
             )
         if num_texts > 1 and self.output_format != "json":
             raise click.UsageError(
                 f"--num-return-sequences {num_texts} with --output-format {self.output_format}: "
-                "the texts of a window stand in json alone; use --output-format json"
+                "only json has several texts of a window; use --output-format json"
             )
 
     def options(self, decoding: dict[str, Any]) -> dict[str, Any]:
         """Return the keywords of ``Pipeline.transcribe``; ``decoding``: options of a request."""
-        own: dict[str, Any] = {
-            "task": self.task,
-            "language": self.language,
-            "initial_prompt": self.initial_prompt,
-            "condition_on_previous_text": self.condition_on_previous_text,
-            "compression_ratio_threshold": self.compression_ratio_threshold,
-            "logprob_threshold": self.logprob_threshold,
-            "no_speech_threshold": self.no_speech_threshold,
-            "best_of": self.best_of,
-            "hot_words": list(self.hot_words) or None,
-            "hot_word_gain": self.hot_word_gain,
-            "return_timestamps": self._return_timestamps,
-        }
+        options = {**decoding, **self.keywords}
         if "temperature" in decoding:
-            own["temperature"] = (decoding["temperature"],)
-        given = {name: value for name, value in own.items() if value is not None}
-        return {**decoding, **given}
-
-    @property
-    def _return_timestamps(self) -> bool | str | None:
-        """The keyword of ``Pipeline.transcribe``."""
+            options["temperature"] = (decoding["temperature"],)
         if self.timestamps == WORD_TIMES:
-            return WORD_TIMES
-        return True if self.timestamps or self.output_format in WITH_TIMES else None
+            options["return_timestamps"] = WORD_TIMES
+        elif self.timestamps or self.output_format in WITH_TIMES:
+            options["return_timestamps"] = True
+        return options
+
+
+def _arguments(
+    timestamps: str | None, output_format: str, output_dir: Path | None, **keywords: Any
+) -> SpeechArguments:
+    given = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in keywords.items()
+        if value not in (None, ())
+    }
+    return SpeechArguments(
+        keywords=given, timestamps=timestamps, output_format=output_format, output_dir=output_dir
+    )
 
 
 def speech_options() -> Any:
     """Return a field of SpeechArguments."""
-    threshold = FiniteRange(-1e6, 1e6)
+    threshold: dict[str, Any] = {
+        "type": FiniteRange(-1e6, 1e6),
+        "metavar": "FLOAT",
+        "is_rare": True,
+    }
     return group(
-        SpeechArguments,
+        _arguments,
         section=SECTION,
         task=option(
             type=click.Choice(TASKS),
-            help="Text in the language of the audio, or in English [transcribe].",
+            help="Write the text in the language of the audio, or in English [transcribe].",
+            is_rare=True,
         ),
         language=option(
             metavar="CODE", help="Language of the audio, such as de [detected in its first 30 s]."
@@ -145,68 +119,79 @@ def speech_options() -> Any:
             flag_value=_TIMED[0],
             type=click.Choice(_TIMED),
             metavar="[segment|word]",
-            help="Decode when each segment is said, as always for srt and vtt, or each word too: a "
-            "line of txt, and in json.",
+            help="Also write when each segment, or each word, is said: on the lines of txt, and in "
+            "json; srt and vtt always have the times of segments.",
+            is_rare=True,
         ),
         initial_prompt=option(
-            metavar="TEXT", help="Text before the audio: names and spellings that it has."
+            metavar="TEXT",
+            help="Text that comes before the audio, with names and spellings that occur in it.",
+            is_rare=True,
         ),
         condition_on_previous_text=option(
             "--condition-on-previous-text/--no-condition-on-previous-text",
             default=None,
-            help="Whether a window continues the text of the one before.",
+            help="Whether the model reads the text of the window before.",
+            is_rare=True,
         ),
         compression_ratio_threshold=option(
-            type=threshold,
-            metavar="FLOAT",
-            help="A window whose text compresses better is decoded again, at a higher temperature.",
+            help="Decode a window again, at a higher temperature, if its text compresses better "
+            "than this, as repetitions do.",
+            **threshold,
         ),
         logprob_threshold=option(
-            type=threshold,
-            metavar="FLOAT",
-            help="The same below this log-probability of a token, the mean.",
+            help="The same if the mean log-probability of its tokens is lower than this.",
+            **threshold,
         ),
         no_speech_threshold=option(
-            type=threshold,
-            metavar="FLOAT",
-            help="A window whose probability of no speech is higher, and of its text low, is none.",
+            help="Skip a window as silence if its no-speech probability is higher than this and "
+            "its text improbable.",
+            **threshold,
         ),
         best_of=option(
             type=COUNT,
-            help="Texts sampled of a window that is decoded again; the most probable counts [1].",
+            help="Texts sampled for a window that is decoded again; the most probable is used [1].",
+            is_rare=True,
         ),
         hot_words=option(
             "--hot-word",
             multiple=True,
             metavar="TEXT",
-            help="A name or phrase that is favoured. May be repeated.",
+            help="A name or phrase to favour. May be repeated.",
+            is_rare=True,
         ),
         hot_word_gain=option(
             type=FiniteRange(0, 100),
             metavar="FLOAT",
-            help="What each token of one gains in log-probability [2].",
+            help="Added to the log-probability for each token of a hot word [2]. If it is too "
+            "large, the word appears where nobody said it.",
+            is_rare=True,
         ),
         output_format=option(
             type=click.Choice(_FORMATS),
             default="txt",
             show_default=True,
-            help="Of a transcript: text, JSON with all there is, or subtitles.",
+            help="Format of transcripts: text, JSON with everything known, or subtitles.",
         ),
         output_dir=option(
-            type=PATH, help="Folder for a file of each audio, named after it [stdout]."
+            type=PATH, help="Folder for one file per audio, named after it [stdout]."
         ),
     )
 
 
-def check_with_audio(given: Collection[str]) -> None:
-    """Refuse options ``given`` on the command line that contradict --audio, or need it.
+def check_with_audio(given: Collection[str], of_speech: Collection[str]) -> None:
+    """Refuse options that contradict --audio, or need it.
+
+    Args:
+        given: the flags on the command line.
+        of_speech: flags of the section about speech.
 
     Raises:
         click.UsageError: naming both options and the fix.
     """
     if "--audio" not in given:
-        for needing in NEEDING_AUDIO:
-            if needing in given:
+        for needing in given:
+            if needing in of_speech:
                 raise click.UsageError(f"{needing} needs --audio; add it, or leave {needing} out")
         return
     for other, fix in NEVER_WITH_AUDIO.items():

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotDoneError
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Unpack
+from typing import Any
 
 import click
 from rich.console import Console
@@ -26,24 +26,10 @@ from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.results import json_text
 from dsbd_ort.speech.audio import SAMPLING_RATE, read_audio
 from dsbd_ort.speech.formats import FORMATS, as_text, remarks, transcript_object
-from dsbd_ort.speech.speech_request import Audio, SpeechOptions
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_runtime.errors import InputError
 
 _POLL_SECONDS = 0.2  # within which a signal is seen
-
-
-class Transcriber(Protocol):
-    """What transcribes samples: a Pipeline, or a Service in any number of threads."""
-
-    def transcribe(
-        self,
-        audio: Audio,
-        *,
-        on_segment: Callable[[Segment], None] | None = None,
-        **options: Unpack[SpeechOptions],
-    ) -> Transcript:
-        """See Pipeline.transcribe."""
 
 
 class _Interrupted(Exception):
@@ -127,7 +113,7 @@ def _transcribed(
 ) -> Iterator[_Done]:
     """Yield the files in their order, each with its transcript."""
 
-    def transcribed(transcriber: Transcriber, file: Path) -> _Done:
+    def transcribed(transcriber: Pipeline | Service, file: Path) -> _Done:
         if interruption.is_requested():
             raise _Interrupted
         try:
@@ -268,7 +254,7 @@ class _Shown:
 
 
 def _timed_lines(transcript: Transcript) -> Iterator[str]:
-    """Yield a line of each segment, or of each word where words have times."""
+    """Yield a line for each segment, or for each word if words have times."""
     for segment in transcript.segments:
         if segment.words is None:
             yield _timed(segment.start, segment.end, segment.text)

@@ -4,7 +4,7 @@ from dsbd_forward.engine import Engine as StepModel
 from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_forward.logits import DenseLogits, GatheredLogits, TopLogits
 from dsbd_forward.spec import EngineSpec, HeadSpec
-from dsbd_ort.decoding.config import DecodingConfig
+from dsbd_ort.decoding.config import DecodingConfig, DecodingOptions
 from dsbd_ort.decoding.decode import decode, decode_iterations
 from dsbd_ort.decoding.errors import ConfigError, DecodingError, ModelError
 from dsbd_ort.decoding.logits_processing.path_states import StopState
@@ -34,6 +34,7 @@ __all__ = [
     "IterationOutput",
     "DecodedSequence",
     "DecodingConfig",
+    "DecodingOptions",
     "DecodingError",
     "DecodingRequest",
     "DecodingStats",

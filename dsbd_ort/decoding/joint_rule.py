@@ -88,7 +88,7 @@ class JointSpeculativeRule(_JointDecoding):
             log_p[children] = log_p[parents] + target.log_probs(parents, forest.tokens[children])
             best = int(children[log_p[children].argmax()])
             largest_log_q = layer.distribution.log_weights[layer.drawn].max() - beams.log_weights[0]
-            if log_p[best] - largest_log_q > math.log(self._config.joint_limit):
+            if log_p[best] - largest_log_q > math.log(self._config.joint_threshold):
                 accepted = best
         path = []
         while accepted != root:
@@ -108,8 +108,8 @@ class JointGreedyRule(_JointDecoding):
     ) -> Iterator[Beams]:
         """See SelectionRule.select."""
         while target.are_computed(beams.nodes):
-            beams = self._next_beams(target, beams, self._config.search_width)
+            beams = self._next_beams(target, beams, self._config.joint_beams)
             depth += 1
-            if depth % self._config.block_length == 0 or self.is_finished(beams, depth):
+            if depth % self._config.joint_tokens == 0 or self.is_finished(beams, depth):
                 beams = beams.only(int(np.argmax(beams.log_weights)))
             yield beams

@@ -1,20 +1,48 @@
-"""The table of options: the values of each, where it means something, and its default there.
+"""The table of options: one row for each, with all that is known of it.
 
-One row per field of DecodingConfig. Where an option means nothing it is refused, unless its value
-changes nothing (a neutral value) or states what happens anyway (a redundant one).
+The typed names are in ``config.py``: ``DecodingOptions`` (given) and ``DecodingConfig`` (resolved).
+An option that means nothing to the strategy or to another option is refused, unless its value is
+neutral (it changes nothing) or redundant (it says what happens anyway).
 """
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from dsbd_ort.decoding.errors import ConfigError
+from dsbd_ort.decoding.option_row import (
+    DRAFTED_LAYERS,
+    DRAFTING,
+    DSBD,
+    DYNAMIC_WIDTH,
+    EVERY_BEAM,
+    FREE_OF_THE_DRAFT,
+    HAS_BEAMS,
+    HAS_DRAFT,
+    HAS_DRAFT_TREE,
+    HAS_TIMES,
+    MJGD,
+    MJSD,
+    MOST_NODES,
+    NO_SEARCH,
+    SAMPLES,
+    SEVERAL_DRAWS,
+    USUAL_THRESHOLD,
+    Chosen,
+    OptionRow,
+    half_width,
+    one_path,
+    usual_draft_beams,
+    usual_draft_length,
+    usual_draft_policy,
+    usual_drafter,
+    usual_width_policy,
+)
 from dsbd_ort.decoding.option_values import (
     Biases,
-    Domain,
     Number,
     Objects,
     OneOf,
@@ -22,408 +50,406 @@ from dsbd_ort.decoding.option_values import (
     TokenSequences,
     Whole,
     Wholes,
+    did_you_mean,
     shown,
 )
-from dsbd_ort.decoding.strategies import STRATEGIES, Strategy, unnamed_strategy
+from dsbd_ort.decoding.strategies import STRATEGIES, named_strategy
 
 MOST_BEAMS = MOST_LAYERS = 1024
 USUAL_BEAMS = 4
-MOST_NODES = 16_384  # of a forest, whose mask has a cell for every pair of nodes
 MOST_TOP_LOGPROBS = 20  # as OpenAI allows
-_USUAL_THRESHOLD = 0.7
 _MOST = 2**31 - 1
 _LARGEST = sys.float_info.max
+_TOKENS = Wholes(Whole(0, _MOST), 65_536, is_ordered=False, noun="token id", is_always_list=True)
+_TOKEN = Whole(0, _MOST)
+_FLAG = OneOf((False, True))
 
+_Processor = functools.partial(OptionRow, is_processor=True)
+_Warping = functools.partial(OptionRow, needs=(NO_SEARCH,), of_model="any")
 
-class Deciding(Protocol):
-    """The options that decide which others mean something, and what they resolve to."""
-
-    @property
-    def strategy(self) -> str | None:
-        """A key of ``STRATEGIES``."""
-
-    @property
-    def row(self) -> Strategy:
-        """Its row of the table of strategies."""
-
-    @property
-    def width(self) -> int:
-        """The resolved ``num_beams``."""
-
-    @property
-    def coupling(self) -> str | None:
-        """Either "gumbel" or "rejection"; None where nothing is sampled."""
-
-    @property
-    def width_policy(self) -> str | None:
-        """Either "fixed" or "threshold"."""
-
-    @property
-    def min_beams(self) -> int | None:
-        """Fewest beams that a layer keeps."""
-
-    @property
-    def accept_threshold(self) -> float:
-        """Probability with which a layer is to be accepted."""
-
-    @property
-    def memory(self) -> str:
-        """Either "forest" or "single"."""
-
-    @property
-    def replacement(self) -> bool:
-        """Whether beams are drawn i.i.d."""
-
-    @property
-    def drafter(self) -> str | None:
-        """What drafts; None is decided where it is known whether there is a draft model."""
-
-    @property
-    def draft_policy(self) -> str | None:
-        """Either "fixed" or "throughput"; None is decided where the engines' costs are known."""
-
-    @property
-    def draft_length(self) -> int | None:
-        """Layers of a drafted forest; None follows an undecided draft policy."""
-
-    @property
-    def draft_beams(self) -> object:
-        """Candidates of its layers."""
-
-    @property
-    def temperature(self) -> float:
-        """Of the request."""
-
-    @property
-    def no_timestamps_token_id(self) -> int | None:
-        """The token before a speech model's times, None where the output has none."""
-
-
-@dataclass(frozen=True)
-class Condition:
-    """A condition without which an option means nothing.
-
-    Attributes:
-        option: the name of the option that decides.
-        is_met: whether it holds.
-        remedy: the value of that option to use instead, for a message.
-    """
-
-    option: str
-    is_met: Callable[[Deciding], bool]
-    remedy: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptionRow:
-    """The row of one option.
-
-    Attributes:
-        domain: its values.
-        default: what None resolves to where the option means something; without it None is no
-            value of the option.
-        needs: all must be met for it to mean something.
-        neutral: the values that it may have where it means nothing; the first is the one stored.
-        is_redundant: where it means nothing, whether any value states what happens anyway.
-    """
-
-    domain: Domain
-    default: Callable[[Deciding], Any] | None = None
-    needs: tuple[Condition, ...] = ()
-    neutral: Callable[[Deciding], tuple[Any, ...]] = lambda _: ()
-    is_redundant: Callable[[Deciding], bool] = lambda _: False
-
-    def unmet(self, options: Deciding) -> Condition | None:
-        """Return the first condition that is not met, None where the option means something."""
-        return next((need for need in self.needs if not need.is_met(options)), None)
-
-
-_BEAMS = Condition("strategy", lambda o: o.row.has_beams, "one with beams such as dsbd")
-_DRAFT = Condition("strategy", lambda o: o.row.has_draft, "one with a draft such as dsbd")
-_DRAFT_TREE = Condition(
-    "strategy", lambda o: o.row.has_draft_tree, "one that drafts a tree such as tree-speculative"
-)
-_SAMPLING = Condition("strategy", lambda o: o.row.rule == "sample", "one that samples such as dsbd")
-_SEVERAL_DRAWS = Condition(
-    "strategy", lambda o: o.row.has_beams or o.row.has_draft_tree, "one with beams such as dsbd"
-)
-_NO_SEARCH = Condition(
-    "strategy", lambda o: o.row.rule != "search", "one that samples such as dsbd"
-)
-_MJSD = Condition("strategy", lambda o: o.row.rule == "joint", "mjsd")
-_MJGD = Condition("strategy", lambda o: o.row.rule == "joint-greedy", "mjgd")
-_SAMPLED_BEAMS_OF_A_DRAFT = Condition(
-    "strategy",
-    lambda o: o.row.rule == "sample" and o.row.has_draft and o.row.has_beams,
-    "dsbd",
-)
-_DRAFTING = Condition("drafter", lambda o: o.drafter != "none", "'model' or 'ngram'")
-_FREE_OF_THE_DRAFT = Condition(  # an output that can be: it may take a coupling as well
-    "strategy",
-    lambda o: o.row.has_draft and o.row.rule in ("sample", "search"),
-    "one with a draft, which its output may not depend on, such as dsbd",
-)
-_THRESHOLD = Condition("width_policy", lambda o: o.width_policy == "threshold", "'threshold'")
-_TIMES = Condition(
-    "no_timestamps_token_id",
-    lambda o: o.no_timestamps_token_id is not None,
-    "the token before the times of a speech model",
-)
-_EVERY_BEAM = Condition("memory", lambda o: o.memory == "forest", "'forest'")
-_DRAFTED_LAYERS = Condition("draft_length", lambda o: o.draft_length != 0, "at least 1")
-_DYNAMIC_WIDTH = (_SAMPLED_BEAMS_OF_A_DRAFT, _THRESHOLD, _DRAFTED_LAYERS)
-
-
-def _half_width(options: Deciding) -> int:
-    return max(1, options.width // 2)
-
-
-def _usual_width_policy(options: Deciding) -> str:
-    """Return "threshold" where one of its options is given and it is possible, else "fixed"."""
-    is_given = options.min_beams is not None or options.accept_threshold != _USUAL_THRESHOLD
-    is_possible = options.draft_length != 0 and options.draft_policy != "throughput"
-    return "threshold" if is_given and is_possible else "fixed"
-
-
-def _usual_draft_policy(options: Deciding) -> str | None:
-    """Return "fixed" where a shape is given or the draft could be seen, else None: undecided."""
-    has_shape = options.draft_length is not None or options.draft_beams is not None
-    is_seen = (
-        options.coupling == "rejection"
-        or options.width_policy == "threshold"
-        or options.memory == "single"
-        or options.replacement
-    )
-    return "fixed" if has_shape or is_seen else None
-
-
-def _usual_draft_length(options: Deciding) -> int | None:
-    return {"fixed": 4, "throughput": 8, None: None}[options.draft_policy]
-
-
-def _usual_draft_beams(options: Deciding) -> int | None:
-    usual = options.width if options.row.has_beams else 4
-    if options.draft_policy == "throughput":
-        return max(usual, min(4 * usual, MOST_NODES // max(options.draft_length or 0, 1)))
-    return usual if options.draft_policy == "fixed" else None
-
-
-def _one_path(options: Deciding) -> tuple[Any, ...]:
-    """Return what draft_beams may be where there is no tree to draft."""
-    if options.draft_length is None:
-        return (None, 1)
-    layers = (1,) * options.draft_length
-    return (layers, 1) if layers else (layers,)
-
-
-OPTION_TABLE = {  # resolved in this order: what decides stands above what it decides
-    "strategy": OptionRow(
-        domain=OneOf(tuple(STRATEGIES), is_quoted=False),
-        default=lambda o: unnamed_strategy("dsbd", {"temperature": o.temperature})["strategy"],
-    ),
-    "num_beams": OptionRow(
-        domain=Whole(1, MOST_BEAMS),
-        default=lambda _: USUAL_BEAMS,
-        needs=(_BEAMS,),
-        neutral=lambda _: (1,),
-    ),
-    "coupling": OptionRow(
-        domain=OneOf(("gumbel", "rejection")),
-        default=lambda _: "gumbel",
-        needs=(_SAMPLING,),
-        neutral=lambda _: (None,),
-    ),
-    "width_policy": OptionRow(
-        domain=OneOf(("fixed", "threshold")),
-        default=_usual_width_policy,
-        needs=(_SAMPLED_BEAMS_OF_A_DRAFT,),
-        neutral=lambda _: ("fixed",),
-    ),
-    "drafter": OptionRow(
-        domain=OneOf(("model", "ngram", "model+ngram", "none")),
-        default=lambda _: None,
-        needs=(_FREE_OF_THE_DRAFT,),
-        neutral=lambda o: ("model" if o.row.has_draft else "none",),
-    ),
-    "draft_policy": OptionRow(
-        domain=OneOf(("fixed", "throughput")),
-        default=_usual_draft_policy,
-        needs=(_FREE_OF_THE_DRAFT, _DRAFTING),
-        neutral=lambda _: ("fixed",),
-    ),
-    "draft_length": OptionRow(
-        domain=Whole(0, MOST_LAYERS),
-        default=_usual_draft_length,
-        needs=(_DRAFT, _DRAFTING),
-        neutral=lambda _: (0,),
-    ),
-    "draft_beams": OptionRow(
-        domain=Wholes(Whole(1, MOST_NODES), MOST_LAYERS, is_ordered=True),
-        default=_usual_draft_beams,
-        needs=(_DRAFT, _DRAFTED_LAYERS, _DRAFT_TREE),
-        neutral=_one_path,
-    ),
-    "min_beams": OptionRow(
-        domain=Whole(1, MOST_BEAMS),
-        default=_half_width,
-        needs=_DYNAMIC_WIDTH,
-        neutral=lambda o: (None, o.width, _half_width(o)),
-    ),
-    "accept_threshold": OptionRow(
-        domain=Number(0.0, 1.0), needs=_DYNAMIC_WIDTH, neutral=lambda _: (_USUAL_THRESHOLD,)
-    ),
-    "memory": OptionRow(
-        domain=OneOf(("forest", "single")),
-        needs=(_SAMPLED_BEAMS_OF_A_DRAFT,),
-        neutral=lambda _: ("forest",),
-    ),
-    "replacement": OptionRow(
-        domain=OneOf((False, True)),
-        needs=(_SAMPLING, _SEVERAL_DRAWS),
-        neutral=lambda _: (False,),
-    ),
-    "top_k": OptionRow(
-        domain=Whole(0, _MOST, off=-1),
-        needs=(_NO_SEARCH,),
-        neutral=lambda _: (0,),
-        is_redundant=lambda o: o.temperature == 0.0,  # the best token is in every such set
-    ),
-    "top_p": OptionRow(
-        domain=Number(0.0, 1.0, is_open=True),
-        needs=(_NO_SEARCH,),
-        neutral=lambda _: (1.0,),
-        is_redundant=lambda o: o.temperature == 0.0,
-    ),
-    "temperature": OptionRow(
-        domain=Number(0.0, _LARGEST, least_positive=1e-6),  # a logit divided by it stays finite
-        needs=(_NO_SEARCH,),
-        neutral=lambda _: (1.0, 0.0),
-    ),
-    "min_p": OptionRow(
-        domain=Number(0.0, 1.0),
-        needs=(_NO_SEARCH,),
-        neutral=lambda _: (0.0,),
-        is_redundant=lambda o: o.temperature == 0.0,
-    ),
-    "typical_p": OptionRow(
-        domain=Number(0.0, 1.0, is_open=True), needs=(_NO_SEARCH,), neutral=lambda _: (1.0,)
-    ),
-    "repetition_penalty": OptionRow(domain=Number(1e-6, 1e6)),
-    "presence_penalty": OptionRow(domain=Number(-1e6, 1e6)),
-    "frequency_penalty": OptionRow(domain=Number(-1e6, 1e6)),
-    "no_repeat_ngram_size": OptionRow(domain=Whole(0, 1024)),
-    "encoder_no_repeat_ngram_size": OptionRow(domain=Whole(0, 1024)),
-    "bad_words_ids": OptionRow(domain=TokenSequences(4096, 256)),
-    "logit_bias": OptionRow(domain=Biases(4096, Number(-1e9, 1e9))),
-    "suppress_tokens": OptionRow(
-        domain=Wholes(Whole(0, _MOST), 65_536, is_ordered=False, noun="token id")
-    ),
-    "begin_suppress_tokens": OptionRow(
-        domain=Wholes(Whole(0, _MOST), 65_536, is_ordered=False, noun="token id")
-    ),
-    "no_timestamps_token_id": OptionRow(domain=Whole(0, _MOST), default=lambda _: None),
-    "max_initial_timestamp_index": OptionRow(
-        domain=Whole(0, _MOST), default=lambda _: None, needs=(_TIMES,), neutral=lambda _: (None,)
-    ),
-    "last_timestamp_token_id": OptionRow(
-        domain=Whole(0, _MOST), default=lambda _: None, needs=(_TIMES,), neutral=lambda _: (None,)
-    ),
-    "min_new_tokens": OptionRow(domain=Whole(0, _MOST)),
-    "forced_bos_token_id": OptionRow(domain=Whole(0, _MOST), default=lambda _: None),
-    "forced_eos_token_id": OptionRow(domain=Whole(0, _MOST), default=lambda _: None),
-    "constraint": OptionRow(
-        domain=Objects(
-            (("start", "advance", "allowed", "accepts", "has_ended"), ("bind",)),
-            "a constraint, such as dsbd_ort.JsonSchema or {'regex': '[0-9]+'}",
+OPTIONS_BY_SECTION: dict[str, dict[str, OptionRow]] = {
+    "Strategy and beams": {
+        "strategy": OptionRow(
+            OneOf(tuple(STRATEGIES), is_quoted=False),
+            lambda o: named_strategy("dsbd", is_cold=o.is_cold),
+            f"One of {', '.join(STRATEGIES)} [dsbd; at temperature 0 speculative-beam-search].",
+            is_usual=True,
         ),
-        default=lambda _: None,
-    ),
-    "logits_processors": OptionRow(
-        domain=Objects(
-            (("__call__",),), "a list of functions of a path and its scores", is_list=True
-        )
-    ),
-    "max_new_tokens": OptionRow(domain=Whole(1, _MOST)),
-    "seed": OptionRow(  # taken where nothing is drawn: clients send it
-        domain=Whole(0, 2**128 - 1), default=lambda _: None
-    ),
-    "num_return_sequences": OptionRow(
-        domain=Whole(1, MOST_BEAMS), needs=(_BEAMS,), neutral=lambda _: (1,)
-    ),
-    "length_penalty": OptionRow(  # of one sequence too: ``score`` says it, best_of ranks by it
-        domain=Number(-30.0, 30.0)  # num_new_tokens to the power of it stays finite
-    ),
-    "early_stopping": OptionRow(
-        domain=OneOf((False, True, "never")),
-        needs=(_BEAMS, _EVERY_BEAM),
-        neutral=lambda _: (False,),
-    ),
-    "joint_threshold": OptionRow(
-        domain=Number(0.0, _LARGEST, is_open=True),
-        default=lambda _: 0.1,
-        needs=(_MJSD,),
-        neutral=lambda _: (None,),
-    ),
-    "joint_tokens": OptionRow(
-        domain=Whole(1, _MOST), default=lambda _: 4, needs=(_MJGD,), neutral=lambda _: (None,)
-    ),
-    "joint_beams": OptionRow(
-        domain=Whole(1, MOST_BEAMS), default=lambda _: 4, needs=(_MJGD,), neutral=lambda _: (None,)
-    ),
-    "stop_strings": OptionRow(domain=Texts(256, 4096), default=lambda _: None),
-    "eos_token_id": OptionRow(
-        domain=Wholes(Whole(0, _MOST), 1024, is_ordered=False, noun="token id"),
-        default=lambda _: None,
-    ),
-    "top_logprobs": OptionRow(domain=Whole(0, MOST_TOP_LOGPROBS)),
-    "prompt_logprobs": OptionRow(domain=OneOf((False, True))),
-    "skip_special_tokens": OptionRow(domain=OneOf((False, True))),
+        "num_beams": OptionRow(
+            Whole(1, MOST_BEAMS),
+            lambda _: USUAL_BEAMS,
+            "W, beams of the output [4; 1 for strategies with a single beam].",
+            needs=(HAS_BEAMS,),
+            neutral=(1,),
+            of_model="search",
+            is_usual=True,
+        ),
+        "num_return_sequences": OptionRow(
+            Whole(1, MOST_BEAMS),
+            1,
+            "How many of the final beams to return, best first.",
+            needs=(HAS_BEAMS,),
+            is_set_by_server=False,
+        ),
+        "length_penalty": OptionRow(
+            Number(-30.0, 30.0),  # num_new_tokens to the power of it stays finite
+            1.0,
+            "Sequences are ranked by logprob / num_new_tokens ** length_penalty.",
+            of_model="search",
+        ),
+        "early_stopping": OptionRow(
+            OneOf((False, True, "never")),
+            False,
+            "When a request may end before all its beams have. true: when enough sequences have "
+            "ended; false: if no live beam scores more than these now; never: if none can score "
+            "more within max_new_tokens.",
+            needs=(HAS_BEAMS, EVERY_BEAM),
+            of_model="search",
+        ),
+    },
+    "Drafts and width": {
+        "coupling": OptionRow(
+            OneOf(("gumbel", "rejection")),
+            lambda _: "gumbel",
+            "How draft and target draw: gumbel (the output does not depend on the draft) or "
+            "rejection (the paper's) [gumbel for strategies that sample].",
+            needs=(SAMPLES,),
+            neutral=(None,),
+        ),
+        "width_policy": OptionRow(
+            OneOf(("fixed", "threshold")),
+            usual_width_policy,
+            "fixed: every layer has all beams, as in beam sampling. threshold (dsbd only): as "
+            "many beams as are likely to be accepted [fixed, unless one of the next two is given].",
+            needs=(DSBD,),
+            neutral=("fixed",),
+        ),
+        "drafter": OptionRow(
+            OneOf(("model", "ngram", "model+ngram", "none")),
+            usual_drafter,
+            "What drafts: model; ngram (no model: what followed the last tokens earlier in this "
+            "text and in others); model+ngram (n-grams only for long repetitions); none "
+            "[model; ngram if the bundle has no draft].",
+            needs=(FREE_OF_THE_DRAFT,),
+            neutral=lambda o: ("model" if o.row.has_draft else "none",),
+        ),
+        "draft_policy": OptionRow(
+            OneOf(("fixed", "throughput")),
+            usual_draft_policy,
+            "fixed: draft_length layers of draft_beams candidates. throughput: as many as are "
+            "expected to pay, at most those [throughput if it cannot change the output and neither "
+            "number is given].",
+            needs=(FREE_OF_THE_DRAFT, DRAFTING),
+            neutral=("fixed",),
+        ),
+        "draft_length": OptionRow(
+            Whole(0, MOST_LAYERS),
+            usual_draft_length,
+            "Layers of a drafted forest [4; throughput: at most 8].",
+            needs=(HAS_DRAFT, DRAFTING),
+            neutral=(0,),
+        ),
+        "draft_beams": OptionRow(
+            Wholes(Whole(1, MOST_NODES), MOST_LAYERS, is_ordered=True),
+            usual_draft_beams,
+            "Candidates of every drafted layer, or of each: 4,4,2 "
+            "[num_beams, or 4 for one beam; throughput: at most 4 times as many].",
+            needs=(HAS_DRAFT, DRAFTED_LAYERS, HAS_DRAFT_TREE),
+            neutral=one_path,
+        ),
+        "min_beams": OptionRow(
+            Whole(1, MOST_BEAMS),
+            half_width,
+            "Fewest beams that threshold keeps [half of num_beams].",
+            needs=DYNAMIC_WIDTH,
+            neutral=lambda o: (None, o.num_beams, half_width(o)),
+        ),
+        "accept_threshold": OptionRow(
+            Number(0.0, 1.0),
+            USUAL_THRESHOLD,
+            "Probability with which threshold requires a layer to be accepted.",
+            needs=DYNAMIC_WIDTH,
+        ),
+        "memory": OptionRow(
+            OneOf(("forest", "single")),
+            "forest",
+            "forest: continue with all beams. single (dsbd only): after every iteration with the "
+            "one of highest log-probability per token.",
+            needs=(DSBD,),
+        ),
+        "replacement": OptionRow(
+            _FLAG,
+            False,
+            "Draw beams with replacement (the paper's theorem) instead of distinct ones.",
+            needs=(SAMPLES, SEVERAL_DRAWS),
+        ),
+    },
+    "Sampling": {
+        "temperature": _Warping(
+            Number(0.0, _LARGEST, least_positive=1e-6),  # a logit divided by it stays finite
+            1.0,
+            "Sampling temperature, of both models; 0 draws nothing.",
+            neutral=(1.0, 0.0),
+            is_usual=True,
+        ),
+        "top_k": _Warping(
+            Whole(0, _MOST, off=-1),
+            0,
+            "Draw from the k most probable tokens; 0 or -1: from all.",
+            is_redundant=lambda o: o.is_cold,
+            is_usual=True,
+        ),
+        "top_p": _Warping(
+            Number(0.0, 1.0, is_open=True),
+            1.0,
+            "Draw from the smallest set of tokens of this probability; 1: from all.",
+            is_redundant=lambda o: o.is_cold,
+            is_usual=True,
+        ),
+        "min_p": _Warping(
+            Number(0.0, 1.0),
+            0.0,
+            "Draw from tokens of at least this share of the best token's probability.",
+            is_redundant=lambda o: o.is_cold,
+        ),
+        "typical_p": _Warping(
+            Number(0.0, 1.0, is_open=True),
+            1.0,
+            "Draw from the fewest tokens nearest to the entropy that have this probability "
+            "(locally typical sampling); 1: from all.",
+        ),
+        "seed": OptionRow(
+            Whole(0, 2**128 - 1),
+            None,
+            "Same seed, same output [random; it is reported].",
+            is_usual=True,
+        ),
+    },
+    "Length and end": {
+        "max_new_tokens": OptionRow(
+            Whole(1, _MOST),
+            64,
+            "Longest continuation, the end-of-sequence token included; with --chat up to 2048.",
+            of_model="any",
+            is_usual=True,
+            is_set_by_server=False,
+            http=("max_tokens", "max_completion_tokens"),
+        ),
+        "min_new_tokens": _Processor(
+            Whole(0, _MOST),
+            0,
+            "The output has at least this many tokens; stop strings are looked for after them.",
+            of_model="any",
+            http=("min_tokens",),
+        ),
+        "stop_strings": OptionRow(
+            Texts(256, 4096),
+            lambda _: (),
+            "End at this text, which is cut off. May be repeated.",
+            is_usual=True,
+            http=("stop",),
+        ),
+        "eos_token_id": OptionRow(
+            Wholes(Whole(0, _MOST), 1024, is_ordered=False, noun="token id", is_always_list=True),
+            None,
+            "Token ids that end a sequence [the model's own].",
+        ),
+        "forced_eos_token_id": _Processor(
+            _TOKEN,
+            None,
+            "The token that ends an output of max_new_tokens.",
+            of_model="encoder-decoder",
+        ),
+        "forced_bos_token_id": _Processor(
+            _TOKEN,
+            None,
+            "The first new token if the prompt is one token, as of an encoder-decoder.",
+            of_model="encoder-decoder",
+        ),
+    },
+    "Penalties and bans": {
+        "repetition_penalty": _Processor(
+            Number(1e-6, 1e6),
+            1.0,
+            "Divides positive logits of tokens that occur in prompt or output, multiplies "
+            "negative ones; above 1: fewer of them.",
+            of_model="any",
+        ),
+        "presence_penalty": _Processor(
+            Number(-1e6, 1e6), 0.0, "Subtracted from the logits of tokens that occur in the output."
+        ),
+        "frequency_penalty": _Processor(
+            Number(-1e6, 1e6), 0.0, "The same, once for each time that the token occurs."
+        ),
+        "no_repeat_ngram_size": _Processor(
+            Whole(0, 1024),
+            0,
+            "No n-gram of this size occurs twice in prompt and output; 0: off.",
+            of_model="any",
+        ),
+        "encoder_no_repeat_ngram_size": _Processor(
+            Whole(0, 1024),
+            0,
+            "No n-gram of this size of the source, or of the prompt if there is no source, occurs "
+            "in the output; 0: off.",
+            of_model="any",
+        ),
+        "bad_words_ids": _Processor(
+            TokenSequences(4096, 256),
+            (),
+            "Token sequences that never occur in the output, as JSON: [[5], [7, 8]].",
+            of_model="any",
+        ),
+        "logit_bias": _Processor(
+            Biases(4096, Number(-1e9, 1e9)),
+            (),
+            'Added to the logits of tokens, as JSON: {"5": -1.5}.',
+        ),
+        "suppress_tokens": _Processor(
+            _TOKENS, (), "Token ids that never occur in the output.", of_model="any"
+        ),
+        "begin_suppress_tokens": _Processor(
+            _TOKENS, (), "Token ids that are not the first of the output.", of_model="any"
+        ),
+        "no_timestamps_token_id": _Processor(
+            _TOKEN,
+            None,
+            "Of a speech model, the token before its times: the output has times by Whisper's "
+            "rules.",
+        ),
+        "max_initial_timestamp_index": OptionRow(
+            _TOKEN,
+            None,
+            "The last of these times that the output may begin with [any].",
+            needs=(HAS_TIMES,),
+        ),
+        "last_timestamp_token_id": OptionRow(
+            _TOKEN, None, "The last of these times [the last token].", needs=(HAS_TIMES,)
+        ),
+        "logits_processors": _Processor(
+            Objects((("__call__",),), "a list of functions of a path and its scores", is_list=True),
+            (),
+            "Functions (path, scores) -> scores of the caller, applied after those above. path: "
+            "prompt and new tokens, (num_tokens,) int64; scores: (vocab_size,) float64.",
+            is_set_by_server=False,
+            http=None,
+        ),
+    },
+    "Constraint": {
+        "constraint": _Processor(
+            Objects(
+                (("start", "advance", "allowed", "accepts", "has_ended"), ("bind",)),
+                "a constraint, such as dsbd_ort.JsonSchema or {'regex': '[0-9]+'}",
+            ),
+            None,
+            "Which texts may follow.",
+            is_set_by_server=False,
+            http=None,
+        ),
+    },
+    "Text and log-probabilities": {
+        "top_logprobs": OptionRow(
+            Whole(0, MOST_TOP_LOGPROBS),
+            0,
+            "Most probable tokens to return with every new one, in the JSON.",
+            is_set_by_server=False,
+            http=None,
+        ),
+        "prompt_logprobs": OptionRow(
+            _FLAG,
+            False,
+            "Return the log-probabilities of the prompt's tokens, in the JSON.",
+            is_set_by_server=False,
+            http=None,
+        ),
+        "skip_special_tokens": OptionRow(_FLAG, True, "Leave special tokens out of the text."),
+    },
+    "Joint decoding (mjsd, mjgd)": {
+        "joint_threshold": OptionRow(
+            Number(0.0, _LARGEST, is_open=True),
+            lambda _: 0.1,
+            "Of mjsd: joint likelihood ratio that accepted tokens must exceed [0.1].",
+            needs=(MJSD,),
+        ),
+        "joint_tokens": OptionRow(
+            Whole(1, _MOST), lambda _: 4, "Of mjgd: tokens decided jointly [4].", needs=(MJGD,)
+        ),
+        "joint_beams": OptionRow(
+            Whole(1, MOST_BEAMS), lambda _: 4, "Of mjgd: beams that search them [4].", needs=(MJGD,)
+        ),
+    },
 }
+"""Rows by the heading of their help; resolved in this order: what decides comes first."""
 
-
+OPTION_TABLE = {name: row for rows in OPTIONS_BY_SECTION.values() for name, row in rows.items()}
+PROCESSORS = tuple(name for name, row in OPTION_TABLE.items() if row.is_processor)
 IN_PYTHON_ALONE = ("logits_processors",)
 """Options whose values no text or JSON can give."""
+_DEFAULTS = {
+    name: None if callable(row.default) else row.default for name, row in OPTION_TABLE.items()
+}
+_DEPENDENT = tuple(n for n, row in OPTION_TABLE.items() if row.needs or callable(row.default))
 
 
 def read_option(name: str, value: object) -> Any:
-    """Return a value in its plain form, None where None is to be resolved.
+    """Return a value in its plain form, None if None may be given and stands for the default.
 
     Raises:
         ConfigError: it is no value of the option.
     """
     row = OPTION_TABLE[name]
-    return None if value is None and row.default else row.domain.read(name, value)
+    if value is row.default or (value is None and row.takes_none):
+        return value
+    return row.domain.read(name, value)
 
 
-def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with the known ones in their plain form, see ``read_option``.
-
-    Unknown names are left to ``DecodingConfig.from_options``, which refuses them.
-    """
-    return {
-        name: read_option(name, value) if name in OPTION_TABLE else value
-        for name, value in options.items()
-    }
-
-
-def resolved_option(name: str, value: Any, options: Deciding) -> Any:
-    """Return what a value that was read resolves to under the ``options`` above it in the table.
+def read_options(given: Mapping[str, object]) -> dict[str, Any]:
+    """Return options in their plain form.
 
     Raises:
-        ConfigError: the option means nothing there, and the value is neither neutral nor redundant.
+        ConfigError: there is no such option, or it has no such value.
     """
+    if unknown := sorted(set(given) - OPTION_TABLE.keys(), key=str):
+        close = did_you_mean(unknown[0], OPTION_TABLE)
+        expected = close or "; expected a field of DecodingConfig (docs/run.md lists them)"
+        raise ConfigError(f"unknown option {shown(unknown[0])}{expected}")
+    return {name: read_option(name, value) for name, value in given.items()}
+
+
+def resolved_options(
+    given: Mapping[str, object], has_draft: bool | None = None, costs_are_known: bool | None = None
+) -> dict[str, Any]:
+    """Return the values of all options.
+
+    has_draft, costs_are_known: see ``Chosen``; None leaves open what depends on it.
+
+    Raises:
+        ConfigError: a value is invalid, or an option means nothing and its value is not neutral.
+    """
+    read = read_options(given)
+    chosen = Chosen(**{**_DEFAULTS, **read})
+    chosen.is_cold = chosen.temperature == 0.0
+    chosen.has_draft, chosen.costs_are_known = has_draft, costs_are_known
+    for name in _DEPENDENT:
+        setattr(chosen, name, _resolved(name, getattr(chosen, name), chosen))
+    values = vars(chosen)
+    if isinstance(chosen.draft_beams, int):
+        values["draft_beams"] = (chosen.draft_beams,) * (chosen.draft_length or 0)
+    return {name: values[name] for name in OPTION_TABLE}
+
+
+def _resolved(name: str, value: Any, options: Chosen) -> Any:
     row = OPTION_TABLE[name]
     unmet = row.unmet(options)
     if unmet is None:
-        return row.default(options) if value is None and row.default else value
-    neutral = row.neutral(options)
+        return row.default_of(options) if value is None else value
+    neutral = row.neutral_of(options)
     if value is None or value in neutral or row.is_redundant(options):
         return neutral[0]
     decided = f"to strategy {options.strategy}"
     if unmet.option != "strategy":
         decided = f"with {unmet.option} {getattr(options, unmet.option)!r}"
-    usual = f"use {neutral[0]!r}" if neutral[0] not in (None, ()) else "leave it out"
     raise ConfigError(
-        f"{name} is {shown(value)}, which means nothing {decided}; {usual}, or set {unmet.option} "
-        f"to {unmet.remedy}"
+        f"{name} is {shown(value)}, which means nothing {decided}; leave it out, or set "
+        f"{unmet.option} to {unmet.remedy}"
     )

@@ -28,7 +28,7 @@ class Domain(Protocol):
     """The values of one option."""
 
     def read(self, name: str, value: object) -> Any:
-        """Return ``value`` in its plain form; a ConfigError names the option where it has none."""
+        """Return ``value`` in its plain form; a ConfigError names the option if it is invalid."""
 
 
 @dataclass(frozen=True)
@@ -61,19 +61,23 @@ class Whole:
 class Wholes:
     """A whole number, or at most ``most_entries`` of them: an int, or a tuple of ints.
 
-    A set is taken only where ``is_ordered`` is False; it becomes a sorted tuple. ``noun`` names an
-    entry in messages.
+    Attributes:
+        is_ordered: whether their order matters. If not, a set may be given, which is sorted.
+        noun: the name of an entry in messages.
+        is_always_list: whether one number becomes a tuple of it.
     """
 
     entry: Whole
     most_entries: int
     is_ordered: bool
     noun: str = "whole number"
+    is_always_list: bool = False
 
     def read(self, name: str, value: object) -> int | tuple[int, ...]:
         """See Domain.read."""
         if _whole_from(value) is not None:
-            return self.entry.read(name, value)
+            number = self.entry.read(name, value)
+            return (number,) if self.is_always_list else number
         entries = entries_of(value, self.most_entries)
         if entries is None or (self.is_ordered and isinstance(value, Set)):
             raise ConfigError(f"{name} is {shown(value)}; expected a {self.noun} or a list of them")
@@ -157,15 +161,15 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Texts:
-    """A text, or a list of at most ``most_texts``, which a finished text may contain."""
+    """A text that a finished text may contain, or at most ``most_texts``: a tuple of them."""
 
     most_texts: int
     most_characters: int
 
-    def read(self, name: str, value: object) -> str | tuple[str, ...]:
+    def read(self, name: str, value: object) -> tuple[str, ...]:
         """See Domain.read."""
         if isinstance(value, str):
-            return self._text_of(name, value)
+            return (self._text_of(name, value),)
         texts = None if isinstance(value, Set) else entries_of(value, self.most_texts)
         if texts is None:
             raise ConfigError(f"{name} is {shown(value)}; expected a text or a list of texts")

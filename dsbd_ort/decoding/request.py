@@ -35,7 +35,7 @@ GIVE_UP_INTERVAL = 16
 Preempts = Callable[[EngineCall], bool]
 
 GivesUp = Callable[[list[list[int]], list[DecodedSequence]], bool]
-"""Receives the new tokens of each beam that goes on, and the sequences that have ended."""
+"""Receives the new tokens of each live beam, and the sequences that have ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,24 +48,24 @@ class DecodingRequest:
         rng: its first 63-bit draw is the noise key; only the rejection coupling draws more.
         stop: the state of the empty continuation, which finds the request's ``stop_strings``. A
             beam ends with the token that makes its state end.
-        constraint: the running one of ``config.constraint`` where that is only a specification.
+        constraint: the running constraint, if ``config.constraint`` is only a specification.
         random_source: the randomness of the rejection coupling, instead of ``rng``.
         clock: seconds, for the statistics.
-        costs: of both engines' calls; draft_policy "throughput" requires them, None stands for it
-            where they are given.
+        costs: of both engines' calls; draft_policy "throughput" needs them, and is the default if
+            they are given.
         estimator: of earlier requests with the same widths, for the same policy; is updated.
-        ngram_pool: texts of earlier requests, for the n-gram drafter; is given this one's.
+        ngram_pool: texts of earlier requests, for the n-gram drafter; this text is added.
         trace: receives every iteration.
         num_sharers: returns how many requests share the engine calls now, for the same policy.
-        source: what its rows depend on besides the tokens.
+        source: see ``Forward.source``.
         copied_ids: tokens that the output may repeat, as those of a source: the n-gram drafter
             reads them before the prompt.
-        allowed_mass: is told what processors leave of the target's distributions; None: nothing is.
-        preempts: returns whether the rows of the request are dropped before this engine call, to be
-            computed again (see ``preemption``), although nobody needs the room: for tests of that.
-            Of requests that run together the youngest alone is asked. None: only for room.
-        gives_up: returns whether the request ends here, with what it has: whatever follows, its
-            caller has no use for it. Called every ``GIVE_UP_INTERVAL`` tokens. None: never.
+        allowed_mass: records how much of the target's distributions processors leave; None: off.
+        preempts: for tests: returns whether the rows of the request are dropped before this engine
+            call and computed again (see ``preemption``). Of requests that run together only the
+            youngest is asked. None: rows are dropped only for room.
+        gives_up: returns whether the request ends here, because its caller has no use for the rest.
+            Called every ``GIVE_UP_INTERVAL`` tokens. None: never.
     """
 
     prompt_ids: Sequence[int]
@@ -93,11 +93,11 @@ class DecodingRequest:
 
     def __post_init__(self) -> None:
         settled = self.config.settled(costs_are_known=self.costs is not None)
-        object.__setattr__(self, "config", settled)
+        vars(self)["config"] = settled  # frozen
 
     @property
     def identity(self) -> RowIdentity:
-        """What the rows of the prompt are a function of."""
+        """Tokens and source, on which the rows of the prompt depend."""
         return RowIdentity(list(self.prompt_ids), self.source)
 
     @property
@@ -105,7 +105,7 @@ class DecodingRequest:
         """The tokens of the source, None without one.
 
         Raises:
-            DecodingError: an option counts them, and the source has none.
+            DecodingError: an option needs them, and the source has no tokens.
         """
         if self.source is None or not self.config.encoder_no_repeat_ngram_size:
             return None
@@ -117,10 +117,10 @@ class DecodingRequest:
         return self.source
 
     def reusable_prompt(self, role: Role) -> RowIdentity:
-        """Return the part of the prompt whose rows may be there already.
+        """Return the part of the prompt whose rows may be reused.
 
-        None of the target's where the prompt's log-probabilities are wanted: a row that was
-        computed for another request has no logits any more.
+        With ``prompt_logprobs`` none of the target's: a row that was computed for another request
+        has no logits any more.
         """
         if role == "target" and self.config.prompt_logprobs:
             return RowIdentity([], self.source)
@@ -146,10 +146,10 @@ def check_request(request: DecodingRequest, target: EngineSpec, draft: EngineSpe
     """Raise DecodingError for a prompt, models or a missing stop state that cannot be decoded."""
     config = request.config
     check_prompt(request.prompt_ids, target.vocab_size)
-    if config.stop_texts and request.stop is None:
+    if config.stop_strings and request.stop is None:
         raise DecodingError(
-            f"stop_strings is {shown(config.stop_texts)}, but decoding sees tokens, not text; give "
-            "decode a stop state as well, or use Pipeline"
+            f"stop_strings is {shown(config.stop_strings)}, but decoding sees tokens, not text; "
+            "give decode a stop state as well, or use Pipeline"
         )
     if request.running_constraint is not None and not hasattr(request.running_constraint, "start"):
         raise DecodingError(
@@ -195,10 +195,10 @@ def check_request(request: DecodingRequest, target: EngineSpec, draft: EngineSpe
 def _check_token_ids(config: DecodingConfig, vocab_size: int) -> None:
     """Refuse ids outside the vocabulary in the options of processors."""
     ids_by_field = {
-        "logit_bias": [token for token, _ in config.biases],
-        "bad_words_ids": [token for word in config.bad_sequences for token in word],
-        "suppress_tokens": config.suppressed_ids,
-        "begin_suppress_tokens": config.suppressed_first_ids,
+        "logit_bias": [token for token, _ in config.logit_bias],
+        "bad_words_ids": [token for word in config.bad_words_ids for token in word],
+        "suppress_tokens": config.suppress_tokens,
+        "begin_suppress_tokens": config.begin_suppress_tokens,
         "no_timestamps_token_id": [config.no_timestamps_token_id or 0],
         "last_timestamp_token_id": [config.last_timestamp_token_id or 0],
         "forced_bos_token_id": [config.forced_bos_token_id or 0],

@@ -16,7 +16,7 @@ def most_draft_nodes(config: DecodingConfig) -> int:
     if not config.drafts or config.constraint is None:
         return sum(config.layer_widths[:most_layers])
     num_layers = min(most_layers, len(config.layer_widths) + MOST_FORCED_LAYERS)
-    return num_layers * max(config.width, config.most_draft_beams)
+    return num_layers * max(config.num_beams, config.most_draft_beams)
 
 
 def most_descendants(config: DecodingConfig) -> int:
@@ -39,7 +39,7 @@ def most_rows(
     Added are the nodes that pruning leaves, and the rows of one iteration: a draft, and the
     selected nodes of every layer. Rows that are not used any more give way where there is no room.
     """
-    num_beams = max(config.width, config.joint_beams or 1)
+    num_beams = config.widest_search
     num_forced = MOST_FORCED_LAYERS if config.drafts and config.constraint is not None else 0
     num_layers = min(len(config.layer_widths) + num_forced + 1, config.max_new_tokens)
     on_paths = num_beams * (config.max_new_tokens + 1)
@@ -69,7 +69,7 @@ def most_new_tokens(
     num_prompt_tokens: int, config: DecodingConfig, max_rows: int, *, has_top_k_head: bool = True
 ) -> int:
     """Return the ``max_new_tokens`` with which ``most_rows`` is at most ``max_rows``."""
-    num_beams = max(config.width, config.joint_beams or 1)
+    num_beams = config.widest_search
     bound = most_rows(num_prompt_tokens, config, has_top_k_head=has_top_k_head)
     num_left = max_rows - bound
     return config.max_new_tokens + num_left // num_beams

@@ -106,7 +106,7 @@ class SampleRule(BeamSetRule):
         )
         self._coupling = coupling
         self.propose = coupling.propose
-        self._width = config.width
+        self._width = config.num_beams
 
     def draft_scores(self, joint: JointDistribution, depth: int) -> NDArray[np.float64]:
         """See SelectionRule.draft_scores."""

@@ -51,7 +51,7 @@ class SearchRule:
         self, target: NodeDistributions, beams: Beams, drafted: list[DraftLayer], depth: int
     ) -> Iterator[Beams]:
         """See SelectionRule.select."""
-        width = self._config.width
+        width = self._config.num_beams
         while len(beams.nodes) and target.are_computed(beams.nodes):
             joint, best = self._best(target, beams)
             is_full = len(best) == self._num_candidates
@@ -83,10 +83,10 @@ class SearchRule:
         """See SelectionRule.is_finished; the heuristics are those of transformers."""
         if num_layers == self._config.max_new_tokens or not len(beams.nodes):
             return True
-        if len(self._pool.scores) < self._config.width:
+        if len(self._pool.scores) < self._config.num_beams:
             return False
         last_score, best_logprob = float(self._pool.scores[-1]), float(beams.log_weights[0])
-        return self._config.width == 1 or is_decided(
+        return self._config.num_beams == 1 or is_decided(
             self._config, last_score, best_logprob, num_layers
         )
 
@@ -112,4 +112,4 @@ class SearchRule:
         everyone = Finished(
             np.append(self._pool.hypotheses, hypotheses), np.append(self._pool.scores, scores)
         )
-        self._pool = everyone.ranked().first(self._config.width)
+        self._pool = everyone.ranked().first(self._config.num_beams)

@@ -63,12 +63,12 @@ def check_decodable(request: DecodingRequest, target: EngineSpec, draft: EngineS
 
 @dataclass(frozen=True)
 class LoopParts:
-    """What the loop of one request works with.
+    """The parts that the loop of one request works with.
 
     Attributes:
         runners: of the engines in use: the target, and the draft if a model drafts.
         observers: of every iteration, before it is pruned.
-        tracers: those of them that are told when the prompt is computed.
+        tracers: those of the observers that also observe the prompt.
     """
 
     request: DecodingRequest
@@ -126,11 +126,11 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
 
 @dataclass(frozen=True)
 class _Paths:
-    """What is known of every path of a request, whichever engine computes it.
+    """State of the paths of a request that does not depend on the engine.
 
     Attributes:
-        forbidden: what the constraint forbids, of a request that is traced.
-        ngram: the n-gram drafter, whose states go along the paths.
+        forbidden: the tokens that the constraint forbids, if the request is traced.
+        ngram: the n-gram drafter, which has a state for each path.
     """
 
     builder: LayerBuilder
@@ -170,7 +170,7 @@ def _runners(
     draft_warp = warp.within(draft.spec.head.num_top_logits)
     of_draft = draft, forest, _distributions("draft", draft.spec, paths, draft_warp, TopTokens())
     if not draft.spec.reads_features:
-        path, may_rest = (request.prompt_ids, paths.builder.hypotheses), config.width == 1
+        path, may_rest = (request.prompt_ids, paths.builder.hypotheses), config.num_beams == 1
         return [
             ForestRunner("target", target, forest, known, [], reading),
             LateRunner(*of_draft, *path, may_rest=may_rest),
@@ -199,7 +199,7 @@ def _chained_drafters(
     config: DecodingConfig,
     proposers: Proposers | None,
 ) -> list[ChainedDrafter]:
-    """Return the drafter that asks a constraint or n-grams before the model, if there are these."""
+    """Return the drafter that tries a constraint or n-grams before the model, if needed."""
     has_forced = paths.processing is not None and paths.processing.constraint is not None
     if not paths.ngram and not (config.drafts and has_forced and config.row.rule != "joint"):
         return []
@@ -275,15 +275,15 @@ def _draft_policy(
         RequestCosts(
             request.costs,
             request.num_sharers,
-            num_beams=config.width,
-            most_rows=(most_layers + 2) * (most_beams + config.width),
+            num_beams=config.num_beams,
+            most_rows=(most_layers + 2) * (most_beams + config.num_beams),
             most_beams=most_beams,
             has_draft_model=config.has_draft_model,
         ),
         request.estimator or AcceptanceEstimator(),
         rule.draft_scores,
         forest,
-        num_beams=config.width,
+        num_beams=config.num_beams,
         most_layers=most_layers,
         most_beams=most_beams,
         has_draft_model=config.has_draft_model,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import Any
 
 from dsbd_ort.decoding.drafting.draft import Iteration
 from dsbd_ort.decoding.engine_call import Clock, Meter
@@ -35,8 +36,8 @@ class DecodingStats:
             host_s: everything that is not.
         kv_bytes_peak: most bytes allocated for both caches and for the distributions after nodes,
             None for models that do not report it.
-        energy_joules: None where nothing can measure it.
-        drafter: what proposed, see DecodingConfig; "none" for a strategy without a draft.
+        energy_joules: None if nothing can measure it.
+        drafter: what proposed, an option of the request; "none" for a strategy without a draft.
     """
 
     num_iterations: int
@@ -135,27 +136,26 @@ def summed_stats(parts: Sequence[DecodingStats]) -> DecodingStats:
     """Return the statistics of requests that were decoded one after another, as one.
 
     Counts and times are sums, rates those of the sums; the first token is that of the first
-    request, and the peak of memory the highest. ``parts`` has one at least.
+    request, and the peak of memory the highest. ``parts`` is not empty.
     """
-
-    def total(name: str) -> int:
-        return sum(int(getattr(part, name)) for part in parts)
-
-    seconds = {name: sum(getattr(part, name) for part in parts) for name in _SECONDS}
-    counts = {name: total(name) for name in _COUNTS}
-    num_iterations, num_accepted_layers = counts["num_iterations"], counts["num_accepted_layers"]
-    num_drafted, num_output = counts["num_draft_tokens"], counts["num_output_tokens"]
-    whole_s, first_s = sum(seconds.values()), parts[0].time_to_first_token_s
+    sums: dict[str, Any] = {
+        name: sum(getattr(part, name) for part in parts)
+        for name in DecodingStats.__dataclass_fields__
+        if name.startswith(("num_", "target_", "draft_", "host_")) and name != _RATE
+    }
+    num_iterations, num_accepted_layers = sums["num_iterations"], sums["num_accepted_layers"]
+    num_drafted, num_output = sums["num_draft_tokens"], sums["num_output_tokens"]
+    whole_s = sums["draft_s"] + sums["target_s"] + sums["host_s"]
+    first_s = parts[0].time_to_first_token_s
     layers = [part.num_iterations + part.num_accepted_layers for part in parts]
     beams = sum(part.mean_beam_width * n for part, n in zip(parts, layers, strict=True))
     peaks = [part.kv_bytes_peak for part in parts if part.kv_bytes_peak is not None]
     joules = [part.energy_joules for part in parts if part.energy_joules is not None]
     histograms = zip_longest(*(part.acceptance_histogram for part in parts), fillvalue=0)
     return DecodingStats(
-        **counts,
-        **seconds,
+        **sums,
         mean_acceptance_length=1 + num_accepted_layers / num_iterations,
-        draft_acceptance_rate=counts["num_accepted_tokens"] / num_drafted if num_drafted else None,
+        draft_acceptance_rate=sums["num_accepted_tokens"] / num_drafted if num_drafted else None,
         acceptance_histogram=[sum(of_length) for of_length in histograms],
         mean_beam_width=beams / sum(layers),
         time_to_first_token_s=first_s,
@@ -167,20 +167,7 @@ def summed_stats(parts: Sequence[DecodingStats]) -> DecodingStats:
     )
 
 
-_COUNTS = (
-    "num_iterations",
-    "num_draft_tokens",
-    "num_accepted_tokens",
-    "num_draft_layers",
-    "num_accepted_layers",
-    "num_prompt_tokens",
-    "num_output_tokens",
-    "target_rows",
-    "draft_rows",
-    "target_calls",
-    "draft_calls",
-)
-_SECONDS = ("draft_s", "target_s", "host_s")
+_RATE = "draft_acceptance_rate"
 
 
 def _histogram(numbers: list[int]) -> list[int]:

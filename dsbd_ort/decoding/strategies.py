@@ -2,76 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """What a decoder differs in from the others.
+    """The row of one strategy.
 
     Attributes:
         rule: how layers are selected; ``set_up`` makes one of each.
         has_draft: whether a draft model proposes a forest.
         has_beams: whether ``num_beams`` may exceed 1.
         has_draft_tree: whether ``draft_beams`` may exceed 1.
-        at_zero: the strategy of a request that has temperature 0 and names no strategy, where
-            this one is the default: as many beams, nothing drawn. None: this one, which takes it.
+        at_zero: its counterpart at temperature 0: as many beams, nothing drawn. None: itself.
     """
 
     rule: Literal["sample", "search", "joint", "joint-greedy"]
-    has_draft: bool
-    has_beams: bool
-    has_draft_tree: bool
+    has_draft: bool = False
+    has_beams: bool = False
+    has_draft_tree: bool = False
     at_zero: str | None = None
 
 
+_SEARCH = "speculative-beam-search"
 STRATEGIES = {
     "dsbd": Strategy(
-        "sample",
-        has_draft=True,
-        has_beams=True,
-        has_draft_tree=True,
-        at_zero="speculative-beam-search",
+        "sample", has_draft=True, has_beams=True, has_draft_tree=True, at_zero=_SEARCH
     ),
-    "beam-sample": Strategy(
-        "sample", has_draft=False, has_beams=True, has_draft_tree=False, at_zero="beam-search"
-    ),
-    "speculative": Strategy(
-        "sample",
-        has_draft=True,
-        has_beams=False,
-        has_draft_tree=False,
-        at_zero="speculative-beam-search",
-    ),
-    "tree-speculative": Strategy(
-        "sample",
-        has_draft=True,
-        has_beams=False,
-        has_draft_tree=True,
-        at_zero="speculative-beam-search",
-    ),
-    "sample": Strategy(
-        "sample", has_draft=False, has_beams=False, has_draft_tree=False, at_zero="greedy"
-    ),
-    "speculative-beam-search": Strategy(
-        "search", has_draft=True, has_beams=True, has_draft_tree=True
-    ),
-    "beam-search": Strategy("search", has_draft=False, has_beams=True, has_draft_tree=False),
-    "greedy": Strategy("search", has_draft=False, has_beams=False, has_draft_tree=False),
-    "mjsd": Strategy("joint", has_draft=True, has_beams=False, has_draft_tree=True),
-    "mjgd": Strategy("joint-greedy", has_draft=False, has_beams=False, has_draft_tree=False),
+    "beam-sample": Strategy("sample", has_beams=True, at_zero="beam-search"),
+    "speculative": Strategy("sample", has_draft=True, at_zero=_SEARCH),
+    "tree-speculative": Strategy("sample", has_draft=True, has_draft_tree=True, at_zero=_SEARCH),
+    "sample": Strategy("sample", at_zero="greedy"),
+    _SEARCH: Strategy("search", has_draft=True, has_beams=True, has_draft_tree=True),
+    "beam-search": Strategy("search", has_beams=True),
+    "greedy": Strategy("search"),
+    "mjsd": Strategy("joint", has_draft=True, has_draft_tree=True),
+    "mjgd": Strategy("joint-greedy"),
 }
 
 
-def unnamed_strategy(default: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return strategy and num_beams of a request that names no strategy; the rest is as it was.
+def named_strategy(default: str, *, is_cold: bool) -> str:
+    """Return the strategy of a request that names none.
 
-    default: the strategy where temperature is not 0; with 0 its ``at_zero``, of the same width.
+    is_cold: whether its temperature is 0: then it is the counterpart that draws nothing.
     """
-    row = STRATEGIES[default]
-    if row.at_zero is None or options.get("temperature") != 0:
-        return {**options, "strategy": default}
-    width = {} if row.has_beams or not STRATEGIES[row.at_zero].has_beams else {"num_beams": 1}
-    return {**width, **options, "strategy": row.at_zero}
+    return (STRATEGIES[default].at_zero if is_cold else None) or default

@@ -140,7 +140,7 @@ def _cut_in_order(log_probs: Floats, top_p: float, order: NDArray[np.int64]) -> 
 
 def num_searched(config: DecodingConfig) -> int:
     """Return how many candidates of a layer beam search takes, so that W of them go on."""
-    return config.width * max(2, 1 + len(config.eos_ids))
+    return config.num_beams * max(2, 1 + len(config.eos_ids))
 
 
 def most_tokens_searched(config: DecodingConfig) -> int:
@@ -191,7 +191,7 @@ def check_top_k(target: EngineSpec, config: DecodingConfig) -> None:
         return
     if config.row.rule == "search":
         raise ConfigError(
-            f"num_beams is {config.width}, for which strategy {config.strategy} looks at the "
+            f"num_beams is {config.num_beams}, for which strategy {config.strategy} looks at the "
             f"{top_k} best tokens of a position (top_k {top_k}), {returns} and keeps no others; "
             f"lower num_beams, or export again, where --logits topk keeps them all (or with "
             f"--logits full or --logits topk:{top_k})"

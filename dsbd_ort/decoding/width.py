@@ -20,11 +20,11 @@ def layer_width(config: DecodingConfig, joint: JointDistribution, layer: DraftLa
     layer behind the drafted ones (``layer`` None) always has the full width.
     """
     if config.width_policy == "fixed" or layer is None:
-        return config.width
+        return config.num_beams
     index = layer.distribution.aligned_to(joint)
     q = np.where(index >= 0, layer.distribution.probabilities()[index], 0.0)
     waits = waiting_distribution(joint.probabilities(), q, len(layer.drawn))
-    return threshold_width(waits, config.width, config.smallest_width, config.accept_threshold)
+    return threshold_width(waits, config.num_beams, config.smallest_width, config.accept_threshold)
 
 
 def threshold_width(waits: Floats, most: int, least: int, threshold: float) -> int:

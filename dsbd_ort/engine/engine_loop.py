@@ -231,7 +231,7 @@ class EngineLoop:
         if isinstance(ending, GenerationResult):
             was_cut = ending.sequences[0].finish_reason == "length"
             num_rows = progress.member.num_rows_at_end - request.num_prompt_tokens
-            rows = self._scheduler.answer_rows(request.request.config.width)
+            rows = self._scheduler.answer_rows(request.request.config.num_beams)
             rows.learn(num_rows, was_cut=was_cut)
         if ending is not None:
             self._end(request, ending)

@@ -245,5 +245,5 @@ class Scheduler:
 
         So a preempted request is admitted only with room to go on, not to be preempted at once.
         """
-        of_answer = int(self.answer_rows(request.request.config.width).mean)
+        of_answer = int(self.answer_rows(request.request.config.num_beams).mean)
         return min(request.num_rows + of_answer, request.most_rows)

@@ -9,7 +9,13 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Unpack
 
-from dsbd_ort.decoding import DecodingConfig, DecodingRequest, TraceRecorder, result_of
+from dsbd_ort.decoding import (
+    DecodingConfig,
+    DecodingOptions,
+    DecodingRequest,
+    TraceRecorder,
+    result_of,
+)
 from dsbd_ort.decoding.row_bounds import most_new_tokens, most_rows
 from dsbd_ort.decoding.set_up import check_decodable
 from dsbd_ort.engine.async_stream import AsyncStream, result_or_raise
@@ -19,8 +25,9 @@ from dsbd_ort.engine.limits import ServiceLimits, cache_rows
 from dsbd_ort.engine.live_transcription import LiveTranscription, SpeechEvent
 from dsbd_ort.engine.scheduler import LiveRequest, Scheduler, ServiceEvent
 from dsbd_ort.model_pair import BusyError
+from dsbd_ort.option_defaults import Options, given_options
 from dsbd_ort.pipeline import Pipeline
-from dsbd_ort.request_options import Options, Prompt, RequestOptions, given_options
+from dsbd_ort.prompts import Prompt
 from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_ort.speech.speech_request import Audio, SpeechOptions
 from dsbd_ort.speech.transcript import Segment, Transcript
@@ -189,7 +196,7 @@ class Service:
         *,
         config: DecodingConfig | None = None,
         trace: TraceRecorder | None = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[DecodingOptions],
     ) -> GenerationResult:
         """Continue a prompt and wait for the result; see Pipeline.generate and ``submit``."""
         return result_of(self.stream(prompt, config=config, trace=trace, **options))
@@ -200,7 +207,7 @@ class Service:
         *,
         config: DecodingConfig | None = None,
         trace: TraceRecorder | None = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[DecodingOptions],
     ) -> Generator[StreamPiece, None, GenerationResult]:
         """Stream the continuation of a prompt; see Pipeline.stream and ``submit``.
 
@@ -225,7 +232,7 @@ class Service:
         *,
         config: DecodingConfig | None = None,
         trace: TraceRecorder | None = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[DecodingOptions],
     ) -> GenerationResult:
         """Continue a prompt, as ``generate``; cancelling the task cancels the request."""
         stream = self.astream(prompt, config=config, trace=trace, **options)
@@ -243,7 +250,7 @@ class Service:
         *,
         config: DecodingConfig | None = None,
         trace: TraceRecorder | None = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[DecodingOptions],
     ) -> AsyncStream:
         """Return the pieces of a request, as ``stream``, for ``async for``; see AsyncStream."""
         self._check_may_wait()

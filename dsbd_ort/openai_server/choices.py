@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dsbd_ort.decoding import STRATEGIES, DecodingConfig
@@ -11,7 +11,7 @@ from dsbd_ort.decoding.noise import sample_seed
 from dsbd_ort.decoding.option_table import USUAL_BEAMS
 from dsbd_ort.openai_server.errors import bad_request
 from dsbd_ort.openai_server.protocol import GenerationBody
-from dsbd_ort.openai_server.settings import check_limit
+from dsbd_ort.openai_server.request_limits import check_limit
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _with_beams(options: dict[str, Any], num_returned: int, num_tried: int) -> d
     options.pop("num_return_sequences", None)
     if any(name in options for name in ("width_policy", "accept_threshold")):
         # The policy may keep half of the beams; it must keep all that are returned.
-        if num_returned > DecodingConfig.from_options(options).smallest_width:
+        if num_returned > DecodingConfig(**options).smallest_width:
             options.setdefault("min_beams", num_returned)
     return {**options, "num_return_sequences": num_returned}
 
@@ -121,5 +121,5 @@ def with_seeds(config: DecodingConfig, num_samples: int) -> list[DecodingConfig]
         return [config]
     assert config.seed is not None  # decided by ``Pipeline.config``
     seeds = [sample_seed(config.seed, index) for index in range(num_samples)]
-    later = config.varied(prompt_logprobs=False)
-    return [config.varied(seed=seeds[0]), *(later.varied(seed=seed) for seed in seeds[1:])]
+    later = [replace(config, seed=seed, prompt_logprobs=False) for seed in seeds[1:]]
+    return [replace(config, seed=seeds[0]), *later]

@@ -16,7 +16,6 @@ from dsbd_ort.engine import Service
 from dsbd_ort.openai_server.chat import ChatBody
 from dsbd_ort.openai_server.choices import Choices, choices_of, for_choices, with_seeds
 from dsbd_ort.openai_server.completions import CompletionBody
-from dsbd_ort.openai_server.default_options import DefaultOptions
 from dsbd_ort.openai_server.errors import bad_request, rejection
 from dsbd_ort.openai_server.plain_tools import (
     CALL_BEGINS,
@@ -27,14 +26,11 @@ from dsbd_ort.openai_server.plain_tools import (
     with_user_text,
 )
 from dsbd_ort.openai_server.protocol import GenerationBody
-from dsbd_ort.openai_server.settings import (
-    ServingSettings,
-    check_config,
-    check_limit,
-    check_prompt,
-)
+from dsbd_ort.openai_server.request_limits import check_config, check_limit, check_prompt
+from dsbd_ort.openai_server.settings import ServingSettings
 from dsbd_ort.openai_server.structured import contradiction, read_constraint
 from dsbd_ort.openai_server.tools import ToolUse, auto_fault, tool_use
+from dsbd_ort.option_defaults import ServerDefaults, with_server
 from dsbd_ort.sources import SRC_LANG
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.text.stream_decoder import whole_text
@@ -114,8 +110,9 @@ class Planner:
         self._service = service
         self._pipeline = service.pipeline
         self._settings = settings
-        self._defaults = DefaultOptions(settings.defaults)
-        self._pipeline.config(self._defaults.filled({}))  # refuses defaults that never work
+        self._defaults = ServerDefaults(settings.defaults)
+        # Refuses options that no request could have.
+        self._pipeline.config(with_server({}, self._defaults, self._pipeline.defaults))
         self._new_seed = new_seed
         self._pipeline.constraints.guard()
         for trie in settings.tries.values():
@@ -275,12 +272,12 @@ class Planner:
         limits: list[int | None] = [None] * len(tokens)
         if "max_new_tokens" not in options:
             limits = [self._limit(len(token_ids), config) for token_ids in tokens]
-        check_config(asked.varied(max_new_tokens=limits[0]), self._settings)
+        check_config(_shortened(asked, limits[0]), self._settings)
         configs = with_seeds(config, num_samples)
         num_choices = choices.num_returned if num_samples > 1 else config.num_return_sequences
         return GenerationPlan(
             prompts=tokens,
-            configs=[each.varied(max_new_tokens=limit) for limit in limits for each in configs],
+            configs=[_shortened(each, limit) for limit in limits for each in configs],
             num_choices=num_choices,
             num_copies=num_copies,
             is_ranked=num_samples > num_choices,
@@ -292,13 +289,11 @@ class Planner:
         if echo and given.get("max_new_tokens") == 0:
             given["max_new_tokens"] = 1  # which the response drops
         given = self._pipeline.prompts.with_language(given)
-        if self._pipeline.prompts.encoder is not None and not self._defaults.names_strategy:
-            given = dict(self._pipeline.defaults.searched(given))
         self._set_ends(body, given)
         if (num_top := body.num_top_logprobs) is not None:
             given |= {"top_logprobs": num_top, "prompt_logprobs": echo}
-        search = "speculative-beam-search" if choices.are_beams else None
-        options = self._defaults.filled(given, search)
+        model = self._pipeline.defaults
+        options = with_server(given, self._defaults, model, is_beam_search=choices.are_beams)
         options.setdefault("seed", self._new_seed())
         if "num_beams" not in given and options.get("num_beams", 1) > 1:
             if options["num_beams"] < choices.num_beams_needed(options):
@@ -331,6 +326,11 @@ class Planner:
         own = () if body.ignore_eos else self._pipeline.bundle.manifest.target.eos_token_ids
         ends = own if given is None else [given] if isinstance(given, int) else given
         options["eos_token_id"] = list(dict.fromkeys([*ends, *(body.stop_token_ids or ())]))
+
+
+def _shortened(config: DecodingConfig, max_new_tokens: int | None) -> DecodingConfig:
+    """Return the config with another ``max_new_tokens``; itself for None."""
+    return config if max_new_tokens is None else replace(config, max_new_tokens=max_new_tokens)
 
 
 def _template_variables(body: ChatBody, tools: ToolUse | None) -> dict[str, Any] | None:

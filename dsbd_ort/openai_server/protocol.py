@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from dsbd_ort.decoding import STRATEGIES, DecodingConfig
-from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE, OPTION_TABLE
+from dsbd_ort.decoding import STRATEGIES, DecodingOptions
+from dsbd_ort.decoding.option_table import OPTION_TABLE
 from dsbd_ort.decoding.option_values import did_you_mean
 from dsbd_ort.openai_server.errors import bad_request
 from dsbd_ort.openai_server.request_fields import FIELDS, without_neutral
@@ -18,31 +18,31 @@ from dsbd_ort.openai_server.structured import ConstraintFields
 from dsbd_ort.results import GeneratedSequence
 from dsbd_ort.sources import LANGUAGE_OPTIONS
 
-OPENAI_NAMES = {  # OpenAI's name: that of DecodingConfig
-    "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
-    "min_tokens": "min_new_tokens",
-    "stop": "stop_strings",
-    "num_return_sequences": "num_return_sequences",
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "seed": "seed",
+OPTION_NAMES = frozenset(name for name, row in OPTION_TABLE.items() if row.http is not None) | {
+    *LANGUAGE_OPTIONS
 }
-_NO_FIELDS = ("top_logprobs", "prompt_logprobs", "constraint", *IN_PYTHON_ALONE)
-"""Options that HTTP has other fields for, or none."""
-
-OPTION_NAMES = frozenset((*OPTION_TABLE, *LANGUAGE_OPTIONS)) - {*_NO_FIELDS}
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 FINISH_REASONS: dict[str, FinishReason] = {"eos": "stop", "stop": "stop", "length": "length"}
 """OpenAI's finish reason by that of a GeneratedSequence."""
 
 
+def _names_of_options(fields: Iterable[str]) -> dict[str, str]:
+    """Return the options that are among the declared fields: the option's name by the field's."""
+    names = {other: name for name, row in OPTION_TABLE.items() for other in row.http or ()}
+    names |= {name: name for name in OPTION_NAMES}
+    return {field: names[field] for field in fields if field in names}
+
+
 def _describe_options(schema: dict[str, Any]) -> None:
-    """Add the fields of DecodingConfig, which checks them itself, to the schema of a body."""
-    described = TypeAdapter(DecodingConfig).json_schema()["properties"]
-    for name in _NO_FIELDS:
-        del described[name]
+    """Add the options, which DecodingConfig checks, to the schema of a body."""
+    hints = get_type_hints(DecodingOptions)
+    described: dict[str, Any] = {}
+    for name, row in OPTION_TABLE.items():
+        if row.http is not None:
+            described[name] = TypeAdapter(hints[name]).json_schema()
+            if not callable(row.default):
+                described[name]["default"] = row.default
     described["strategy"]["enum"] = list(STRATEGIES)
     described |= {name: {"type": "string"} for name in LANGUAGE_OPTIONS}
     schema["properties"] = {**described, **schema["properties"]}
@@ -96,7 +96,7 @@ class GenerationBody(ConstraintFields):
             known = {*type(self).model_fields, *OPTION_NAMES, *FIELDS}
             expected = did_you_mean(unknown[0], known) or "; see docs/serving_reference.md"
             raise bad_request(f"unknown field {unknown[0]!r}{expected}", unknown[0])
-        for openai_name, name in OPENAI_NAMES.items():
+        for openai_name, name in _names_of_options(type(self).model_fields).items():
             value = getattr(self, openai_name)
             if value is None:
                 continue

@@ -1,7 +1,7 @@
-"""The request fields that OpenAI's and vLLM's clients send, one row each; nothing is ignored.
+"""Request fields of OpenAI's and vLLM's clients that do nothing here; none is ignored silently.
 
-A field is done, or accepted where its value changes nothing here and else refused with the reason.
-docs/serving_reference.md shows this table. Fields of DecodingConfig that are not in it are taken by
+A field is accepted if its value changes nothing here, and otherwise refused with the reason. The
+table of docs/serving_reference.md has these and the fields that the bodies declare; options have
 their own names.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from dsbd_ort.openai_server.errors import ErrorResponse, bad_request
 
@@ -17,25 +17,11 @@ _LATER = "not built yet"
 
 
 @dataclass(frozen=True)
-class Done:
-    """A field that does what its name says.
-
-    Attributes:
-        meaning: what it means here.
-        chat, completions: whether that endpoint has it.
-    """
-
-    meaning: str
-    chat: bool = True
-    completions: bool = True
-
-
-@dataclass(frozen=True)
 class Unused:
-    """A field that cannot change an answer, whatever its value of the type."""
+    """A field that cannot change an answer, for any value of its type."""
 
     meaning: str
-    json_type: Literal["string", "object"] = "string"
+    kind: type = str
 
 
 @dataclass(frozen=True)
@@ -44,100 +30,23 @@ class Refused:
 
     Attributes:
         reason: why other values are refused.
-        neutral: the values besides null that change nothing.
+        neutral: the values, in addition to null, that change nothing.
     """
 
     reason: str
     neutral: tuple[Any, ...] = ()
 
 
-RequestField = Done | Unused | Refused
+RequestField = Unused | Refused
 
 FIELDS: dict[str, RequestField] = {
-    "model": Done("the name that the server was started with, else 404"),
-    "messages": Done(
-        "`role`, `content` (a text or parts of type text), `name`, `tool_calls`, `tool_call_id`; "
-        "filled into the bundle's chat template, which must have a place for each; their "
-        "`cache_control` is unused",
-        completions=False,
-    ),
-    "prompt": Done("a text, a list of texts, token ids, a list of lists of token ids", chat=False),
-    "max_tokens": Done(
-        "`max_new_tokens`; without it as many as the context holds; 0 with `echo`: the prompt alone"
-    ),
-    "max_completion_tokens": Done("the same"),
-    "temperature": Done(
-        "as in DecodingConfig; 0 chooses the strategy that draws nothing where none is named"
-    ),
-    "top_p": Done("as in DecodingConfig"),
-    "top_k": Done("as in DecodingConfig; -1 is 0, all tokens"),
-    "seed": Done("a request without one gets a random seed, which the response returns"),
-    "n": Done(
-        "number of independent samples; of a search, of its beams, or fewer where there are no "
-        "more sequences; greedy gives copies"
-    ),
-    "best_of": Done("as many are generated, the `n` of highest score returned", chat=False),
-    "num_return_sequences": Done("number of the final beams of one request"),
-    "use_beam_search": Done(
-        "the best `n` of a beam search; its beams are `num_beams`, or else the most of 4, `n` and "
-        "(completions) `best_of`"
-    ),
-    "length_penalty": Done("as in DecodingConfig: of every strategy"),
-    "stop": Done("`stop_strings`: a text or up to 16, of 256 characters at most"),
-    "stop_token_ids": Done("token ids that end a sequence, in addition to the model's own"),
-    "ignore_eos": Done("true: the model's own end-of-sequence tokens end nothing"),
-    "skip_special_tokens": Done("as in DecodingConfig"),
-    "logprobs": Done(
-        "completions: 0 to 20 of the most probable tokens, and each token's own; chat: "
-        "true or false"
-    ),
-    "top_logprobs": Done("0 to 20, with `logprobs` true", completions=False),
-    "echo": Done("the prompt first, with `logprobs` also its log-probabilities", chat=False),
-    "stream": Done("server-sent events, `data: [DONE]` at the end"),
-    "stream_options": Done("`include_usage`, and vLLM's `continuous_usage_stats`"),
-    "chat_template_kwargs": Done("variables of the chat template", completions=False),
-    "add_generation_prompt": Done("of the chat template; true by default", completions=False),
-    "add_special_tokens": Done(
-        "whether a text gets the tokenizer's special tokens; true by default", chat=False
-    ),
-    "user": Unused("names who asks"),
-    "safety_identifier": Unused("names who asks"),
-    "prompt_cache_key": Unused("prompts that begin alike share their rows anyway"),
-    "request_id": Unused("names the request"),
-    "metadata": Unused("of stored answers; none is stored", "object"),
-    "min_tokens": Done("`min_new_tokens`: none of so many tokens ends an answer"),
-    "presence_penalty": Done("as in DecodingConfig: counts the answer's tokens"),
-    "frequency_penalty": Done("as in DecodingConfig: counts the answer's tokens"),
-    "repetition_penalty": Done("as in DecodingConfig: of tokens in prompt and answer"),
-    "min_p": Done("as in DecodingConfig"),
-    "logit_bias": Done("token ids and what is added to their logits"),
+    "user": Unused("name of the end user"),
+    "safety_identifier": Unused("name of the end user"),
+    "prompt_cache_key": Unused("prompts that begin alike share their cache rows anyway"),
+    "request_id": Unused("name of the request"),
+    "metadata": Unused("of stored answers; none is stored", dict),
     "bad_words": Refused(_LATER, ([],)),
     "allowed_token_ids": Refused(_LATER),
-    "response_format": Done("types `text`, `json_object` and `json_schema`; `strict` or not"),
-    "structured_outputs": Done(
-        "vLLM's: one of `json`, `regex`, `choice`, `grammar`, `json_object`; JSON is on one line "
-        "unless `disable_any_whitespace` is false"
-    ),
-    "guided_json": Done("`json` of `structured_outputs`, as older clients name it"),
-    "guided_regex": Done("`regex` of it"),
-    "guided_choice": Done("`choice` of it"),
-    "guided_grammar": Done("`grammar` of it"),
-    "constraint": Done(
-        "as in DecodingConfig, as plain data (docs/constraints.md); a `trie` is one that the "
-        "server was started with"
-    ),
-    "tools": Done(
-        "functions whose arguments are objects by a JSON schema; their `cache_control` is unused",
-        completions=False,
-    ),
-    "tool_choice": Done(
-        "`required`, a function, `none`; `auto`: calls between `<tool_call>` tags, by the chat "
-        "template or as plain text",
-        completions=False,
-    ),
-    "parallel_tool_calls": Done(
-        "false: one call with `required`, at most 16 otherwise", completions=False
-    ),
     "guided_decoding_backend": Refused("only one backend is supported"),
     "guided_whitespace_pattern": Refused("use `structured_outputs.disable_any_whitespace`"),
     "functions": Refused("use `tools`", ([],)),
@@ -148,31 +57,34 @@ FIELDS: dict[str, RequestField] = {
     "prompt_logprobs": Refused("use `echo` with `logprobs`", (0, False)),
     "continue_final_message": Refused("the template ends every message", (False,)),
     "chat_template": Refused("a template is a program; only the bundle's own is run"),
-    "documents": Refused("the bundle's template is given messages only", ([],)),
+    "documents": Refused("the bundle's chat template gets messages only", ([],)),
     "priority": Refused("requests are served in the order of their arrival", (0,)),
     "return_tokens_as_token_ids": Refused("tokens are returned as texts", (False,)),
-    "reasoning_effort": Refused("the model has one", ("none",)),
-    "verbosity": Refused("the model has one", ("medium",)),
+    "reasoning_effort": Refused("the model has only one level", ("none",)),
+    "verbosity": Refused("the model has only one level", ("medium",)),
     "modalities": Refused("answers are texts", (["text"],)),
     "audio": Refused("answers are texts"),
     "prediction": Refused("the draft model predicts"),
-    "suffix": Refused("a prompt is continued, never filled in", ("",)),
+    "suffix": Refused("a prompt is continued; nothing is inserted", ("",)),
     "store": Refused("nothing is stored", (False,)),
     "service_tier": Refused("only one tier is supported", ("auto", "default")),
     "web_search_options": Refused("nothing is fetched"),
 }
+"""Fields of OpenAI's and vLLM's clients that no body declares."""
 
-_ELSEWHERE: dict[str, tuple[Any, ...]] = {  # neutral values of fields of the other endpoint
-    "echo": (False,),
-    "best_of": (1,),
-    "top_logprobs": (0,),
-    "add_special_tokens": (False,),
-    "add_generation_prompt": (True,),
-    "chat_template_kwargs": ({},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
+_CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+OF_ONE_ENDPOINT: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "echo": (_COMPLETIONS, (False,)),
+    "best_of": (_COMPLETIONS, (1,)),
+    "add_special_tokens": (_COMPLETIONS, (False,)),
+    "top_logprobs": (_CHAT, (0,)),
+    "add_generation_prompt": (_CHAT, (True,)),
+    "chat_template_kwargs": (_CHAT, ({},)),
+    "tools": (_CHAT, ([],)),
+    "tool_choice": (_CHAT, ("none", "auto")),
+    "parallel_tool_calls": (_CHAT, (True, False)),
 }
+"""The endpoint that has a field, and the values that the other one accepts, as they are neutral."""
 
 
 def without_neutral(fields: dict[str, Any]) -> dict[str, Any]:
@@ -187,29 +99,24 @@ def without_neutral(fields: dict[str, Any]) -> dict[str, Any]:
         if value is None:
             continue
         if isinstance(field, Unused):
-            if not isinstance(value, dict if field.json_type == "object" else str):
-                message = f"{name} is no {field.json_type}; use one, or leave it out"
-                raise bad_request(message, name)
+            if not isinstance(value, field.kind):
+                expected = "an object" if field.kind is dict else "a string"
+                raise bad_request(f"{name} must be {expected}; change it, or leave it out", name)
         elif isinstance(field, Refused):
             if not any(_equals_in_json(value, each) for each in field.neutral):
                 raise refusal(name, field)
-        elif name in _ELSEWHERE:
-            if not any(_equals_in_json(value, each) for each in _ELSEWHERE[name]):
-                other = (
-                    "/v1/chat/completions"
-                    if isinstance(field, Done) and field.chat
-                    else ("/v1/completions")
-                )
+        elif name in OF_ONE_ENDPOINT:
+            other, neutral = OF_ONE_ENDPOINT[name]
+            if not any(_equals_in_json(value, each) for each in neutral):
                 raise bad_request(f"{name} is a field of {other}; leave it out", name)
         else:
             left[name] = value
     return left
 
 
-def refusal(name: str, field: RequestField) -> ErrorResponse:
+def refusal(name: str, field: Refused) -> ErrorResponse:
     """Return the response to a value of a field that is not supported."""
-    assert isinstance(field, Refused)
-    allowed = " or ".join(map(_json, field.neutral)) or "null"
+    allowed = " or ".join(map(json.dumps, field.neutral)) or "null"
     message = (
         f"this value of {name} is not supported: {field.reason}; leave it out or use {allowed}"
     )
@@ -221,22 +128,10 @@ def _equals_in_json(value: Any, other: Any) -> bool:
     return isinstance(value, bool) is isinstance(other, bool) and bool(value == other)
 
 
-def fields_table() -> str:
-    """Return the table as docs/serving_reference.md shows it, in Markdown."""
-    rows = [_row(name, field) for name, field in FIELDS.items()]
-    return "\n".join(["| field | | here |", "|---|---|---|", *rows])
-
-
-def _row(name: str, field: RequestField) -> str:
-    if isinstance(field, Done):
-        where = "" if field.chat and field.completions else "chat" if field.chat else "completions"
-        return f"| `{name}` | done{f', {where}' if where else ''} | {field.meaning} |"
+def documented(name: str, field: RequestField) -> str:
+    """Return the row of the field in the table of docs/serving_reference.md."""
     if isinstance(field, Unused):
         return f"| `{name}` | accepted, unused | {field.meaning} |"
-    values = ", ".join(f"`{_json(value)}`" for value in field.neutral)
+    values = ", ".join(f"`{json.dumps(value)}`" for value in field.neutral)
     accepted = f"{values} accepted, else refused" if values else "refused"
     return f"| `{name}` | {accepted} | {field.reason} |"
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value)

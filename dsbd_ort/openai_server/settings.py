@@ -1,4 +1,4 @@
-"""Limits of the server, and the checks of requests against them."""
+"""Settings of the server: its limits, timeouts and API keys."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dsbd_ort.constraints import TokenTrie
-from dsbd_ort.decoding import DecodingConfig
-from dsbd_ort.engine.limits import MOST, MOST_BYTES, check_count, check_seconds
-from dsbd_ort.openai_server.api_keys import ApiKeys
-from dsbd_ort.openai_server.errors import bad_request
+from dsbd_ort.engine.limits import MOST_BYTES, check_count, check_seconds
 from dsbd_ort.openai_server.plain_tools import PLAIN, TOOL_TEMPLATES
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.typed_json import in_short
 
-_MAX_STOPS, _MAX_STOP_CHARACTERS, _MAX_EOS_IDS = 16, 256, 64
 _COUNTS = ("max_beams", "max_draft_nodes", "max_best_of", "max_prompts")
 
 
@@ -25,8 +21,8 @@ class ServingSettings:
 
     Attributes:
         model_name: the ``model`` of requests.
-        keys: accepted API keys; None for no authentication.
-        shows_docs: whether /docs is there, a page that loads its scripts from elsewhere.
+        keys: accepted ``ApiKeys``; None for no authentication.
+        shows_docs: whether to serve /docs, a page that loads its scripts from elsewhere.
         keys_everywhere: whether /health, /ready and /metrics require a key as well.
         max_prompt_tokens: of one prompt; None for the context length.
         max_new_tokens: of one sequence; None for as many as the context holds.
@@ -38,15 +34,15 @@ class ServingSettings:
         body_timeout_s: to receive a body.
         max_audio_bytes, audio_timeout_s: the same of a request with audio.
         max_audio_s: seconds of one audio: memory for its samples, 64 kB each.
-        defaults: options of requests that leave them out, see DefaultOptions.
-        tries: that requests may name, see dsbd_ort.TokenTrie.
-        tool_template: one of ``TOOL_TEMPLATES``: whether tools are told and called as plain text
-            where the model's own chat template has no form known here, or refused.
+        defaults: options of requests that leave them out, see ServerDefaults.
+        tries: tries that requests may name, see dsbd_ort.TokenTrie.
+        tool_template: one of ``TOOL_TEMPLATES``: whether tools are plain text or refused, if the
+            model's own chat template has no known form of tools.
         request_timeout_s: from the arrival of a request to its last token, including the queue.
     """
 
     model_name: str
-    keys: ApiKeys | None = None
+    keys: Any = None
     shows_docs: bool = False
     keys_everywhere: bool = False
     max_prompt_tokens: int | None = None
@@ -81,46 +77,3 @@ class ServingSettings:
                 f"tool_template is {in_short(self.tool_template)}; expected one of "
                 f"{', '.join(TOOL_TEMPLATES)}"
             )
-
-
-def check_config(config: DecodingConfig, settings: ServingSettings) -> None:
-    """Reject options that cost more than the server allows.
-
-    Raises:
-        ErrorResponse: names the field, the value and the limit.
-    """
-    longest_stop = max(map(len, config.stop_texts), default=0)
-    draft_nodes = " candidates over all draft layers"
-    num_drafted = sum(config.layer_widths) if config.draft_policy else 0  # else our own choice
-    for name, value, limit, unit in (
-        ("max_new_tokens", config.max_new_tokens, settings.max_new_tokens or MOST, ""),
-        ("num_beams", config.width, settings.max_beams, ""),
-        ("joint_beams", config.joint_beams or 0, settings.max_beams, ""),
-        ("joint_tokens", config.joint_tokens or 0, settings.max_draft_nodes, ""),
-        ("draft_beams", num_drafted, settings.max_draft_nodes, draft_nodes),
-        ("stop", len(config.stop_texts), _MAX_STOPS, " stop texts"),
-        ("stop", longest_stop, _MAX_STOP_CHARACTERS, " characters in one stop text"),
-        ("eos_token_id", len(config.eos_ids), _MAX_EOS_IDS, " token ids"),
-    ):
-        check_limit(name, value, limit, unit)
-
-
-def check_prompt(num_tokens: int, settings: ServingSettings) -> None:
-    """Reject a prompt that is longer than the server allows."""
-    limit = settings.max_prompt_tokens
-    if limit is not None and num_tokens > limit:
-        raise bad_request(
-            f"the prompt has {num_tokens} tokens, this server allows {limit}; shorten it",
-            "prompt",
-            "context_length_exceeded",
-        )
-
-
-def check_limit(name: str, value: int, limit: int, unit: str = "") -> None:
-    """Reject a field that exceeds a limit; ``unit`` follows the value in the message."""
-    if value > limit:
-        raise bad_request(
-            f"{name} amounts to {value}{unit}, this server allows {limit}; lower it",
-            name,
-            "limit_exceeded",
-        )

@@ -9,7 +9,8 @@ from fastapi import UploadFile
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from dsbd_ort.openai_server.errors import bad_request
-from dsbd_ort.openai_server.settings import ServingSettings, check_limit
+from dsbd_ort.openai_server.request_limits import check_limit
+from dsbd_ort.openai_server.settings import ServingSettings
 from dsbd_ort.speech.formats import WITH_TIMES
 from dsbd_ort.speech.hot_words import MOST_WORDS
 from dsbd_ort.speech.speech_request import WORD_TIMES, check_word_times

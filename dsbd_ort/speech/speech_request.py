@@ -11,9 +11,9 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.option_table import OPTION_TABLE, plain_options
+from dsbd_ort.decoding import DecodingOptions
+from dsbd_ort.decoding.option_table import OPTION_TABLE, read_options
 from dsbd_ort.decoding.option_values import Domain, Number, OneOf, Whole, entries_of, shown
-from dsbd_ort.request_options import RequestOptions
 from dsbd_ort.speech.audio import read_audio
 from dsbd_ort.speech.hot_words import Word, read_hot_words
 from dsbd_ort.speech.languages import DETECTED, ENGLISH, code_of
@@ -50,7 +50,7 @@ _DOMAINS: dict[str, Domain] = {
 """Domains of the options that are stored as read; None switches a threshold off."""
 
 
-class SpeechOptions(RequestOptions, total=False):
+class SpeechOptions(DecodingOptions, total=False):
     """The keyword arguments of ``Pipeline.transcribe``; further ones as for ``generate``.
 
     Attributes:
@@ -149,7 +149,7 @@ class SpeechRequest:
             check_word_times(speech)
         given = {name: value for name, value in options.items() if name not in SPEECH_OPTIONS}
         bound = {name: given.pop(name) for name in ("constraint",) if name in given}
-        given = {**plain_options(given), **bound}  # the pipeline binds it for each request
+        given = {**read_options(given), **bound}  # the pipeline binds it for each request
         if wrong := sorted(_OF_TRANSCRIPTION & given.keys()):
             raise InputError(
                 f"{wrong[0]} is given, but transcribe decides it itself, by its other options; "

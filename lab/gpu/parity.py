@@ -93,14 +93,12 @@ def compare(bundle: Bundle, provider: str, prompts: Sequence[str], max_new_token
 def _config(
     strategy: Mapping[str, Any], width: int, max_new_tokens: int, model: CausalLM
 ) -> DecodingConfig:
-    return DecodingConfig.from_options(
-        {
-            **strategy,
-            "num_beams": width,
-            "num_return_sequences": width,
-            "max_new_tokens": max_new_tokens,
-            "top_k": model.spec.head.num_top_logits,
-        }
+    return DecodingConfig(
+        **strategy,
+        num_beams=width,
+        num_return_sequences=width,
+        max_new_tokens=max_new_tokens,
+        top_k=model.spec.head.num_top_logits,
     )
 
 
@@ -108,7 +106,7 @@ def _best_beams(
     target: CausalLM, draft: CausalLM, prompt: list[int], config: DecodingConfig, seed: int
 ) -> list[tuple[int, ...]]:
     """Return the best beam of beam sampling, and of DSBD of the same distribution."""
-    drafting = _config(DSBD, config.width, config.max_new_tokens, target)
+    drafting = _config(DSBD, config.num_beams, config.max_new_tokens, target)
     found = []
     for each in (config, drafting):
         result = decode(target, draft, prompt, each, np.random.default_rng(seed))

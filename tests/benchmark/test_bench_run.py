@@ -102,7 +102,7 @@ def test_every_strategy_runs_under_common_settings_at_every_width():
     assert all(r.config.max_new_tokens == 5 for r in runs)
     assert {r.config.draft_length for r in runs if r.config.row.has_draft} == {2}
     assert {r.config.top_k for r in runs if r.config.row.rule == "sample"} == {7}
-    widths = [r.config.width for r in runs if r.config.strategy == "beam-search"]
+    widths = [r.config.num_beams for r in runs if r.config.strategy == "beam-search"]
     assert widths == [2, 3]
-    policies = [(r.config.width, r.config.width_policy) for r in runs if r.config.strategy == "dsbd"]  # fmt: skip # noqa: E501
+    policies = [(r.config.num_beams, r.config.width_policy) for r in runs if r.config.strategy == "dsbd"]  # fmt: skip # noqa: E501
     assert policies == [(2, "fixed"), (2, "threshold"), (3, "fixed"), (3, "threshold")]

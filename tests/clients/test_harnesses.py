@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from dsbd_ort import Pipeline
+from dsbd_ort.openai_server.chat import ChatBody
+from dsbd_ort.openai_server.completions import CompletionBody
+from dsbd_ort.openai_server.protocol import OPTION_NAMES
 from dsbd_ort.openai_server.request_fields import FIELDS
 from tests.clients.conftest import Serve, Served
 from tests.clients.environments import command
@@ -20,7 +23,8 @@ TASKS = Path(__file__).with_name("tasks")
 
 def check_traffic(served: Served) -> None:
     sent = {name for names in served.recorder.fields().values() for name in names}
-    assert sent and sent <= set(FIELDS)
+    declared = {*ChatBody.model_fields, *CompletionBody.model_fields}
+    assert sent and sent <= {*FIELDS, *OPTION_NAMES, *declared}
     assert set(served.recorder.statuses) == {200}
 
 

@@ -10,6 +10,9 @@ import pytest
 
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding.noise import sample_seed
+from dsbd_ort.openai_server.chat import ChatBody
+from dsbd_ort.openai_server.completions import CompletionBody
+from dsbd_ort.openai_server.protocol import OPTION_NAMES
 from dsbd_ort.openai_server.request_fields import FIELDS
 from tests.clients.conftest import Serve, Served
 from tests.clients.environments import program
@@ -32,7 +35,8 @@ def served(recorded: Serve, tiny_chat: Path) -> Iterator[Served]:
     with recorded(tiny_chat) as server:
         yield server
     sent = {name for names in server.recorder.fields().values() for name in names}
-    assert sent and sent <= set(FIELDS)
+    declared = {*ChatBody.model_fields, *CompletionBody.model_fields}
+    assert sent and sent <= {*FIELDS, *OPTION_NAMES, *declared}
     assert set(server.recorder.statuses) == {200}
 
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from dsbd_ort import cli
-from dsbd_ort.commands.options import OPTIONS
+from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE, OPTION_TABLE
 
 COMMANDS = ["run", "bench", "inspect", "export", "serve", "distill"]
 RUN_SECTIONS = [
@@ -19,12 +19,12 @@ RUN_SECTIONS = [
     "Many prompts, one JSON object a line",
     "Speech (models that read audio)",
     "Strategy and beams",
+    "Drafts and width",
     "Sampling",
     "Length and end",
     "Penalties and bans",
     "Constraint",
     "Text and log-probabilities",
-    "Drafts and width (rarely needed)",
     "Joint decoding (mjsd, mjgd)",
     "Translation (encoder-decoders)",
     "Engines",
@@ -32,13 +32,17 @@ RUN_SECTIONS = [
 ]
 
 
-def help_of(name: str) -> str:
-    return CliRunner().invoke(getattr(cli, name), ["--help"], terminal_width=100).stdout
+def help_of(name: str, flag: str = "--help") -> str:
+    return CliRunner().invoke(getattr(cli, name), [flag], terminal_width=100).stdout
+
+
+def all_help_of(name: str) -> str:
+    return help_of(name, "--help-all" if "--help-all" in help_of(name) else "--help")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_shown_once_and_has_a_text(name: str) -> None:
-    text = help_of(name)
+    text = all_help_of(name)
     for parameter in getattr(cli, name).params:
         if isinstance(parameter, click.Option):
             assert parameter.help
@@ -48,7 +52,7 @@ def test_every_option_is_shown_once_and_has_a_text(name: str) -> None:
 
 
 def test_the_options_of_a_run_stand_in_sections() -> None:
-    text = help_of("run")
+    text = all_help_of("run")
     assert re.findall(r"^(\w.*):$", text, re.MULTILINE) == RUN_SECTIONS
     sampling = text[text.index("\nSampling:") : text.index("\nLength and end:")]
     assert re.findall(r"^  --([\w-]+)", sampling, re.MULTILINE) == [
@@ -59,9 +63,20 @@ def test_the_options_of_a_run_stand_in_sections() -> None:
         "typical-p",
         "seed",
     ]
-    assert "Other decoding options" not in text  # each of OPTIONS has its section
-    assert all(f"--{name.replace('_', '-')}" in text for name in OPTIONS if name != "stop_strings")
+    own_flags = {"stop_strings", "constraint", *IN_PYTHON_ALONE}
+    flags = [f"--{name.replace('_', '-')}" for name in OPTION_TABLE if name not in own_flags]
+    assert all(flag in text for flag in flags)
     assert "Which strategy: dsbd" in text
+
+
+def test_the_short_help_shows_the_options_that_people_use() -> None:
+    text = help_of("run")
+    shown = re.findall(r"^  --([\w-]+)", text, re.MULTILINE)
+    assert len(shown) <= 32 and {"num-beams", "temperature", "stop", "audio", "help-all"} <= {
+        *shown
+    }
+    hidden = set(re.findall(r"^  --([\w-]+)", all_help_of("run"), re.MULTILINE)) - {*shown}
+    assert len(hidden) > 50 and {"draft-beams", "logit-bias", "regex", "spin-us"} <= hidden
 
 
 @pytest.mark.parametrize("name", COMMANDS)

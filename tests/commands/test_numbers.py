@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from dsbd_ort import cli
-from dsbd_ort.commands.option_types import IntList, OptionText
+from dsbd_ort.commands.option_types import OptionText
 from dsbd_ort.engine import ServiceLimits
 from dsbd_ort.openai_server.generation import Gate
 from dsbd_ort.openai_server.server import GracefulServer, listening_socket
@@ -26,7 +26,7 @@ NUMBERS = [
     if isinstance(command, click.Command)
     for parameter in command.params
     if isinstance(
-        parameter.type, click.types.IntParamType | click.types.FloatParamType | IntList | OptionText
+        parameter.type, click.types.IntParamType | click.types.FloatParamType | OptionText
     )
     and getattr(parameter.type, "is_number", True)
 ]

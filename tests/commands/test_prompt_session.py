@@ -67,15 +67,7 @@ def test_sigterm_ends_it():
     assert ended.value.code == 143
 
 
-OF_AUDIO = ("task", "language", "initial_prompt", "condition_on_previous_text", "output_dir")
-THRESHOLDS = ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold")
-CHOICES = ("best_of", "hot_word_gain")
-NO_AUDIO = SpeechArguments(
-    timestamps=False,
-    output_format="txt",
-    hot_words=(),
-    **dict.fromkeys((*OF_AUDIO, *THRESHOLDS, *CHOICES)),
-)
+NO_AUDIO = SpeechArguments(keywords={}, timestamps=None, output_format="txt", output_dir=None)
 
 
 def chat_request(bundle, **more):

@@ -9,7 +9,7 @@ import pytest
 
 from dsbd_ort.decoding import ConfigError, DecodingConfig
 from dsbd_ort.decoding.row_bounds import most_rows
-from dsbd_ort.decoding.strategies import unnamed_strategy
+from dsbd_ort.decoding.strategies import named_strategy
 
 
 def test_defaults_are_resolved_by_strategy():
@@ -123,7 +123,7 @@ REFUSED = [  # (options, words of the message)
     ),
     (
         {"memory": "single", "early_stopping": True},
-        "early_stopping is True, which means nothing with memory 'single'; use False",
+        "early_stopping is True, which means nothing with memory 'single'; leave it out",
     ),
     ({"strategy": "beam-search", "early_stopping": "soon"}, "early_stopping is 'soon'"),
     ({"strategy": "speculative-beam-search", "draft_beams": 3}, "narrower than 4"),
@@ -184,7 +184,7 @@ REFUSED = [  # (options, words of the message)
 @pytest.mark.parametrize(("options", "words"), REFUSED)
 def test_senseless_options_are_refused_with_field_and_value(options, words):
     with pytest.raises(ConfigError) as caught:
-        DecodingConfig.from_options(options)
+        DecodingConfig(**options)
     assert words in str(caught.value)
 
 
@@ -201,9 +201,9 @@ EXACT: list[tuple[str, Any, Any]] = [  # (option, value, its plain Python form)
     ("top_p", np.int32(1), 1.0),
     ("replacement", np.True_, True),
     ("strategy", np.str_("dsbd"), "dsbd"),
-    ("stop_strings", np.str_("end"), "end"),
+    ("stop_strings", np.str_("end"), ("end",)),
     ("stop_strings", ["a", np.str_("b")], ("a", "b")),
-    ("eos_token_id", np.int64(7), 7),
+    ("eos_token_id", np.int64(7), (7,)),
     ("eos_token_id", {9, 7}, (7, 9)),
     ("eos_token_id", np.array([9, 7]), (9, 7)),
 ]
@@ -213,7 +213,7 @@ EXACT: list[tuple[str, Any, Any]] = [  # (option, value, its plain Python form)
 def test_any_exact_type_is_taken_and_stored_as_plain_python(
     name: str, value: Any, plain: Any
 ) -> None:
-    stored = getattr(DecodingConfig.from_options({name: value}), name)
+    stored = getattr(DecodingConfig(**{name: value}), name)
     assert stored == plain and type(stored) is type(plain)
     if isinstance(stored, tuple):
         assert {type(entry) for entry in stored} <= {int, str}
@@ -233,8 +233,8 @@ def test_default_joint_options_count_like_given_ones() -> None:
     usual = DecodingConfig(strategy="mjgd")
     given = DecodingConfig(strategy="mjgd", joint_beams=4, joint_tokens=4)
     assert usual == given and most_rows(10, usual) == most_rows(10, given)
-    assert (usual.search_width, usual.block_length) == (4, 4)
-    assert DecodingConfig(strategy="mjsd").joint_limit == 0.1
+    assert (usual.joint_beams, usual.joint_tokens) == (4, 4)
+    assert DecodingConfig(strategy="mjsd").joint_threshold == 0.1
 
 
 @pytest.mark.parametrize(
@@ -247,25 +247,24 @@ def test_default_joint_options_count_like_given_ones() -> None:
     ],
 )
 def test_temperature_0_chooses_the_strategy_that_nobody_named(options, strategy, width):
-    config = DecodingConfig.from_options(options)
-    assert (config.strategy, config.width) == (strategy, width)
-    assert DecodingConfig.from_options({**options, "strategy": strategy}) == config
+    config = DecodingConfig(**options)
+    assert (config.strategy, config.num_beams) == (strategy, width)
+    assert DecodingConfig(**{**options, "strategy": strategy}) == config
 
 
-AT_ZERO = [  # (default strategy, what temperature 0 makes of it, its width)
-    ("dsbd", "speculative-beam-search", 4),
-    ("beam-sample", "beam-search", 4),
-    ("sample", "greedy", 1),
-    ("speculative", "speculative-beam-search", 1),
-    ("tree-speculative", "speculative-beam-search", 1),
-    ("beam-search", "beam-search", 4),
-    ("mjsd", "mjsd", 1),
+AT_ZERO = [  # (default strategy, its counterpart at temperature 0)
+    ("dsbd", "speculative-beam-search"),
+    ("beam-sample", "beam-search"),
+    ("sample", "greedy"),
+    ("speculative", "speculative-beam-search"),
+    ("tree-speculative", "speculative-beam-search"),
+    ("beam-search", "beam-search"),
+    ("mjsd", "mjsd"),
 ]
 
 
-@pytest.mark.parametrize(("default", "strategy", "width"), AT_ZERO)
-def test_every_default_strategy_has_its_counterpart_at_temperature_0(default, strategy, width):
-    config = DecodingConfig(**unnamed_strategy(default, {"temperature": 0.0, "top_p": 0.9}))
-    assert (config.strategy, config.width) == (strategy, width)
-    warm = DecodingConfig(**unnamed_strategy(default, {}))
-    assert warm.strategy == default and warm.width == width
+@pytest.mark.parametrize(("default", "strategy"), AT_ZERO)
+def test_every_default_strategy_has_its_counterpart_at_temperature_0(default, strategy):
+    assert named_strategy(default, is_cold=False) == default
+    assert named_strategy(default, is_cold=True) == strategy
+    assert DecodingConfig(strategy=strategy, temperature=0.0, top_p=0.9).strategy == strategy

@@ -168,7 +168,7 @@ def law_of_the_best(prompt, config):
     for depth in range(1, config.max_new_tokens + 1):
         following = defaultdict(float)
         for beams, probability in open_sets.items():
-            drawn = next_beam_sets(TARGET, prompt, beams, config.width, EOS, False)
+            drawn = next_beam_sets(TARGET, prompt, beams, config.num_beams, EOS, False)
             for layer, share in drawn.items():
                 beams_of_layer = [Beam(*beam) for beam in layer]  # nothing is warped
                 returned = returned_at(beams_of_layer, depth, config, has_ended)

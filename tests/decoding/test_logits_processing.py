@@ -365,9 +365,9 @@ def test_ids_beyond_the_vocabulary_are_refused() -> None:
 
 def test_texts_as_keys_and_ids_alone_are_taken() -> None:
     config = DecodingConfig(logit_bias={"3": -1}, bad_words_ids=[7, [1, 2]], suppress_tokens=5)
-    assert config.biases == ((3, -1.0),)
-    assert config.bad_sequences == ((7,), (1, 2))
-    assert config.suppressed_ids == (5,)
+    assert config.logit_bias == ((3, -1.0),)
+    assert config.bad_words_ids == ((7,), (1, 2))
+    assert config.suppress_tokens == (5,)
 
 
 @pytest.mark.parametrize("function", [lambda path, s: s[:3], lambda path, s: s * np.nan])

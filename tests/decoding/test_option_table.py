@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingConfig
+from dsbd_ort.decoding.option_table import OPTION_TABLE
 from tests.decoding.path_constraint import PathConstraint, some_tokens
 from tests.decoding.tables import mixed_table, random_table, run
 
@@ -75,7 +76,7 @@ MEANINGFUL = {  # option: (strategies to which it means something, a value that 
     "skip_special_tokens": (EVERY, False),
 }
 DYNAMIC_WIDTH = {"min_beams", "accept_threshold"}  # need width_policy "threshold" and a draft
-DEFAULT = {field.name: field.default for field in dataclasses.fields(DecodingConfig)}
+DEFAULT = {n: None if callable(r.default) else r.default for n, r in OPTION_TABLE.items()}
 POLICIES: dict[str, tuple[Any, ...]] = {
     "width_policy": (None, "fixed", "threshold"),
     "draft_policy": (None, "fixed", "throughput"),
@@ -111,7 +112,7 @@ def settings_of(strategy: str) -> list[dict[str, Any]]:
 
 
 def test_every_option_and_strategy_is_in_the_table() -> None:
-    assert {"strategy", *MEANINGFUL} == set(DEFAULT)
+    assert {"strategy", *MEANINGFUL} == set(DEFAULT) == set(vars(DecodingConfig()))
     assert set(STRATEGIES) == EVERY
 
 
@@ -218,7 +219,7 @@ def test_neutral_and_redundant_values_change_nothing(options: dict[str, Any]) ->
 
 def test_another_width_or_strategy_of_a_resolved_config() -> None:
     config = DecodingConfig(strategy="beam-sample")
-    assert dataclasses.replace(config, num_beams=8).width == 8
+    assert dataclasses.replace(config, num_beams=8).num_beams == 8
     assert dataclasses.replace(DecodingConfig(), width_policy="fixed").min_beams is None
 
 
@@ -239,8 +240,8 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"width_policy": "fixed", "accept_threshold": 0.5},
-        "accept_threshold is 0.5, which means nothing with width_policy 'fixed'; use 0.7, or set "
-        "width_policy to 'threshold'",
+        "accept_threshold is 0.5, which means nothing with width_policy 'fixed'; leave it out, or "
+        "set width_policy to 'threshold'",
     ),
     (
         {"width_policy": "fixed", "min_beams": 3},

@@ -117,5 +117,5 @@ def test_whole_requests_have_the_law_of_beam_sampling(options, steps, eos):
             except StopIteration as stop:
                 return final_beams(stop.value)
 
-    expected = beam_sampling_law(TARGET, prompt, config.width, steps, eos, config.replacement)
+    expected = beam_sampling_law(TARGET, prompt, config.num_beams, steps, eos, config.replacement)
     assert total_variation(law_of(run), expected) < 1e-12

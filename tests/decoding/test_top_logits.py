@@ -202,7 +202,7 @@ def test_logits_that_count_are_read_whatever_rows_of_others_are_behind_them(opti
         for progress in forest.iterate():
             assert not isinstance(progress.event, Exception), progress.event
             results[progress.member] = progress.event
-    rows_a_layer = config.width + 1  # of a layer together, then one after the other
+    rows_a_layer = config.num_beams + 1  # of a layer together, then one after the other
     assert num_forwards <= 12 * rows_a_layer + 4, "a request waits until the others have ended"
     for member, prompt in zip(members, prompts, strict=True):
         alone = decode(*models(), prompt, config, np.random.default_rng(0))

@@ -50,7 +50,7 @@ def test_rows_do_not_pile_up_over_a_long_request(strategy, options, baseline):
             most = max(most, model.num_rows - len(PROMPT) - shortest)
     assert 0 < most <= 2 * MOST_UNUSED_ROWS  # those, a quarter of the used, and the live
     if baseline:
-        same_law = {"num_beams": config.width, "max_new_tokens": LENGTH}
+        same_law = {"num_beams": config.num_beams, "max_new_tokens": LENGTH}
         plain = run(DecodingConfig(strategy=baseline, **same_law), TARGET, None, VOCAB, 0, PROMPT)
         assert all_tokens(result) == all_tokens(plain)
 

@@ -11,13 +11,18 @@ import pytest
 
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingConfig
-from dsbd_ort.openai_server.default_options import DefaultOptions
+from dsbd_ort.model_defaults import ModelDefaults
+from dsbd_ort.option_defaults import ServerDefaults, with_server
 from dsbd_runtime.bundle_files.bundle import open_bundle, write_manifest
 from tests.openai_server.conftest import Serve
 from tests.openai_server.running_server import MODEL, RunningServer
 
 PROMPT = "def f("
 GIVEN = {"strategy": "dsbd", "num_beams": 2, "top_k": 5, "temperature": 0.7, "draft_length": 2}
+
+
+def filled_by(server: ServerDefaults, options: dict[str, Any]) -> dict[str, Any]:
+    return with_server(options, server, ModelDefaults())
 
 
 def answer(server: RunningServer, **fields: Any) -> dict[str, Any]:
@@ -48,7 +53,7 @@ FILLED = [  # (options of the request, what is filled in of GIVEN)
 def test_what_a_request_leaves_out_is_filled_in_where_it_is_read(
     options: dict[str, Any], filled: dict[str, Any]
 ) -> None:
-    found = DefaultOptions(GIVEN).filled(options)
+    found = filled_by(ServerDefaults(GIVEN), options)
     assert found == {**{n: v for n, v in filled.items() if v is not None}, **options}
 
 
@@ -65,9 +70,9 @@ def test_defaults_never_make_a_request_of_any_strategy_fail(strategy: str) -> No
         "stop_strings": ("x",),
         "eos_token_id": (1,),
     }
-    filled = DefaultOptions(given).filled({"strategy": strategy})
-    config = DecodingConfig.from_options(filled)
-    assert config.seed == 4 and config.length_penalty == 0.5 and config.stop_texts == ("x",)
+    filled = filled_by(ServerDefaults(given), {"strategy": strategy})
+    config = DecodingConfig(**filled)
+    assert config.seed == 4 and config.length_penalty == 0.5 and config.stop_strings == ("x",)
     assert (config.top_p == 0.8) == (STRATEGIES[strategy].rule != "search")
     assert (config.min_beams == 2) == (strategy == "dsbd")
 
@@ -79,12 +84,12 @@ def test_without_options_one_beam_answers_unless_more_are_asked_for(
     temperature: float | None, strategy: str
 ) -> None:
     options = {} if temperature is None else {"temperature": temperature}
-    filled = DefaultOptions({}).filled(options)
-    config = DecodingConfig.from_options(filled)
-    assert (config.strategy, config.width) == (strategy, 1)
-    beams = DefaultOptions({}).filled({**options, "num_beams": 3})
-    found = DecodingConfig.from_options(beams)
-    assert found.width == 3 and found.row.has_draft
+    filled = filled_by(ServerDefaults({}), options)
+    config = DecodingConfig(**filled)
+    assert (config.strategy, config.num_beams) == (strategy, 1)
+    beams = filled_by(ServerDefaults({}), {**options, "num_beams": 3})
+    found = DecodingConfig(**beams)
+    assert found.num_beams == 3 and found.row.has_draft
     assert (found.row.rule == "search") == (temperature == 0)
 
 
@@ -100,14 +105,14 @@ def test_defaults_that_contradict_each_other_are_refused_at_the_start(
     given: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        DefaultOptions(given)
+        ServerDefaults(given)
 
 
 def test_requests_get_the_defaults_of_the_server(serve: Serve, pipeline: Pipeline) -> None:
     with serve(defaults={**GIVEN, "stop_strings": "zz"}) as server:
         for fields in ({}, {"num_beams": 3}, {"strategy": "sample"}, {"strategy": "greedy"}):
             found = answer(server, max_tokens=9, **fields)
-            read = DefaultOptions(GIVEN).filled(fields)
+            read = filled_by(ServerDefaults(GIVEN), fields)
             wanted = pipeline.generate(PROMPT, max_new_tokens=9, seed=3, stop_strings="zz", **read)
             assert found["choices"][0]["text"] == wanted.sequences[0].text
             assert found["dsbd"]["strategy"] == read["strategy"]

@@ -22,15 +22,16 @@ TEXT = {"prompt": "def f("}
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[DecodingConfig]]:
-    """The configs that were built since it was cleared."""
+    """The configs that were built of given options, not of another config."""
     configs: list[DecodingConfig] = []
-    check = DecodingConfig.__post_init__
+    build = DecodingConfig.__init__
 
-    def counted(config: DecodingConfig) -> None:
-        configs.append(config)
-        check(config)
+    def counted(config: DecodingConfig, /, **options: Any) -> None:
+        build(config, **options)
+        if len(options) < len(vars(config)):
+            configs.append(config)
 
-    monkeypatch.setattr(DecodingConfig, "__post_init__", counted)
+    monkeypatch.setattr(DecodingConfig, "__init__", counted)
     yield configs
 
 

@@ -15,10 +15,10 @@ from dsbd_ort.openai_server.completions import CompletionBody
 from dsbd_ort.openai_server.protocol import OPTION_NAMES
 from dsbd_ort.openai_server.request_fields import (
     FIELDS,
-    Done,
+    OF_ONE_ENDPOINT,
     Refused,
     Unused,
-    fields_table,
+    documented,
 )
 from tests.openai_server.running_server import MODEL, RunningServer
 
@@ -33,38 +33,34 @@ def posted(server: RunningServer, path: str, body: dict[str, Any]) -> httpx2.Res
     return server.http.post(path, json=body)
 
 
-def test_the_document_shows_the_table() -> None:
+def test_the_document_shows_every_field() -> None:
     begin, end = "<!-- request fields -->\n", "\n<!-- end of request fields -->"
-    shown = DOCS.read_text().partition(begin)[2].partition(end)[0]
-    assert shown == fields_table(), "write fields_table() between the markers"
-    assert len(FIELDS) >= 40
-
-
-def test_what_is_done_is_a_field_of_the_bodies_or_an_option() -> None:
+    rows = DOCS.read_text().partition(begin)[2].partition(end)[0].splitlines()[2:]
+    names = {row.split("`")[1] for row in rows}
+    declared = {*ChatBody.model_fields, *CompletionBody.model_fields} - OPTION_NAMES
+    assert names == declared | {*FIELDS} and len(rows) == len(names) >= 40
     for name, field in FIELDS.items():
-        bodies = {
-            ChatBody: name in ChatBody.model_fields,
-            CompletionBody: name in CompletionBody.model_fields,
-        }
-        if isinstance(field, Done):
-            is_option = name in OPTION_NAMES
-            assert (field.chat, field.completions) == (
-                bodies[ChatBody] or is_option,
-                bodies[CompletionBody] or is_option,
-            ), name
-        elif name != "min_tokens":
-            assert not any(bodies.values()) and name not in OPTION_NAMES, name
-    declared = {*ChatBody.model_fields, *CompletionBody.model_fields}
-    assert declared <= set(FIELDS)
+        assert documented(name, field) in rows
+    for row in rows:
+        name, done = row.split("`")[1], row.split("|")[2].strip()
+        if name not in FIELDS:
+            bodies = {"chat": ChatBody, "completions": CompletionBody}
+            of = [kind for kind, body in bodies.items() if name in body.model_fields]
+            assert done == ("done" if len(of) == 2 else f"done, {of[0]}"), row
 
 
-@pytest.mark.parametrize("name", [n for n, field in FIELDS.items() if not isinstance(field, Done)])
+def test_no_body_declares_a_field_without_effect() -> None:
+    for body in (ChatBody, CompletionBody):
+        assert not {*body.model_fields, *OPTION_NAMES} & {*FIELDS}
+
+
+@pytest.mark.parametrize("name", FIELDS)
 def test_neutral_values_are_accepted_and_others_refused(server: RunningServer, name: str) -> None:
     field = FIELDS[name]
     for path, body in ENDPOINTS:
         assert posted(server, path, {**body, name: None}).status_code == 200
         if isinstance(field, Unused):
-            value: Any = "x" if field.json_type == "string" else {"a": "b"}
+            value: Any = {"a": "b"} if field.kind is dict else "x"
             assert posted(server, path, {**body, name: value}).status_code == 200
             assert posted(server, path, {**body, name: 5}).status_code == 400
             continue
@@ -80,13 +76,10 @@ def test_neutral_values_are_accepted_and_others_refused(server: RunningServer, n
                 assert field.reason in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    "name", [n for n, f in FIELDS.items() if isinstance(f, Done) and not (f.chat and f.completions)]
-)
+@pytest.mark.parametrize("name", OF_ONE_ENDPOINT)
 def test_fields_of_the_other_endpoint_are_refused(server: RunningServer, name: str) -> None:
-    field = FIELDS[name]
-    assert isinstance(field, Done)
-    path, body = ENDPOINTS[0 if field.chat else 1]
+    has_it = OF_ONE_ENDPOINT[name][0]
+    path, body = next((path, body) for path, body in ENDPOINTS if path != has_it)
     answer = posted(server, path, {**body, name: 7})
     assert answer.status_code == 400 and name in answer.json()["error"]["message"]
 

@@ -202,7 +202,7 @@ def check_sequences(result: GenerationResult, config: DecodingConfig) -> None:
         assert 1 <= len(sequence.token_ids) <= config.max_new_tokens
         assert all(math.isfinite(p) and p <= 0.0 for p in sequence.token_logprobs)
         if not config.min_new_tokens:
-            assert not any(stop in sequence.text for stop in config.stop_texts)
+            assert not any(stop in sequence.text for stop in config.stop_strings)
         if sequence.finish_reason == "length":
             assert len(sequence.token_ids) == config.max_new_tokens
     scores = [sequence.score for sequence in result.sequences]

@@ -81,9 +81,7 @@ any_options = st.lists(st.sampled_from(NAMES), max_size=8, unique=True).flatmap(
 @given(options=any_options, unknown=st.none() | st.text())
 def test_any_options_make_a_config_or_a_short_refusal(options, unknown):
     try:
-        config = DecodingConfig.from_options(
-            options if unknown is None else {**options, unknown: 1}
-        )
+        config = DecodingConfig(**(options if unknown is None else {**options, unknown: 1}))
     except ConfigError as error:
         message = str(error)
         assert 10 < len(message) <= 500 and message.isprintable()
@@ -135,4 +133,4 @@ REFUSED = [  # (option, value, words)
 @pytest.mark.parametrize(("name", "value", "words"), REFUSED)
 def test_a_wrong_value_is_named_with_what_was_expected(name, value, words):
     with pytest.raises(ConfigError, match=words):
-        DecodingConfig.from_options({name: value})
+        DecodingConfig(**{name: value})

@@ -86,7 +86,7 @@ def check_whole_request(request: WholeRequest) -> bool:
 def config_of_wide_drafts(config: DecodingConfig) -> DecodingConfig | None:
     """Return what must give the same with drafts of another shape, which look at more tokens."""
     has_tree = config.drafts and config.row.has_draft_tree
-    if config_without_draft(config) is None or not has_tree or config.width > 24:
+    if config_without_draft(config) is None or not has_tree or config.num_beams > 24:
         return None
     return dataclasses.replace(config, draft_policy="fixed", draft_length=2, draft_beams=24)
 
@@ -220,10 +220,10 @@ def check_processing(ids: list[int], config: DecodingConfig, request: WholeReque
             and begin == len(path) - 1
             and config.forced_eos_token_id is not None
         )
-        assert token not in config.suppressed_ids
+        assert token not in config.suppress_tokens
         is_first_forced = config.forced_bos_token_id is not None and len(request.prompt) == 1
         if begin == len(request.prompt) + is_first_forced:
-            assert token not in config.suppressed_first_ids
+            assert token not in config.begin_suppress_tokens
         if config.no_timestamps_token_id is not None:
             check_times(token, before[len(request.prompt) :], config)
         if is_forced:
@@ -260,7 +260,7 @@ def check_times(token: int, before: tuple[int, ...], config: DecodingConfig) -> 
 
 
 def bad_words(config: DecodingConfig) -> tuple[tuple[int, ...], ...]:
-    return config.bad_sequences
+    return config.bad_words_ids
 
 
 def check_top_logprobs(
@@ -289,7 +289,7 @@ def check_stats(stats: DecodingStats, config: DecodingConfig, request: WholeRequ
     if not config.row.has_draft:
         assert stats.draft_calls == stats.draft_rows == 0
     assert stats.num_prompt_tokens == len(request.prompt)
-    assert 0.0 < stats.mean_beam_width <= max(config.width, config.joint_beams or 1)
+    assert 0.0 < stats.mean_beam_width <= max(config.num_beams, config.widest_search)
 
 
 def check_stream(steps: list[IterationOutput], result: DecodeResult) -> None:
@@ -308,7 +308,7 @@ def config_without_draft(config: DecodingConfig) -> DecodingConfig | None:
         config.coupling == "rejection"
         or config.width_policy == "threshold"
         or config.memory == "single"
-        or (config.replacement and config.width == 1)  # one draw has nothing to replace
+        or (config.replacement and config.num_beams == 1)  # one draw has nothing to replace
     )
     if plain is None or is_seen:
         return None
@@ -327,7 +327,7 @@ def on_dense_tables(request: WholeRequest, config: DecodingConfig) -> DecodeResu
     """
     if request.head == "full":
         return None
-    has_equal_scores = config.width > 1 and request.table in ("equal", "rounded")
+    has_equal_scores = config.num_beams > 1 and request.table in ("equal", "rounded")
     has_ties = has_equal_scores or (config.row.rule == "search" and request.table != "smooth")
     if has_ties or tosses_by_rounding(request, config):
         return None
@@ -378,7 +378,7 @@ def with_others(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
 
 def in_a_small_cache(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
     """Decode beside two older twins in a cache that is too small for them."""
-    max_rows = len(request.prompt) + config.width * (2 + request.table_seed % 9)
+    max_rows = len(request.prompt) + config.num_beams * (2 + request.table_seed % 9)
     forest = BatchedDecoder(*request.models(), max_rows=max_rows)
     twins = [request.request(config, preempts=request.forced()) for _ in range(3)]
     return together(forest, twins, request.table_seed).result(2)

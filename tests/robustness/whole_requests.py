@@ -64,7 +64,7 @@ class WholeRequest:
 
     @property
     def config(self) -> DecodingConfig:
-        return DecodingConfig.from_options(self.options).settled(costs_are_known=True)
+        return DecodingConfig(**self.options).settled(costs_are_known=True)
 
     def models(self, head: str | None = None) -> tuple[Any, Any]:
         """Return target and draft or None; with another head than its own where one is given."""

@@ -281,12 +281,12 @@ def processors_of(
     """
     source_size = config.encoder_no_repeat_ngram_size
     eos = np.array(sorted(config.eos_ids), dtype=np.int64)
-    bad_words = config.bad_sequences
+    bad_words = config.bad_words_ids
     longer = [word for word in bad_words if len(word) > 1]
     last = num_prompt + config.max_new_tokens - 1
     is_first_forced = config.forced_bos_token_id is not None and num_prompt == 1
     by_need: list[tuple[object, Callable[[], LogitsProcessor]]] = [
-        (config.biases, lambda: Bias(config.biases, vocab_size)),
+        (config.logit_bias, lambda: Bias(config.logit_bias, vocab_size)),
         (config.repetition_penalty != 1.0, lambda: RepetitionPenalty(config.repetition_penalty)),
         (
             config.presence_penalty or config.frequency_penalty,
@@ -308,10 +308,10 @@ def processors_of(
             config.forced_eos_token_id is not None,
             lambda: ForcedToken(config.forced_eos_token_id, last),
         ),
-        (config.suppressed_ids, lambda: Bias.ban(config.suppressed_ids, vocab_size)),
+        (config.suppress_tokens, lambda: Bias.ban(config.suppress_tokens, vocab_size)),
         (
-            config.suppressed_first_ids,
-            lambda: BeginSuppress(config.suppressed_first_ids, is_first_forced),
+            config.begin_suppress_tokens,
+            lambda: BeginSuppress(config.begin_suppress_tokens, is_first_forced),
         ),
         (config.no_timestamps_token_id is not None, lambda: Timestamps.of(config)),
     ]

@@ -56,7 +56,7 @@ class RequestProcessing:
         mass: AllowedMass | None = None,
     ) -> None:
         self._warp = Warp.of(config)
-        self._processes_log_probs = self._warp.is_raw and config.width > 1
+        self._processes_log_probs = self._warp.is_raw and config.num_beams > 1
         self.processors = processors
         self.constraint = constraint
         self.paths = paths

@@ -44,10 +44,9 @@ def test_distributions_do_not_depend_on_the_sizes_of_the_calls(tiny_bundle):
 
 
 def config(width, strategy="beam-sample"):
-    return DecodingConfig.from_options(
-        {"strategy": strategy, "num_beams": width, "num_return_sequences": width, "top_k": 0,
-         "max_new_tokens": 5}
-    )  # fmt: skip
+    return DecodingConfig(
+        strategy=strategy, num_beams=width, num_return_sequences=width, top_k=0, max_new_tokens=5
+    )
 
 
 def test_the_gap_of_the_next_best_candidate_is_what_its_draw_missed_by(tiny_bundle):
@@ -70,9 +69,7 @@ def test_a_final_beam_that_is_not_the_best_differs_by_rank_alone(tiny_bundle):
 
 
 def test_a_candidate_beyond_top_k_is_infinitely_far(tiny_bundle):
-    few = DecodingConfig.from_options(
-        {"strategy": "beam-sample", "num_beams": 1, "top_k": 2, "max_new_tokens": 3}
-    )
+    few = DecodingConfig(strategy="beam-sample", num_beams=1, top_k=2, max_new_tokens=3)
     with load_causal_lm(tiny_bundle, "target") as model:
         trace = trace_of(model, PROMPT, few, 7)
         known = distributions_along(model, PROMPT, Warp(1.0, 2, 1.0))[-1].tokens

@@ -40,7 +40,7 @@ def test_runners_counterparts_and_names(comparison, peer):
 @every_comparison
 def test_our_runs_are_configurations(comparison):
     for (name, _), run in our_runs(comparison).items():
-        config = DecodingConfig.from_options(dict(run.options))
+        config = DecodingConfig(**dict(run.options))
         width = int((re.findall(r"W=(\d+)", name) or [1])[0])
         assert config.num_beams == width
         assert (config.width_policy == "threshold") == ("at least" in name)

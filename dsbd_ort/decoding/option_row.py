@@ -1,0 +1,182 @@
+"""A row of the table of options, and the conditions and defaults that rows are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Literal
+
+from dsbd_ort.decoding.option_values import Domain
+from dsbd_ort.decoding.strategies import STRATEGIES, Strategy
+
+MOST_NODES = 16_384  # of a forest, whose mask has a cell for every pair of nodes
+USUAL_THRESHOLD = 0.7
+
+
+class Chosen(SimpleNamespace):
+    """The values of all options: resolved as far as the table was read, below that as given.
+
+    Attributes:
+        is_cold: whether temperature 0 is given.
+        has_draft: whether there is a draft model; None: not known yet.
+        costs_are_known: whether the costs of engine calls will be known; None likewise.
+    """
+
+    @property
+    def row(self) -> Strategy:
+        """The strategy's row of the table of strategies."""
+        return STRATEGIES[self.strategy]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition without which an option means nothing.
+
+    Attributes:
+        option: the name of the option that decides.
+        is_met: whether it holds.
+        remedy: the value of that option to use instead, for a message.
+    """
+
+    option: str
+    is_met: Callable[[Any], bool]
+    remedy: str
+
+
+@dataclass(frozen=True)
+class OptionRow:
+    """The row of one option.
+
+    Attributes:
+        domain: its values.
+        default: its value if it is left out, or a function that returns it; with a function, or if
+            it is None, None may also be given.
+        help: its text in the help of the commands.
+        needs: conditions, all of which must be met for it to mean something: a strategy that takes
+            it, or the value of another option.
+        neutral: the values that it may have if it means nothing, or a function that returns them;
+            the first is stored. None: the default alone.
+        is_redundant: whether any value may be given if it means nothing.
+        is_processor: whether other values than the default change which tokens may follow.
+        of_model: whose generation_config.json may set it: of any model, of an encoder-decoder, or
+            of an encoder-decoder for searches with several beams.
+        http: names that its HTTP field has in addition to its own; None: it has no HTTP field.
+        is_usual: whether a short help shows it.
+        is_set_by_server: whether a server may have a default of its own.
+    """
+
+    domain: Domain
+    default: Any
+    help: str
+    needs: tuple[Condition, ...] = ()
+    neutral: tuple[Any, ...] | Callable[[Chosen], tuple[Any, ...]] | None = None
+    is_redundant: Callable[[Chosen], bool] = lambda _: False
+    is_processor: bool = False
+    of_model: Literal["any", "encoder-decoder", "search"] | None = None
+    http: tuple[str, ...] | None = ()
+    is_usual: bool = False
+    is_set_by_server: bool = True
+
+    @property
+    def takes_none(self) -> bool:
+        """Whether None may be given, for the default."""
+        return self.default is None or callable(self.default)
+
+    def unmet(self, options: Any) -> Condition | None:
+        """Return the first condition that is not met, None if the option means something."""
+        return next((need for need in self.needs if not need.is_met(options)), None)
+
+    def default_of(self, options: Chosen) -> Any:
+        """Return the default under the options above it."""
+        return self.default(options) if callable(self.default) else self.default
+
+    def neutral_of(self, options: Chosen) -> tuple[Any, ...]:
+        """Return the values that it may have if it means nothing."""
+        if self.neutral is None:
+            return (self.default_of(options),)
+        return self.neutral(options) if callable(self.neutral) else self.neutral
+
+
+HAS_BEAMS = Condition("strategy", lambda o: o.row.has_beams, "one with beams such as dsbd")
+HAS_DRAFT = Condition("strategy", lambda o: o.row.has_draft, "one with a draft such as dsbd")
+HAS_DRAFT_TREE = Condition(
+    "strategy", lambda o: o.row.has_draft_tree, "one that drafts a tree such as tree-speculative"
+)
+SAMPLES = Condition("strategy", lambda o: o.row.rule == "sample", "one that samples such as dsbd")
+SEVERAL_DRAWS = Condition(
+    "strategy", lambda o: o.row.has_beams or o.row.has_draft_tree, "one with beams such as dsbd"
+)
+NO_SEARCH = Condition("strategy", lambda o: o.row.rule != "search", "one that samples such as dsbd")
+MJSD = Condition("strategy", lambda o: o.row.rule == "joint", "mjsd")
+MJGD = Condition("strategy", lambda o: o.row.rule == "joint-greedy", "mjgd")
+DSBD = Condition(
+    "strategy", lambda o: o.row.rule == "sample" and o.row.has_draft and o.row.has_beams, "dsbd"
+)
+FREE_OF_THE_DRAFT = Condition(
+    "strategy",
+    lambda o: o.row.has_draft and o.row.rule in ("sample", "search"),
+    "one whose output need not depend on its draft, such as dsbd",
+)
+DRAFTING = Condition("drafter", lambda o: o.drafter != "none", "'model' or 'ngram'")
+DRAFTED_LAYERS = Condition("draft_length", lambda o: o.draft_length != 0, "at least 1")
+_THRESHOLD = Condition("width_policy", lambda o: o.width_policy == "threshold", "'threshold'")
+DYNAMIC_WIDTH = (DSBD, _THRESHOLD, DRAFTED_LAYERS)
+EVERY_BEAM = Condition("memory", lambda o: o.memory == "forest", "'forest'")
+HAS_TIMES = Condition(
+    "no_timestamps_token_id",
+    lambda o: o.no_timestamps_token_id is not None,
+    "the token before the times of a speech model",
+)
+
+
+def half_width(options: Chosen) -> int:
+    """Return the default of min_beams."""
+    return max(1, int(options.num_beams) // 2)
+
+
+def usual_width_policy(options: Chosen) -> str:
+    """Return "threshold" if one of its options is given and it is possible, else "fixed"."""
+    is_given = options.min_beams is not None or options.accept_threshold != USUAL_THRESHOLD
+    is_possible = options.draft_length != 0 and options.draft_policy != "throughput"
+    return "threshold" if is_given and is_possible else "fixed"
+
+
+def usual_drafter(options: Chosen) -> str | None:
+    """Return "ngram" if there is no draft model; None as long as that is open."""
+    return {True: "model", False: "ngram", None: None}[options.has_draft]
+
+
+def usual_draft_policy(options: Chosen) -> str | None:
+    """Return "fixed" if a shape is given or the output depends on the draft."""
+    has_shape = options.draft_length is not None or options.draft_beams is not None
+    depends_on_draft = (
+        options.coupling == "rejection"
+        or options.width_policy == "threshold"
+        or options.memory == "single"
+        or options.replacement
+    )
+    if has_shape or depends_on_draft:
+        return "fixed"
+    return {True: "throughput", False: "fixed", None: None}[options.costs_are_known]
+
+
+def usual_draft_length(options: Chosen) -> int | None:
+    """Return the layers of a fixed draft, or their limit; None as long as that is open."""
+    return {"fixed": 4, "throughput": 8, None: None}[options.draft_policy]
+
+
+def usual_draft_beams(options: Chosen) -> int | None:
+    """Return the candidates of a layer, or their limit; None as long as that is open."""
+    usual: int = options.num_beams if options.row.has_beams else 4
+    if options.draft_policy == "throughput":
+        return max(usual, min(4 * usual, MOST_NODES // max(options.draft_length or 0, 1)))
+    return usual if options.draft_policy == "fixed" else None
+
+
+def one_path(options: Chosen) -> tuple[Any, ...]:
+    """Return the values of draft_beams if there is no tree to draft."""
+    if options.draft_length is None:
+        return (None, 1)
+    layers = (1,) * options.draft_length
+    return (layers, 1) if layers else (layers,)
