@@ -49,7 +49,7 @@ class ModelSummary:
     Attributes:
         family: ``model_type`` of the checkpoint.
         dtype: of the weights that are not quantized.
-        logits: "full", "topk:K" or "gather".
+        logits: "full" or "topk:K".
         full_logits: whether all logits of a row can be read, whatever ``logits`` says.
         bit_exact: "by construction", "observed", False, or None where nothing is claimed.
         weight_bytes: the engine's files and those of its encoder, prune graph aside.

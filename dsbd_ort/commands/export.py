@@ -97,7 +97,8 @@ class ExportArguments:
     quantize: str = option(
         default="none",
         show_default=True,
-        help="none, int8-dynamic, int8 or int4.",
+        help="none, int8 or int4; int8-blocks: int8 weights in blocks on a CPU too, nearer to the "
+        "checkpoint and slower for several rows.",
         section=_ENGINES,
     )
     draft_quantize: str | None = option(
@@ -108,16 +109,16 @@ class ExportArguments:
         multiple=True,
         default=(),
         metavar="TEXTS",
-        help="File, folder or pattern of texts like those of your requests, by which int8-dynamic "
-        "and int8 choose the form of each product [a text of ours]. May be repeated.",
+        help="File, folder or pattern of texts like those of your requests, by which int8 "
+        "chooses the form of each product [a text of ours]. May be repeated.",
         section=_ENGINES,
     )
     logits: str = option(
         default="auto",
         show_default=True,
-        help="auto: topk:64 with a vocabulary of 16,384 tokens or more, but of a speech model, "
-        "else full; topk:K: engines return the K largest of a row, and keep the others; gather: "
-        "those of the tokens that a trie allows.",
+        help="full: engines return all logits of a row; topk:K: the K largest, and keep the "
+        "others; auto: topk:64 with a vocabulary of 16,384 tokens or more, except for a speech "
+        "model, else full.",
         section=_ENGINES,
     )
     features: bool = flag(
@@ -126,8 +127,8 @@ class ExportArguments:
     )
     attention: str | None = option(
         help="fused; grouped: query heads that share a key head become rows of one head; exact: "
-        "logits depend on a row's path alone, bit for bit [exact in fp32 with "
-        "int8-dynamic and int8, where the model has that form; else fused].",
+        "logits depend on a row's path alone, bit for bit [exact with int8 in "
+        "fp32, if the model has that form; else fused].",
         section=_ENGINES,
     )
     form: str = option(

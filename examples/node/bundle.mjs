@@ -114,12 +114,6 @@ function checkFields(where, object, known) {
 }
 
 function checkLogits(where, logits) {
-  if (logits === "gather") {
-    throw new HostError(
-      `${where} has logits "gather", which this host does not run; export with --logits full, or ` +
-        "run it with dsbd-run",
-    );
-  }
   if (!LOGITS_KIND.test(logits)) throw unknownTo(where, `logits ${JSON.stringify(logits)}`);
 }
 

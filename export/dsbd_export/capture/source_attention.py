@@ -2,12 +2,12 @@
 
 Self-attention of the decoder sees the forest mask, attention in the encoder everything: a source is
 read alone. The rows of a call of the decoder may have several sources: those of each become an item
-of a batch (``SourcePlaces``), since a mask over all sources one behind the other would cost as many
-times more as there are sources. Three things count the rows of a cache, and take the positions of a
+of a batch (``SourcePlaces``), since one mask over all sources would multiply the cost by the
+number of sources. Three things count the rows of a cache, and take the positions of a
 forest instead:
 
 * tables of positions that take them as an argument (BART, Marian, ...): they are given those;
-* M2M100's, whose positions begin behind the id of the padding, which itself has no position;
+* M2M100's, whose positions begin after the id of the padding, which itself has no position;
 * biases by distance (T5): a table by distance, made by the model's own code, is looked up between
   the positions of nodes and those of the rows of the cache.
 """
@@ -130,7 +130,7 @@ def source_attention(
 
 
 def _attended(inputs: list[Tensor | None], query: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Return what rows of queries, (B, H, P, D), find by one Attention node, in the same shape."""
+    """Return the attention of rows of queries, (B, H, P, D), by one node, in the same shape."""
     attended: Tensor = torch.onnx.ops.symbolic(
         "Attention",
         inputs,
@@ -211,7 +211,7 @@ def forest_positions(decoder: nn.Module, token_ids: Tensor, positions: Tensor) -
         table.forward = lambda *_, **__: F.embedding(rows[None], table.weights)
     else:
         raise ExportError(
-            f"{type(table).__name__} counts the rows of the cache in a way that is not known; "
+            f"{type(table).__name__} counts the rows of the cache in a way that is not supported; "
             "choose another checkpoint"
         )
     try:

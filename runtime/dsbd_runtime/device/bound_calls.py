@@ -28,8 +28,6 @@ from dsbd_runtime.parts.part import BOOL, INT64
 
 _ELEMENTS = {INT64: "int64", BOOL: "bool"}
 _ELEMENT_BY_NUMPY: dict[type[np.generic], str] = {np.float32: "fp32", np.int64: "int64"}
-_UNBOUNDED = "N"
-"""The dimension without a bound: its inputs have memory of their own, by their number."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +75,11 @@ class BoundCaches:
         self._forwards: dict[tuple[int, ...], BoundForward] = {}
         self._moves: dict[int, BoundMove] = {}
         self._output_buffers: dict[tuple[PackedPart, ...], PackedBuffer] = {}
-        self._unbounded_buffers: dict[int, PackedBuffer] = {}
         self._input_buffers: list[PackedBuffer] = []
         self.caches = DeviceCaches(model.device, model.entry.caches, capacity)
         dims = {dim for spec in self._packed.values() for dim in spec.shape}
         most = {dim: model.max_forward_rows for dim in dims if isinstance(dim, str)}
-        largest = self._input_parts({**most, "C": capacity}, is_unbounded=False)
+        largest = self._input_parts({**most, "C": capacity})
         try:
             for parts in (largest, move_parts(capacity)):
                 self._input_buffers.append(PackedBuffer(model.device, packed_bytes(parts)))
@@ -116,22 +113,17 @@ class BoundCaches:
             each.call.release()
         self._forwards.clear()
         self._moves.clear()
-        others = (*self._output_buffers.values(), *self._unbounded_buffers.values())
-        for buffer in (*self._input_buffers, *others):
+        for buffer in (*self._input_buffers, *self._output_buffers.values()):
             buffer.free()
         self._input_buffers.clear()
         self._output_buffers.clear()
-        self._unbounded_buffers.clear()
         self.caches.free()
 
     def _bind_forward(self, call: StagedCall) -> BoundForward:
-        inputs = [(self._input_buffers[0], self._input_parts(call.sizes, is_unbounded=False))]
-        if unbounded := self._input_parts(call.sizes, is_unbounded=True):
-            inputs.append((self._unbounded_buffer(call.sizes[_UNBOUNDED], unbounded), unbounded))
-        laid_out = [(buffer, buffer.lay_out(parts)) for buffer, parts in inputs]
-        sizes = call.sizes["R"], call.sizes.get(_UNBOUNDED, 0)
+        input_buffer = self._input_buffers[0]
+        inputs = input_buffer.lay_out(self._input_parts(call.sizes))
         output_parts = tuple(
-            (output.name, output.shape(*sizes), _ELEMENT_BY_NUMPY[output.dtype])
+            (output.name, output.shape(call.sizes["R"]), _ELEMENT_BY_NUMPY[output.dtype])
             for output in call.outputs
         )
         if output_parts not in self._output_buffers:
@@ -142,22 +134,22 @@ class BoundCaches:
         contract = self._model.entry.contract
         read = {name: array for name, array in call.used.items() if name in contract.inputs}
         written = {name: array for name, array in call.used.items() if name in contract.outputs}
-        on_device = {name: a for _, arrays in laid_out for name, a in arrays.on_device.items()}
         bound = self._model.engine.bind(
-            {**on_device, **read, **self.caches.inputs},
+            {**inputs.on_device, **read, **self.caches.inputs},
             {**outputs.on_device, **written, **self.caches.outputs},
         )
 
         def queue() -> None:
-            for buffer, arrays in laid_out:
-                buffer.upload(arrays.num_bytes)
+            input_buffer.upload(inputs.num_bytes)
             bound.run()
 
         work = RepeatedWork(self._recorder, queue)
-        return BoundForward(self._model.device, bound, work, laid_out, output_buffer, outputs)
+        return BoundForward(
+            self._model.device, bound, work, input_buffer, inputs, output_buffer, outputs
+        )
 
-    def _input_parts(self, sizes: Mapping[str, int], *, is_unbounded: bool) -> list[PackedPart]:
-        """Return the packed inputs of a call: those with the unbounded dimension, or all others."""
+    def _input_parts(self, sizes: Mapping[str, int]) -> list[PackedPart]:
+        """Return the packed inputs of a call."""
         return [
             (
                 name,
@@ -165,14 +157,7 @@ class BoundCaches:
                 _ELEMENTS[spec.type],
             )
             for name, spec in self._packed.items()
-            if (_UNBOUNDED in spec.shape) == is_unbounded
         ]
-
-    def _unbounded_buffer(self, size: int, parts: list[PackedPart]) -> PackedBuffer:
-        if size not in self._unbounded_buffers:
-            new = PackedBuffer(self._model.device, packed_bytes(parts))
-            self._unbounded_buffers[size] = new
-        return self._unbounded_buffers[size]
 
     def _bind_move(self, num_rows: int) -> BoundMove:
         buffer = self._input_buffers[1]
@@ -194,27 +179,27 @@ class BoundForward:
 
     Attributes:
         queue: the copies in and the call.
-        inputs: memory and arrays of the inputs; other sizes share the memory.
+        input_buffer: memory of ``inputs``, which calls of other sizes share.
         output_buffer: memory of ``outputs``.
     """
 
     device: Device
     call: BoundCall
     queue: RepeatedWork
-    inputs: list[tuple[PackedBuffer, PackedArrays]]
+    input_buffer: PackedBuffer
+    inputs: PackedArrays
     output_buffer: PackedBuffer
     outputs: PackedArrays
 
     def run(self, call: StagedCall) -> dict[str, NDArray[Any]]:
-        """Make the call; return the outputs of its logit rows and pairs."""
-        for buffer, arrays in self.inputs:
-            buffer.begin_write()
-            for name, target in arrays.on_host.items():
-                array, padding = call.written[name]
-                if array.dtype == np.bool_:
-                    fill_mask(target, array, call.first_row)
-                else:
-                    fill_padded(target, array, padding)
+        """Make the call; return the outputs of its logit rows."""
+        self.input_buffer.begin_write()
+        for name, target in self.inputs.on_host.items():
+            array, padding = call.written[name]
+            if array.dtype == np.bool_:
+                fill_mask(target, array, call.first_row)
+            else:
+                fill_padded(target, array, padding)
         for work in call.befores:
             work()
         self.queue.run()
@@ -225,9 +210,7 @@ class BoundForward:
             self.output_buffer.download(self._returned_bytes(num_returned))
         self.device.synchronize()
         return {
-            output.name: self.outputs.on_host[output.name][
-                : call.num_pairs if output.by_pair else num_returned
-            ].copy()
+            output.name: self.outputs.on_host[output.name][:num_returned].copy()
             for output in call.outputs
         }
 
