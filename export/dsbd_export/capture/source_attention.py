@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from dsbd_export.capture.replacements import refuse_unknown
+from dsbd_export.capture.replacements import attention_node, refuse_unknown
 from dsbd_export.checkpoints.checkpoint import quiet_libraries
-from dsbd_export.config import HIDDEN, OPSET
+from dsbd_export.config import HIDDEN
 from dsbd_export.errors import ExportError
 
 SOURCE_ATTENTION = "forest-and-source"
@@ -119,27 +119,13 @@ def source_attention(
         position_bias = None  # T5 hands zeros to the attention over a source
     if places is not None and attention_mask is None:
         by_source = places.by_source(query)
-        inputs = [by_source, key, value, None, None, None, places.lengths]
-        return places.by_row(_attended(inputs, by_source, value, scale)), None
+        attended = attention_node(by_source, key, value, None, scale, places.lengths)
+        return places.by_row(attended), None
     mask = attention_mask
     if position_bias is not None:
         hidden = torch.full((), HIDDEN, dtype=query.dtype)
         mask = position_bias if mask is None else torch.where(mask, position_bias, hidden)
-    inputs = [query, key, value] if mask is None else [query, key, value, mask]
-    return _attended(inputs, query, value, scale).transpose(1, 2), None
-
-
-def _attended(inputs: list[Tensor | None], query: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Return the attention of rows of queries, (B, H, P, D), by one node, in the same shape."""
-    attended: Tensor = torch.onnx.ops.symbolic(
-        "Attention",
-        inputs,
-        {"is_causal": 0, "scale": scale},
-        dtype=query.dtype,
-        shape=(*query.shape[:-1], value.shape[-1]),
-        version=OPSET,
-    )
-    return attended
+    return attention_node(query, key, value, mask, scale).transpose(1, 2), None
 
 
 class DistanceBiases:
