@@ -80,21 +80,21 @@ class ExportArguments:
         record=ExportConfig,
         section="What the engines compute and return",
         dtype="fp32, fp16 or bf16.",
-        quantize="none, int8-dynamic, int8 or int4.",
+        quantize="none, int8 or int4; int8-blocks: int8 weights in blocks, nearer to the "
+        "checkpoint and slower for several rows.",
         draft_quantize="The same of the draft alone [as --quantize].",
         calibration_texts=option(
             metavar="TEXTS",
             help="File, folder or pattern of texts like those of your requests, by which "
-            "int8-dynamic and int8 choose the form of each product [a text of ours]. May be "
-            "repeated.",
+            "int8 chooses the form of each product [a text of ours]. May be repeated.",
         ),
-        logits="topk:K: engines return the K largest of a row, and keep the others; gather: those "
-        "of the tokens that a trie allows; full; auto: topk:64 with a vocabulary of 16,384 tokens "
-        "or more, except of a speech model, else full.",
+        logits="full: engines return all logits of a row; topk:K: the K largest, and keep the "
+        "others; auto: topk:64 with a vocabulary of 16,384 tokens or more, except for a speech "
+        "model, else full.",
         features="The target also returns hidden states, for a feature draft that is added later.",
         attention="fused; grouped: query heads that share a key head become rows of one head; "
-        "exact: logits depend on a row's path alone, bit for bit [exact in fp32 with int8-dynamic "
-        "and int8, if the model has that form; else fused].",
+        "exact: logits depend on a row's path alone, bit for bit [exact with int8 in fp32, "
+        "if the model has that form; else fused].",
         form="portable; cuda: fewer kernels on a GPU, by operators of ONNX Runtime.",
         max_context="Cap the context length of the bundle.",
         max_source="Cap the sources of an encoder-decoder likewise.",

@@ -2,7 +2,7 @@
 
 from dsbd_forward.engine import Engine as StepModel
 from dsbd_forward.forward import Forward, ForwardResult
-from dsbd_forward.logits import DenseLogits, GatheredLogits, TopLogits
+from dsbd_forward.logits import DenseLogits, TopLogits
 from dsbd_forward.spec import EngineSpec, HeadSpec
 from dsbd_ort.decoding.config import DecodingConfig, DecodingOptions
 from dsbd_ort.decoding.decode import decode, decode_iterations
@@ -42,7 +42,6 @@ __all__ = [
     "EngineSpec",
     "Forward",
     "ForwardResult",
-    "GatheredLogits",
     "HeadSpec",
     "ModelError",
     "RequestTrace",

@@ -20,7 +20,6 @@ from dsbd_ort.decoding.distribution import (
     DenseDistributions,
     Floats,
     ListedDistributions,
-    Rows,
 )
 from dsbd_ort.decoding.warp import Warp
 
@@ -31,17 +30,13 @@ _NEAR = 1e-9  # a cut this near to a token's mass, relatively, is settled by the
 
 def distributions_beyond_top_k(
     warp: Warp, logits: Logits, vocab_size: int
-) -> tuple[ListedDistributions | DenseDistributions, Rows]:
-    """Return the distributions after nodes, and the rows that can no longer be read.
+) -> ListedDistributions | DenseDistributions:
+    """Return the distributions after nodes.
 
     Args:
         warp: of a sampling request, whose top_k is 0 or more than K.
         logits: of an engine with a top-k head that keeps all logits.
         vocab_size: V.
-
-    Returns:
-        The distributions, and (n,) int64: rows that must be read whole and cannot. Theirs mean
-        nothing.
 
     Raises:
         ModelError: as ``Warp.distributions``.
@@ -50,24 +45,16 @@ def distributions_beyond_top_k(
     normalizers = logits.log_normalizers
     log_probs, is_settled = settled(warp, scores, normalizers, vocab_size)
     unsettled = np.logical_not(is_settled).nonzero()[0]
-    full = logits.full
-    assert full is not None  # check_top_k has refused an engine that keeps none
-    is_there = unsettled >= full.first_row
-    readable, unread = unsettled[is_there], unsettled[~is_there]
-    rows = logits.read(readable)[0] if len(readable) else np.empty((0, vocab_size), np.float32)
+    rows = logits.read(unsettled)[0] if len(unsettled) else np.empty((0, vocab_size), np.float32)
     if not (warp.top_k or _cuts(warp)):
-        if len(unread):
-            read, rows = rows, np.zeros((len(tokens), vocab_size), np.float32)
-            rows[readable] = read
         largest = scores[:, 0].astype(np.float32)
-        return DenseDistributions(rows, largest, warp.warped, normalizers), unread
+        return DenseDistributions(rows, largest, warp.warped, normalizers)
     log_probs[unsettled] = -np.inf
     found = _listed(warp, tokens, log_probs, scores - normalizers)
-    if len(readable):
-        found = found.replaced(
-            readable, _of_whole_rows(warp, rows, normalizers[readable], _NUMBERS)
-        )
-    return found, unread
+    if len(unsettled):
+        read = _of_whole_rows(warp, rows, normalizers[unsettled], _NUMBERS)
+        found = found.replaced(unsettled, read)
+    return found
 
 
 def _of_whole_rows(

@@ -19,7 +19,7 @@ from dsbd_ort.decoding.engine_call import ENGINE_INDEX, Role
 from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import JointDistribution, joint_distribution
 from dsbd_ort.decoding.left_out import LeftOut, LeftOutTokens
-from dsbd_ort.decoding.logits_reader import LogitsNeeds, LogitsReader
+from dsbd_ort.decoding.logits_reader import LogitsReader
 from dsbd_ort.decoding.top_tokens import KeptTopTokens, TopTokens
 
 NONE_YET: TokenDistributions = TopDistributions(
@@ -35,9 +35,7 @@ class ComputedDistributions:
     Attributes:
         tops: keeps the most probable tokens after every node.
         kept_tops: the same, if the request returns them.
-        reads_again: whether the top-k head may leave out tokens that ``tops`` keeps.
         bytes_peak: most bytes that the distributions took.
-        needs: that of the LogitsReader.
     """
 
     def __init__(
@@ -55,22 +53,18 @@ class ComputedDistributions:
         self._reader = reader
         self.tops = tops
         self.kept_tops = [tops] if isinstance(tops, KeptTopTokens) else []
-        self.reads_again = 0 < spec.head.num_top_logits < tops.number
         self.bytes_peak = 0
         self._known = NONE_YET
         self._left_out = LeftOutTokens(spec)
-        self.needs = reader.needs
 
-    def append(self, logits: Logits, nodes: Nodes, needs: LogitsNeeds, first_slot: int) -> Rows:
+    def append(self, logits: Logits, nodes: Nodes, first_slot: int) -> None:
         """Add the distributions after nodes, whose slots are the next ones.
-
-        Returns the rows that must be computed once more.
 
         Raises:
             ModelError: the logits are not those needed, or invalid.
         """
-        logits.check(self._spec, len(nodes), needs.num_pairs)
-        found, unread = self._reader.distributions(logits, nodes, needs)
+        logits.check(self._spec, len(nodes))
+        found = self._reader.distributions(logits, nodes)
         for tops in self.kept_tops:
             tops.append(logits)
         self._left_out.latest = first_slot, logits
@@ -78,7 +72,6 @@ class ComputedDistributions:
             self._known = found.behind_unused_row()
         else:
             self._known.append(found)  # type: ignore[arg-type]  # of the same kind
-        return unread
 
     def joint(
         self, nodes: Nodes, log_weights: NDArray[np.float64], copies: NDArray[np.int64] | None

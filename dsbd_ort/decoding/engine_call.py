@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -39,16 +39,6 @@ class Meter:
         self.seconds += seconds
 
 
-Wanted = Literal["no logits", "some logits", "all logits", "logits again"]
-"""What a call wants of the logits of its rows.
-
-Some logits are those of the pairs of a ``Gather``. Logits are wanted again where a top-k head may
-have left out what counts: the engine keeps those of its own forward, not of all calls that share
-one."""
-
-_SHARED: tuple[Wanted, ...] = ("some logits", "all logits", "no logits")
-
-
 @dataclass(eq=False, slots=True)
 class EngineCall:
     """One forward that a request needs before it can go on.
@@ -62,7 +52,6 @@ class EngineCall:
         num_rows: rows that it appends.
         forward_at: returns the forward once it is known in which row of the cache the first of the
             new ones will be; called once, just before the forward is made.
-        wanted: of the logits.
         source: of its rows.
         is_prefill: whether it computes a part of the prompt.
     """
@@ -71,7 +60,6 @@ class EngineCall:
     meter: Meter
     num_rows: int
     forward_at: Callable[[int], Forward]
-    wanted: Wanted
     source: Source = None
     is_prefill: bool = False
 
@@ -81,23 +69,12 @@ def forward_groups(
 ) -> list[list[EngineCall]]:
     """Return calls of one engine by the forward that they share, in their order.
 
-    Those that want some logits share one, those that want all, and with the first of these those
-    that want none. Logits are read again from a forward of one's own.
-
     joins_sources: of the engine; of any other, rows of one source alone share forwards.
     """
-    groups: dict[Hashable, list[EngineCall]] = {}
-    sources = [None if joins_sources else call.source for call in calls]
-    shared = {(source, call.wanted) for source, call in zip(sources, calls, strict=True)}
-    for wanted in _SHARED:
-        for source, call in zip(sources, calls, strict=True):
-            joins = call.wanted
-            if joins == "no logits":
-                joins = next(each for each in _SHARED if (source, each) in shared)
-            if joins == wanted:
-                groups.setdefault((source, joins), []).append(call)
-    own = [[call] for call in calls if call.wanted == "logits again"]
-    return [*groups.values(), *own]
+    groups: dict[Source, list[EngineCall]] = {}
+    for call in calls:
+        groups.setdefault(None if joins_sources else call.source, []).append(call)
+    return list(groups.values())
 
 
 Result = TypeVar("Result")

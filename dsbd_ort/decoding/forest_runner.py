@@ -17,7 +17,6 @@ from dsbd_ort.decoding.engine_call import ENGINE_INDEX, EngineCall, EngineCalls,
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.forest import NO_NODE, NOT_COMPUTED, Forest, Nodes
 from dsbd_ort.decoding.left_out import LeftOut
-from dsbd_ort.decoding.logits_reader import LogitsNeeds
 from dsbd_ort.decoding.node_features import NO_FEATURES, FeatureNeeds, NodeFeatures
 from dsbd_ort.decoding.top_tokens import PromptReading
 
@@ -84,7 +83,7 @@ class ForestRunner:
         size = reading.most_rows
         for start in range(len(view.prefix.tokens), len(tokens), size):
             chunk = token_ids[start : start + size]
-            logit_rows = np.arange(0 if reading.wanted == "no logits" else len(chunk))
+            logit_rows = np.arange(len(chunk) if reading.reads_logits else 0)
             needs = NO_FEATURES
             for features in self._features:
                 needs = features.for_prompt(start, len(chunk))
@@ -93,13 +92,12 @@ class ForestRunner:
                 self.meter,
                 len(chunk),
                 partial(self._prompt_forward, chunk, start, logit_rows, needs),
-                reading.wanted,
                 view.prefix.source,
                 is_prefill=True,
             )
             self._num_calls += 1
             try:
-                result.logits.check(view.spec, len(logit_rows), 0)
+                result.logits.check(view.spec, len(logit_rows))
             except ModelError as error:
                 raise self._error(error) from error
             reading.append(result.logits)
@@ -124,7 +122,7 @@ class ForestRunner:
         mask = self._view.append_prompt(len(chunk), first_row)
         positions = np.arange(start, start + len(chunk))
         source = self._view.prefix.source
-        return Forward(chunk, positions, mask, logit_rows, None, *features, source=source)
+        return Forward(chunk, positions, mask, logit_rows, *features, source=source)
 
     @property
     def num_unread(self) -> int:
@@ -170,31 +168,26 @@ class ForestRunner:
     def compute(self, pending: Nodes) -> EngineCalls[None]:
         """Compute nodes as ``pending`` and ``missing`` return them in one call, if there are any.
 
-        Further calls are needed if logits matter that a top-k head has left out and that a later
-        part of the same forward has overwritten: each call returns some of them. And of a feature
-        draft for nodes that come from features of the call before.
+        A feature draft needs further calls, for nodes that come from features of the call before.
         """
         slots, distributions = self._forest.slots[self._engine], self.distributions
         while len(pending):
             nodes, first_slot = pending, self._view.num_slots
             for features in self._features:
                 nodes = features.ready(nodes)
-            needs = distributions.needs(nodes)
-            result = yield self._call(nodes, needs)
+            result = yield self._call(nodes)
             self._num_calls += 1
             for features in self._features:
                 features.take(result, len(nodes))
             try:
-                unread = distributions.append(result.logits, nodes, needs, first_slot)
+                distributions.append(result.logits, nodes, first_slot)
             except ModelError as error:
                 raise self._error(error) from error
-            if len(unread):
-                self._set_back(nodes[unread])
-            elif len(nodes) == len(pending):  # usually
+            if len(nodes) == len(pending):  # usually
                 break
             pending = pending[slots[pending] < 0]
 
-    def _call(self, nodes: Nodes, needs: LogitsNeeds) -> EngineCall:
+    def _call(self, nodes: Nodes) -> EngineCall:
         """Return the call that computes these nodes, and give them their slots."""
         forest, view, size = self._forest, self._view, len(nodes)
         slots, features = forest.slots[self._engine], NO_FEATURES
@@ -203,9 +196,7 @@ class ForestRunner:
         slots[nodes] = np.arange(view.num_slots, view.num_slots + size)
         parents = forest.parents[nodes]
         parent_slots = slots[parents]
-        wanted = needs.wanted
-        if self.distributions.reads_again or self._slots_above:
-            wanted = "logits again"
+        if self._slots_above:
             self._add_slots_above(parent_slots, nodes, parents)
 
         def forward_at(first_row: int) -> Forward:
@@ -214,7 +205,6 @@ class ForestRunner:
                 positions,
                 view.append(parent_slots, first_row),
                 np.arange(size),
-                needs.gather,
                 *features,
                 source=source,
             )
@@ -224,7 +214,7 @@ class ForestRunner:
             forest.positions[nodes],
             view.prefix.source,
         )
-        return EngineCall(self._role, self.meter, size, forward_at, wanted, source)
+        return EngineCall(self._role, self.meter, size, forward_at, source)
 
     def _add_slots_above(
         self, parent_slots: NDArray[np.int64], nodes: Nodes, parents: Nodes

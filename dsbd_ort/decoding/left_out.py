@@ -86,7 +86,7 @@ class LeftOutTokens:
             self.gone = unsure
             return LeftOut.GONE
         first_slot, logits = self.latest
-        is_there = slots[unsure] >= first_slot + full.first_row
+        is_there = slots[unsure] >= first_slot
         there, self.gone = unsure[is_there], unsure[~is_there]
         if len(there):
             rows, normalizers = logits.read(slots[there] - first_slot)

@@ -117,7 +117,6 @@ class PreemptedRows:
                 self.positions[chunk],
                 mask,
                 _NO_LOGITS,
-                None,
                 *features,
                 source=self._prompt.source,
             )
@@ -127,7 +126,6 @@ class PreemptedRows:
             self.view.meter,
             len(chunk),
             forward_at,
-            "no logits",
             self._prompt.source,
             is_prefill=True,
         )

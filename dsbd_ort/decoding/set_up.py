@@ -160,7 +160,7 @@ def _runners(
     tops = KeptTopTokens(num_top, forest, paths.builder.hypotheses) if num_top else TopTokens()
     reading = PromptReading()
     if config.prompt_logprobs:
-        reading = PromptScorer(request.prompt_ids, num_top, spec.head)
+        reading = PromptScorer(request.prompt_ids, num_top)
     warp = target_warp = Warp.of(config)
     if not config.row.has_draft and not spec.head.num_top_logits:  # all logits are read later
         target_warp = warp.narrowed()
@@ -188,7 +188,7 @@ def _distributions(
     role: Role, spec: EngineSpec, paths: _Paths, warp: Warp, tops: TopTokens
 ) -> ComputedDistributions:
     """Return the distributions of an engine that has computed nothing yet."""
-    reader = logits_reader(role, spec, warp, paths.processing, keeps_tops=tops.number > 0)
+    reader = logits_reader(role, spec, warp, paths.processing)
     return ComputedDistributions(role, spec, paths.builder.forest, reader, tops)
 
 

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from dsbd_forward.logits import Logits
 from dsbd_forward.rows import largest_logits
-from dsbd_forward.spec import EngineSpec, HeadSpec
+from dsbd_forward.spec import EngineSpec
 from dsbd_ort.decoding.beams import Hypotheses
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.distribution import larger
 from dsbd_ort.decoding.drafting.draft import Iteration
-from dsbd_ort.decoding.engine_call import Wanted
 from dsbd_ort.decoding.errors import ConfigError, DecodingError
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
@@ -158,11 +157,11 @@ class PromptReading:
 
     Attributes:
         most_rows: of the prompt in one call.
-        wanted: of the logits of a call's rows.
+        reads_logits: whether all rows of a call have logits.
     """
 
     most_rows = PREFILL_CHUNK
-    wanted: Wanted = "no logits"
+    reads_logits: bool = False
 
     def append(self, logits: Logits) -> None:
         """Take the logits after the next tokens of the prompt."""
@@ -176,10 +175,10 @@ class PromptScorer(PromptReading):
     """Collects the log-probabilities of a prompt's tokens, call by call."""
 
     most_rows = SCORED_CHUNK
+    reads_logits = True
 
-    def __init__(self, prompt_ids: Sequence[int], num_top: int, head: HeadSpec) -> None:
+    def __init__(self, prompt_ids: Sequence[int], num_top: int) -> None:
         """Take the whole prompt; ``num_top``: most probable tokens to keep at a position."""
-        self.wanted = "logits again" if head.num_top_logits else "all logits"
         self._prompt_ids = np.array(prompt_ids, dtype=np.int64)
         self._num_top = num_top
         self._logprobs: list[float | None] = [None]
@@ -214,12 +213,10 @@ def _whole_rows(logits: Logits) -> NDArray[np.float32]:
     if logits.whole is not None:
         return logits.whole
     num_rows, full = len(logits), logits.full
-    if full is None or full.first_row:
-        readable = 0 if full is None else num_rows - full.first_row
+    if full is None:
         raise DecodingError(
             f"log-probabilities of {num_rows} rows are needed that the target's top-k head has "
-            f"left out, {readable} of them can be read; draft fewer nodes, lower top_logprobs, or "
-            "export with --logits full"
+            "left out, and it keeps no others; lower top_logprobs, or export the bundle again"
         )
     return full.read(np.arange(num_rows))
 

@@ -92,8 +92,7 @@ class Warp:
             log_probs = raw if self.is_raw else self.warped(scores - scores[:, :1])
             return TopDistributions(tokens, log_probs, raw)
         largest = finite(rows.max(axis=1)) if len(rows) else rows[:, 0]
-        given = None if logits.logsumexp is None else logits.log_normalizers
-        return DenseDistributions(rows, largest, None if self.is_raw else self.warped, given)
+        return DenseDistributions(rows, largest, None if self.is_raw else self.warped)
 
     def warped(self, centred: Floats) -> Floats:
         """Return warped log-probabilities of logits, both (num_rows, n) float64."""

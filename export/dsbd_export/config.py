@@ -10,9 +10,9 @@ from typing import Self
 
 from dsbd_export.errors import ExportError
 from dsbd_export.tensorrt.tensorrt_options import TensorrtOptions
-from dsbd_runtime.bundle_files.bundle import DTYPES, QUANTIZATIONS
+from dsbd_runtime.bundle_files.bundle import DTYPES
 from dsbd_runtime.bundle_files.manifest import INT4_SYMMETRIC
-from dsbd_runtime.parts.head import GATHER, parse_num_top_logits
+from dsbd_runtime.parts.head import parse_num_top_logits
 from dsbd_runtime.tensorrt.trt_module import FLAVOURS
 
 OPSET = 24  # of ai.onnx, the version with TensorScatter and Attention
@@ -23,8 +23,7 @@ MAX_CONTEXT = 2**31 - 1  # the largest number of a manifest
 _MOST_THREADS = 1024
 LEAST_DRAFT_VOCAB = 32  # has room for the tokens that end a sequence, and is a mistake below
 
-INT8_ROWS = "int8-dynamic"
-INT8_BLOCKS = "int8"
+INT8_ROWS, INT8_BLOCKS = "int8-dynamic", "int8"  # as the manifest calls them
 FULL, AUTO = "full", "auto"
 LARGE_VOCABULARY = 16_384  # from here on the head of a row costs more than the tokens of it
 USUAL_TOP_LOGITS = 64
@@ -33,10 +32,26 @@ PORTABLE, CUDA = FORMS = ("portable", "cuda")
 ONNX = "onnx"
 _QUANTIZED_DTYPES = {  # those of onnxruntime's CPU provider, on which parity runs
     "none": DTYPES,
+    "int8": ("fp32", "fp16"),
+    "int8-blocks": ("fp32", "fp16"),
     INT8_ROWS: ("fp32",),
-    INT8_BLOCKS: ("fp32", "fp16"),
     "int4": ("fp32", "fp16"),
 }
+
+
+def quantization_of(quantize: str, dtype: str, form: str) -> str:
+    """Return the kind of quantization that an option means, "int4" without regard to zero points.
+
+    "int8" in fp32 is for CPUs, and there rows and weights are int8 by row and channel. Compared
+    with blocks of weights its calls of 4 to 20 rows, those of beams and drafts, need 0.68 to 0.86
+    of the time (calls of 1 to 3 rows as much), with AVX2 alone too, at a KL divergence of 3.8e-3
+    instead of 2.4e-3 (SmolLM2; good models stay below 1e-2). CUDA has no such product: in fp16, and
+    in CUDA's form, "int8" is blocks. "int8-blocks" is blocks on a CPU as well.
+    """
+    if quantize == "int8-blocks":
+        return INT8_BLOCKS
+    is_for_cpu = (dtype, form) == ("fp32", PORTABLE)
+    return INT8_ROWS if quantize == "int8" and is_for_cpu else quantize
 
 
 def check_num_threads(number: int | None) -> None:
@@ -51,15 +66,14 @@ class ModelOptions:
 
     Attributes:
         dtype: precision of weights and caches: "fp32", "fp16" or "bf16".
-        quantize: weight compression: "none", "int8-dynamic", "int8" or "int4"; see ``quantize``.
+        quantize: weight compression: "none", "int8", "int8-blocks" or "int4"; "int8-dynamic" is
+            another name for "int8" in fp32. See ``quantization_of``.
         calibration_texts: files, folders or patterns of texts, by which the forms of products are
             chosen that round their rows to int8; none: by a text of ours.
-        logits: output of the engines: "full", "topk:K" for the K largest of a row, "gather" for
-            those of the tokens that a call names, or "auto" for "topk:64" with a large vocabulary
-            and else "full": see ``for_vocabulary``.
+        logits: output of the engines: "full", "topk:K" for the K largest of a row, or "auto" for
+            "topk:64" with a large vocabulary and else "full": see ``for_vocabulary``.
         attention: "fused", "grouped" (see ``optimize``) or "exact" (see ``exact_attention``); None
-            for "exact" with int8-dynamic and, in fp32, int8, where the model has such a form,
-            else "fused".
+            for "exact" with 8 bits in fp32, if the model has such a form, else "fused".
         form: "portable", or "cuda" for operators of ONNX Runtime with fewer kernels on a GPU, see
             ``cuda_graph``.
         engine: "onnx", or "tensorrt" or "tensorrt-rtx" for engines beside the ONNX files.
@@ -151,7 +165,12 @@ class ModelOptions:
         and integers know no other, and else dequantize whole weights for a verification.
         """
         is_symmetric = (self.quantize, self.dtype) == ("int4", "fp16")
-        return INT4_SYMMETRIC if is_symmetric else self.quantize
+        return INT4_SYMMETRIC if is_symmetric else self.quantization
+
+    @property
+    def quantization(self) -> str:
+        """Return the kind of quantization: "none", "int8-dynamic", "int8" or "int4"."""
+        return quantization_of(self.quantize, self.dtype, self.form)
 
     @property
     def rounds_rows(self) -> bool:
@@ -159,9 +178,9 @@ class ModelOptions:
         return self._rounds_rows(self.quantize)
 
     def _rounds_rows(self, quantize: str | None) -> bool:
-        if quantize == INT8_BLOCKS:  # whose products take rows of fp16 as they are, on a GPU
-            return (self.dtype, self.form) == ("fp32", PORTABLE)
-        return quantize == INT8_ROWS
+        is_for_cpu = (self.dtype, self.form) == ("fp32", PORTABLE)
+        # On a GPU products with blocks take rows of fp16 as they are.
+        return quantize == INT8_ROWS or (is_for_cpu and quantize in ("int8", "int8-blocks"))
 
     @property
     def sums_integers(self) -> bool:
@@ -181,7 +200,7 @@ class ModelOptions:
     def _check_choices(self) -> None:
         choices = (
             ("dtype", DTYPES),
-            ("quantize", QUANTIZATIONS),
+            ("quantize", tuple(_QUANTIZED_DTYPES)),
             ("attention", (None, *ATTENTIONS)),
             ("form", FORMS),
             ("engine", (ONNX, *FLAVOURS)),
@@ -204,7 +223,7 @@ class ModelOptions:
             raise ExportError(
                 f"calibration_texts={self.calibration_texts[0]!r} has no meaning with quantize="
                 f"{self.quantize!r}, dtype={self.dtype!r} and form={self.form!r}; use quantize="
-                f"{INT8_ROWS!r} or {INT8_BLOCKS!r} in fp32, or leave it out"
+                "'int8' in fp32, or leave it out"
             )
 
     def _check_attention(self) -> None:
@@ -232,8 +251,8 @@ class ModelOptions:
         if self.attention_form == EXACT:
             raise ExportError(
                 f"form={CUDA!r} is for a GPU, where attention={EXACT!r} (the default with "
-                f"quantize='int8-dynamic') keeps no bits; use form={PORTABLE!r}, or attention="
-                f"{FUSED!r} without int8-dynamic"
+                f"quantize='int8-dynamic') keeps no bits; use form={PORTABLE!r}, or quantize='int8'"
+                f" with attention={FUSED!r}"
             )
 
     def _check_engine(self) -> None:
@@ -256,13 +275,8 @@ class ModelOptions:
         except ValueError as error:
             raise ExportError(
                 f"logits={self.logits!r} is no kind of output; use auto, full, or topk:K with K "
-                "from 1 to the vocabulary's size, as topk:64, or gather"
+                "from 1 to the vocabulary's size, as topk:64"
             ) from error
-        if self.logits == GATHER and self.engine != ONNX:
-            raise ExportError(
-                f"logits={GATHER!r} has no form for engine={self.engine!r}, whose calls have fixed "
-                f"limits; use engine={ONNX!r}, or logits='topk:64'"
-            )
 
     def _check_limits(self) -> None:
         for field, example in (("atol", 1e-4), ("max_kl", 0.01)):

@@ -358,7 +358,7 @@ def _graph_passes(
     if config.quantized_form != "none":
         passes.append(("quantizing products", quantize))
     if (
-        config.quantize == INT8_ROWS
+        config.quantization == INT8_ROWS
     ):  # never on CUDA, whose Split copies sizes there unless by columns
         passes.append(("turning heads", turn))
     return passes

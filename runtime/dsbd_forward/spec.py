@@ -12,12 +12,10 @@ class HeadSpec:
     Attributes:
         num_top_logits: K of a top-k head; 0: all logits of a row.
         keeps_full_logits: whether all logits of a forward of a top-k head can be read.
-        gathers_logits: whether a forward takes a ``gather``.
     """
 
     num_top_logits: int = 0
     keeps_full_logits: bool = False
-    gathers_logits: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

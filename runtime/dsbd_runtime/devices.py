@@ -156,3 +156,22 @@ class DeviceEngine(Protocol):
 
     def close(self) -> None:
         """Release the graph; calling it again does nothing. All calls have been released before."""
+
+
+def copy_array_rows(
+    device: Device,
+    source: DeviceArray,
+    source_row: int,
+    target: DeviceArray,
+    target_row: int,
+    num_rows: int,
+) -> None:
+    """Queue the copy of neighbouring rows of one (n, width) array to another."""
+    width = source.shape[1]
+    row_bytes = width * ELEMENT_BYTES[source.dtype]
+    shape = (1, 1, num_rows, width)
+    device.copy_rows(
+        source.part(source_row * row_bytes, shape, source.dtype),
+        target.part(target_row * row_bytes, shape, target.dtype),
+        num_rows,
+    )

@@ -16,7 +16,6 @@ from dsbd_runtime.engine.source_reading_lm import language_model
 from dsbd_runtime.errors import InputError, ProviderError
 from dsbd_runtime.ort.ort_module import import_ort_for
 from dsbd_runtime.ort.ort_session import open_host_session
-from dsbd_runtime.parts.head import GATHER
 from dsbd_runtime.tensorrt.trt_engine import open_trt_session
 from dsbd_runtime.tensorrt.trt_module import FLAVOURS, import_trt
 
@@ -120,13 +119,10 @@ def open_causal_lm(request: EngineOptions) -> CausalLM:
 def _open_session(request: EngineOptions) -> Session:
     provider, bundle, role = request.placement.provider, request.bundle, request.role
     entry = bundle.entry(role)
-    if provider.ort_name is None and (entry.features or entry.logits == GATHER):
-        found, fix = "a gather head", "export with --logits topk:K"
-        if entry.features:
-            found, fix = "features", "export a pair without"
+    if provider.ort_name is None and entry.features:
         raise ProviderError(
-            f"the {role} of {bundle.path} has {found}, which provider {provider.name!r} does not "
-            f"run; use 'cpu' or 'cuda', or {fix}"
+            f"the {role} of {bundle.path} has features, which provider {provider.name!r} does not "
+            "run; use 'cpu' or 'cuda', or export a pair without"
         )
     check_reads_sources(provider, entry, bundle.model_path(role))
     return BACKENDS[provider.backend](request)

@@ -42,12 +42,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fp32": {"dtype": "fp32"},
     "bf16": {"dtype": "bf16"},
     "full logits": {"logits": "full"},
-    "gather": {"logits": "gather"},
     "grouped": {"attention": "grouped"},
     "cuda form": {"form": "cuda"},
     "cuda form, grouped, int4": {"form": "cuda", "attention": "grouped", "quantize": "int4"},
     "exact": {"dtype": "fp32", "attention": "exact"},
-    "int8": {"dtype": "fp32", "quantize": "int8"},
+    "int8": {"dtype": "fp32", "quantize": "int8-blocks"},
     "int4": {"dtype": "fp32", "quantize": "int4"},
     "int8 fp16": {"quantize": "int8"},
     "int4 fp16": {"quantize": "int4"},
@@ -72,14 +71,13 @@ def test_options(worker: Worker, name: str, llama: Path, tmp_path: Path) -> None
     check_opening(worker, name, llama, tmp_path, None, OPTIONS[name])
 
 
-@pytest.mark.parametrize("logits", ["full", "topk:8", "gather"])
+@pytest.mark.parametrize("logits", ["full", "topk:8"])
 def test_drafts(worker: Worker, logits: str, tmp_path: Path) -> None:
     """A feature draft beside its target, and a draft that proposes some tokens only."""
     sizes = {**TARGET_SIZES, "num_hidden_layers": NUM_LAYERS, "vocab_size": VOCAB_SIZE}
     checkpoint = write_checkpoint(tmp_path / "llama", LlamaConfig(**sizes))
     drafts: list[tuple[str, Path, dict[str, Any]]] = [("cut", checkpoint, {"draft_vocab": 64})]
-    if logits != "gather":
-        drafts.append(("features", written(tmp_path, write_library, {}), {}))
+    drafts.append(("features", written(tmp_path, write_library, {}), {}))
     for name, draft, options in drafts:
         config = ExportConfig(
             target=str(checkpoint),

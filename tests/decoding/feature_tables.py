@@ -49,7 +49,7 @@ class TableTarget(TableModel):
         result = super().forward(forward)
         if forward.feature_rows is None:
             return result
-        assert forward.gather is None and (np.diff(forward.feature_rows) > 0).all()
+        assert (np.diff(forward.feature_rows) > 0).all()
         paths = self.computed_paths[len(self.computed_paths) - forward.num_new :]
         self.num_features += len(forward.feature_rows)
         kept = TableFeatures("target", [paths[row] for row in forward.feature_rows])
@@ -84,7 +84,6 @@ class TableDraft(TableModel):
     def forward(self, forward: Forward) -> ForwardResult:
         parents = forward.parent_features
         assert parents is not None, "a feature draft is called without features"
-        assert forward.gather is None
         assert len(parents.sources) == len(parents.rows) == forward.num_new
         super().forward(dataclasses.replace(forward, logit_rows=np.arange(0)))
         seen = self.computed_paths[len(self.computed_paths) - forward.num_new :]

@@ -63,13 +63,12 @@ def test_the_tokens_are_those_of_all_logits(strategy, warp, monkeypatch):
     for seed in range(4):
         dense = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
         wanted = decoded(dense, seed, strategy | warp).sequences
-        for kept in ({"first_full_row": 0}, {"full_chunk": 2}):
-            draft = TopTable(VOCAB, DRAFT, NUM_TOP)  # proposes fewer: no token shows it
-            models = TopTable(VOCAB, TARGET, NUM_TOP, **kept), draft
-            found = decoded(models, seed, strategy | warp).sequences
-            assert [s.token_ids for s in found] == [s.token_ids for s in wanted]
-            for one, other in zip(found, wanted, strict=True):
-                assert one.token_logprobs == pytest.approx(other.token_logprobs, abs=2e-6)
+        draft = TopTable(VOCAB, DRAFT, NUM_TOP)  # proposes fewer: no token shows it
+        models = TopTable(VOCAB, TARGET, NUM_TOP, keeps_full=True), draft
+        found = decoded(models, seed, strategy | warp).sequences
+        assert [s.token_ids for s in found] == [s.token_ids for s in wanted]
+        for one, other in zip(found, wanted, strict=True):
+            assert one.token_logprobs == pytest.approx(other.token_logprobs, abs=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +86,7 @@ def test_rules_that_read_the_draft(options):
     for seed in range(4):
         draft = TableModel(VOCAB, DRAFT)
         wanted = decoded((TableModel(VOCAB, TARGET), draft), seed, options).sequences
-        target = TopTable(VOCAB, TARGET, NUM_TOP, full_chunk=3)
+        target = TopTable(VOCAB, TARGET, NUM_TOP, keeps_full=True)
         found = decoded((target, TableModel(VOCAB, DRAFT)), seed, options).sequences
         assert [s.token_ids for s in found] == [s.token_ids for s in wanted]
 
@@ -100,7 +99,7 @@ def test_the_law_with_rejection():
     )
     found = Counter()
     for seed in range(1200):
-        models = TopTable(VOCAB, TARGET, NUM_TOP, first_full_row=0), TopTable(VOCAB, DRAFT, NUM_TOP)
+        models = TopTable(VOCAB, TARGET, NUM_TOP, keeps_full=True), TopTable(VOCAB, DRAFT, NUM_TOP)
         result = decode(*models, PROMPT, config, np.random.default_rng(seed))
         found[result.sequences[0].token_ids[0]] += 1
     logits = TARGET(PROMPT)[None].astype(np.float64)
@@ -112,7 +111,7 @@ def test_the_law_with_rejection():
 
 def test_settled_rows_are_not_read():
     options = {"strategy": "sample", "max_new_tokens": 40, "top_p": 0.6, "temperature": 0.3}
-    target = TopTable(VOCAB, TARGET, NUM_TOP, first_full_row=0)
+    target = TopTable(VOCAB, TARGET, NUM_TOP, keeps_full=True)
     config = DecodingConfig(**options)
     decode(target, None, PROMPT, config, np.random.default_rng(0))
     assert len(target.rows_read) < 8

@@ -208,7 +208,7 @@ def test_what_a_draft_reads_its_source_with_is_learned_apart_from_its_rows():
     meter = Meter()
 
     def call(role: Role, num_rows: int) -> EngineCall:
-        return EngineCall(role, meter, num_rows, lambda _: None, "all logits")
+        return EngineCall(role, meter, num_rows, lambda _: None)
 
     reading = SourceReading(num_tokens=100, seconds=0.9, own_seconds=0.5)
     for _ in range(9):
@@ -226,7 +226,7 @@ def test_what_a_draft_reads_its_source_with_is_learned_apart_from_its_rows():
 def test_a_prompt_is_no_call_of_rows_but_its_source_counts():
     costs = LearnedCosts(10**9, 10**8, 10**8)
     before = costs.now()
-    call = EngineCall("draft", Meter(), 4, lambda _: None, "no logits", is_prefill=True)
+    call = EngineCall("draft", Meter(), 4, lambda _: None, is_prefill=True)
     observe_call(costs, [call], 9.0, SourceReading(10, 8.0, 8.0))
     assert costs.now().draft == before.draft
     assert costs.now().source != before.source

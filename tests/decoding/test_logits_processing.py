@@ -137,7 +137,7 @@ def test_speculation_is_invisible_on_200_prompts(name: str, strategy: str) -> No
 @pytest.mark.parametrize("strategy", ["dsbd", "beam-sample", "speculative-beam-search"])
 @pytest.mark.parametrize("name", PROCESSING)
 def test_a_top_k_head_gives_the_same_whatever_it_leaves_out(name: str, strategy: str) -> None:
-    """With 1 to 7 candidates, whose other logits survive for the last 1 to 5 rows of a forward."""
+    """With 1 to 7 candidates; the other logits stay with the engine until its next forward."""
     shape = {"num_beams": 3, "num_return_sequences": 3}
     shape |= {} if strategy == "speculative-beam-search" else {"top_k": 5}
     config = config_of(strategy, **shape, **PROCESSING[name])
@@ -146,12 +146,12 @@ def test_a_top_k_head_gives_the_same_whatever_it_leaves_out(name: str, strategy:
         expected = decoded(config, tables("decent"), seed)
         num_top = 5 + seed % 3 if "top_k" in shape else 1 + seed
         models = (
-            TopTable(VOCAB, TARGET, num_top, full_chunk=1 + seed % 5),
-            TopTable(VOCAB, DRAFTS["decent"], num_top, full_chunk=1),
+            TopTable(VOCAB, TARGET, num_top, keeps_full=True),
+            TopTable(VOCAB, DRAFTS["decent"], num_top, keeps_full=True),
         )
         found = decoded(config, models, seed)
         assert [s.token_ids for s in found.sequences] == [s.token_ids for s in expected.sequences]
-        num_read += len(models[0].rows_read)
+        num_read += len(models[0].rows_read) + models[0].num_tokens_read
         assert not models[1].rows_read, "a draft needs no full logits"
     assert num_read or name in ("repetition", "counts")
 
@@ -321,7 +321,7 @@ def test_a_dead_end_at_the_prompt_is_one_beside_processors(
     config = DecodingConfig(
         strategy="sample", top_k=2, max_new_tokens=1, constraint=constraint, **options
     )
-    model = TopTable(VOCAB, TARGET, num_top, full_chunk=1) if num_top else tables("decent")[0]
+    model = TopTable(VOCAB, TARGET, num_top, keeps_full=True) if num_top else tables("decent")[0]
     with pytest.raises(ConstraintError, match="neither accepts nor continues"):
         decode(model, None, (0,), config, np.random.default_rng(0))
 

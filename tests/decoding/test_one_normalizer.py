@@ -19,7 +19,6 @@ from dsbd_ort.decoding import (
 from dsbd_ort.decoding.logits_processing.constraint import AllowedTokens, States
 from dsbd_ort.decoding.result import result_of
 from dsbd_ort.decoding.trace import RequestTrace
-from tests.decoding.gather_table import GatherTable
 from tests.decoding.path_constraint import PathConstraint, some_tokens
 from tests.decoding.tables import mixed_table, random_table
 from tests.decoding.top_table import TopTable
@@ -99,7 +98,7 @@ def test_no_draft_of_any_width_is_seen_with_a_top_k_head(
 
     def models() -> tuple[TopTable, TopTable]:
         return (
-            TopTable(VOCAB, TARGET, num_top, full_chunk=5),
+            TopTable(VOCAB, TARGET, num_top, keeps_full=True),
             TopTable(VOCAB, DRAFT, max(num_top, 6)),
         )
 
@@ -108,43 +107,13 @@ def test_no_draft_of_any_width_is_seen_with_a_top_k_head(
         assert decoded(models(), **options, **draft) == expected, draft
 
 
-GATHERED = [
-    {},
-    {"num_beams": 6},
-    {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
-    {"num_beams": 3, "num_return_sequences": 3},
-]
-
-
-@pytest.mark.parametrize("options", GATHERED, ids=lambda o: "-".join(map(str, o)) or "none")
-@pytest.mark.parametrize("plain", PAIRS)
-def test_no_draft_is_seen_where_a_gather_engine_reads_some_rows_whole(
-    plain: str, options: dict[str, Any]
-) -> None:
-    """Which calls gather depends on how many nodes they have, so on the draft."""
-    given = dict(options) if plain != "sample" else {}
-    given["constraint"] = Mixing(VOCAB, some_tokens(VOCAB, (EOS,)), (EOS,))
-
-    def models() -> tuple[GatherTable, GatherTable]:
-        return GatherTable(VOCAB, TARGET), GatherTable(VOCAB, DRAFT)
-
-    expected = decoded(models(), strategy=plain, **given)
-    num_whole, num_gathered = 0, 0
-    for draft in drafts_of(plain, given.get("num_beams", 4)):
-        pair = models()
-        assert decoded(pair, **given, **draft) == expected, draft
-        num_whole += pair[0].num_whole_rows
-        num_gathered += sum(pair[0].num_pairs)
-    assert num_whole > 0 < num_gathered
-
-
-@pytest.mark.parametrize("head", ["full", "top", "gather"])
+@pytest.mark.parametrize("head", ["full", "top"])
 @pytest.mark.parametrize("strategy", ["beam-search", "beam-sample", "dsbd", "greedy"])
 @pytest.mark.parametrize("processing", ["none", "lists", "masks", "penalty"])
 def test_what_else_is_asked_changes_no_log_probability(
     head: str, strategy: str, processing: str
 ) -> None:
-    """A trace and the most probable tokens want rows whole that are gathered otherwise."""
+    """A trace and the most probable tokens need more logits than are read otherwise."""
     options = {**PROCESSING[processing], "strategy": strategy}
     if strategy not in ("beam-search", "greedy"):
         options["top_k"] = 6
@@ -152,9 +121,7 @@ def test_what_else_is_asked_changes_no_log_probability(
     def model(table: Any) -> Any:
         if head == "full":
             return TableModel(VOCAB, table)
-        if head == "gather":
-            return GatherTable(VOCAB, table)
-        return TopTable(VOCAB, table, 8, full_chunk=50)
+        return TopTable(VOCAB, table, 8, keeps_full=True)
 
     def models() -> tuple[Any, Any]:
         return model(TARGET), model(DRAFT)
@@ -167,16 +134,14 @@ def test_what_else_is_asked_changes_no_log_probability(
         assert [len(top) for top in tops] == [20] * len(logprobs)
 
 
-@pytest.mark.parametrize("head", ["full", "top", "gather"])
+@pytest.mark.parametrize("head", ["full", "top"])
 def test_a_text_scored_as_a_prompt_has_the_log_probabilities_that_it_was_made_with(
     head: str,
 ) -> None:
     def model() -> Any:
         if head == "full":
             return TableModel(VOCAB, TARGET)
-        if head == "gather":
-            return GatherTable(VOCAB, TARGET)
-        return TopTable(VOCAB, TARGET, 8, full_chunk=50)
+        return TopTable(VOCAB, TARGET, 8, keeps_full=True)
 
     for options in ({"strategy": "greedy"}, {"strategy": "beam-search", "num_beams": 3}):
         for processing in PROCESSING.values():

@@ -144,7 +144,7 @@ def test_ends_and_stop_states_stay_what_they_are(eos_ids: int | None, max_rows: 
 
 def test_a_search_beside_long_prompts_reads_the_logits_that_it_needs() -> None:
     """An engine keeps those of its last rows: rows without logits go before them."""
-    models = [TopTable(VOCAB, table, 2, full_chunk=256) for table in (TARGET, DRAFT)]
+    models = [TopTable(VOCAB, table, 2, keeps_full=True) for table in (TARGET, DRAFT)]
     search = {"strategy": "beam-search", "num_beams": 2}
     requests = [request_of(search, prompt, 0, 6) for prompt in ((1, 2), 4 * LONG)]
     done = Together(BatchedDecoder(*models), requests).run(ALWAYS)
@@ -158,7 +158,7 @@ def test_a_search_over_too_few_candidates_reads_what_it_would_read_alone() -> No
     kind = {"strategy": "speculative-beam-search", "num_beams": 3}
 
     def models() -> list[TopTable]:
-        return [TopTable(VOCAB, table, 3, full_chunk=16) for table in (TARGET, DRAFT)]
+        return [TopTable(VOCAB, table, 3, keeps_full=True) for table in (TARGET, DRAFT)]
 
     requests = requests_of(kind, 40)
     done = together(BatchedDecoder(*models(), max_rows=70), requests, 0)

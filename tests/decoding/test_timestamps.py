@@ -163,7 +163,7 @@ def test_drafted_and_beside_a_top_k_head_as_plain(options):
         table, other = random_table(seed, VOCAB), random_table(seed + 100, VOCAB)
         wanted = decoded(TableModel(VOCAB, table), None, **options)
         assert all(tokens[0] >= FIRST for tokens in wanted)
-        few = decoded(TopTable(VOCAB, table, 8, full_chunk=100), None, **options)
+        few = decoded(TopTable(VOCAB, table, 8, keeps_full=True), None, **options)
         assert few == wanted
         drafted = DRAFTED[options["strategy"]]
         for draft in (TableModel(VOCAB, other), TopTable(VOCAB, other, 8)):

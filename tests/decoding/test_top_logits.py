@@ -149,18 +149,15 @@ FULL_CASES = [
 
 
 @pytest.mark.parametrize("table", [SMOOTH, tied], ids=["smooth", "tied"])
-@pytest.mark.parametrize("full_chunk", [1, 2, 5, 99])
 @pytest.mark.parametrize("num_top_logits", [1, 2, 5, 11])
 @pytest.mark.parametrize("options", FULL_CASES, ids=lambda o: "-".join(map(str, o.values())))
-def test_a_search_reads_other_logits_only_where_they_matter(
-    options, num_top_logits, full_chunk, table
-):
+def test_a_search_reads_other_logits_only_where_they_matter(options, num_top_logits, table):
     draft = mixed_table(table, random_table(8, VOCAB), 0.9)
     num_read = num_computed = 0
     for seed in range(4):
         options = {"num_return_sequences": options.get("num_beams", 1), **options}
         expected = decoded(dense(table), dense(draft), seed, max_new_tokens=10, **options)
-        model = TopTable(VOCAB, table, num_top_logits, full_chunk=full_chunk)
+        model = TopTable(VOCAB, table, num_top_logits, keeps_full=True)
         found = decoded(model, topk(draft, 2), seed, max_new_tokens=10, **options)
         assert [s.token_ids for s in found.sequences] == [s.token_ids for s in expected.sequences]
         for of_topk, of_dense in zip(found.sequences, expected.sequences, strict=True):
@@ -187,7 +184,7 @@ def test_logits_that_count_are_read_whatever_rows_of_others_are_behind_them(opti
     config = DecodingConfig(max_new_tokens=12, **options)
 
     def models():
-        return [TopTable(VOCAB, table, 2, full_chunk=1) for table in (target, DRAFT)]
+        return [TopTable(VOCAB, table, 2, keeps_full=True) for table in (target, DRAFT)]
 
     prompts = [(1, 0), (2, 3, 1), (4,)]
     requests = [

@@ -11,7 +11,6 @@ from dsbd_ort.decoding import (
     ConfigError,
     DecodeResult,
     DecodingConfig,
-    DecodingError,
     TableModel,
     decode,
     decode_iterations,
@@ -188,7 +187,7 @@ def test_scored_prompts_beside_others(head: int) -> None:
         DecodingConfig(**options, strategy="sample", top_logprobs=4),
     ]
     models = [
-        TopTable(VOCAB, t, head, full_chunk=SCORED_CHUNK) if head else TableModel(VOCAB, t)
+        TopTable(VOCAB, t, head, keeps_full=True) if head else TableModel(VOCAB, t)
         for t in (TARGET, DRAFT)
     ]
     forest, found = BatchedDecoder(*models), {}
@@ -216,7 +215,3 @@ def test_heads_that_cannot_tell_are_refused_before_any_call() -> None:
         with pytest.raises(ConfigError, match=message):
             decode(target, None, PROMPT, config, np.random.default_rng(0))
         assert target.num_rows == 0
-    lost = TopTable(VOCAB, TARGET, 3, first_full_row=1)
-    config = DecodingConfig(strategy="sample", top_k=3, prompt_logprobs=True)
-    with pytest.raises(DecodingError, match="log-probabilities of 3 rows are needed"):
-        decode(lost, None, PROMPT, config, np.random.default_rng(0))

@@ -18,11 +18,8 @@ class TopTable:
     """The ``num_top_logits`` largest logits of a TableModel.
 
     Attributes:
-        first_full_row: None without full logits; else those of a forward can be read from this row
-            on, or from R if it has fewer rows.
-        full_chunk: instead: those of the last so many rows or fewer, as an engine that splits a
-            forward into calls of this size keeps them.
         rows_read: the rows of every read of full logits.
+        num_tokens_read: logits that were read one by one.
     """
 
     def __init__(
@@ -30,20 +27,16 @@ class TopTable:
         vocab_size: int,
         logits_of: LogitsOf,
         num_top_logits: int,
-        first_full_row: int | None = None,
-        full_chunk: int = 0,
+        *,
+        keeps_full: bool = False,
     ) -> None:
         self.table = TableModel(vocab_size, logits_of)
         self.spec = EngineSpec(
             vocab_size=vocab_size,
-            head=HeadSpec(
-                num_top_logits=num_top_logits,
-                keeps_full_logits=first_full_row is not None or full_chunk > 0,
-            ),
+            head=HeadSpec(num_top_logits=num_top_logits, keeps_full_logits=keeps_full),
         )
-        self.first_full_row = first_full_row
-        self.full_chunk = full_chunk
         self.rows_read: list[list[int]] = []
+        self.num_tokens_read = 0
         self._full: TableFull | None = None
 
     @property
@@ -55,13 +48,9 @@ class TopTable:
         top = candidates_of(logits, self.spec.head.num_top_logits)
         if not self.spec.head.keeps_full_logits:
             return ForwardResult(top)
-        first_row = self.first_full_row or 0
-        if self.full_chunk:
-            last_call = (forward.num_new - 1) // self.full_chunk * self.full_chunk
-            first_row = int((forward.logit_rows < last_call).sum())
         if self._full is not None:
             self._full.logits = None
-        self._full = TableFull(logits, min(first_row, len(logits)), self.rows_read)
+        self._full = TableFull(logits, self)
         return ForwardResult(dataclasses.replace(top, kept=self._full))
 
     def keep(self, rows: NDArray[np.int64]) -> None:
@@ -71,19 +60,27 @@ class TopTable:
 class TableFull:
     """The full logits of a forward of a TopTable, until its next one."""
 
-    def __init__(
-        self, logits: NDArray[np.float32], first_row: int, rows_read: list[list[int]]
-    ) -> None:
+    def __init__(self, logits: NDArray[np.float32], table: TopTable) -> None:
         self.logits: NDArray[np.float32] | None = logits
-        self.first_row = first_row
-        self._rows_read = rows_read
+        self._table = table
 
     def read(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        found = self._checked(rows)[rows]
+        self._table.rows_read.append(rows.tolist())
+        return found
+
+    def read_tokens(
+        self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        found = self._checked(rows)[rows, token_ids]
+        self._table.num_tokens_read += len(rows)
+        return found
+
+    def _checked(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         assert self.logits is not None, "read after the next forward"
         assert rows.dtype == np.int64 and rows.ndim == 1
-        assert ((self.first_row <= rows) & (rows < len(self.logits))).all(), (rows, self.first_row)
-        self._rows_read.append(rows.tolist())
-        return self.logits[rows]
+        assert ((rows >= 0) & (rows < len(self.logits))).all(), rows
+        return self.logits
 
 
 def candidates_of(logits: NDArray[np.float32], num_candidates: int) -> TopLogits:

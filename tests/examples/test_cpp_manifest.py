@@ -63,7 +63,6 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"caches": [HYBRID]}, 'kind "convolution rows": the model does not attend in all layers'),
     ({}, {"features": {}}, "draft has features, which this host does not know"),
     ({}, {"d2t": "draft/d2t.npy"}, "draft has d2t, which this host does not know"),
-    ({}, {"logits": "gather"}, "logits is 'gather', which this host does not run"),
     ({"draft": 3}, {}, "is not what dsbd-export writes"),
 ]
 

@@ -14,7 +14,7 @@ from dsbd_runtime.errors import DsbdError
 REFUSED = [  # (option, value, words of the message)
     ("dtype", "fp8", "dtype='fp8' is not known; use one of fp32, fp16, bf16"),
     ("logits", "all", "use auto, full, or topk:K"),
-    ("quantize", "int3", "use one of none, int8-dynamic, int8, int4"),
+    ("quantize", "int3", "use one of none, int8, int8-blocks, int8-dynamic, int4"),
     ("max_kl", 0.5, "max_kl=0.5 has no meaning for dtype='fp32' with quantize='none'; use atol"),
     ("max_kl", -1.0, "max_kl=-1.0 is no error limit"),
     ("logits", "topk:0", "logits='topk:0' is no kind of output; use auto, full, or topk:K"),
@@ -56,13 +56,34 @@ def test_the_config_does_not_change():
         config.atol = 1.0
 
 
+QUANTIZATIONS = [  # (options, the kind in the manifest, whether rows are rounded to int8)
+    ({"quantize": "int8"}, "int8-dynamic", True),
+    ({"quantize": "int8-dynamic"}, "int8-dynamic", True),
+    ({"quantize": "int8-blocks"}, "int8", True),
+    ({"quantize": "int8", "dtype": "fp16"}, "int8", False),
+    ({"quantize": "int8", "form": "cuda"}, "int8", False),
+    ({"quantize": "int8-blocks", "dtype": "fp16"}, "int8", False),
+    ({"quantize": "int4"}, "int4", False),
+    ({"quantize": "int4", "dtype": "fp16"}, "int4-symmetric", False),
+    ({"draft_quantize": "int8", "draft": "d"}, "none", False),
+]
+
+
+@pytest.mark.parametrize(("options", "form", "rounds"), QUANTIZATIONS, ids=str)
+def test_eight_bits_mean_what_the_processor_multiplies_well(options, form, rounds, tmp_path):
+    config = ExportConfig(target="t", output=tmp_path, **options)
+    assert (config.quantized_form, config.rounds_rows) == (form, rounds)
+    assert config.attention_form == ("exact" if rounds else "fused")
+    if config.draft is not None:
+        assert config.of_draft.quantized_form == "int8-dynamic"
+
+
 AUTO_LOGITS = [  # (options, vocabulary, logits)
     ({}, 16_383, "full"),
     ({}, 16_384, "topk:64"),
     ({"draft": "d", "draft_vocab": 32}, 50_000, "topk:32"),
     ({"logits": "full"}, 50_000, "full"),
     ({"logits": "topk:8"}, 300, "topk:8"),
-    ({"logits": "gather"}, 50_000, "gather"),
     ({"engine": "tensorrt", "dtype": "fp16"}, 50_000, "full"),
 ]
 

@@ -60,7 +60,7 @@ def differing(bundle, role):
 @pytest.mark.parametrize("role", ["target", "draft"])
 @pytest.mark.parametrize(
     "precision",
-    [("int8-dynamic", None), ("none", "exact"), ("int8", "exact"), ("int4", "exact")],
+    [("int8-dynamic", None), ("none", "exact"), ("int8-blocks", "exact"), ("int4", "exact")],
 )
 def test_logits_depend_on_the_path_alone(bundles, precision, role):
     bundle = bundles(*precision)
@@ -73,7 +73,7 @@ def test_logits_depend_on_the_path_alone(bundles, precision, role):
     [
         ("int8-dynamic", "fused"),
         ("none", "fused"),
-        *(pytest.param((bits, None), marks=pytest.mark.slow) for bits in ("int8", "int4")),
+        *(pytest.param((bits, None), marks=pytest.mark.slow) for bits in ("int8-blocks", "int4")),
     ],
 )
 def test_fused_attention_depends_on_more(bundles, precision):
@@ -210,7 +210,7 @@ def test_precisions_without_an_exact_form(options, named, tmp_path):
         ExportConfig(target="t", draft="d", output=tmp_path, attention="exact", **options)
 
 
-@pytest.mark.parametrize("quantize", ["int8-dynamic", "int8"])
+@pytest.mark.parametrize("quantize", ["int8", "int8-blocks"])
 @pytest.mark.parametrize(
     ("name", "reason"),
     [

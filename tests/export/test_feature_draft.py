@@ -209,9 +209,9 @@ def test_a_token_that_the_draft_lacks_is_never_proposed(targets, captures, tmp_p
     "options",
     [
         {"quantize": "int8-dynamic", "logits": "topk:8"},
-        {"quantize": "int8"},
+        {"quantize": "int8-blocks"},
         {"quantize": "int8", "dtype": "fp16"},
-        {"dtype": "fp16", "logits": "gather"},
+        {"dtype": "fp16"},
         {"dtype": "bf16"},
         {"attention": "exact"},
     ],

@@ -232,10 +232,10 @@ def test_rounding_of_the_checkpoint_itself_is_allowed_and_no_more(
 
 ADVICE = [  # (quantize, KL, what is named)
     ("int8-dynamic", 9e-3, None),
-    ("int8-dynamic", 0.035, "nearer is --quantize int8"),
-    ("int8", 0.015, "nearer is fp32 or fp16 without --quantize"),
+    ("int8-dynamic", 0.035, "nearer is --quantize int8-blocks"),
+    ("int8-blocks", 0.015, "nearer is fp32 or fp16 without --quantize"),
     ("int4", 0.05, None),
-    ("int4", 0.2, "nearer is --quantize int8 or int8-dynamic"),
+    ("int4", 0.2, "nearer is --quantize int8"),
 ]
 
 

@@ -321,6 +321,6 @@ def test_a_convolution_that_no_cache_knows_is_refused():
     convolutions = PathConvolutions(torch.zeros(2, 2, dtype=torch.int64))
     with (
         ReplaceTorchFunctions({F.conv1d: convolutions.convolved}),
-        pytest.raises(ExportError, match="reads what is in no cache"),
+        pytest.raises(ExportError, match="reads inputs that are in no cache"),
     ):
         F.conv1d(torch.zeros(1, 5, 2), torch.zeros(5, 1, 3), padding=2, groups=5)

@@ -131,7 +131,7 @@ def test_the_prune_graph_of_bf16_moves_rows(bundles):
 
 QUANTIZED = [  # (options, product operator, how many)
     ({"quantize": "int8-dynamic"}, "MatMulInteger", LINEARS),
-    ({"quantize": "int8"}, "MatMulNBits", LINEARS),
+    ({"quantize": "int8-blocks"}, "MatMulNBits", LINEARS),
     ({"quantize": "int4"}, "MatMulNBits", LINEARS),
     ({"quantize": "int4", "dtype": "fp16"}, "MatMulNBits", LINEARS),
 ]
@@ -142,7 +142,7 @@ def test_every_product_is_quantized(bundles, options, operator, count):
     folder, _, report = bundles(**options)
     graph = graph_of(folder)
     counts = operators(graph)
-    is_exact = options["quantize"] in ("int8-dynamic", "int8")
+    is_exact = options["quantize"] in ("int8-dynamic", "int8-blocks")
     of_attention = 2 * LAYERS if is_exact else 0  # in pieces
     floats = [t for t in graph.initializer if t.data_type in FLOAT_TYPES.values()]
     rotations = {t.name for t in floats if t.name.startswith("equalize.rotation_")}
@@ -155,7 +155,9 @@ def test_every_product_is_quantized(bundles, options, operator, count):
     assert all(name.endswith(".scales") for name in scales)
     done = "target: 9 products and 1 embeddings quantized"
     assert any(line.startswith(done) for line in report)
+    names = {"int8-blocks": "int8"}  # of the manifest
     form = "int4-symmetric" if options.get("dtype") == "fp16" else options["quantize"]
+    form = names.get(form, form)
     assert open_bundle(folder).manifest.target.quantization == form
     num_inputs = {len(node.input) for node in graph.node if node.op_type == "MatMulNBits"}
     if operator == "MatMulNBits":  # zero points are a fourth input; the head has 8 bits
@@ -168,7 +170,7 @@ def test_products_with_the_same_rows_share_their_integers(bundles):
     assert counts["QuantizeLinear"] == 4 * LAYERS + 1
 
 
-@pytest.mark.parametrize("quantize", ["int8-dynamic", "int8", "int4"])
+@pytest.mark.parametrize("quantize", ["int8-dynamic", "int8-blocks", "int4"])
 def test_tied_weights_are_stored_once_in_8_bits(bundles, quantize):
     graph = graph_of(bundles(quantize=quantize)[0])
     of_vocabulary = [
@@ -202,7 +204,7 @@ def logits_beside_others(folder, num_rows, seed):
         return logits_of(model, tokens, np.full(num_rows, 5), mask, compared)
 
 
-@pytest.mark.parametrize("quantize", ["int8-dynamic", "int8"])
+@pytest.mark.parametrize("quantize", ["int8-dynamic", "int8-blocks"])
 def test_a_row_does_not_depend_on_its_neighbours_bit_for_bit(bundles, quantize):
     """Rows of int8, with a scale each or one a block: alone, beside others, and beside others."""
     folder = bundles(quantize=quantize)[0]
@@ -213,7 +215,7 @@ def test_a_row_does_not_depend_on_its_neighbours_bit_for_bit(bundles, quantize):
             np.testing.assert_array_equal(found, wanted[:num_rows])
 
 
-@pytest.mark.parametrize("quantize", ["int8-dynamic", "int8", "int4"])
+@pytest.mark.parametrize("quantize", ["int8-dynamic", "int8-blocks", "int4"])
 def test_a_missing_mask_is_found_in_every_precision(bundles, tmp_path, quantize):
     folder, config, _ = bundles(quantize=quantize)
     checkpoint = exported_target(config, folder)
@@ -252,7 +254,7 @@ def test_the_engine_of_parity_lets_no_product_saturate(bundles, monkeypatch):
     assert options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_ENABLE_ALL
 
 
-@pytest.mark.parametrize("quantize", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
+@pytest.mark.parametrize("quantize", [pytest.param("int8-blocks", marks=pytest.mark.slow), "int4"])
 def test_blocks_lose_no_more_in_fp16_than_in_fp32(bundles, quantize):
     """Their scales in fp16 must be known when the engine packs; the gate found a KL of 1 once."""
     lost = [

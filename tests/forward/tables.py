@@ -9,7 +9,6 @@ import numpy as np
 
 from dsbd_forward.features import ParentFeatures
 from dsbd_forward.forward import Forward, Source
-from dsbd_forward.logits import Gather
 
 
 @dataclass(frozen=True)
@@ -32,22 +31,16 @@ def new_forward(
     token_ids: list[int],
     positions: list[int],
     logit_rows: list[int],
-    gather: list[tuple[int, int]] | None = None,
     feature_rows: list[int] | None = None,
     parents: ParentFeatures | None = None,
     source: Source = None,
 ) -> Forward:
-    """Return a forward; gather: pairs of a logit row's index and a token."""
-    pairs = None
-    if gather is not None:
-        rows_and_tokens = np.array(gather, np.int64).reshape(-1, 2)
-        pairs = Gather(rows_and_tokens[:, 0], rows_and_tokens[:, 1])
+    """Return a forward."""
     return Forward(
         np.array(token_ids, np.int64),
         np.array(positions, np.int64),
         np.array(mask, np.bool_),
         np.array(logit_rows, np.int64),
-        pairs,
         None if feature_rows is None else np.array(feature_rows, np.int64),
         parents,
         source,
@@ -62,14 +55,12 @@ def new_parents(
 
 def listed(forward: Forward) -> dict[str, Any]:
     """Return the arguments of ``new_forward`` that make this forward."""
-    gather, features = forward.gather, forward.feature_rows
-    parents = forward.parent_features
+    features, parents = forward.feature_rows, forward.parent_features
     return {
         "mask": forward.mask.astype(int).tolist(),
         "token_ids": forward.token_ids.tolist(),
         "positions": forward.positions.tolist(),
         "logit_rows": forward.logit_rows.tolist(),
-        "gather": None if gather is None else [*zip(*(a.tolist() for a in gather), strict=True)],
         "feature_rows": None if features is None else features.tolist(),
         "parents": None if parents is None else listed_parents(parents),
         "source": forward.source,

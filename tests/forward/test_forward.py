@@ -64,7 +64,6 @@ WHOLE = {  # five nodes below two rows
     "token_ids": [5, 6, 7, 8, 9],
     "positions": [2, 2, 3, 4, 3],
     "logit_rows": [4, 1, 3, 1],
-    "gather": [(0, 10), (1, 11), (3, 12), (2, 13), (0, 14)],
     "feature_rows": [0, 3, 4],
     "source": "a picture",
 }
@@ -77,7 +76,6 @@ PARTS = [  # (first row, end, the part)
             "token_ids": [5, 6],
             "positions": [2, 2],
             "logit_rows": [1, 1],
-            "gather": [(0, 11), (1, 12)],
             "feature_rows": [0],
         },
     ),
@@ -89,7 +87,6 @@ PARTS = [  # (first row, end, the part)
             "token_ids": [7, 8, 9],
             "positions": [3, 4, 3],
             "logit_rows": [2, 1],
-            "gather": [(0, 10), (1, 13), (0, 14)],
             "feature_rows": [1, 2],
         },
     ),
@@ -101,7 +98,6 @@ PARTS = [  # (first row, end, the part)
             "token_ids": [7],
             "positions": [3],
             "logit_rows": [],
-            "gather": [],
             "feature_rows": [],
         },
     ),
@@ -113,8 +109,8 @@ PARTS = [  # (first row, end, the part)
 def test_a_part_is_a_forward_of_its_own(start: int, stop: int, part: dict) -> None:
     found = new_forward(**WHOLE).part(start, stop)
     assert listed(found) == {**part, "source": "a picture", "parents": None}
-    found = new_forward(**{**WHOLE, "gather": None, "feature_rows": None}).part(start, stop)
-    assert (found.gather, found.feature_rows) == (None, None)
+    found = new_forward(**{**WHOLE, "feature_rows": None}).part(start, stop)
+    assert found.feature_rows is None
 
 
 def test_a_part_has_the_features_of_its_own_parents() -> None:
@@ -127,9 +123,9 @@ def test_a_part_has_the_features_of_its_own_parents() -> None:
 
 def test_counts() -> None:
     forward = new_forward(**WHOLE)
-    assert (forward.num_new, forward.num_pairs, forward.num_features) == (5, 5, 3)
-    plain = new_forward(**{**WHOLE, "gather": None, "feature_rows": None})
-    assert (plain.num_new, plain.num_pairs, plain.num_features) == (5, 0, 0)
+    assert (forward.num_new, forward.num_features) == (5, 3)
+    plain = new_forward(**{**WHOLE, "feature_rows": None})
+    assert (plain.num_new, plain.num_features) == (5, 0)
     parents = new_parents((), [ZEROS] * 5, [0] * 5)
     draft = new_forward(**{**WHOLE, "feature_rows": None, "parents": parents})
     assert draft.num_features == 5  # those of all rows

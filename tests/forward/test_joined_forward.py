@@ -8,7 +8,7 @@ import pytest
 from dsbd_forward.errors import ModelError
 from dsbd_forward.features import ZEROS, joined_parents
 from dsbd_forward.forward import Forward, ForwardResult, joined_forward
-from dsbd_forward.logits import DenseLogits, FullLogitsPart, GatheredLogits, TopLogits
+from dsbd_forward.logits import DenseLogits, FullLogitsPart, TopLogits
 from tests.forward.tables import NamedFeatures, listed, listed_parents, new_forward, new_parents
 
 # Two requests with the rows [0, 1] and [2] add two rows and one; each mask is made for its place.
@@ -33,7 +33,6 @@ JOINED = {
     "token_ids": [5, 6, 7],
     "positions": [2, 3, 1],
     "logit_rows": [1, 0, 2],
-    "gather": None,
     "feature_rows": None,
     "parents": None,
     "source": None,
@@ -55,17 +54,8 @@ def test_one_forward_stays_as_it_is() -> None:
 
 
 WANTED = [  # (of the first, of the second, of both)
-    (
-        {"gather": [(1, 9), (0, 8), (1, 7)]},
-        {"gather": [(0, 6)]},
-        {"gather": [(1, 9), (0, 8), (1, 7), (2, 6)]},
-    ),
-    (
-        {"logit_rows": []},
-        {"gather": [(0, 6), (0, 5)]},
-        {"logit_rows": [2], "gather": [(0, 6), (0, 5)]},
-    ),
-    ({"gather": []}, {"logit_rows": []}, {"logit_rows": [1, 0], "gather": []}),
+    ({"logit_rows": []}, {}, {"logit_rows": [2]}),
+    ({}, {"logit_rows": []}, {"logit_rows": [1, 0]}),
     ({"feature_rows": [0, 1]}, {"feature_rows": [0]}, {"feature_rows": [0, 1, 2]}),
     ({"feature_rows": [1]}, {}, {"feature_rows": [1]}),
     ({}, {"feature_rows": [0]}, {"feature_rows": [2]}),
@@ -106,8 +96,8 @@ def test_forwards_are_the_same_whose_features_are_the_same_object() -> None:
 
 
 def test_the_parts_of_a_joined_forward_are_the_forwards() -> None:
-    first = new_forward(**FIRST, gather=[(1, 9), (0, 8)], feature_rows=[1])
-    second = new_forward(**SECOND, gather=[(0, 6)], feature_rows=[0])
+    first = new_forward(**FIRST, feature_rows=[1])
+    second = new_forward(**SECOND, feature_rows=[0])
     joined = joined_forward([first, second])
     assert [listed(joined.part(0, 2)), listed(joined.part(2, 3))] == [listed(first), listed(second)]
 
@@ -141,9 +131,9 @@ def calls() -> list[Forward]:
     """Three calls with 2, 0 and 1 logit rows, 3, 0 and 1 pairs, 1, 2 and 1 features."""
     no_logits = {"mask": np.tri(2), "token_ids": [1, 2], "positions": [0, 1], "logit_rows": []}
     return [
-        new_forward(**FIRST, gather=[(1, 9), (0, 8), (1, 7)], feature_rows=[1]),
+        new_forward(**FIRST, feature_rows=[1]),
         new_forward(**no_logits, feature_rows=[0, 1]),
-        new_forward(**SECOND, gather=[(0, 6)], feature_rows=[0]),
+        new_forward(**SECOND, feature_rows=[0]),
     ]
 
 
@@ -156,32 +146,17 @@ def test_each_gets_its_rows_of_all_logits() -> None:
     assert [part.logits.values.tolist() for part in parts] == [[[0, 1], [2, 3]], [], [[4, 5]]]
     assert [len(part.logits) for part in parts] == [2, 0, 1]
     assert parts[2].logits.full.read(np.array([0])).tolist() == [[4, 5]]
-    assert [(part.features, part.logits.logsumexp) for part in parts] == [(None, None)] * 3
-
-
-def test_each_gets_its_rows_sums_where_the_engine_returns_them_with_all_logits() -> None:
-    parts = ForwardResult(DenseLogits(VALUES, SUMS)).parts(calls())
-    assert [part.logits.logsumexp.tolist() for part in parts] == [[0.5, 1.5], [], [2.5]]
-    values, normalizers = parts[2].logits.read(np.array([0]))
-    assert (values.tolist(), normalizers.tolist()) == ([[4, 5]], [[2.5]])
-
-
-def test_each_gets_its_pairs_of_gathered_logits() -> None:
-    pairs = np.array([90, 80, 70, 60], np.float32)
-    parts = ForwardResult(GatheredLogits(pairs, SUMS)).parts(calls())
-    assert [part.logits.values.tolist() for part in parts] == [[90, 80, 70], [], [60]]
-    assert [part.logits.logsumexp.tolist() for part in parts] == [[0.5, 1.5], [], [2.5]]
-    assert [len(part.logits) for part in parts] == [2, 0, 1]
-    assert [part.logits.full for part in parts] == [None] * 3
+    assert [part.features for part in parts] == [None] * 3
 
 
 class Kept:
-    """Full logits of three rows, of which the last two can be read."""
-
-    first_row = 1
+    """Full logits of three rows."""
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         return VALUES[rows]
+
+    def read_tokens(self, rows: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
+        return VALUES[rows, token_ids]
 
 
 def test_each_gets_its_rows_of_the_largest_logits_and_reads_no_others() -> None:
@@ -193,10 +168,10 @@ def test_each_gets_its_rows_of_the_largest_logits_and_reads_no_others() -> None:
     assert (first.logsumexp.tolist(), last.logsumexp.tolist()) == ([0.5, 1.5], [2.5])
     assert [len(logits) for logits in (first, none, last)] == [2, 0, 1]
     assert isinstance(first.full, FullLogitsPart)
-    assert [logits.full.first_row for logits in (first, none, last)] == [1, 0, 0]
     assert first.full.read(np.array([1, 1])).tolist() == [[2, 3], [2, 3]]
     assert last.full.read(np.array([0])).tolist() == [[4, 5]]
-    for logits, row in ((first, 0), (first, 2), (none, 0), (last, 1), (last, -1)):
+    assert last.full.read_tokens(np.array([0, 0]), np.array([1, 0])).tolist() == [5, 4]
+    for logits, row in ((first, -1), (first, 2), (none, 0), (last, 1), (last, -1)):
         with pytest.raises(ModelError, match=rf"full logits of rows \[{row}\] are read, expected"):
             logits.full.read(np.array([row]))
 

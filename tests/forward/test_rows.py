@@ -89,5 +89,5 @@ def test_listed_tokens_are_by_id_whatever_the_other_rows_are() -> None:
     assert table is not None and table.tolist() == [[2, 4, 7, 9], [5, -1, -1, -1]]
     alone = allowed.part(np.array([1])).listed()
     assert alone is not None and alone[0, 0] == 5
-    rows, tokens = allowed.pairs()
+    rows, tokens = allowed.tokens_by_row(10)
     assert (rows.tolist(), tokens.tolist()) == ([0, 0, 0, 0, 1], [2, 4, 7, 9, 5])

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from dsbd_export.config import DraftConfig
 from dsbd_export.demo import demo_pair
 from dsbd_export.draft_export import export_draft
-from dsbd_export.parts.gather_head import append_gather_head
 from dsbd_export.parts.topk_head import append_topk_head
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding import STRATEGIES
@@ -76,13 +75,14 @@ def int8_pipes(
     """
     head = request.param
     bundle = Path(shutil.copytree(int8_bundle, tmp_path_factory.mktemp(head) / "bundle"))
-    logits = {"full": "full", "gather": "gather"}.get(head, f"topk:{NUM_TOP}")
     if head != "full":
         manifest = open_bundle(bundle).manifest
         for role in ROLES:
             file = bundle / role / MODEL_FILE
-            append_gather_head(file) if head == "gather" else append_topk_head(file, NUM_TOP)
-        entries = {role: replace(getattr(manifest, role), logits=logits) for role in ROLES}
+            append_topk_head(file, NUM_TOP)
+        entries = {
+            role: replace(getattr(manifest, role), logits=f"topk:{NUM_TOP}") for role in ROLES
+        }
         write_manifest(bundle, versions=manifest.versions, **entries)
     if head == "proposed":
         draft = str(demo_pair()[1])

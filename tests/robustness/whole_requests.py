@@ -19,7 +19,6 @@ from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.decoding.request import DecodingRequest, Preempts
 from tests.decoding.feature_tables import pair_of
-from tests.decoding.gather_table import GatherTable
 from tests.decoding.path_constraint import PathConstraint, chains, some_tokens
 from tests.decoding.tables import LogitsOf, ends_with, random_table
 from tests.decoding.top_table import TopTable
@@ -29,7 +28,7 @@ TABLE_KINDS = ("smooth", "peaked", "rounded", "equal", "forbidding")
 DRAFT_KINDS = ("itself", "mixed", "hostile", "forbidding", "features")
 FEATURES = "features"  # mixed, or hostile where a row comes from the draft's own feature
 NO_DRAFT = "none"  # of requests that need no draft model
-HEADS = ("top", "gather", "full", "proposed")
+HEADS = ("top", "full", "proposed")
 """What the engines return; "proposed": the draft's largest logits, of a vocabulary of its own."""
 CHECKS = ("dense", "shared", "crowded", "repeated", "traced", "alone")
 
@@ -85,18 +84,11 @@ class WholeRequest:
     def _model(self, head: str, table: LogitsOf) -> Any:
         if head == "full":
             return TableModel(self.vocab_size, table)
-        if head == "gather":
-            return GatherTable(self.vocab_size, table)
         # What is missing is read where it matters.
         num_top = min(self.num_top, self.vocab_size)
         if head == "proposed":
             num_top = min(num_top, num_proposed(self.vocab_size))
-        # One that returns log-probabilities of all may read the rows of any forward.
-        asks = self.options.get("prompt_logprobs") or self.options.get("top_logprobs")
-        # Each forward brings so many of the rows; real engines 256.
-        least = max(8, self.options.get("num_beams", 1) // 4)
-        chunk = 10_000 if asks else least + self.table_seed % 40
-        return TopTable(self.vocab_size, table, num_top, full_chunk=chunk)
+        return TopTable(self.vocab_size, table, num_top, keeps_full=True)
 
     def forced(self) -> ForcedPreemptions:
         """Return a new schedule, always the same."""

@@ -33,7 +33,7 @@ class RecordingBinder:
     def size(self, dim: str, number: int) -> int:
         return number
 
-    def returns(self, outputs: tuple[HeadOutput, ...], num_rows: int, num_pairs: int) -> None:
+    def returns(self, outputs: tuple[HeadOutput, ...], num_rows: int) -> None:
         pass
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dsbd_forward.engine import Engine
 from dsbd_forward.forward import Forward
-from dsbd_forward.logits import DenseLogits, Gather, GatheredLogits
+from dsbd_forward.logits import DenseLogits
 from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.parts.part import Call
 from tests.runtime.reference import ancestor_mask
@@ -56,19 +56,7 @@ def engine_inputs(
 def append_chain(model: CausalLM, num_new: int, logit_rows: NDArray[np.int64]) -> Any:
     rows = np.arange(model.num_rows, model.num_rows + num_new)
     mask = np.arange(rows[-1] + 1) <= rows[:, None]
-    return step(model, (rows % 250, rows, mask, logit_rows))
-
-
-def step(model: CausalLM, arrays: tuple[NDArray[Any], ...]) -> Any:
-    """Make a forward; of an engine with a gather head with pairs as well, whole rows apart."""
-    if not model.spec.head.gathers_logits:
-        return logits_of(model, *arrays)
-    num_rows = len(arrays[3])
-    if num_rows == 3:  # every third call
-        return logits_of(model, *arrays)
-    rows = np.repeat(np.arange(num_rows), 7)[::-1].copy()
-    gather = Gather(rows, np.arange(len(rows)) * 31 % VOCAB_SIZE)
-    return logits_of(model, *arrays, gather=gather)
+    return logits_of(model, rows % 250, rows, mask, logit_rows)
 
 
 def append_forest(model: CausalLM, parents: list[int]) -> Any:
@@ -80,16 +68,12 @@ def append_forest(model: CausalLM, parents: list[int]) -> Any:
     seen = np.ones((num_new, model.num_rows), np.bool_)
     mask = np.concatenate([seen, ancestor_mask(parents)], axis=1)
     positions = model.num_rows + np.array(depths)
-    return step(model, (np.arange(num_new) + 3, positions, mask, np.array([num_new - 1, 0])))
+    return logits_of(model, np.arange(num_new) + 3, positions, mask, np.array([num_new - 1, 0]))
 
 
 def assert_same(found: Any, wanted: Any) -> None:
     if isinstance(wanted, np.ndarray):
         np.testing.assert_allclose(found, wanted, atol=2e-5)
-        return
-    if isinstance(wanted, GatheredLogits):
-        np.testing.assert_allclose(found.values, wanted.values, atol=2e-5)
-        np.testing.assert_allclose(found.logsumexp, wanted.logsumexp, atol=2e-5)
         return
     np.testing.assert_array_equal(found.top_ids, wanted.top_ids)
     np.testing.assert_allclose(found.top_logits, wanted.top_logits, atol=2e-5)
@@ -97,6 +81,7 @@ def assert_same(found: Any, wanted: Any) -> None:
     if wanted.full is None:
         assert found.full is None
         return
-    assert found.full.first_row == wanted.full.first_row
-    rows = np.arange(found.full.first_row, len(wanted.top_ids))[::-1]
+    rows = np.arange(len(wanted.top_ids))[::-1]
     np.testing.assert_allclose(found.full.read(rows), wanted.full.read(rows), atol=2e-5)
+    tokens = wanted.full.read_tokens(rows, rows % VOCAB_SIZE)
+    np.testing.assert_allclose(found.full.read_tokens(rows, rows % VOCAB_SIZE), tokens, atol=2e-5)

@@ -31,11 +31,10 @@ MODELS = [
     TinyModel(sliding_window=3),
     TinyModel(logits="topk:5"),
     TinyModel(logits="topk:5", full_logits=False),
-    TinyModel(logits="gather"),
 ]
 
 
-@pytest.mark.parametrize("tiny", MODELS, ids=["dense", "sliding", "topk", "topk alone", "gather"])
+@pytest.mark.parametrize("tiny", MODELS, ids=["dense", "sliding", "topk", "topk alone"])
 @pytest.mark.parametrize("most_recorded", [0, 2, 64])
 def test_every_output_is_that_of_the_host_session_whatever_lies_in_unused_rows(
     tmp_path: Path, tiny: TinyModel, most_recorded: int
@@ -157,23 +156,6 @@ def test_bytes_of_a_step_are_its_small_inputs_and_the_asked_rows(
         else:
             assert downloaded <= padded_asked * (8 * 4 + 8 * 8 + 4) + 2 * 256
             assert (downloaded == 0) == (not asked)
-
-
-def test_a_gather_moves_its_pairs_and_their_logits_alone(tmp_path: Path) -> None:
-    write_tiny_bundle(tmp_path / "bundle", target=TinyModel(logits="gather"))
-    machine = open_on_fake(open_bundle(tmp_path / "bundle"))
-    append_chain(machine.model, 5, np.arange(5))
-    traffic = machine.device.traffic
-    traffic.clear()
-    append_chain(machine.model, 5, np.arange(5))  # 35 pairs, in a call of 64
-    assert traffic.num_bytes["download"] <= 4 * (64 + 8) + 256
-    assert traffic.counts["upload"] == 2  # the inputs, and the pairs
-    assert "allocate" not in traffic.counts and "allocate_pinned" not in traffic.counts
-    traffic.clear()
-    append_chain(machine.model, 5, np.arange(3))  # whole rows
-    assert traffic.num_bytes["download"] >= 3 * VOCAB_SIZE * 4
-    machine.model.close()
-    assert (machine.device.live, machine.device.pinned) == ({}, {})
 
 
 def open_topk(folder: Path, **options: Any) -> FakeMachine:

@@ -11,7 +11,6 @@ import pytest
 from numpy.typing import NDArray
 
 from dsbd_forward.features import ParentFeatures
-from dsbd_forward.logits import Gather
 from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import BundleError, InputError
@@ -99,7 +98,7 @@ def test_a_draft_computes_rows_from_features_of_either_engine(tmp_path: Path) ->
     np.testing.assert_allclose(below_own.array, wanted_own[4:], atol=3e-5)
 
 
-@pytest.mark.parametrize("logits", ["full", "topk:5", "gather"])
+@pytest.mark.parametrize("logits", ["full", "topk:5"])
 def test_a_long_forward_is_many_short_ones(tmp_path: Path, logits: str) -> None:
     """600 rows run in calls of 256: features are one array, and every row finds its parent's."""
     target = open_model(tmp_path, TARGET)
@@ -111,9 +110,8 @@ def test_a_long_forward_is_many_short_ones(tmp_path: Path, logits: str) -> None:
     np.testing.assert_allclose(features.array, expected[kept], atol=1e-4)
     rows = np.arange(600) % len(kept)
     parents = ParentFeatures((features,), np.where(np.arange(600) % 5, 0, -1), rows)
-    pairs = Gather(np.array([0, 2]), np.array([7, 9])) if logits == "gather" else None
     _, own = logits_and_features(
-        draft, ids, positions, mask, np.array([5, 300, 599]), gather=pairs, parent_features=parents
+        draft, ids, positions, mask, np.array([5, 300, 599]), parent_features=parents
     )
     made = input_of_target(DRAFT, features.array[rows]) * (parents.sources >= 0)[:, None]
     _, wanted = of_draft(DRAFT, ids, positions, mask, made)

@@ -14,7 +14,7 @@ from dsbd_runtime.ort.host_binder import OrtBinder
 from dsbd_runtime.parts.part import HeadOutput
 from tests.ort_sessions import cpu_session
 
-HEAD = (HeadOutput("doubled", np.float32, (3,)), HeadOutput("total", np.float32, (), by_pair=True))
+HEAD = (HeadOutput("doubled", np.float32, (3,)), HeadOutput("total", np.float32, ()))
 
 
 class CountingBinding:
@@ -53,12 +53,12 @@ class Engine:
             "graph",
             [
                 tensor("rows", TensorProto.FLOAT, ["R", 3]),
-                tensor("weights", TensorProto.FLOAT, ["N"]),
+                tensor("weights", TensorProto.FLOAT, ["R"]),
                 tensor("index", TensorProto.INT64, [1]),
             ],
             [
                 tensor("doubled", TensorProto.FLOAT, ["R", 3]),
-                tensor("total", TensorProto.FLOAT, ["N"]),
+                tensor("total", TensorProto.FLOAT, ["R"]),
             ],
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])
@@ -70,13 +70,13 @@ class Engine:
     def run_with_iobinding(self, binding: CountingBinding, options: Any) -> None:
         self.session.run_with_iobinding(binding.binding, options)
 
-    def check(self, num_rows: int, num_pairs: int, seed: int) -> dict[str, np.ndarray]:
+    def check(self, num_rows: int, seed: int) -> dict[str, np.ndarray]:
         """Make a call and compare what it returns."""
         rng = np.random.default_rng(seed)
         rows = rng.normal(size=(3, num_rows)).astype(np.float32).T  # not contiguous
-        weights, index = rng.normal(size=num_pairs).astype(np.float32), np.array([seed])
+        weights, index = rng.normal(size=num_rows).astype(np.float32), np.array([seed])
         self.values.write({"rows": rows, "weights": weights, "index": index})
-        self.values.returns(HEAD, num_rows, num_pairs)
+        self.values.returns(HEAD, num_rows)
         found = self.values.run(self)
         np.testing.assert_array_equal(found["doubled"], rows + rows)
         np.testing.assert_array_equal(found["total"], weights + np.float32(seed))
@@ -85,25 +85,25 @@ class Engine:
 
 def test_sizes_that_come_and_go() -> None:
     engine = Engine()
-    for seed, (num_rows, num_pairs) in enumerate([(1, 1), (4, 2), (1, 1), (0, 0), (1, 2), (4, 2)]):
-        engine.check(num_rows, num_pairs, seed)
+    for seed, num_rows in enumerate([1, 4, 1, 0, 2, 4]):
+        engine.check(num_rows, seed)
 
 
 def test_a_call_of_the_same_size_binds_nothing() -> None:
     engine = Engine()
-    engine.check(4, 2, 1)
+    engine.check(4, 1)
     num_bound = engine.binding.num_bound
-    engine.check(4, 2, 2)
+    engine.check(4, 2)
     assert engine.binding.num_bound == num_bound == 5
-    engine.check(5, 2, 3)
-    assert engine.binding.num_bound == num_bound + 2  # rows in, rows out
+    engine.check(5, 3)
+    assert engine.binding.num_bound == num_bound + 4  # rows and weights in, both outputs
 
 
 def test_results_are_the_caller_s() -> None:
     engine = Engine()
-    first = engine.check(2, 2, 1)
+    first = engine.check(2, 1)
     kept = {name: array.copy() for name, array in first.items()}
-    engine.check(2, 2, 2)
+    engine.check(2, 2)
     for name, array in first.items():
         np.testing.assert_array_equal(array, kept[name])
 
@@ -111,22 +111,22 @@ def test_results_are_the_caller_s() -> None:
 def test_large_arrays_are_bound_as_they_are() -> None:
     engine = Engine()
     num_rows = host_binder._MOST_BYTES // 12 + 1
-    first = engine.check(num_rows, 1, 1)
-    second = engine.check(num_rows, 1, 2)
+    first = engine.check(num_rows, 1)
+    second = engine.check(num_rows, 2)
     assert not np.shares_memory(first["doubled"], second["doubled"])
-    engine.check(1, 1, 3)
+    engine.check(1, 3)
 
 
 def test_other_sizes_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_binder, "_MOST_KEPT", 7)
     engine = Engine()
     for seed in range(20):
-        engine.check(1 + seed % 5, 1 + seed % 3, seed)
+        engine.check(1 + seed % 5, seed)
 
 
 def test_a_binding_that_was_cleared() -> None:
     engine = Engine()
-    engine.check(2, 2, 1)
+    engine.check(2, 1)
     engine.values.clear()
     assert engine.values.is_cleared
-    engine.check(2, 2, 2)
+    engine.check(2, 2)

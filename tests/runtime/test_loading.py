@@ -18,7 +18,7 @@ from dsbd_runtime.bundle_files.bundle import (
 )
 from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.engine.settings import EngineSettings
-from dsbd_runtime.errors import BundleError, InputError, ProviderError
+from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.loading import SMALL_DRAFT_BYTES, load_causal_lm, load_pair
 from dsbd_runtime.parts.attention_rows import ATTENTION_MASK, ATTENTION_MASK_SLIDING
 from dsbd_runtime.parts.cache_entries import equal_caches
@@ -164,11 +164,3 @@ def test_a_setting_that_no_engine_has_is_refused(
     ):
         with pytest.raises(InputError, match=said):
             load()
-
-
-@pytest.mark.parametrize("provider", ["tensorrt", "tensorrt-rtx"])
-def test_a_gather_head_is_refused_where_it_cannot_run(tiny_bundle: Bundle, provider: str) -> None:
-    target = replace(tiny_bundle.manifest.target, logits="gather")
-    bundle = replace(tiny_bundle, manifest=replace(tiny_bundle.manifest, target=target))
-    with pytest.raises(ProviderError, match=f"has a gather head, which provider '{provider}'"):
-        load_causal_lm(bundle, "target", provider=provider)

@@ -118,7 +118,7 @@ def test_no_forward_takes_an_array_of_the_vocabularys_size(tmp_path: Path) -> No
 def test_the_buffer_of_full_logits_is_that_of_the_largest_call(tmp_path: Path) -> None:
     with open_model(tmp_path, LARGE) as topk:
         tracemalloc.start()
-        for num_rows, num_held in ((3, 4), (20, 32), (2, 32), (300, 256), (30, 256)):
+        for num_rows, num_held in ((3, 4), (20, 32), (2, 32), (300, 512), (30, 512)):
             topk.keep(np.arange(0))
             logits_of(topk, *chain(num_rows), np.arange(num_rows))
             held = tracemalloc.get_traced_memory()[0] / LARGE_ROW_BYTES
@@ -133,7 +133,6 @@ def test_full_logits_are_those_of_the_dense_engine(tmp_path: Path, dtype: str) -
     asked = np.array([4, 1, 1, 0])
     logits = logits_of(dense, *step, asked)
     found = logits_of(topk, *step, asked)
-    assert found.full.first_row == 0
     for rows in ([0, 1, 2, 3], [3, 0], [1], [2, 2, 3, 2], []):
         full = found.full.read(np.array(rows, np.int64))
         assert full.dtype == np.float32 and full.shape == (len(rows), DENSE.vocab_size)
@@ -143,27 +142,17 @@ def test_full_logits_are_those_of_the_dense_engine(tmp_path: Path, dtype: str) -
     np.testing.assert_array_equal(best, found.top_logits)
 
 
-def test_of_several_calls_only_the_last_can_be_read(tmp_path: Path) -> None:
+def test_all_calls_of_a_forward_can_be_read(tmp_path: Path) -> None:
     dense, topk = open_model(tmp_path, DENSE), open_model(tmp_path, TOPK)
-    asked = [
-        # logit rows of 300, the last call begins with 256; the first that can be read
-        ([299, 3, 255, 256, 280], 3),
-        ([256, 257], 0),
-        ([299, 255], 2),
-        ([], 0),
-    ]
-    for logit_rows, first_row in asked:
+    for logit_rows in ([299, 3, 255, 256, 280], [256, 257], [299, 255], [], [3, 255]):
         dense.keep(np.arange(0))
         topk.keep(np.arange(0))
-        rows = np.array(logit_rows, np.int64)
-        logits = logits_of(dense, *chain(300), rows)
-        full = logits_of(topk, *chain(300), rows).full
-        assert full.first_row == first_row
-        readable = np.arange(first_row, len(rows))[::-1]
-        np.testing.assert_array_equal(full.read(readable), logits[readable])
-        for lost in range(first_row):
-            with pytest.raises(InputError, match=rf"rows\[0\] is {lost}, expected {first_row} to "):
-                full.read(np.array([lost]))
+        asked = np.array(logit_rows, np.int64)  # the last call begins with row 256
+        logits = logits_of(dense, *chain(300), asked)
+        full = logits_of(topk, *chain(300), asked).full
+        rows = np.arange(len(asked))[::-1]
+        np.testing.assert_array_equal(full.read(rows), logits[rows])
+        np.testing.assert_array_equal(full.read_tokens(rows, rows + 7), logits[rows, rows + 7])
 
 
 WRONG_ROWS = [

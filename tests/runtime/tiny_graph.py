@@ -38,7 +38,7 @@ from dsbd_runtime.parts.feature_memory import (
     TARGET_FEATURES,
 )
 from dsbd_runtime.parts.features import FeatureEntry
-from dsbd_runtime.parts.head import GATHER, LOGIT_ROWS, LOGITS, parse_num_top_logits
+from dsbd_runtime.parts.head import LOGIT_ROWS, LOGITS, parse_num_top_logits
 from tests.runtime.tiny_tokenizer import VOCAB_SIZE, tiny_tokenizer
 
 ONNX_TYPES = {"fp32": TensorProto.FLOAT, "fp16": TensorProto.FLOAT16}
@@ -185,10 +185,6 @@ def write_engine(model: TinyModel, path: Path) -> None:
 
 def _append_head(model: TinyModel, path: Path) -> None:
     """Put the head on a graph that ``dsbd-export`` does, whose modules import torch."""
-    if model.logits == GATHER:
-        from dsbd_export.parts.gather_head import append_gather_head
-
-        append_gather_head(path)
     if num_candidates := parse_num_top_logits(model.logits):
         from dsbd_export.parts.topk_head import append_topk_head
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.logits import Gather
 from dsbd_ort.decoding.distribution import joined_ranges
 from dsbd_ort.decoding.logits_processing.constraint import TokenLists, TokenMasks
 from dsbd_ort.decoding.logits_processing.path_states import ConstraintStates, Nodes, Tokens
@@ -54,18 +53,6 @@ class AllowedAfter:
             return is_empty
         return np.zeros(len(self._accepts), dtype=np.bool_)
 
-    def pairs(self) -> Gather:
-        """Return row and token of all that is allowed, row by row; of a constraint that lists."""
-        table = self.listed()
-        assert table is not None
-        is_token = table >= 0
-        return Gather(is_token.nonzero()[0], table[is_token])
-
-    @property
-    def num_pairs(self) -> int:
-        """Number of the pairs."""
-        return int(self.num_tokens.sum())
-
     @property
     def listed_tokens(self) -> Tokens:
         """The tokens of all rows that the constraint lists, (num_tokens,) int64."""
@@ -91,7 +78,10 @@ class AllowedAfter:
         if isinstance(self._allowed, TokenMasks):
             rows, tokens = self.mask(vocab_size).nonzero()
             return rows, tokens
-        return self.pairs()
+        table = self.listed()
+        assert table is not None  # it lists the tokens
+        is_token = table >= 0
+        return is_token.nonzero()[0], table[is_token]
 
     def mask(self, vocab_size: int) -> NDArray[np.bool_]:
         """Return which tokens are allowed, (num_rows, vocab_size) bool; of a constraint by bits."""

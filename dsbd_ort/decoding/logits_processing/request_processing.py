@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.logits import Logits
-from dsbd_forward.rows import NO_INTS, largest_columns
+from dsbd_forward.logits import FullLogits, Logits
+from dsbd_forward.rows import largest_columns
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.distribution import ListedDistributions
 from dsbd_ort.decoding.errors import ConstraintError
@@ -68,40 +68,30 @@ class RequestProcessing:
         """What the forest keeps in step with its nodes."""
         return [self.paths, *([self.constraint] if self.constraint else [])]
 
-    def distributions(
-        self, logits: Logits, nodes: Nodes, allowed: AllowedAfter, *, is_draft: bool
-    ) -> tuple[ListedDistributions, Rows]:
-        """Return the distributions after nodes, and the rows whose logits do not suffice.
+    def distributions(self, logits: Logits, nodes: Nodes, *, is_draft: bool) -> ListedDistributions:
+        """Return the distributions after nodes.
 
         Args:
-            logits: of these nodes, one row each, or gathered: the pairs of ``allowed``.
+            logits: of these nodes, one row each.
             nodes: (num_rows,) int64.
-            allowed: after these nodes.
-            is_draft: whether what a top-k head left out may stay out.
-
-        Returns:
-            The distributions, and (n,) int64: rows of which a top-k head has left out what counts
-            and can no longer be read. Theirs are empty.
+            is_draft: whether tokens that a top-k head left out, and that cannot be read, may stay
+                out.
         """
-        if (gathered := logits.gathered) is not None:
-            found = self._of_gathered(gathered, logits.log_normalizers, nodes, allowed, is_draft)
-            return found, NO_INTS
+        allowed = self.allowed_after(nodes)
         if self.forbidden is not None and not is_draft:
             self.forbidden.note(logits, nodes, allowed)
         if (rows := logits.whole) is not None:
-            return self._of_all(rows, logits.log_normalizers, nodes, allowed, is_draft), NO_INTS
+            return self._of_all(rows, logits.log_normalizers, nodes, allowed, is_draft)
+        listed = allowed.listed()
+        if listed is not None and (full := logits.full) is not None:
+            return self._of_kept(full, logits.log_normalizers, nodes, listed, is_draft)
         found, is_complete = self._of_top(logits, nodes, allowed, is_draft)
         incomplete = np.logical_not(is_complete).nonzero()[0]
-        full = logits.full
-        if not len(incomplete) or full is None:
-            return found, incomplete
-        readable = incomplete[incomplete >= full.first_row]
-        if len(readable):
-            rows, normalizers = logits.read(readable)
-            part = nodes[readable], allowed.part(readable)
-            read = self._of_all(rows, normalizers, *part, is_draft)
-            found = found.replaced(readable, read)
-        return found, incomplete[incomplete < full.first_row]
+        if not len(incomplete) or logits.full is None:
+            return found
+        rows, normalizers = logits.read(incomplete)
+        part = nodes[incomplete], allowed.part(incomplete)
+        return found.replaced(incomplete, self._of_all(rows, normalizers, *part, is_draft))
 
     def _check_known(self, allowed: AllowedAfter) -> None:
         vocab_size = self.vocab_size
@@ -206,19 +196,21 @@ class RequestProcessing:
             processed[~allowed.mask(vocab_size)] = -np.inf
         return self._listed(candidates, processed, raw)
 
-    def _of_gathered(
+    def _of_kept(
         self,
-        gathered: NDArray[np.float32],
+        full: FullLogits,
         normalizers: Scores,
         nodes: Nodes,
-        allowed: AllowedAfter,
+        tokens: Tokens,
         is_draft: bool,
     ) -> ListedDistributions:
-        """Return distributions of the logits of all allowed tokens."""
-        tokens = allowed.listed()
-        assert tokens is not None  # the engine gathers them
+        """Return distributions over all allowed tokens, (num_rows, most) as ``listed``.
+
+        Their logits alone are read.
+        """
+        is_token = tokens >= 0
         scores = np.full(tokens.shape, -np.inf)
-        scores[tokens >= 0] = gathered
+        scores[is_token] = full.read_tokens(is_token.nonzero()[0], tokens[is_token])
         candidates = Candidates(self.paths, nodes, tokens, self.vocab_size)
         processed, raw = self._processed(scores, normalizers, candidates, is_draft)
         return self._listed(candidates, processed, raw)

@@ -74,10 +74,6 @@ inline std::size_t num_candidates_of(const std::string& logits, std::size_t voca
     if (logits == "full") {
         return 0;
     }
-    if (logits == "gather") {
-        throw Error(file.string() + ": logits is 'gather', which this host does not run; export " +
-                    "with --logits full, or run it with dsbd-run");
-    }
     const std::string prefix = "topk:";
     const std::string digits = logits.substr(logits.rfind(prefix, 0) == 0 ? prefix.size() : 0);
     const bool is_number = !digits.empty() && digits.size() < 10 && digits[0] != '0' &&

@@ -1,4 +1,4 @@
-"""What the layers of a model cache, read from runs of it: kinds of rows, heads, widths, values.
+"""Caches of the layers of a model, read from runs of it: kinds of rows, heads, widths, values.
 
 Names of configs do not tell: layers differ from each other, share rows, or cache latents from which
 keys and values are computed.
@@ -31,7 +31,7 @@ _NUM_ROWS = 2
 
 
 class RecordingCache(DynamicCache):  # type: ignore[misc]  # transformers has no types
-    """A cache for one call that remembers what each layer has handed it."""
+    """A cache for one call that stores what each layer passes to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,8 +91,8 @@ def probed_caches(
     """Return the caches of a model, those of its engine in ``dtype``, by a run over two tokens.
 
     Raises:
-        ExportError: a layer caches what is no row of a key and a value for each head, nor of a
-            convolution.
+        ExportError: a layer caches something other than a key and a value for each head, or rows
+            of a convolution or a known recurrence.
     """
     cache = RecordingCache()
     with (
@@ -104,7 +104,7 @@ def probed_caches(
         token_ids = torch.zeros(1, _NUM_ROWS, dtype=torch.int64)
         try:
             model(input_ids=token_ids, **{cache_name(model): cache})
-        except Exception as error:  # whatever a family does with a cache that is not its own
+        except Exception as error:  # a family may do anything with a cache that is not its own
             raise own_error_in(error) or ExportError(
                 f"the {checkpoint.role} (family {checkpoint.family}) keeps more than rows of keys "
                 f"and values, convolutions and known recurrences ({reason_of(error)}); choose "

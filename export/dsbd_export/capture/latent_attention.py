@@ -7,7 +7,7 @@ more work than the whole rest of a call once the context is some hundred rows lo
 
     q . (W_k c) = (W_k' q) . c      and      sum_c p_c W_v c = W_v sum_c p_c c
 
-the queries are taken into the space of the latents instead, and what is attended out of it: a layer
+the queries are taken into the space of the latents instead, and the weighted sum out of it: a layer
 with one head, whose key, of r + dr numbers, is its value as well. (The dr numbers too many cost
 little, and TensorRT has no attention to values of another width than the keys.)
 """
@@ -24,7 +24,7 @@ _EXPANSION = "expand_kv"
 
 
 class Latents(nn.Module):
-    """What takes queries into the space of the latents of one layer, and values out of it."""
+    """Maps the queries of one layer to the space of its latents, and values back."""
 
     def __init__(self, weight: Tensor, key_width: int, value_width: int) -> None:
         """Split the weights (H * (dn + dv), r) of the keys and values that are not rotated."""

@@ -16,7 +16,7 @@ from dsbd_export.errors import ExportError
 
 
 class PathConvolutions:
-    """What stands for torch's ``conv1d``: a convolution over each node's path."""
+    """Replacement for torch's ``conv1d``: a convolution over each node's path."""
 
     def __init__(self, ancestors: Tensor) -> None:
         """ancestors: (S, A) int64, cache rows, the oldest first; -1 before the path begins."""
@@ -43,7 +43,8 @@ class PathConvolutions:
         num_channels, group, size = weight.shape
         if rows is None or new is None or (group, options.get("groups")) != (1, num_channels):
             raise ExportError(
-                "a convolution over the sequence reads what is in no cache; the family is not known"
+                "a convolution over the sequence reads inputs that are in no cache; the family is "
+                "not supported"
             )
         if size - 1 > self._ancestors.shape[1]:
             raise ExportError(

@@ -2,16 +2,16 @@
 
 A recurrent layer changes a matrix at every token: it decays by exp(g), and the token writes into it
 a delta u by a key k. In a forest the matrix S is kept at *checkpoints* alone, ancestors that many
-nodes share. Every node behind one is a row, as in attention, of its key, its delta and the
-logarithm G of the decay along its path. With c the checkpoint of i, the matrix of zeros where it
-has none, and A(i) the ancestors of i behind it,
+nodes share. Every node after one is a row, as in attention, of its key, its delta and the
+logarithm G of the decay along its path. With c the checkpoint of i, the matrix of zeros if it
+has none, and A(i) the ancestors of i after it,
 
     u_i = rate_i (v_i - exp(G_i - G_c) S_c' k_i - sum_{j in A(i)} exp(G_i - G_j) (k_i . k_j) u_j)
     o_i = exp(G_i - G_c) S_c' q_i + sum_{j in A(i) and i} exp(G_i - G_j) (q_i . k_j) u_j
 
 is the gated delta rule, and with u_i = v_i Mamba2. Outputs are products over rows under the
 forest's own mask. The deltas of one call are the solution of a triangular system, since parents
-stand before children. ``folded`` makes a checkpoint of the rows of a path behind another one.
+stand before children. ``folded`` makes a checkpoint of the rows of a path after another one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _EPSILON = 1e-6  # of transformers' norm of queries and keys
 
 @dataclass(frozen=True)
 class Recurrence:
-    """What a layer with a recurrent state is given for S tokens, in fp32.
+    """Inputs of a layer with a recurrent state for S tokens, in fp32.
 
     Attributes:
         query, key: (Hk, S, Dk); each of their heads serves as many as the next one.
@@ -57,7 +57,7 @@ Outputs = Callable[[Recurrence], Tensor]
 
 @contextlib.contextmanager
 def replaced_recurrences(model: nn.Module, outputs: Outputs) -> Iterator[None]:
-    """Let the recurrent layers of a model of transformers get what ``outputs`` returns.
+    """Replace the recurrences of a model of transformers by ``outputs``.
 
     The functions that compute a recurrence have the same names in the modules of all families.
     """
@@ -159,13 +159,13 @@ def _by_head(rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Which of B checkpoints the new rows are behind: the same for all layers.
+    """The checkpoints, of B, that the new rows continue from: the same for all layers.
 
     Two of them with the rows 0 and 2, and 1, are the rows [[0, 2], [1, 0]] at the places [0, 2, 1]
     of these, read one after the other.
 
     Attributes:
-        rows: (B, L) int64. The new rows behind each, filled up with any others.
+        rows: (B, L) int64. The new rows after each, filled up with any others.
         places: (S,) int64. Where each new row stands in ``rows``.
     """
 
@@ -173,7 +173,7 @@ class Checkpoints:
     places: Tensor
 
     def read(self, states: Tensor, vectors: Tensor) -> Tensor:
-        """Return what N vectors of each new row read of its checkpoint, (N, H, S, Dv).
+        """Return the products of N vectors of each new row with its checkpoint, (N, H, S, Dv).
 
         states: (B, H, Dk, Dv). vectors: (N, Hk, S, Dk).
         """
@@ -197,7 +197,7 @@ class PathRows:
     """The recent rows that nodes see, and the order among the new ones: the same for all layers."""
 
     def __init__(self, mask: Tensor, write_indices: Tensor, checkpoints: Checkpoints) -> None:
-        """Take what the new rows see behind their checkpoints.
+        """Take the rows that the new ones see after their checkpoints.
 
         mask: (S, M) bool, of the M recent rows. write_indices: (1,), first of the new ones.
         """
@@ -273,7 +273,7 @@ def _unit_lower_inverse(system: Tensor, levels: list[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class PastRows:
-    """What a recurrent layer has kept before a call.
+    """Rows and states of a recurrent layer before a call.
 
     Attributes:
         rows: keys, deltas and decays of the recent rows, (1, heads, M, width) each.

@@ -144,16 +144,30 @@ def refuse_unknown(module: nn.Module, arguments: dict[str, object]) -> None:
         )
 
 
-def attention_node(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Return (1, H, S, D) by one Attention node."""
-    return torch.onnx.ops.symbolic(
+def attention_node(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    lengths: Tensor | None = None,
+) -> Tensor:
+    """Return (B, H, S, D) by one Attention node; ``lengths``: (B,) int64, rows of keys that count.
+
+    Tensors that are None at the end are no inputs of the node.
+    """
+    inputs = [query, key, value, mask, None, None, lengths]
+    while inputs[-1] is None:
+        inputs.pop()
+    attended: Tensor = torch.onnx.ops.symbolic(
         "Attention",
-        [query, key, value, mask],
+        inputs,
         {"is_causal": 0, "scale": scale},
         dtype=query.dtype,
         shape=(*query.shape[:-1], value.shape[-1]),
         version=OPSET,
     )
+    return attended
 
 
 def capped_attention(

@@ -2,12 +2,12 @@
 
 Self-attention of the decoder sees the forest mask, attention in the encoder everything: a source is
 read alone. The rows of a call of the decoder may have several sources: those of each become an item
-of a batch (``SourcePlaces``), since a mask over all sources one behind the other would cost as many
-times more as there are sources. Three things count the rows of a cache, and take the positions of a
+of a batch (``SourcePlaces``), since one mask over all sources would multiply the cost by the
+number of sources. Three things count the rows of a cache, and take the positions of a
 forest instead:
 
 * tables of positions that take them as an argument (BART, Marian, ...): they are given those;
-* M2M100's, whose positions begin behind the id of the padding, which itself has no position;
+* M2M100's, whose positions begin after the id of the padding, which itself has no position;
 * biases by distance (T5): a table by distance, made by the model's own code, is looked up between
   the positions of nodes and those of the rows of the cache.
 """
@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from dsbd_export.capture.replacements import refuse_unknown
+from dsbd_export.capture.replacements import attention_node, refuse_unknown
 from dsbd_export.checkpoints.checkpoint import quiet_libraries
-from dsbd_export.config import HIDDEN, OPSET
+from dsbd_export.config import HIDDEN
 from dsbd_export.errors import ExportError
 
 SOURCE_ATTENTION = "forest-and-source"
@@ -119,27 +119,13 @@ def source_attention(
         position_bias = None  # T5 hands zeros to the attention over a source
     if places is not None and attention_mask is None:
         by_source = places.by_source(query)
-        inputs = [by_source, key, value, None, None, None, places.lengths]
-        return places.by_row(_attended(inputs, by_source, value, scale)), None
+        attended = attention_node(by_source, key, value, None, scale, places.lengths)
+        return places.by_row(attended), None
     mask = attention_mask
     if position_bias is not None:
         hidden = torch.full((), HIDDEN, dtype=query.dtype)
         mask = position_bias if mask is None else torch.where(mask, position_bias, hidden)
-    inputs = [query, key, value] if mask is None else [query, key, value, mask]
-    return _attended(inputs, query, value, scale).transpose(1, 2), None
-
-
-def _attended(inputs: list[Tensor | None], query: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Return what rows of queries, (B, H, P, D), find by one Attention node, in the same shape."""
-    attended: Tensor = torch.onnx.ops.symbolic(
-        "Attention",
-        inputs,
-        {"is_causal": 0, "scale": scale},
-        dtype=query.dtype,
-        shape=(*query.shape[:-1], value.shape[-1]),
-        version=OPSET,
-    )
-    return attended
+    return attention_node(query, key, value, mask, scale).transpose(1, 2), None
 
 
 class DistanceBiases:
@@ -211,7 +197,7 @@ def forest_positions(decoder: nn.Module, token_ids: Tensor, positions: Tensor) -
         table.forward = lambda *_, **__: F.embedding(rows[None], table.weights)
     else:
         raise ExportError(
-            f"{type(table).__name__} counts the rows of the cache in a way that is not known; "
+            f"{type(table).__name__} counts the rows of the cache in a way that is not supported; "
             "choose another checkpoint"
         )
     try:

@@ -50,16 +50,16 @@ _KL_LIMITS = {
     ("fp32", "int4"): 3e-1,  # 6.3e-2, 2.4e-1
     ("fp16", "int4"): 3e-1,  # 6.4e-2
 }
-# By quantize: the mean KL divergence of the text above which a model is told to be far, and what is
-# nearer. SmolLM2-135M-Instruct has 4e-3 to 7e-3 in int8-dynamic, 4.7e-3 in int8.
+# By quantize: the mean KL divergence of the text above which a model is reported as far, and the
+# nearer precision. SmolLM2-135M-Instruct has 4e-3 to 7e-3 in int8-dynamic, 4.7e-3 in int8.
 _NEARER = {
-    "int8-dynamic": (1e-2, "--quantize int8 (weights alone), or none"),
+    "int8-dynamic": (1e-2, "--quantize int8-blocks (weights alone), or none"),
     "int8": (1e-2, "fp32 or fp16 without --quantize"),
-    "int4": (1e-1, "--quantize int8 or int8-dynamic"),
+    "int4": (1e-1, "--quantize int8"),
 }
 # Random tokens show larger divergences than text, up to 6 times on the demo pair. Their limit is
 # for mistakes of structure, as a wrong mask or position, which cases of several rows show. One row
-# is no mean: SmolLM2-135M in int4 has 1.7 behind a token that none of its texts begins with.
+# is no mean: SmolLM2-135M in int4 has 1.7 after a token that none of its texts begins with.
 _FOREST_FACTOR = 10
 _HIGHEST_FOREST_LIMIT = 1.0
 
@@ -108,7 +108,7 @@ def measured_parity(
     for result in cases:
         if not limit.admits(result) and _is_other_computation(result, limit):
             raise ExportError(
-                f"{_difference(checkpoint, limit, result)}; that is no rounding (KL "
+                f"{_difference(checkpoint, limit, result)}; rounding cannot explain that (KL "
                 f"{result.mean_kl:.3g}, the same most probable token in "
                 f"{result.top1_agreement:.1%} of the rows): this model is not supported in this "
                 "precision; in fp32 its family is not"
@@ -194,9 +194,9 @@ def refusal(checkpoint: Checkpoint, report: ParityReport) -> str | None:
 
 def advice(checkpoint: Checkpoint, config: ModelOptions, report: ParityReport) -> str | None:
     """Return what is nearer to the checkpoint where an admitted model is far; None where not."""
-    if config.quantize not in _NEARER or report.measure != MEAN_KL:
+    if config.quantization not in _NEARER or report.measure != MEAN_KL:
         return None
-    noticeable, nearer = _NEARER[config.quantize]
+    noticeable, nearer = _NEARER[config.quantization]
     if report.mean_kl <= noticeable:
         return None
     return (
@@ -319,6 +319,6 @@ def parity_limit(config: ModelOptions, shared: str = "none") -> ParityLimit:
     """
     if config.is_exact and (shared == "none" or config.atol is not None):
         return ParityLimit(MAX_ABS_ERROR, _EXACT_LIMIT if config.atol is None else config.atol)
-    forms = (config.quantize, shared)
+    forms = (config.quantization, shared)
     limit = max(_KL_LIMITS.get((config.dtype, form), 0.0) for form in forms)
     return ParityLimit(MEAN_KL, limit if config.max_kl is None else config.max_kl)

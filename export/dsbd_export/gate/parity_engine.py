@@ -23,7 +23,6 @@ from dsbd_export.gate.mapped_pages import dropped_pages
 from dsbd_export.parity_cases import ForestCase
 from dsbd_forward.features import ParentFeatures
 from dsbd_forward.forward import Forward, ForwardResult, joined_forward
-from dsbd_forward.logits import Gather
 from dsbd_forward.rows import NO_INTS
 from dsbd_runtime.bundle_files.bundle import WEIGHTS_FILE, Bundle, ModelEntry
 from dsbd_runtime.engine.causal_lm import CausalLM
@@ -111,16 +110,13 @@ class ParityEngine:
         assert whole is not None  # as its head returns
         return whole
 
-    def result(
-        self, case: ForestCase, gather: Gather | None = None, *, with_features: bool = False
-    ) -> ForwardResult:
+    def result(self, case: ForestCase, *, with_features: bool = False) -> ForwardResult:
         """Return what the engine returns for the R compared nodes.
 
         Every request's prefix is a forward of its own, then all of their nodes are one.
 
         Args:
             case: with its requests.
-            gather: the pairs of a gather head; None: all logits.
             with_features: whether the features of all nodes are wanted.
         """
         requests = case.requests
@@ -140,7 +136,7 @@ class ParityEngine:
                     forward.feature_rows = np.arange(forward.num_new)
                 forwards.append(forward)
                 first_row += forward.num_new
-            return self.model.forward(replace(joined_forward(forwards), gather=gather))
+            return self.model.forward(joined_forward(forwards))
 
     def _hold(self, case: ForestCase) -> None:
         """Keep the encoder output of a sound until a case has another one: encoding is slow."""

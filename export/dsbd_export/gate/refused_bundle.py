@@ -1,4 +1,4 @@
-"""Bundle that the parity gate refused: kept beside its place, until a person accepts its errors.
+"""Bundle that the parity gate refused: kept under another name until a person accepts its errors.
 
 It has every file of a bundle, but its manifest under another name, so that no host opens it:
 
@@ -40,7 +40,7 @@ def is_refused(folder: Path) -> bool:
 
 
 def keep_refused(folder: Path, output: Path, manifest: Manifest, reason: str) -> ExportError:
-    """Move a complete bundle that is refused beside its place; return the error that says so.
+    """Move a complete bundle that is refused to OUTPUT.refused; return the error that says so.
 
     A refused one that is there already is replaced.
     """

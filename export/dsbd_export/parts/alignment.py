@@ -1,9 +1,9 @@
 """Alignment graph of a speech model: how some heads of its decoder attend to the sound.
 
-It is the decoder's graph with another output, put beside the finished file: all weights are those
-of model.onnx.data, and none is stored a second time. A call has the tokens of one text, all at
-once, and says by the attentions that follow the sound (``alignment_heads``) which token is heard
-where; the shapes are those of ``dsbd_runtime.parts.alignment``.
+It is the decoder's graph with another output, written next to the finished file. All weights are
+those of model.onnx.data, and none is stored a second time. A call has the tokens of one text, all
+at once. By the attentions that follow the sound (``alignment_heads``) it returns which token is
+heard where; the shapes are those of ``dsbd_runtime.parts.alignment``.
 
     alignment_weights = Softmax(scale * query @ cross.key^T)       of these heads, (A, S, N)
 
@@ -97,9 +97,9 @@ class ExportedAlignment(ExportPart):
 
 
 def alignment_cases(model: PreTrainedModel, checkpoint: Checkpoint) -> list[AlignmentCase]:
-    """Return what the graph is compared with; none where a bundle is to have no such graph.
+    """Return the cases that the graph is compared with; none if a bundle gets no such graph.
 
-    That is one of no speech model, a draft, and a checkpoint that names no alignment heads.
+    That holds for drafts, models of text, and checkpoints that name no alignment heads.
 
     model: of the checkpoint, as transformers loads it.
     """
@@ -189,7 +189,7 @@ def alignment_error(
 
 
 def write_alignment_graph(folder: Path, speech: SpeechEntry) -> None:
-    """Write alignment.onnx beside a decoder's model.onnx, whose weights it reads.
+    """Write alignment.onnx next to a decoder's model.onnx, whose weights it reads.
 
     folder: of the model, no head put on its graph yet.
     speech: with alignment heads.
@@ -241,7 +241,7 @@ def _append_weights(
 ) -> str:
     """Put what some heads of an attention over the sound weigh on a graph; return its name.
 
-    It is (1, A, S, N) of the one source of a call, behind whose rows others may lie.
+    It is (1, A, S, N) of the one source of a call; its rows may be followed by others.
     """
     query, key, *_ = attention.input
     scale = next(each.f for each in attention.attribute if each.name == "scale")

@@ -134,7 +134,7 @@ def cut_head(model: PreTrainedModel, tokens: NDArray[np.int64]) -> None:
         for parameter, whole in zip(short.parameters(), head.parameters(), strict=True):
             parameter.copy_(whole[torch.from_numpy(tokens)])
     model.set_output_embeddings(short)
-    bias = getattr(model, "final_logits_bias", None)  # added behind the head, by Marian and BART
+    bias = getattr(model, "final_logits_bias", None)  # added after the head, by Marian and BART
     if bias is not None:
         model.final_logits_bias = bias[:, torch.from_numpy(tokens)]
 

@@ -107,7 +107,7 @@ def default_layers(num_layers: int) -> tuple[int, ...]:
 
 
 def layers_of(model: PreTrainedModel) -> nn.ModuleList:
-    """Return the transformer layers of a model, one behind the other.
+    """Return the transformer layers of a model, in their order.
 
     Raises:
         ExportError: it has no such list, or several.
@@ -171,8 +171,8 @@ class LayerInputs:
             hidden = args[0] if args else kwargs.get("hidden_states")
             if not isinstance(hidden, Tensor) or hidden.dim() != 3:
                 raise ExportError(
-                    f"what enters {type(module).__name__} {layer} is no (1, S, H) of hidden "
-                    "states, so its features cannot be taken; export it without --features"
+                    f"the input of {type(module).__name__} {layer} is not a (1, S, H) tensor of "
+                    "hidden states, so its features cannot be taken; export it without --features"
                 )
             self.seen[layer] = hidden
 

@@ -1,4 +1,4 @@
-"""Head: the logits of some nodes, and the top-k or gather head on them."""
+"""Head: the logits of some nodes, and the top-k head on them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from dsbd_export.capture.part import (
 )
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.parts.draft_vocabulary import cut_head, spread
-from dsbd_export.parts.gather_head import add_gather_head
 from dsbd_export.parts.topk_head import add_topk_head
-from dsbd_runtime.parts.head import FULL, GATHER, LOGIT_ROWS, LOGITS
+from dsbd_runtime.parts.head import FULL, LOGIT_ROWS, LOGITS
 
 
 class ExportedHead(ExportPart):
@@ -59,11 +58,9 @@ class ExportedHead(ExportPart):
         checkpoint, options = self._checkpoint, made.options
         cases = [reference.case for reference in made.references]
         keeps_logits = True
-        adding = f"{checkpoint.role}: adding the {{}} head and comparing it with the logits"
         if options.num_top_logits:
-            made.report(adding.format("top-k"))
+            made.report(
+                f"{checkpoint.role}: adding the top-k head and comparing it with the logits"
+            )
             keeps_logits = add_topk_head(made.judged, checkpoint, cases, options.num_top_logits)
-        if options.logits == GATHER:
-            made.report(adding.format("gather"))
-            add_gather_head(made.judged, checkpoint, cases)
         return {"logits": options.logits, "full_logits": keeps_logits}

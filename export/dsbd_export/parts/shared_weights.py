@@ -1,7 +1,7 @@
 """Weights that the encoder's graph reads from the decoder's file: an embedding that both have.
 
-ONNX Runtime maps external data from any file beside the graph. So what lies in model.onnx.data byte
-for byte, as the embedding of most families does, is neither stored nor mapped a second time.
+ONNX Runtime maps external data from any file next to the graph. So weights that model.onnx.data has
+byte for byte, such as the embedding of most families, are neither stored nor mapped a second time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ALIGNED_FROM, _ALIGNMENT = 2**20, 2**16  # bytes: as the weights of other graph
 
 
 def share_weights(folder: Path) -> int:
-    """Leave out of the encoder's weights what the decoder's have; return how many bytes that are.
+    """Remove from the encoder's weights those that the decoder has; return the bytes saved.
 
     folder: of a model, with both graphs and their weights.
     """
@@ -59,7 +59,7 @@ def share_weights(folder: Path) -> int:
 
 
 def _write(folder: Path, weights: Iterable[tuple[TensorProto, NDArray[np.uint8]]]) -> None:
-    """Write weights one behind the other in place of the encoder's file."""
+    """Write weights one after the other in place of the encoder's file."""
     partial = folder / f"{ENCODER_WEIGHTS_FILE}.partial"
     with partial.open("wb") as file:
         for weight, numbers in weights:
@@ -71,7 +71,7 @@ def _write(folder: Path, weights: Iterable[tuple[TensorProto, NDArray[np.uint8]]
 
 
 def _stored(model: onnx.ModelProto, file: str) -> list[TensorProto]:
-    """Return the weights of a graph that are in a file beside it."""
+    """Return the weights of a graph that are in a file next to it."""
     return [
         weight
         for weight in model.graph.initializer

@@ -203,7 +203,7 @@ def add_topk_head(
     bundle = with_head(bundle, role, f"topk:{num_top_logits}", full_logits=keeps_logits)
     with parity_engine(bundle, role) as engine:
         for case, logits in zip(cases, logits_by_case, strict=True):
-            found = _head_rows(engine.result(case).logits, logits)
+            found = _head_rows(engine.result(case).logits)
             if problem := head_problem(found, logits, num_top_logits):
                 raise ExportError(
                     f"parity failed: the top-k head of the {role} (family "
@@ -219,16 +219,10 @@ def longest_cases(cases: Sequence[ForestCase]) -> list[ForestCase]:
     return [case for case in cases if case.prompt_length == longest]
 
 
-def _head_rows(found: Logits, logits: NDArray[np.float32]) -> HeadRows:
-    """Return the results of a head; if its full logits cannot be read, the logits without it.
-
-    logits: (R, V), without the head.
-    """
+def _head_rows(found: Logits) -> HeadRows:
+    """Return the results of a head."""
     assert isinstance(found, TopLogits)  # as the manifest says
-    full = None
-    if found.kept is not None:
-        full, first_row = logits.copy(), found.kept.first_row
-        full[first_row:] = found.kept.read(np.arange(first_row, len(found)))
+    full = None if found.kept is None else found.kept.read(np.arange(len(found)))
     return HeadRows(found.top_ids, found.top_logits, found.logsumexp, full)
 
 

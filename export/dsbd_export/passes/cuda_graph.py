@@ -1,7 +1,7 @@
 """CUDA's form of a graph: ONNX Runtime's own operators, each a kernel in the place of several.
 
 * ``Add`` and ``RMSNormalization`` of its sum become ``SkipSimplifiedLayerNormalization``, which
-  returns the sum beside the norm: the residual stream is read once.
+  returns both the sum and the norm, so the residual stream is read once.
 * Masks become numbers to add once a forward, in the type of the attention. Of a bool mask every
   attention makes such numbers for itself, and searches them for rows that see nothing.
 
@@ -33,7 +33,7 @@ def fuse_skipped_norms(model: ir.Model) -> int:
     """Merge each RMSNormalization with the Add before it; return how many were merged.
 
     Attention and MLP of a layer each end in such an Add, ``total = x + new``, whose sum is normed
-    for the next of them and added to again behind that.
+    for the next of them, which adds to it again.
     """
     graph, num_fused = model.graph, 0
     for norm in list(graph):

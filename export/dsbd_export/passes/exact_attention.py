@@ -12,7 +12,7 @@ follows from both. Here every Attention node becomes
 about one of 1e8 cases, by the last bit. ``IntegerSums`` is exact: weights and values are integers
 so small that every partial sum is an integer below 2^24, which fp32 holds. Scores are products over
 the head's width; onnxruntime computes them in one order for any number of rows but one, which
-takes another kernel. So such a product gets a row of zeros beside it, as have fp32 experts.
+takes another kernel. So such a product gets a further row of zeros; so do fp32 experts.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ def _softmaxes(graph: ir.Graph) -> list[tuple[ir.Node, ir.Node, list[ir.Node]]]:
 
 
 def _drops_sink(steps: list[ir.Node]) -> bool:
-    """Return whether the last column of a Softmax, that of a sink, is cut off behind it."""
+    """Return whether the last column of a Softmax, that of a sink, is cut off afterwards."""
     return any(step.op_type == "Slice" for step in steps)
 
 

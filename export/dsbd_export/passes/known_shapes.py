@@ -47,8 +47,9 @@ def _known_dims(node: ir.Node) -> Any:
 def fix_reshapes(model: ir.Model) -> int:
     """Give constant dimensions to every Reshape that allows it, in place; return how many did.
 
-    They are constants where each one is known (a number), or that of the input (0), but for one
-    that follows (-1): of (1, 2, 2*S, C) with 4 heads, (1, 4, S, C) is [1, 4, -1, 0].
+    They are constants if each one is known (a number) or is that of the input (0), except for one
+    that follows from the others (-1): of (1, 2, 2*S, C) with 4 heads, (1, 4, S, C) is
+    [1, 4, -1, 0].
     """
     num_fixed = 0
     for node in model.graph:

@@ -121,7 +121,7 @@ def _found(value: ir.Value | None, *, is_stored_by_output: bool) -> tuple[ir.Val
 
 
 def _is_token_ids(value: ir.Value | None) -> bool:
-    """Return whether a value is ``input_ids``, whatever its shape and integer type."""
+    """Return whether a value is ``input_ids``, of any shape and integer type."""
     producer = None if value is None else value.producer()
     if producer is not None and producer.op_type in _KEEPS_VALUES:
         return _is_token_ids(producer.inputs[0])

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from dsbd_export.passes.weighted_layers import Linear, Store, replace_node, shape_of, weight_chunks
-from dsbd_export.quantization.product_rows import ProductRows, RowsOfProducts, key_of
+from dsbd_export.quantization.product_rows import RowsOfProducts, key_of
 from dsbd_export.quantization.row_forms import AS_IT_IS, FormChoice, RowForm, rotation
 
 _NORMS = ("RMSNormalization", "LayerNormalization")
@@ -41,22 +41,14 @@ Divide = Callable[[NDArray[np.float32]], None]
 
 @dataclass(frozen=True)
 class EqualizedProducts:
-    """How many groups of products of the same rows were scaled, and how many rotated.
-
-    Attributes:
-        num_folded: factors of attention that weights took in, see ``folded_factors``.
-    """
+    """How many groups of products of the same rows were scaled, and how many rotated."""
 
     num_scaled: int = 0
     num_rotated: int = 0
-    num_folded: int = 0
 
     def __str__(self) -> str:
         """Return a few words for people."""
-        return (
-            f"rows of {self.num_scaled} groups scaled by channel, of {self.num_rotated} rotated, "
-            f"{self.num_folded} factors of attention folded into weights"
-        )
+        return f"rows of {self.num_scaled} groups scaled by channel, of {self.num_rotated} rotated"
 
 
 NOTHING_EQUALIZED = EqualizedProducts()
@@ -81,7 +73,7 @@ class Equalizer:
         self._store = Store(graph, "equalize")
         self._linears = {linear.node: linear for linear in linears}
         self._seen = seen
-        self.choice = choice
+        self._choice = choice
         self._num_rewritten = 0
         self.embeddings = list(embeddings)
         self.done = NOTHING_EQUALIZED
@@ -98,48 +90,27 @@ class Equalizer:
             form = self._chosen(rows, group)
             if form.scales is not None or form.block:
                 self._apply(rows, group, form)
-        return self.linears
-
-    @property
-    def linears(self) -> list[Linear]:
-        """The products as they are now, in their order."""
         return list(self._linears.values())
-
-    def product_of(self, node: ir.Node) -> Linear | None:
-        """Return the product that a node is, None where it is none or shares its weight."""
-        linear = self._linears.get(node)
-        if linear is None or linear.num_experts or self._lookups(linear.weight):
-            return None
-        return linear if self._is_own(linear) else None
-
-    def seen_rows(self, weights: Iterable[NDArray[Any]]) -> ProductRows | None:
-        """Return the rows that were seen of products of the same rows, weights (out, in) each."""
-        return next((self._seen[key] for key in map(key_of, weights) if key in self._seen), None)
-
-    def reform(self, linear: Linear, form: RowForm) -> None:
-        """Give the weight of a product the form that its rows have."""
-        rewrite = partial(_formed, form, by_output=linear.is_stored_by_output)
-        self._put_weight(linear, self._rewritten(linear.weight, rewrite))
 
     def _is_own(self, linear: Linear) -> bool:
         """Return whether a weight belongs to one product, and at most to a lookup of tokens."""
         reader, _ = _reader(linear)
         lookups = self._lookups(linear.weight)
-        if len(lookups) > 1 or not is_read_by(linear.weight, {reader, *lookups}):
+        if len(lookups) > 1 or not _is_read_by(linear.weight, {reader, *lookups}):
             return False
-        return reader is linear.node or is_read_by(reader.outputs[0], {linear.node})
+        return reader is linear.node or _is_read_by(reader.outputs[0], {linear.node})
 
     def _chosen(self, rows: ir.Value, group: Sequence[Linear]) -> RowForm:
         """Return the form of products of the same rows."""
-        weights = [weight_by_output(linear) for linear in group]
-        seen = self.seen_rows(weights)
+        weights = [_weight_by_output(linear) for linear in group]
+        seen = next((self._seen[key] for key in map(key_of, weights) if key in self._seen), None)
         if seen is None:
             return AS_IT_IS
         weight = weights[0] if len(weights) == 1 else np.concatenate(weights)
         can_scale = self._divides(rows, {linear.node for linear in group}) is not None
         can_rotate = _row_shape(rows, 1) is not None
         maker = _maker(rows)
-        return self.choice.form(
+        return self._choice.form(
             seen,
             weight,
             can_scale=can_scale,
@@ -211,25 +182,25 @@ class Equalizer:
 
     def _divides(self, rows: ir.Value, readers: set[ir.Node]) -> Divide | None:
         """Return what divides rows that only ``readers`` read, None where nothing can."""
-        if not is_read_by(rows, readers):
+        if not _is_read_by(rows, readers):
             return None
         maker = rows.producer()
         if maker is None:
             return None
         if _keeps_channels(maker) and maker.inputs[0] is not None:
             return self._divides(maker.inputs[0], {maker})
-        vectors = [i for i in range(1, len(maker.inputs)) if is_vector(maker.inputs[i])]
+        vectors = [i for i in range(1, len(maker.inputs)) if _is_vector(maker.inputs[i])]
         if maker.op_type in _NORMS:
-            return self.divides_inputs(maker, vectors) if 1 in vectors else None
+            return self._divides_inputs(maker, vectors) if 1 in vectors else None
         if maker.op_type != "Mul":
             return None
-        vectors = [i for i in (0, 1) if is_vector(maker.inputs[i])]
+        vectors = [i for i in (0, 1) if _is_vector(maker.inputs[i])]
         if vectors:
-            return self.divides_inputs(maker, vectors)
-        factors = (self.divides_product(value, maker) for value in reversed(maker.inputs) if value)
+            return self._divides_inputs(maker, vectors)
+        factors = (self._divides_product(value, maker) for value in reversed(maker.inputs) if value)
         return next((divide for divide in factors if divide is not None), None)
 
-    def divides_inputs(self, maker: ir.Node, indices: Sequence[int]) -> Divide:
+    def _divides_inputs(self, maker: ir.Node, indices: Sequence[int]) -> Divide:
         """Return what divides the vectors that a norm, or something else by channel, reads."""
 
         def divide(scales: NDArray[np.float32]) -> None:
@@ -241,13 +212,13 @@ class Equalizer:
 
         return divide
 
-    def divides_product(self, value: ir.Value, reader: ir.Node) -> Divide | None:
+    def _divides_product(self, value: ir.Value, reader: ir.Node) -> Divide | None:
         """Return what divides the columns of a product, or of the part of it that a Split gives.
 
         None where ``value`` is neither, or where something but ``reader`` reads it.
         """
         maker = value.producer()
-        if maker is None or not is_read_by(value, {reader}):
+        if maker is None or not _is_read_by(value, {reader}):
             return None
         first = 0
         if maker.op_type == "Split":
@@ -257,11 +228,13 @@ class Equalizer:
             if maker.attributes.get_int("axis", 0) != _LAST_AXIS:
                 return None
             first = int(sizes.const_value.numpy()[: value.index() or 0].sum())
-            if not is_read_by(product, {maker}):
+            if not _is_read_by(product, {maker}):
                 return None
             maker = product.producer()
-        linear = None if maker is None else self.product_of(maker)
+        linear = None if maker is None else self._linears.get(maker)
         if linear is None or (linear.bias and not linear.bias.is_initializer()):
+            return None
+        if linear.num_experts or self._lookups(linear.weight) or not self._is_own(linear):
             return None
         return lambda scales: self._divide_columns(linear.node, first, scales)
 
@@ -305,7 +278,7 @@ def _reader(linear: Linear) -> tuple[ir.Node, int]:
     return (linear.node, 1) if transpose is None else (transpose, 0)
 
 
-def weight_by_output(linear: Linear) -> NDArray[Any]:
+def _weight_by_output(linear: Linear) -> NDArray[Any]:
     """Return the weight of a product as (out, in)."""
     tensor = linear.weight.const_value
     assert tensor is not None  # a weight is an initializer
@@ -329,13 +302,13 @@ def _row_shape(rows: ir.Value, num_channels: int) -> tuple[int, ...] | None:
     return (*([1] if len(shape) == 3 else []), -1, num_channels)
 
 
-def is_read_by(value: ir.Value, readers: set[ir.Node]) -> bool:
+def _is_read_by(value: ir.Value, readers: set[ir.Node]) -> bool:
     """Return whether nothing else reads a value."""
     users: Iterator[ir.Node] = (usage.node for usage in value.uses())
     return not value.is_graph_output() and all(user in readers for user in users)
 
 
-def is_vector(value: ir.Value | None) -> bool:
+def _is_vector(value: ir.Value | None) -> bool:
     """Return whether a value is an initializer (n,) of more than one number."""
     is_known = value is not None and value.is_initializer() and value.const_value is not None
     return is_known and len(shape_of(value)) == 1 and shape_of(value)[0] > 1

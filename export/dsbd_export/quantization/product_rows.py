@@ -17,7 +17,7 @@ _FIRST_WEIGHTS = 64
 
 @dataclass(frozen=True)
 class ProductRows:
-    """What was seen of the rows of one product.
+    """Statistics of the rows of one product, seen over a text.
 
     Attributes:
         rows: (n, in) float32. Some of them, evenly spread.
@@ -33,9 +33,9 @@ RowsOfProducts = dict[bytes, ProductRows]
 
 
 def key_of(weight: NDArray[Any]) -> bytes:
-    """Return what tells products apart, of a weight (out, in): its first weights, and its width.
+    """Return the key of a product with weight (out, in): its first weights, and its width.
 
-    Names do not: a graph has its own. Products that are merged have those of the first of them.
+    Names are no keys: a graph has its own. Merged products have the key of the first of them.
     """
     first = np.ascontiguousarray(weight[0, :_FIRST_WEIGHTS], dtype=np.float32)
     return bytes(first.tobytes()) + int(weight.shape[1]).to_bytes(8, "little")
@@ -71,7 +71,7 @@ def observed_rows(model: nn.Module) -> Iterator[RowsOfProducts]:
 
 
 def rows_of(rows: NDArray[np.float32]) -> ProductRows:
-    """Return what is kept of rows (n, in)."""
+    """Return the statistics of rows (n, in)."""
     some = np.linspace(0, len(rows) - 1, min(len(rows), _MOST_ROWS)).astype(np.int64)
     return ProductRows(rows[some], np.abs(rows).max(0))
 

@@ -15,7 +15,7 @@ between experts by small differences. MatMulNBits knows no batch of matrices.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import onnx_ir as ir
 from onnx_ir.passes import PassManager, common
@@ -23,7 +23,6 @@ from onnx_ir.passes import PassManager, common
 from dsbd_export.config import MICROSOFT_DOMAIN
 from dsbd_export.passes.weighted_layers import Linear, find_embeddings, find_linears
 from dsbd_export.quantization.equalize import NOTHING_EQUALIZED, EqualizedProducts, Equalizer
-from dsbd_export.quantization.folded_factors import fold_factors
 from dsbd_export.quantization.product_rows import RowsOfProducts
 from dsbd_export.quantization.quantize_blockwise import BlockwiseQuantizer, block_size
 from dsbd_export.quantization.quantize_dynamic import DynamicQuantizer
@@ -87,10 +86,8 @@ def quantize_graph(
     weights = _weights(others, embeddings)
     if (choice := _CHOICES.get(kind)) is not None:
         equalizer = Equalizer(model.graph, others, embeddings, rows or {}, choice)
-        equalizer.equalize()
-        num_folded = fold_factors(model.graph, equalizer)
-        equalized = replace(equalizer.done, num_folded=num_folded)
-        others, embeddings = equalizer.linears, equalizer.embeddings
+        others, embeddings = equalizer.equalize(), equalizer.embeddings
+        equalized = equalizer.done
         weights += _weights(others, embeddings)
     if kind == "int8-dynamic":  # whose products are exact in any case
         _dynamic(model, others, embeddings)

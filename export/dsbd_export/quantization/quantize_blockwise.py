@@ -2,9 +2,9 @@
 
 ``accuracy_level`` 4 lets ONNX Runtime quantize the rows on the fly, block by block, and multiply
 integers; at level 0 int8 is a hundred times slower on a CPU. At level 4 a row's products are the
-same bits for any number of rows and threads, but for 4 bits on x86 without AVX-512, where a single
-row takes another kernel; an exact graph puts a row of zeros beside it. (At levels 0 and 1 a single
-row takes another kernel everywhere, and with blocks of 128 beside VNNI.) A call of few rows takes
+same bits for any number of rows and threads, except with 4 bits on x86 without AVX-512, where a
+single row takes another kernel; an exact graph adds a row of zeros. (At levels 0 and 1 a single row
+takes another kernel everywhere, and with blocks of 128 it does with VNNI.) A call of few rows takes
 less time than with ``quantize_dynamic``, one of more than about six rows more.
 
 On CUDA, rows in fp16 are multiplied with integers as they are (``ep.cuda.fpa_intb_gemm``) where no

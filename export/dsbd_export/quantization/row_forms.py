@@ -2,17 +2,17 @@
 
 An int8 row has one scale, its largest magnitude over 127, or one a block of channels. Real models
 have channels that are hundreds of times larger than the median one (Dettmers et al. 2022,
-LLM.int8()), and products of an MLP's halves have long tails: what is left of the other channels is
-a few integers. Neither of these changes a product but for rounding:
+LLM.int8()), and products of an MLP's halves have long tails: so the other channels are left with a
+few integers. Apart from rounding, neither of these changes a product:
 
     rows @ weight = (rows / s) @ (s * weight)            a number a channel (Xiao et al. 2022,
                                                          SmoothQuant)
     rows @ weight = (rows R) @ (R^T weight)              R orthogonal (Ashkboos et al. 2024, QuaRot)
 
-Channels become alike by s, which a norm's weight takes in at no cost at run time. R spreads what is
-left over its block, for two shapes and a small product. A row still depends on itself alone.
+Channels become alike by s, which a norm's weight takes in at no cost at run time. R spreads the
+rest over its block, for two shapes and a small product. A row still depends on itself alone.
 
-``FormChoice`` tries them on rows that were seen, and takes what loses least.
+``FormChoice`` tries them on rows of a text, and takes the form with the smallest error.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from dsbd_export.passes.weighted_layers import weight_chunks
 from dsbd_export.quantization.product_rows import ProductRows
 
 _POWERS = (0.4, 0.5, 0.6, 0.7, 0.8)  # of a channel's rows in s; its weights have the rest
-_EVEN = 1 + _POWERS.index(0.5)  # behind no scales
+_EVEN = 1 + _POWERS.index(0.5)  # the first is for no scales
 _BLOCKS = (64, 32, 16)
 _TOLERABLE, _TOLERABLE_OF_HEADS = 5e-5, 1e-3
-"""Error, see ``int8_error``, up to which nothing is rotated, and behind attention.
+"""Errors, see ``int8_error``, up to which nothing is rotated: of products, and after attention.
 
-Normal numbers have 1.2e-4, rotated ones of SmolLM2 3e-5 to 2e-4. An error behind attention shows
-in the divergence a tenth as much as any other of its size: what is added to the residual there is
-small.
+Normal numbers have 1.2e-4, rotated ones of SmolLM2 3e-5 to 2e-4. An error after attention changes
+the divergence a tenth as much as any other of its size, because little is added to the residual
+there.
 """
 _WORTH = 0.7  # of the error that a rotation may leave to be made
 _QUIETEST = 0.1  # of the median channel: one that was silent in a text need not be in the next
@@ -151,18 +151,6 @@ class FormChoice:
                 return rotated[1]
         return form
 
-    def takes_scales(
-        self, seen: ProductRows, weight: NDArray[Any], scales: NDArray[np.float32]
-    ) -> bool:
-        """Return whether rows behind attention, over scales, lose little, or no more than before.
-
-        weight: (out, in). scales: (in,).
-        """
-        some = _some_outputs(weight)
-        error = int8_error(RowForm(scales), seen.rows, some, self.shared)
-        as_it_is = int8_error(AS_IT_IS, seen.rows, some, self.shared)
-        return error <= max(_TOLERABLE_OF_HEADS, as_it_is)
-
 
 def _some_outputs(weight: NDArray[Any]) -> NDArray[np.float32]:
     """Return those of a weight (out, in) by which a product's error is judged."""
@@ -173,7 +161,7 @@ def _some_outputs(weight: NDArray[Any]) -> NDArray[np.float32]:
 def _likely_outputs(weight: NDArray[Any], rows: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return those of a head (out, in) that rows (n, in) find most likely.
 
-    How far the logit of a token is off that nobody draws does not matter, however large it is.
+    The logits of unlikely tokens do not matter: they are never drawn.
     """
     most = min(max(_MOST_OUTPUTS // len(rows), 1), len(weight))
     logits = np.empty((len(rows), len(weight)), np.float32)

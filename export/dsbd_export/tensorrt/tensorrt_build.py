@@ -34,7 +34,6 @@ from dsbd_runtime.bundle_files.bundle import (
 )
 from dsbd_runtime.bundle_files.durable_files import put_in_place
 from dsbd_runtime.parts.cache_entries import recent
-from dsbd_runtime.parts.head import GATHER
 from dsbd_runtime.tensorrt.trt_module import first_reason, trt_logger
 from dsbd_runtime.tensorrt.trt_record import (
     ENGINE_FILE,
@@ -137,7 +136,7 @@ def build_model_engines(folder: Path, place: BuildPlace, capacity: int) -> Engin
 
 
 def check_buildable(role: str, entry: ModelEntry) -> None:
-    """Raise ExportError for weights that only ONNX Runtime reads, and a head that only it has."""
+    """Raise ExportError for an engine that only ONNX Runtime runs."""
     if entry.quantization != "none":
         raise ExportError(
             f"the {role} is quantized ({entry.quantization}), which only ONNX Runtime runs; export "
@@ -157,11 +156,6 @@ def check_buildable(role: str, entry: ModelEntry) -> None:
         raise ExportError(
             f"the {role} {'reads' if entry.is_feature_draft else 'returns'} features, which only "
             "ONNX Runtime runs; export it without, or use provider 'cpu' or 'cuda'"
-        )
-    if entry.logits == GATHER:
-        raise ExportError(
-            f"the {role} has a gather head, which only ONNX Runtime runs; export it with --logits "
-            "full or topk:K"
         )
 
 
@@ -289,7 +283,7 @@ def load_timing_cache(config: Any, file: Path) -> Any:
 
 
 def save_timing_cache(cache: Any, file: Path) -> None:
-    """Write the times; another build beside this one sees the old file or the new one."""
+    """Write the times; another build at the same time sees the old file or the new one."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f"{file.name}.{os.getpid()}")
     partial.write_bytes(bytes(cache.serialize()))

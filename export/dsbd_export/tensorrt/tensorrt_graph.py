@@ -89,7 +89,7 @@ def _scalar(name: str, number: float, element_type: int) -> TensorProto:
 
 
 def parse_network(trt: ModuleType, builder: Any, model: onnx.ModelProto, file: Path) -> Any:
-    """Return the network of a graph whose weights lie beside ``file``.
+    """Return the network of a graph whose weights are next to ``file``.
 
     Raises:
         ExportError: TensorRT cannot read the graph, or would copy a cache instead of updating it.

@@ -24,7 +24,7 @@ from dsbd_runtime.parts.attention_rows import (
 from dsbd_runtime.parts.cache_entries import CacheEntry, every_row, recent
 from dsbd_runtime.parts.encoder_entry import EncoderEntry, check_shared_encoder
 from dsbd_runtime.parts.features import FeatureEntry, features_part
-from dsbd_runtime.parts.head import FULL, GATHER, HeadEntry, parse_num_top_logits
+from dsbd_runtime.parts.head import FULL, HeadEntry, parse_num_top_logits
 from dsbd_runtime.parts.part import GraphContract, PartEntry
 from dsbd_runtime.parts.recent_rows import RecentEntry
 from dsbd_runtime.parts.sources import SourcesEntry
@@ -45,7 +45,7 @@ DTYPES = ("fp32", "fp16", "bf16")
 QUANTIZATIONS = ("none", "int8-dynamic", "int8", "int4")
 INT4_SYMMETRIC = "int4-symmetric"
 QUANTIZED_FORMS = (*QUANTIZATIONS, INT4_SYMMETRIC)
-LOGITS_KINDS = ("full", "topk", "gather")
+LOGITS_KINDS = ("full", "topk", "gather")  # the last is refused with a sentence of its own
 BIT_EXACTNESS = ("by construction", "observed", False, None)
 _MOST = 2**31 - 1
 PARITY_MEASURES = ("max_abs_error", "mean_kl")
@@ -102,8 +102,8 @@ class ModelEntry:
         caches: caches of the layers, in the order of the layers.
         dtype: one of ``DTYPES``, the type of weights that are not quantized.
         quantization: one of ``QUANTIZED_FORMS``: "int4" has zero points, "int4-symmetric" none.
-        logits: "full", "topk:K" with K up to the vocabulary, or "gather"; see ``graph``.
-        full_logits: whether the graph has the output ``logits``; optional only with "topk:K".
+        logits: "full", or "topk:K" with K up to the vocabulary; see ``graph``.
+        full_logits: whether the graph has the output ``logits``; always, except with "topk:K".
         masks: the mask inputs of the graph, a subset of the two names in ``graph``.
         sliding_window: positions that a sliding-window layer sees, None without such layers.
         bit_exact: one of ``BIT_EXACTNESS``: whether a row's logits depend only on its path, bit for
@@ -366,14 +366,19 @@ def check_features(target: ModelEntry, draft: ModelEntry | None, where: str) -> 
 def _check_logits(entry: ModelEntry, where: str) -> None:
     if entry.logits.partition(":")[0] not in LOGITS_KINDS:
         raise UnknownEntryError("logits", entry.logits, where)
+    if entry.logits == "gather":
+        raise BundleError(
+            f"{where} has a gather head, which this version no longer runs; export the bundle "
+            "again with --logits topk:64, whose engines return the same logits under a trie"
+        )
     try:
         is_known = parse_num_top_logits(entry.logits) <= entry.vocab_size
     except ValueError:
         is_known = False
     if not is_known:
-        expected = f"full or topk:K with K from 1 to {entry.vocab_size}, or gather"
+        expected = f"full, or topk:K with K from 1 to {entry.vocab_size}"
         raise mismatch(expected, entry.logits, f"{where}: logits")
-    if entry.logits in (FULL, GATHER) and not entry.full_logits:
+    if entry.logits == FULL and not entry.full_logits:
         expected = f"true with logits {entry.logits}"
         raise mismatch(expected, entry.full_logits, f"{where}: full_logits")
 

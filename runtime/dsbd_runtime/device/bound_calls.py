@@ -29,8 +29,6 @@ from dsbd_runtime.parts.part import BOOL, INT64
 _ELEMENTS = {INT64: "int64", BOOL: "bool"}
 _ELEMENT_BY_NUMPY: dict[type[np.generic], str] = {np.float32: "fp32", np.int64: "int64"}
 _INPUTS, _MOVES = "inputs", "moves"  # uses of a buffer; others are by size
-_UNBOUNDED = "N"
-"""The dimension without a bound: inputs with it have a buffer for each size."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ class BoundCaches:
         self.caches = DeviceCaches(model.device, model.entry.caches, capacity)
         dims = {dim for spec in self._packed.values() for dim in spec.shape}
         most = {dim: model.max_forward_rows for dim in dims if isinstance(dim, str)}
-        largest = self._input_parts({**most, "C": capacity}, is_unbounded=False)
+        largest = self._input_parts({**most, "C": capacity})
         try:
             self._buffer(_INPUTS, largest)
             self._buffer(_MOVES, move_parts(capacity))
@@ -120,16 +118,10 @@ class BoundCaches:
         self.caches.free()
 
     def _bind_forward(self, call: StagedCall) -> BoundForward:
-        inputs: dict[Hashable, list[PackedPart]] = {
-            _INPUTS: self._input_parts(call.sizes, is_unbounded=False)
-        }
-        if unbounded := self._input_parts(call.sizes, is_unbounded=True):
-            inputs[_UNBOUNDED, call.sizes[_UNBOUNDED]] = unbounded
-        buffers = [(self._buffer(use, parts), parts) for use, parts in inputs.items()]
-        laid_out = [(buffer, buffer.lay_out(parts)) for buffer, parts in buffers]
-        sizes = call.sizes["R"], call.sizes.get(_UNBOUNDED, 0)
+        input_buffer = self._buffers[_INPUTS]
+        inputs = input_buffer.lay_out(self._input_parts(call.sizes))
         output_parts = tuple(
-            (output.name, output.shape(*sizes), _ELEMENT_BY_NUMPY[output.dtype])
+            (output.name, output.shape(call.sizes["R"]), _ELEMENT_BY_NUMPY[output.dtype])
             for output in call.outputs
         )
         output_buffer = self._buffer(output_parts, output_parts)
@@ -137,26 +129,31 @@ class BoundCaches:
         contract = self._model.entry.contract
         read = {name: array for name, array in call.used.items() if name in contract.inputs}
         written = {name: array for name, array in call.used.items() if name in contract.outputs}
-        on_device = {name: a for _, arrays in laid_out for name, a in arrays.on_device.items()}
         bound = self._model.engine.bind(
-            {**on_device, **read, **self.caches.inputs},
+            {**inputs.on_device, **read, **self.caches.inputs},
             {**outputs.on_device, **written, **self.caches.outputs},
         )
 
         def queue() -> None:
-            for buffer, arrays in laid_out:
-                buffer.upload(arrays.num_bytes)
+            input_buffer.upload(inputs.num_bytes)
             bound.run()
 
-        work = self._repeated(queue)
-        return BoundForward(self._model.device, bound, work, laid_out, output_buffer, outputs)
+        return BoundForward(
+            self._model.device,
+            bound,
+            self._repeated(queue),
+            input_buffer,
+            inputs,
+            output_buffer,
+            outputs,
+        )
 
     def _repeated(self, work: Callable[[], None]) -> RepeatedWork:
         model = self._model
         return RepeatedWork(model.device, self._recorded, model.most_recorded, work)
 
-    def _input_parts(self, sizes: Mapping[str, int], *, is_unbounded: bool) -> list[PackedPart]:
-        """Return the packed inputs of a call, with the unbounded dimension or without."""
+    def _input_parts(self, sizes: Mapping[str, int]) -> list[PackedPart]:
+        """Return the packed inputs of a call."""
         return [
             (
                 name,
@@ -164,7 +161,6 @@ class BoundCaches:
                 _ELEMENTS[spec.type],
             )
             for name, spec in self._packed.items()
-            if (_UNBOUNDED in spec.shape) == is_unbounded
         ]
 
     def _buffer(self, use: Hashable, parts: Sequence[PackedPart]) -> PackedBuffer:
@@ -192,28 +188,28 @@ class BoundForward:
     """The model bound for calls of one size.
 
     Attributes:
-        queue: the copies to the device and the call.
-        inputs: buffers and arrays of the inputs; other sizes share the buffers.
-        output_buffer: buffer of ``outputs``.
+        queue: the copies in and the call.
+        input_buffer: memory of ``inputs``, which calls of other sizes share.
+        output_buffer: memory of ``outputs``.
     """
 
     device: Device
     call: BoundCall
     queue: RepeatedWork
-    inputs: list[tuple[PackedBuffer, PackedArrays]]
+    input_buffer: PackedBuffer
+    inputs: PackedArrays
     output_buffer: PackedBuffer
     outputs: PackedArrays
 
     def run(self, call: StagedCall) -> dict[str, NDArray[Any]]:
-        """Make the call; return the outputs of its logit rows and pairs."""
-        for buffer, arrays in self.inputs:
-            buffer.begin_write()
-            for name, target in arrays.on_host.items():
-                array, padding = call.written[name]
-                if array.dtype == np.bool_:
-                    fill_mask(target, array, call.first_row)
-                else:
-                    fill_padded(target, array, padding)
+        """Make the call; return the outputs of its logit rows."""
+        self.input_buffer.begin_write()
+        for name, target in self.inputs.on_host.items():
+            array, padding = call.written[name]
+            if array.dtype == np.bool_:
+                fill_mask(target, array, call.first_row)
+            else:
+                fill_padded(target, array, padding)
         for work in call.befores:
             work()
         self.queue.run()
@@ -224,9 +220,7 @@ class BoundForward:
             self.output_buffer.download(self._returned_bytes(num_returned))
         self.device.synchronize()
         return {
-            output.name: self.outputs.on_host[output.name][
-                : call.num_pairs if output.by_pair else num_returned
-            ].copy()
+            output.name: self.outputs.on_host[output.name][:num_returned].copy()
             for output in call.outputs
         }
 

@@ -25,7 +25,7 @@ class StagedCall:
         first_row: cache row of the first of the call's rows.
         written: host arrays that the call reads, with their padding values.
         used: device arrays that it reads or writes.
-        outputs: outputs of the head, for ``num_logit_rows`` rows and ``num_pairs`` pairs.
+        outputs: of the head, for ``num_logit_rows`` rows.
         befores, afters: copies on the device around the call.
     """
 
@@ -52,7 +52,7 @@ class StagedCall:
         self.written: dict[str, tuple[NDArray[Any], int]] = {}
         self.used: dict[str, DeviceArray] = {}
         self.outputs: tuple[HeadOutput, ...] = ()
-        self.num_logit_rows = self.num_pairs = 0
+        self.num_logit_rows = 0
         self.befores: list[Callable[[], None]] = []
         self.afters: list[Callable[[], None]] = []
         self._inputs = inputs
@@ -72,10 +72,9 @@ class StagedCall:
                 if isinstance(dim, str):
                     self.size(dim, number)
 
-    def returns(self, outputs: tuple[HeadOutput, ...], num_logit_rows: int, num_pairs: int) -> None:
+    def returns(self, outputs: tuple[HeadOutput, ...], num_logit_rows: int) -> None:
         """See Binder."""
-        self.outputs = outputs
-        self.num_logit_rows, self.num_pairs = num_logit_rows, num_pairs
+        self.outputs, self.num_logit_rows = outputs, num_logit_rows
 
     def use(self, name: str, array: DeviceArray) -> None:
         """See DeviceBinder."""

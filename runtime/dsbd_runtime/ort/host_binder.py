@@ -95,11 +95,11 @@ class OrtBinder:
                 self._binding.bind_ortvalue_input(name, kept.value)
                 self._bound[name] = kept
 
-    def returns(self, outputs: tuple[HeadOutput, ...], num_logit_rows: int, num_pairs: int) -> None:
+    def returns(self, outputs: tuple[HeadOutput, ...], num_logit_rows: int) -> None:
         """See Binder."""
         self._head = outputs
         for output in outputs:
-            name, shape = output.name, output.shape(num_logit_rows, num_pairs)
+            name, shape = output.name, output.shape(num_logit_rows)
             kept = self._kept.get((name, shape))
             if kept is None:
                 array = np.empty(shape, output.dtype)

@@ -1,8 +1,8 @@
-"""What the layers of an engine keep of rows: kinds of rows, their tensors and names.
+"""Rows that the layers of an engine keep: their kinds, tensors and names.
 
 A layer keeps rows of one kind or of several, or none. Each is one row of the tensors
 [1, heads, C, width] that its entry lists. Layers that attend keep every row. Convolutions and
-recurrences keep *recent* rows alone, in tensors with a capacity of their own: those behind the
+recurrences keep *recent* rows alone, in tensors with a capacity of their own: those after the
 checkpoints of their paths (docs/algorithm.md 3.11).
 """
 
@@ -76,7 +76,7 @@ class CacheEntry:
 
     @property
     def states(self) -> dict[str, tuple[int, ...]]:
-        """What it keeps of every checkpoint: input names, and the shapes of one's numbers."""
+        """States of a checkpoint: shape of each by input name."""
         return {}
 
     @property

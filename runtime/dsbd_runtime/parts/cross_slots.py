@@ -1,8 +1,8 @@
 """The cross rows of the sources of a call, side by side: a slot of one buffer for each source.
 
-A source that is read alone keeps what its encoder has left, and a call of it reads that. Once a
-call has several, those that it does not find in slots yet are copied there, for as long as their
-requests run, and their own copies are dropped. A call reads the slots from the first to the last of
+A source that is read alone keeps its encoder's outputs, and its calls read those. Once a call has
+several sources, those without a slot are copied to one, for as long as their requests run, and
+their own copies are dropped. A call reads the slots from the first to the last of
 its sources without copying them. The slots are as long as the longest source, up to the next
 ``_ROUNDED``; more slots, longer ones, and fewer once most are unused, are new buffers.
 """
@@ -32,7 +32,7 @@ _WASTEFUL = 2  # times what a call needs: slots that long, or that far apart, ar
 
 @dataclass(frozen=True)
 class CallSources:
-    """What a call of the decoder reads of its sources.
+    """Cross rows of the sources that a call of the decoder reads.
 
     Attributes:
         values: an OrtValue (B, H, N, D) by name; the same object as long as they are the same.
@@ -62,7 +62,8 @@ class CrossSlots:
     ) -> None:
         """Take an encoder, whose rows are used for nothing else.
 
-        most_bytes: of all sources, those beside the slots included; those of a call in any case.
+        most_bytes: of all sources, including those outside the slots. The sources of one call are
+            kept in any case.
         """
         self._ort = ort
         self._encoder = encoder

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_runtime.devices import ELEMENT_BYTES, Device, DeviceArray
+from dsbd_runtime.devices import Device, DeviceArray, copy_array_rows
 from dsbd_runtime.errors import CapacityError
 from dsbd_runtime.parts.feature_memory import (
     FEATURE_INDEX,
@@ -27,7 +27,7 @@ from dsbd_runtime.parts.part import DeviceBinder
 class FeatureStore:
     """Memory for the features of one engine, an array of a power of two of rows for each forward.
 
-    Arrays that nobody holds any more are used again.
+    Arrays without references are used again.
     """
 
     def __init__(self, device: Device, role: str, width: int, dtype: str) -> None:
@@ -58,14 +58,14 @@ class FeatureStore:
         return DeviceFeatures(self, unused.pop(), num_rows)
 
     def give_back(self, array: DeviceArray) -> None:
-        """Let the memory of features that nobody holds be used again."""
+        """Let the memory of features without references be used again."""
         if not self._is_closed:
             self._unused[array.shape[0]].append(array)
 
     def copied(self, array: DeviceArray, row: int) -> DeviceFeatures:
         """Return one row in an array of its own."""
         copy = self.take(1)
-        copy_feature_rows(self._device, array, row, copy.array, 0, 1)
+        copy_array_rows(self._device, array, row, copy.array, 0, 1)
         self._device.synchronize()  # another engine's queue may read it next
         return copy
 
@@ -134,7 +134,7 @@ class DeviceFeatureMemory:
         written = self._use(binder, FEATURES, dim, number)
         if number:
             binder.after(
-                lambda: copy_feature_rows(self._device, written, 0, kept.array, first, number)
+                lambda: copy_array_rows(self._device, written, 0, kept.array, first, number)
             )
 
     def bind_read(self, binder: DeviceBinder, read: ReadFeatures) -> None:
@@ -166,25 +166,6 @@ class DeviceFeatureMemory:
         return self._arrays[key]
 
 
-def copy_feature_rows(
-    device: Device,
-    source: DeviceArray,
-    source_row: int,
-    target: DeviceArray,
-    target_row: int,
-    num_rows: int,
-) -> None:
-    """Queue the copy of neighbouring rows of one (n, width) array to another."""
-    width = source.shape[1]
-    row_bytes = width * ELEMENT_BYTES[source.dtype]
-    shape = (1, 1, num_rows, width)
-    device.copy_rows(
-        source.part(source_row * row_bytes, shape, source.dtype),
-        target.part(target_row * row_bytes, shape, target.dtype),
-        num_rows,
-    )
-
-
 def gather_rows(device: Device, pieces: Sequence[Piece], target: DeviceArray) -> None:
     """Queue the copies of the rows of all pieces to the first rows of an input.
 
@@ -194,7 +175,7 @@ def gather_rows(device: Device, pieces: Sequence[Piece], target: DeviceArray) ->
     for piece in pieces:
         breaks = (np.diff(piece.rows) != 1).nonzero()[0] + 1
         for run in np.split(piece.rows, breaks):
-            copy_feature_rows(device, piece.features.array, int(run[0]), target, first, len(run))
+            copy_array_rows(device, piece.features.array, int(run[0]), target, first, len(run))
             first += len(run)
 
 

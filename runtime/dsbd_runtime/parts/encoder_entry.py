@@ -96,7 +96,7 @@ class EncoderEntry:
 
     @property
     def sound(self) -> tuple[int, ...] | None:
-        """What the features that it reads are made of, None where it reads a text."""
+        """Settings of the features that it reads, None if it reads a text."""
         return None if self.speech is None else self.speech.features
 
     @property

@@ -57,7 +57,7 @@ class ReadFeatures:
     """The features that the S rows of a call of a feature draft come from.
 
     Attributes:
-        target, own: the rows that the call reads of either, one behind the other.
+        target, own: the rows that the call reads of either engine's features, in their order.
         index: (S,) int64. Of each row, which of them all, those of the target first; -1: zeros.
     """
 

@@ -16,7 +16,7 @@ LEFT_BEHIND = 16
 """So many rows before the deepest of a path are not folded, 1 or more: drafts are rarely longer."""
 
 MOST_LEFT = 128
-"""Of a path that is longer even a short chain is folded, whatever branches off at its end."""
+"""If a path is longer, even a short chain is folded, even if short paths branch off at its end."""
 
 
 def foldable_chains(
@@ -24,7 +24,7 @@ def foldable_chains(
 ) -> list[tuple[list[int], list[int]]]:
     """Return the chains to fold: the rows of each, and those that continue from it.
 
-    rows: (n,) int64, rows of the cache behind checkpoints, parents before children.
+    rows: (n,) int64, rows of the cache after checkpoints, parents before children.
     parents, depths: (N,) int64, of all rows of the cache.
     stops: rows at which a chain must end, if it has them.
     """

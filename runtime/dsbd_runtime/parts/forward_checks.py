@@ -12,7 +12,7 @@ from dsbd_runtime.errors import CapacityError, DsbdError, InputError
 
 # A mask is looked at in blocks of this many rows, so that the check makes no second (S, S) array.
 _BLOCK_ROWS = 256
-_FEW = 64  # numbers, which a list tells sooner than numpy, whose code is cold behind an engine call
+_FEW = 64  # numbers: a list is faster than numpy, whose code is cold after an engine call
 _INT64, _BOOL = np.dtype(np.int64), np.dtype(np.bool_)
 _ARRAYS = (
     ("token_ids", _INT64, 1),
@@ -58,21 +58,6 @@ def check_keep(rows: NDArray[np.int64], num_rows: int) -> None:
             f"rows[{index}] is {rows[index]} after {rows[index - 1]}, expected strictly "
             "increasing rows; sort them and drop repeats"
         )
-
-
-def check_read(rows: NDArray[np.int64], first_row: int, num_rows: int) -> None:
-    """Raise InputError unless ``rows`` are of the R = ``num_rows`` whose full logits are kept."""
-    check_array("rows", rows, _INT64, 1)
-    if first_row:
-        is_lost = (0 <= rows) & (rows < first_row)
-        if is_lost.any():
-            index = int(np.argmax(is_lost))
-            raise InputError(
-                f"rows[{index}] is {rows[index]}, expected {first_row} to {num_rows - 1}: the "
-                "forward's later calls have overwritten the full logits of earlier rows; run "
-                "shorter forwards"
-            )
-    check_range("rows", rows, num_rows)
 
 
 def check_array(name: str, array: Any, dtype: np.dtype[Any], num_dims: int) -> None:

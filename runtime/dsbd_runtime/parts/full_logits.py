@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_runtime.devices import ELEMENT_BYTES, Device, DeviceArray
+from dsbd_forward.rows import Ints
+from dsbd_runtime.devices import ELEMENT_BYTES, Device, DeviceArray, copy_array_rows
 from dsbd_runtime.errors import CapacityError, InputError
-from dsbd_runtime.parts.forward_checks import check_read
+from dsbd_runtime.parts.forward_checks import check_array, check_range
 from dsbd_runtime.parts.part import DeviceBinder, HeadOutput, HostBinder
 
 _STAGED_ROWS = 8
@@ -17,83 +19,88 @@ _STAGED_ROWS = 8
 
 
 class LastLogits(Protocol):
-    """All logits of an engine's last call.
+    """All logits of an engine's last forward.
 
     Attributes:
-        num_forwards: how many have begun; another number than before: rows are overwritten.
+        num_forwards: forwards that have begun; another number than before: rows are overwritten.
+        full: memory of the logits.
     """
 
     num_forwards: int
-
-    def read(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return a copy of the logits of some of the call's logit rows, (n, V)."""
+    full: Any
 
 
 class KeptLogits:
-    """The ``FullLogits`` of a model's last forward; its next one overwrites and expires them.
+    """The ``FullLogits`` of an engine's last forward; its next one overwrites and expires them."""
 
-    Attributes:
-        first_row: first of the R rows that can be read.
-    """
+    def __init__(self, last: LastLogits, num_rows: int, kept_rows: Ints | None) -> None:
+        """Take the logits of R = ``num_rows`` logit rows.
 
-    def __init__(self, last: LastLogits, logit_rows: NDArray[np.int64], last_start: int) -> None:
-        """Take the logits after the forward's last call.
+        Logit rows [299, 3, 255, 256] of calls that begin with the rows 0 and 256 are kept as those
+        of [3, 255] and then of [299, 256]: kept_rows is [2, 0, 1, 3].
 
-        Of the logit rows [299, 3, 255, 256] and a last call that begins with row 256, the engine
-        holds [299, 256]: only the last of the four can be read, as row 3, its row 1.
-
-        Args:
-            last: those of the last call.
-            logit_rows: (R,) int64. Those of the forward.
-            last_start: the forward's row with which its last call began.
+        kept_rows: (R,) int64. Row of the memory of each; None: they are kept in their order.
         """
         self._last = last
         self._num_forwards = last.num_forwards
-        self._num_rows = len(logit_rows)
-        self.first_row = 0
-        self._held_row = 0  # the last call's logit row that is first_row
-        if last_start:  # rare, and the arrays below take longer than all else here
-            is_held = logit_rows >= last_start  # (R,)
-            overwritten = np.flatnonzero(~is_held)
-            self.first_row = int(overwritten[-1]) + 1 if len(overwritten) else 0
-            self._held_row = int(np.count_nonzero(is_held[: self.first_row]))
+        self._num_rows = num_rows
+        self._kept_rows = kept_rows
 
-    def read(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    def read(self, rows: Ints) -> NDArray[np.float32]:
         """See FullLogits."""
+        found: NDArray[np.float32] = self._last.full.read(self._kept(rows))
+        return found
+
+    def read_tokens(self, rows: Ints, token_ids: Ints) -> NDArray[np.float32]:
+        """See FullLogits."""
+        found: NDArray[np.float32] = self._last.full.read_tokens(self._kept(rows), token_ids)
+        return found
+
+    def _kept(self, rows: Ints) -> Ints:
+        """Return where these logit rows are kept; raise InputError if they are not any more."""
         if self._last.num_forwards != self._num_forwards:
             raise InputError(
                 "full logits are read after the model's next forward or its end, which overwrite "
                 "them; read those of a forward before the next one"
             )
-        check_read(rows, self.first_row, self._num_rows)
-        return self._last.read(rows - self.first_row + self._held_row)
+        check_array("rows", rows, np.dtype(np.int64), 1)
+        check_range("rows", rows, self._num_rows)
+        return rows if self._kept_rows is None else self._kept_rows[rows]
 
 
 class HostLogits:
-    """Full logits of the last call in host memory.
+    """Full logits of the last forward in host memory.
 
-    One buffer for all calls, a power of two of rows, as large as the largest call has needed; the
-    engine would take the same memory for its intermediate result.
+    One buffer for all forwards, a power of two of rows, as large as the largest one has needed; the
+    engine would need the same memory for its intermediate result.
     """
 
     def __init__(self, output: HeadOutput) -> None:
         """Take the output of all logits."""
         self._output = output
-        self._buffer = np.empty(output.shape(0, 0), output.dtype)
-        self._values: dict[int, Any] = {}  # by rows; to make one takes longer than to bind it
+        self._buffer = np.empty(output.shape(0), output.dtype)
+        # By first row and number of rows; making one takes longer than binding it.
+        self._values: dict[tuple[int, int], Any] = {}
 
-    def bind(self, binder: HostBinder, num_logit_rows: int) -> None:
-        """See FullMemory. The logits of the last call are lost."""
-        if num_logit_rows > len(self._buffer):
-            self._buffer = np.empty(self._output.shape(_room(num_logit_rows), 0), np.float32)
+    def bind(self, binder: HostBinder, first_row: int, num_logit_rows: int) -> None:
+        """See FullMemory."""
+        place, stop = (first_row, num_logit_rows), first_row + num_logit_rows
+        if stop > len(self._buffer):
+            larger = np.empty(self._output.shape(_room(stop)), np.float32)
+            larger[:first_row] = self._buffer[:first_row]
+            self._buffer = larger
             self._values.clear()
-        if num_logit_rows not in self._values:
-            self._values[num_logit_rows] = binder.value_on(self._buffer[:num_logit_rows])
-        binder.write_value(self._output.name, self._values[num_logit_rows])
+        if place not in self._values:
+            self._values[place] = binder.value_on(self._buffer[first_row:stop])
+        binder.write_value(self._output.name, self._values[place])
 
-    def read(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    def read(self, rows: Ints) -> NDArray[np.float32]:
         """See FullMemory."""
         return self._buffer[rows]
+
+    def read_tokens(self, rows: Ints, token_ids: Ints) -> NDArray[np.float32]:
+        """See FullMemory."""
+        return self._buffer[rows, token_ids]
 
     def close(self) -> None:
         """See FullMemory."""
@@ -101,11 +108,12 @@ class HostLogits:
 
 
 class DeviceLogits:
-    """Full logits of the last call in device memory: an array for each power of two of rows.
+    """Full logits of the last forward in device memory: an array for each power of two of rows.
 
-    They outlast the caches, so that a read between two calls finds the rows whatever became of the
-    caches, and captured calls find their addresses. All together hold at most twice the rows of the
-    largest.
+    They outlast the caches, so a read between two calls finds the rows even if the caches were
+    replaced, and captured calls find their addresses. All together hold at most twice the rows of
+    the largest. A forward of several calls also has its rows copied, after each call, to a further
+    array, because the next call of the same size overwrites them.
     """
 
     def __init__(self, device: Device, output: HeadOutput) -> None:
@@ -114,24 +122,57 @@ class DeviceLogits:
         self._name = output.name
         (self._vocab_size,) = output.row_shape
         self._arrays: dict[int, DeviceArray] = {}
+        self._joined: dict[int, DeviceArray] = {}  # of forwards of several calls
+        self._last: DeviceArray | None = None  # with the rows of the last forward
         self._staging: NDArray[np.uint8] | None = None
 
-    def bind(self, binder: DeviceBinder, num_logit_rows: int) -> None:
+    def bind(self, binder: DeviceBinder, first_row: int, num_logit_rows: int) -> None:
         """See FullMemory."""
-        num_rows = binder.size("R", num_logit_rows)
-        room = _room(num_rows)
-        if room not in self._arrays:
-            self._arrays[room] = self._device.allocate((room, self._vocab_size), "fp32")
-        self._last = self._arrays[room]
-        binder.use(self._name, self._last.part(0, (num_rows, self._vocab_size), "fp32"))
+        num_rows, before = binder.size("R", num_logit_rows), self._last
+        own = self._last = self._array(self._arrays, num_rows)
+        binder.use(self._name, own.part(0, (num_rows, self._vocab_size), "fp32"))
+        if not first_row:
+            return
+        joined = self._last = self._array(self._joined, first_row + num_logit_rows)
 
-    def read(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        def copy_before() -> None:
+            if before is not None and before is not joined:
+                copy_array_rows(self._device, before, 0, joined, 0, min(first_row, before.shape[0]))
+
+        binder.before(copy_before)
+        binder.after(
+            lambda: copy_array_rows(self._device, own, 0, joined, first_row, num_logit_rows)
+        )
+
+    def read(self, rows: Ints) -> NDArray[np.float32]:
         """See FullMemory.
 
         Raises:
             CapacityError: no pinned memory.
         """
-        array, row_bytes = self._last, self._vocab_size * ELEMENT_BYTES["fp32"]
+        logits = np.empty((len(rows), self._vocab_size), np.float32)
+        for start, some in self._downloaded(rows):
+            logits[start : start + len(some)] = some
+        return logits
+
+    def read_tokens(self, rows: Ints, token_ids: Ints) -> NDArray[np.float32]:
+        """See FullMemory; whole rows are copied from the device, a few at a time. Raises as read.
+
+        A gather on the device would need a graph of its own.
+        """
+        distinct, place = np.unique(rows, return_inverse=True)
+        found = np.empty(len(rows), np.float32)
+        for start, some in self._downloaded(distinct):
+            is_here = (start <= place) & (place < start + len(some))
+            found[is_here] = some[place[is_here] - start, token_ids[is_here]]
+        return found
+
+    def _downloaded(self, rows: Ints) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Yield some of the rows after the other, with the place of the first of them.
+
+        They are valid until the next ones.
+        """
+        row_bytes = self._vocab_size * ELEMENT_BYTES["fp32"]
         if self._staging is None:
             try:
                 self._staging = self._device.allocate_pinned(_STAGED_ROWS * row_bytes)
@@ -140,22 +181,29 @@ class DeviceLogits:
                     f"{self._device.name} has no memory to copy full logits ({error}); close "
                     "other programs that use the memory"
                 ) from error
+        assert self._last is not None  # a call has been bound
         staged = self._staging.reshape(_STAGED_ROWS, row_bytes)
-        logits = np.empty((len(rows), self._vocab_size), np.float32)
         for start in range(0, len(rows), _STAGED_ROWS):
             part = rows[start : start + _STAGED_ROWS]
             for row, target in zip(part.tolist(), staged, strict=False):
-                source = array.part(row * row_bytes, (self._vocab_size,), "fp32")
+                source = self._last.part(row * row_bytes, (self._vocab_size,), "fp32")
                 self._device.download(source, target)
             self._device.synchronize()
-            logits[start : start + len(part)] = staged[: len(part)].view(np.float32)
-        return logits
+            yield start, staged[: len(part)].view(np.float32)
+
+    def _array(self, arrays: dict[int, DeviceArray], num_rows: int) -> DeviceArray:
+        """Return one of the arrays, with room for so many rows; raise MemoryError without room."""
+        room = _room(num_rows)
+        if room not in arrays:
+            arrays[room] = self._device.allocate((room, self._vocab_size), "fp32")
+        return arrays[room]
 
     def close(self) -> None:
         """See FullMemory; the calls bound to it have been released."""
-        for array in self._arrays.values():
-            self._device.free(array)
-        self._arrays.clear()
+        for arrays in (self._arrays, self._joined):
+            for array in arrays.values():
+                self._device.free(array)
+            arrays.clear()
         if self._staging is not None:
             self._device.free_pinned(self._staging)
             self._staging = None

@@ -1,13 +1,13 @@
-"""Check of a graph, as an engine describes it, against the contract that it must fulfil."""
+"""Check of a graph, as an engine describes it, against its contract."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from dsbd_runtime.errors import BundleError
-from dsbd_runtime.parts.part import TensorSpec
+from dsbd_runtime.parts.part import GraphContract, TensorSpec
 
 
 class TensorInfo(Protocol):
@@ -26,21 +26,9 @@ class TensorInfo(Protocol):
         """Shape; a name or None stands for a dynamic dimension."""
 
 
-class Contract(Protocol):
-    """The inputs and outputs that a graph must have."""
-
-    @property
-    def inputs(self) -> dict[str, TensorSpec]:
-        """The inputs by name."""
-
-    @property
-    def outputs(self) -> dict[str, TensorSpec]:
-        """The outputs by name."""
-
-
 def check_graph(
     model_path: Path,
-    contract: Contract,
+    contract: GraphContract,
     inputs: Sequence[TensorInfo],
     outputs: Sequence[TensorInfo],
 ) -> None:
@@ -52,7 +40,7 @@ def check_graph(
 def _check_tensors(
     model_path: Path,
     kind: str,
-    expected_by_name: dict[str, TensorSpec],
+    expected_by_name: Mapping[str, TensorSpec],
     found: Sequence[TensorInfo],
 ) -> None:
     found_by_name = {tensor.name: tensor for tensor in found}

@@ -1,21 +1,16 @@
-"""Head: the logits that an engine returns, all of a row, the largest, or those of pairs.
+"""Head: the logits that an engine returns, all of a row or the largest.
 
 | tensor | shape, type | meaning |
 |---|---|---|
 | logit_rows | [R] int64 | the nodes, of S, whose logits are returned |
 | logits | [R,V] float32 | |
 
-The manifest names the head: "full" for all logits, "topk:64" for an engine with a top-k head, or
-"gather". A top-k head returns, of each row, its K largest logits in decreasing order and the log of
-the sum of exp(logit) over all V tokens, from which log-probabilities follow without a row of V
-numbers: top_logits [R,K] float32, top_ids [R,K] int64 and logsumexp [R] float32. Where the manifest
-says ``full_logits`` it also has the output logits, the tensor that the head reads: a host leaves it
-with the engine and copies the rows that it needs.
-
-A gather head returns the logits of tokens that the host names, as many of a row as it likes: the
-inputs gather_rows and gather_ids, [N] int64 each, say of which of the R rows and of which token.
-Its outputs are gathered_logits [N] float32 and logsumexp [R] float32; logits is always there too.
-A log-probability is a logit minus the logsumexp of its row.
+The manifest names the head: "full" for all logits, or "topk:64" for an engine with a top-k head. A
+top-k head returns, of each row, its K largest logits in decreasing order and the log of the sum of
+exp(logit) over all V tokens, from which log-probabilities follow without a row of V numbers:
+top_logits [R,K] float32, top_ids [R,K] int64 and logsumexp [R] float32. If the manifest says
+``full_logits`` it also has the output logits, the tensor that the head reads: a host leaves it with
+the engine and copies the rows, or the single numbers, that it needs.
 """
 
 from __future__ import annotations
@@ -23,16 +18,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.logits import DenseLogits, Gather, GatheredLogits, Logits, TopLogits
-from dsbd_forward.rows import NO_INTS, Ints
+from dsbd_forward.logits import DenseLogits, Logits, TopLogits
+from dsbd_forward.rows import Ints
 from dsbd_forward.spec import HeadSpec
-from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.forward_checks import check_array, check_range
 from dsbd_runtime.parts.full_logits import DeviceLogits, HostLogits, KeptLogits
 from dsbd_runtime.parts.part import (
     FLOAT32,
@@ -54,37 +47,26 @@ LOGITS = "logits"
 TOP_LOGITS = "top_logits"
 TOP_IDS = "top_ids"
 LOGSUMEXP = "logsumexp"
-GATHER_ROWS = "gather_rows"
-GATHER_IDS = "gather_ids"
-GATHERED_LOGITS = "gathered_logits"
 
 FULL = "full"
-GATHER = "gather"
 _TOP_PREFIX = "topk:"
 _TYPES: dict[type[np.generic], str] = {np.float32: FLOAT32, np.int64: INT64}
-_NO_PAIRS = Gather(NO_INTS, NO_INTS)
+_KEPT_ROWS = "kept rows"  # with the outputs of calls: where each row's full logits are kept
 
 
 def parse_num_top_logits(kind: str) -> int:
-    """Return K of "topk:K", 0 of "full" and "gather"; raise ValueError for any other text."""
-    if kind in (FULL, GATHER):
+    """Return K of "topk:K", 0 of "full"; raise ValueError for any other text."""
+    if kind == FULL:
         return 0
     digits = kind.removeprefix(_TOP_PREFIX)
     if digits == kind or not (digits.isascii() and digits.isdigit()) or digits[0] == "0":
-        raise ValueError(
-            f"{kind!r} is neither {FULL!r} nor {_TOP_PREFIX}K with K at least 1, nor {GATHER!r}"
-        )
+        raise ValueError(f"{kind!r} is neither {FULL!r} nor {_TOP_PREFIX}K with K at least 1")
     return int(digits)
 
 
 def head_outputs(kind: str, vocab_size: int) -> tuple[HeadOutput, ...]:
     """Return the outputs that a forward copies from an engine that returns ``kind``."""
     num_top_logits = parse_num_top_logits(kind)
-    if kind == GATHER:
-        return (
-            HeadOutput(GATHERED_LOGITS, np.float32, (), by_pair=True),
-            HeadOutput(LOGSUMEXP, np.float32, ()),
-        )
     if not num_top_logits:
         return (full_output(vocab_size),)
     return (
@@ -104,7 +86,7 @@ class HeadEntry(PartEntry):
     """Description of the head in the manifest.
 
     Attributes:
-        kind: "full", "topk:K" or "gather".
+        kind: "full" or "topk:K".
         full_logits: whether the graph has the output ``logits``.
     """
 
@@ -123,31 +105,17 @@ class HeadEntry(PartEntry):
         return self.full_logits and self.kind != FULL
 
     @property
-    def gathers(self) -> bool:
-        """Whether it returns the logits of pairs."""
-        return self.kind == GATHER
-
-    @property
     def spec(self) -> Mapping[str, Any]:
         """See PartEntry."""
         number = parse_num_top_logits(self.kind)
-        keeps_full = number > 0 and self.keeps_full
-        return {
-            "head": HeadSpec(
-                num_top_logits=number, keeps_full_logits=keeps_full, gathers_logits=self.gathers
-            )
-        }
+        return {"head": HeadSpec(num_top_logits=number, keeps_full_logits=self.keeps_full)}
 
     def contract(self) -> GraphContract:
         """See PartEntry."""
         inputs: Tensors = {LOGIT_ROWS: TensorSpec(INT64, ("R",))}
-        if self.gathers:
-            inputs |= dict.fromkeys((GATHER_ROWS, GATHER_IDS), TensorSpec(INT64, ("N",)))
         kept = (full_output(self.vocab_size),) if self.keeps_full else ()
         outputs = {
-            output.name: TensorSpec(
-                _TYPES[output.dtype], ("N" if output.by_pair else "R", *output.row_shape)
-            )
+            output.name: TensorSpec(_TYPES[output.dtype], ("R", *output.row_shape))
             for output in (*self.outputs, *kept)
         }
         return GraphContract(inputs=inputs, outputs=outputs)
@@ -163,17 +131,23 @@ class HeadEntry(PartEntry):
 
     def _opened(self, memory: Callable[[HeadOutput], FullMemory], others: list[HeadOutput]) -> Head:
         full = memory(full_output(self.vocab_size)) if self.keeps_full else NO_FULL
-        return {FULL: Head, GATHER: GatherHead}.get(self.kind, TopHead)(self, full, others)
+        return (Head if self.kind == FULL else TopHead)(self, full, others)
 
 
 class FullMemory(Protocol):
-    """Memory of all logits of an engine's last call."""
+    """Memory of all logits of an engine's last forward."""
 
-    def bind(self, binder: Any, num_logit_rows: int) -> None:
-        """Let the next call write the logits of R rows."""
+    def bind(self, binder: Any, first_row: int, num_logit_rows: int) -> None:
+        """Let the next call write the logits of R rows from ``first_row`` of the memory on.
+
+        The rows before ``first_row``, those of the forward's earlier calls, stay.
+        """
 
     def read(self, rows: Ints) -> NDArray[np.float32]:
-        """Return a copy of some of the last call's R rows, (n, V)."""
+        """Return a copy of some rows of the memory, (n, V)."""
+
+    def read_tokens(self, rows: Ints, token_ids: Ints) -> NDArray[np.float32]:
+        """Return one number from each of some rows of the memory; all arrays are (n,)."""
 
     def close(self) -> None:
         """Release the memory."""
@@ -182,10 +156,14 @@ class FullMemory(Protocol):
 class _NoFull:
     """The memory of an engine that keeps no logits."""
 
-    def bind(self, binder: Any, num_logit_rows: int) -> None:
+    def bind(self, binder: Any, first_row: int, num_logit_rows: int) -> None:
         """See FullMemory."""
 
     def read(self, rows: Ints) -> NDArray[np.float32]:
+        """See FullMemory."""
+        raise AssertionError("an engine that returns all logits keeps none")
+
+    def read_tokens(self, rows: Ints, token_ids: Ints) -> NDArray[np.float32]:
         """See FullMemory."""
         raise AssertionError("an engine that returns all logits keeps none")
 
@@ -204,9 +182,8 @@ class Head(Part):
         self.full = full
         self._outputs = (*entry.outputs, *others)
         self._others = [output.name for output in others]
-        self._vocab_size = entry.vocab_size
         self.num_forwards = 0  # that have begun; see ``LastLogits``
-        self._num_bound = -1  # logit rows of the last call
+        self._bound = 0, -1  # of ``full``: first row and number of rows
         self._place: Ints | None = None  # of each logit row that repeats, its row in the call
 
     def bind(self, call: Call, binder: Binder) -> None:
@@ -216,15 +193,19 @@ class Head(Part):
         if len(rows) > call.num_new or self._place is not None:
             rows = self._distinct(call)
         binder.write({LOGIT_ROWS: rows})
-        binder.returns(self._outputs, len(rows), 0)
-        if binder.is_cleared or len(rows) != self._num_bound:
-            self.full.bind(binder, len(rows))
-            self._num_bound = len(rows)
+        binder.returns(self._outputs, len(rows))
+        bound = self._first_kept_row(call), len(rows)
+        if binder.is_cleared or bound != self._bound:
+            self.full.bind(binder, *bound)
+            self._bound = bound
 
     def collect(self, call: Call, found: dict[str, NDArray[Any]]) -> None:
         """Take the outputs of a call; with the last rows of its forward, return the logits."""
+        if self._place is not None or call.forward is not call.whole:
+            first_row, num_rows = self._bound
+            found = {**found, _KEPT_ROWS: np.arange(first_row, first_row + num_rows)}
         if self._place is not None:  # rows repeat
-            found = {n: a if n == GATHERED_LOGITS else a[self._place] for n, a in found.items()}
+            found = {name: array[self._place] for name, array in found.items()}
         if call.forward is not call.whole:
             self._put(call, found)
             found = call.outputs
@@ -233,17 +214,17 @@ class Head(Part):
             for name in self._others:
                 call.returned[name] = found[name]
 
-    def read(self, rows: Ints) -> NDArray[np.float32]:
-        """Return a copy of all logits of some of the last call's logit rows, (n, V)."""
-        return self.full.read(rows if self._place is None else self._place[rows])
-
     def close(self) -> None:
         """See Part."""
         self.num_forwards += 1
         self.full.close()
 
     def _logits(self, call: Call, found: dict[str, NDArray[Any]]) -> Logits:
-        return DenseLogits(found[LOGITS], found.get(LOGSUMEXP))
+        return DenseLogits(found[LOGITS])
+
+    def _first_kept_row(self, call: Call) -> int:
+        """Return where the full logits of a call are kept: after those of the calls before it."""
+        return int(np.count_nonzero(call.whole.logit_rows < call.start)) if call.start else 0
 
     def _distinct(self, call: Call) -> Ints:
         """Return the rows whose logits a call returns: repeated rows once.
@@ -257,14 +238,11 @@ class Head(Part):
 
     def _put(self, call: Call, found: dict[str, NDArray[Any]]) -> None:
         """Put the outputs of a call at their place among those of the whole forward."""
-        whole = call.whole
-        place = whole.logit_rows_in(call.start, call.start + call.forward.num_new)  # (R,)
-        of_pairs = place[(whole.gather or _NO_PAIRS).rows]  # (N,)
+        place = call.whole.logit_rows_in(call.start, call.start + call.num_new)  # (R,)
         for name, array in found.items():
-            where = of_pairs if name == GATHERED_LOGITS else place
             if name not in call.outputs:
-                call.outputs[name] = np.empty((len(where), *array.shape[1:]), array.dtype)
-            call.outputs[name][where] = array
+                call.outputs[name] = np.empty((len(place), *array.shape[1:]), array.dtype)
+            call.outputs[name][place] = array
 
 
 class TopHead(Head):
@@ -274,49 +252,4 @@ class TopHead(Head):
         tops = found[TOP_IDS], found[TOP_LOGITS], found[LOGSUMEXP]
         if self.full is NO_FULL:
             return TopLogits(*tops)
-        return TopLogits(*tops, KeptLogits(self, call.whole.logit_rows, call.start))
-
-
-class GatherHead(Head):
-    """A gather head: the logits of pairs, or of whole rows where a forward names no pairs."""
-
-    reads: ClassVar[Mapping[str, str]] = {
-        "gather": "a gather is given, but the engine has no gather head; leave it out, or export "
-        "the bundle with --logits gather"
-    }
-
-    def bind(self, call: Call, binder: Binder) -> None:
-        """See Part."""
-        if call.is_first and call.whole.gather is not None:
-            check_gather(call.whole.gather, len(call.whole.logit_rows), self._vocab_size)
-        rows = self._distinct(call)
-        pairs = call.forward.gather or _NO_PAIRS
-        of_pairs = pairs.rows if self._place is None else self._place[pairs.rows]
-        binder.write({LOGIT_ROWS: rows, GATHER_ROWS: of_pairs, GATHER_IDS: pairs.token_ids})
-        binder.returns(self._outputs, len(rows), len(pairs.rows))
-        self.full.bind(binder, len(rows))
-
-    def collect(self, call: Call, found: dict[str, NDArray[Any]]) -> None:
-        """See Head."""
-        if call.forward.gather is None:
-            found[LOGITS] = self.full.read(np.arange(len(found[LOGSUMEXP])))
-            del found[GATHERED_LOGITS]
-        super().collect(call, found)
-
-    def _logits(self, call: Call, found: dict[str, NDArray[Any]]) -> Logits:
-        if LOGITS in found:
-            return super()._logits(call, found)
-        return GatheredLogits(found[GATHERED_LOGITS], found[LOGSUMEXP])
-
-
-def check_gather(gather: Gather, num_logit_rows: int, vocab_size: int) -> None:
-    """Raise InputError unless the pairs name logit rows and tokens."""
-    rows, token_ids = gather
-    check_array(GATHER_ROWS, rows, np.dtype(np.int64), 1)
-    check_array(GATHER_IDS, token_ids, np.dtype(np.int64), 1)
-    if rows.shape != token_ids.shape:
-        raise InputError(
-            f"{GATHER_IDS} has shape {token_ids.shape}, expected {rows.shape} as {GATHER_ROWS}"
-        )
-    check_range(GATHER_ROWS, rows, num_logit_rows)
-    check_range(GATHER_IDS, token_ids, vocab_size)
+        return TopLogits(*tops, KeptLogits(self, len(tops[0]), found.get(_KEPT_ROWS)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dsbd_runtime.parts.alignment import Alignment
 from dsbd_runtime.parts.attention_rows import Rows
 from dsbd_runtime.parts.features import FeaturesOfDraft, FeaturesOfTarget
-from dsbd_runtime.parts.head import GatherHead, Head
+from dsbd_runtime.parts.head import Head
 from dsbd_runtime.parts.part import Part
 from dsbd_runtime.parts.recent_rows import RecentRows
 from dsbd_runtime.parts.sources import Sources
@@ -17,6 +17,5 @@ KINDS: tuple[type[Part], ...] = (
     FeaturesOfTarget,
     FeaturesOfDraft,
     Head,
-    GatherHead,
     Alignment,
 )

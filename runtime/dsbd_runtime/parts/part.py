@@ -11,7 +11,6 @@ Dimensions of tensors are numbers or names; those of one name are equal within a
 | S | forest nodes, parents before children |
 | C | capacity of the caches in rows |
 | R | rows whose logits are requested |
-| N | pairs of a gather head |
 | F, T, P | features returned by a target, and read of the target's and of the draft's own |
 | A, M, B, L | with recent rows: ancestors, capacity, checkpoints, new rows of each |
 | Q, E, D | with sources: sources of the call, rows of the longest, rows of the call of each |
@@ -128,16 +127,15 @@ class Call:
 
 @dataclass(frozen=True)
 class HeadOutput:
-    """One output of the head, of shape [R, *row_shape], or [N] if it is ``by_pair``."""
+    """One output of the head, of shape [R, *row_shape]."""
 
     name: str
     dtype: type[np.generic]
     row_shape: tuple[int, ...]
-    by_pair: bool = False
 
-    def shape(self, num_logit_rows: int, num_pairs: int) -> tuple[int, ...]:
-        """Return its shape for R logit rows and N pairs."""
-        return (num_pairs if self.by_pair else num_logit_rows, *self.row_shape)
+    def shape(self, num_logit_rows: int) -> tuple[int, ...]:
+        """Return its shape for R logit rows."""
+        return (num_logit_rows, *self.row_shape)
 
 
 NewRows = Callable[[tuple[int, ...], Any], NDArray[Any]]
@@ -145,7 +143,7 @@ NewRows = Callable[[tuple[int, ...], Any], NDArray[Any]]
 
 
 class Binder(Protocol):
-    """How the arrays of a call get to an engine and back, whatever they mean.
+    """Moves the arrays of a call to an engine and back, independent of their meaning.
 
     Where calls of one size are bound once, sizes are rounded up; a part gives the padding of what
     it writes.
@@ -165,8 +163,8 @@ class Binder(Protocol):
     def size(self, dim: str, number: int) -> int:
         """Return the size that a dimension has in the call, of which ``number`` rows are used."""
 
-    def returns(self, outputs: tuple[HeadOutput, ...], num_logit_rows: int, num_pairs: int) -> None:
-        """Have outputs copied to the host, for R logit rows and N pairs."""
+    def returns(self, outputs: tuple[HeadOutput, ...], num_logit_rows: int) -> None:
+        """Have outputs copied to the host, for R logit rows."""
 
 
 class HostBinder(Binder, Protocol):

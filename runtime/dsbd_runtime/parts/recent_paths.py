@@ -1,8 +1,8 @@
-"""Recent rows of an engine with convolutions or recurrences, and the checkpoints behind them.
+"""Recent rows of an engine with convolutions or recurrences, and the checkpoints before them.
 
 Such layers keep *recent* rows alone (docs/algorithm.md 3.11). A path is folded from its beginning
-on, in pieces: the rows up to its *checkpoint* are one state of each recurrent layer, those behind
-are recent rows. Checkpoint 0 is where all paths begin. With folded rows in brackets,
+on, in pieces: the rows up to its *checkpoint* are one state of each recurrent layer, those after
+it are recent rows. Checkpoint 0 is where all paths begin. With folded rows in brackets,
 
     0 [a b c] 1 ── d ── e ── f         d to f continue from checkpoint 1, whose last row is c
                          └── g
@@ -11,9 +11,9 @@ A new row can continue from any recent row, and from the last row of a checkpoin
 branches off at another folded row, the rows from the last checkpoint above it on are computed
 again. So what is folded, and when, is a matter of cost alone:
 
-* A chain of rows with one child each is folded as soon as it is long, but for the last rows of its
-  path: these may have been drafted, and be dropped. A short chain is if what branches off at its
-  end has gone on for long: rejected drafts do not.
+* A chain of rows with one child each is folded as soon as it is long, except for the last rows of
+  its path: these may have been drafted, and be dropped. A short chain is folded if the branches at
+  its end have grown long: rejected drafts do not.
 * Some checkpoints stay for paths that branch off later, such as prompts that begin alike: one at
   least every time that a path has doubled its length, and where rows were computed again.
 """
@@ -49,21 +49,21 @@ class RecentMemory(Protocol):
         """Give the recent rows room; keep the first ``num_used``. Without any, start again."""
 
     def shrink(self, num_used: int) -> None:
-        """Give back the room of recent rows that a call behind ``num_used`` of them leaves free."""
+        """Free the room of recent rows that a call after ``num_used`` of them does not need."""
 
     def move_rows(self, src_rows: Ints, first_row: int) -> None:
-        """Copy these recent rows to ``first_row`` and behind, as if at once."""
+        """Copy these recent rows to ``first_row`` and the rows after it, as if at once."""
 
     def reserve_checkpoints(self, number: int) -> None:
         """Have exactly so many; keep those that there are. The first one's state is zero."""
 
     def fold(self, rows: Ints, source: int, target: int) -> None:
-        """Let the state of ``target`` be that of ``source`` behind these recent rows."""
+        """Let the state of ``target`` be that of ``source`` after these recent rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecentInputs:
-    """What an engine call is told of recent rows; see ``graph``.
+    """Inputs of an engine call for recent rows; see ``recent_rows``.
 
     Attributes:
         first_row: recent row of the first of the S new rows.
@@ -88,10 +88,10 @@ class NewRows:
 
     Attributes:
         forward: the call.
-        inputs: what it is told of recent rows.
+        inputs: its inputs for recent rows.
         parents: (S,) int64. Row of the cache, ``NO_ROW`` where the path begins.
         depths: (S,) int64. Rows of the path to each, itself included.
-        checkpoints: (S,) int64, that each is behind.
+        checkpoints: (S,) int64, the one that each continues from.
         again: (S,) int64, rows of the cache that the call computes again; None: it appends them.
     """
 
@@ -157,8 +157,8 @@ class RecentPaths:
     def again(self, forward: Forward, most_rows: int) -> Iterator[tuple[Forward, Ints]]:
         """Yield calls that compute again the rows that a forward needs and that are folded.
 
-        With the rows of the cache that each computes. Their own rows of the cache are behind those
-        in use, and may be overwritten.
+        With the rows of the cache that each computes. Their own rows of the cache follow those in
+        use, and may be overwritten.
         """
         for row in self._continued(forward).tolist():
             if self._checkpoints[row] != _FOLDED:
@@ -179,7 +179,7 @@ class RecentPaths:
         return Forward(self._tokens[rows], self._positions[rows], mask, np.arange(0))
 
     def new_rows(self, forward: Forward, again: Ints | None = None) -> NewRows:
-        """Return the rows of a call, with what the engine is told of recent rows.
+        """Return the rows of a call, with the engine's inputs for recent rows.
 
         Raises InputError for a row that does not see the whole path to its parent.
         """
@@ -187,7 +187,7 @@ class RecentPaths:
         above = forward.ancestors(max(1, self._num_ancestors))
         parents = above[:, -1]
         depths = forward.mask.sum(axis=1)
-        checkpoints = self._behind(forward, again)
+        checkpoints = self._continued_checkpoints(forward, again)
         self._check_paths(parents, depths)
         assert (checkpoints != _FOLDED).all()  # see ``again``
         self._memory.reserve(self.num_recent + num_new, self.num_recent)
@@ -233,8 +233,8 @@ class RecentPaths:
         last = self.num_rows - 1 - seen[:, ::-1].argmax(axis=1)
         return np.where(seen[np.arange(len(seen)), last], last, NO_ROW)
 
-    def _behind(self, forward: Forward, again: Ints | None) -> Ints:
-        """Return the checkpoint that each new row is behind, (S,) int64."""
+    def _continued_checkpoints(self, forward: Forward, again: Ints | None) -> Ints:
+        """Return the checkpoint that each new row continues from, (S,) int64."""
         continued = self._last_seen(forward)
         if again is not None:  # all continue from the same row, and the others from one another
             continued[:] = continued[0]
@@ -284,7 +284,7 @@ class RecentPaths:
         self._next_look = self.num_recent + max(_LOOK_EVERY, self.num_recent // 4)
 
     def _fold(self, chain: list[int], below: list[int], stops: set[int]) -> None:
-        """Fold a chain into a checkpoint, which the rows ``below`` are behind from now on."""
+        """Fold a chain into a checkpoint, from which the rows ``below`` continue from now on."""
         source, end = int(self._checkpoints[chain[0]]), int(self._parents[chain[0]])
         before, depth = self._ends[source], int(self._depths[chain[-1]])
         self._checkpoints[[*chain, *below]] = _FOLDED
@@ -303,15 +303,15 @@ class RecentPaths:
 
         stops: rows that paths must be able to continue from.
         """
-        behind = {*self._checkpoints[self._unfolded()].tolist()}
+        continued = {*self._checkpoints[self._unfolded()].tolist()}
         for row in self._last_rows().tolist():
-            is_alone = int(self._checkpoints[row]) not in behind
+            is_alone = int(self._checkpoints[row]) not in continued
             if is_alone and row not in stops and row not in self._held:
                 if (self._parents == row).any():
                     self._checkpoints[row] = _FOLDED
 
     def _unused_checkpoint(self) -> int:
-        """Return the first number that no row is behind, a new one if all are in use."""
+        """Return the first number from which no row continues, a new one if all are in use."""
         used = {*np.unique(self._checkpoints).tolist(), _BEGIN}
         number = next(n for n in range(len(self._ends) + 1) if n not in used)
         if number == len(self._ends):
@@ -319,7 +319,7 @@ class RecentPaths:
         return number
 
     def _hold(self, row: int) -> None:
-        """Let paths continue from a row of the cache also once what is behind it is folded."""
+        """Let paths continue from a row of the cache even once the rows after it are folded."""
         self._held = [*(held for held in self._held if held != row), row][-MOST_HELD:]
 
     def _last_rows(self) -> Ints:
@@ -330,7 +330,7 @@ class RecentPaths:
         return found
 
     def _unfolded(self) -> Ints:
-        """Return the rows of the cache that are behind a checkpoint, none of them its last."""
+        """Return the rows of the cache after a checkpoint, none of them its last."""
         known = self._checkpoints >= 0
         ends = np.array(self._ends)[np.where(known, self._checkpoints, 0)]
         found: Ints = (known & (self._depths > ends)).nonzero()[0]
@@ -401,7 +401,7 @@ class RecentPaths:
 
     @property
     def _checkpoints(self) -> Ints:
-        """The checkpoint that a child would be behind, ``_FOLDED`` where it cannot have any."""
+        """The checkpoint that a child would continue from, ``_FOLDED`` if it cannot have any."""
         return self._table[5, : self.num_rows]
 
 

@@ -85,7 +85,7 @@ def recent_capacity(num_rows: int) -> int:
 
 
 def path_bytes(caches: Sequence[CacheEntry]) -> int:
-    """Return the bytes of a path that is kept by itself, beside those of its attention rows.
+    """Return the bytes of a path that is kept by itself, in addition to its attention rows.
 
     They are the states of its checkpoint and the recent rows that usually follow it. A
     request is one such path, and so is each of its beams that has parted from the others for long.

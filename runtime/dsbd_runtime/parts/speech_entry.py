@@ -1,8 +1,7 @@
-"""Speech models: what the manifest says of their sound and tokens, and sound as a source.
+"""Speech models: the manifest entries of their sound and tokens, and sound as a source.
 
 Their encoder reads windows of sound, all of one length, as log-mel features. Their decoder begins
-behind tokens that say what is wanted of it: the language that is spoken, the task, whether times
-stand in the text.
+after tokens that select the language that is spoken, the task, and whether the text has times.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class SpeechEntry:
         no_timestamps_token_id: of a text without times. The tokens after it are times, from the
             start of the window to its end; tokens after those are text again.
         previous_token_id: what stands before the text of what was said before.
-        no_speech_token_id: whose probability behind the start token says that nobody speaks.
+        no_speech_token_id: its probability after the start token is the no-speech probability.
         suppress_tokens: never part of a text.
         begin_suppress_tokens: never the first token of one.
         languages: the token of each language by its code; None for a model of English alone.
@@ -104,7 +103,7 @@ class SpeechEntry:
 
     @property
     def num_positions(self) -> int:
-        """What the encoder makes of a window: it joins two frames, the time between two times."""
+        """Positions of a window after the encoder, which joins two frames."""
         return self.num_frames // FRAMES_A_POSITION
 
     @property
@@ -123,7 +122,7 @@ class SpeechEntry:
 
     @property
     def features(self) -> tuple[int, int, int, int, int]:
-        """What features are made of: equal for two models that read the same."""
+        """Settings of the features: equal for two models that read the same."""
         frames = self.num_frames, self.num_mels
         return (self.sampling_rate, self.n_fft, self.hop_length, *frames)
 
