@@ -25,7 +25,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def own_error_in(error: BaseException) -> ExportError | None:
-    """Return the ExportError that a hook raised below ``error``, None if there is none."""
+    """Return the ExportError among the causes of ``error``, or None."""
     return next((cause for cause in _causes(error) if isinstance(cause, ExportError)), None)
 
 

@@ -259,7 +259,10 @@ def test_options_that_are_refused(tmp_path, options, words):
 
 WRONG_VOCABULARIES = [
     ({"draft_vocab": 300}, "draft_vocab=300 leaves out none of 300 tokens"),
-    ({"draft_vocab": 64, "target_layers": 1}, "draft_vocab=64 has no form for target_layers=1"),
+    (
+        {"draft_vocab": 64, "target_layers": 1},
+        "draft_vocab=64 is not supported with target_layers=1",
+    ),
     ({"draft_vocab": 300, "kind": "feature"}, "draft_vocab=300 leaves out none of 300 tokens"),
 ]
 

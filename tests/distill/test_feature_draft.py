@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig
 
-from dsbd_distill.acceptance import Best, HeldOutSamples, acceptance_by_depth
+from dsbd_distill.acceptance import Best, acceptance_by_depth
 from dsbd_distill.config import DistillConfig
 from dsbd_distill.draft_head import DraftHead
 from dsbd_distill.draft_run import distill
@@ -20,6 +20,7 @@ from dsbd_distill.feature_shape import (
     new_feature_draft,
     write_feature_draft,
 )
+from dsbd_distill.lesson import Lesson
 from dsbd_distill.rollout import (
     NUM_STEPS,
     rollout,
@@ -183,11 +184,11 @@ def test_a_short_head_leaves_room_for_a_wider_layer(target):
 
 
 def test_acceptance_by_depth_is_that_of_each_steps_logits():
-    samples = HeldOutSamples(
-        torch.zeros(2, 5, dtype=torch.int64).numpy(),
-        torch.tensor([[[0, 1]] * 3] * 2).numpy(),
-        torch.full((2, 3, 2), 0.5).numpy(),
-        torch.ones(2, 3, dtype=torch.bool).numpy(),
+    samples = Lesson(
+        np.zeros((2, 5), np.uint32),
+        np.array([[[0, 1]] * 3] * 2, np.uint32),
+        np.log(np.full((2, 3, 2), 0.5, np.float32)),
+        np.ones((2, 3), bool),
     )
     model = FixedDraft()
     uniform, certain = torch.zeros(6, 2), torch.tensor([20.0, -20.0]).expand(6, 2)

@@ -1,4 +1,4 @@
-"""File of the tokens that a draft proposes, where it was trained to propose some only."""
+"""File of the tokens that a draft proposes, if it was trained to propose only some."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write_proposed_tokens(folder: Path, tokens: NDArray[np.int64]) -> None:
 
 
 def read_proposed_tokens(folder: Path, vocab_size: int) -> NDArray[np.int64] | None:
-    """Return the tokens that the draft in a folder was trained to propose; None: all that it has.
+    """Return the tokens that the draft in a folder was trained to propose, None for all.
 
     Raises:
         ExportError: the file holds something else.

@@ -1,4 +1,4 @@
-"""Target and draft of which both read a source, or neither; what has no form for those that do."""
+"""Checks that target and draft both read a source or neither, and of options for those that do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dsbd_runtime.parts.encoder_entry import EncoderEntry
 def check_readers(
     target: Checkpoint | ModelEntry, draft: Checkpoint | None, config: DraftedOptions
 ) -> None:
-    """Raise ExportError where one of a pair alone reads a source, or an option has no form."""
+    """Raise ExportError if only one of a pair reads a source, or an option is not supported."""
     if draft is not None and (target.encoder is None) != (draft.encoder is None):
         reader, other = ("target", "draft") if draft.encoder is None else ("draft", "target")
         family = draft.family if other == "draft" else target.family
@@ -27,18 +27,18 @@ def check_readers(
         if read_by_target != read_by_draft:
             raise ExportError(
                 f"the target (family {target.family}) reads {_in_words(target.encoder)}, the draft "
-                f"(family {draft.family}) {_in_words(draft.encoder)}: the same is expected of "
-                "both, which read one source; choose a draft of the same kind"
+                f"(family {draft.family}) {_in_words(draft.encoder)}: both must read "
+                "the same source; choose a draft of the same kind"
             )
     if isinstance(config, ExportConfig) and config.features:
         raise ExportError(
-            f"features=True has no form for the target (family {target.family}), an "
+            f"features=True is not supported for the target (family {target.family}), an "
             "encoder-decoder; leave features out"
         )
 
 
 def _in_words(encoder: EncoderEntry) -> str:
-    """Return what an encoder reads."""
+    """Return the input of an encoder in words."""
     speech = encoder.speech
     if speech is None:
         return "text"

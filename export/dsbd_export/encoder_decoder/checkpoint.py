@@ -1,4 +1,4 @@
-"""What the config of an encoder-decoder says: limits, start token, layers; what is refused."""
+"""Config of an encoder-decoder: limits, start token, unsupported options."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def is_encoder_decoder(files: CheckpointFiles) -> bool:
 
 
 def read_encoder_decoder(files: CheckpointFiles) -> Checkpoint:
-    """Return what the configs say of an encoder-decoder."""
+    """Return the description of an encoder-decoder."""
     return replace(read_checkpoint(files), encoder=_encoder_entry(files))
 
 
 def _encoder_entry(files: CheckpointFiles) -> EncoderEntry:
-    """Return the entry of an encoder, whose cross rows are known once the model is loaded.
+    """Return the entry of an encoder, without cross rows until the model is loaded.
 
     Raises:
-        ExportError: the config lacks what must be known, or an option has no form for it.
+        ExportError: the config is incomplete, or an option is not supported.
     """
     role, config = files.role, text_config(files.config)
     _check_options(role, config, files.options)
@@ -66,10 +66,10 @@ def _encoder_entry(files: CheckpointFiles) -> EncoderEntry:
 
 
 def _check_options(role: str, config: PreTrainedConfig, options: ModelOptions) -> None:
-    """Raise ExportError for an option that encoder-decoders have no form for."""
+    """Raise ExportError for an option that encoder-decoders do not support."""
     wrong = {
         "dtype": (options.dtype, "fp32", "its engines run on the CPU"),
-        "engine": (options.engine, "onnx", "TensorRT has no place for the rows of a source"),
+        "engine": (options.engine, "onnx", "TensorRT does not support the rows of a source"),
         "form": (options.form, "portable", "its engines run on the CPU"),
         "attention": (
             options.attention or "fused",
@@ -80,6 +80,6 @@ def _check_options(role: str, config: PreTrainedConfig, options: ModelOptions) -
     for field, (value, needed, reason) in wrong.items():
         if value != needed:
             raise ExportError(
-                f"{field}={value!r} has no form for the {role}, an encoder-decoder (family "
+                f"{field}={value!r} is not supported for the {role}, an encoder-decoder (family "
                 f"{config.model_type}): {reason}; use {field}={needed!r}"
             )

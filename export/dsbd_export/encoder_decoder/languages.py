@@ -1,4 +1,4 @@
-"""Languages that an encoder-decoder translates between: special tokens that are named so."""
+"""Languages that an encoder-decoder translates between, found by names of special tokens."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dsbd_export.tokenizers.marian_tokenizer import is_marian, source_tokenizer
 from dsbd_export.tokenizers.tokenizer_files import load_tokenizer
 
 _LANGUAGE = re.compile(r"(?:__)?([a-z]{2,3}(?:_[A-Z]{2}|_[A-Z][a-z]{3})?)(?:__)?")
-"""As NLLB's eng_Latn, mBART's en_XX, and M2M100's __en__."""
+"""Such as NLLB's eng_Latn, mBART's en_XX, and M2M100's __en__."""
 _FEWEST = 2
 
 
 def with_languages(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a target with the tokens of its languages, as it is where it has none.
+    """Return a target with the tokens of its languages, unchanged if there are none.
 
-    Marian's are a part of a source's text (">>deu<< The house"); of it the unknown token is told.
+    Marian's languages are part of a source's text (">>deu<< The house"); it gets its unknown token.
     """
     if checkpoint.encoder is None or checkpoint.encoder.speech is not None:
         return checkpoint

@@ -1,4 +1,4 @@
-"""What a feature draft and its target must agree on, and forms that no feature draft has."""
+"""Agreement of a feature draft with its target, and options that it does not support."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def agreed_features(
 ) -> FeatureDraftCheckpoint:
     """Return a feature draft with vocabulary, special tokens and context of its target.
 
-    Published ones have no tokenizer, and the context of their training, which their relative
-    positions are not bound to: the library that publishes them raises it to the target's as well.
+    Published drafts have no tokenizer, and the context of their training. Relative positions allow
+    more, and the library that publishes them raises it to the target's as well.
 
     Raises:
         ExportError: it was trained for another vocabulary, or its rotary frequencies are constant
@@ -56,9 +56,9 @@ def paired_features(
     """Return the target with the features that a draft reads, and the draft with its tokens.
 
     Raises:
-        ExportError: the target lacks them, or shares no weights; or as ``agreed_pair``.
+        ExportError: the target lacks them, or cannot share weights; or as ``agreed_pair``.
     """
-    assert isinstance(draft, FeatureDraftCheckpoint)  # as its kind was asked for
+    assert isinstance(draft, FeatureDraftCheckpoint)  # its kind was checked
     target = replace(target, feature_layers=layers_read(draft.features, target.config))
     if (draft.folder / TOKENIZER_FILE).is_file():
         check_tokens(read_tokenizer(target), target.vocab_size, draft, report)
@@ -71,8 +71,8 @@ def paired_features(
 
 
 def added_features(bundle: Bundle, draft: Checkpoint, report: Report) -> Checkpoint:
-    """Return a draft that agrees with the target of a bundle; raises as ``paired_features``."""
-    assert isinstance(draft, FeatureDraftCheckpoint)  # as its kind was asked for
+    """Return a draft aligned with the target of a bundle; raises like ``paired_features``."""
+    assert isinstance(draft, FeatureDraftCheckpoint)  # its kind was checked
     target = bundle.entry("target")
     if (draft.folder / TOKENIZER_FILE).is_file():
         content = tokenizer_content(bundle.path / TOKENIZER_FILE)
@@ -85,22 +85,22 @@ def added_features(bundle: Bundle, draft: Checkpoint, report: Report) -> Checkpo
 def check_features_pair(
     _target: Checkpoint | ModelEntry, draft: Checkpoint | None, options: ModelOptions
 ) -> None:
-    """Raise ExportError for a feature draft with options that it has no form for."""
+    """Raise ExportError for a feature draft with options that it does not support."""
     if isinstance(draft, FeatureDraftCheckpoint):
         check_form(options)
 
 
 def check_form(options: ModelOptions) -> None:
-    """Raise ExportError for an engine that takes no features, or texts that have none."""
+    """Raise ExportError for options that feature drafts do not support."""
     if options.calibration_texts:
         raise ExportError(
-            f"calibration_texts={options.calibration_texts[0]!r} has no form for a feature draft, "
-            "which reads the features of a target; leave it out"
+            f"calibration_texts={options.calibration_texts[0]!r} is not supported for a feature "
+            "draft, which reads the features of a target; leave it out"
         )
     if options.engine != ONNX:
         raise ExportError(
-            f"a feature draft has no form for engine={options.engine!r}; use engine={ONNX!r}, or a "
-            "draft that is a model of its own"
+            f"a feature draft does not support engine={options.engine!r}; use engine={ONNX!r}, or "
+            "a draft that is a model of its own"
         )
 
 
@@ -108,7 +108,7 @@ def layers_read(features: FeatureDraftConfig, target: PreTrainedConfig) -> tuple
     """Return the layers of a target whose inputs a draft reads.
 
     Raises:
-        ExportError: the target lacks them, or is of another width.
+        ExportError: the target lacks these layers, or has another width.
     """
     text = target.get_text_config()
     if text.hidden_size != features.target_hidden_size:
@@ -131,7 +131,7 @@ def check_target(features: FeatureDraftConfig, bundle: Bundle) -> None:
     wanted = features.layers if features.layers is not None else tuple(returned.layers)
     if returned.width != features.feature_width or tuple(returned.layers) != wanted:
         raise ExportError(
-            f"the target of {bundle.path} returns what enters its layers {returned.layers}, "
-            f"{returned.width} numbers, and this draft reads layers {list(wanted)}, "
+            f"the target of {bundle.path} returns the inputs of its layers {returned.layers}, "
+            f"{returned.width} numbers, but this draft reads layers {list(wanted)}, "
             f"{features.feature_width} numbers; {again}"
         )

@@ -1,4 +1,4 @@
-"""Checkpoint of a feature draft, which transformers has no class for."""
+"""Checkpoint of a feature draft; transformers has no class for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dsbd_export.feature_draft.config import (
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureDraftCheckpoint(Checkpoint):
-    """A feature draft; ``config`` is that of its transformer layer.
+    """A feature draft; ``config`` is the config of its transformer layer.
 
     Attributes:
         features: its whole config.
@@ -33,7 +33,7 @@ class FeatureDraftCheckpoint(Checkpoint):
 
     @property
     def names_proposed(self) -> bool:
-        """See the base; d2t does."""
+        """See the base: d2t names them."""
         return True
 
 
@@ -43,12 +43,12 @@ def has_feature_draft(files: CheckpointFiles) -> bool:
 
 
 def read_feature_draft(files: CheckpointFiles) -> Checkpoint:
-    """Return a feature draft; ``paired_features`` adds what it takes from its target."""
+    """Return a feature draft; ``paired_features`` adds settings of its target."""
     role, folder = files.role, files.folder
     if role != "draft":
         raise ExportError(
-            f"the {role} at {folder} is a feature draft (EAGLE), which has no meaning without its "
-            f"target; give it as the draft, and the model that it was trained for as the {role}"
+            f"the {role} at {folder} is a feature draft (EAGLE), which works only with its target; "
+            f"give it as the draft, and the model that it was trained for as the {role}"
         )
     features = read_feature_config(folder)
     layer = features.layer
