@@ -28,7 +28,7 @@ from dsbd_distill.work_folder import WorkFolder
 from dsbd_export.capture.cache_probe import probed_caches
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.model_loading import load_model
-from dsbd_export.encoder_decoder.languages import with_languages
+from dsbd_export.encoder_decoder.checkpoint import with_languages
 from dsbd_export.encoder_decoder.reference import probed_sources
 from dsbd_export.errors import ExportError
 from dsbd_export.progress import Report

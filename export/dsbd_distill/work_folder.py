@@ -67,7 +67,7 @@ class WorkFolder:
             ExportError: another process works here, the folder belongs to other options, or it
                 cannot be written.
         """
-        with writing(self.path, "free some space; the same command then goes on"):
+        with writing(self.path, "free some space; the same command then resumes"):
             self.path.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.path / "lock")
             try:

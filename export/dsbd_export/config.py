@@ -58,7 +58,7 @@ class ModelOptions:
             the tokens that a call names, or "auto" for "topk:64" with a large vocabulary, else
             "full"; see ``for_vocabulary``.
         attention: "fused", "grouped" (see ``optimize``) or "exact" (see ``exact_attention``); None
-            for "exact" with int8-dynamic and, in fp32, int8, where the model has such a form,
+            for "exact" with int8-dynamic and, in fp32, int8, if the model supports it,
             else "fused".
         form: "portable", or "cuda" for operators of ONNX Runtime with fewer kernels on a GPU, see
             ``cuda_graph``.
@@ -218,7 +218,7 @@ class ModelOptions:
         if wrong:
             raise ExportError(
                 f"attention={EXACT!r} has no form for {wrong}, whose other products depend on the "
-                f"rows beside a row; use dtype='fp32' and engine={ONNX!r}, or leave attention out"
+                f"other rows of a call; use dtype='fp32' and engine={ONNX!r}, or leave it out"
             )
 
     def _check_form(self) -> None:
@@ -231,7 +231,7 @@ class ModelOptions:
             )
         if self.attention_form == EXACT:
             raise ExportError(
-                f"form={CUDA!r} is for a GPU, where attention={EXACT!r} (the default with "
+                f"form={CUDA!r} is for a GPU, on which attention={EXACT!r} (the default with "
                 f"quantize='int8-dynamic') keeps no bits; use form={PORTABLE!r}, or attention="
                 f"{FUSED!r} without int8-dynamic"
             )

@@ -3,7 +3,7 @@
     DsbdError            every error that a user can fix (dsbd_errors)
     └── ExportError      an option, a checkpoint, a pair or an exported graph is not usable
 
-Every message says what is wrong, the value seen, the value expected and how to fix it.
+Every message has the problem, the given value, the expected value and a fix.
 """
 
 from __future__ import annotations

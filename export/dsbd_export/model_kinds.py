@@ -11,18 +11,19 @@ from dataclasses import dataclass
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.checkpoint_reading import CheckpointFiles, read_decoder
 from dsbd_export.config import DraftedOptions
-from dsbd_export.encoder_decoder.agreement import check_readers
-from dsbd_export.encoder_decoder.checkpoint import is_encoder_decoder, read_encoder_decoder
-from dsbd_export.encoder_decoder.languages import with_languages
-from dsbd_export.encoder_decoder.source import EncoderDecoderSource
-from dsbd_export.feature_draft.agreement import (
-    added_features,
-    check_features_pair,
-    paired_features,
+from dsbd_export.encoder_decoder.checkpoint import (
+    check_readers,
+    is_encoder_decoder,
+    read_encoder_decoder,
+    with_languages,
 )
+from dsbd_export.encoder_decoder.source import EncoderDecoderSource
 from dsbd_export.feature_draft.checkpoint import (
     FeatureDraftCheckpoint,
+    added_features,
+    check_features_pair,
     has_feature_draft,
+    paired_features,
     read_feature_draft,
 )
 from dsbd_export.feature_draft.source import FeatureDraftSource

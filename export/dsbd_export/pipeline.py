@@ -186,7 +186,7 @@ def export_model(
     judged = made.judged
     parity = measured_parity(judged, checkpoint, wanted, limit, in_float64, report)
     if reason := refusal(checkpoint, parity):
-        report(f"warning: {reason}; the export goes on, and its result is kept apart")
+        report(f"warning: {reason}; the export continues, and its result is kept apart")
     elif warning := advice(checkpoint, config, parity):
         report(f"warning: {warning}")
     _copy_record(checkpoint, folder)

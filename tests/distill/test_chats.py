@@ -216,7 +216,7 @@ def test_options_against_the_training_are_refused(of_chats, chat_target, tmp_pat
 def test_a_damaged_list_of_tokens_is_named(of_chats, tmp_path, content):
     folder = shutil.copytree(of_chats.config.output, tmp_path / "draft")
     (folder / "proposed_tokens.json").write_text(content)
-    with pytest.raises(ExportError, match=r"proposed_tokens\.json is no .*; copy it anew"):
+    with pytest.raises(ExportError, match=r"proposed_tokens\.json is not .*; copy it again"):
         open_checkpoint("draft", folder, ModelOptions())
 
 

@@ -52,7 +52,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory, small_llama_folder: Path) 
     config = ExportConfig(target=str(small_llama_folder), output=output, atol=NOTHING_PASSES)
     with pytest.raises(ExportError, match="parity failed: the target") as error:
         export_bundle(config, report=lines.append)
-    assert [line for line in lines if "the export goes on, and its result is kept apart" in line]
+    assert [line for line in lines if "the export continues, and its result is kept apart" in line]
     return output, str(error.value)
 
 

@@ -35,7 +35,7 @@ MASK_BY_LAYER_TYPE = {
 
 _BY_LAYER_TYPE = {
     "hybrid_sliding": "keeps a state in addition to its rows, which a tree of tokens cannot share",
-    "chunked_attention": "needs a mask of chunks, the graph has none",
+    "chunked_attention": "needs a mask of chunks, which the graph lacks",
 }
 _SPEECH_FAMILY = "whisper"
 _UNLIMITED = 512  # tokens, if a model has no limit: what most were trained with

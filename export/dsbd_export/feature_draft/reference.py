@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dsbd_export.feature_draft.checkpoint import FeatureDraftCheckpoint
 from dsbd_export.feature_draft.model import FeatureDraft
-from dsbd_export.parity_cases import TEXT, TREE, ForestCase, forest_cases
+from dsbd_export.parity_cases import TREE, ForestCase, forest_cases, prefill_case
 
 _NUM_ROWS = 128  # of the case that judges a lower precision
 
@@ -26,25 +26,16 @@ def feature_cases(checkpoint: FeatureDraftCheckpoint) -> list[ForestCase]:
     """Return the forests of every model with features of the target, equal at every call."""
     rng = np.random.default_rng(1)
     # It may have no tokenizer, and has its target's tokens.
-    cases = [*forest_cases(checkpoint, checkpoint.vocab_size), _long_case(checkpoint, rng)]
+    length = min(_NUM_ROWS, checkpoint.context_length)
+    tokens = rng.integers(0, checkpoint.vocab_size, length, dtype=np.int64)
+    # Random rows in place of the text that other models are judged by.
+    cases = [*forest_cases(checkpoint, checkpoint.vocab_size), prefill_case(checkpoint, tokens)]
     return [
         dataclasses.replace(
             case, features=_drawn(checkpoint, case, rng), uses_own=case.name == TREE
         )
         for case in cases
     ]
-
-
-def _long_case(checkpoint: FeatureDraftCheckpoint, rng: np.random.Generator) -> ForestCase:
-    """Return many rows, in place of the text that other models are judged by."""
-    length = min(_NUM_ROWS, checkpoint.context_length)
-    return ForestCase(
-        name=TEXT,
-        prefix_ids=np.zeros(0, np.int64),
-        node_ids=rng.integers(0, checkpoint.vocab_size, length, dtype=np.int64),
-        parents=np.arange(-1, length - 1),
-        rows=np.arange(length),
-    )
 
 
 def _drawn(

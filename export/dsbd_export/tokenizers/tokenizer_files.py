@@ -127,12 +127,12 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
             return target_tokenizer(folder)
     elif (found := tiktoken_file(folder)) is not None:
         raise ExportError(
-            f"the tokenizer of the {role} is {found}, a tiktoken file, which says neither how a "
-            f"text is split into words nor which tokens are special; a {TOKENIZER_FILE} is needed, "
+            f"the tokenizer of the {role} is {found}, a tiktoken file, which has neither the "
+            f"splitting into words nor the special tokens; a {TOKENIZER_FILE} is needed, "
             "such as that of a converted copy of the model"
         )
     elif not has_older_files(folder):
-        # transformers makes an empty tokenizer where it finds no file at all
+        # without any file transformers makes an empty tokenizer
         raise ExportError(
             f"the {role} has no {file} and none of {', '.join(OLDER_FILES)} to build it from; "
             "copy the tokenizer of its base model"
