@@ -83,14 +83,14 @@ class FeatureDrafts(DraftKind):
     def check(config: DistillConfig, target: Checkpoint) -> None:
         """See DraftKind."""
         check_draft_vocab(config, target)
-        feature_shape(config.num_params, None, target, config.draft_vocab)
+        if config.num_params is not None:
+            feature_shape(config.num_params, 0, target, config.draft_vocab)
 
     def first_draft(self) -> PreTrainedModel:
         """See DraftKind."""
         target, checkpoint = self._teaching.target, self._teaching.checkpoint
         config, num_of_target = self._config, target.num_parameters()
         shape = feature_shape(config.num_params, num_of_target, checkpoint, config.draft_vocab)
-        assert shape is not None  # the target's parameters are given
         return new_feature_draft(
             target,
             checkpoint,

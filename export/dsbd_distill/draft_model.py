@@ -7,7 +7,7 @@ differ most. A draft of the target's layers keeps its family and width.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -52,7 +52,7 @@ class DraftShape:
 def check_shape(num_params: int | None, target_layers: int | None, target: Checkpoint) -> None:
     """Raise ExportError for a shape that a target does not allow, before its weights are read."""
     if num_params is not None:
-        _shape_within(num_params, target.vocab_size)
+        shape_for(num_params, 0, target.vocab_size)
     if target_layers is not None and target.composite is not None:
         others = " and ".join(target.unread_inputs or [])
         raise ExportError(
@@ -68,42 +68,44 @@ def check_shape(num_params: int | None, target_layers: int | None, target: Check
 
 
 def shape_for(wanted: int | None, num_of_target: int, vocab_size: int) -> DraftShape:
-    """Return the shape for ``wanted`` parameters; None: a tenth of the target's, or the least."""
-    least = next(_shapes()).num_parameters(vocab_size)
-    return _shape_within(most_params(wanted, num_of_target, least), vocab_size)
-
-
-def _shape_within(num_params: int, vocab_size: int) -> DraftShape:
-    """Return the largest shape of at most ``num_params`` parameters.
+    """Return the largest shape of at most ``wanted`` parameters; see ``largest_shape``.
 
     A draft is called many times in sequence, so it is shallow: 2 layers, and one more for each 128
     of the hidden size.
-
-    Raises:
-        ExportError: no shape has so few.
     """
-    sizes = [(shape, shape.num_parameters(vocab_size)) for shape in _shapes()]
-    return largest_within(num_params, sizes, vocab_size)
+    shapes = [
+        DraftShape(hidden_size=size, num_layers=min(2 + size // 128, _MOST_LAYERS))
+        for size in hidden_sizes()
+    ]
+    sizes = [(shape, shape.num_parameters(vocab_size)) for shape in shapes]
+    return largest_shape(wanted, num_of_target, sizes, vocab_size)
 
 
 _Shape = TypeVar("_Shape")
 
 
-def largest_within(num_params: int, sizes: Sequence[tuple[_Shape, int]], vocab_size: int) -> _Shape:
-    """Return the last shape of at most ``num_params`` parameters.
+def largest_shape(
+    wanted: int | None, num_of_target: int, sizes: Sequence[tuple[_Shape, int]], vocab_size: int
+) -> _Shape:
+    """Return the last shape of at most ``wanted`` parameters.
 
-    sizes: shapes and their parameters, the smallest first.
+    Args:
+        wanted: None for a tenth of the target's, or the smallest shape.
+        num_of_target: parameters of the target.
+        sizes: shapes and their parameters, the smallest first.
+        vocab_size: for messages.
 
     Raises:
         ExportError: no shape has so few.
     """
-    found = [shape for shape, size in sizes if size <= num_params]
-    if not found:
+    least = sizes[0][1]
+    most = max(num_of_target // _DEFAULT_SHARE, least) if wanted is None else wanted
+    if most < least:
         raise ExportError(
-            f"params={num_params} is too few for a vocabulary of {vocab_size} tokens, whose "
-            f"smallest draft has {sizes[0][1]}; give at least that many"
+            f"params={most} is too few for a vocabulary of {vocab_size} tokens, whose "
+            f"smallest draft has {least}; give at least that many"
         )
-    return found[-1]
+    return [shape for shape, size in sizes if size <= most][-1]
 
 
 def hidden_sizes() -> list[int]:
@@ -114,18 +116,6 @@ def hidden_sizes() -> list[int]:
 def head_dim_of(hidden_size: int) -> int:
     """Return the size of an attention head at a width of the draft."""
     return _WIDE_HEAD_DIM if hidden_size >= _WIDE else _HEAD_DIM
-
-
-def most_params(wanted: int | None, num_of_target: int, least: int) -> int:
-    """Return ``wanted``; None for a tenth of the target's, or the least that a draft has."""
-    return max(num_of_target // _DEFAULT_SHARE, least) if wanted is None else wanted
-
-
-def _shapes() -> Iterator[DraftShape]:
-    """Yield shapes by increasing size."""
-    for hidden_size in hidden_sizes():
-        most = min(2 + hidden_size // 128, _MOST_LAYERS)
-        yield DraftShape(hidden_size=hidden_size, num_layers=most)
 
 
 def new_draft(

@@ -18,13 +18,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from dsbd_distill.draft_model import (
-    hidden_sizes,
-    largest_within,
-    llama_config,
-    most_params,
-    projected,
-)
+from dsbd_distill.draft_model import hidden_sizes, largest_shape, llama_config, projected
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.model_config import normalized_config
 from dsbd_export.feature_draft.config import FeatureDraftConfig
@@ -57,30 +51,17 @@ class FeatureShape:
 
 
 def feature_shape(
-    wanted: int | None,
-    num_of_target: int | None,
-    target: Checkpoint,
-    num_proposed: int | None = None,
-) -> FeatureShape | None:
-    """Return the largest shape of at most ``wanted`` parameters.
+    wanted: int | None, num_of_target: int, target: Checkpoint, num_proposed: int | None = None
+) -> FeatureShape:
+    """Return the largest shape of at most ``wanted`` parameters; see ``largest_shape``.
 
-    Args:
-        wanted: None for a tenth of ``num_of_target``; if both are None, the result is None.
-        num_of_target: parameters of the target; None: not yet known.
-        target: its checkpoint.
-        num_proposed: number of tokens that the draft proposes; None: all.
-
-    Raises:
-        ExportError: no shape has so few.
+    num_proposed: number of tokens that the draft proposes; None: all.
     """
     width = len(feature_layers(target)) * feature_size(target)
     shapes = [FeatureShape(hidden_size=size) for size in hidden_sizes()]
     num_own = target.vocab_size if num_proposed is None else num_proposed
     sizes = [(shape, shape.num_parameters(target.vocab_size, num_own, width)) for shape in shapes]
-    if wanted is None and num_of_target is None:
-        return None
-    most = most_params(wanted, num_of_target or 0, sizes[0][1])
-    return largest_within(most, sizes, target.vocab_size)
+    return largest_shape(wanted, num_of_target, sizes, target.vocab_size)
 
 
 def new_feature_draft(

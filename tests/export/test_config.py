@@ -13,7 +13,7 @@ from dsbd_runtime.errors import DsbdError
 
 REFUSED = [  # (option, value, words of the message)
     ("dtype", "fp8", "dtype='fp8' is not known; use one of fp32, fp16, bf16"),
-    ("logits", "all", "use auto, full, or topk:K"),
+    ("logits", "all", "use auto, full, gather, or topk:K"),
     ("quantize", "int3", "use one of none, int8-dynamic, int8, int4"),
     ("max_kl", 0.5, "max_kl=0.5 has no meaning for dtype='fp32' with quantize='none'; use atol"),
     ("max_kl", -1.0, "max_kl=-1.0 is not an error limit"),
