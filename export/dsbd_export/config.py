@@ -1,4 +1,4 @@
-"""Options of an export: of every model, of drafts, and paths."""
+"""Options of an export: those of every model, and which models are exported to where."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from dsbd_runtime.tensorrt.trt_module import FLAVOURS
 
 OPSET = 24  # of ai.onnx, the version with TensorScatter and Attention
 MICROSOFT_DOMAIN = "com.microsoft"  # of operators that ONNX Runtime alone has
-HIDDEN = -3e4  # exp(HIDDEN) is 0, but finite in float16: a row that sees nothing is not NaN
+HIDDEN = -3e4  # exp(HIDDEN) is 0, finite in float16 as well: a row that sees nothing is no NaN
 MIN_CONTEXT = 16  # the parity gate needs a prompt and a tree of three levels
 MAX_CONTEXT = 2**31 - 1  # the largest number of a manifest
 _MOST_THREADS = 1024
-LEAST_DRAFT_VOCAB = 32  # room for the tokens that end a sequence; less is a mistake
+LEAST_DRAFT_VOCAB = 32  # has room for the tokens that end a sequence, and is a mistake below
 
 INT8_ROWS = "int8-dynamic"
 INT8_BLOCKS = "int8"
 FULL, AUTO = "full", "auto"
-LARGE_VOCABULARY = 16_384  # from this size on, handling full logits on the host is expensive
+LARGE_VOCABULARY = 16_384  # from here on the head of a row costs more than the tokens of it
 USUAL_TOP_LOGITS = 64
 FUSED, GROUPED, EXACT = ATTENTIONS = ("fused", "grouped", "exact")
 PORTABLE, CUDA = FORMS = ("portable", "cuda")
 ONNX = "onnx"
-_QUANTIZED_DTYPES = {  # of onnxruntime's CPU provider, on which parity runs
+_QUANTIZED_DTYPES = {  # those of onnxruntime's CPU provider, on which parity runs
     "none": DTYPES,
     INT8_ROWS: ("fp32",),
     INT8_BLOCKS: ("fp32", "fp16"),
@@ -52,28 +52,28 @@ class ModelOptions:
     Attributes:
         dtype: precision of weights and caches: "fp32", "fp16" or "bf16".
         quantize: weight compression: "none", "int8-dynamic", "int8" or "int4"; see ``quantize``.
-        calibration_texts: files, folders or patterns of texts, from which the forms of products
-            with int8 rows are chosen; empty: a text of this package.
+        calibration_texts: files, folders or patterns of texts, by which the forms of products are
+            chosen that round their rows to int8; none: by a text of ours.
         logits: output of the engines: "full", "topk:K" for the K largest of a row, "gather" for
-            the tokens that a call names, or "auto" for "topk:64" with a large vocabulary, else
-            "full"; see ``for_vocabulary``.
+            those of the tokens that a call names, or "auto" for "topk:64" with a large vocabulary
+            and else "full": see ``for_vocabulary``.
         attention: "fused", "grouped" (see ``optimize``) or "exact" (see ``exact_attention``); None
-            for "exact" with int8-dynamic and, in fp32, int8, if the model supports it,
+            for "exact" with int8-dynamic and, in fp32, int8, where the model has such a form,
             else "fused".
         form: "portable", or "cuda" for operators of ONNX Runtime with fewer kernels on a GPU, see
             ``cuda_graph``.
-        engine: "onnx", or "tensorrt" or "tensorrt-rtx" for engines in addition to the ONNX files.
+        engine: "onnx", or "tensorrt" or "tensorrt-rtx" for engines beside the ONNX files.
         compute_capability: of the GPU of a TensorRT engine, see ``tensorrt_options``.
         capacity: cache rows of a TensorRT engine, see ``tensorrt_options``.
         atol: largest absolute logit error that passes the parity gate, for fp32 without
             quantization; None for the limit in ``parity``.
-        max_kl: the same for all other exports: largest mean KL divergence that passes.
+        max_kl: largest mean KL divergence that passes, for all other exports; None likewise.
         max_context: upper limit of the context length, None for that of the checkpoint.
-        max_source: the same for the tokens of a source of an encoder-decoder. If positions are
-            relative distances, both are the numbers themselves.
+        max_source: upper limit of the tokens of a source, of an encoder-decoder; None likewise.
+            Where positions are known by their distance alone, both are the numbers themselves.
         revision: branch, tag or commit of the checkpoints that come from the hub.
         trust_remote_code: run modelling code of a checkpoint.
-        num_threads: of torch, and of the compared engines; None for torch's default.
+        num_threads: of torch, and of the engines that are compared; None for torch's own choice.
     """
 
     dtype: str = "fp32"
@@ -108,9 +108,9 @@ class ModelOptions:
                 raise ExportError(f"{field}={length} is too short; use at least {MIN_CONTEXT}")
 
     def for_vocabulary(self, vocab_size: int, *, reads_all: bool = False) -> Self:
-        """Return the options with ``logits`` chosen for a vocabulary size.
+        """Return the options of an export with so many tokens, whose ``logits`` are chosen.
 
-        reads_all: whether usual requests read all logits of a row, like those of a speech model.
+        reads_all: whether the usual requests read all of a row, as those of a speech model do.
         """
         if self.logits != AUTO:
             return self
@@ -122,12 +122,12 @@ class ModelOptions:
 
     @property
     def num_top_logits(self) -> int:
-        """Return K of "topk:K", else 0."""
+        """Return K of "topk:K", 0 of all others."""
         return 0 if self.logits == AUTO else parse_num_top_logits(self.logits)
 
     @property
     def tensorrt(self) -> TensorrtOptions | None:
-        """Return the options of the TensorRT engines, None without them."""
+        """Return the options of the TensorRT engines, None without any."""
         if self.engine == ONNX:
             return None
         return TensorrtOptions(
@@ -138,17 +138,17 @@ class ModelOptions:
 
     @property
     def attention_form(self) -> str:
-        """Return the form of attention, given or by the precision."""
+        """Return the form of attention, chosen or by the precision."""
         if self.attention is not None:
             return self.attention
         return EXACT if self.rounds_rows else FUSED
 
     @property
     def quantized_form(self) -> str:
-        """Return the manifest's name of the quantization, one of ``QUANTIZED_FORMS``.
+        """Return what the manifest calls the quantization, one of ``QUANTIZED_FORMS``.
 
         In fp16, the precision of GPUs, blocks of 4 bits are symmetric: CUDA's products of fp16 rows
-        and integers support no others, and would dequantize whole weights for a verification.
+        and integers know no other, and else dequantize whole weights for a verification.
         """
         is_symmetric = (self.quantize, self.dtype) == ("int4", "fp16")
         return INT4_SYMMETRIC if is_symmetric else self.quantize
@@ -159,7 +159,7 @@ class ModelOptions:
         return self._rounds_rows(self.quantize)
 
     def _rounds_rows(self, quantize: str | None) -> bool:
-        if quantize == INT8_BLOCKS:  # on a GPU its products take rows of fp16
+        if quantize == INT8_BLOCKS:  # whose products take rows of fp16 as they are, on a GPU
             return (self.dtype, self.form) == ("fp32", PORTABLE)
         return quantize == INT8_ROWS
 
@@ -170,12 +170,12 @@ class ModelOptions:
 
     @property
     def bit_exact(self) -> str | bool:
-        """Return the manifest's value, one of ``BIT_EXACTNESS``."""
+        """Return what the manifest says of it, one of ``BIT_EXACTNESS``."""
         return "observed" if self.attention_form == EXACT else False
 
     @property
     def is_exact(self) -> bool:
-        """Return whether only fp32 rounding may distinguish the export from the checkpoint."""
+        """Return whether the export may differ from the checkpoint by rounding in fp32 only."""
         return (self.dtype, self.quantize) == ("fp32", "none")
 
     def _check_choices(self) -> None:
@@ -218,7 +218,7 @@ class ModelOptions:
         if wrong:
             raise ExportError(
                 f"attention={EXACT!r} has no form for {wrong}, whose other products depend on the "
-                f"other rows of a call; use dtype='fp32' and engine={ONNX!r}, or leave it out"
+                f"rows beside a row; use dtype='fp32' and engine={ONNX!r}, or leave attention out"
             )
 
     def _check_form(self) -> None:
@@ -231,7 +231,7 @@ class ModelOptions:
             )
         if self.attention_form == EXACT:
             raise ExportError(
-                f"form={CUDA!r} is for a GPU, on which attention={EXACT!r} (the default with "
+                f"form={CUDA!r} is for a GPU, where attention={EXACT!r} (the default with "
                 f"quantize='int8-dynamic') keeps no bits; use form={PORTABLE!r}, or attention="
                 f"{FUSED!r} without int8-dynamic"
             )
@@ -255,8 +255,8 @@ class ModelOptions:
             _ = self.num_top_logits
         except ValueError as error:
             raise ExportError(
-                f"logits={self.logits!r} is not a kind of output; use auto, full, gather, or "
-                "topk:K with K from 1 to the vocabulary's size, such as topk:64"
+                f"logits={self.logits!r} is no kind of output; use auto, full, or topk:K with K "
+                "from 1 to the vocabulary's size, as topk:64, or gather"
             ) from error
         if self.logits == GATHER and self.engine != ONNX:
             raise ExportError(
@@ -269,7 +269,7 @@ class ModelOptions:
             value = getattr(self, field)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ExportError(
-                    f"{field}={value} is not an error limit; use a number above 0, as {example:g}"
+                    f"{field}={value} is no error limit; use a number above 0, as {example:g}"
                 )
         meaningless, instead = ("max_kl", "atol") if self.is_exact else ("atol", "max_kl")
         if (value := getattr(self, meaningless)) is not None:
@@ -281,12 +281,12 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftedOptions(ModelOptions):
-    """Options of every model, and of a draft.
+    """Options of every model, and those of a draft alone.
 
     Attributes:
         draft_vocab: how many tokens the draft may propose, see ``draft_vocabulary``; None: all.
-        draft_texts: files, folders or patterns of texts whose most frequent tokens the draft
-            proposes; empty: the tokens with the lowest ids.
+        draft_texts: files, folders or patterns of texts that say which tokens these are, the most
+            frequent ones; without any they are those of the lowest ids.
         draft_adapter: as ``adapter`` of ``ExportConfig``, for the draft.
     """
 
@@ -303,12 +303,12 @@ class DraftedOptions(ModelOptions):
             if self.draft_texts:
                 raise ExportError(
                     f"draft_texts={self.draft_texts[0]!r} has no meaning without draft_vocab; give "
-                    "it, such as draft_vocab=32768, or leave draft_texts out"
+                    "it, as draft_vocab=32768, or leave draft_texts out"
                 )
         elif self.draft_vocab < self.num_top_logits or self.draft_vocab < LEAST_DRAFT_VOCAB:
             raise ExportError(
                 f"draft_vocab={self.draft_vocab} is too few with logits={self.logits!r}; use at "
-                f"least {max(self.num_top_logits, LEAST_DRAFT_VOCAB)}, such as 32768"
+                f"least {max(self.num_top_logits, LEAST_DRAFT_VOCAB)}, as 32768"
             )
 
 
@@ -318,11 +318,11 @@ class ExportConfig(DraftedOptions):
 
     Attributes:
         target: folder or Hugging Face hub id of the target checkpoint.
-        adapter: folder or hub id of an adapter (PEFT) that is merged into the target, or None.
+        adapter: folder or hub id of an adapter (PEFT) that is merged into the target; None: none.
         draft: folder or hub id of the draft; None for a bundle without one.
         draft_quantize: weight compression of the draft; None for that of the target.
-        features: whether the target's engine also returns hidden states, for a feature draft;
-            exported with such a draft, it always does.
+        features: whether the target's engine also returns hidden states, for a feature draft; it
+            does in any case beside one.
         output: folder of the bundle; an existing bundle there is replaced at the end.
     """
 
@@ -347,7 +347,7 @@ class ExportConfig(DraftedOptions):
         """Return the options of the draft's engine."""
         if self.draft_quantize is None or self.draft_quantize == self.quantize:
             return self
-        # The limits apply to the target's precision.
+        # The limits are those of the target's precision.
         texts = self.calibration_texts if self._rounds_rows(self.draft_quantize) else ()
         return dataclasses.replace(
             self,
@@ -375,7 +375,7 @@ class ExportConfig(DraftedOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DraftConfig(DraftedOptions):
-    """Options of the export of a draft into an existing bundle.
+    """Options of the export of a draft for the target of a bundle that is there.
 
     Attributes:
         bundle: its folder.

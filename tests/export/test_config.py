@@ -13,17 +13,13 @@ from dsbd_runtime.errors import DsbdError
 
 REFUSED = [  # (option, value, words of the message)
     ("dtype", "fp8", "dtype='fp8' is not known; use one of fp32, fp16, bf16"),
-    ("logits", "all", "use auto, full, gather, or topk:K"),
+    ("logits", "all", "use auto, full, or topk:K"),
     ("quantize", "int3", "use one of none, int8-dynamic, int8, int4"),
     ("max_kl", 0.5, "max_kl=0.5 has no meaning for dtype='fp32' with quantize='none'; use atol"),
-    ("max_kl", -1.0, "max_kl=-1.0 is not an error limit"),
-    (
-        "logits",
-        "topk:0",
-        "logits='topk:0' is not a kind of output; use auto, full, gather, or topk:K",
-    ),
+    ("max_kl", -1.0, "max_kl=-1.0 is no error limit"),
+    ("logits", "topk:0", "logits='topk:0' is no kind of output; use auto, full, or topk:K"),
     ("engine", "openvino", "engine='openvino' is not known; use one of onnx, tensorrt, "),
-    ("atol", 0.0, "atol=0.0 is not an error limit"),
+    ("atol", 0.0, "atol=0.0 is no error limit"),
     ("atol", float("nan"), "atol=nan"),
     ("atol", float("inf"), "atol=inf"),
     ("max_context", 15, "max_context=15 is too short; use at least 16"),
