@@ -21,8 +21,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from dsbd_distill.draft_head import DraftHead
 from dsbd_distill.draft_model import shape_for
+from dsbd_distill.lesson import NUM_TOP
 from dsbd_distill.loss import distance, distillation_loss
-from dsbd_distill.teacher import NUM_TOP, TorchDevice, best_device
+from dsbd_distill.teacher import TorchDevice, best_device
 from dsbd_distill.training import optimizers
 from lab.frame.own_process import in_own_process
 from lab.frame.page import RESULTS, Page, writes

@@ -12,21 +12,16 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
-import numpy as np
 import onnx
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from dsbd_export.capture.part import ExportPart
 from dsbd_export.checkpoints.checkpoint import Checkpoint
-from dsbd_export.config import ModelOptions
 from dsbd_export.model_kinds import source_of
 from dsbd_export.model_source import EngineGraph, ModelSource
-from dsbd_export.parity_cases import ForestCase, Reference
 from dsbd_export.progress import Report
-from dsbd_export.quantization.product_rows import RowsOfProducts
 
 
 class SharedCaptures:
@@ -41,7 +36,9 @@ class SharedCaptures:
 
     def __call__(self, checkpoint: Checkpoint) -> ModelSource:
         """Return the source of a checkpoint; its ``capture`` is that of an earlier export."""
-        return _SharedSource(source_of(checkpoint), _key_of(checkpoint), self._graphs)
+        return cast(
+            ModelSource, _SharedSource(source_of(checkpoint), _key_of(checkpoint), self._graphs)
+        )
 
 
 def _key_of(checkpoint: Checkpoint) -> str:
@@ -82,40 +79,19 @@ class _GraphFiles:
 
 
 class _SharedSource:
-    """The source of one export."""
+    """The source of one export; everything except the capture is that of the source."""
 
     def __init__(self, source: ModelSource, key: str, graphs: _GraphStore) -> None:
         self._source, self._key, self._graphs = source, key, graphs
 
-    def load(self, dtype: str, report: Report) -> Any:
-        """See ModelSource."""
-        return self._source.load(dtype, report)
-
-    def references(self, model: Any) -> list[Reference]:
-        """See ModelSource."""
-        return self._source.references(model)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
 
     def probed(self, model: Any, dtype: str) -> Checkpoint:
         """See ModelSource."""
         checkpoint = self._source.probed(model, dtype)
         self._key = _key_of(checkpoint)
         return checkpoint
-
-    def parts(self, options: ModelOptions) -> list[ExportPart]:
-        """See ModelSource."""
-        return self._source.parts(options)
-
-    def logits_in_float64(self, model: Any, case: ForestCase) -> NDArray[np.float64]:
-        """See ModelSource."""
-        return self._source.logits_in_float64(model, case)
-
-    def product_rows(self, model: Any, texts: Sequence[str]) -> RowsOfProducts:
-        """See ModelSource."""
-        return self._source.product_rows(model, texts)
-
-    def largest_values(self, model: Any) -> dict[int, NDArray[np.float32]]:
-        """See ModelSource."""
-        return self._source.largest_values(model)
 
     def capture(self, model: Any, parts: Sequence[ExportPart], report: Report) -> list[EngineGraph]:
         """Return graphs with weights of their own: an export releases those of its model."""

@@ -14,7 +14,7 @@ _SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([KMB]?)", re.IGNORECASE)
 MODEL, FEATURE = KINDS = ("model", "feature")
 _MOST_MINUTES = 60 * 24 * 365
-_MOST_COVERAGE = 16  # of the target, the 32 most probable tokens are known
+_MOST_COVERAGE = 16  # lessons have the 32 most probable tokens of the target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,27 +23,28 @@ class DistillConfig:
 
     Attributes:
         target: folder or Hugging Face hub id of the target checkpoint.
-        data: files, folders or patterns of texts, see ``texts``.
+        data: files, folders or patterns of data, see ``texts``.
         exclude: patterns of files that ``data`` would otherwise include.
-        output: folder of the draft, which must not exist; work in progress is beside it.
+        output: folder of the draft, which must not exist; work in progress is next to it.
         kind: "model" for a small model of its own, "feature" for one transformer layer over the
             target's hidden states (EAGLE-3).
-        params: parameters of the draft at most, as "30M"; None for a tenth of the target's.
-        target_layers: take so many transformer layers of the target, and its width, instead; of
-            an encoder-decoder, of its decoder, which is always so. None: 1.
-        draft_vocab: train the draft to propose so many tokens only, the most frequent of the texts
-            and of what the target answers; None: all of the target's.
-        coverage: beams whose candidates the draft must propose, see ``loss.Coverage``; None: the
-            loss is that of the next token.
-        language: of a target that reads sound, code of the language of all audio; None: detected.
-        task: "transcribe" or "translate", of such a target that knows both; None: the first.
-        learn_answers: of chats that end with an answer, learn that as well, as a text.
+        params: most parameters of the draft, such as "30M"; None for a tenth of the target's.
+        target_layers: begin with this many transformer layers of the target instead, in its width.
+            Drafts for encoder-decoders always do, with layers of the decoder. None: 1.
+        draft_vocab: number of tokens that the draft proposes, the most frequent of the texts and of
+            the target's answers; None: all of the target's.
+        coverage: number of beams whose candidates the draft must propose, see ``loss.Coverage``;
+            None: the loss is that of the next token.
+        language: code of the language of all audio, for a target that reads sound; None: detected.
+        task: "transcribe" or "translate", for such a target that does both; None: the first.
+        learn_answers: learn the answers in chats as well, as texts.
         minutes: of training, samples of the target included.
-        steps: optimizer steps instead: then the draft does not depend on the machine's speed.
-        seed: of everything that is drawn.
+        steps: optimizer steps instead of minutes, so that the draft does not depend on the
+            machine's speed.
+        seed: of all random draws.
         revision: branch, tag or commit of a target from the hub.
         trust_remote_code: run modelling code of the target.
-        num_threads: of torch; None for its own choice. May differ when a command goes on.
+        num_threads: of torch; None for its default. May differ when a command resumes.
     """
 
     target: str
@@ -74,7 +75,7 @@ class DistillConfig:
         if self.kind == FEATURE and self.target_layers is not None:
             raise ExportError(
                 f"target_layers={self.target_layers} has no meaning for kind={FEATURE!r}, a single "
-                "transformer layer of its own; use params, or leave it out"
+                "transformer layer of its own; use params, or leave target_layers out"
             )
         if self.params is not None and self.target_layers is not None:
             raise ExportError(
@@ -83,7 +84,7 @@ class DistillConfig:
         _ = self.num_params  # checked now
         if not (0 < self.minutes <= _MOST_MINUTES):
             raise ExportError(
-                f"minutes={self.minutes} is no time to train; use a number above 0, as 60"
+                f"minutes={self.minutes} is out of range; use a number above 0, such as 60"
             )
         if self.coverage is not None and not 2 <= self.coverage <= _MOST_COVERAGE:
             raise ExportError(
@@ -110,11 +111,11 @@ class DistillConfig:
         count = float(match[1]) * _SUFFIXES[match[2].upper()] if match else 0.0
         if not 1 <= count <= 10**12 or not math.isfinite(count):
             raise ExportError(
-                f"params={self.params!r} is no number of parameters; use one such as 30M or 1.5M"
+                f"params={self.params!r} is not a number of parameters; use one such as 30M or 1.5M"
             )
         return int(count)
 
     @property
     def model_options(self) -> ModelOptions:
-        """Return what opening the target needs."""
+        """Return the options for opening the target."""
         return ModelOptions(revision=self.revision, trust_remote_code=self.trust_remote_code)

@@ -1,8 +1,8 @@
-"""Head of a draft, a product with its weights: a few rows of logits at a time, some tokens.
+"""Head of a draft, a product with its weights: logits of some tokens, a few rows at a time.
 
-Logits over a vocabulary of 152,000 tokens are 1.2 GB for the 2,000 places of a step, and twice that
-with their gradient. Here they are there for ``TorchDevice.rows_at_once`` places, computed once more
-for the gradient: a product more, and less memory than all its weights.
+Logits over a vocabulary of 152,000 tokens need 1.2 GB for the 2,000 places of a step, and twice
+that with their gradient. Here they exist for ``TorchDevice.rows_at_once`` places at a time and are
+computed again for the gradient: one more product, and less memory than all weights of the head.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dsbd_distill.acceptance import Best
 from dsbd_distill.loss import log_probs_of
 from dsbd_distill.teacher import TorchDevice
 
-_NEVER = -30.0  # log-probability of a token that cannot be proposed: it adds nothing to a sum
+_NEVER = -30.0  # log-probability of a token that is not proposed: it adds nothing to a sum
 _LEAST_MASS = 1e-6
 
 
@@ -42,42 +42,36 @@ class DraftHead:
             places[self._proposed] = torch.arange(len(self._proposed), device=device.name)
         self._places = places
 
-    def log_probs(self, hidden: Tensor, table: Tensor, ids: Tensor) -> Tensor:
+    def log_probs(self, hidden: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
         """Return log-probabilities of tokens, (n, K); ``_NEVER`` for those that are not proposed.
 
-        hidden: (n, H). What the head reads. table: (V, H). The embedding. ids: (n, K) int64.
+        hidden: (n, H). Input of the head. weight: (V, H), or (Vd, H) of a head that has rows for
+        the proposed tokens alone. ids: (n, K) int64.
         """
-        return self.log_probs_of_own(hidden, self._weight(table), ids)
-
-    def log_probs_of_own(self, hidden: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
-        """As ``log_probs``, of a head that has rows for what is proposed alone, (Vd, H)."""
         places = self._places[ids]
-        found = head_log_probs(hidden, weight, places.clamp_min(0), self._device)
+        rows = self._of_proposed(weight, axis=0)
+        found = head_log_probs(hidden, rows, places.clamp_min(0), self._device)
         return torch.where(places >= 0, found, _NEVER)
 
     def log_probs_of_logits(self, logits: Tensor, ids: Tensor) -> Tensor:
-        """As ``log_probs``, of logits over the vocabulary, (n, V)."""
+        """As ``log_probs``, for logits over the vocabulary, (n, V)."""
         places = self._places[ids]
-        found = log_probs_of(self._of_proposed(logits), places.clamp_min(0))
+        found = log_probs_of(self._of_proposed(logits, axis=-1), places.clamp_min(0))
         return torch.where(places >= 0, found, _NEVER)
 
+    def best(self, hidden: Tensor, weight: Tensor) -> Best:
+        """Return the most probable of the proposed tokens; arguments as for ``log_probs``."""
+        return Best.of(hidden @ self._of_proposed(weight, axis=0).T, self._proposed)
+
     def best_of_logits(self, logits: Tensor) -> Best:
-        """As ``best``, of logits over the vocabulary, (n, V)."""
-        return Best.of(self._of_proposed(logits), self._proposed)
-
-    def best(self, hidden: Tensor, table: Tensor) -> Best:
-        """Return the most probable of the tokens that are proposed."""
-        return self.best_of_own(hidden, self._weight(table))
-
-    def best_of_own(self, hidden: Tensor, weight: Tensor) -> Best:
-        """As ``best``, of a head that has rows for what is proposed alone, (Vd, H)."""
-        return Best.of(hidden @ weight.T, self._proposed)
+        """As ``best``, for logits over the vocabulary, (n, V)."""
+        return Best.of(self._of_proposed(logits, axis=-1), self._proposed)
 
     def proposable(self, ids: Tensor, log_p: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the target's distribution over tokens that can be proposed, and their share in it.
+        """Return the target's distribution over the proposed tokens, and their share of it.
 
-        What cannot be proposed cannot be learned: the draft is compared with p / m, where m, (n,),
-        is the probability of all tokens that can be, those of the rest included.
+        The draft cannot learn other tokens: it is compared with p / m, where m, (n,), is the
+        probability of all proposed tokens, those outside the top tokens included.
 
         ids, log_p: (n, K), of the target's top tokens. The result has ``_NEVER`` for the others.
         """
@@ -86,11 +80,10 @@ class DraftHead:
         mass = mass.clamp_min(_LEAST_MASS)
         return torch.where(is_proposed, log_p - mass.log()[:, None], _NEVER), mass
 
-    def _of_proposed(self, logits: Tensor) -> Tensor:
-        return logits if self._proposed is None else logits.index_select(-1, self._proposed)
-
-    def _weight(self, table: Tensor) -> Tensor:
-        return table if self._proposed is None else table.index_select(0, self._proposed)
+    def _of_proposed(self, values: Tensor, axis: int) -> Tensor:
+        if self._proposed is None or values.shape[axis] == len(self._proposed):
+            return values
+        return values.index_select(axis, self._proposed)
 
 
 def head_log_probs(hidden: Tensor, weight: Tensor, ids: Tensor, device: TorchDevice) -> Tensor:
@@ -103,7 +96,7 @@ def head_log_probs(hidden: Tensor, weight: Tensor, ids: Tensor, device: TorchDev
 
 
 class _HeadLogProbs(torch.autograd.Function):
-    """``head_log_probs``, whose logits are there for some places at a time."""
+    """``head_log_probs``, with logits for some places at a time."""
 
     @staticmethod
     def forward(

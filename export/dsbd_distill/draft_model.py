@@ -7,7 +7,7 @@ differ most. A draft of the target's layers keeps its family and width.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,9 +19,9 @@ from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.checkpoints.model_config import normalized_config
 from dsbd_export.errors import ExportError, reason_of
 
-_HEAD_DIM, _WIDE_HEAD_DIM, _WIDE = 32, 64, 512  # wide heads from a hidden size of _WIDE on
+_HEAD_DIM, _WIDE_HEAD_DIM, _WIDE = 32, 64, 512  # from a hidden size of _WIDE on, heads are wide
 _MOST_LAYERS = 16
-_DEFAULT_SHARE = 10  # one part of the target's parameters in so many
+_DEFAULT_SHARE = 10  # a tenth of the target's parameters
 _LAYER = re.compile(r"(?<=\.)(layers|h|blocks)\.(\d+)\.")
 
 
@@ -50,9 +50,9 @@ class DraftShape:
 
 
 def check_shape(num_params: int | None, target_layers: int | None, target: Checkpoint) -> None:
-    """Raise ExportError for a shape that cannot be had of a target, before its weights are read."""
+    """Raise ExportError for a shape that a target does not allow, before its weights are read."""
     if num_params is not None:
-        _shape_within(num_params, target.vocab_size)
+        shape_for(num_params, 0, target.vocab_size)
     if target_layers is not None and target.composite is not None:
         others = " and ".join(target.unread_inputs or [])
         raise ExportError(
@@ -62,48 +62,50 @@ def check_shape(num_params: int | None, target_layers: int | None, target: Check
     num_layers: int = normalized_config(target.config).num_layers
     if target_layers is not None and target_layers >= num_layers:
         raise ExportError(
-            f"target_layers={target_layers} is no draft: the target has {num_layers} layers; use "
-            f"fewer, as {max(num_layers // 4, 1)}"
+            f"target_layers={target_layers} makes no draft: the target has {num_layers} layers; "
+            f"use fewer, such as {max(num_layers // 4, 1)}"
         )
 
 
 def shape_for(wanted: int | None, num_of_target: int, vocab_size: int) -> DraftShape:
-    """Return the shape for ``wanted`` parameters; None: a tenth of the target's, or the least."""
-    least = next(_shapes()).num_parameters(vocab_size)
-    return _shape_within(most_params(wanted, num_of_target, least), vocab_size)
+    """Return the largest shape of at most ``wanted`` parameters; see ``largest_shape``.
 
-
-def _shape_within(num_params: int, vocab_size: int) -> DraftShape:
-    """Return the largest shape of at most ``num_params`` parameters.
-
-    Calls of a draft are made one after the other, so it is shallow: 2 layers and one more for each
-    128 of the hidden size.
-
-    Raises:
-        ExportError: no shape has so few.
+    A draft is called many times in sequence, so it is shallow: 2 layers, and one more for each 128
+    of the hidden size.
     """
-    sizes = [(shape, shape.num_parameters(vocab_size)) for shape in _shapes()]
-    return largest_within(num_params, sizes, vocab_size)
+    shapes = [
+        DraftShape(hidden_size=size, num_layers=min(2 + size // 128, _MOST_LAYERS))
+        for size in hidden_sizes()
+    ]
+    sizes = [(shape, shape.num_parameters(vocab_size)) for shape in shapes]
+    return largest_shape(wanted, num_of_target, sizes, vocab_size)
 
 
 _Shape = TypeVar("_Shape")
 
 
-def largest_within(num_params: int, sizes: Sequence[tuple[_Shape, int]], vocab_size: int) -> _Shape:
-    """Return the last shape of at most ``num_params`` parameters.
+def largest_shape(
+    wanted: int | None, num_of_target: int, sizes: Sequence[tuple[_Shape, int]], vocab_size: int
+) -> _Shape:
+    """Return the last shape of at most ``wanted`` parameters.
 
-    sizes: shapes and their parameters, the smallest first.
+    Args:
+        wanted: None for a tenth of the target's, or the smallest shape.
+        num_of_target: parameters of the target.
+        sizes: shapes and their parameters, the smallest first.
+        vocab_size: for messages.
 
     Raises:
         ExportError: no shape has so few.
     """
-    found = [shape for shape, size in sizes if size <= num_params]
-    if not found:
+    least = sizes[0][1]
+    most = max(num_of_target // _DEFAULT_SHARE, least) if wanted is None else wanted
+    if most < least:
         raise ExportError(
-            f"params={num_params} is too few for a vocabulary of {vocab_size} tokens, whose "
-            f"smallest draft has {sizes[0][1]}; give at least so many"
+            f"params={most} is too few for a vocabulary of {vocab_size} tokens, whose "
+            f"smallest draft has {least}; give at least that many"
         )
-    return found[-1]
+    return [shape for shape, size in sizes if size <= most][-1]
 
 
 def hidden_sizes() -> list[int]:
@@ -116,33 +118,16 @@ def head_dim_of(hidden_size: int) -> int:
     return _WIDE_HEAD_DIM if hidden_size >= _WIDE else _HEAD_DIM
 
 
-def most_params(wanted: int | None, num_of_target: int, least: int) -> int:
-    """Return ``wanted``; None for a tenth of the target's, or the least that a draft has."""
-    return max(num_of_target // _DEFAULT_SHARE, least) if wanted is None else wanted
-
-
-def _shapes() -> Iterator[DraftShape]:
-    """Yield shapes by increasing size."""
-    for hidden_size in hidden_sizes():
-        most = min(2 + hidden_size // 128, _MOST_LAYERS)
-        yield DraftShape(hidden_size=hidden_size, num_layers=most)
-
-
 def new_draft(
     target: PreTrainedModel, checkpoint: Checkpoint, shape: DraftShape, seed: int
 ) -> PreTrainedModel:
     """Return a Llama of a shape with the target's tokens, context and projected embedding."""
     torch.manual_seed(seed)
-    rope = getattr(checkpoint.config, "rope_parameters", None) or {}
-    config = LlamaConfig(
-        vocab_size=checkpoint.vocab_size,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
+    config = llama_config(
+        checkpoint,
+        shape.hidden_size,
+        shape.intermediate_size,
         num_hidden_layers=shape.num_layers,
-        num_attention_heads=shape.hidden_size // shape.head_dim,
-        num_key_value_heads=shape.hidden_size // shape.head_dim,
-        max_position_embeddings=checkpoint.context_length,
-        rope_parameters={"rope_type": "default", "rope_theta": rope.get("rope_theta", 1e4)},
         tie_word_embeddings=True,
         bos_token_id=checkpoint.bos_token_id,
         eos_token_id=checkpoint.eos_token_ids or None,
@@ -156,16 +141,35 @@ def new_draft(
     return draft
 
 
+def llama_config(
+    checkpoint: Checkpoint, hidden_size: int, intermediate_size: int, **options: Any
+) -> LlamaConfig:
+    """Return a config with the target's vocabulary, context and base of rotary frequencies."""
+    rope = getattr(checkpoint.config, "rope_parameters", None) or {}
+    head_dim = head_dim_of(hidden_size)
+    return LlamaConfig(
+        vocab_size=checkpoint.vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        num_attention_heads=hidden_size // head_dim,
+        num_key_value_heads=hidden_size // head_dim,
+        head_dim=head_dim,
+        max_position_embeddings=checkpoint.context_length,
+        rope_parameters={"rope_type": "default", "rope_theta": rope.get("rope_theta", 1e4)},
+        **options,
+    )
+
+
 def projected(table: Tensor, size: int, deviation: float) -> Tensor:
     """Return a table of ``size`` columns whose rows differ as those of ``table`` do.
 
     The differences lie along its principal directions (a truncated SVD of the centered rows), which
-    a rotation then spreads evenly over the columns; a table of fewer columns gets noise beside.
+    a rotation then spreads evenly over the columns. If the table has fewer columns, noise is added.
 
     Args:
         table: (vocab, width). The target's embedding or output head.
         size: columns of the result.
-        deviation: root mean square of the result.
+        deviation: root mean square of the kept columns.
     """
     centered = table.float() - table.float().mean(0)
     _, directions = torch.linalg.eigh((centered.T @ centered).double())
@@ -180,9 +184,9 @@ def projected(table: Tensor, size: int, deviation: float) -> Tensor:
 
 
 def kept_layers(num_layers: int, num_kept: int) -> list[int]:
-    """Return which layers of a target a draft keeps: evenly spaced, the first and the last.
+    """Return which layers of a target a draft keeps: evenly spaced, with the first and the last.
 
-    Of six, three are [0, 2, 5] and one is [5].
+    Three of six are [0, 2, 5], one of six is [5].
     """
     if num_kept == 1:
         return [num_layers - 1]

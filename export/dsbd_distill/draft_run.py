@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -14,11 +13,11 @@ from transformers import PreTrainedModel
 
 from dsbd_distill.acceptance import COVERED
 from dsbd_distill.config import DistillConfig
-from dsbd_distill.draft_kind import DraftKind, draft_kind
+from dsbd_distill.decoder_drafts import draft_kind
+from dsbd_distill.draft_kind import DraftKind
 from dsbd_distill.draft_training import shown_acceptance, tokens_to_propose, train_draft
 from dsbd_distill.sounds import Hear, check_spoken
 from dsbd_distill.source_draft import decoder_layers, decoder_parameters
-from dsbd_distill.source_teaching import prepare_source_teaching
 from dsbd_distill.teaching import Teaching, prepare_teaching
 from dsbd_distill.training import TrainingState
 from dsbd_distill.work_folder import WorkFolder
@@ -41,19 +40,19 @@ from dsbd_runtime.bundle_files.draft_record import (
 )
 from dsbd_runtime.bundle_files.durable_files import put_in_place
 
-_NUM_MEASURED = 64  # requests at most, whose sounds are in memory
+_NUM_MEASURED = 64  # requests at most: their sounds are in memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedDraft:
-    """What the speed of a draft is measured with.
+    """A trained draft, whose speed is to be measured.
 
     Attributes:
-        target: its checkpoint folder, or GGUF file.
-        folder: the draft's.
-        bundle: where a bundle may be exported to; it is removed afterwards.
-        requests: held-out ones, each a source (None where there are none) and token ids.
-        are_chats: whether they are of chats, or sources.
+        target: checkpoint folder of the target, or its GGUF file.
+        folder: of the draft.
+        bundle: folder that a bundle may be exported to; it is removed afterwards.
+        requests: held-out requests: a source (None if the target reads none) and token ids.
+        are_chats: whether they are chats or sources.
     """
 
     target: Path
@@ -64,7 +63,7 @@ class TrainedDraft:
 
 
 MeasureSpeed = Callable[[TrainedDraft], tuple[list[ExpectedSpeed], str]]
-"""Returns what to expect of a draft, by width, and on what it was measured."""
+"""Returns the expected speeds of a draft by number of beams, and the engines that were measured."""
 
 
 def distill(
@@ -75,20 +74,20 @@ def distill(
     hear: Hear | None = None,
     save_every: float = 60.0,
 ) -> DraftRecord:
-    """Train a draft, leave it in ``config.output`` and return what was measured of it.
+    """Train a draft, leave it in ``config.output`` and return its measurements.
 
-    The output is whole or absent. What a killed or failed run has trained stays in the work folder,
-    from where the same command goes on.
+    The output is whole or absent. After a kill or an error the work folder keeps the training, and
+    the same command resumes it.
 
     Args:
         config: the options.
-        report: gets a line a stage.
+        report: gets a line for each stage.
         measure_speed: measures the engines of the trained draft; None for a record without speeds.
-        hear: reads audio, which is what a target that reads sound learns from.
-        save_every: seconds of training that a kill may cost.
+        hear: reads audio, for a target that reads sound.
+        save_every: seconds of training that a kill may lose.
 
     Raises:
-        ExportError: an option, the target or the texts are not usable, or nothing can be written.
+        ExportError: an option, the target or the data is not usable, or nothing can be written.
     """
     _check_absent(config.output)
     report("reading the target's config and tokenizer")
@@ -98,16 +97,13 @@ def distill(
     _check_tokenizer(checkpoint)
     draft_kind(config, checkpoint).check(config, checkpoint)
     check_spoken(config, checkpoint)
-    prepare = prepare_teaching
-    if encoder is not None:
-        prepare = functools.partial(prepare_source_teaching, hear=hear)
     work = WorkFolder.beside(config.output)
     files = [] if work.tokens.exists() else find_files(config.data, config.exclude)
     if not reads_sound:
         check_readable(files)
     report(_plan(config, measures_speed=measure_speed is not None))
     with limited_threads(config.num_threads), work.opened(config):
-        teaching = prepare(config, checkpoint, files, work, report)
+        teaching = prepare_teaching(config, checkpoint, files, work, report, hear)
         record = _train(config, teaching, work, report, save_every)
         if measure_speed is not None:
             trained = TrainedDraft(
@@ -128,7 +124,7 @@ def distill(
 
 
 def _plan(config: DistillConfig, *, measures_speed: bool) -> str:
-    """Return in a line what takes time apart from the training."""
+    """Return a line about the phases that take time."""
     training = f"{config.minutes:g} minutes" if config.steps is None else f"{config.steps:,} steps"
     return (
         f"training takes {training}; before it the data is tokenized and the target continues "
@@ -142,7 +138,7 @@ def _check_absent(output: Path) -> None:
 
 
 def _held_out_requests(teaching: Teaching) -> list[tuple[Source, list[int]]]:
-    """Return held-out prompts as requests have them; see ``TrainedDraft``."""
+    """Return held-out prompts as requests; see ``TrainedDraft``."""
     prompts, reader = teaching.held_out.prompts[:_NUM_MEASURED], teaching.reader
     if reader is None:
         return [(None, prompt.tolist()) for prompt in prompts]
@@ -216,8 +212,8 @@ def _write_draft(
     partial = folder.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     kind.write(draft, partial)
-    write_tokenizer_files(checkpoint, partial, lambda _: None)  # what is unusual is known
-    for weights in partial.glob("*.safetensors"):  # the library lets nobody else read them
+    write_tokenizer_files(checkpoint, partial, lambda _: None)  # warnings were reported before
+    for weights in partial.glob("*.safetensors"):  # the library writes them for the owner alone
         shutil.copymode(partial / "config.json", weights)
     shutil.rmtree(folder, ignore_errors=True)
     put_in_place(partial, folder)

@@ -1,4 +1,4 @@
-"""Training of a draft on the pool: its budget, its pace, and the progress that is logged."""
+"""Training of a draft on the pool: budget, learning rate, progress lines."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from dsbd_distill.pool import Pool
 from dsbd_distill.teaching import Teaching, learns_few_answers
 from dsbd_distill.training import (
     Batch,
+    Budget,
     Observer,
     Point,
     Schedule,
-    StepBudget,
-    TimeBudget,
     Trainer,
     TrainingState,
 )
@@ -30,10 +29,10 @@ from dsbd_export.chats import MOST_NEW
 from dsbd_export.parts.draft_vocabulary import most_frequent_tokens
 from dsbd_export.progress import Counter, Report, counted, shown
 
-_NUM_PROMPTS = 64  # of the held-out ones, for the progress
-_SHARE, _SECONDS = 0.025, 20.0  # of the training, that both pass between two lines
-_FIRST_ROUNDS = 4  # of sources, that say which tokens a draft proposes
-_FEW_ANSWERS, _FEW_STEPS = 8, 64  # of a step and of a round, see ``learns_few_answers``
+_NUM_PROMPTS = 64  # held-out prompts for progress lines
+_SHARE, _SECONDS = 0.025, 20.0  # of the training: both pass between two progress lines
+_FIRST_ROUNDS = 4  # of sources, from which the proposed tokens are chosen
+_FEW_ANSWERS, _FEW_STEPS = 8, 64  # per step and round, see ``learns_few_answers``
 _LEARNING_RATE, _LEARNED_AT = 5e-3, 160  # peak at this hidden size; wider drafts learn slower
 
 
@@ -47,7 +46,7 @@ def train_draft(
     *,
     save_every: float,
 ) -> TrainingState:
-    """Train to the end of the budget, from the latest checkpoint on where there is one."""
+    """Train to the end of the budget, from the latest checkpoint if there is one."""
     device = teaching.device
     pool = pool_of(config, teaching, work, splits_batches=not kind.bounds_logits)
 
@@ -56,8 +55,7 @@ def train_draft(
         return [(*batch, weight) for batch in pool.batches(step)]
 
     rate = _LEARNING_RATE * min(1.0, _LEARNED_AT / draft.config.hidden_size)
-    steps, seconds = config.steps, 60 * config.minutes
-    budget = TimeBudget(seconds) if steps is None else StepBudget(steps)
+    budget = Budget(steps=config.steps, seconds=60 * config.minutes)
     schedule = Schedule(learning_rate=rate)
     trainer = Trainer(draft, schedule, budget, work.checkpoint, save_every=save_every)
     if trainer.state.step:
@@ -93,14 +91,14 @@ def tokens_to_propose(
 ) -> NDArray[np.int64] | None:
     """Return the tokens that the draft proposes, (n,) int64 ascending; None: all.
 
-    They are the most frequent ones: in the texts; of chats, in their prompts and in what the target
-    was about to say in its first answers; of sources, in that alone.
+    They are the most frequent ones: in the texts; for chats, in their prompts and in the target's
+    distributions along its first answers; for sources, in these distributions alone.
     """
     if config.draft_vocab is None:
         return None
     checkpoint, streams = teaching.checkpoint, teaching.streams
     counts = np.zeros(checkpoint.vocab_size)
-    reads_sources = teaching.reader is not None  # whose tokens are others than those of targets
+    reads_sources = teaching.reader is not None  # their tokens may differ from those of targets
     for tokens in () if reads_sources else (streams.train, streams.train_prompts.tokens):
         counts += np.bincount(tokens, minlength=len(counts))
     if streams.has_chats:
@@ -123,7 +121,7 @@ def tokens_to_propose(
 
 
 def _num_rounds(teaching: Teaching) -> int:
-    """Return how many rounds say which tokens are proposed: more only where they have others."""
+    """Return how many rounds the proposed tokens are chosen from: no source is used twice."""
     if teaching.reader is None:
         return 1
     num_prompts, a_round = len(teaching.streams.train_prompts), teaching.reader.answers_a_round
@@ -133,7 +131,7 @@ def _num_rounds(teaching: Teaching) -> int:
 def _observer(
     kind: DraftKind, draft: PreTrainedModel, teaching: Teaching, report: Report
 ) -> Observer:
-    """Return an observer that measures acceptance now and then, and logs it."""
+    """Return an observer that measures and reports acceptance from time to time."""
     samples = teaching.held_out.samples(_NUM_PROMPTS)
 
     def observe(state: TrainingState) -> Point | None:
@@ -161,7 +159,7 @@ def _observer(
 
 
 def shown_acceptance(acceptance: Acceptance) -> str:
-    """Return it in words, by depth where it depends on that."""
+    """Return the rate in words, or the rates by depth."""
     return ", then ".join(f"{rate:.3f}" for rate in acceptance.by_depth)
 
 

@@ -1,8 +1,8 @@
-"""Shape, first weights and files of a feature draft that is distilled.
+"""Shape, first weights and files of a distilled feature draft.
 
-It is written as the speculators library publishes such drafts, with the norms of EAGLE 3.1: each
-hidden state of the target is normed before they are projected, and a feature of the draft's own is
-its normed output, so that both are of one scale at every depth of a draft.
+It has the layout of the speculators library and the norms of EAGLE 3.1: each hidden state of the
+target is normalized before the projection, and the draft's own feature is its normalized output, so
+that both have the same scale at every depth of a draft.
 """
 
 from __future__ import annotations
@@ -16,22 +16,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
-from transformers import LlamaConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from dsbd_distill.draft_model import (
-    head_dim_of,
-    hidden_sizes,
-    largest_within,
-    most_params,
-    projected,
-)
+from dsbd_distill.draft_model import hidden_sizes, largest_shape, llama_config, projected
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.model_config import normalized_config
 from dsbd_export.feature_draft.config import FeatureDraftConfig
 from dsbd_export.feature_draft.model import FeatureDraft
 from dsbd_export.parts.features import default_layers
 
-_LIBRARY_VERSION = "0.3.0"  # whose layout it is
+_LIBRARY_VERSION = "0.3.0"  # the layout is this version's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +40,7 @@ class FeatureShape:
         return self.hidden_size * 3
 
     def num_parameters(self, vocab_size: int, num_proposed: int, feature_width: int) -> int:
-        """Return the number of parameters, embedding and head for themselves.
+        """Return the number of parameters; embedding and head are separate.
 
         num_proposed: tokens that the head has logits for.
         """
@@ -57,30 +51,17 @@ class FeatureShape:
 
 
 def feature_shape(
-    wanted: int | None,
-    num_of_target: int | None,
-    target: Checkpoint,
-    num_proposed: int | None = None,
-) -> FeatureShape | None:
-    """Return the largest shape of at most ``wanted`` parameters.
+    wanted: int | None, num_of_target: int, target: Checkpoint, num_proposed: int | None = None
+) -> FeatureShape:
+    """Return the largest shape of at most ``wanted`` parameters; see ``largest_shape``.
 
-    Args:
-        wanted: None for a tenth of the target's, ``num_of_target``; None for both returns None.
-        num_of_target: parameters of the target; None: not known yet.
-        target: its checkpoint.
-        num_proposed: tokens that the draft proposes; None: all of the target's.
-
-    Raises:
-        ExportError: no shape has so few.
+    num_proposed: number of tokens that the draft proposes; None: all.
     """
     width = len(feature_layers(target)) * feature_size(target)
     shapes = [FeatureShape(hidden_size=size) for size in hidden_sizes()]
     num_own = target.vocab_size if num_proposed is None else num_proposed
     sizes = [(shape, shape.num_parameters(target.vocab_size, num_own, width)) for shape in shapes]
-    if wanted is None and num_of_target is None:
-        return None
-    most = most_params(wanted, num_of_target or 0, sizes[0][1])
-    return largest_within(most, sizes, target.vocab_size)
+    return largest_shape(wanted, num_of_target, sizes, target.vocab_size)
 
 
 def new_feature_draft(
@@ -92,7 +73,7 @@ def new_feature_draft(
     *,
     keeps_embedding: bool = False,
 ) -> FeatureDraft:
-    """Return a feature draft with the target's tokens; its tables are the target's, projected.
+    """Return a feature draft whose embedding and head are the target's, projected.
 
     Args:
         target: with weights.
@@ -100,21 +81,14 @@ def new_feature_draft(
         shape: of the draft.
         seed: of its other weights.
         proposed: (n,) int64, ascending. Tokens that its head has logits for; None: all.
-        keeps_embedding: whether the embedding is not trained, as in EAGLE-3.
+        keeps_embedding: whether the embedding stays untrained, as in EAGLE-3.
     """
     torch.manual_seed(seed)
-    rope = getattr(checkpoint.config, "rope_parameters", None) or {}
-    head_dim = head_dim_of(shape.hidden_size)
-    layer = LlamaConfig(
-        vocab_size=checkpoint.vocab_size,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
+    layer = llama_config(
+        checkpoint,
+        shape.hidden_size,
+        shape.intermediate_size,
         num_hidden_layers=1,
-        num_attention_heads=shape.hidden_size // head_dim,
-        num_key_value_heads=shape.hidden_size // head_dim,
-        head_dim=head_dim,
-        max_position_embeddings=checkpoint.context_length,
-        rope_parameters={"rope_type": "default", "rope_theta": rope.get("rope_theta", 1e4)},
         tie_word_embeddings=False,
     )
     draft = FeatureDraft(
@@ -181,7 +155,7 @@ def write_feature_draft(draft: FeatureDraft, target: Checkpoint, folder: Path) -
 
 
 def feature_layers(target: Checkpoint) -> tuple[int, ...]:
-    """Return which layers of a target the hidden states enter that a draft reads."""
+    """Return the layers of a target whose input hidden states a draft reads."""
     return default_layers(normalized_config(target.config).num_layers)
 
 

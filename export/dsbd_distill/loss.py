@@ -1,4 +1,4 @@
-"""The loss of a draft: KL, then total variation, which is one minus the acceptance."""
+"""Loss of a draft: KL, then total variation, which is one minus the acceptance."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CACHED_LOGITS = 2**19  # numbers of one pass on a CPU, 2 MiB: they stay in its 
 def tv_weight(progress: float) -> float:
     """Return the weight of the total variation at a share of the training.
 
-    It starts at none, because its gradient vanishes where the two distributions are disjoint.
+    It starts at 0, because its gradient vanishes if the two distributions are disjoint.
     """
     return _MOST_TV * min(max(progress - _TV_BEGINS, 0.0) / _TV_RISES, 1.0)
 
@@ -33,9 +33,9 @@ class Coverage:
 
         L_W = 1/W sum over the W best i of max(0, log p_i - log q_i)
 
-    counts each alike where it is proposed too little. It is zero at q = p, so that the whole has
-    the minimum of KL; what AtSpeed (arXiv 2410.05165) adds for beams of recommendations, the mass
-    of all W best together, says nothing of the least of them.
+    counts each equally if q is below p. It is zero at q = p, so that the whole loss has KL's
+    minimum. AtSpeed (arXiv 2410.05165) instead adds the total mass of the W best, which hardly
+    depends on the least of them.
 
     Attributes:
         num_beams: W.
@@ -62,10 +62,10 @@ def distillation_loss(
     the total variation is the speculative acceptance rate (Leviathan et al. 2023, 3.2), hence
     the second term.
 
-    batch: tokens (B, length); ids and log-probabilities of the target's top tokens behind the
-        last of them, (B, num_labels, K), and which of these count, (B, num_labels); the weight of
-        the total variation, ().
-    device: where all of it is.
+    batch: tokens (B, length); ids and log-probabilities of the target's top tokens after the last
+        of them, (B, num_labels, K); which of these count, (B, num_labels); the weight of the total
+        variation, ().
+    device: of draft and batch.
     """
     tokens, ids, log_p, counted, tv_weight = batch
     with device.autocast():
@@ -75,7 +75,7 @@ def distillation_loss(
 
 
 def selected(values: Tensor, counted: Tensor) -> Tensor:
-    """Return the positions that count, (n, ...), of (B, num_labels, ...); a view where all do."""
+    """Return the positions that count, (n, ...), of (B, num_labels, ...); a view if all count."""
     return values.flatten(0, 1) if bool(counted.all()) else values[counted]
 
 
@@ -84,7 +84,7 @@ def distance(
 ) -> Tensor:
     """Return KL(p || q) mixed with the total variation, and with a coverage, by position, (n,).
 
-    log_q, log_p: (n, K), of the target's top tokens. The others: see ``distillation_loss``.
+    log_q, log_p: (n, K), for the target's top tokens. See also ``distillation_loss``.
     """
     p, q = log_p.exp(), log_q.exp()
     rest_p = (1 - p.sum(-1)).clamp_min(_LEAST)
@@ -98,7 +98,7 @@ def distance(
 def log_probs_of(logits: Tensor, ids: Tensor) -> Tensor:
     """Return the log-probabilities of some tokens, (..., K), of logits (..., V).
 
-    ids: (..., K) int64, all of a row different.
+    ids: (..., K) int64, distinct within a row.
     """
     found: Tensor = _LogProbs.apply(logits.flatten(0, -2), ids.flatten(0, -2))  # type: ignore[no-untyped-call]
     return found.view(ids.shape)
@@ -107,8 +107,7 @@ def log_probs_of(logits: Tensor, ids: Tensor) -> Tensor:
 class _LogProbs(torch.autograd.Function):
     """``log_probs_of`` in two dimensions, a few rows at a time.
 
-    Autograd passes five times over arrays of all logits where this does twice, a fifth of a
-    training on two cores.
+    Autograd passes over all logits five times, this twice: a fifth of a training on two cores.
     """
 
     @staticmethod
@@ -130,6 +129,6 @@ class _LogProbs(torch.autograd.Function):
 
 
 def _rows_of(logits: Tensor) -> int:
-    """Return how many rows of (n, V) are computed at a time; on a GPU all, whose calls are dear."""
+    """Return how many rows of (n, V) are computed at a time; on a GPU all of them."""
     num_rows, vocab_size = logits.shape
     return max(1, _CACHED_LOGITS // vocab_size) if logits.device.type == "cpu" else num_rows

@@ -1,10 +1,9 @@
 """Pool of labelled rows that a draft is trained on: rounds on disk, made when they are needed.
 
-A round holds windows of the texts, samples of the target behind such windows, and long windows; of
-chats the target's answers to their prompts. It follows from the seed and its number alone. New
-rounds come as the training goes on and the oldest go, so disk and memory are bounded however long
-it is; one that a killed training left behind, or that is missing, is made again with the same
-content.
+A round holds windows of the texts, samples of the target after such windows, and long windows; for
+chats and sources, the target's answers. It depends only on the seed and its number. New rounds are
+made as the training goes on and the oldest are deleted, so disk and memory are bounded however long
+it is. A missing round is made again with the same content.
 """
 
 from __future__ import annotations
@@ -13,30 +12,19 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-from dsbd_distill.teacher import (
-    CHAT_SAMPLING,
-    TEXT_SAMPLING,
-    Labelled,
-    Teacher,
-    num_labels,
-    read_lengths,
-)
-from dsbd_distill.teacher_features import BYTES_A_NUMBER, FeatureRows
-from dsbd_distill.work_folder import read_array, read_arrays
+from dsbd_distill.lesson import BYTES_PER_FEATURE, Lesson
+from dsbd_distill.teacher import CHAT_SAMPLING, TEXT_SAMPLING, Teacher, num_labels
 from dsbd_export.chats import MOST_NEW, NO_PROMPTS, Prompts
 from dsbd_export.texts import Tokens, windows
-from dsbd_runtime.bundle_files.durable_files import put_in_place
 
 STEPS_A_ROUND = 96
 _NUM_ROUNDS = 32  # kept
-_MOST_FEATURE_BYTES = 4 * 2**30  # of all rounds that are kept; fewer rounds where they take more
-_LENGTH = {"texts": 256, "samples": 128, "long": 2048}  # of rows, where the context holds them
+_MOST_FEATURE_BYTES = 4 * 2**30  # of all rounds that are kept
+_LENGTH = {"texts": 256, "samples": 128, "long": 2048}  # of rows, if the context is long enough
 _ROWS = {"texts": 64, "samples": 128, "long": 4, "answers": 64}  # of a round
 _BATCH = {"texts": 4, "samples": 8, "long": 1, "answers": 16}  # of a step: small ones learn fastest
 _LONG_EVERY = 8  # one step in eight has long rows, the others both short kinds
@@ -49,18 +37,18 @@ class Pool:
 
     Attributes:
         folder: of the rounds.
-        texts: tokens to draw windows from; none where there are only chats.
+        texts: tokens to draw windows from; empty if there are only chats.
         teacher: labels and samples.
         context_length: the longest row.
         seed: of everything drawn.
-        prompts: of chats; none where there are only texts.
+        prompts: of chats; empty if there are only texts.
         ends: tokens that end an answer.
-        most_new: tokens of an answer, where the context does not hold its prompt; None: what a
-            prompt leaves of the context, ``MOST_NEW`` at most.
+        most_new: most tokens of an answer, if prompts take no room in the context (sources); None:
+            what the longest prompt leaves of the context, at most ``MOST_NEW``.
         num_answers: of a round.
         answers_a_step: of a round's answers.
-        steps_a_round: that are made until the next round is.
-        splits_batches: whether rows are given a few at a time, to bound the draft's logits.
+        steps_a_round: steps until the next round is made.
+        splits_batches: whether batches have few rows, to bound the draft's logits.
     """
 
     folder: Path
@@ -88,10 +76,10 @@ class Pool:
 
     @property
     def num_rounds(self) -> int:
-        """Return how many rounds are kept: fewer where features are wide, and one at least.
+        """Return how many rounds are kept: fewer if features are wide, at least one.
 
-        It depends on nothing that is drawn, so that a resumed training keeps the same ones:
-        prompts count by their mean length.
+        It depends on nothing random, so that a resumed training keeps the same ones: prompts count
+        by their mean length.
         """
         features = self.teacher.features
         if features is None:
@@ -102,11 +90,11 @@ class Pool:
         if len(self.prompts):
             of_prompts = len(self.prompts.tokens) / len(self.prompts)
             num_tokens += self.num_answers * (of_prompts + MOST_NEW)
-        a_round = num_tokens * features.width * BYTES_A_NUMBER
+        a_round = num_tokens * features.width * BYTES_PER_FEATURE
         return int(min(max(_MOST_FEATURE_BYTES // a_round, 1), _NUM_ROUNDS))
 
-    def answers_of(self, number: int) -> Labelled:
-        """Return the target's answers of a round, which is made if it is missing."""
+    def answers_of(self, number: int) -> Lesson:
+        """Return the target's answers in a round, which is made if it is missing."""
         self._make(number)
         return self._read(number, "answers")
 
@@ -123,16 +111,13 @@ class Pool:
         size = min(most, len(rows.tokens))
         chosen = np.sort(rng.choice(len(rows.tokens), size, replace=False))
         if not self.splits_batches:
-            return [rows.batch(chosen, self.teacher.device)]
+            return [rows.batch(chosen, self.teacher.device.name)]
         at_once = self.teacher.device.rows_at_once(rows.ids.shape[1], self.teacher.vocab_size)
         parts = np.array_split(chosen, -(-len(chosen) // at_once))
-        return [rows.batch(part, self.teacher.device) for part in parts]
+        return [rows.batch(part, self.teacher.device.name) for part in parts]
 
-    def _file(self, number: int) -> Path:
-        return self.folder / f"{number:06d}.npz"
-
-    def _features_file(self, number: int, kind: str) -> Path:
-        return self.folder / f"{number:06d}_{kind}.npy"
+    def _file(self, number: int, kind: str) -> Path:
+        return self.folder / f"{number:06d}_{kind}.npz"
 
     @property
     def _kinds(self) -> list[str]:
@@ -140,59 +125,33 @@ class Pool:
         of_texts = [*_LENGTH] if len(self.texts) else []
         return of_texts + ["answers"] * bool(len(self.prompts))
 
-    def _read(self, number: int, kind: str) -> Labelled:
-        names = (f"{kind}_{name}" for name in ("tokens", "ids", "log_probs", "counted"))
-        tokens, ids, log_probs, counted = read_arrays(self._file(number), names)
-        shape = (*counted.shape, ids.shape[-1])
-        rows = Labelled(tokens, np.zeros(shape, np.uint32), np.zeros(shape, np.float32), counted)
-        rows.ids[counted] = ids
-        rows.log_probs[counted] = log_probs
-        if self.teacher.features is None:
-            return rows
-        features = read_array(self._features_file(number, kind))
-        ends = np.cumsum(read_lengths(tokens, counted))
-        return dataclasses.replace(rows, features=tuple(np.split(features, ends[:-1])))
+    def _read(self, number: int, kind: str) -> Lesson:
+        has_features = self.teacher.features is not None
+        return Lesson.read(self._file(number, kind), with_features=has_features)
 
     def _make(self, number: int) -> None:
         """Write a round unless it is there."""
-        file, files = self._file(number), [self._file(number)]
-        if self.teacher.features is not None:
-            files += [self._features_file(number, kind) for kind in self._kinds]
-        if all(each.exists() for each in files):
+        has_features = self.teacher.features is not None
+        files = [self._file(number, kind) for kind in self._kinds]
+        if all(Lesson.is_stored(file, with_features=has_features) for file in files):
             return
         self.folder.mkdir(exist_ok=True)
-        arrays: dict[str, NDArray[Any]] = {}
         for kind, rows in self._round(number).items():
-            if rows.features is not None:
-                self._write_features(number, kind, rows.features)
-            arrays[f"{kind}_tokens"] = rows.tokens
-            arrays[f"{kind}_counted"] = rows.counted
-            arrays[f"{kind}_ids"] = rows.ids[rows.counted]
-            arrays[f"{kind}_log_probs"] = rows.log_probs[rows.counted].astype(np.float16)
-        partial = file.with_suffix(".partial")
-        with partial.open("wb") as opened:
-            np.savez(opened, allow_pickle=False, **arrays)
-        put_in_place(partial, file)
+            narrow = rows.log_probs.astype(np.float16)
+            dataclasses.replace(rows, log_probs=narrow).write(self._file(number, kind))
         for old in self.folder.glob("*.np[yz]"):
             if int(old.stem[:6]) <= number - self.num_rounds:
                 old.unlink()  # a resumed training that needs it makes it again
 
-    def _write_features(self, number: int, kind: str, rows: FeatureRows) -> None:
-        file = self._features_file(number, kind)
-        partial = file.with_suffix(".partial")
-        with partial.open("wb") as opened:
-            np.save(opened, np.concatenate(rows), allow_pickle=False)
-        put_in_place(partial, file)
-
     def _length(self, kind: str) -> int:
         return min(_LENGTH[kind], self.context_length, len(self.texts))
 
-    def _round(self, number: int) -> dict[str, Labelled]:
+    def _round(self, number: int) -> dict[str, Lesson]:
         rng = np.random.default_rng((self.seed, number, 0))
         of_texts = self._texts_round(rng) if len(self.texts) else {}
         return of_texts | (self._chats_round(rng) if len(self.prompts) else {})
 
-    def _texts_round(self, rng: np.random.Generator) -> dict[str, Labelled]:
+    def _texts_round(self, rng: np.random.Generator) -> dict[str, Lesson]:
         labelled = {}
         for kind in ("texts", "long"):
             length = self._length(kind)
@@ -205,7 +164,7 @@ class Pool:
         _, labelled["samples"] = self.teacher.sample(prompts, length, TEXT_SAMPLING, seed)
         return labelled
 
-    def _chats_round(self, rng: np.random.Generator) -> dict[str, Labelled]:
+    def _chats_round(self, rng: np.random.Generator) -> dict[str, Lesson]:
         prompts = self.prompts.chosen(self.num_answers, rng)
         num_new = self.most_new
         if num_new is None:

@@ -1,15 +1,15 @@
 """Rollout of a feature draft while it is trained: its own features in place of the target's.
 
-In use a drafted token lies behind others: the draft has the target's features of the committed
-tokens, and its own behind them. Trained on the target's alone it would agree with the target at the
-first token only. So every position is computed several times (the training-time test of EAGLE-3):
+In use a drafted token follows others: the draft has the target's features for committed tokens, and
+its own features after them. Trained on the target's features alone it would agree with the target
+at the first token only. So every position is computed several times (EAGLE-3's training-time test):
 
     step 0: row t reads the target's feature of the token before it
     step j: row t reads the own feature of row t - 1 in step j - 1
 
-Row t of step j lies behind j drafted tokens. It sees the rows up to t - j of step 0, and of each
-step i in between row t - j + i: its ancestors in a draft of one path. With 4 rows, row 3 of step 2
-sees rows 0 and 1 of step 0, row 2 of step 1, and itself.
+Row t of step j follows j drafted tokens. It sees its ancestors in a draft of one path: rows up to
+t - j of step 0, and row t - j + i of each step i in between. With 4 rows, row 3 of step 2 sees rows
+0 and 1 of step 0, row 2 of step 1, and itself.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from dsbd_distill.loss import Coverage, distance, selected
 from dsbd_distill.teacher import TorchDevice
 from dsbd_export.feature_draft.model import FeatureDraft
 
-NUM_STEPS = 4  # of the training and of the acceptance that is logged
-_MOST_ROWS = 512  # in one sequence; longer ones have step 0 alone, to bound attention
-_DECAY = 0.8  # weight of a step against the one before, as in EAGLE-3
-_JUDGED = 2  # of so many rows one is judged behind drafted tokens: the head costs most of a step
+NUM_STEPS = 4  # of the training, and of the acceptance in progress lines
+_MOST_ROWS = 512  # in one sequence; longer ones have only step 0, to bound attention
+_DECAY = 0.8  # weight of a step relative to the previous one, as in EAGLE-3
+_JUDGED = 2  # after step 0 every second row is judged: the head takes most of a step
 
 
 class RolloutCache:
-    """Keys and values of all steps so far, side by side."""
+    """Keys and values of all steps so far, one after the other."""
 
     def __init__(self) -> None:
         self._keys: list[Tensor] = []
@@ -46,20 +46,20 @@ class RolloutCache:
 
 
 def visible(num_rows: int, step: int, device: str) -> Tensor:
-    """Return what the rows of a step see of all steps up to it, (1, 1, T, (step + 1) * T) bool."""
+    """Return which rows of steps 0 to ``step`` its rows see, (1, 1, T, (step + 1) * T) bool."""
     own = torch.arange(num_rows, device=device)[:, None] - step
     row = torch.arange(num_rows, device=device)
-    parts = [row <= own, *(row == own + behind for behind in range(1, step + 1))]
+    parts = [row <= own, *(row == own + earlier for earlier in range(1, step + 1))]
     return torch.cat(parts, dim=1)[None, None]
 
 
 def rollout(
     draft: FeatureDraft, tokens: Tensor, features: Tensor, num_steps: int
 ) -> Iterator[Tensor]:
-    """Yield what the head reads in each step, (B, T, H); rows before the step's number say nothing.
+    """Yield the head's input in each step, (B, T, H); rows below the step's number are meaningless.
 
-    tokens: (B, T + 1), the first of which has no row. features: (B, T, width) of the target, of
-    the tokens before the rows.
+    tokens: (B, T + 1); the first has no row. features: (B, T, width) of the target, for the token
+    before each row.
     """
     num_rows = features.shape[1]
     positions = torch.arange(1, num_rows + 1, device=tokens.device)[None]
@@ -80,11 +80,11 @@ def rollout_loss(
 ) -> Tensor:
     """Return the distance from the target's distributions, mean over the steps of a rollout.
 
-    Where the draft proposes some tokens only, it is compared with the target's distribution over
-    what can be proposed, and a place counts by the probability of all that; see ``DraftHead``.
+    A draft that proposes some tokens only is compared with the target's distribution over these,
+    and a place is weighted by their total probability; see ``DraftHead``.
 
-    batch: see ``distillation_loss``; in front of the last the features of the target of all tokens
-        but the last, (B, length - 1, width).
+    batch: as for ``distillation_loss``, and before the last item the target's features of all
+        tokens except the last, (B, length - 1, width).
     """
     tokens, ids, log_p, counted, features, tv_weight = batch
     num_rows = tokens.shape[1] - 1
@@ -93,15 +93,15 @@ def rollout_loss(
     with device.autocast():
         steps = [*rollout(draft, tokens, features, min(num_steps, num_rows))]
     for step, normed in enumerate(steps):
-        behind = min(ids.shape[1], num_rows - step)  # rows that have a label, the last ones
-        judged = slice(-behind, None, _JUDGED if step else 1)
+        num_judged = min(ids.shape[1], num_rows - step)  # the last rows, which have a label
+        judged = slice(-num_judged, None, _JUDGED if step else 1)
         where = counted[:, judged]
         if not where.any():
             continue
         of_place = selected(ids[:, judged], where)
         proposable, mass = head.proposable(of_place, selected(log_p[:, judged], where))
         read = selected(normed[:, judged], where)
-        log_q = head.log_probs_of_own(read, draft.lm_head.weight, of_place)
+        log_q = head.log_probs(read, draft.lm_head.weight, of_place)
         of_step = mass * distance(log_q, proposable, tv_weight, coverage)
         total = total + _DECAY**step * of_step.mean()
         weights += _DECAY**step
@@ -111,10 +111,10 @@ def rollout_loss(
 def rollout_reads(
     draft: FeatureDraft, tokens: Tensor, counted: Tensor, features: Tensor
 ) -> Iterator[Tensor]:
-    """Yield what the head reads behind the tokens that count, (n, H), in each step.
+    """Yield the head's input after the tokens that count, (n, H), in each step.
 
-    tokens: (B, length). counted: (B, num_new) bool. Which of the last tokens. features: (B, length
-    - 1, width) of the target.
+    tokens: (B, length). counted: (B, num_new) bool. Which of the last tokens count. features:
+    (B, length - 1, width) of the target.
     """
     num_new = counted.shape[1]
     for normed in rollout(draft, tokens, features, min(NUM_STEPS, features.shape[1] - num_new + 1)):

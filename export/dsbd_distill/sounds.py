@@ -1,16 +1,16 @@
-"""Windows of sound that a draft of a speech model learns from, and what the encoder leaves of them.
+"""Windows of sound that a draft of a speech model learns from, and the encoder's output for them.
 
-An audio is read as requests read it, in windows of the encoder's length. A window is kept as a
-prompt of two numbers, its own and that of its audio's first window, which says in which language
-somebody speaks. Half of all targets are with times, as those of audios of several windows are.
+Audio is read as requests read it, in windows of the encoder's length. A window is kept as a prompt
+of two numbers: its own, and that of its audio's first window, from which the language is detected.
+Half of all targets have times, like those of audio of several windows.
 
-Features are kept in 16 bits, and so is what the encoder leaves of a window once it was read: that
-costs more than all that a draft computes of it. Target and draft read the same numbers.
+Features are kept in 16 bits. So is the encoder's output for a window, because computing it costs
+more than all that a draft computes for the window. Target and draft read the same numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from transformers.generation.logits_process import WhisperTimeStampLogitsProcess
 from transformers.modeling_outputs import BaseModelOutput
 
 from dsbd_distill.config import DistillConfig
+from dsbd_distill.sources import SourceRowReader
+from dsbd_distill.teacher import Rows
 from dsbd_errors import DsbdError
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
@@ -49,7 +51,7 @@ def write_windows(
     Both appear when they are complete.
 
     Raises:
-        ExportError: some files are no audio; all of them are counted.
+        ExportError: some files are not audio; the message counts them.
     """
     partial, num_windows, num_files = features.with_suffix(".partial"), 0, 0
     wrong: list[DsbdError] = []
@@ -74,16 +76,13 @@ def write_windows(
 
 
 def open_windows(features: Path, speech: SpeechEntry) -> NDArray[np.float16]:
-    """Return what ``write_windows`` wrote, (num_windows, num_mels, num_frames), memory-mapped."""
+    """Return the features of all windows, (num_windows, num_mels, num_frames), memory-mapped."""
     shape = (-1, speech.num_mels, speech.num_frames)
     return np.memmap(features, np.float16, "r").reshape(shape)
 
 
 def check_spoken(config: DistillConfig, checkpoint: Checkpoint) -> None:
-    """Raise ExportError for a language or a task that the target has not.
-
-    Also for those of a target that reads no sound.
-    """
+    """Raise ExportError for a language or a task that the target does not support."""
     speech = None if checkpoint.encoder is None else checkpoint.encoder.speech
     known_by = {
         "language": None if speech is None else speech.languages,
@@ -106,15 +105,15 @@ def check_spoken(config: DistillConfig, checkpoint: Checkpoint) -> None:
         )
 
 
-class SoundSources:
-    """Sources that are windows of sound; see SourceRowReader.
+class SoundSources(SourceRowReader):
+    """Sources that are windows of sound.
 
-    Targets begin as requests have it: start, language and task where the model has them, and
-    whether times are left out.
+    Targets begin as those of requests: start, language and task if the model has them, and whether
+    times are left out.
     """
 
     spread = 1  # those with times begin with a token less
-    answers_a_round = 64  # a window takes long to read
+    answers_a_round = 64  # encoding a window is slow
 
     def __init__(
         self,
@@ -126,7 +125,7 @@ class SoundSources:
     ) -> None:
         """Take a model, the features of all windows, and a folder for hidden states."""
         assert checkpoint.encoder is not None and checkpoint.encoder.speech is not None
-        self._target = target
+        super().__init__(target, 2 if checkpoint.encoder.speech.languages is None else 4)
         self._speech = speech = checkpoint.encoder.speech
         self._start = checkpoint.encoder.start_token_id
         self._settings = GenerationConfig.from_pretrained(str(checkpoint.folder))
@@ -138,10 +137,9 @@ class SoundSources:
         self._language = config.language or speech.language
         self._task = config.task or "transcribe"
         self._language_of: dict[int, int] = {}
-        self.most_begin = 2 if speech.languages is None else 4
 
-    def begun(self, prompts: Sequence[NDArray[np.integer]], seed: int) -> list[NDArray[np.integer]]:
-        """See SourceRowReader: half of them are drawn to have times."""
+    def begun(self, prompts: Rows, seed: int) -> list[NDArray[np.integer]]:
+        """See SourceRowReader; a random half has times."""
         have_times = np.random.default_rng(seed).random(len(prompts)) < _SHARE_WITH_TIMES
         return [
             np.array([*prompt, *self._begin(int(prompt[1]), bool(has_times))], np.int64)
@@ -159,13 +157,13 @@ class SoundSources:
 
     @torch.no_grad()
     def hidden_states(self, sources: Tensor, is_source: Tensor) -> tuple[Tensor, Tensor | None]:
-        """See SourceRowReader: all of a window counts."""
+        """See SourceRowReader; all of a window is valid."""
         device = sources.device
         return self._hidden(sources[:, 0].tolist()).to(device), None
 
     @torch.no_grad()
     def ruled(self, logits: Tensor, targets: Tensor, num_begin: int) -> Tensor:
-        """See SourceRowReader: what is suppressed, and the rules of times, by transformers."""
+        """See SourceRowReader: without suppressed tokens, with transformers' rules of times."""
         speech, scores = self._speech, logits[:, -1].clone()
         scores[:, speech.suppress_tokens] = _NEVER
         if targets.shape[1] == num_begin:
@@ -185,7 +183,7 @@ class SoundSources:
         return SoundFeatures(self._features[source[0]].astype(np.float32)), begin.tolist()
 
     def _begin(self, first_window: int, has_times: bool) -> list[int]:
-        """Return what the target of a window begins with."""
+        """Return the tokens that the target of a window begins with."""
         speech, tokens = self._speech, [self._start]
         if speech.languages is not None and speech.tasks is not None:
             tokens += [self._language_token(first_window), speech.tasks[self._task]]
@@ -211,7 +209,7 @@ class SoundSources:
         return self._language_of[first_window]
 
     def _hidden(self, windows: list[int]) -> Tensor:
-        """Return what the encoder leaves of windows, (B, N, W) float32."""
+        """Return the encoder's output for windows, (B, N, W) float32."""
         read = {window: self._read(window) for window in windows}
         found = {window: states for window, states in read.items() if states is not None}
         missing = [window for window in read if window not in found]
@@ -219,7 +217,7 @@ class SoundSources:
         for begin in range(0, len(missing), _ENCODED_TOGETHER):
             part = missing[begin : begin + _ENCODED_TOGETHER]
             features = torch.from_numpy(self._features[part].astype(np.float32)).to(device)
-            with torch.autocast(device.type, enabled=False):  # kept, and read by exact measurements
+            with torch.autocast(device.type, enabled=False):  # kept for exact measurements too
                 hidden = self._target.get_encoder()(features).last_hidden_state
             for window, states in zip(part, hidden.float().cpu().numpy(), strict=True):
                 found[window] = self._keep(window, states.astype(np.float16))
@@ -229,7 +227,7 @@ class SoundSources:
         return self._kept / f"{window:07d}.npy"
 
     def _read(self, window: int) -> NDArray[np.float16] | None:
-        """Return the hidden states that were kept of a window."""
+        """Return the hidden states of a window if they were kept."""
         file = self._file(window)
         if not file.exists():
             return None
@@ -242,7 +240,7 @@ class SoundSources:
         return found
 
     def _keep(self, window: int, states: NDArray[np.float16]) -> NDArray[np.float16]:
-        """Keep the hidden states of a window where there is room for them, and return them."""
+        """Keep the hidden states of a window if there is room for them, and return them."""
         if window < self._num_kept:
             partial = self._file(window).with_suffix(".partial")
             with partial.open("wb") as opened:

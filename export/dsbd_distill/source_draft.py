@@ -1,8 +1,8 @@
-"""Drafts of encoder-decoders: one or two layers of the target's decoder over its encoder.
+"""Drafts for encoder-decoders: one or two layers of the target's decoder over its encoder.
 
-The encoder is the target's and stays as it is, so that the export shares it: a source is read once
-for both. So do embeddings and head where the encoder has them too, and those of speech models. What
-is learned are the layers of the decoder, which begin as some of the target's.
+The encoder is the target's and is not trained, so that the export shares it: a source is read once
+for both. Neither are embeddings and head if the encoder has them too, or in speech models. Only the
+layers of the decoder are trained, which begin as some of the target's.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from dsbd_distill.acceptance import Best
 from dsbd_distill.config import FEATURE, DistillConfig
+from dsbd_distill.draft_kind import ProposingDrafts, check_draft_vocab
 from dsbd_distill.draft_model import kept_layers
 from dsbd_distill.loss import selected
-from dsbd_distill.proposing_drafts import ProposingDrafts, check_draft_vocab
 from dsbd_distill.sources import SourceRows
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.checkpoints.model_config import num_decoder_layers
@@ -39,19 +39,19 @@ class SourceDrafts(ProposingDrafts):
         """See DraftKind."""
         family = f"the target (family {target.family}), an encoder-decoder"
         if config.kind == FEATURE:
-            raise ExportError(f"kind={FEATURE!r} has no form for {family}; leave it out")
+            raise ExportError(f"kind={FEATURE!r} is not supported for {family}; leave it out")
         if config.params is not None:
             raise ExportError(
-                f"params={config.params!r} has no form for {family}, whose draft is some layers of "
-                "its decoder; give target_layers, 1 or 2, instead"
+                f"params={config.params!r} is not supported for {family}, whose draft is some "
+                "layers of its decoder; give target_layers, 1 or 2, instead"
             )
         if config.learn_answers:
             raise ExportError(f"learn_answers has no meaning for {family}; leave it out")
         num_layers, wanted = num_decoder_layers(target.config), _num_layers(config)
         if wanted >= num_layers:
             raise ExportError(
-                f"target_layers={wanted} is no draft: the target's decoder has {num_layers} "
-                "layers; use fewer, as 1"
+                f"target_layers={wanted} makes no draft: the target's decoder has {num_layers} "
+                "layers; use fewer, such as 1"
             )
         check_draft_vocab(config, target)
 
@@ -61,7 +61,7 @@ class SourceDrafts(ProposingDrafts):
         return cut_decoder(teaching.target, teaching.checkpoint, _num_layers(self._config))
 
     def _rows(self, tokens: Tensor, counted: Tensor) -> tuple[SourceRows, Tensor, Tensor | None]:
-        """Return rows of a pool, parted, and what the encoder leaves of their sources."""
+        """Return separated rows of a pool, and the encoder's output for their sources."""
         reader = self._teaching.reader
         assert reader is not None  # as the target reads sources
         rows = SourceRows.of(tokens, counted, reader)
@@ -69,7 +69,7 @@ class SourceDrafts(ProposingDrafts):
 
 
 class TextSourceDrafts(SourceDrafts):
-    """Those of targets that read text, of which each family has a head of its own."""
+    """Drafts for targets that read text; each family has a head of its own."""
 
     bounds_logits = False
 
@@ -92,7 +92,7 @@ class TextSourceDrafts(SourceDrafts):
 
 
 class SoundDrafts(SourceDrafts):
-    """Those of targets that read sound: Whisper's decoders, whose head is the embedding."""
+    """Drafts for targets that read sound: Whisper's decoders, whose head is the embedding."""
 
     def _read(self, draft: Any, tokens: Tensor, counted: Tensor) -> Tensor:
         rows, hidden, _ = self._rows(tokens, counted)
@@ -102,7 +102,7 @@ class SoundDrafts(SourceDrafts):
         return selected(out.last_hidden_state, rows.counted)
 
     def write(self, draft: Any, folder: Path) -> None:
-        """See DraftKind; with what features are made by."""
+        """See DraftKind; with the settings of the sound features."""
         super().write(draft, folder)
         checkpoint = self._teaching.checkpoint
         made_by = feature_extractor("target", checkpoint.folder, checkpoint.config)
@@ -111,7 +111,7 @@ class SoundDrafts(SourceDrafts):
 
 
 def cut_decoder(target: PreTrainedModel, checkpoint: Checkpoint, num_kept: int) -> PreTrainedModel:
-    """Return the target with some layers of its decoder, which alone can be trained.
+    """Return the target with some layers of its decoder; only these are trainable.
 
     Raises:
         ExportError: the layers of its family are not found.
@@ -138,11 +138,11 @@ def cut_decoder(target: PreTrainedModel, checkpoint: Checkpoint, num_kept: int) 
         frozen.append(draft.get_output_embeddings())
     for parameter in {p for module in frozen for p in module.parameters()}:
         parameter.requires_grad_(False)
-    return draft.eval()  # no dropout: it learns from the same rows the same way
+    return draft.eval()  # without dropout, which would not be reproducible
 
 
 def decoder_parameters(model: PreTrainedModel) -> int:
-    """Return the number of parameters of a model that an engine of its decoder has."""
+    """Return the number of parameters in the engine of a model's decoder."""
     if not model.config.is_encoder_decoder:
         return int(model.num_parameters())
     parts: list[nn.Module] = [model.get_decoder(), model.get_output_embeddings()]
@@ -150,7 +150,7 @@ def decoder_parameters(model: PreTrainedModel) -> int:
 
 
 def decoder_layers(model: PreTrainedModel) -> int:
-    """Return the number of layers of a model, of an encoder-decoder those of its decoder."""
+    """Return the number of layers of a model, or of an encoder-decoder's decoder."""
     is_reader = model.config.is_encoder_decoder
     return num_decoder_layers(model.config) if is_reader else model.config.num_hidden_layers
 
@@ -162,7 +162,7 @@ def _num_layers(config: DistillConfig) -> int:
 def _name_in_target(name: str, kept: list[int], weights: dict[str, Tensor]) -> str:
     """Return the name of a draft's weight in the target.
 
-    The biases by distance that T5 has in its first layer alone are the first's in both.
+    T5 has biases by distance in its first layer alone; the draft's first layer gets these.
     """
     found = _LAYER.search(name)
     if found is None:

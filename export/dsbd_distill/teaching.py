@@ -1,9 +1,8 @@
-"""What a draft is trained with: the target on its device, tokens of the texts, held-out samples."""
+"""Teaching: the target on its device, tokens of the data, and held-out samples."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,7 +13,8 @@ from transformers import PreTrainedModel
 from dsbd_distill.acceptance import MOST_HELD_OUT, HeldOutPrompts, prompt_length
 from dsbd_distill.config import FEATURE, DistillConfig
 from dsbd_distill.feature_shape import feature_layers, feature_size
-from dsbd_distill.sources import SourceRowReader
+from dsbd_distill.sounds import Hear, SoundSources, open_windows
+from dsbd_distill.sources import SourceRowReader, SourceTeacher
 from dsbd_distill.teacher import (
     CHAT_SAMPLING,
     TEXT_SAMPLING,
@@ -23,35 +23,29 @@ from dsbd_distill.teacher import (
     best_device,
 )
 from dsbd_distill.teacher_features import TeacherFeatures
+from dsbd_distill.token_streams import target_begin, token_streams
 from dsbd_distill.work_folder import WorkFolder
 from dsbd_export.capture.cache_probe import probed_caches
-from dsbd_export.chats import MOST_NEW, MOST_PROMPT, ChatTokens
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.model_loading import load_model
+from dsbd_export.encoder_decoder.checkpoint import with_languages
+from dsbd_export.encoder_decoder.reference import probed_sources
 from dsbd_export.errors import ExportError
-from dsbd_export.progress import Counter, Report, counted
-from dsbd_export.texts import (
-    TextFile,
-    TokenStreams,
-    open_streams,
-    windows,
-    write_streams,
-)
-from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
-from dsbd_runtime.text.tokenizer import Tokenizer
+from dsbd_export.progress import Report
+from dsbd_export.texts import TextFile, TokenStreams, windows
 
-NUM_PROMPTS = 256  # held out
-BYTES_PER_NUMBER = 4  # in fp32, the widest
+_NUM_PROMPTS = 256  # held out
+_BYTES_PER_NUMBER = 4  # in fp32, the widest
 
 
 @dataclass(frozen=True)
 class Teaching:
-    """What a draft is trained with.
+    """The parts of a training that do not depend on the kind of draft.
 
     Attributes:
-        held_out: prompts, with the target's samples behind them.
         teacher: the target in the precision of the training.
-        reader: of an encoder-decoder, what reads the sources of rows; None of any other.
+        held_out: prompts, with the target's samples after them.
+        reader: reads the sources of rows; None unless the target is an encoder-decoder.
     """
 
     checkpoint: Checkpoint
@@ -69,125 +63,128 @@ def prepare_teaching(
     files: list[TextFile],
     work: WorkFolder,
     report: Report,
+    hear: Hear | None = None,
 ) -> Teaching:
-    """Read the texts, load the target and choose held-out prompts.
+    """Read the data, load the target and choose held-out prompts.
+
+    hear: reads audio, for a target that reads sound.
 
     Raises:
-        ExportError: the texts are too few, or the target is no causal language model.
+        ExportError: the data is too little, or the target is no model that can teach.
     """
-    streams = _streams(config, checkpoint, files, work, report)
+    checkpoint = with_languages(checkpoint)
+    streams = token_streams(config, checkpoint, files, work, report, hear)
     device = best_device()
     report(f"loading the target on {device.name}{', products in bf16' * device.uses_bf16}")
-    target = load_model(checkpoint, "bf16" if device.name == "cuda" else "fp32", report)
+    # An encoder stays in fp32: the draft has its weights as they are, or could not share it.
+    is_narrow = device.name == "cuda" and checkpoint.encoder is None
+    target = load_model(checkpoint, "bf16" if is_narrow else "fp32", report)
+    teacher_on = _teachers(config, checkpoint, target)
     target.requires_grad_(False).to(device.name)
-    _check_causal(target, checkpoint, device)
-    caches = probed_caches(target, checkpoint, "fp32")
-    cache_bytes = BYTES_PER_NUMBER * sum(cache.numbers_a_row for cache in caches)
-    features = None
-    if config.kind == FEATURE:
-        features = TeacherFeatures(target, feature_layers(checkpoint), feature_size(checkpoint))
-    teacher = Teacher(target, checkpoint.vocab_size, cache_bytes, device, features)
+    _check_teaches(target, checkpoint, device)
+    reader = None if checkpoint.encoder is None else _reader(config, checkpoint, target, work)
     # In fp32: acceptance is measured against the target, not against its rounding.
-    exact = dataclasses.replace(device, uses_bf16=False)
-    held_out = _held_out_prompts(config, checkpoint, streams)(
-        folder=work.held_out,
-        teacher=Teacher(target, checkpoint.vocab_size, cache_bytes, exact, features),
-        seed=config.seed,
-        report=report,
-    )
-    return Teaching(checkpoint, target, teacher, streams, held_out, device)
+    exact = teacher_on(dataclasses.replace(device, uses_bf16=False), reader)
+    held_out = _held_out_prompts(config, checkpoint, streams, reader, exact, work, report)
+    teacher = teacher_on(device, reader)
+    return Teaching(checkpoint, target, teacher, streams, held_out, device, reader)
 
 
 def learns_few_answers(config: DistillConfig, streams: TokenStreams) -> bool:
-    """Return whether a draft learns quickly from rows of which there are few: features, of chats.
+    """Return whether a draft learns quickly from few rows: a feature draft, from chats alone.
 
     A feature draft learns answers by heart long before it has seen many: of 128, each 24 times, the
-    loss was 0.4 where 0.38 of held-out places were accepted. So it learns an answer 8 times, and
-    keeps its embedding: one gradient moves a rare token's row by as much as what the row says.
+    loss was 0.4 when 0.38 of held-out places were accepted. So it learns an answer 8 times, and
+    keeps its embedding: one gradient moves a rare token's row by as much as the row's own size.
     """
     return config.kind == FEATURE and streams.has_chats and not streams.has_texts
 
 
+def _teachers(
+    config: DistillConfig, checkpoint: Checkpoint, target: PreTrainedModel
+) -> Callable[[TorchDevice, SourceRowReader | None], Teacher]:
+    """Return a function that makes a teacher on a device."""
+    size = checkpoint.vocab_size
+    if checkpoint.encoder is not None:
+        probed = probed_sources(target, checkpoint, "fp32")
+        assert probed.encoder is not None
+        rows = [*probed.caches, *probed.encoder.cross]
+    else:
+        rows = [*probed_caches(target, checkpoint, "fp32")]
+    cache_bytes = _BYTES_PER_NUMBER * sum(each.numbers_a_row for each in rows)
+    features = None
+    if config.kind == FEATURE:
+        features = TeacherFeatures(target, feature_layers(checkpoint), feature_size(checkpoint))
+
+    def teacher_on(device: TorchDevice, reader: SourceRowReader | None) -> Teacher:
+        if reader is None:
+            return Teacher(target, size, cache_bytes, device, features)
+        return SourceTeacher(target, size, cache_bytes, device, reader)
+
+    return teacher_on
+
+
+def _reader(
+    config: DistillConfig, checkpoint: Checkpoint, target: PreTrainedModel, work: WorkFolder
+) -> SourceRowReader:
+    assert checkpoint.encoder is not None  # the caller has asked
+    if (speech := checkpoint.encoder.speech) is None:
+        return SourceRowReader(target, len(target_begin(checkpoint)))
+    features = open_windows(work.features, speech)
+    return SoundSources(target, checkpoint, features, work.hidden_states, config)
+
+
 def _held_out_prompts(
-    config: DistillConfig, checkpoint: Checkpoint, streams: TokenStreams
-) -> Callable[..., HeldOutPrompts]:
-    """Return held-out prompts, of chats where there are some, without their teacher."""
-    rng = np.random.default_rng((config.seed, 2))
-    if streams.has_chats:
-        return functools.partial(
-            HeldOutPrompts,
-            prompts=streams.held_out_prompts.chosen(NUM_PROMPTS, rng),
-            sampling=CHAT_SAMPLING,
-            num_new=min(MOST_HELD_OUT, checkpoint.context_length // 2),
-            ends=checkpoint.eos_token_ids,
-        )
-    length = prompt_length(checkpoint.context_length, len(streams.held_out))
-    return functools.partial(
-        HeldOutPrompts,
-        prompts=[*windows(streams.held_out, NUM_PROMPTS, length, rng)],
-        sampling=TEXT_SAMPLING,
-        num_new=length,
-        ends=(),
-    )
-
-
-def _streams(
     config: DistillConfig,
     checkpoint: Checkpoint,
-    files: list[TextFile],
+    streams: TokenStreams,
+    reader: SourceRowReader | None,
+    teacher: Teacher,
     work: WorkFolder,
     report: Report,
-) -> TokenStreams:
-    """Return the tokens of all texts, which an earlier run may have left."""
-    if not work.tokens.exists():
-        phase = f"tokenizing {len(files):,} files"
-        report(phase)
-        folder = work.path / "tokenizer"
-        folder.mkdir(exist_ok=True)
-        write_tokenizer_files(checkpoint, folder, report)
-        tokenizer = Tokenizer(folder, bos_token_id=checkpoint.bos_token_id)
-        eos = checkpoint.eos_token_ids[0] if checkpoint.eos_token_ids else None
-        room = min(MOST_NEW, checkpoint.context_length // 2)
-        chats = ChatTokens(
-            folder,
-            tokenizer,
-            longest=min(MOST_PROMPT, checkpoint.context_length - room),
-            learns_answers=config.learn_answers,
-        )
-        counted_files = counted(files, Counter(phase, "files", report))
-        write_streams(counted_files, tokenizer, chats, eos, work.tokens)
-        if chats.num_left_out:
-            report(
-                f"warning: {chats.num_left_out:,} prompts of chats are longer than {chats.longest} "
-                "tokens and are left out"
-            )
-    streams = open_streams(work.tokens)
-    report(f"{_sizes(streams)}: {streams.split}")
-    return streams
-
-
-def _sizes(streams: TokenStreams) -> str:
-    """Return how much there is to learn from and held out, in words."""
-    texts = f"{len(streams.train):,} tokens to learn from, {len(streams.held_out):,} held out"
-    prompts = (
-        f"{len(streams.train_prompts):,} prompts of chats to learn from, "
-        f"{len(streams.held_out_prompts):,} held out"
+) -> HeldOutPrompts:
+    """Return held-out prompts: of chats or sources if there are any."""
+    rng = np.random.default_rng((config.seed, 2))
+    context = checkpoint.context_length
+    if streams.has_chats:
+        prompts = streams.held_out_prompts.chosen(_NUM_PROMPTS, rng)
+        room = context // 2 if reader is None else context - reader.most_begin
+        sampling, num_new = CHAT_SAMPLING, min(MOST_HELD_OUT, room)
+    else:
+        num_new = prompt_length(context, len(streams.held_out))
+        prompts = [*windows(streams.held_out, _NUM_PROMPTS, num_new, rng)]
+        sampling = TEXT_SAMPLING
+    return HeldOutPrompts(
+        prompts=prompts,
+        sampling=sampling,
+        num_new=num_new,
+        ends=checkpoint.eos_token_ids if streams.has_chats else (),
+        folder=work.held_out,
+        teacher=teacher,
+        seed=config.seed,
+        report=report,
     )
-    shown = {texts: streams.has_texts, prompts: streams.has_chats}
-    return "; ".join(text for text, is_shown in shown.items() if is_shown)
 
 
 @torch.inference_mode()
-def _check_causal(target: PreTrainedModel, checkpoint: Checkpoint, device: TorchDevice) -> None:
-    """Raise ExportError unless the logits behind a token are independent of later ones."""
+def _check_teaches(target: PreTrainedModel, checkpoint: Checkpoint, device: TorchDevice) -> None:
+    """Raise ExportError unless logits are finite and independent of later tokens."""
     tokens = torch.arange(8, device=device.name).remainder(checkpoint.vocab_size).repeat(2, 1)
     tokens[1, -1] = checkpoint.vocab_size - 1
-    logits = target(input_ids=tokens, use_cache=False).logits[:, :-1].float()
+    encoder = checkpoint.encoder
+    if encoder is None:
+        given = {"input_ids": tokens}
+    elif (speech := encoder.speech) is None:
+        given = {"input_ids": tokens[:1], "decoder_input_ids": tokens[:1, :2]}
+    else:
+        silence = torch.zeros(1, speech.num_mels, speech.num_frames, device=device.name)
+        given = {"input_features": silence, "decoder_input_ids": tokens[:1, :2]}
+    logits = target(**given, use_cache=False).logits[:, :-1].float()
     if not torch.isfinite(logits).all():
         raise ExportError(
             f"the target at {checkpoint.folder} has logits that are not finite; check its weights"
         )
-    if not torch.allclose(logits[0], logits[1], rtol=1e-2, atol=1e-2):
+    if not torch.allclose(logits[0], logits[-1], rtol=1e-2, atol=1e-2):
         raise ExportError(
             f"the target at {checkpoint.folder} (family {checkpoint.family}) is no causal language "
             "model: its logits depend on later tokens; choose a decoder that continues text"

@@ -1,17 +1,8 @@
-"""Work folder of a distillation, DRAFT.work beside DRAFT: what a killed run leaves for the next.
+"""Work folder of a distillation, DRAFT.work next to DRAFT: a killed run leaves it for the next.
 
-    settings.json     the options, which the command that goes on must repeat
-    tokenizer/        the target's
-    tokens/           of all texts
-    held_out/         the target's samples behind held-out prompts
-    windows.bin       features of sound, and in hidden_states/ what the encoder left of it
-    pool/             labelled rows, and what a feature draft reads of the target
-    checkpoint.pt     the latest state of the training
-    draft/            the result, until it is moved to its place
-    bundle/           the exported pair, while its speed is measured
-    lock              locked as long as a process works here
-
-Every file and folder appears under its name when it is complete.
+settings.json has the options, which the command that resumes must repeat; lock is locked while a
+process works in the folder; bundle/ is the exported pair, while its speed is measured. Every file
+and folder appears under its name when it is complete.
 """
 
 from __future__ import annotations
@@ -22,7 +13,6 @@ import json
 import shutil
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -39,63 +29,45 @@ from dsbd_runtime.bundle_files.durable_files import put_in_place
 _NOT_COMPARED = ("output", "trust_remote_code", "num_threads")
 
 
-@dataclass(frozen=True)
 class WorkFolder:
-    """The paths of a distillation in progress."""
+    """Paths of a distillation in progress.
 
-    path: Path
+    Attributes:
+        tokens: folder of the tokens of all data.
+        held_out: folder of the target's samples after held-out prompts.
+        pool: folder of labelled rows.
+        features: file of the features of all windows of sound.
+        hidden_states: folder of the encoder's outputs for windows of sound.
+        checkpoint: file of the latest state of the training.
+        draft: folder of the result.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tokens = path / "tokens"
+        self.held_out = path / "held_out"
+        self.pool = path / "pool"
+        self.features = path / "windows.bin"
+        self.hidden_states = path / "hidden_states"
+        self.checkpoint = path / "checkpoint.pt"
+        self.draft = path / "draft"
 
     @classmethod
     def beside(cls, output: Path) -> WorkFolder:
         """Return the work folder for an output."""
         return cls(output.absolute().with_name(f"{output.name}.work"))
 
-    @property
-    def tokens(self) -> Path:
-        """Return the folder of the tokens of all texts."""
-        return self.path / "tokens"
-
-    @property
-    def held_out(self) -> Path:
-        """Return the folder of held-out samples."""
-        return self.path / "held_out"
-
-    @property
-    def pool(self) -> Path:
-        """Return the folder of labelled rows."""
-        return self.path / "pool"
-
-    @property
-    def features(self) -> Path:
-        """Return the file of the features of all windows of sound."""
-        return self.path / "windows.bin"
-
-    @property
-    def hidden_states(self) -> Path:
-        """Return the folder of what the encoder left of windows of sound."""
-        return self.path / "hidden_states"
-
-    @property
-    def checkpoint(self) -> Path:
-        """Return the file of the latest state of the training."""
-        return self.path / "checkpoint.pt"
-
-    @property
-    def draft(self) -> Path:
-        """Return the folder of the result."""
-        return self.path / "draft"
-
     @contextlib.contextmanager
     def opened(self, config: DistillConfig) -> Iterator[None]:
-        """Make the folder this process's own inside the block, and remove it at its end.
+        """Lock the folder inside the block, and remove it at the end.
 
-        After an error it stays where something was sampled or trained in it.
+        After an error it stays if it contains samples or a training state.
 
         Raises:
-            ExportError: another process works here, the folder is of other options, or it cannot be
-                written.
+            ExportError: another process works here, the folder belongs to other options, or it
+                cannot be written.
         """
-        with writing(self.path, "free some space; the same command then goes on"):
+        with writing(self.path, "free some space; the same command then resumes"):
             self.path.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.path / "lock")
             try:
@@ -117,13 +89,13 @@ class WorkFolder:
 
     @property
     def _has_work(self) -> bool:
-        """Whether something was sampled, encoded or trained."""
+        """Whether it contains samples, encoder outputs or a training state."""
         made = (self.checkpoint, self.held_out, self.pool)
         encoded = self.hidden_states.is_dir() and any(self.hidden_states.iterdir())
         return encoded or any(path.exists() for path in made)
 
     def _check_settings(self, config: DistillConfig) -> None:
-        """Raise ExportError for a folder of other options; note them in a new one."""
+        """Raise ExportError if the folder has other options; a new folder gets these."""
         fields = [field.name for field in dataclasses.fields(config)]
         options = {name: getattr(config, name) for name in fields if name not in _NOT_COMPARED}
         now = json.loads(json.dumps(options))
@@ -145,7 +117,7 @@ class WorkFolder:
 
 
 def read_arrays(file: Path, names: Iterable[str]) -> list[NDArray[Any]]:
-    """Return the arrays of these names of a file that ``numpy.savez`` wrote.
+    """Return arrays by their names from a file that ``numpy.savez`` wrote.
 
     Raises:
         ExportError: the file is damaged.
@@ -160,7 +132,7 @@ def read_arrays(file: Path, names: Iterable[str]) -> list[NDArray[Any]]:
 
 
 def read_array(file: Path) -> NDArray[Any]:
-    """Return the array of a file that ``numpy.save`` wrote, mapped and not yet read.
+    """Return the array in a file that ``numpy.save`` wrote, memory-mapped.
 
     Raises:
         ExportError: the file is damaged.
@@ -174,7 +146,7 @@ def read_array(file: Path) -> NDArray[Any]:
 
 
 def _object_of(file: Path) -> dict[str, Any] | None:
-    """Return the JSON object of a file, None where it holds none."""
+    """Return the JSON object in a file, None if it is damaged."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):

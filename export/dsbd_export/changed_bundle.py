@@ -1,4 +1,4 @@
-"""New version of a bundle that is there: some of its files are kept, others written anew."""
+"""New version of an existing bundle: some files are kept, others are written."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ def changed_bundle(bundle: Bundle, kept: list[str]) -> Iterator[Path]:
 
     Args:
         bundle: as it was opened.
-        kept: names of files in its manifest; they take no more space, where the file system has
-            hard links.
+        kept: names of files in its manifest; with hard links they need no space.
 
     Raises:
         BundleError: a kept file is not the one of the manifest.
@@ -49,13 +48,13 @@ def writing(path: Path, fix: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # numpy, which writes the weights, tells no errno.
+        # Errors of numpy, which writes the weights, have no errno.
         reason = str(error) if error.errno else f"the disk may be full ({error})"
         raise ExportError(f"cannot write {path}: {reason}; {fix}") from error
 
 
 def link(source: Path, target: Path) -> None:
-    """Give a file a second name; copy it where the file system has none."""
+    """Link a file to a second name; copy it if the file system has no hard links."""
     target.parent.mkdir(exist_ok=True)
     try:
         os.link(source, target)

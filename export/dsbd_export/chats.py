@@ -1,9 +1,9 @@
 """Chats to learn from: lines {"messages": [...]}, the prompts in them, and their tokens on disk.
 
 Every turn that the model would answer is a prompt: the messages before each answer of the
-assistant, and all of a chat that ends otherwise, rendered by the chat template of the target as
-requests are. The answers in the texts are people's, or another model's; the draft learns the
-target's own, and those given only where they are asked for.
+assistant, and a whole chat that ends with a user's message, rendered by the target's chat template
+as requests are. Answers in the data were written by people or other models; the draft learns the
+target's own answers, and the given ones only on request.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.text.tokenizer import Tokenizer
 
-MOST_NEW = 128  # tokens of an answer that are learned at a time
-MOST_PROMPT = 1024  # tokens of a prompt, where the context holds them and an answer
+MOST_NEW = 128  # tokens of an answer that are learned
+MOST_PROMPT = 1024  # tokens of a prompt, if the context is long enough
 _ANSWERS = "assistant"  # the role
 
 
 @dataclass(frozen=True)
 class Chat:
-    """The messages of one chat, and where they were found.
+    """The messages of one chat, and the file and line they come from.
 
     Iterating gives the texts of the messages.
     """
@@ -49,7 +49,7 @@ class Chat:
         return bool(self.messages) and self._is_answer(len(self.messages) - 1)
 
     def prompts(self) -> list[list[dict[str, Any]]]:
-        """Return the messages before every answer, and all of a chat that waits for one."""
+        """Return the messages before every answer, and the whole chat if it ends without one."""
         ends = [index for index in range(1, len(self.messages)) if self._is_answer(index)]
         if not self.ends_with_answer:
             ends.append(len(self.messages))
@@ -61,12 +61,12 @@ class Chat:
 
 
 class ChatTokens:
-    """Chats as token ids, as a request has them.
+    """Converts chats to token ids, as for a request.
 
     Args:
-        folder: of the tokenizer and the chat template; a template is needed with the first chat.
+        folder: of the tokenizer and the chat template, which is read with the first chat.
         tokenizer: the tokenizer in it.
-        longest: tokens of a prompt at most; longer ones are counted and left out.
+        longest: most tokens of a prompt; longer ones are counted and left out.
         learns_answers: whether chats that end with an answer are also texts.
     """
 
@@ -114,33 +114,33 @@ class ChatTokens:
 
 @dataclass(frozen=True)
 class Prompts:
-    """Token ids of prompts, one behind the other, memory-mapped.
+    """Token ids of prompts, one after the other, memory-mapped.
 
     Attributes:
         tokens: (num_tokens,) uint32.
-        ends: (num_prompts,) int64. Where each ends.
+        ends: (num_prompts,) int64. End of each prompt in ``tokens``.
     """
 
     tokens: NDArray[np.uint32]
     ends: NDArray[np.int64]
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of prompts."""
         return len(self.ends)
 
     def chosen(self, count: int, rng: np.random.Generator) -> list[NDArray[np.int64]]:
-        """Draw ``count`` different prompts, or all in another order where there are fewer."""
+        """Draw ``count`` different prompts, or all in random order if there are fewer."""
         return self.at(rng.permutation(len(self))[:count])
 
     def at(self, indices: Sequence[int] | NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Return the prompts of these numbers."""
+        """Return the prompts with these numbers."""
         begins = np.concatenate([[0], self.ends])
         return [
             np.array(self.tokens[begins[index] : begins[index + 1]], np.int64) for index in indices
         ]
 
     def without_end(self, count: int) -> tuple[Prompts, Prompts]:
-        """Return all but the last ``count`` prompts, and those."""
+        """Return all prompts except the last ``count``, and these."""
         place = len(self) - count
         begin = int(self.ends[place - 1]) if place else 0
         first = Prompts(self.tokens[:begin], self.ends[:place])

@@ -1,4 +1,4 @@
-"""Draft for the target of a bundle that is there, added or put in place of the one that it has."""
+"""Export of a draft into an existing bundle, in place of its draft if it has one."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from dsbd_runtime.tensorrt.trt_record import find_record, rebuild_command
 def export_draft(
     config: DraftConfig, *, report: Report, source_of: SourceOf = source_of
 ) -> ExportResult:
-    """Export a draft into ``config.bundle``; ``report`` gets a short line a stage.
+    """Export a draft into ``config.bundle``; ``report`` gets a short line for each stage.
 
-    The target's files stay as they are, but for its TensorRT engines where ``config`` requires
-    new ones. The bundle is replaced as a whole at the end; after any error it is as it was.
+    The target's files stay, except its TensorRT engines if ``config`` requires new ones. The bundle
+    is replaced as a whole at the end; after any error it is unchanged.
 
     Raises:
         ExportError: an option, the draft or the result is not usable, or the draft has another
@@ -67,7 +67,7 @@ def export_draft(
 
 
 def _kept_files(bundle: Bundle, *, builds_engines: bool) -> list[str]:
-    """Return the names of the files that stay: the tokenizer's and the target's."""
+    """Return the names of the files to keep: those of tokenizer and target."""
     return [
         name
         for name in bundle.manifest.files
@@ -76,14 +76,14 @@ def _kept_files(bundle: Bundle, *, builds_engines: bool) -> list[str]:
 
 
 def _engine_warning(bundle: Bundle, draft: ModelEntry) -> str | None:
-    """Return a line where the target has TensorRT engines, which the draft now lacks."""
+    """Return a warning if the target has TensorRT engines, which the draft now lacks."""
     record = find_record(bundle, "target")
     if record is None:
         return None
     flavour = FLAVOURS[record.flavour]
     if draft.quantization != "none":
         return (
-            f"warning: the target has {flavour.name} engines, the draft has none, as it is "
+            f"warning: the target has {flavour.name} engines; the draft has none because it is "
             f"quantized ({draft.quantization}); for {flavour.name} export it with --quantize none"
         )
     command = rebuild_command(bundle.path, flavour, record.compute_capability, record.capacity)

@@ -3,7 +3,7 @@
     DsbdError            every error that a user can fix (dsbd_errors)
     └── ExportError      an option, a checkpoint, a pair or an exported graph is not usable
 
-Every message says what is wrong, the value seen, the value expected and how to fix it.
+Every message has the problem, the given value, the expected value and a fix.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def own_error_in(error: BaseException) -> ExportError | None:
-    """Return the ExportError that a hook raised below ``error``, None if there is none."""
+    """Return the ExportError among the causes of ``error``, or None."""
     return next((cause for cause in _causes(error) if isinstance(cause, ExportError)), None)
 
 

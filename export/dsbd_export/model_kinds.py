@@ -1,6 +1,6 @@
-"""Kinds of models that can be exported: how each is recognized, read, agreed on and captured.
+"""Kinds of models that can be exported: how each is recognized, read, paired and captured.
 
-The only module that imports the packages of single kinds.
+This is the only module that imports the packages of single kinds.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ from dataclasses import dataclass
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.checkpoint_reading import CheckpointFiles, read_decoder
 from dsbd_export.config import DraftedOptions
-from dsbd_export.encoder_decoder.agreement import check_readers
-from dsbd_export.encoder_decoder.checkpoint import is_encoder_decoder, read_encoder_decoder
-from dsbd_export.encoder_decoder.languages import with_languages
-from dsbd_export.encoder_decoder.source import EncoderDecoderSource
-from dsbd_export.feature_draft.agreement import (
-    added_features,
-    check_features_pair,
-    paired_features,
+from dsbd_export.encoder_decoder.checkpoint import (
+    check_readers,
+    is_encoder_decoder,
+    read_encoder_decoder,
+    with_languages,
 )
+from dsbd_export.encoder_decoder.source import EncoderDecoderSource
 from dsbd_export.feature_draft.checkpoint import (
     FeatureDraftCheckpoint,
+    added_features,
+    check_features_pair,
     has_feature_draft,
+    paired_features,
     read_feature_draft,
 )
 from dsbd_export.feature_draft.source import FeatureDraftSource
-from dsbd_export.model_source import DecoderSource, ModelSource, SourceOf
+from dsbd_export.model_source import ModelSource, SourceOf
 from dsbd_export.pair import agreed_draft, agreed_pair
 from dsbd_export.progress import Report
 from dsbd_runtime.bundle_files.bundle import Bundle, ModelEntry
@@ -37,17 +38,17 @@ class ModelKind:
     """One kind of model.
 
     Attributes:
-        recognizes: whether the files of a checkpoint are of this kind; the first kind that does
-            reads them.
-        read: returns what they say.
+        recognizes: whether the files of a checkpoint are of this kind; the first kind that
+            recognizes them reads them.
+        read: returns the checkpoint of these files.
         has: whether a checkpoint that was read is of this kind.
-        source: returns how it is loaded, referenced and captured.
-        check: raises ExportError for a pair, or options, that have no form. Target as a checkpoint
-            or as exported before, and draft or None.
-        paired: returns a target and a draft of this kind, which agree.
-        added: returns a draft of this kind that agrees with the target of a bundle.
-        as_target: returns a target of this kind with what its tokenizer says.
-        without_adapters: what it is, so that no adapter can be merged; "" if one can be.
+        source: returns the model source of a checkpoint.
+        check: raises ExportError for a pair, or options, that are not supported. The target is a
+            checkpoint or a manifest entry; the draft may be None.
+        paired: returns a target and a draft of this kind, aligned.
+        added: returns a draft of this kind, aligned with the target of a bundle.
+        as_target: returns a target of this kind with settings from its tokenizer.
+        without_adapters: why adapters are not supported; "" if they are.
     """
 
     recognizes: Callable[[CheckpointFiles], bool]
@@ -85,9 +86,7 @@ KINDS = (
         without_adapters="an encoder-decoder, for which adapters are not supported; merge it into "
         "the checkpoint with PEFT, and export that",
     ),
-    ModelKind(
-        recognizes=lambda _: True, read=read_decoder, has=lambda _: True, source=DecoderSource
-    ),
+    ModelKind(recognizes=lambda _: True, read=read_decoder, has=lambda _: True, source=ModelSource),
 )
 
 
@@ -97,13 +96,13 @@ def kind_of(checkpoint: Checkpoint) -> ModelKind:
 
 
 def source_of(checkpoint: Checkpoint) -> ModelSource:
-    """Return where a checkpoint's graph comes from."""
+    """Return the model source of a checkpoint."""
     return kind_of(checkpoint).source(checkpoint)
 
 
 def check_pair(
     target: Checkpoint | ModelEntry, draft: Checkpoint | None, config: DraftedOptions
 ) -> None:
-    """Raise ExportError for a target and a draft, if any, or for options without a form."""
+    """Raise ExportError for a target, a draft if any, or options that are not supported."""
     for kind in KINDS:
         kind.check(target, draft, config)

@@ -1,13 +1,13 @@
 """Sources of the models that are exported: how each is loaded, referenced and captured.
 
-A new kind of model is a class with these methods, and a row of ``model_kinds``.
+A new kind of model is a subclass of ``ModelSource``, and a row of ``model_kinds``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -43,7 +43,7 @@ from dsbd_runtime.bundle_files.bundle import MODEL_FILE, WEIGHTS_FILE
 
 @dataclass(frozen=True)
 class EngineGraph:
-    """A captured graph and where it is written.
+    """A captured graph and its files.
 
     Attributes:
         file, weights: names in the folder of the model.
@@ -56,46 +56,13 @@ class EngineGraph:
     name: str = "graph"
 
 
-class ModelSource(Protocol):
-    """A model in memory: the checkpoint's weights, and what is computed of them before and after.
+class ModelSource:
+    """A model in memory and its derived data, before and after its weights are converted.
 
-    The methods are called once each, in this order; before the last the weights
-    are converted to the type of the engine.
+    Here a causal language model of transformers; other kinds override some of its steps. The
+    methods are called once each, in this order; before the last the weights are converted to the
+    type of the engine.
     """
-
-    def load(self, dtype: str, report: Report) -> Any:
-        """Return the module, with weights as an engine of ``dtype`` is compared with."""
-
-    def probed(self, model: Any, dtype: str) -> Checkpoint:
-        """Return the checkpoint with what a run tells: what an engine of ``dtype`` caches.
-
-        The source keeps it for the later methods.
-        """
-
-    def parts(self, options: ModelOptions) -> list[ExportPart]:
-        """Return the kinds of state that the engine is made of."""
-
-    def references(self, model: Any) -> list[Reference]:
-        """Return its own logits, for parity."""
-
-    def logits_in_float64(self, model: Any, case: ForestCase) -> NDArray[np.float64]:
-        """Return its logits of one of these cases by the same code in float64, (R, V).
-
-        Called of models that are loaded once more for it alone.
-        """
-
-    def product_rows(self, model: Any, texts: Sequence[str]) -> RowsOfProducts:
-        """Return rows of its products for int8 rows, seen over texts; see ``calibration_case``."""
-
-    def largest_values(self, model: Any) -> dict[int, NDArray[np.float32]]:
-        """Return the largest values of every layer that attends, for sums in integers."""
-
-    def capture(self, model: Any, parts: Sequence[ExportPart], report: Report) -> list[EngineGraph]:
-        """Return the engine's own graph, as its parts have it, and others that are captured."""
-
-
-class DecoderSource:
-    """A causal language model of transformers; other kinds differ in some of its steps."""
 
     GRAPH = ForestGraph
 
@@ -104,7 +71,7 @@ class DecoderSource:
         self._heard: Heard = {}
 
     def load(self, dtype: str, report: Report) -> Any:
-        """See ModelSource."""
+        """Return the module, with the weights that an engine of ``dtype`` is compared with."""
         self._heard.clear()
         model = load_model(self._checkpoint, reference_dtype(self._checkpoint, dtype), report)
         resize_vocabulary(model, self._checkpoint)
@@ -112,25 +79,31 @@ class DecoderSource:
         return model
 
     def probed(self, model: Any, dtype: str) -> Checkpoint:
-        """See ModelSource."""
+        """Return the checkpoint with the caches of an engine of ``dtype``, found by a run.
+
+        The source keeps it for the later methods.
+        """
         caches = probed_caches(model, self._checkpoint, dtype)
         self._checkpoint = replace(self._checkpoint, caches=caches)
         return self._checkpoint
 
     def parts(self, options: ModelOptions) -> list[ExportPart]:
-        """See ModelSource."""
+        """Return the kinds of state that the engine is made of."""
         return parts_of_engine(self._checkpoint, options)
 
     def references(self, model: Any) -> list[Reference]:
-        """See ModelSource; a draft that proposes some tokens only returns no others."""
+        """Return the model's own logits, for parity: of the tokens that a draft proposes."""
         return [self._reference(model, case, torch.float32) for case in self._cases()]
 
     def logits_in_float64(self, model: Any, case: ForestCase) -> NDArray[np.float64]:
-        """See ModelSource."""
+        """Return the logits of one of these cases by the same code in float64, (R, V).
+
+        The model was loaded again for this alone.
+        """
         return self._reference(model, case, torch.float64).logits
 
     def product_rows(self, model: Any, texts: Sequence[str]) -> RowsOfProducts:
-        """See ModelSource."""
+        """Return rows of products, seen over texts, for int8 rows; see ``calibration_case``."""
         with observed_rows(model) as found:
             self._logits(model, self._calibration_case(texts), torch.float32)
         return found
@@ -152,11 +125,11 @@ class DecoderSource:
         return calibration_case(self._checkpoint, texts)
 
     def largest_values(self, model: Any) -> dict[int, NDArray[np.float32]]:
-        """See ModelSource."""
+        """Return the largest values of every layer that attends, for sums in integers."""
         return largest_values(model, self._checkpoint)
 
     def capture(self, model: Any, parts: Sequence[ExportPart], report: Report) -> list[EngineGraph]:
-        """See ModelSource."""
+        """Return the graph of the engine with its parts, and further graphs of the model."""
         checkpoint, form = self._checkpoint, self._prepare(model)
         module = self.GRAPH(model, parts, form)
         graph = captured_graph(module, checkpoint, module.contract, report)

@@ -1,4 +1,4 @@
-"""Opening of checkpoints: found, recognized and described; no weights are read."""
+"""Opening of checkpoints: they are found, recognized and described; no weights are read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dsbd_export.model_kinds import KINDS, kind_of
 
 
 def open_pair(options: ExportConfig) -> tuple[Checkpoint, Checkpoint | None]:
-    """Find target and, where one is given, draft and read their configs; no weights are read."""
+    """Find the target and the draft, if one is given, and read their configs, not weights."""
     sources = {"target": options.target}
     if options.draft is not None:
         sources["draft"] = options.draft
@@ -29,17 +29,17 @@ def open_pair(options: ExportConfig) -> tuple[Checkpoint, Checkpoint | None]:
 
 
 def open_target(source: str, options: ModelOptions) -> Checkpoint:
-    """Find a target and read its config; no weights are read."""
+    """Find a target and read its config, not its weights."""
     return _checked_tokens(_opened({"target": source}, options)["target"])
 
 
 def open_draft(options: DraftConfig) -> Checkpoint:
-    """Find the draft and read its config; no weights are read."""
+    """Find the draft and read its config, not its weights."""
     return _adapted(_opened({"draft": options.draft}, options)["draft"], options.draft_adapter)
 
 
 def _opened(sources: Mapping[str, str], options: ModelOptions) -> dict[str, Checkpoint]:
-    """Return the checkpoints by "target" and "draft", as far as these have a source."""
+    """Return the checkpoints by role, "target" and "draft", for the given sources."""
     if options.revision is not None and all(Path(each).exists() for each in sources.values()):
         are = "are both local" if len(sources) == 2 else "is local"
         raise ExportError(
@@ -75,11 +75,11 @@ def _read(files: CheckpointFiles) -> Checkpoint:
 
 def _instead_of_folder(folder: Path) -> str:
     found = sorted(folder.glob("*.gguf"))
-    return f", or a GGUF file, as {found[0]}" if found else ""
+    return f", or a GGUF file, such as {found[0]}" if found else ""
 
 
 def _adapted(checkpoint: Checkpoint, source: str | None) -> Checkpoint:
-    """Return the checkpoint with an adapter, which is a folder or a hub id; None: without one."""
+    """Return the checkpoint with an adapter, a folder or a hub id; None: without an adapter."""
     if source is None:
         return _checked_tokens(checkpoint)
     if reason := kind_of(checkpoint).without_adapters:
@@ -92,7 +92,7 @@ def _adapted(checkpoint: Checkpoint, source: str | None) -> Checkpoint:
 def _checked_tokens(checkpoint: Checkpoint) -> Checkpoint:
     """Return a checkpoint; raise ExportError unless its special tokens are in its vocabulary.
 
-    Ids that no file states are left out: GPT-2's config has 50256 for vocabularies of any size.
+    Ids that are only defaults are ignored: GPT-2's config has 50256 for vocabularies of any size.
     """
     checkpoint = _without_default_tokens(checkpoint)
     bos = [] if checkpoint.bos_token_id is None else [checkpoint.bos_token_id]

@@ -1,19 +1,18 @@
-"""Target and draft with one tokenizer: what must agree is checked, what may differ is aligned.
+"""Target and draft with one tokenizer: tokens must agree, some settings are aligned.
 
-Tokens must agree: the vocabularies and merges of the two tokenizers, and what an id means. How a
-text is cleaned and split is the affair of the target's tokenizer alone, which tokenizes every
-prompt. Three things may differ between checkpoints that were trained with one tokenizer, and are
-then aligned:
+The vocabularies and merges of the two tokenizers, and the meaning of each id, must agree. The
+draft's normalization and splitting are not compared: the target's tokenizer reads every prompt.
+Three things may differ between checkpoints that were trained with one tokenizer, and are aligned:
 
 * The size of the vocabulary, which some families pad by model size. Rows beyond the smaller size
-  belong to no token; they are cut. Where the target was exported before, as it is, a draft that has
-  fewer rows gets more.
-* The tokens that end a sequence: a base draft knows its end of text, an instruct target its end
-  of turn as well. A sequence ends where the target ends it, so the target's list holds for both.
+  belong to no token; they are cut. If the target is already exported, a draft with fewer rows gets
+  more.
+* The tokens that end a sequence: a base draft has an end of text, an instruct target an end of turn
+  as well. The target decides when a sequence ends, so its list is used for both.
 * The token that begins a sequence. The prompt is tokenized once, with the target's.
 
-Added tokens of one of them alone, as a padding token that one checkpoint names, are reported. The
-last two change the draft's acceptance, never the generated text.
+Added tokens of only one model, such as a padding token, are reported. The last two settings change
+the draft's acceptance, never the generated text.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ def _report_changes(own: Checkpoint, agreed: Checkpoint, report: Callable[[str],
 def context_warning(
     target: Checkpoint | ModelEntry, draft: Checkpoint | None, max_context: int | None
 ) -> str | None:
-    """Return a line where the bundle's context is shorter than the target's, or than asked for."""
+    """Return a warning if the bundle's context is shorter than the target's, or than requested."""
     models = [target] if draft is None else [target, draft]
     length = min(model.context_length for model in models)
     if length < target.context_length:
@@ -100,18 +99,18 @@ def context_warning(
     longest = getattr(getattr(target, "config", None), "max_position_embeddings", None) or length
     if max_context is None and length < longest:
         return (
-            f"warning: requests can use {length} tokens, up to which the target's rotary "
+            f"warning: requests can use {length} tokens; up to this length the target's rotary "
             f"frequencies are those of short texts; max_context={longest} exports those of long "
-            "ones, for all texts"
+            "texts, for all texts"
         )
     return None
 
 
 def resize_vocabulary(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
-    """Give embedding and output head the vocabulary size that was agreed on, in place.
+    """Give embedding and output head the agreed vocabulary size, in place.
 
-    Rows beyond the checkpoint's are copies of its last one, which is padding of its own or a token
-    that ends the vocabulary: as rare as they come, whatever the scale of the model's logits.
+    New rows are copies of the checkpoint's last one, which is padding or the last token of the
+    vocabulary: among the rarest, whatever the scale of the model's logits.
     """
     num_own = model.config.get_text_config().vocab_size
     if num_own == checkpoint.vocab_size:
@@ -132,7 +131,7 @@ def check_tokens(
     Args:
         of_target: the content of the target's tokenizer.
         target_size: vocabulary size of the target.
-        draft: as it is.
+        draft: before it is aligned.
         report: gets a line for added tokens that only one of them has.
     """
     of_draft = read_tokenizer(draft)
@@ -157,7 +156,7 @@ def check_tokens(
 def _check_added(
     target: dict[str, int], draft: dict[str, int], report: Callable[[str], None]
 ) -> None:
-    """Raise ExportError for an added token that means another thing in the draft."""
+    """Raise ExportError for an added token with another meaning in the draft."""
     token_by_id = {index: token for token, index in draft.items()}
     for token, index in target.items():
         theirs = token_by_id.get(index, token)

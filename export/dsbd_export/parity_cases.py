@@ -1,29 +1,25 @@
 """Cases of the parity gate: small forests and real text, with the checkpoint's own logits.
 
 Forests of random tokens find a wrong mask or position. How much a rounded weight matters shows
-only on text that the model has expectations of: prose and code, by which lower precisions are
-judged. References are computed in fp32 with a model whose weights stay in a lower precision: a
-copy in fp32 would double (or triple) the memory of an export, so every operation widens its own
-inputs, the large ones piece by piece. The same in float64 tells how much of fp32 is rounding.
+only on text that the model can predict: prose and code, by which lower precisions are judged.
+References are computed in fp32, see ``wider_precision``; in float64 they show how much of a
+difference is rounding in fp32.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -31,6 +27,7 @@ from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
 from dsbd_export.tokenizers.tokenizer_files import highest_token_id, read_tokenizer
 from dsbd_export.tokenizers.tokenizer_gate import reads_little
+from dsbd_export.wider_precision import ComputeIn
 from dsbd_runtime.parts.speech_entry import SoundFeatures
 
 PROMPT_LENGTHS = (1, 17, 128)
@@ -42,19 +39,7 @@ TEXT_FILE = Path(__file__).parent / "parity_text.txt"
 TEXT, PREFILL, DECODE, TREE = "text", "prefill", "decode", "tree"
 _MAX_TOKENS = 320  # all of the text with the tokenizers of common models
 _MAX_TEXT_ROWS = 128  # compared rows, evenly spread: 128 rows of 128,256 logits are 66 MB
-
-_NARROWER = {
-    torch.float32: (torch.float16, torch.bfloat16),
-    torch.float64: (torch.float16, torch.bfloat16, torch.float32),
-}
 _NUMPY_DTYPES: dict[torch.dtype, type] = {torch.float32: np.float32, torch.float64: np.float64}
-_CHUNK_ELEMENTS = 16 * 2**20  # of a weight that is widened at once: 64 MiB in fp32
-
-# These only look at a tensor or choose a part of it: widening first would copy whole weights.
-_VIEWS = frozenset(
-    {"__getitem__", "chunk", "detach", "expand", "permute", "select", "size", "split", "squeeze"}
-    | {"t", "transpose", "unbind", "unsqueeze", "view"}
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,16 +48,16 @@ class ForestCase:
 
     Attributes:
         name: "prefill", "decode" or "tree"; "sources": ``together`` with others.
-        prefix_ids: (n,) int64. Tokens whose rows are in the cache already.
+        prefix_ids: (n,) int64. Tokens whose rows are already in the cache.
         node_ids: (S,) int64. Tokens of the nodes.
-        parents: (S,) int64. Node that each node follows, -1 for the prefix.
+        parents: (S,) int64. Node that each node follows; -1 for the prefix.
         rows: (R,) int64. Nodes whose logits are compared.
         features: (n + S, width) float32. For a feature draft, the target's feature of the token
             before each of prefix and nodes; None for any other model.
-        uses_own: nodes below nodes take the draft's own feature of their parent instead.
+        uses_own: nodes whose parent is a node take the draft's own feature of the parent instead.
         source_ids: (N,) int64. Source of an encoder-decoder; None for any other model.
-        together: other requests, each with a prefix and a source of its own, whose nodes are
-            computed in the same call and compared behind these.
+        together: other requests, each with its own prefix and source, whose nodes are computed in
+            the same call and compared after these.
         sound: source of a speech model; None for any other model.
     """
 
@@ -94,12 +79,12 @@ class ForestCase:
 
     @property
     def num_cache_rows(self) -> int:
-        """Return the rows of the cache that prefixes and nodes take."""
+        """Return the number of cache rows that prefixes and nodes need."""
         return sum(len(each.prefix_ids) + len(each.node_ids) for each in self.requests)
 
     @property
     def prompt_length(self) -> int:
-        """Return the tokens of the prompt: the prefix, or the nodes of a prefill."""
+        """Return the length of the prompt: the prefix, or the nodes of a prefill."""
         return len(self.prefix_ids) or len(self.node_ids)
 
     def path_to(self, node: int) -> list[int]:
@@ -112,11 +97,12 @@ class ForestCase:
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """A case and what transformers gives for it.
+    """A case and the result of transformers.
 
     Attributes:
-        logits: (R, V) float32; float64 of what is computed in it.
-        features: (S, width) float32, of all nodes; None but for the text of a target with features.
+        logits: (R, V) float32 or float64.
+        features: (S, width) float32, of all nodes, for the text of a target with features; else
+        None.
     """
 
     case: ForestCase
@@ -125,11 +111,11 @@ class Reference:
 
 
 def forest_cases(checkpoint: Checkpoint, num_tokens: int | None = None) -> list[ForestCase]:
-    """Return prefill, cached decode and tree at each prompt length, the same at every call.
+    """Return prefill, cached decode and tree at each prompt length, equal at every call.
 
-    A sliding window is always crossed, so that a layer with the wrong mask shows.
+    A sliding window is always exceeded, so that a wrong mask of a layer is found.
 
-    num_tokens: that random ones are drawn from; None: see ``num_drawn``.
+    num_tokens: vocabulary for random tokens; None: see ``num_drawn``.
     """
     num_tokens = num_tokens or num_drawn(checkpoint)
     longest = checkpoint.context_length - TREE_DEPTH
@@ -150,7 +136,7 @@ def forest_cases(checkpoint: Checkpoint, num_tokens: int | None = None) -> list[
 def differences(
     found: NDArray[np.float32], wanted: NDArray[np.float32] | NDArray[np.float64]
 ) -> NDArray[Any]:
-    """Return |found - wanted|, 0 where both are -inf: logits of tokens that a draft lacks."""
+    """Return |found - wanted|; 0 if both are -inf: logits of tokens that a draft lacks."""
     with np.errstate(invalid="ignore"):
         distances: NDArray[Any] = np.abs(found - wanted)
     distances[(found == -np.inf) & (wanted == -np.inf)] = 0
@@ -158,7 +144,7 @@ def differences(
 
 
 Heard = dict[tuple[torch.dtype, SoundFeatures], Tensor]
-"""Outputs of a speech model's encoder, (1, N, width) each, by their type and the sound."""
+"""Outputs of a speech model's encoder, (1, N, width) each, by type and sound."""
 
 
 def reference_logits(
@@ -169,9 +155,9 @@ def reference_logits(
 ) -> NDArray[Any]:
     """Return (R, V) of ``dtype``: each node's logits after a plain causal pass over its path.
 
-    Computed in ``dtype``, float32 or float64, from the weights as they are; each request alone.
+    Computed in ``dtype``, float32 or float64, from unchanged weights; each request alone.
 
-    heard: of earlier cases of this model, to which the sound of this one is added.
+    heard: outputs for earlier cases of this model; the sound of this case is added.
     """
     alone = dataclasses.replace(case, together=())
     heard = {} if heard is None else heard
@@ -228,18 +214,10 @@ def _path_logits(
     return cast(Tensor, output.logits[:, wanted])
 
 
-def references(model: PreTrainedModel, checkpoint: Checkpoint) -> list[Reference]:
-    """Return all cases with the logits of the unmodified model."""
-    return [
-        Reference(case=case, logits=reference_logits(model, case))
-        for case in forest_cases(checkpoint)
-    ]
-
-
 def _paths_by_length(case: ForestCase) -> list[NDArray[np.int64]]:
     """Return the paths to all leaves, those of equal length as one (paths, length) array.
 
-    One pass for several paths reads the weights once, the main cost of a pass of few tokens.
+    One pass for several paths reads the weights once; this dominates the cost of short passes.
     """
     leaves = set(range(len(case.parents))) - set(case.parents.tolist())
     paths = [case.path_to(leaf) for leaf in sorted(leaves)]
@@ -263,12 +241,12 @@ def _case(
 
 
 def text_case(checkpoint: Checkpoint) -> ForestCase:
-    """Return our text in tokens of the checkpoint's own tokenizer, cut to its context."""
+    """Return this package's text in the checkpoint's tokens, cut to its context."""
     return prefill_case(checkpoint, own_text_ids(checkpoint, TEXT_FILE, _MAX_TOKENS))
 
 
 def prefill_case(checkpoint: Checkpoint, token_ids: NDArray[np.int64]) -> ForestCase:
-    """Return tokens as one prefill, cut to the context, of which some rows are compared."""
+    """Return tokens as one prefill, cut to the context; some rows are compared."""
     token_ids = token_ids[: checkpoint.context_length]
     num_rows = min(len(token_ids), _MAX_TEXT_ROWS)
     return ForestCase(
@@ -281,15 +259,15 @@ def prefill_case(checkpoint: Checkpoint, token_ids: NDArray[np.int64]) -> Forest
 
 
 def num_drawn(checkpoint: Checkpoint) -> int:
-    """Return the number of tokens that random ones are drawn from: those that text can become.
+    """Return the vocabulary size for random tokens: that of the tokenizer.
 
-    The embeddings of a padded vocabulary's other tokens were never trained, and may be anything.
+    Embeddings of padding in a vocabulary were never trained, and may be anything.
     """
     return min(checkpoint.vocab_size, highest_token_id(read_tokenizer(checkpoint)) + 1)
 
 
 def own_text_ids(checkpoint: Checkpoint, file: Path, most: int) -> NDArray[np.int64]:
-    """Return the first tokens of an English text of ours; random ones of another alphabet."""
+    """Return the first tokens of an English text, or random ones if it is another alphabet."""
     text = file.read_text("utf-8")
     tokenizer = Tokenizer.from_str(json.dumps(read_tokenizer(checkpoint)))
     if reads_little(text, tokenizer.decode(tokenizer.encode(text).ids)):
@@ -298,10 +276,10 @@ def own_text_ids(checkpoint: Checkpoint, file: Path, most: int) -> NDArray[np.in
 
 
 def text_ids(checkpoint: Checkpoint, texts: Sequence[str], most: int) -> NDArray[np.int64]:
-    """Return the first tokens of texts, as many of each, each as a prompt begins; ``most`` in all.
+    """Return the first tokens of texts, equally many of each, each like a prompt; ``most`` in all.
 
     Raises:
-        ExportError: they have none, only special ones, or some that the checkpoint does not know.
+        ExportError: there are no tokens, only special ones, or some beyond the vocabulary.
     """
     tokenizer = Tokenizer.from_str(json.dumps(read_tokenizer(checkpoint)))
     share = most // len(texts)
@@ -319,82 +297,3 @@ def text_ids(checkpoint: Checkpoint, texts: Sequence[str], most: int) -> NDArray
             f"texts as nothing, the first is {texts[0][:40]!r}; give texts of its own tokens"
         )
     return token_ids
-
-
-class ComputeIn(TorchFunctionMode):
-    """Inside the block every operation sees tensors of narrower types as if they were of ``dtype``.
-
-    Results are of ``dtype``, and so is the type that model code reads and requests: a weight never
-    pulls the activations down to its own precision, nor does code that computes in float32.
-    """
-
-    def __init__(self, dtype: torch.dtype, chunk_elements: int = _CHUNK_ELEMENTS) -> None:
-        """Widen at most ``chunk_elements`` of a linear layer's weight at once.
-
-        dtype: float32 or float64.
-        """
-        super().__init__()
-        self._dtype = dtype
-        self._narrower = _NARROWER[dtype]
-        self._chunk_elements = chunk_elements
-        self._default_dtype = torch.get_default_dtype()
-
-    def __enter__(self) -> Any:
-        """Begin the block; what is made in it without a type is of ``dtype`` too."""
-        torch.set_default_dtype(self._dtype)
-        return super().__enter__()  # type: ignore[no-untyped-call]
-
-    def __exit__(self, *reason: Any) -> None:
-        """End the block."""
-        super().__exit__(*reason)  # type: ignore[no-untyped-call]
-        torch.set_default_dtype(self._default_dtype)
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Run one operation in ``dtype``."""
-        kwargs = kwargs or {}
-        if func == Tensor.dtype.__get__:  # type: ignore[attr-defined]  # a C getter
-            return self._widened(func(*args))
-        if func is F.linear:
-            return self._linear(*args, **kwargs)
-        if func is F.embedding:
-            return self._widened(func(*args, **kwargs))
-        if _name_of(func) in _VIEWS or _name_of(func) == "__get__":
-            return func(*args, **kwargs)
-        if func is Tensor.float:
-            func = Tensor.to
-            kwargs = {**kwargs, "dtype": self._dtype}
-        args, kwargs = tree_map(self._widened, (args, kwargs))
-        return func(*args, **kwargs)
-
-    def _linear(self, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return ``inputs @ weight.T + bias``, widening a few rows of the weight at a time.
-
-        inputs: (..., in). weight: (out, in). bias: (out,).
-        """
-        inputs, bias = self._widened(inputs), self._widened(bias)
-        if weight.dtype not in self._narrower:
-            return F.linear(inputs, weight, bias)
-        num_rows = max(1, self._chunk_elements // weight.shape[1])
-        result = inputs.new_empty(*inputs.shape[:-1], weight.shape[0])
-        for start in range(0, weight.shape[0], num_rows):
-            rows = slice(start, start + num_rows)
-            result[..., rows] = F.linear(
-                inputs, weight[rows].to(self._dtype), None if bias is None else bias[rows]
-            )
-        return result
-
-    def _widened(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value.to(self._dtype) if value.dtype in self._narrower else value
-        is_narrower = isinstance(value, torch.dtype) and value in self._narrower
-        return self._dtype if is_narrower else value
-
-
-def _name_of(func: Callable[..., Any]) -> str:
-    return getattr(func, "__name__", "")

@@ -1,4 +1,4 @@
-"""Export of checkpoints to a bundle, a target with or without its draft, top to bottom."""
+"""Export of checkpoints to a bundle: a target with or without a draft."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def export_bundle(
     report: Report,
     source_of: SourceOf = source_of,
 ) -> ExportResult:
-    """Export the checkpoints to ``config.output``; ``report`` gets a short line a stage.
+    """Export the checkpoints to ``config.output``; ``report`` gets a short line for each stage.
 
-    A bundle is whole or absent: after any error ``config.output`` is as it was before.
+    A bundle is whole or absent: after any error ``config.output`` is unchanged.
 
     Raises:
         ExportError: an option, a checkpoint, the pair or the result is not usable.
@@ -103,7 +103,7 @@ def export_bundle(
         writing(config.output, "free some space or choose another output"),
         new_bundle(config.output) as folder,
     ):
-        write_tokenizer_files(target, folder, report)  # what is refused is refused now
+        write_tokenizer_files(target, folder, report)  # early: it may be refused
         target_entry = export_model(target, folder, config, report, source_of)
         draft_entry = None
         if draft is not None:
@@ -124,9 +124,9 @@ def export_bundle(
 def check_parity(
     folder: Path, output: Path, manifest: Manifest, exported: Mapping[str, Checkpoint | None]
 ) -> None:
-    """Raise ExportError where a model of a complete bundle missed its limit, and keep it apart.
+    """Raise ExportError if a model of a complete bundle exceeds its limit; keep the bundle apart.
 
-    exported: by role, the models whose limits count.
+    exported: by role, the models that are checked.
     """
     for role, checkpoint in exported.items():
         if checkpoint is None:
@@ -138,7 +138,7 @@ def check_parity(
 def _agreed_models(
     target: Checkpoint, draft: Checkpoint | None, config: ExportConfig, report: Report
 ) -> tuple[Checkpoint, Checkpoint | None]:
-    """Return target and draft, as far as they are exported, with one vocabulary."""
+    """Return target and draft with one vocabulary, and without parts that are not exported."""
     check_pair(target, draft, config)
     target = kind_of(target).as_target(target)
     report_adapter(target.adapter, config.target, report)
@@ -164,7 +164,7 @@ def export_model(
 ) -> ModelEntry:
     """Write and check the folder of one model, and return its manifest entry.
 
-    target: of a draft, the entry of its target, whose folder lies beside it.
+    target: for a draft, the entry of its target, whose folder is next to it.
     """
     role, folder = checkpoint.role, bundle / checkpoint.role
     folder.mkdir()
@@ -174,7 +174,7 @@ def export_model(
         checkpoint, source_of(checkpoint), folder, config, report, target
     )
     config, wanted = made.options, made.references
-    gc.collect()  # the capture leaves cycles that hold the weights; parity needs that memory
+    gc.collect()  # the capture leaves cycles with the weights; parity needs that memory
     report(f"{role}: writing the prune graph")
     write_prune_graph(joined(parts), folder / PRUNE_FILE)
     report(f"{role}: comparing with the checkpoint")
@@ -186,7 +186,7 @@ def export_model(
     judged = made.judged
     parity = measured_parity(judged, checkpoint, wanted, limit, in_float64, report)
     if reason := refusal(checkpoint, parity):
-        report(f"warning: {reason}; the export goes on, and its result is kept apart")
+        report(f"warning: {reason}; the export continues, and its result is kept apart")
     elif warning := advice(checkpoint, config, parity):
         report(f"warning: {warning}")
     _copy_record(checkpoint, folder)
@@ -199,7 +199,7 @@ def export_model(
 def _in_float64(
     checkpoint: Checkpoint, report: Report, cases: Sequence[ForestCase]
 ) -> Iterator[NDArray[np.float64]]:
-    """Yield the logits of cases that the checkpoint gives in float64, from a copy of its own."""
+    """Yield the checkpoint's logits of cases in float64, from a separate copy."""
     phase = f"{checkpoint.role}: computing up to {len(cases)} cases in float64, to tell rounding"
     report(phase)
     source = source_of(checkpoint)
@@ -210,7 +210,7 @@ def _in_float64(
 
 
 def _copy_record(checkpoint: Checkpoint, folder: Path) -> None:
-    """Put what dsbd-distill measured of a draft beside its engine, where there is such a record."""
+    """Copy dsbd-distill's record of a draft next to its engine, if there is one."""
     record = checkpoint.folder / RECORD_FILE
     if checkpoint.role == "draft" and record.is_file():
         write_record(folder, read_record(record))
@@ -224,9 +224,9 @@ def _write_model(
     report: Report,
     target: ModelEntry | None,
 ) -> tuple[Checkpoint, list[ExportPart], Made]:
-    """Write model.onnx and its weights, and what parts have beside them.
+    """Write model.onnx, its weights, and further files of its parts.
 
-    Returns the checkpoint with its caches, its parts, and what was made, for parity.
+    Returns the checkpoint with its caches, its parts, and the data for parity.
     """
     role = checkpoint.role
     report(f"{role}: loading the checkpoint")
@@ -271,7 +271,7 @@ def _write_graph(
     config: ModelOptions,
     report: Report,
 ) -> None:
-    """Give a graph its form and precision, and write it and its weights."""
+    """Convert a graph to its form and precision, and write it with its weights."""
     role, graph = checkpoint.role, captured.graph
     whose = role if captured.file == MODEL_FILE else f"{role}, {captured.name}"
     for phase, graph_pass in passes:
@@ -294,10 +294,10 @@ def _with_attention(
 ) -> ModelOptions:
     """Return the options with the form of attention that a model gets.
 
-    missing: why it has no exact form; "" or None: it may have one.
+    missing: why it has no exact form; "" or None if it may have one.
 
     Raises:
-        ExportError: exact attention was asked for, and it has no such form.
+        ExportError: exact attention was requested, and the model has no such form.
     """
     if not missing or config.attention_form != EXACT:
         return config
@@ -314,7 +314,7 @@ def _with_attention(
 
 
 GraphPass = tuple[str, Callable[[ir.Model], str]]
-"""What it does, and what changes a graph of the contract in place and returns what it has done."""
+"""Its description, and a function that changes a graph in place and returns what was changed."""
 
 
 def _graph_passes(
@@ -323,10 +323,10 @@ def _graph_passes(
     seen: dict[int, NDArray[np.float32]] | None,
     rows: RowsOfProducts | None,
 ) -> list[GraphPass]:
-    """Return the passes that give a graph the form of attention and the precision that are wanted.
+    """Return the passes that give a graph its form of attention and its precision.
 
     seen: the largest values of ``attend_exactly`` for an exact graph of integers.
-    rows: of the products, seen over a text, for rows that are rounded to int8.
+    rows: of the products, observed over a text, for rows that are rounded to int8.
     """
     is_exact = config.attention_form == EXACT
 
@@ -365,7 +365,7 @@ def _graph_passes(
 
 
 def _release_weights(model: PreTrainedModel, graphs: Sequence[EngineGraph]) -> None:
-    """Free the weights now: onnxscript's rules are global and keep the last graph they saw."""
+    """Free the weights now: onnxscript's rules are global and keep the last graph."""
     for value in (v for each in graphs for v in each.graph.graph.initializers.values()):
         value.const_value = None
     for parameter in model.parameters():
@@ -375,9 +375,9 @@ def _release_weights(model: PreTrainedModel, graphs: Sequence[EngineGraph]) -> N
 def manifest_entry(
     checkpoint: Checkpoint, config: ModelOptions, contract: ExportContract
 ) -> ModelEntry:
-    """Return the entry of an engine that has no head yet, and whose parity is unknown.
+    """Return the entry of an engine without a head and without its measured parity.
 
-    contract: of its parts, which fill the other fields.
+    contract: of its parts, with the other fields.
     """
     return ModelEntry(
         family=checkpoint.family,

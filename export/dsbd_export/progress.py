@@ -28,8 +28,8 @@ class Counter:
     """Reports how much of a phase is done and how long the rest may take.
 
     Args:
-        phase: as its own line names it, such as "target: comparing with the checkpoint".
-        parts: the things that are counted, such as "cases"; of a phase without any, "".
+        phase: its line, such as "target: comparing with the checkpoint".
+        parts: name of the counted things, such as "cases"; "" if nothing is counted.
         report: gets "PHASE: 5 of 13 cases, about 40 s left", at most once in ``SECONDS_BETWEEN``.
         clock: returns seconds.
     """
@@ -59,10 +59,10 @@ class Counter:
 
 
 class PrintedSteps(io.TextIOBase):
-    """A stream on which a library prints its steps, of which some are reported.
+    """A stream for the steps that a library prints; some of them are reported.
 
     Args:
-        share_by_text: share of the phase that has passed when a text is printed.
+        share_by_text: share of the phase that is over when a text is printed.
         counter: of the phase.
     """
 
@@ -77,7 +77,7 @@ class PrintedSteps(io.TextIOBase):
 
 
 def to_stdout(report: Report, stdout: TextIO) -> Report:
-    """Return a report that may print although stdout is redirected."""
+    """Return a report that prints to ``stdout`` even while stdout is redirected."""
 
     def printed(line: str) -> None:
         with contextlib.redirect_stdout(stdout):
@@ -87,7 +87,7 @@ def to_stdout(report: Report, stdout: TextIO) -> Report:
 
 
 def counted(parts: Sequence[Part], counter: Counter) -> Iterator[Part]:
-    """Yield the parts of a phase, each counted when the next one is asked for."""
+    """Yield the parts of a phase; each is counted when the next one is requested."""
     for number, part in enumerate(parts, 1):
         yield part
         counter.done(number, len(parts))
@@ -100,7 +100,7 @@ def shown(seconds: float) -> str:
 
 @contextlib.contextmanager
 def silenced_libraries() -> Iterator[None]:
-    """Keep what libraries warn of from a user, who can do nothing about it."""
+    """Silence warnings of libraries, which a user cannot act on."""
     loggers = [logging.getLogger(name) for name in _WARNING_LOGGERS]
     levels = [logger.level for logger in loggers]
     try:

@@ -1,8 +1,8 @@
-"""Texts to learn from: their files, what of them is held out, and their tokens on disk.
+"""Texts to learn from: their files, held-out texts, and their tokens on disk.
 
-A text is a file, or a line of a file ``*.jsonl``: a string, an object with a field ``text``, or a
-chat, an object with a field ``messages``. One in twenty is held out, by the hash of its name alone.
-Where texts are too few for that, the last twentieth of all tokens is, and of all prompts of chats.
+A text is a file, or a line of a ``*.jsonl`` file: a string, an object with a field ``text``, or a
+chat, an object with a field ``messages``. One in twenty is held out, by the hash of its name. If
+texts are too few for that, the last twentieth of all tokens is, and of all prompts of chats.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ Tokens = NDArray[np.uint32]
 
 MIN_TRAIN_TOKENS = 2_000
 MIN_HELD_OUT_TOKENS = 200
-_PIECE_CHARS = 2**18  # encoded at a time: the memory of the tokenizer, and of a file's text
-_HELD_OUT_BYTES = 13  # of 256 values of a hash's first byte: 5 %
+_PIECE_CHARS = 2**18  # encoded at a time, to bound memory
+_HELD_OUT_BYTES = 13  # of the 256 values of a hash's first byte: 5 %
 CHATS, SOURCES, WINDOWS = "chats", "sources", "windows of sound"
 MIN_TRAIN_PROMPTS = 16
 MIN_HELD_OUT_PROMPTS = 4
 _TRAIN, _HELD_OUT = _SIDES = "train", "held_out"
-_TOKENS, _PROMPTS, _ENDS = ".bin", "_prompts.bin", "_prompts_ends.bin"  # behind a side's name
-_HELD_OUT_SHARE = 20  # one of so many tokens, where texts are too few
+_TOKENS, _PROMPTS, _ENDS = ".bin", "_prompts.bin", "_prompts_ends.bin"  # follow a side's name
+_HELD_OUT_SHARE = 20  # a twentieth of all tokens, if texts are too few
 
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file, and its name within what the user gave: it decides what is held out."""
+    """A file, and its name in the user's folder or pattern, which decides what is held out."""
 
     path: Path
     name: str
@@ -52,12 +52,12 @@ class TextFile:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenStreams:
-    """Tokens of all texts, one behind the other, memory-mapped.
+    """Tokens of all texts, one after the other, memory-mapped.
 
     Attributes:
         train, held_out: (num_tokens,) uint32.
-        train_prompts, held_out_prompts: those of chats.
-        split: how they were told apart, for people.
+        train_prompts, held_out_prompts: prompts of chats, or sources.
+        split: how held-out texts were chosen, in words.
     """
 
     train: Tokens
@@ -68,27 +68,27 @@ class TokenStreams:
 
     @property
     def has_texts(self) -> bool:
-        """Return whether there is anything but prompts of chats."""
+        """Return whether there are texts, not only prompts."""
         return bool(len(self.train))
 
     @property
     def has_chats(self) -> bool:
-        """Return whether there are chats."""
+        """Return whether there are prompts of chats, or sources."""
         return bool(len(self.train_prompts))
 
 
 def find_files(data: tuple[str, ...], exclude: tuple[str, ...]) -> list[TextFile]:
-    """Return the files of ``data``, sorted by name; hidden ones only where they are named.
+    """Return the files of ``data``, sorted by name; hidden ones only if they are named.
 
     Raises:
-        ExportError: an entry leads to no file.
+        ExportError: an entry matches no file.
     """
     found: dict[Path, str] = {}
     for entry in data:
         files = list(_files_of(entry))
         if not files:
             raise ExportError(
-                f"data={entry!r} leads to no file; give a file, a folder, or a pattern such as "
+                f"data={entry!r} matches no file; give a file, a folder, or a pattern such as "
                 "'texts/**/*.md'"
             )
         found |= {file.path: file.name for file in files if not _is_excluded(file, exclude)}
@@ -125,7 +125,7 @@ def _files_of(entry: str) -> Iterator[TextFile]:
 
 
 def _root_of(pattern: Path) -> Path:
-    """Return the folder above the first part of a pattern that is not a plain name."""
+    """Return the folder before the first part of a pattern that has wildcards."""
     parts = itertools.takewhile(lambda part: not glob.has_magic(part), pattern.parts[:-1])
     return Path(*parts)
 
@@ -140,7 +140,7 @@ def is_held_out(name: str) -> bool:
 
 
 def check_readable(files: list[TextFile]) -> None:
-    """Raise ExportError for files that are not UTF-8, all of them counted."""
+    """Raise ExportError if files are not UTF-8, with their number."""
     wrong = [file for file in files if not _is_utf8(file.path)]
     if wrong:
         raise ExportError(
@@ -160,17 +160,35 @@ def _is_utf8(path: Path) -> bool:
 
 
 def texts_of(file: TextFile) -> Iterator[tuple[str, Iterable[str]]]:
-    """Yield (name, pieces) of every text of a file; pieces end at a line's end where they can.
+    """Yield (name, pieces) of every text of a file; pieces end at the end of a line if possible.
 
     The pieces of a chat are a ``Chat``, which gives the texts of its messages.
     """
     if file.path.suffix != ".jsonl":
         yield file.name, _pieces(file.path)
         return
+    for name, where, content in json_lines(file):
+        yield name, _text_in(content, where)
+
+
+def json_lines(file: TextFile) -> Iterator[tuple[str, str, Any]]:
+    """Yield the name, the place for messages, and the content of every line that is not empty.
+
+    Raises:
+        ExportError: a line is invalid JSON.
+    """
     with file.path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield f"{file.name}:{number}", _content_of_line(line, f"{file.path}:{number}")
+            if not line.strip():
+                continue
+            where = f"{file.path}:{number}"
+            try:
+                content = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ExportError(
+                    f"{where} is invalid JSON ({error}); write one object a line"
+                ) from error
+            yield f"{file.name}:{number}", where, content
 
 
 def _pieces(path: Path) -> Iterator[str]:
@@ -179,12 +197,8 @@ def _pieces(path: Path) -> Iterator[str]:
             yield piece + file.readline(_PIECE_CHARS)
 
 
-def _content_of_line(line: str, where: str) -> Iterable[str]:
+def _text_in(content: Any, where: str) -> Iterable[str]:
     """Return the text of a line, or its chat."""
-    try:
-        content = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ExportError(f"{where} is invalid JSON ({error}); write one object a line") from error
     if isinstance(content, dict) and "messages" in content:
         if "text" in content:
             raise ExportError(f"{where} has both a text and messages; write one of them")
@@ -211,8 +225,8 @@ def write_streams(
 ) -> None:
     """Write the tokens of all texts to ``folder``, which appears when it is complete.
 
-    One piece of a text is in memory at a time. A text begins as a prompt does, and ends with
-    ``eos`` where there is one.
+    One piece of a text is in memory at a time. A text begins like a prompt, and ends with ``eos``
+    unless that is None.
     """
     with opened_sinks(folder) as sink_of:
         for file in files:
@@ -231,7 +245,7 @@ def write_streams(
 
 @contextlib.contextmanager
 def opened_sinks(folder: Path) -> Iterator[Callable[[str], Sink]]:
-    """Yield where the text of a name is written; ``folder`` appears at the end, complete."""
+    """Yield a function from a text's name to its sink; at the end ``folder`` appears."""
     partial = folder.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -242,10 +256,10 @@ def opened_sinks(folder: Path) -> Iterator[Callable[[str], Sink]]:
 
 
 class Sink:
-    """The files of what is learned from, or of what is held out, while they are written."""
+    """Files of the training side or of the held-out side, while they are written."""
 
     def __init__(self, folder: Path, side: str, opened: contextlib.ExitStack) -> None:
-        """Open those of a side, "train" or "held_out", until ``opened`` is closed."""
+        """Open the files of a side, "train" or "held_out", until ``opened`` is closed."""
         self._tokens, self._prompts, self._ends = (
             opened.enter_context((folder / f"{side}{ending}").open("wb"))
             for ending in (_TOKENS, _PROMPTS, _ENDS)
@@ -264,9 +278,9 @@ class Sink:
 
 
 def open_streams(folder: Path, kind: str = CHATS) -> TokenStreams:
-    """Return the tokens that ``write_streams`` wrote.
+    """Return the tokens in a folder of ``opened_sinks``.
 
-    kind: what the prompts are of or are, ``CHATS``, ``SOURCES`` or ``WINDOWS``.
+    kind: of the prompts, ``CHATS``, ``SOURCES`` or ``WINDOWS``.
 
     Raises:
         ExportError: they are too few to learn from.
@@ -290,9 +304,9 @@ def open_streams(folder: Path, kind: str = CHATS) -> TokenStreams:
         train, held_out = both[: max(begin, 0)], both[max(begin, 0) :]
         split = "the end of all texts, which are too few to leave out whole ones"
         if len(train) < MIN_TRAIN_TOKENS:
-            beside = " beside its chats" if len(prompts) else ""
+            besides = " in addition to its chats" if len(prompts) else ""
             raise ExportError(
-                f"data has {len(both)} tokens{beside}, at least "
+                f"data has {len(both)} tokens{besides}, at least "
                 f"{MIN_TRAIN_TOKENS + MIN_HELD_OUT_TOKENS} are needed, and millions for a good "
                 "draft; give more texts"
             )
@@ -308,7 +322,7 @@ def open_streams(folder: Path, kind: str = CHATS) -> TokenStreams:
 def _split_prompts(
     train: Prompts, held_out: Prompts, split: str, kind: str
 ) -> tuple[Prompts, Prompts, str]:
-    """Return prompts to learn from, held-out ones, and how they were told apart."""
+    """Return prompts to learn from, held-out ones, and how these were chosen."""
     if len(held_out) < MIN_HELD_OUT_PROMPTS:
         both = Prompts(
             np.concatenate([held_out.tokens, train.tokens]),
@@ -328,7 +342,7 @@ def _split_prompts(
 
 
 def _mapped(file: Path, dtype: type[np.generic]) -> NDArray[Any]:
-    """Return the numbers of a file; an empty one cannot be mapped."""
+    """Return the numbers in a file, mapped unless it is empty."""
     if not file.stat().st_size:
         return np.zeros(0, dtype=dtype)
     return np.memmap(file, dtype=dtype, mode="r")

@@ -1,4 +1,4 @@
-"""Versions of the libraries that make a bundle, and those that every family was exported with."""
+"""Versions of the libraries that make a bundle, and the versions that were tested."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TRIED_VERSIONS: Mapping[str, tuple[str, str]] = {
     "transformers": ("5.24", "5.24"),
     "onnxruntime": ("1.31", "1.32"),
 }
-"""Of the libraries that change monthly, the oldest and the newest with which all tests passed."""
+"""Oldest and newest tested versions of the libraries that change monthly."""
 
 
 def tool_versions() -> dict[str, str]:
@@ -21,25 +21,25 @@ def tool_versions() -> dict[str, str]:
 
 
 def tried_range(tool: str) -> str:
-    """Return the versions of a library that were tried, as "1.31 to 1.32"."""
+    """Return the tested versions of a library, such as "1.31 to 1.32"."""
     return " to ".join(dict.fromkeys(TRIED_VERSIONS[tool]))
 
 
 def untried_versions(installed: Mapping[str, str]) -> list[str]:
-    """Return a warning for each library that is older or newer than what was tried.
+    """Return a warning for each library that is older or newer than the tested versions.
 
-    installed: versions by name, as of ``tool_versions``.
+    installed: versions by name, see ``tool_versions``.
     """
     return [
-        f"warning: {tool} {installed[tool]} was not tried, {tried_range(tool)} was; the parity "
-        "gate judges what comes of it"
+        f"warning: {tool} {installed[tool]} was not tested, {tried_range(tool)} was; the parity "
+        "gate checks the result"
         for tool, (oldest, newest) in TRIED_VERSIONS.items()
         if not _is_between(oldest, version_numbers(installed[tool])[:2], newest)
     ]
 
 
 def _is_between(oldest: str, release: tuple[int, ...], newest: str) -> bool:
-    """Return whether a release, (major, minor), was tried; one that is unknown counts as such."""
+    """Return whether a release, (major, minor), is in the tested range, or unknown."""
     return not release or version_numbers(oldest) <= release <= version_numbers(newest)
 
 

@@ -76,9 +76,9 @@ def distilled_bundle(tiny_bundle, tmp_path):
 
 
 USER_ERRORS = [  # (arguments besides the working ones, words of the message)
-    (["--data", "/no/such"], "data='/no/such' leads to no file"),
+    (["--data", "/no/such"], "data='/no/such' matches no file"),
     (["--target", "/no/such"], "no checkpoint at /no/such"),
-    (["--params", "many"], "params='many' is no number of parameters"),
+    (["--params", "many"], "params='many' is not a number of parameters"),
     (["--params", "10"], "params=10 is too few for a vocabulary of 300 tokens"),
     (["--target-layers", "1"], "both choose the draft's shape"),
     (["--minutes", "0"], "--minutes"),
@@ -112,7 +112,9 @@ def test_texts_that_are_not_utf8(target, tmp_path):
 def test_params_of_a_draft_for_an_encoder_decoder(texts, tmp_path):
     target = write_family_checkpoint("t5", tmp_path / "t5")
     done = dsbd_distill(target, texts, tmp_path / "draft")
-    assert_one_line_error(done, "params='32K' has no form for the target (family t5), an encoder")
+    assert_one_line_error(
+        done, "params='32K' is not supported for the target (family t5), an encoder"
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["t5"]
 
 

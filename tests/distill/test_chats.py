@@ -216,7 +216,7 @@ def test_options_against_the_training_are_refused(of_chats, chat_target, tmp_pat
 def test_a_damaged_list_of_tokens_is_named(of_chats, tmp_path, content):
     folder = shutil.copytree(of_chats.config.output, tmp_path / "draft")
     (folder / "proposed_tokens.json").write_text(content)
-    with pytest.raises(ExportError, match=r"proposed_tokens\.json is no .*; copy it anew"):
+    with pytest.raises(ExportError, match=r"proposed_tokens\.json is not .*; copy it again"):
         open_checkpoint("draft", folder, ModelOptions())
 
 
@@ -259,7 +259,10 @@ def test_options_that_are_refused(tmp_path, options, words):
 
 WRONG_VOCABULARIES = [
     ({"draft_vocab": 300}, "draft_vocab=300 leaves out none of 300 tokens"),
-    ({"draft_vocab": 64, "target_layers": 1}, "draft_vocab=64 has no form for target_layers=1"),
+    (
+        {"draft_vocab": 64, "target_layers": 1},
+        "draft_vocab=64 is not supported with target_layers=1",
+    ),
     ({"draft_vocab": 300, "kind": "feature"}, "draft_vocab=300 leaves out none of 300 tokens"),
 ]
 

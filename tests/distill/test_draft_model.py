@@ -57,12 +57,12 @@ def test_numbers_of_parameters(tmp_path, text, number):
 
 
 WRONG = [
-    ({"params": "30 million"}, "params='30 million' is no number of parameters"),
-    ({"params": "0"}, "params='0' is no number"),
-    ({"params": "99999999B"}, "is no number"),
+    ({"params": "30 million"}, "params='30 million' is not a number of parameters"),
+    ({"params": "0"}, "params='0' is not a number"),
+    ({"params": "99999999B"}, "is not a number"),
     ({"params": "1M", "target_layers": 2}, "both choose the draft's shape"),
-    ({"minutes": 0.0}, "minutes=0.0 is no time"),
-    ({"minutes": float("nan")}, "minutes=nan is no time"),
+    ({"minutes": 0.0}, "minutes=0.0 is out of range"),
+    ({"minutes": float("nan")}, "minutes=nan is out of range"),
     ({"steps": 0}, "steps=0 is out of range"),
     ({"seed": -1}, "seed=-1 is out of range"),
     ({"target_layers": 0}, "target_layers=0 is out of range"),
@@ -164,7 +164,9 @@ def returns_tensor(model):
 @pytest.mark.parametrize("num_kept", [2, 7])
 def test_as_many_layers_as_the_target_has_are_refused(target, num_kept):
     checkpoint = open_target(str(target), ModelOptions())
-    with pytest.raises(ExportError, match=f"target_layers={num_kept} is no draft: .* has 2 layers"):
+    with pytest.raises(
+        ExportError, match=f"target_layers={num_kept} makes no draft: .* has 2 layers"
+    ):
         check_shape(None, num_kept, checkpoint)
 
 

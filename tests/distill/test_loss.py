@@ -13,9 +13,9 @@ from dsbd_distill import loss
 from dsbd_distill.acceptance import (
     Best,
     HeldOutPrompts,
-    HeldOutSamples,
     acceptance_of_model,
 )
+from dsbd_distill.lesson import Lesson
 from dsbd_distill.loss import (
     Coverage,
     distance,
@@ -23,7 +23,7 @@ from dsbd_distill.loss import (
     log_probs_of,
     tv_weight,
 )
-from dsbd_distill.teacher import TEXT_SAMPLING, Labelled, Sampling, TorchDevice
+from dsbd_distill.teacher import TEXT_SAMPLING, Sampling, TorchDevice
 
 EXACT = TorchDevice("cpu", uses_bf16=False)
 P = [0.5, 0.3, 0.1, 0.1]  # the target; its top two tokens are kept
@@ -125,10 +125,10 @@ def samples_of(probs, num_prompts=6, num_new=3, top_k=4):
     order = np.argsort(probs)[::-1][:top_k]
     kept = np.array(probs)[order] / np.array(probs)[order].sum()
     shape = (num_prompts, num_new, top_k)
-    return HeldOutSamples(
-        np.zeros((num_prompts, 5), dtype=np.int64),
-        np.broadcast_to(order, shape).astype(np.int64),
-        np.broadcast_to(kept, shape).astype(np.float32),
+    return Lesson(
+        np.zeros((num_prompts, 5), dtype=np.uint32),
+        np.broadcast_to(order, shape).astype(np.uint32),
+        np.broadcast_to(np.log(kept), shape).astype(np.float32),
         np.ones(shape[:2], bool),
     )
 
@@ -181,7 +181,7 @@ class CountedTeacher:
         tokens[:, :length] = prompts
         shape = (num_rows, num_new, 32)
         ids, log_probs = np.zeros(shape, np.uint32), np.zeros(shape, np.float32)
-        return Labelled(tokens.astype(np.uint32), ids, log_probs, np.ones(shape[:2], bool))
+        return Lesson(tokens.astype(np.uint32), ids, log_probs, np.ones(shape[:2], bool))
 
 
 def test_held_out_samples_are_drawn_when_needed_and_kept(tmp_path):
@@ -215,19 +215,3 @@ def test_held_out_samples_are_drawn_when_needed_and_kept(tmp_path):
     assert found.shape == (150, 7) and np.array_equal(found[:, :4], prompts)
     assert tokens_of(held_out(second, "kept").samples(100)).tolist() == found[:100].tolist()
     assert len(lines) == 4  # one whenever something is drawn
-
-
-def test_parts_of_held_out_samples(tmp_path):
-    samples = HeldOutSamples(
-        np.arange(40).reshape(4, 10),
-        np.zeros((4, 7, 2), np.int64),
-        np.ones((4, 7, 2), np.float32),
-        np.arange(28).reshape(4, 7) < 25,  # the last row ends three places before the others
-        tuple(np.full((num, 5), num, np.int16) for num in (9, 9, 9, 6)),
-    )
-    samples.write(tmp_path / "samples.npz")
-    read = HeldOutSamples.read(tmp_path / "samples.npz", with_features=True).first(2)
-    assert [len(array) for array in vars(read).values()] == [2, 2, 2, 2, 2]
-    last = HeldOutSamples.read(tmp_path / "samples.npz", with_features=True).part(slice(3, 4))
-    assert last.features[0].tolist() == [[6] * 5] * 6
-    assert HeldOutSamples.read(tmp_path / "samples.npz").features is None

@@ -24,8 +24,7 @@ from dsbd_distill.config import DistillConfig
 from dsbd_distill.draft_run import distill
 from dsbd_distill.sounds import SoundSources, open_windows, write_windows
 from dsbd_distill.source_draft import cut_decoder
-from dsbd_distill.source_teacher import SourceTeacher
-from dsbd_distill.sources import SourceRows
+from dsbd_distill.sources import SourceRows, SourceTeacher
 from dsbd_distill.teacher import Sampling, TorchDevice
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.checkpoints.proposed_tokens import read_proposed_tokens
@@ -316,8 +315,8 @@ def test_speeds_are_measured(distilled, target, tmp_path):
 REFUSED = [
     ({"language": "xx"}, "language='xx' is not known to the target"),
     ({"task": "sing"}, "task='sing' is not known to the target"),
-    ({"kind": "feature"}, "kind='feature' has no form for the target (family whisper), an enc"),
-    ({"target_layers": 3}, "target_layers=3 is no draft: the target's decoder has 3 layers"),
+    ({"kind": "feature"}, "kind='feature' is not supported for the target (family whisper)"),
+    ({"target_layers": 3}, "target_layers=3 makes no draft: the target's decoder has 3 layers"),
 ]
 
 

@@ -12,16 +12,11 @@ import torch
 
 from dsbd_distill.config import DistillConfig
 from dsbd_distill.draft_run import distill
+from dsbd_distill.lesson import NUM_TOP
 from dsbd_distill.source_draft import cut_decoder, decoder_parameters
-from dsbd_distill.source_teacher import SourceTeacher
-from dsbd_distill.sources import (
-    SourceRows,
-    SourceTokens,
-    TextSources,
-    sources_of,
-    target_begin,
-)
-from dsbd_distill.teacher import NUM_TOP, Sampling, TorchDevice
+from dsbd_distill.sources import SourceRowReader, SourceRows, SourceTeacher
+from dsbd_distill.teacher import Sampling, TorchDevice
+from dsbd_distill.token_streams import SourceTokens, sources_of, target_begin
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.checkpoints.proposed_tokens import read_proposed_tokens
 from dsbd_export.config import ExportConfig, ModelOptions
@@ -109,7 +104,7 @@ ROWS = [  # (tokens, counted behind the last of them, sources, targets, counted 
 
 @pytest.mark.parametrize(("tokens", "counted", "sources", "targets", "behind", "begin"), ROWS)
 def test_rows_are_parted(tokens, counted, sources, targets, behind, begin):
-    reader = TextSources(None, begin)
+    reader = SourceRowReader(None, begin)
     found = SourceRows.of(torch.tensor(tokens), torch.tensor(counted).bool(), reader)
     assert found.sources.tolist() == sources
     assert found.is_source.tolist() == [[int(t > 0) for t in row] for row in sources]
@@ -123,7 +118,7 @@ def test_the_teachers_targets_and_distributions(name, tmp_path):
     model = load_model(
         open_target(str(write_family_checkpoint(name, tmp_path / name)), ModelOptions())
     )
-    reader = TextSources(model, 2)
+    reader = SourceRowReader(model, 2)
     teacher = SourceTeacher(model, 300, 64, EXACT, reader)
     rng = np.random.default_rng(0)
     prompts = [np.array([*rng.integers(3, 290, n), 2, 9]) for n in (3, 9, 1, 20)]
@@ -220,10 +215,10 @@ def test_the_export_shares_the_encoder_of_the_draft(distilled, marian, captures,
 
 
 REFUSED = [
-    ({"kind": "feature"}, "kind='feature' has no form for the target (family marian), an enc"),
-    ({"params": "1M"}, "params='1M' has no form for the target (family marian)"),
+    ({"kind": "feature"}, "kind='feature' is not supported for the target (family marian)"),
+    ({"params": "1M"}, "params='1M' is not supported for the target (family marian)"),
     ({"learn_answers": True}, "learn_answers has no meaning for the target"),
-    ({"target_layers": 3}, "target_layers=3 is no draft: the target's decoder has 3 layers"),
+    ({"target_layers": 3}, "target_layers=3 makes no draft: the target's decoder has 3 layers"),
     ({"draft_vocab": 300}, "draft_vocab=300 leaves out none of 300 tokens"),
 ]
 

@@ -12,18 +12,15 @@ from torch import nn
 
 from dsbd_distill import pool as pool_module
 from dsbd_distill import teacher as module
+from dsbd_distill.lesson import NUM_TOP, Lesson, joined
 from dsbd_distill.loss import distillation_loss
 from dsbd_distill.pool import STEPS_A_ROUND, Pool
 from dsbd_distill.teacher import (
     CHAT_SAMPLING,
-    NUM_TOP,
-    TEXT_SAMPLING,
-    Labelled,
     Sampling,
     Teacher,
     TorchDevice,
     best_device,
-    joined,
     num_labels,
 )
 from dsbd_distill.teacher_features import TeacherFeatures
@@ -84,14 +81,6 @@ def test_samples_follow_the_distribution_after_top_k(model, teacher):
     assert chi_square_p_value(counts, law, num_draws) > 1e-4
 
 
-def test_the_same_seed_the_same_samples(teacher):
-    prompts = np.full((3, 4), 7)
-    first, again, other = (
-        teacher.sample(prompts, 12, TEXT_SAMPLING, seed)[0] for seed in (1, 1, 2)
-    )
-    assert (first == again).all() and (first != other).any()
-
-
 PROMPTS = [np.arange(2, 2 + length) for length in (9, 4, 7, 4, 80)]
 END = 1
 
@@ -128,14 +117,9 @@ def test_answers_end_where_the_target_ends_them(teacher):
     assert cut.counted[0].sum() == 2 if ends[0] != ends[1] else 1
 
 
-def test_the_same_seed_the_same_answers(teacher):
-    first, again, other = (answers_of(teacher, (), seed).tokens for seed in (1, 1, 2))
-    assert (first == again).all() and (first != other).any()
-
-
 def test_a_batch_has_only_what_is_learned(teacher):
     found = answers_of(teacher, ends=())
-    tokens, ids, log_probs, counted = found.batch(np.array([1, 3]), EXACT)
+    tokens, ids, log_probs, counted = found.batch(np.array([1, 3]), EXACT.name)
     assert tokens.shape == (2, 4 + 6 - 1) and counted.all()
     assert ids.shape == log_probs.shape == (2, 6, NUM_TOP)
     both = joined([found, found])
@@ -143,7 +127,7 @@ def test_a_batch_has_only_what_is_learned(teacher):
 
 
 def test_rows_in_more_room():
-    part = Labelled(
+    part = Lesson(
         np.arange(1, 6, dtype=np.uint32)[None],
         np.ones((1, 2, 1), np.uint32),
         np.ones((1, 2, 1), np.float32),
@@ -229,10 +213,11 @@ def test_old_rounds_go_and_come_back(tmp_path, teacher):
     texts = np.random.default_rng(0).integers(2, 300, 3000).astype(np.uint32)
     pool = Pool(folder=tmp_path, texts=texts, teacher=teacher, context_length=16, seed=0)
     first = pool.batches(0)
-    (tmp_path / "000000.npz").rename(tmp_path / "000003.npz")  # as if of an older training
+    for file in tmp_path.glob("000000*.npz"):  # as if of an older training
+        file.rename(file.with_name(file.name.replace("000000", "000003")))
     pool.batches(35 * STEPS_A_ROUND)
-    assert all(int(file.stem) > 35 - 32 for file in tmp_path.glob("*.npz"))
-    assert len(list(tmp_path.glob("*.npz"))) <= 2
+    left = {int(file.stem[:6]) for file in tmp_path.glob("*.npz")}
+    assert min(left) > 35 - 32 and len(left) <= 2
     assert same(pool.batches(0), first)
 
 
@@ -250,9 +235,9 @@ def test_answers_of_a_step_and_steps_of_a_round(tmp_path, teacher):
         steps_a_round=5,
     )
     assert [len(tokens) for step in range(5) for tokens, *_ in pool.batches(step)] == [2] * 5
-    assert [file.stem for file in tmp_path.iterdir()] == ["000000"]
+    assert [file.stem for file in tmp_path.iterdir()] == ["000000_answers"]
     pool.batches(5)
-    assert {file.stem for file in tmp_path.iterdir()} == {"000000", "000001"}
+    assert {file.stem[:6] for file in tmp_path.iterdir()} == {"000000", "000001"}
 
 
 @pytest.fixture
@@ -285,7 +270,7 @@ def test_features_are_kept_of_all_tokens_but_the_last(features_teacher, model):
             wanted = features_of(model, rows.tokens[row : row + 1, :last])[0].float()
             bits = torch.from_numpy(features.copy()).view(torch.bfloat16).float()
             torch.testing.assert_close(bits, wanted, atol=1e-4, rtol=2**-7)
-    batch = found["answers"].batch(np.array([0, 1]), EXACT)
+    batch = found["answers"].batch(np.array([0, 1]), "cpu")
     length = batch[0].shape[1]
     longer, shorter = (found["answers"].features[row] for row in (0, 1))
     assert len(batch) == 5 and batch[4].shape == (2, length - 1, 64)

@@ -66,7 +66,7 @@ def test_a_file_of_two_entries_counts_once(data):
 
 @pytest.mark.parametrize("entry", ["nothing", "*.rst", "sub/deep/none/*"])
 def test_an_entry_without_files_is_refused(data, entry):
-    with pytest.raises(ExportError, match=r"leads to no file; give a file, a folder, or a pattern"):
+    with pytest.raises(ExportError, match=r"matches no file; give a file, a folder, or a pattern"):
         find_files((str(data), str(data / entry)), ())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from dsbd_export.capture.part import joined
 from dsbd_export.checkpoints.checkpoint import Checkpoint
@@ -12,7 +13,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import InFloat64, ParityLimit, measured_parity, refusal
 from dsbd_export.gate.unwritten_bundle import unwritten_bundle
 from dsbd_export.model_kinds import source_of
-from dsbd_export.parity_cases import Reference
+from dsbd_export.parity_cases import Reference, forest_cases, reference_logits
 from dsbd_export.pipeline import manifest_entry
 from dsbd_runtime.bundle_files.bundle import Bundle, ModelEntry, ParityReport
 
@@ -30,6 +31,14 @@ def bundle_of(
     contract = joined(source_of(checkpoint).parts(config))
     entry = manifest_entry(checkpoint, config, contract)
     return unwritten_bundle(folder.parent, checkpoint.role, entry, target)
+
+
+def references(model: Any, checkpoint: Checkpoint) -> list[Reference]:
+    """Return all forests with the logits of the unmodified model."""
+    return [
+        Reference(case=case, logits=reference_logits(model, case))
+        for case in forest_cases(checkpoint)
+    ]
 
 
 def check_parity(

@@ -106,7 +106,7 @@ WRONG_FILES = [  # (file, content, words)
     ("tokenizer.json", DEEP, r"tokenizer\.json is invalid JSON"),
     ("tokenizer_config.json", DEEP, "cannot load the tokenizer of the target"),
     ("model.safetensors.index.json", DEEP, r"index\.json cannot be read as JSON"),
-    ("model.safetensors.index.json", '{"weight_map": [3]}', "no files by weights as weight_map"),
+    ("model.safetensors.index.json", '{"weight_map": [3]}', "no weight_map from weights to files"),
 ]
 
 

@@ -316,7 +316,7 @@ def test_a_target_that_has_engines_keeps_them_and_says_how_the_draft_gets_its_ow
     assert roles_with_engines(open_bundle(copy)) == ["target"]
     options: dict[str, Any] = {"quantize": "int8-dynamic", "max_kl": 1.0}
     (warning,) = add_draft(copy, small_llama_folder, captures, **options)[-2:-1]
-    assert "as it is quantized (int8-dynamic); for tensorrt-rtx export it with" in warning
+    assert "because it is quantized (int8-dynamic); for tensorrt-rtx export it with" in warning
 
 
 def roles_with_engines(bundle: Bundle) -> list[str]:

@@ -272,7 +272,7 @@ def test_named_templates_are_copied(write: Callable[[Path], Path], tmp_path: Pat
 def test_a_template_whose_name_is_no_file_is_refused(name: str, tmp_path: Path) -> None:
     named = [{"name": name, "template": "x"}]
     source = edited("deepseek", tmp_path / "checkpoint", chat_template=named)
-    with pytest.raises(ExportError, match=r"has a chat template named .* no name of a file"):
+    with pytest.raises(ExportError, match=r"has a chat template named .* is not a file name"):
         written(source, tmp_path / "bundle")
 
 

@@ -163,14 +163,17 @@ def test_a_wrong_source_or_wrong_positions_fail(mutate, captures, tmp_path):
 
 
 WRONG_OPTIONS = [
-    ({"dtype": "fp16"}, "dtype='fp16' has no form for the target, an encoder-decoder"),
-    ({"dtype": "bf16"}, "dtype='bf16' has no form for .*: its engines run on the CPU; use"),
-    ({"attention": "exact"}, "attention='exact' has no form for .*: exact sums over the rows of"),
+    ({"dtype": "fp16"}, "dtype='fp16' is not supported for the target, an encoder-decoder"),
+    ({"dtype": "bf16"}, "dtype='bf16' is not supported for .*: its engines run on the CPU; use"),
+    (
+        {"attention": "exact"},
+        "attention='exact' is not supported for .*: exact sums over the rows of",
+    ),
     (
         {"engine": "tensorrt-rtx", "compute_capability": "8.6"},
-        "engine='tensorrt-rtx' has no form for .*: TensorRT has no place",
+        "engine='tensorrt-rtx' is not supported for .*: TensorRT does not",
     ),
-    ({"features": True}, "features=True has no form"),
+    ({"features": True}, "features=True is not supported"),
     ({"max_source": 8}, "max_source=8 is too short"),
 ]
 

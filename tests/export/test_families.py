@@ -25,7 +25,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import MAX_ABS_ERROR, ParityLimit
 from dsbd_export.model_kinds import source_of
 from dsbd_export.opening import open_checkpoint
-from dsbd_export.parity_cases import forest_cases, references
+from dsbd_export.parity_cases import forest_cases
 from dsbd_export.parts.table import parts_of_engine
 from dsbd_export.pipeline import export_model
 from dsbd_runtime.parts.cache_entries import recurrent
@@ -42,7 +42,7 @@ from scripts.family_checkpoints import (
     write_family_checkpoint,
 )
 from scripts.family_matrix import PRECISIONS, Failure, build_engines_of, export_in
-from tests.export.gate import check_parity
+from tests.export.gate import check_parity, references
 
 KINDS = ["prefill", "decode", "tree"]
 NEAR = "attention_mask_sliding"

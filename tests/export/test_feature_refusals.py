@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
-from dsbd_export.feature_draft.agreement import check_form, check_target, layers_read
+from dsbd_export.feature_draft.checkpoint import check_form, check_target, layers_read
 from dsbd_export.feature_draft.config import FeatureDraftConfig, read_feature_config
 from dsbd_export.feature_draft.weights import load_feature_draft
 from dsbd_export.opening import open_checkpoint
@@ -51,10 +51,10 @@ def narrow_fc(weights):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (shuffled_d2t, r"expected are differences, target id = draft id \+ d2t"),
+        (shuffled_d2t, r"expected differences, target id = draft id \+ d2t"),
         (other_t2d, "d2t and t2d of the draft at .* name different tokens"),
         (without_norm, "lacks 1 weights, the first is norm.weight"),
-        (with_mask, "1 weights that this version does not use, the first is mask_hidden"),
+        (with_mask, "1 weights that this version does not support, the first is mask_hidden"),
         (narrow_fc, r"weight fc.weight of .* has shape \(48, 141\), expected \(48, 144\)"),
     ],
 )
@@ -74,16 +74,20 @@ def test_weights_that_cannot_be_right_are_refused(change, words, targets, tmp_pa
         (
             write_flat,
             {"architectures": ["EagleLlamaForCausalLM"]},
-            "known is LlamaForCausalLMEagle3",
+            "supported is LlamaForCausalLMEagle3",
         ),
         (write_flat, {"eagle_config": {"use_aux_hidden_state": False}}, "before version 3"),
         (write_flat, {"num_hidden_layers": 2}, "2 transformer layers, expected 1"),
-        (write_flat, {"model_type": "llama4_text"}, "model_type 'llama4_text', known are"),
+        (write_flat, {"model_type": "llama4_text"}, "model_type 'llama4_text', supported are"),
         (write_flat, {"quantization_config": {"bits": 4}}, "already quantized"),
         (write_flat, {"logit_scale": 0.5}, "logit_scale=0.5, which this version does not"),
         (write_flat, {"tie_word_embeddings": True}, "vocabulary has 120 of 300 tokens"),
         (write_flat, {"hidden_size": "wide"}, "the config of the draft at .* cannot be read"),
-        (write_library, {"speculators_model_type": "dflash"}, "'dflash', only 'eagle3' is known"),
+        (
+            write_library,
+            {"speculators_model_type": "dflash"},
+            "'dflash', only 'eagle3' is supported",
+        ),
         (write_library, {"fc_norm": True, "norm_before_fc": True}, "exclude each other"),
         (
             write_library,
@@ -125,7 +129,7 @@ def test_another_vocabulary_or_target_is_refused(targets, tmp_path):
     with pytest.raises(ExportError, match="vocab_size is 300 in the target and 299 in the draft"):
         opened(targets["llama"], folder)
     config = read_feature_config(folder)
-    with pytest.raises(ExportError, match="what enters 3 layers of its target, which has 2 layers"):
+    with pytest.raises(ExportError, match="inputs of 3 layers of its target, which has 2 layers"):
         config.target_layers(2)
 
 
@@ -135,10 +139,10 @@ def test_a_target_that_returns_other_features_is_refused():
     )
     for returned, words in (
         (None, "returns no features, which this draft reads; export both together"),
-        (FeatureEntry(width=WIDTH, layers=[2, 3, 4]), r"its layers \[2, 3, 4\], 144 numbers, and "),
+        (FeatureEntry(width=WIDTH, layers=[2, 3, 4]), r"its layers \[2, 3, 4\], 144 numbers, but "),
         (
             FeatureEntry(width=96, layers=[1, 3, 5]),
-            "96 numbers, and this draft reads .* 144 numbers",
+            "96 numbers, but this draft reads .* 144 numbers",
         ),
     ):
         with pytest.raises(ExportError, match=words):
@@ -148,7 +152,7 @@ def test_a_target_that_returns_other_features_is_refused():
         ExportError, match="reads hidden states of 48 numbers, the target's have 64"
     ):
         layers_read(features, LlamaConfig(hidden_size=64, num_hidden_layers=7))
-    with pytest.raises(ExportError, match="no form for engine='tensorrt'"):
+    with pytest.raises(ExportError, match="does not support engine='tensorrt'"):
         check_form(ModelOptions(engine="tensorrt", dtype="fp16"))
 
 

@@ -183,7 +183,7 @@ def test_rotary_frequencies_of_llama_3_1_are_divided_as_in_its_folder(tmp_path: 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
-    assert "is not there" in refusal(file)
+    assert "does not exist" in refusal(file)
     file.write_bytes(b"version https://git-lfs")
     assert not is_gguf(file) and "is not a GGUF file" in refusal(file)
 

@@ -25,13 +25,12 @@ from dsbd_export.parity_cases import (
     Reference,
     forest_cases,
     reference_logits,
-    references,
 )
 from dsbd_export.progress import silent
 from dsbd_export.tokenizers.tokenizer_files import highest_token_id, read_tokenizer
 from dsbd_runtime.bundle_files.bundle import ParityCase, ParityReport
 from tests.export.exported_target import exported_target
-from tests.export.gate import bundle_of, check_parity
+from tests.export.gate import bundle_of, check_parity, references
 
 ATOL = 1e-4
 LIMIT = ParityLimit("max_abs_error", ATOL)

@@ -13,7 +13,7 @@ from dsbd_export.capture.part import NODES, Example, ExportContract, ExportPart,
 from dsbd_export.capture.replacements import prepare_for_capture
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ModelOptions
-from dsbd_export.model_source import DecoderSource
+from dsbd_export.model_source import ModelSource
 from dsbd_export.opening import open_checkpoint
 from dsbd_export.parts.table import parts_of_engine
 from dsbd_export.passes.optimize import optimize_graph
@@ -57,7 +57,7 @@ def test_caches_are_in_the_order_of_layers_after_what_every_engine_has(checkpoin
 
 def test_a_kind_of_state_is_one_class(checkpoint):
     """Nothing else of the capture or of the checks has to be told of it."""
-    source = DecoderSource(checkpoint)
+    source = ModelSource(checkpoint)
     model = load_model(checkpoint)
     source.probed(model, "fp32")
     form = prepare_for_capture(model)

@@ -17,7 +17,6 @@ from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import parity_limit
 from dsbd_export.gate.parity_engine import parity_engine
-from dsbd_export.parity_cases import references
 from dsbd_export.pipeline import export_bundle
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.engine.settings import EngineSettings
@@ -25,7 +24,7 @@ from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.loading import load_causal_lm
 from dsbd_runtime.ort import ort_module
 from tests.export.exported_target import exported_target
-from tests.export.gate import bundle_of, check_parity
+from tests.export.gate import bundle_of, check_parity, references
 from tests.ort_sessions import cpu_session
 from tests.runtime.model_calls import logits_of
 

@@ -20,7 +20,7 @@ from dsbd_export.draft_export import export_draft
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import ParityLimit, measured_parity, refusal
 from dsbd_export.gate.refused_bundle import REFUSED_MANIFEST_NAME, keep_refused
-from dsbd_export.parity_cases import TEXT, Reference, references
+from dsbd_export.parity_cases import TEXT, Reference
 from dsbd_export.pipeline import export_bundle
 from dsbd_ort.cli import export, inspect
 from dsbd_runtime.bundle_files.bundle import MANIFEST_NAME, open_bundle
@@ -28,7 +28,7 @@ from dsbd_runtime.bundle_files.manifest import manifest_from_file
 from dsbd_runtime.errors import BundleError
 from tests.export.conftest import Exported
 from tests.export.exported_target import exported_target
-from tests.export.gate import bundle_of
+from tests.export.gate import bundle_of, references
 
 Change = Callable[[Reference], Reference]
 NOTHING_PASSES = 1e-12  # below the rounding of any model
@@ -52,7 +52,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory, small_llama_folder: Path) 
     config = ExportConfig(target=str(small_llama_folder), output=output, atol=NOTHING_PASSES)
     with pytest.raises(ExportError, match="parity failed: the target") as error:
         export_bundle(config, report=lines.append)
-    assert [line for line in lines if "the export goes on, and its result is kept apart" in line]
+    assert [line for line in lines if "the export continues, and its result is kept apart" in line]
     return output, str(error.value)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.config import ModelOptions
-from dsbd_export.model_source import DecoderSource, EngineGraph
+from dsbd_export.model_source import EngineGraph, ModelSource
 from dsbd_export.opening import open_checkpoint
 from dsbd_runtime.parts.cache_entries import equal_caches
 from scripts.shared_captures import SharedCaptures
@@ -32,7 +32,7 @@ def num_captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counted[0] += 1
         return [EngineGraph(ir.Model(ir.Graph((), (), nodes=(), name="empty"), ir_version=10))]
 
-    monkeypatch.setattr(DecoderSource, "capture", capture)
+    monkeypatch.setattr(ModelSource, "capture", capture)
     return counted
 
 

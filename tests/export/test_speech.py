@@ -267,7 +267,7 @@ def test_settings_that_are_found_elsewhere(tmp_path):
 
 OPTIONS = [
     ({"max_source": 64}, "max_source=64 has no meaning for the target"),
-    ({"dtype": "fp16"}, "dtype='fp16' has no form for the target, an encoder-decoder"),
+    ({"dtype": "fp16"}, "dtype='fp16' is not supported for the target, an encoder-decoder"),
 ]
 
 

@@ -35,4 +35,4 @@ def test_what_is_installed_was_tried() -> None:
 def test_other_versions_are_named(version: str, is_tried: bool) -> None:
     warnings = untried_versions({"transformers": version, "onnxruntime": "1.32.0"})
     assert len(warnings) == (not is_tried)
-    assert all(f"transformers {version} was not tried, 5.24 was" in w for w in warnings)
+    assert all(f"transformers {version} was not tested, 5.24 was" in w for w in warnings)

@@ -19,7 +19,8 @@ from dsbd_export.capture.path_recurrences import MOST_NEW_ROWS, Recurrence, repl
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.checkpoints.model_loading import cache_name
 from dsbd_export.errors import ExportError, own_error_in, reason_of
-from dsbd_export.parity_cases import ComputeIn, num_drawn, text_case
+from dsbd_export.parity_cases import num_drawn, text_case
+from dsbd_export.wider_precision import ComputeIn
 from dsbd_runtime.parts.cache_entries import (
     AttentionRows,
     CacheEntry,

@@ -1,7 +1,7 @@
-"""Adapter of a checkpoint: a PEFT folder, found, checked, and merged into its model's weights.
+"""Adapter of a checkpoint: a PEFT folder that is checked and merged into the model's weights.
 
-peft does the merging. What it would not miss is checked here: settings of a later version, weights
-without a place, and whether the merged model still computes what model and adapter do together.
+peft does the merging. Checked here is what it would accept silently: settings of a later version,
+weights without a place, and a merged model that differs from model and adapter together.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ from dsbd_export.checkpoints.adapter_files import (
     CONFIG_FILE,
     WEIGHT_FILES,
     adapter_content,
-    check_patterns,
     check_settings,
     fewest_tokens,
-    module_names,
     num_embedded,
     weight_shapes,
 )
@@ -34,7 +32,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.js
 
 _NAME = "default"  # peft's own, of an adapter in memory
 _NUM_PROBED = 24  # tokens
-_MOST_DIFFERENCE = 1e-3  # of the largest logit; merging rounds in fp32, and changes nothing else
+_MOST_DIFFERENCE = 1e-3  # of the largest logit; a merge only rounds in fp32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +40,13 @@ class Adapter:
     """Adapter that is merged into a model when it is loaded.
 
     Attributes:
-        name: the folder's or that on the hub, for people.
+        name: of the folder or on the hub, for messages.
         folder: of adapter_config.json and the weights.
-        kind: peft's name of the method, as "LORA".
-        base_name: what it calls the model that it was trained for; None: it does not say.
-        vocab_size: tokens of the embedding that its weights are for, more than the model's if
-            tokens were added in training; None: it has no weights of the embedding.
-        fewest_tokens: tokens that its weights of the head and rows of single tokens need.
+        kind: peft's name of the method, such as "LORA".
+        base_name: name of the model that it was trained for; None: not given.
+        vocab_size: tokens of the embedding in its weights, more than the model's if tokens were
+            added in training; None: it has no weights of the embedding.
+        fewest_tokens: least vocabulary that its weights of the head and single tokens need.
     """
 
     name: str
@@ -59,17 +57,17 @@ class Adapter:
     fewest_tokens: int
 
     def grown(self, vocab_size: int) -> int:
-        """Return the number of tokens of a model of ``vocab_size`` tokens once it is merged."""
+        """Return the vocabulary size of a model of ``vocab_size`` tokens after the merge."""
         return self.vocab_size or max(vocab_size, self.fewest_tokens)
 
     @property
     def has_tokenizer(self) -> bool:
-        """Return whether a tokenizer was saved with it, which is then that of the merged model."""
+        """Return whether it has a tokenizer, which the merged model then uses."""
         return any((self.folder / name).is_file() for name in TOKENIZER_FILES)
 
 
 def report_adapter(adapter: Adapter | None, base: str, report: Callable[[str], None]) -> None:
-    """Report what is merged into which model, ``base`` as the user calls it."""
+    """Report the adapter that is merged into a model, ``base`` in the user's words."""
     if adapter is None:
         return
     report(f"merging the adapter {adapter.name} ({adapter.kind}) into {base}")
@@ -80,10 +78,10 @@ def report_adapter(adapter: Adapter | None, base: str, report: Callable[[str], N
 
 
 def read_adapter(source: str, folder: Path) -> Adapter:
-    """Return the adapter in a folder; of its weights the shapes.
+    """Return the adapter in a folder.
 
     Raises:
-        ExportError: it is none, damaged, or of a kind that cannot be merged into weights.
+        ExportError: it is not an adapter, is damaged, or cannot be merged into weights.
     """
     where = f"the adapter at {folder}"
     missing = [] if (folder / CONFIG_FILE).is_file() else [CONFIG_FILE]
@@ -100,7 +98,6 @@ def read_adapter(source: str, folder: Path) -> Adapter:
         raise ExportError(f"{where} is of type {kind}, which peft does not know; {BY_HAND}")
     shapes = weight_shapes(where, folder)
     check_settings(where, content, kind, shapes)
-    check_patterns(where, content, module_names(shapes))
     try:
         config = PeftConfig.from_pretrained(str(folder))
     except Exception as error:
@@ -123,13 +120,13 @@ def read_adapter(source: str, folder: Path) -> Adapter:
 
 
 def merge_adapter(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:
-    """Return a model of fp32 weights, given up to this, with the adapter merged into them.
+    """Return a model of fp32 weights with the adapter merged into them; it may not be used again.
 
     Raises:
         ExportError: the adapter is for another model, or is more than a change of weights.
     """
     num_own = model.config.get_text_config(decoder=True).vocab_size
-    adapted = _beside(model, adapter)
+    adapted = _with_adapter(model, adapter)
     wanted = _probed_logits(adapted, model)
     where = f"the adapter at {adapter.folder} ({adapter.kind})"
     try:
@@ -144,21 +141,19 @@ def merge_adapter(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:
     difference, largest = float((found - wanted).abs().max()), float(wanted.abs().max())
     if not difference <= _MOST_DIFFERENCE * largest:
         raise ExportError(
-            f"{where} is more than a change of weights: once it is merged, logits of up to "
-            f"{largest:.2g} are off by {difference:.2g} from those of the model beside the "
-            "adapter; train a LoRA adapter instead"
+            f"{where} is more than a change of weights: after the merge, logits of up to "
+            f"{largest:.2g} differ by {difference:.2g} from those of model and adapter; train a "
+            "LoRA adapter instead"
         )
     return merged
 
 
-def _beside(model: PreTrainedModel, adapter: Adapter) -> PeftModel:
-    """Return the model with all weights of the adapter beside its own, each with its place."""
+def _with_adapter(model: PreTrainedModel, adapter: Adapter) -> PeftModel:
+    """Return the model with all weights of the adapter attached."""
     where = f"the adapter at {adapter.folder}"
     trained_for = f" ({adapter.base_name})" if adapter.base_name else ""
     fix = f"give the model that it was trained for{trained_for}"
     _resize(model, adapter)
-    names = (name for name, _ in model.named_modules())
-    check_patterns(where, adapter_content(adapter.folder) or {}, names)
     try:
         config = PeftConfig.from_pretrained(str(adapter.folder))
         config.inference_mode = True
@@ -181,10 +176,10 @@ def _beside(model: PreTrainedModel, adapter: Adapter) -> PeftModel:
 
 
 def _without_copies(names: Sequence[str], adapter: Adapter) -> list[str]:
-    """Return weights of the file without those that it has by another name as well.
+    """Return names of the file without copies of loaded weights.
 
     PEFT saves a weight of ``modules_to_save`` twice if the vocabulary has grown, and tied rows of
-    tokens for embedding and head, but loads one of both.
+    tokens for embedding and head, but loads only one of them.
     """
     if not names:
         return []
@@ -198,9 +193,9 @@ def _without_copies(names: Sequence[str], adapter: Adapter) -> list[str]:
 
 
 def _resize(model: PreTrainedModel, adapter: Adapter) -> None:
-    """Give a model the rows of an adapter's tokens; new ones are no numbers until they are loaded.
+    """Give a model rows for the adapter's tokens; new rows are NaN until they are loaded.
 
-    So a row that the adapter lacks is not taken for one that was trained.
+    So a row that the adapter lacks is found later.
     """
     num_own = model.config.get_text_config(decoder=True).vocab_size
     if (wanted := adapter.grown(num_own)) == num_own:
@@ -222,7 +217,7 @@ def _check_rows(where: str, merged: PreTrainedModel, num_own: int) -> None:
 
 
 def _token_weights(model: PreTrainedModel) -> list[Tensor]:
-    """Return the weights of embedding and head that are in use, of one row for each token."""
+    """Return the weights of embedding and head, with one row for each token."""
     modules = (model.get_input_embeddings(), model.get_output_embeddings())
     return [each.weight for each in modules if each is not None]
 
@@ -237,16 +232,16 @@ def _is_same_name(base: str, source: str) -> bool:
 
 
 def _untie(model: PreTrainedModel) -> None:
-    """Give the head a weight of its own where the adapter changes it or the embedding.
+    """Give the head a weight of its own if the adapter changes it or the embedding.
 
-    Merged into the one weight that both have, what one of them learned would change the other.
+    In a shared weight, a change for one of them would also change the other.
     """
     modules = (model.get_input_embeddings(), model.get_output_embeddings())
     embedding, head = (getattr(each, "base_layer", each) for each in modules)
     is_changed = any(type(each).__module__.startswith("peft.") for each in modules)
     if not is_changed or head is None or head.weight is not embedding.weight:
         return
-    if "weight" not in head._parameters:  # both were trained as one, and stay so
+    if "weight" not in head._parameters:  # both were trained as one weight
         return
     head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
     for each in (model.config, model.config.get_text_config(decoder=True)):

@@ -1,17 +1,13 @@
-"""Files of an adapter (PEFT): its settings and the shapes of its weights, checked before any use.
+"""Files of an adapter (PEFT): settings and shapes of weights, checked before a model is loaded.
 
-PEFT believes what the files say: a rank becomes memory, a pattern is matched for as long as it
-takes, and what is damaged ends in any error. Each is refused here, before a model is loaded.
+PEFT does not check them: it allocates memory for any rank, and damaged files end in any error.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
-import subprocess
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,34 +35,20 @@ _WHOLE = r"(?:(?:token_adapter\.)?base_layer\.|original_module\.|modules_to_save
 _EMBEDDING_AXES = {rf"{_EMBEDDING}{_WHOLE}$": 0, rf"{_EMBEDDING}lora_embedding_A(?:\.weight)?$": 1}
 _OF_EACH_TOKEN = rf"(?:{_WHOLE}|lora_B(?:\.weight)?|hada_w1_a|ia3_l|vera_lambda_b)"
 _HEAD_AXES = {rf"{_HEAD}{_OF_EACH_TOKEN}$": 0}
-"""Of weights by a pattern of their names, the axis that has a place for every token."""
+"""Axis with one entry per token, by patterns of names of weights."""
 
-_ABOUT = ("auto_mapping", "peft_version")  # of adapter_config.json: no settings
+_ABOUT = ("auto_mapping", "peft_version")  # fields of adapter_config.json that are not settings
 _EMPTY: tuple[object, ...] = (None, False, 0, "", [], {})
 _LISTS_OF_NAMES = ("target_modules", "exclude_modules", "modules_to_save", "target_parameters")
-_PATTERNS = (*_LISTS_OF_NAMES, "layers_pattern", "rank_pattern", "alpha_pattern")
 _TOKENS = ("trainable_token_indices", "token_indices")
 _NO_SIZES = (*_TOKENS, "alora_invocation_tokens", "layers_to_transform", "total_step", "tinit")
 _NO_SIZE = re.compile(r"alpha|seed|prng|warmup|interval|tfinal|deltaT|lambda|_config$|dropout")
-_ANY_SIZE = ("LOKR", "r")  # a rank above half of the width means weights without one
-_LEAST = 256  # of a limit: default values of settings that are not in use may be as large
-_SECONDS = 10.0  # for all patterns of an adapter
-_MATCH_ALL = """
-import json, re, sys
-patterns, names = json.load(sys.stdin)
-for pattern in patterns:
-    for form in (f"({pattern})$", rf"(.*\\.)?({pattern})$", rf"(^|.*\\.){pattern}($|\\..*)"):
-        try:
-            compiled = re.compile(form)
-        except Exception:
-            continue
-        for name in names:
-            compiled.match(name)
-"""
+_ANY_SIZE = ("LOKR", "r")  # a rank above half of the width stands for weights without a rank
+_LEAST = 256  # of a limit: unused settings may have default values of this size
 
 
 def adapter_content(folder: Path) -> dict[str, Any] | None:
-    """Return what adapter_config.json says, None where there is none that can be read."""
+    """Return the content of adapter_config.json, None if it cannot be read."""
     return json_object_or_none(folder / CONFIG_FILE)
 
 
@@ -74,7 +56,7 @@ def weight_shapes(where: str, folder: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of an adapter's weights by their names.
 
     Raises:
-        ExportError: the file is damaged, or has values that are no finite numbers.
+        ExportError: the file is damaged, or has values that are not finite.
     """
     file = next(each for name in WEIGHT_FILES if (each := folder / name).is_file())
     shapes = {}
@@ -82,7 +64,7 @@ def weight_shapes(where: str, folder: Path) -> dict[str, tuple[int, ...]]:
         for name, weight in _weights(file):
             if weight.is_floating_point() and not bool(weight.isfinite().all()):
                 raise ExportError(
-                    f"the weight {name} of {where} has values that are no finite numbers; copy "
+                    f"the weight {name} of {where} has values that are not finite; copy "
                     f"{file.name} again, or train the adapter again"
                 )
             shapes[name] = tuple(weight.shape)
@@ -110,12 +92,12 @@ def _weights(file: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def num_embedded(shapes: Shapes) -> int | None:
-    """Return the tokens of the embedding that an adapter's weights are for, None without any."""
+    """Return the vocabulary size in an adapter's weights of the embedding, None without such."""
     return max(_sizes(shapes, _EMBEDDING_AXES), default=None)
 
 
 def fewest_tokens(content: Mapping[str, Any], shapes: Shapes) -> int:
-    """Return the tokens that an adapter's weights of the head, and its rows of tokens, need."""
+    """Return the least vocabulary size for an adapter's weights of the head and single tokens."""
     rows = (token + 1 for name in _TOKENS for token in _integers(content.get(name)))
     return max((*rows, *_sizes(shapes, _HEAD_AXES)), default=0)
 
@@ -128,18 +110,18 @@ def _sizes(shapes: Shapes, axis_by_pattern: Mapping[str, int]) -> Iterator[int]:
 
 
 def check_settings(where: str, content: Mapping[str, Any], kind: str, shapes: Shapes) -> None:
-    """Raise ExportError for a setting that peft leaves out with a warning, or cannot be right.
+    """Raise ExportError for a setting that peft would ignore, or that cannot be right.
 
-    A number that sizes weights is the size of one of them.
+    A number that is a size of weights must occur in their shapes, at least as an upper limit.
     """
     known = {field.name for field in dataclasses.fields(PEFT_TYPE_TO_CONFIG_MAPPING[kind])}
     largest = max(_LEAST, *(size for shape in shapes.values() for size in shape))
     for name, value in content.items():
         if name not in known and name not in _ABOUT and value not in _EMPTY:
             raise ExportError(
-                f"{where} sets {name} = {value!r}, which the installed peft does not know; install "
-                f"the version that made it ({content.get('peft_version', 'not named')}), and "
-                f"{BY_HAND}"
+                f"{where} sets {name} = {value!r}, which the installed peft does not support; "
+                "install the version that made it "
+                f"({content.get('peft_version', 'not named')}), and {BY_HAND}"
             )
         if (expected := _expected(name, value)) is not None:
             raise ExportError(f"{where} sets {name} = {value!r}, expected {expected}; {_AGAIN}")
@@ -162,7 +144,7 @@ def _short(value: object) -> str:
 
 
 def _expected(name: str, value: object) -> str | None:
-    """Return what a setting should be, None where it may be what it is."""
+    """Return the expected kind of value for a setting, None if the value is valid."""
     if name == "base_model_name_or_path" and not isinstance(value, str | None):
         return "the name of a model"
     if name == "r" and not (type(value) is int and value >= 0):
@@ -184,44 +166,3 @@ def _integers(value: object) -> Iterator[int]:
             yield from _integers(each)
     elif type(value) is int:
         yield value
-
-
-def check_patterns(where: str, content: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Raise ExportError where matching a setting with names of modules does not end.
-
-    ``re`` cannot be interrupted in its own process, so another one tries.
-    """
-    patterns = [pattern for name in _PATTERNS for pattern in _strings(content.get(name))]
-    if all(re.fullmatch(r"[\w.]*", pattern) for pattern in patterns):
-        return
-    try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _MATCH_ALL],
-            input=json.dumps([patterns, list(names)]).encode(),
-            timeout=_SECONDS,
-            capture_output=True,
-        )
-    except subprocess.TimeoutExpired:
-        done = None
-    if done is None or done.returncode:
-        shown = next(each for each in patterns if not re.fullmatch(r"[\w.]*", each))
-        raise ExportError(
-            f"{where} has patterns for names of modules, such as {_short(shown)}, that take more "
-            f"than {_SECONDS:g} s to match; name the modules in {CONFIG_FILE} instead"
-        )
-
-
-def _strings(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list | dict):
-        yield from (each for each in value if isinstance(each, str))
-
-
-def module_names(shapes: Iterable[str]) -> set[str]:
-    """Return names of modules that an adapter's weights tell of, and names that match nothing."""
-    found = set()
-    for weight in shapes:
-        parts = weight.removeprefix("base_model.model.").split(".")
-        found |= {".".join(parts[:number]) for number in range(1, len(parts))}
-    return found | {f"{name}!" for name in found}

@@ -1,4 +1,4 @@
-"""Checkpoint: what is known of a model before its weights are read."""
+"""Checkpoint: description of a model before its weights are read."""
 
 from __future__ import annotations
 
@@ -24,30 +24,28 @@ from dsbd_runtime.parts.encoder_entry import EncoderEntry
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """Description of a checkpoint, known before its weights are read.
+    """Description of a checkpoint before its weights are read.
 
     Attributes:
         role: "target" or "draft".
         folder: of config.json, the weights and tokenizer.json; or of ``gguf_file``.
-        config: the transformers config, of a composite model that of its text part.
-        composite: the whole config of a composite model, whose text part alone is exported; None
-            for any other model.
-        context_length: that of the checkpoint, or the shorter one that was requested.
-        layer_masks: by layer, the name of its mask input; None for one that does not attend.
+        config: the transformers config; that of the text part for a composite model.
+        composite: the whole config of a composite model, of which only the text part is exported;
+            None for any other model.
+        context_length: of the checkpoint, or the shorter requested one.
+        layer_masks: name of each layer's mask input; None for a layer without attention.
         sliding_window: positions that a sliding-window layer sees, None without such layers.
         trust_remote_code: whether modelling code in the folder may run.
-        gguf_file: name of the one file in ``folder`` that is all of the checkpoint; None: there is
-            no such file.
-        target_folder: the target's, of a draft that shares weights with it.
-        feature_layers: of a target, the layers whose inputs are its features; None: it has none.
-        proposed_tokens: (n,) int64, ascending. Tokens that a draft may propose; None: all that it
-            has.
-        caches: of its layers; none before the model is loaded, which tells them.
-        adapter: what is merged into the weights when they are loaded; None: nothing.
-        encoder: of an encoder-decoder, without cross rows before the model is loaded, which tells
-            them; None for any other model.
-        target_encoder: of a draft, the target's encoder as it was exported, which it may share;
-            None for any other model.
+        gguf_file: name of the file in ``folder`` that is the whole checkpoint; None: not GGUF.
+        target_folder: folder of the target, for a draft that shares weights with it.
+        feature_layers: layers of a target whose inputs are its features; None: no features.
+        proposed_tokens: (n,) int64, ascending. Tokens that a draft may propose; None: all.
+        caches: of its layers; empty until the model is loaded.
+        adapter: merged into the weights when they are loaded; None: no adapter.
+        encoder: of an encoder-decoder, without cross rows until the model is loaded; None for any
+            other model.
+        target_encoder: for a draft, the exported encoder of the target, which it may share; None
+            for any other model.
     """
 
     role: str
@@ -72,56 +70,56 @@ class Checkpoint:
 
     @property
     def family(self) -> str:
-        """Return the ``model_type`` of the checkpoint, or the method of a draft that has none."""
+        """Return the ``model_type`` of the checkpoint, or the method of a feature draft."""
         return str((self.composite or self.config).model_type)
 
     @property
     def names_proposed(self) -> bool:
-        """Return whether its weights name the tokens that it proposes, as options cannot then."""
+        """Return whether its weights name the tokens that it proposes, so that options may not."""
         return False
 
     @property
     def unread_inputs(self) -> list[str] | None:
-        """Return the kinds of input that only parts left out read; None: nothing is left out."""
+        """Return the kinds of input that only omitted parts read; None: nothing is omitted."""
         return None if self.composite is None else unread_inputs(self.composite, self.config)
 
     @property
     def is_computed(self) -> bool:
-        """Return whether weights are computed from those that are stored, in fp32.
+        """Return whether weights are computed from the stored ones, in fp32.
 
-        Quantized values times their scales are numbers of fp32, and so are sums with an adapter's.
+        Quantized values times their scales are fp32, and so are sums with an adapter's weights.
         """
         is_quantized = quantization_of(self.composite or self.config) is not None
         return is_quantized or self.gguf_file is not None or self.adapter is not None
 
     @property
     def source(self) -> Path:
-        """Return what an export of it names: its folder, or its GGUF file."""
+        """Return its path: its folder, or its GGUF file."""
         return self.folder if self.gguf_file is None else self.folder / self.gguf_file
 
     @property
     def tokenizer_folder(self) -> Path:
-        """Return where the tokenizer lies: an adapter may have one of its own."""
+        """Return the folder of the tokenizer: an adapter may have its own."""
         has_own = self.adapter is not None and self.adapter.has_tokenizer
         return self.adapter.folder if self.adapter is not None and has_own else self.folder
 
     @property
     def tokenizer_gguf(self) -> str | None:
-        """Return the name of the GGUF file that has the tokenizer; None: there is no such file."""
+        """Return the name of the GGUF file with the tokenizer; None: it is in other files."""
         return self.gguf_file if self.tokenizer_folder == self.folder else None
 
     @property
     def masks(self) -> list[str]:
-        """Return the mask inputs that at least one layer reads; recurrences read the full one."""
+        """Return the mask inputs that layers read; recurrences read the full one."""
         of_layers = {mask for mask in self.layer_masks if mask is not None}
         return sorted(of_layers or {ATTENTION_MASK})
 
 
 @contextlib.contextmanager
 def limited_threads(number: int | None) -> Iterator[None]:
-    """Let torch, and the engines of ``parity_engine``, use so many threads in the block.
+    """Limit the threads of torch, and of the engines of ``parity_engine``, in the block.
 
-    number: None for as many as before.
+    number: None for no change.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(number or before)
@@ -135,7 +133,7 @@ def limited_threads(number: int | None) -> Iterator[None]:
 def quiet_libraries() -> Iterator[None]:
     """Silence warnings, log lines below ERROR and progress bars inside the block.
 
-    Problems that matter are checked here and raised: missing weights, unused hooks, parity.
+    Problems that matter are checked by the export itself: missing weights, unused hooks, parity.
     """
     had_progress = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""Where the files of a checkpoint are: on this machine, or downloaded from the hub."""
+"""Location of a checkpoint's files: on this machine, or downloaded from the hub."""
 
 from __future__ import annotations
 
@@ -31,15 +31,12 @@ def located(source: str, options: ModelOptions) -> Path:
     if folder.is_dir() or is_gguf(folder):
         return folder
     if folder.is_file() or source.endswith(".gguf"):
-        what = "is not a GGUF file" if folder.is_file() else "is not there"
+        what = "is not a GGUF file" if folder.is_file() else "does not exist"
         raise ExportError(
             f"the file {source} {what}; give a folder with config.json, a hub id, or a GGUF file "
             "on this machine"
         )
-    if folder.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
-        raise ExportError(
-            f"no checkpoint at {source}: no such folder; give a folder with config.json or a hub id"
-        )
+    _check_hub_id("checkpoint", source, "config.json")
     wanted = [*_HUB_FILES, *(_HUB_CODE if options.trust_remote_code else [])]
     return _downloaded(source, options.revision, wanted, _HUB_OLD_WEIGHTS)
 
@@ -49,18 +46,23 @@ def located_adapter(source: str) -> Path:
     folder = Path(source).expanduser()
     if folder.is_dir():
         return folder
-    if folder.is_absolute() or source.startswith((".", "~")) or source.count("/") != 1:
-        raise ExportError(
-            f"no adapter at {source}: no such folder; give a folder with adapter_config.json or a "
-            "hub id"
-        )
+    _check_hub_id("adapter", source, "adapter_config.json")
     return _downloaded(source, None, _HUB_FILES, _HUB_OLD_ADAPTERS)
+
+
+def _check_hub_id(what: str, source: str, file: str) -> None:
+    """Raise ExportError for a path, which cannot be an id on the hub."""
+    is_path = source.startswith(("/", ".", "~")) or Path(source).is_absolute()
+    if is_path or source.count("/") > 1:
+        raise ExportError(
+            f"no {what} at {source}: no such folder; give a folder with {file} or a hub id"
+        )
 
 
 def _downloaded(
     source: str, revision: str | None, wanted: list[str], old_weights: list[str]
 ) -> Path:
-    """Return the folder of a hub id's files; of old weights only where there are no others."""
+    """Return the folder of a hub id's files; old weights only if there are no others."""
     try:
         folder = Path(snapshot_download(source, revision=revision, allow_patterns=wanted))
         if not any(folder.glob("*.safetensors")):

@@ -1,4 +1,4 @@
-"""Files of a checkpoint: its configs, and the description that they give of a model."""
+"""Files of a checkpoint: its configs, and the description of the model in them."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ from dsbd_runtime.parts.attention_rows import ATTENTION_MASK_SLIDING
 
 @dataclass(frozen=True)
 class CheckpointFiles:
-    """A checkpoint folder, whose configs are read once they are needed.
+    """A checkpoint folder; its configs are read when needed.
 
     Attributes:
-        gguf_file: name of the one file in the folder that is all of the checkpoint; None: there is
-            no such file.
+        gguf_file: name of the file in the folder that is the whole checkpoint; None: not GGUF.
     """
 
     role: str
@@ -44,7 +43,7 @@ class CheckpointFiles:
 
     @cached_property
     def config(self) -> PreTrainedConfig:
-        """Return the config of transformers, of a composite model the whole."""
+        """Return the config of transformers; the whole config for a composite model."""
         try:
             with quiet_libraries():
                 return AutoConfig.from_pretrained(
@@ -61,13 +60,13 @@ class CheckpointFiles:
 
     @cached_property
     def generation(self) -> dict[str, Any]:
-        """Return the content of generation_config.json, {} where there is none."""
+        """Return the content of generation_config.json, {} without such a file."""
         file = self.folder / "generation_config.json"
         return json_object(file) if file.is_file() else {}
 
 
 class GgufFiles(CheckpointFiles):
-    """A checkpoint that is all in one file."""
+    """A checkpoint in a single GGUF file."""
 
     @cached_property
     def config(self) -> PreTrainedConfig:
@@ -77,8 +76,8 @@ class GgufFiles(CheckpointFiles):
             config = read_gguf_config(role, file, header)
         if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
             raise ExportError(
-                f"the {role} in {file} (family {config.model_type}) is no causal language model of "
-                "transformers; export the checkpoint folder that the file was made from"
+                f"the {role} in {file} (family {config.model_type}) is not a causal language model "
+                "of transformers; export the checkpoint folder that the file was made from"
             )
         if what := gguf_refusal(header, config):
             raise ExportError(
@@ -95,12 +94,12 @@ class GgufFiles(CheckpointFiles):
 
     @property
     def _file(self) -> Path:
-        assert self.gguf_file is not None  # as it is all there is
+        assert self.gguf_file is not None  # always given with this class
         return self.folder / self.gguf_file
 
 
 def read_checkpoint(files: CheckpointFiles) -> Checkpoint:
-    """Return what the configs say of a model of transformers; of its encoder nothing."""
+    """Return the description of a model of transformers, without its encoder."""
     role, folder, whole = files.role, files.folder, files.config
     if reason := refusal_of(whole):
         raise ExportError(
@@ -137,7 +136,7 @@ def read_checkpoint(files: CheckpointFiles) -> Checkpoint:
 
 
 def read_decoder(files: CheckpointFiles) -> Checkpoint:
-    """Return what the configs say of a causal language model."""
+    """Return the description of a causal language model."""
     checkpoint = read_checkpoint(files)
     if (most := files.options.max_source) is not None:
         raise ExportError(
@@ -148,10 +147,10 @@ def read_decoder(files: CheckpointFiles) -> Checkpoint:
 
 
 def _special_tokens(files: CheckpointFiles, name: str) -> list[int]:
-    """Return token ids: those of generation_config.json first, as transformers does.
+    """Return token ids: generation_config.json comes first, as in transformers.
 
     Raises:
-        ExportError: they are no token ids.
+        ExportError: the values are not token ids.
     """
     whole = files.config
     places = (getattr(whole, name, None), getattr(text_config(whole), name, None))
@@ -168,10 +167,10 @@ def _special_tokens(files: CheckpointFiles, name: str) -> list[int]:
 
 
 def _context_length(role: str, config: PreTrainedConfig, max_context: int | None) -> int:
-    """Return the context to export for; by default the longest with constant frequencies.
+    """Return the exported context; by default the longest with constant rotary frequencies.
 
-    A graph has one set of rotary frequencies, and most texts are short: the long set is for those
-    who ask for its context.
+    A graph has one set of frequencies, and most texts are short: the set for long texts is used if
+    their context is requested.
     """
     of_checkpoint: int | None = getattr(config, "max_position_embeddings", None)
     if config.is_encoder_decoder:

@@ -1,9 +1,8 @@
-"""Composite models: the text part behind its wrapper, without parts for pictures or sound.
+"""Composite models: the text part in its wrapper, without parts for pictures or sound.
 
 The wrapper's own forward is captured, not a text model made of its weights: a wrapper may scale
 logits (Cohere2-Vision), give positions in rows for time, height and width (Qwen-VL), or have no
-text class of its own. A part that is left out raises as soon as it is called, so nothing that text
-needs can be missing unseen.
+text class. An omitted part raises an error when it is called, so text cannot silently need it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _KIND_BY_WORD = {  # in the name of a part's config
 
 
 class AbsentPart(nn.Module):
-    """A part of a composite model that was left out: text never reaches it."""
+    """An omitted part of a composite model, which text never reaches."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -36,15 +35,15 @@ class AbsentPart(nn.Module):
     def forward(self, *_: Any, **__: Any) -> Any:
         """Raise ExportError."""
         raise ExportError(
-            f"the model calls its part {self._name!r} for text alone, which the export leaves out; "
-            "the family is not known, choose another checkpoint"
+            f"the model calls its part {self._name!r} for text alone, but the export omits this "
+            "part; the family is not supported, choose another checkpoint"
         )
 
 
 def unread_inputs(composite: PreTrainedConfig, text: PreTrainedConfig) -> list[str]:
     """Return the kinds of input that only the other parts of a composite model read.
 
-    "image", "audio", and the name of a part that says neither.
+    "image", "audio", or the name of any other part.
     """
     names = [name for name in composite.sub_configs if getattr(composite, name, None) is not text]
     found = set()
@@ -55,15 +54,15 @@ def unread_inputs(composite: PreTrainedConfig, text: PreTrainedConfig) -> list[s
 
 
 def keep_text_part(model: PreTrainedModel) -> None:
-    """Replace by ``AbsentPart`` whatever lies beside the decoder and its head, in place.
+    """Replace all parts except the decoder and its head by ``AbsentPart``, in place.
 
     Raises:
-        ExportError: the model shows no decoder of its own.
+        ExportError: the model has no decoder of its own.
     """
     decoder = model.get_decoder()
     if decoder is None or decoder is model:
         raise ExportError(
-            f"{type(model).__name__} shows no text decoder of its own (get_decoder); choose "
+            f"{type(model).__name__} has no text decoder of its own (get_decoder); choose "
             "another checkpoint"
         )
     kept = [decoder, model.get_output_embeddings()]

@@ -1,7 +1,7 @@
-"""Model families: one table of how each is exported, or why it cannot be.
+"""Model families: a table of how each is exported, or why it cannot be.
 
-A family that is not in the table is tried in the same way, and the parity gate judges the
-result; the table records the families that were tried, their form, and those known to fail.
+A family that is not in the table is exported in the same way, and the parity gate judges the
+result. The table has the tested families and those known to fail.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from enum import Enum
 class AttentionForm(Enum):
     """Form of attention in the graph; the value is its name in tables.
 
-    NODE: one Attention node a layer.
+    NODE: one Attention node per layer.
     CAPPED: MatMul, Tanh, Where, Softmax, MatMul; TensorRT's Attention takes no softcap.
-    OWN: the model's own arithmetic with an additive mask; it calls nothing that can be replaced.
+    OWN: the model's own arithmetic with an additive mask, without a replaceable function.
     """
 
     NODE = "Attention node"
@@ -30,9 +30,9 @@ class Family:
     Attributes:
         attention: its form in the graph; meaningless for a refused family.
         reads_source: whether it is an encoder-decoder.
-        has_experts: whether layers route to experts; all of them are computed for every row.
+        has_experts: whether layers route to experts; all experts are computed for every row.
         note: peculiarities of the family, for tables.
-        refusal: why the family cannot be exported, None when it can.
+        refusal: why the family cannot be exported; None if it can.
     """
 
     attention: AttentionForm = AttentionForm.NODE
@@ -73,7 +73,7 @@ FAMILIES: dict[str, Family] = {
     "doge": Family(refusal=_BY_WEIGHT),
     "exaone4": Family(note="window, normalised queries and keys"),
     "falcon": Family(note="with ALiBi (alibi=true) refused"),
-    "falcon_h1": Family(note="Falcon-H1: Mamba2 beside attention in each layer"),
+    "falcon_h1": Family(note="Falcon-H1: Mamba2 and attention in each layer"),
     "gemma": Family(note="scaled embeddings"),
     "gemma2": Family(attention=AttentionForm.CAPPED, note="softcap, alternating window"),
     "gemma3": Family(note="Gemma 3 4b to 27b: text part; window"),
@@ -130,8 +130,8 @@ FAMILIES: dict[str, Family] = {
     "nemotron": Family(note="partial rotary positions, shifted norms"),
     "nemotron_h": Family(note="Nemotron-H: Mamba2 layers"),
     "nllb-moe": Family(refusal=_ROUTED),
-    "olmo2": Family(note="norms behind the blocks"),
-    "olmo3": Family(note="window, norms behind the blocks"),
+    "olmo2": Family(note="norms after the blocks"),
+    "olmo3": Family(note="window, norms after the blocks"),
     "olmo_hybrid": Family(note="OLMo hybrid: gated delta rule"),
     "olmoe": Family(has_experts=True, note="normalised queries and keys"),
     "opt": Family(note="learned positions"),

@@ -1,8 +1,8 @@
 """GGUF files: a checkpoint in one file, whose weights are mostly quantized.
 
-transformers reads config and weights of the architectures that it knows, and turns the weights into
-plain ones: what the file says in its own arithmetic is the checkpoint of an export. The header is
-checked before (``gguf_header``); the tokenizer is read as llama.cpp reads it (``gguf_tokenizer``).
+transformers reads config and weights of the architectures that it supports, and dequantizes the
+weights: these are the checkpoint of an export. The header is checked first (``gguf_header``); the
+tokenizer is read as llama.cpp reads it (``gguf_tokenizer``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ROPE_TENSORS = ("rope_freqs", "rope_factors")
 
 
 def is_gguf(file: Path) -> bool:
-    """Return whether this is such a file, whatever its name."""
+    """Return whether this is a GGUF file, whatever its name."""
     if not file.is_file():
         return False
     with file.open("rb") as content:
@@ -37,10 +37,10 @@ def is_gguf(file: Path) -> bool:
 
 
 def read_gguf_config(role: str, file: Path, header: GgufHeader) -> PreTrainedConfig:
-    """Return the config that the metadata of a file say.
+    """Return the config in the metadata of a file.
 
     Raises:
-        ExportError: transformers does not know the architecture, or the metadata are wrong.
+        ExportError: transformers does not support the architecture, or the metadata are wrong.
     """
     _check_layers(role, file, header)
     try:
@@ -60,7 +60,7 @@ def read_gguf_config(role: str, file: Path, header: GgufHeader) -> PreTrainedCon
 
 
 def _check_layers(role: str, file: Path, header: GgufHeader) -> None:
-    """Raise ExportError unless a file has as many layers as it says: readers make that many."""
+    """Raise ExportError unless a file has as many layers as its metadata say."""
     num_layers = header.of_architecture("block_count")
     if num_layers is not None and num_layers != header.num_layers:
         raise ExportError(
@@ -70,10 +70,10 @@ def _check_layers(role: str, file: Path, header: GgufHeader) -> None:
 
 
 def _take_rope_factors(config: PreTrainedConfig, file: Path, header: GgufHeader) -> None:
-    """Give a config what transformers leaves out: the numbers that divide rotary frequencies.
+    """Give a config the divisors of rotary frequencies, which transformers ignores.
 
-    Llama 3.1 and later store them as a tensor, whatever the rule that they come from. Rope of
-    transformers divides by such numbers in its type "longrope"; here the same ones at all lengths.
+    Llama 3.1 and later store them as a tensor. In transformers the type "longrope" divides by such
+    numbers; here the same ones are used at all lengths.
     """
     is_left_out = config.model_type == "llama" and _FACTORS in header.shapes
     if not is_left_out or _scaling(header) is not None:
@@ -91,7 +91,7 @@ def _take_rope_factors(config: PreTrainedConfig, file: Path, header: GgufHeader)
 
 
 def _scaling(header: GgufHeader) -> str | None:
-    """Return what metadata say of scaled frequencies, None where they say nothing."""
+    """Return the scaling of frequencies in the metadata, None without one."""
     for name, value in header.values.items():
         if name.endswith(".rope.scaling.type") and value != "none":
             return f"{name} = {value!r}"
@@ -99,13 +99,13 @@ def _scaling(header: GgufHeader) -> str | None:
 
 
 def gguf_end_ids(header: GgufHeader) -> list[int] | None:
-    """Return the tokens that end an answer, None where the file names none."""
+    """Return the tokens that end an answer, None if the file names none."""
     found = (header.token_id(name) for name in _ENDS)
     return list(dict.fromkeys(index for index in found if index is not None)) or None
 
 
 def gguf_refusal(header: GgufHeader, config: PreTrainedConfig) -> str | None:
-    """Return what changes the rotary frequencies and is left out by transformers; None: nothing."""
+    """Return the change of rotary frequencies that transformers ignores; None: no change."""
     if getattr(config, "rope_parameters", {}).get("rope_type", "default") != "default":
         return None
     if scaling := _scaling(header):
@@ -143,7 +143,7 @@ def gguf_weights(
 
 @contextlib.contextmanager
 def _counted_by(counter: Counter) -> Iterator[None]:
-    """Count the weights that transformers dequantizes, in place of the bar that it draws."""
+    """Count the weights that transformers dequantizes, instead of its progress bar."""
     bar = gguf_reading.tqdm
     gguf_reading.tqdm = lambda weights, **_: counted(weights, counter)
     try:

@@ -1,8 +1,8 @@
 """Header of a GGUF file, read with every count and length checked against the file's size.
 
-A header is counts, names, values and the places of tensors. A library that believes a count loops
-or allocates for as long as the count says; here nothing is read, or allocated, that the file does
-not have. A file that passes is whole: little-endian, one part, all bytes of all tensors.
+A header has counts, names, values and offsets of tensors. A library that does not check a count
+loops or allocates without limit; here nothing beyond the file's size is read or allocated. A file
+that passes is complete: little-endian, one part, all bytes of all tensors.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class GgufHeader:
 
     Attributes:
         values: numbers, texts, lists of texts, and arrays (n,) of numbers, by their keys.
-        shapes: of the tensors by their names, as they are in torch.
+        shapes: of the tensors by their names, in torch's order.
     """
 
     file: Path
@@ -52,14 +52,14 @@ class GgufHeader:
     shapes: Mapping[str, tuple[int, ...]]
 
     def of_architecture(self, name: str) -> Any:
-        """Return what the metadata of the architecture say, such as ``block_count``; or None."""
+        """Return a value of the architecture's metadata, such as ``block_count``, or None."""
         return self.values.get(f"{self.values.get('general.architecture')}.{name}")
 
     def token_id(self, name: str) -> int | None:
-        """Return the token that the file names as ``bos``, ``eos`` and so on; None: it does not.
+        """Return the token that the file names as ``bos``, ``eos`` and so on, or None.
 
-        A padding, mask or unknown token beyond the vocabulary, which converters wrote for models
-        without one, is none.
+        Converters wrote padding, mask or unknown tokens beyond the vocabulary for models without
+        such tokens: these are ignored.
 
         Raises:
             ExportError: its tokenizer has no such token.
@@ -140,7 +140,7 @@ class _Reader:
     def _tensors(
         self, number: int, values: Mapping[str, Any]
     ) -> tuple[dict[str, tuple[int, ...]], int]:
-        """Return the shapes of the tensors, and where the file ends with the last one."""
+        """Return the shapes of the tensors, and the end of the last one in the file."""
         shapes: dict[str, tuple[int, ...]] = {}
         end = 0
         for _ in range(number):

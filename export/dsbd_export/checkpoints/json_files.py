@@ -1,4 +1,4 @@
-"""JSON files of a checkpoint, which anybody may have written: objects, or refused in one line."""
+"""JSON files of a checkpoint, which anybody may have written; errors are one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Config of a transformers model: reasons for refusal, caches and masks of layers, rotary limit."""
+"""Config of a transformers model: refusals, masks of layers, limits of positions."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ from dsbd_runtime.parts.attention_rows import ATTENTION_MASK, ATTENTION_MASK_SLI
 MASK_BY_LAYER_TYPE = {
     "full_attention": ATTENTION_MASK,
     "sliding_attention": ATTENTION_MASK_SLIDING,
-    "hybrid": ATTENTION_MASK,  # beside a recurrence
+    "hybrid": ATTENTION_MASK,  # with a recurrence
     "linear_attention": None,
     "conv": None,
     "mlp": None,
     "moe": None,
 }
-"""The mask input of a layer of each type that can be exported; None: it reads none."""
+"""Mask input by type of layer, for the types that can be exported; None: no mask."""
 
 _BY_LAYER_TYPE = {
-    "hybrid_sliding": "keeps a state beside its rows, which a tree of tokens cannot share",
-    "chunked_attention": "needs a mask of chunks, the graph has none",
+    "hybrid_sliding": "keeps a state in addition to its rows, which a tree of tokens cannot share",
+    "chunked_attention": "needs a mask of chunks, which the graph lacks",
 }
 _SPEECH_FAMILY = "whisper"
-_UNLIMITED = 512  # tokens of a model that limits none: what most of them were trained with
+_UNLIMITED = 512  # tokens, if a model has no limit: what most were trained with
 _NEEDED = ("num_layers", "hidden_size", "vocab_size")
 
 
 def reads_sound(config: PreTrainedConfig) -> bool:
-    """Return whether the source of a model is sound, in a form that can be exported."""
+    """Return whether the source of a model is sound in a supported form."""
     return bool(config.model_type == _SPEECH_FAMILY)
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the config of what reads and writes text: the whole, or the part of a composite."""
+    """Return the config of the text part of a composite model, or the whole config."""
     return config if config.is_encoder_decoder else config.get_text_config(decoder=True)
 
 
 def model_class_of(config: PreTrainedConfig) -> Any:
-    """Return the class of transformers for a config: of a composite model, that of the whole.
+    """Return the class of transformers for a config, composite models as a whole.
 
-    None where transformers has none that continues text.
+    None if transformers has no class that continues text.
     """
     if reads_sound(config):
         return MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING[type(config)]
@@ -63,20 +63,22 @@ def model_class_of(config: PreTrainedConfig) -> Any:
         return MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING.get(type(config), None)
     causal = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     multimodal = MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)
-    is_composite = text_config(config) is not config  # its causal class may take the text part's
+    is_composite = (
+        text_config(config) is not config
+    )  # its causal class may expect the config of the text part
     return multimodal or causal if is_composite else causal or multimodal
 
 
 def window_within(config: PreTrainedConfig, context_length: int) -> int | None:
-    """Return the sliding window of a config, None where no sequence reaches beyond it."""
+    """Return the sliding window of a config, None if no sequence is longer."""
     window: int | None = getattr(config, "sliding_window", None)
     return window if window is not None and window < context_length else None
 
 
 def layer_masks(config: PreTrainedConfig, window: int | None) -> tuple[str | None, ...]:
-    """Return for each layer the mask input that it attends with, None for one that does not.
+    """Return the mask input of each layer, None for a layer without attention.
 
-    window: that in effect.
+    window: see ``window_within``.
     """
     if config.is_encoder_decoder:
         return (ATTENTION_MASK,) * num_decoder_layers(config)
@@ -89,7 +91,7 @@ def layer_masks(config: PreTrainedConfig, window: int | None) -> tuple[str | Non
 
 
 def normalized_config(config: PreTrainedConfig) -> NormalizedConfig:
-    """Return optimum's view of a config, which names layers and heads alike in all families."""
+    """Return optimum's view of a config, with the same names in all families."""
     try:
         kind = NormalizedConfigManager.get_normalized_config_class(config.model_type)
     except KeyError:
@@ -98,7 +100,7 @@ def normalized_config(config: PreTrainedConfig) -> NormalizedConfig:
 
 
 def refusal_of(config: PreTrainedConfig) -> str | None:
-    """Return why a checkpoint with this config cannot be exported, None when it may be."""
+    """Return why a checkpoint with this config cannot be exported, None if it may be."""
     if reason := next(_refusals(config), None):
         return reason
     if model_class_of(config) is None and not hasattr(config, "auto_map"):
@@ -137,10 +139,10 @@ def _refusals(config: PreTrainedConfig) -> Iterator[str]:
 
 
 def constant_rope_length(config: PreTrainedConfig) -> int | None:
-    """Return the longest sequence with constant frequencies, None where no length changes them."""
+    """Return the longest sequence with constant frequencies, None if they are always constant."""
     limits = [
         parameters.get("original_max_position_embeddings", config.max_position_embeddings)
-        # transformers widens a dynamic base from max_position_embeddings on, whatever else is given
+        # transformers raises a dynamic base beyond max_position_embeddings, whatever else is given
         if parameters["rope_type"] == "longrope"
         else config.max_position_embeddings
         for parameters in _rope_parameters(getattr(config, "rope_parameters", None))
@@ -162,7 +164,7 @@ def _rope_parameters(content: dict[str, Any] | None) -> Iterator[dict[str, Any]]
 def positions(config: PreTrainedConfig, wanted: int | None) -> int:
     """Return how many tokens of a source, or of a target, a model reads.
 
-    wanted: upper limit, or the number itself where positions are known by their distance alone.
+    wanted: upper limit; the number itself if positions are relative distances.
     """
     limit: int | None = getattr(config, "max_position_embeddings", None)
     if limit is None:
@@ -186,6 +188,6 @@ def num_decoder_layers(config: PreTrainedConfig) -> int:
 
 
 def decoder_vocab_size(config: PreTrainedConfig) -> int:
-    """Return the number of the tokens of a target, of which Marian may have others than sources."""
+    """Return the vocabulary size of targets, which may differ from that of sources in Marian."""
     own: int | None = getattr(config, "decoder_vocab_size", None)
     return int(config.vocab_size if own is None else own)

@@ -1,4 +1,4 @@
-"""Model of a checkpoint in memory: the unmodified one of transformers, its text part alone."""
+"""Model of a checkpoint in memory: the unmodified text part, as transformers loads it."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def load_model(
 ) -> PreTrainedModel:
     """Return the unmodified transformers model in evaluation mode, its weights in ``dtype``.
 
-    Of a composite model the parts that read no text are left out. An adapter is merged.
-    ``dtype`` is "fp32", "fp16" or "bf16". Constants that follow from the config stay in fp32.
-    ``report`` gets the progress of what takes long: a GGUF file is dequantized.
+    Parts of a composite model that read no text are omitted. An adapter is merged. ``dtype`` is
+    "fp32", "fp16" or "bf16". Constants that follow from the config stay in fp32. ``report`` gets
+    the progress of the dequantization of a GGUF file.
     """
     with quiet_libraries(), _as_loading_errors(checkpoint):
         model, info = _load(checkpoint, TORCH_DTYPES[dtype], report)
@@ -61,19 +61,19 @@ def load_model(
 
 
 def cache_name(module: nn.Module) -> str:
-    """Return the argument, and the field of its output, for the cache of a module of transformers.
+    """Return the name of the cache in the arguments and outputs of a module of transformers.
 
-    It is "cache" from 5.24 on; models with code of their own keep the older "past_key_values".
+    It is "cache" from 5.24 on, and "past_key_values" in older code of checkpoints.
     """
     return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
 
 
 def reference_dtype(checkpoint: Checkpoint, wanted: str) -> str:
-    """Return the precision to load a checkpoint in so that its stored values are all there.
+    """Return the precision in which a loaded checkpoint keeps all stored values.
 
-    ``wanted`` is that of the export. fp32 holds every stored value; a narrower one may not, so the
-    reference logits then come from the weights as stored, before they are rounded. Where
-    those are wider than ``wanted``, they set the peak of the memory.
+    ``wanted`` is the precision of the export. fp32 holds every stored value; a narrower one may
+    not, so reference logits then come from the stored weights, before they are rounded. If these
+    are wider than ``wanted``, they determine the peak memory.
     """
     if wanted == "fp32" or checkpoint.is_computed:
         return "fp32"
@@ -123,10 +123,9 @@ def _load(
         return loaded
     if quantization_of(as_stored) is not None:
         raise ExportError(
-            "quantized weights are read from safetensors alone, by a class of transformers; "
-            f"{PLAIN}"
+            f"quantized weights are read only from safetensors, by a class of transformers; {PLAIN}"
         )
-    # A model class of the checkpoint's own, or weights in another format: takes more memory.
+    # A model class of the checkpoint's own, or weights in another format: needs more memory.
     is_whole = checkpoint.composite is None and checkpoint.encoder is None
     if not is_whole and model_class and not has_own_code:
         loaded = model_class.from_pretrained(checkpoint.folder, dtype=dtype, **options)

@@ -1,7 +1,7 @@
-"""Weights that are not those of a whole model: adapters, quantized ones of which no config says.
+"""Weights that are not those of a whole model: adapters, and quantized ones without a config.
 
-transformers would not miss them: it may or may not load the adapter that lies beside base weights,
-finds no weight of the names it looks for among quantized ones, and leaves out scales.
+transformers would accept them silently: it may or may not load an adapter next to base weights,
+finds no weights of the expected names among quantized ones, and ignores scales.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _KIND_BY_ENDING = {
 
 
 def refusal_of_files(role: str, folder: Path) -> str | None:
-    """Return what the weights of a checkpoint are instead, and what to do; None: as they should be.
+    """Return why the weights of a checkpoint cannot be used, and the fix; None if they can.
 
-    It goes on from "the target at FOLDER", where "target" is the role.
+    The text continues "the target at FOLDER"; "target" is the role.
     """
     if adapter := _first_file(folder, _ADAPTER_FILES):
         content = adapter_content(folder) or {}
@@ -65,9 +65,9 @@ def _first_file(folder: Path, patterns: Iterable[str]) -> str | None:
 
 
 def _quantized(folder: Path) -> str | None:
-    """Return how the weights are quantized, and where that is seen; None where it is not.
+    """Return how the weights are quantized, and the file that shows it; None if they are not.
 
-    Where config.json says how, what it says is what counts: see ``quantized_weights``.
+    If config.json says how, ``quantized_weights`` decides.
     """
     config = json_object_or_none(folder / "config.json") or {}
     parts = (config, *(part for part in config.values() if isinstance(part, dict)))
@@ -77,7 +77,7 @@ def _quantized(folder: Path) -> str | None:
     kinds = (f"{kind}: {n}" for n in names for e, kind in _KIND_BY_ENDING.items() if n.endswith(e))
     kind = next(kinds, None)
     if names and kind is None:
-        return None  # a config may lie beside weights that were restored
+        return None  # a config may be left over next to restored weights
     for name, method in _QUANTIZED_CONFIGS.items():
         if (folder / name).is_file():
             content = json_object_or_none(folder / name) or {}
@@ -88,9 +88,9 @@ def _quantized(folder: Path) -> str | None:
 
 
 def _weight_names(folder: Path) -> list[str]:
-    """Return the names of the stored weights; [] where no file tells, or one is damaged."""
+    """Return the names of the stored weights, [] if they cannot be read."""
     try:
         with open_weights(folder) as weights:
             return list(weights)
-    except Exception:  # loading says what is wrong
+    except Exception:  # reported when the weights are loaded
         return []

@@ -1,7 +1,7 @@
 """GPTQ and AWQ: integers of a few bits packed into int32, read as plain weights.
 
-Of a product of ``in`` inputs and ``out`` outputs, with a scale and a zero point for each group of
-inputs, both store qweight, qzeros and scales; GPTQ may name the group of each input in g_idx.
+For a product of ``in`` inputs and ``out`` outputs, with a scale and a zero point for each group of
+inputs, both store qweight, qzeros and scales; GPTQ may store the group of each input in g_idx.
 
     GPTQ    qweight (in * bits / 32, out)    integers of consecutive inputs in one word
     AWQ     qweight (in, out * bits / 32)    of outputs, in the order 0 2 4 6 1 3 5 7
@@ -28,8 +28,8 @@ _AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # of outputs 0 to 7 in a word
 def gptq_weights(weights: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
     """Return readers of plain weights for packed ones; only zero points are read.
 
-    Before its version 2 the format stores zero points less one, so that 0 becomes the largest
-    number. Readers of it disagree on what that is then, hence such weights are refused.
+    Before its version 2 the format stores zero points minus one, so that 0 becomes the largest
+    number. Readers disagree on its meaning, so such weights are refused.
     """
     bits, is_old = content["bits"], content.get("checkpoint_format", "gptq") == "gptq"
 
@@ -38,7 +38,7 @@ def gptq_weights(weights: Mapping[str, Any], content: Mapping[str, Any]) -> dict
         num_inputs = num_inputs * 32 // bits
         if is_old and bool((_unpacked(parts["qzeros"][...], bits, 1) == 2**bits - 1).any()):
             raise ExportError(
-                f"{name}.qzeros has zero points of 0 in a format (gptq) that cannot say so; export "
+                f"{name}.qzeros has zero points of 0, which its format (gptq) cannot store; export "
                 "the model that it was made from, with --quantize int4 for small weights"
             )
 
@@ -86,7 +86,7 @@ def _plain(
             shapes = {each: list(part.get_shape()) for each, part in parts.items()}
             if not _are_alike(parts, shapes, 32 // bits, packs_inputs=packs_inputs):
                 raise ExportError(
-                    f"{module} has quantized parts of shapes {shapes}, which are none of one "
+                    f"{module} has quantized parts of shapes {shapes}, which are not those of a "
                     f"product with {bits} bits; copy the checkpoint again"
                 )
             plain[f"{module}.weight"] = ComputedWeight(*product(parts, module))

@@ -1,4 +1,4 @@
-"""File of the tokens that a draft proposes, where it was trained to propose some only."""
+"""File of the tokens that a draft proposes, if it was trained to propose only some."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write_proposed_tokens(folder: Path, tokens: NDArray[np.int64]) -> None:
 
 
 def read_proposed_tokens(folder: Path, vocab_size: int) -> NDArray[np.int64] | None:
-    """Return the tokens that the draft in a folder was trained to propose; None: all that it has.
+    """Return the tokens that the draft in a folder was trained to propose, None for all.
 
     Raises:
         ExportError: the file holds something else.
@@ -33,12 +33,12 @@ def read_proposed_tokens(folder: Path, vocab_size: int) -> NDArray[np.int64] | N
         content = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ExportError(
-            f"{file} is no JSON ({error}); copy it anew from where the draft was trained"
+            f"{file} is not JSON ({error}); copy it again from the trained draft"
         ) from error
     if not _are_tokens(content, vocab_size):
         raise ExportError(
-            f"{file} is no list of token ids from 0 to {vocab_size - 1}, each once and ascending; "
-            "copy it anew from where the draft was trained"
+            f"{file} is not an ascending list of distinct token ids from 0 to {vocab_size - 1}; "
+            "copy it again from the trained draft"
         )
     return np.array(content, np.int64)
 

@@ -1,9 +1,9 @@
-"""Weights that a config says are quantized: read as plain ones, or refused by the method's name.
+"""Quantized weights: dequantized when read, or refused by the name of the method.
 
-Once read they are the checkpoint that an export is compared with. transformers turns mxfp4 and,
-with the package of that name, compressed-tensors into plain weights. FP8, GPTQ and AWQ are read
-here: its FP8 spreads the scales of blocks that end early over other rows, and the other two need
-packages that need a GPU. What quantizes inputs of products has no part in weights and is left out.
+The dequantized weights are the checkpoint that an export is compared with. transformers dequantizes
+mxfp4 and, with the package of that name, compressed-tensors. FP8, GPTQ and AWQ are read here:
+transformers' FP8 applies the scales of short blocks to other rows, and the other two need packages
+that need a GPU. Quantization of the inputs of products does not affect weights and is ignored.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Weights = Mapping[str, Any]  # readers by name, as ``weights.open_weights`` yiel
 
 
 def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:
-    """Return what a config, or that of its text part, says of its quantized weights; None: none."""
+    """Return the quantization in a config, or in that of its text part; None: not quantized."""
     places = (config, config.get_text_config(decoder=True))
     found = (getattr(place, "quantization_config", None) for place in places)
     content = next((each for each in found if each is not None), None)
@@ -57,7 +57,7 @@ def is_installed(module: str) -> bool:
 def refusal_of_quantization(
     config: PreTrainedConfig, is_installed: Callable[[str], bool] = is_installed
 ) -> str | None:
-    """Return why weights cannot be read as plain ones, None where they can or are plain."""
+    """Return why weights cannot be dequantized, None if they can or are plain."""
     content = quantization_of(config)
     if content is None:
         return None
@@ -75,7 +75,7 @@ def refusal_of_quantization(
 
 
 def plain_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the config by which the plain weights are loaded."""
+    """Return the config for loading the plain weights."""
     content = quantization_of(config)
     if content is None:
         return config
@@ -90,10 +90,10 @@ def plain_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def plain_weights(weights: Weights, config: PreTrainedConfig) -> Weights:
-    """Return the readers of plain weights in place of quantized ones; no weight is read.
+    """Return readers of plain weights instead of quantized ones; no weight is read.
 
     Raises:
-        ExportError: a weight is not as the method has it.
+        ExportError: a weight does not fit the method.
     """
     content = quantization_of(config)
     if content is None:
@@ -103,8 +103,8 @@ def plain_weights(weights: Weights, config: PreTrainedConfig) -> Weights:
         return _READERS[method][1](weights, content)
     if ordered := next((name for name in weights if name.endswith("weight_g_idx")), None):
         raise ExportError(
-            f"its weights are quantized in an order of their own ({ordered}), which transformers "
-            f"leaves out when it makes plain ones of them; {PLAIN}"
+            f"its weights are quantized in reordered groups ({ordered}), which transformers "
+            f"ignores when it dequantizes them; {PLAIN}"
         )
     return weights
 
@@ -112,10 +112,10 @@ def plain_weights(weights: Weights, config: PreTrainedConfig) -> Weights:
 def check_plain(
     model: nn.Module, config: PreTrainedConfig, weights: Weights, unexpected: Iterable[str]
 ) -> None:
-    """Raise ExportError where a loaded model left out what made its weights.
+    """Raise ExportError if a loaded model ignored parts of its quantized weights.
 
-    unexpected: those of ``weights`` that the model has no place for. GPTQ stores a bias of zeros
-    for products without one.
+    unexpected: names of ``weights`` that the model has no place for. GPTQ stores a bias of zeros
+    for products without a bias.
     """
     content = quantization_of(config)
     if content is None:
@@ -128,15 +128,14 @@ def check_plain(
         if last == "bias" and name in weights and not bool(weights[name][...].any()):
             continue
         raise ExportError(
-            f"{name} has no place in the model, so the weights of {module} are not known to be "
-            f"those that {_method(content)} stores; {PLAIN}"
+            f"{name} has no place in the model, so the weights of {module} may not be those that "
+            f"{_method(content)} stores; {PLAIN}"
         )
     if _method(content) in ("gptq", "awq"):
         for name, module_there in modules.items():
             if isinstance(module_there, Conv1D):
                 raise ExportError(
-                    f"{name} has its weight the other way round than {_method(content)} stores "
-                    f"it; {PLAIN}"
+                    f"{name} has its weight transposed, unlike {_method(content)}; {PLAIN}"
                 )
 
 
@@ -147,7 +146,7 @@ def _method(content: Mapping[str, Any]) -> str:
 
 
 def _compressed_refusal(content: Mapping[str, Any]) -> str:
-    """Return why compressed-tensors are not read, "" where they are."""
+    """Return why compressed-tensors are not read, "" if they are."""
     groups = content.get("config_groups") or {}
     formats = {str(group.get("format") or content.get("format")) for group in groups.values()}
     if len(groups) != 1 or not formats <= set(_COMPRESSED_FORMATS):

@@ -1,4 +1,4 @@
-"""Weights of a checkpoint: their files, the precision they are stored in, conversion in place."""
+"""Weights of a checkpoint: files, stored precision, conversion in place."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DTYPE_BY_SAFETENSORS_NAME = {"F64": "fp32", "F32": "fp32", "F16": "fp16", "BF16
 
 
 def convert_weights(model: PreTrainedModel, dtype: str) -> None:
-    """Convert the parameters in place, one at a time: each old one is freed before the next.
+    """Convert the parameters in place, one at a time, so that each old one is freed first.
 
     Raises:
         ExportError: a weight is beyond the range of ``dtype``.
@@ -44,7 +44,7 @@ def convert_weights(model: PreTrainedModel, dtype: str) -> None:
 
 
 def _largest(weight: Tensor) -> float:
-    """Return the largest absolute value, without a temporary of the weight's size."""
+    """Return the largest absolute value, without a copy of the weight."""
     if weight.numel() == 0:
         return 0.0
     low, high = torch.aminmax(weight)
@@ -52,16 +52,16 @@ def _largest(weight: Tensor) -> float:
 
 
 def widen_constants(model: PreTrainedModel) -> None:
-    """Give buffers that no checkpoint stores, as Gemma's embedding scale, their value in fp32.
+    """Restore buffers that no checkpoint stores, such as Gemma's embedding scale, in fp32.
 
-    transformers makes them in the precision of the weights, which would round values that
-    follow from the config alone.
+    transformers makes them in the precision of the weights, which rounds values that follow from
+    the config.
     """
     _widen(model, model)
 
 
 def _widen(module: nn.Module, owner: PreTrainedModel) -> None:
-    """Widen a module and those in it; ``owner``: the model that knows their values."""
+    """Widen a module and its children; ``owner``: the model that computes their values."""
     owner = module if isinstance(module, PreTrainedModel) else owner
     rounded = [name for name in module._non_persistent_buffers_set if _is_low(module, name)]
     for name in rounded:
@@ -79,7 +79,7 @@ def _is_low(module: nn.Module, buffer: str) -> bool:
 
 
 def safetensors_files(folder: Path) -> list[Path]:
-    """Return the files that transformers would read, none where it would read other formats."""
+    """Return the files that transformers would read, [] if it would read other formats."""
     if (folder / _SINGLE_FILE).is_file():
         return [folder / _SINGLE_FILE]
     if not (folder / _INDEX_FILE).is_file():
@@ -89,7 +89,7 @@ def safetensors_files(folder: Path) -> list[Path]:
         isinstance(name, str) for name in file_by_weight.values()
     ):
         raise ExportError(
-            f"{folder / _INDEX_FILE} has no files by weights as weight_map; copy it again"
+            f"{folder / _INDEX_FILE} has no weight_map from weights to files; copy it again"
         )
     return [folder / name for name in sorted(set(file_by_weight.values()))]
 
@@ -98,8 +98,8 @@ def safetensors_files(folder: Path) -> list[Path]:
 def open_weights(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield a reader by weight name; nothing is read before a reader is indexed.
 
-    Files are read, not mapped: the pages of a mapped file count as memory of this process until
-    the file is closed, which adds the whole checkpoint to that of the model.
+    Files are read, not mapped: pages of a mapped file count as memory of the process until it is
+    closed, so the whole checkpoint would be added to the memory of the model.
     """
     with contextlib.ExitStack() as stack:
         readers: dict[str, Any] = {}
@@ -110,18 +110,18 @@ def open_weights(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 class ComputedWeight:
-    """Weight that is computed each time that it is read; stands for a reader of safetensors."""
+    """Weight that is computed whenever it is read; has the methods of a safetensors reader."""
 
     def __init__(self, shape: list[int], compute: Callable[[], Tensor]) -> None:
         self._shape = shape
         self._compute = compute
 
     def get_shape(self) -> list[int]:
-        """Return the shape of what is computed."""
+        """Return its shape."""
         return self._shape
 
     def get_dtype(self) -> str:
-        """Return its type as safetensors calls it."""
+        """Return its type in safetensors' names."""
         return "F32"
 
     def __getitem__(self, index: Any) -> Tensor:
@@ -129,7 +129,7 @@ class ComputedWeight:
 
 
 def stored_dtype(folder: Path) -> str | None:
-    """Return the precision that holds most of the checkpoint's numbers, None if no file tells."""
+    """Return the precision of most of the checkpoint's numbers, None if it is unknown."""
     num_elements: Counter[str] = Counter()
     with open_weights(folder) as readers:
         for reader in readers.values():

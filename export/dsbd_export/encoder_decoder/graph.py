@@ -1,8 +1,8 @@
 """Graph of an encoder: a source to the cross rows that the decoder's layers read.
 
-The model itself is captured, by what transformers' own cache of both kinds of rows does: a first
-call hands the cross rows to it, and a layer that finds them there reads them. So neither the names
-of projections nor the form of the head need be known.
+The model itself is captured, with a cache of transformers for both kinds of rows: a first call
+stores the cross rows in it, later calls read them. So the export needs neither the names of
+projections nor the form of the head.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from dsbd_runtime.parts.encoder_entry import (
 class EncoderGraph(nn.Module):
     """A source to the cross rows of every decoder layer, and its hidden states.
 
-    A source is tokens, features of sound, or of a draft that shares the target's encoder the hidden
-    states that this leaves.
+    A source is tokens or features of sound; for a draft that shares the target's encoder it is the
+    hidden states of that encoder.
     """
 
     def __init__(self, model: PreTrainedModel, encoder: EncoderEntry) -> None:
@@ -95,6 +95,6 @@ def encoder_contract(checkpoint: Checkpoint) -> ExportContract:
 def capture_encoder_graph(
     model: PreTrainedModel, checkpoint: Checkpoint, report: Report
 ) -> ir.Model:
-    """Return the graph of the encoder of a model that was prepared."""
+    """Return the graph of the encoder of a prepared model."""
     module, contract = EncoderGraph(model, entry_of(checkpoint)), encoder_contract(checkpoint)
     return captured_graph(module, checkpoint, contract, report, "capturing the encoder")

@@ -1,4 +1,4 @@
-"""Cases of the parity gate with a source each, and what a run of an encoder-decoder tells."""
+"""Cases of the parity gate with a source each; caches of an encoder-decoder, found by a run."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from dsbd_export.encoder_decoder.shared_encoder import with_hidden_states
 from dsbd_export.errors import ExportError
 from dsbd_export.parity_cases import (
     TREE,
-    ComputeIn,
     ForestCase,
     forest_cases,
     num_drawn,
     text_case,
 )
 from dsbd_export.parts.sources import entry_of, heard_sounds
+from dsbd_export.wider_precision import ComputeIn
 
-_SOURCE_LENGTHS = (1, 9, 40, 150)  # the last beyond the distances that biases tell apart
-_NUM_TOKENS = 3  # of the probed source; a target has two: neither may be taken for the other
+_SOURCE_LENGTHS = (1, 9, 40, 150)  # the last is beyond the distances that biases distinguish
+_NUM_TOKENS = 3  # of the probed source; the target has two, so that they differ
 
 
 def probed_sources(model: PreTrainedModel, checkpoint: Checkpoint, dtype: str) -> Checkpoint:
-    """Return the checkpoint with its caches and cross rows, seen in a run over a short source.
+    """Return the checkpoint with its caches and cross rows, found by a run over a short source.
 
     Raises:
-        ExportError: a layer caches what is no row of a key and a value for each head.
+        ExportError: a layer caches anything except a key and a value row for each head.
     """
     encoder = entry_of(checkpoint)
     own, cross = RecordingCache(), RecordingCache()
@@ -52,8 +52,8 @@ def probed_sources(model: PreTrainedModel, checkpoint: Checkpoint, dtype: str) -
         )
     if not own.rows or not cross.rows:
         raise ExportError(
-            f"the {checkpoint.role} (family {checkpoint.family}) hands no keys and values to a "
-            "cache, of its own or of its source; choose another checkpoint"
+            f"the {checkpoint.role} (family {checkpoint.family}) stores no keys and values in a "
+            "cache, for its tokens or its source; choose another checkpoint"
         )
     found = attention_rows(cross, checkpoint, dtype, num_rows)
     by_layer = sorted(found, key=lambda rows: rows.layer)
@@ -66,8 +66,8 @@ def probed_sources(model: PreTrainedModel, checkpoint: Checkpoint, dtype: str) -
 def source_cases(checkpoint: Checkpoint) -> list[ForestCase]:
     """Return the forests with sources of several lengths, and the text as its own source.
 
-    Those of one kind of each also together: sources of several lengths in one call. Those of a
-    speech model have several sounds, which follow each other: what was heard last is kept.
+    Cases of each kind also occur together: sources of several lengths in one call. Those of a
+    speech model have several sounds in sequence: the outputs for the last one are kept.
     """
     if (speech := entry_of(checkpoint).speech) is not None:
         forests = [*forest_cases(checkpoint), text_case(checkpoint)]
@@ -104,10 +104,10 @@ def _drawn_source(
 def _with_source(
     case: ForestCase, source_ids: NDArray[np.int64], checkpoint: Checkpoint
 ) -> ForestCase:
-    """Return a case with a source, neither with padding: no request has any in its source.
+    """Return a case with a source, both without padding: no request has padding in its source.
 
-    A padding in a target is a token as any other, but M2M100 has another position for it by itself
-    than beside others, which transformers computes here.
+    Padding in a target is an ordinary token, but in M2M100 its position depends on its neighbours
+    in transformers, which computes the reference.
     """
     padding = checkpoint.config.pad_token_id
     other = 0 if padding != 0 else 1

@@ -1,7 +1,7 @@
-"""Drafts whose encoder is the target's: known by its weights and config, exported without it.
+"""Drafts with the target's encoder: recognized by weights and config, exported without it.
 
-Such a draft is a decoder alone, as distil-whisper's or one that ``dsbd-distill`` has trained: its
-cross rows are products with hidden states that the target's encoder leaves anyway.
+Such a draft, from distil-whisper or ``dsbd-distill``, is only a decoder: its cross rows are
+products with the hidden states of the target's encoder, which are computed anyway.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _OF_OTHERS = re.compile(
     r"|is_decoder|is_encoder_decoder|use_cache|return_dict|output_.*|chunk_size_feed_forward"
     r"|id2label|label2id|num_labels|problem_type|task_specific_params|max_length|num_beams"
 )
-"""Fields of a config that no hidden state of an encoder depends on, besides by its weights: of the
-decoder, of the training, of outputs, of requests. A field that is not known counts."""
+"""Fields of a config that hidden states of an encoder do not depend on: of the decoder, of the
+training, of outputs, of requests. Unknown fields are compared."""
 
 
 def with_hidden_states(
@@ -33,10 +33,10 @@ def with_hidden_states(
 ) -> EncoderEntry:
     """Return the entry of an encoder whose graph returns hidden states or reads the target's.
 
-    A target's returns them: a draft that shares it may be added later. A draft's reads them where
-    it is the same, and does neither where it is another.
+    A target's encoder returns them: a draft that shares it may be added later. A draft's encoder
+    reads them if it is the same, and does neither if it is different.
 
-    encoder: that of the checkpoint, whose model this is.
+    encoder: of the checkpoint of this model.
     """
     own = fingerprint(model)
     width = int(model.config.hidden_size)
@@ -55,9 +55,9 @@ def with_hidden_states(
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """Return the sha256 (hex) of what the hidden states of a model's encoder follow from.
+    """Return the sha256 (hex) of config and weights that determine an encoder's hidden states.
 
-    Weights count in fp32, which holds those of any type as they are.
+    Weights are hashed in fp32, which holds all types exactly.
     """
     encoder = model.get_encoder()
     digest = hashlib.sha256()

@@ -1,7 +1,7 @@
-"""What the files of a Whisper checkpoint say of its sound, and of its tokens that are no text.
+"""Settings of a Whisper checkpoint: features of sound, and tokens that are not text.
 
-The features of sound stand in preprocessor_config.json, or in processor_config.json, as
-transformers' feature extractor reads them; the tokens in generation_config.json.
+The features are in preprocessor_config.json or processor_config.json, in the form of transformers'
+feature extractor; the tokens are in generation_config.json.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from dsbd_runtime.parts.speech_entry import (
 from dsbd_runtime.typed_json import typed
 
 _SETTINGS = ("preprocessor_config.json", "processor_config.json")
-_SOUND = {  # by our names: those of transformers, and their defaults
+_SOUND = {  # by names of this package: transformers' names and defaults
     "sampling_rate": ("sampling_rate", 16_000),
     "num_mels": ("feature_size", 80),
     "n_fft": ("n_fft", 400),
     "hop_length": ("hop_length", 160),
     "chunk_seconds": ("chunk_length", 30),
 }
-_COPY = "copy generation_config.json of the model that it was made from, as openai/whisper-base"
+_COPY = "copy generation_config.json of its base model, such as openai/whisper-base"
 
 
 def feature_extractor(role: str, folder: Path, config: PreTrainedConfig) -> WhisperFeatureExtractor:
-    """Return what makes features of sound, as transformers loads it.
+    """Return the feature extractor for sound, as transformers loads it.
 
     Raises:
-        ExportError: its file cannot be read, or makes other features than the encoder reads.
+        ExportError: its file cannot be read, or its features do not fit the encoder.
     """
     num_mels, num_frames = config.num_mel_bins, FRAMES_A_POSITION * config.max_source_positions
     if any((folder / name).is_file() for name in _SETTINGS):
@@ -53,27 +53,27 @@ def feature_extractor(role: str, folder: Path, config: PreTrainedConfig) -> Whis
                 f"the settings of the {role}'s features at {folder} cannot be read: "
                 f"{reason_of(error)}; copy {_SETTINGS[0]} again"
             ) from error
-    else:  # all of Whisper's are the defaults, but for these
+    else:  # Whisper uses the defaults except for these
         found = WhisperFeatureExtractor(feature_size=num_mels)
     made = found.chunk_length * found.sampling_rate // found.hop_length
     if (found.feature_size, made) != (num_mels, num_frames):
         raise ExportError(
             f"the features of the {role} at {folder} are {found.feature_size} mels and {made} "
             f"frames of {found.chunk_length} s, its encoder reads {num_mels} and {num_frames}; "
-            f"copy {_SETTINGS[0]} of the model that it was made from"
+            f"copy {_SETTINGS[0]} of its base model"
         )
     if found.dither:
         raise ExportError(
             f"the features of the {role} at {folder} are made with noise (dither {found.dither}), "
-            f"which has no form here; set dither to 0.0 in {_SETTINGS[0]}"
+            f"which is not supported; set dither to 0.0 in {_SETTINGS[0]}"
         )
     return found
 
 
 def _check_sound(said: dict[str, Any]) -> None:
-    """Raise BundleError or ValueError unless settings make features that can be paid for.
+    """Raise BundleError or ValueError unless settings are within limits.
 
-    transformers computes their filters as soon as it reads them, whatever that costs.
+    transformers computes filters of any size as soon as it reads them.
     """
     settings = {ours: said.get(theirs, default) for ours, (theirs, default) in _SOUND.items()}
     for name, value in settings.items():
@@ -85,17 +85,17 @@ def _check_sound(said: dict[str, Any]) -> None:
 
 
 def speech_entry(files: CheckpointFiles) -> SpeechEntry:
-    """Return what the files of a checkpoint say.
+    """Return the settings in the files of a checkpoint.
 
     Raises:
-        ExportError: they do not say what transformers' transcription needs, or an option has no
-            form for a source of sound.
+        ExportError: settings for transformers' transcription are missing, or an option is not
+            supported for a source of sound.
     """
     config, generation = files.config, files.generation
     if (most := files.options.max_source) is not None:
         raise ExportError(
             f"max_source={most} has no meaning for the {files.role} (family {config.model_type}), "
-            "whose source is a window of sound of one length; leave it out"
+            "whose source is a window of sound of fixed length; leave it out"
         )
     made = feature_extractor(files.role, files.folder, config)
     if not isinstance(no_timestamps := generation.get("no_timestamps_token_id"), int):
@@ -138,9 +138,9 @@ def _where(files: CheckpointFiles) -> str:
 
 
 def _alignment_heads(files: CheckpointFiles) -> list[list[int]] | None:
-    """Return layer and head of each; None where none is of a layer that the decoder has.
+    """Return layer and head of each; None if all are in layers that the decoder lacks.
 
-    A draft of some layers has the generation_config.json of all.
+    A draft with some layers has the generation_config.json for all layers.
     """
     heads = files.generation.get("alignment_heads") or []
     num_heads = files.config.decoder_attention_heads
@@ -149,8 +149,8 @@ def _alignment_heads(files: CheckpointFiles) -> list[list[int]] | None:
         if not is_pair or head[0] < 0 or not 0 <= head[1] < num_heads:
             raise ExportError(
                 f"{_where(files)} has {head!r} in alignment_heads, expected a layer and one of "
-                f"its {num_heads} heads; {_COPY}, or remove alignment_heads: times of words need "
-                "them, and nothing else"
+                f"its {num_heads} heads; {_COPY}, or remove alignment_heads: only times of "
+                "words need them"
             )
     return [list(head) for head in heads if head[0] < files.config.decoder_layers] or None
 
@@ -158,21 +158,21 @@ def _alignment_heads(files: CheckpointFiles) -> list[list[int]] | None:
 def _languages_and_tasks(
     files: CheckpointFiles,
 ) -> tuple[dict[str, int] | None, dict[str, int] | None]:
-    """Return the tokens of languages by their codes, and of tasks; None of a model of English."""
+    """Return the tokens of languages by code, and of tasks; None for a model of English."""
     generation = files.generation
     if generation.get("is_multilingual") is False:
         return None, None
     languages, tasks = generation.get("lang_to_id"), generation.get("task_to_id")
     if not isinstance(languages, dict) or not isinstance(tasks, dict):
         raise ExportError(
-            f"{_where(files)} says neither lang_to_id and task_to_id nor is_multilingual false: "
+            f"{_where(files)} has neither lang_to_id and task_to_id nor is_multilingual false: "
             f"it is of an older version; {_COPY}"
         )
     return {name.strip("<|>"): token for name, token in languages.items()}, dict(tasks)
 
 
 def _default_language(files: CheckpointFiles, languages: dict[str, int] | None) -> str | None:
-    """Return the code of the language that generation_config.json says for all requests."""
+    """Return the code of the default language in generation_config.json."""
     said = files.generation.get("language")
     if said is None or languages is None:
         return None
@@ -187,7 +187,7 @@ def _default_language(files: CheckpointFiles, languages: dict[str, int] | None) 
 
 
 def _previous(files: CheckpointFiles, suppressed: Any) -> int:
-    """Return what stands before an earlier text, found where transformers finds it."""
+    """Return the token before an earlier text, as transformers finds it."""
     said = files.generation.get("prev_sot_token_id")
     if isinstance(said, int):
         return said

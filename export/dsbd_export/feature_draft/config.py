@@ -1,15 +1,15 @@
 """Config of a feature draft (EAGLE-3), read from either published layout.
 
-A feature draft predicts from the embedding of a token and the *feature* of the token before it:
-hidden states that enter some layers of the target, side by side, or where the target has not
-computed that token the draft's own output. Two layouts are published:
+A feature draft predicts from the embedding of a token and the *feature* of the token before it. A
+feature is the concatenated hidden states that enter some layers of the target, or the draft's own
+output if the target has not computed that token. Two layouts are published:
 
 * SGLang's: architecture ``LlamaForCausalLMEagle3``, one flat config, weights ``midlayer.*``;
 * the speculators library's: ``speculators_model_type`` "eagle3", the transformer layer in
   ``transformer_layer_config``, weights ``layers.0.*``.
 
-They name layers of the target differently: the second says which layer a hidden state enters, the
-first which layer it leaves.
+They number layers of the target differently: the second by the layer that a hidden state enters,
+the first by the layer that it leaves.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _LAYER_CONFIGS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureDraftConfig:
-    """What a feature draft computes, whatever its layout.
+    """Computation of a feature draft, independent of its layout.
 
     Attributes:
         layer: config of its transformer layer; ``vocab_size`` is that of the target.
-        draft_vocab_size: tokens that it can propose.
+        draft_vocab_size: number of tokens that it can propose.
         target_hidden_size: width of one hidden state of the target.
-        layers: which layers of the target the hidden states enter; None for ``default_layers``.
+        layers: layers of the target that the hidden states enter; None for ``default_layers``.
         norm_before_residual: the residual of the layer is the feature after its norm, not before.
         norm_output: the draft's own feature is its output after the final norm, not before.
-        norm_before_fc: hidden states are normed side by side before they are projected.
-        fc_norm: each hidden state is normed for itself before they are projected.
+        norm_before_fc: the concatenated hidden states are normalized before the projection.
+        fc_norm: each hidden state is normalized separately before the projection.
         fc_bias: the projection has a bias.
         ties_head: the output head is the embedding.
     """
@@ -63,7 +63,7 @@ class FeatureDraftConfig:
 
     @property
     def num_target_layers(self) -> int:
-        """Return how many hidden states of the target make a feature."""
+        """Return how many hidden states of the target form a feature."""
         return NUM_LAYERS if self.layers is None else len(self.layers)
 
     @property
@@ -72,7 +72,7 @@ class FeatureDraftConfig:
         return self.num_target_layers * self.target_hidden_size
 
     def target_layers(self, num_layers: int) -> tuple[int, ...]:
-        """Return which of a target's ``num_layers`` layers its hidden states enter.
+        """Return the layers of a target with ``num_layers`` layers that the hidden states enter.
 
         Raises:
             ExportError: the draft reads layers that this target lacks.
@@ -81,15 +81,15 @@ class FeatureDraftConfig:
         if len(found) < self.num_target_layers or not all(0 <= i < num_layers for i in found):
             read = f"{NUM_LAYERS} layers" if self.layers is None else f"layers {list(found)}"
             raise ExportError(
-                f"the draft reads what enters {read} of its target, which has {num_layers} layers; "
-                "give the target that it was trained for"
+                f"the draft reads the inputs of {read} of its target, which has {num_layers} "
+                "layers; give the target that it was trained for"
             )
         return found
 
 
 def is_feature_draft(folder: Path) -> bool:
     """Return whether the config in a checkpoint folder is that of a feature draft."""
-    content = json_object_or_none(folder / "config.json") or {}  # its reader says what is wrong
+    content = json_object_or_none(folder / "config.json") or {}  # errors are raised when it is read
     return LIBRARY_TYPE in content or any(
         "eagle" in str(name).lower() for name in content.get("architectures") or []
     )
@@ -99,7 +99,7 @@ def read_feature_config(folder: Path) -> FeatureDraftConfig:
     """Read the config in a checkpoint folder.
 
     Raises:
-        ExportError: it is of another kind of draft, or says what this version does not compute.
+        ExportError: it is another kind of draft, or needs unsupported computations.
     """
     content = json_object(folder / "config.json")
     where = f"the draft at {folder}"
@@ -107,7 +107,7 @@ def read_feature_config(folder: Path) -> FeatureDraftConfig:
         raise ExportError(f"{where} cannot be exported: {reason}; choose another checkpoint")
     try:
         found = _of_library(content) if LIBRARY_TYPE in content else _of_flat(content)
-    except Exception as error:  # the checks of transformers share no base
+    except Exception as error:  # transformers raises many types
         raise ExportError(
             f"the config of {where} cannot be read: {reason_of(error)}; check config.json"
         ) from error
@@ -117,28 +117,28 @@ def read_feature_config(folder: Path) -> FeatureDraftConfig:
 
 
 def _refusals(content: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what another kind of draft, or another engine's variant, says of itself."""
+    """Yield why a config is another kind of draft, or a variant that is not supported."""
     if LIBRARY_TYPE in content:
         if (kind := content[LIBRARY_TYPE]) != FEATURE_FAMILY:
-            yield f"its {LIBRARY_TYPE} is {kind!r}, only {FEATURE_FAMILY!r} is known"
+            yield f"its {LIBRARY_TYPE} is {kind!r}, only {FEATURE_FAMILY!r} is supported"
         if "norm_before_residual" not in content:
             yield (
-                "its config lacks norm_before_residual, which engines read as true and the "
-                "library that wrote it as false; add the one it was trained with"
+                "its config lacks norm_before_residual, which engines read as true, but the "
+                "library that wrote it as false; add the value it was trained with"
             )
     elif not set(content["architectures"]) & set(ARCHITECTURES):
-        yield f"its architectures are {content['architectures']}, known is {ARCHITECTURES[0]}"
+        yield f"its architectures are {content['architectures']}, supported is {ARCHITECTURES[0]}"
     if not (content.get("eagle_config") or {}).get("use_aux_hidden_state", True):
-        yield "it reads the last hidden state alone, as EAGLE before version 3"
+        yield "it reads only the last hidden state, like EAGLE before version 3"
     if content.get("quantization_config") is not None:
         yield "its weights are already quantized, a checkpoint in fp32, fp16 or bf16 is needed"
     for name, neutral in (("logit_scale", 1.0), ("parallel_drafting", False)):
         if content.get(name, neutral) not in (None, neutral):
-            yield f"its config says {name}={content[name]!r}, which this version does not compute"
+            yield f"its config says {name}={content[name]!r}, which this version does not support"
 
 
 def _layer_refusals(config: FeatureDraftConfig) -> Iterator[str]:
-    """Yield what the transformer layer has that the graph could not hold."""
+    """Yield why the transformer layer cannot be exported."""
     layer = config.layer
     if layer.num_hidden_layers != 1:
         yield f"it has {layer.num_hidden_layers} transformer layers, expected 1"
@@ -154,7 +154,7 @@ def _layer_refusals(config: FeatureDraftConfig) -> Iterator[str]:
 
 
 def _of_library(content: Mapping[str, Any]) -> FeatureDraftConfig:
-    """Return what a config of the speculators library says."""
+    """Return the content of a config of the speculators library."""
     layer = _layer_config(content[_LAYER_CONFIG])
     return FeatureDraftConfig(
         layer=layer,
@@ -169,7 +169,7 @@ def _of_library(content: Mapping[str, Any]) -> FeatureDraftConfig:
 
 
 def _of_flat(content: Mapping[str, Any]) -> FeatureDraftConfig:
-    """Return what a config of SGLang's layout says."""
+    """Return the content of a config in SGLang's layout."""
     layer = _layer_config({"model_type": "llama", **content})
     ids = (content.get("eagle_config") or {}).get(_LAYER_IDS)
     return FeatureDraftConfig(
@@ -189,12 +189,12 @@ def _of_flat(content: Mapping[str, Any]) -> FeatureDraftConfig:
 def _layer_config(content: Mapping[str, Any]) -> PreTrainedConfig:
     kind = content.get("model_type")
     if kind not in _LAYER_CONFIGS:
-        raise ValueError(f"its layer is of model_type {kind!r}, known are {list(_LAYER_CONFIGS)}")
+        raise ValueError(f"its layer has model_type {kind!r}, supported are {list(_LAYER_CONFIGS)}")
     return _LAYER_CONFIGS[kind].from_dict(dict(content))
 
 
 def _layers(ids: Any, offset: int) -> tuple[int, ...] | None:
-    """Return the layers that hidden states enter, of the numbers in a config."""
+    """Return the layers that hidden states enter, from the numbers in a config."""
     if ids is None:
         return None
     if not ids or not all(isinstance(number, int) for number in ids):

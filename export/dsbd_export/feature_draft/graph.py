@@ -1,4 +1,4 @@
-"""Graph of a feature draft: that of every draft, and the features that it takes and returns.
+"""Graph of a feature draft: as for every draft, with the features that it takes and returns.
 
 | further tensor | shape | meaning |
 |---|---|---|
@@ -37,12 +37,12 @@ from dsbd_runtime.parts.head import LOGIT_ROWS
 
 
 class FeatureGraph(ForestGraph):
-    """The module that is captured: the draft, with the inputs and outputs of its parts."""
+    """The captured module: the draft, with the inputs and outputs of its parts."""
 
     PLACE = "draft"
 
     def computed(self, call: CapturedCall) -> Tensor:
-        """See ForestGraph; the own features are an output as well."""
+        """See ForestGraph; own features are also an output."""
         draft: Any = self.draft
         normed, own = draft(**call.arguments)
         call.outputs[FEATURES] = lambda: own[0]
@@ -51,7 +51,7 @@ class FeatureGraph(ForestGraph):
 
 
 class FeaturesOfParents(ExportPart):
-    """The features that a draft reads, and those that it returns for its own next nodes."""
+    """Features that a draft reads, and features that it returns for its next nodes."""
 
     def __init__(self, checkpoint: FeatureDraftCheckpoint) -> None:
         self._checkpoint, self._features = checkpoint, checkpoint.features

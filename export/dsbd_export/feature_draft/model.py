@@ -5,8 +5,8 @@
     own feature = h + mlp(post_attention_layernorm(h))
     logits = lm_head(norm(own feature))
 
-A feature of the target becomes one of the draft's width by ``fc``; an own feature is one already.
-Parameters have the names of the speculators library. Logits are over the draft's vocabulary,
+``fc`` projects a feature of the target to the draft's width, which an own feature already has.
+Parameters have the names of the speculators library. Logits are over the draft's vocabulary;
 ``target_logits`` spreads them over the target's.
 """
 
@@ -34,7 +34,7 @@ _ATTENTIONS: dict[str, Callable[..., Any]] = {"llama": LlamaAttention, "qwen3": 
 
 
 class FeatureLayer(nn.Module):
-    """The transformer layer: it attends with an embedding and a feature side by side."""
+    """The transformer layer: it attends with an embedding and a feature, concatenated."""
 
     def __init__(self, config: FeatureDraftConfig) -> None:
         super().__init__()
@@ -60,10 +60,10 @@ class FeatureLayer(nn.Module):
         angles: tuple[Tensor, Tensor],
         cache: Any,
     ) -> Tensor:
-        """Return the sum of the residual stream behind the layer, (B, S, H).
+        """Return the residual stream after the layer, (B, S, H).
 
-        embeddings, features: (B, S, H). mask: as the attention of the module takes it. angles: cos
-        and sin of the positions. cache: of transformers, or None.
+        embeddings, features: (B, S, H). mask: of transformers' attention. angles: cos and sin of
+        the positions. cache: of transformers, or None.
         """
         normed = self.hidden_norm(features)
         residual = normed if self._norm_before_residual else features
@@ -88,7 +88,7 @@ class FeatureDraft(LlamaPreTrainedModel):  # type: ignore[misc]  # transformers 
 
     Attributes:
         features: its config.
-        d2t: (draft vocabulary,) int64. What to add to one of its tokens to get the target's.
+        d2t: (draft vocabulary,) int64. Difference from each of its tokens to the target's.
     """
 
     def __init__(self, features: FeatureDraftConfig) -> None:
@@ -106,7 +106,7 @@ class FeatureDraft(LlamaPreTrainedModel):  # type: ignore[misc]  # transformers 
                 LlamaRMSNorm(features.target_hidden_size, eps=layer.rms_norm_eps)
                 for _ in range(features.num_target_layers)
             )
-        self.layers = nn.ModuleList([FeatureLayer(features)])  # the name that is published
+        self.layers = nn.ModuleList([FeatureLayer(features)])  # the published name
         self.rotary_emb = LlamaRotaryEmbedding(layer)
         self.norm = LlamaRMSNorm(size, eps=layer.rms_norm_eps)
         self.lm_head = nn.Linear(size, features.draft_vocab_size, bias=False)
@@ -141,9 +141,10 @@ class FeatureDraft(LlamaPreTrainedModel):  # type: ignore[misc]  # transformers 
         attention_mask: Tensor | None,
         cache: Any = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return what the head reads and the own features, (B, S, H) each.
+        """Return the input of the head and the own features, (B, S, H) each.
 
-        input_ids, position_ids: (B, S) int64. features: (B, S, H), of the tokens before, projected.
+        input_ids, position_ids: (B, S) int64. features: (B, S, H), projected, for the token before
+        each.
         """
         embeddings = self.embed_tokens(input_ids)
         angles = self.rotary_emb(embeddings, position_ids)
@@ -154,13 +155,13 @@ class FeatureDraft(LlamaPreTrainedModel):  # type: ignore[misc]  # transformers 
     def target_logits(self, normed: Tensor) -> Tensor:
         """Return logits over the target's vocabulary in float32, (..., V), -inf for unknown tokens.
 
-        normed: (..., H), what the head reads.
+        normed: (..., H), input of the head.
         """
         logits = self.lm_head(normed).float()
         return spread(logits, self.proposed_tokens(), self.config.vocab_size)
 
     def proposed_tokens(self) -> Tensor | None:
-        """Return the target's token of each of the draft's, (Vd,) int64; None if all are equal."""
+        """Return the target's token for each of the draft's, (Vd,) int64; None if all are equal."""
         num_own = self.features.draft_vocab_size
         if num_own == self.config.vocab_size and not self.d2t.any():
             return None

@@ -1,8 +1,8 @@
 """Cases of the parity gate for a feature draft, with the checkpoint's own logits.
 
-The draft is computed as it is published: path by path, without a forest or a cache, own features
-one after the other. Features of the target are drawn at random: the draft has to do the same with
-any. The first token of a sequence has no row in a feature draft, so no case has one.
+The draft is computed as published: path by path, without a forest or a cache, own features one
+after the other. Features of the target are random: any will do for a comparison. The first token of
+a sequence has no row in a feature draft, so no case has one.
 """
 
 from __future__ import annotations
@@ -17,34 +17,25 @@ from torch import Tensor
 
 from dsbd_export.feature_draft.checkpoint import FeatureDraftCheckpoint
 from dsbd_export.feature_draft.model import FeatureDraft
-from dsbd_export.parity_cases import TEXT, TREE, ForestCase, forest_cases
+from dsbd_export.parity_cases import TREE, ForestCase, forest_cases, prefill_case
 
 _NUM_ROWS = 128  # of the case that judges a lower precision
 
 
 def feature_cases(checkpoint: FeatureDraftCheckpoint) -> list[ForestCase]:
-    """Return the forests of every model with features of the target, the same at every call."""
+    """Return the forests of every model with features of the target, equal at every call."""
     rng = np.random.default_rng(1)
-    # It may lie without a tokenizer, and has its target's tokens.
-    cases = [*forest_cases(checkpoint, checkpoint.vocab_size), _long_case(checkpoint, rng)]
+    # It may have no tokenizer, and has its target's tokens.
+    length = min(_NUM_ROWS, checkpoint.context_length)
+    tokens = rng.integers(0, checkpoint.vocab_size, length, dtype=np.int64)
+    # Random rows in place of the text that other models are judged by.
+    cases = [*forest_cases(checkpoint, checkpoint.vocab_size), prefill_case(checkpoint, tokens)]
     return [
         dataclasses.replace(
             case, features=_drawn(checkpoint, case, rng), uses_own=case.name == TREE
         )
         for case in cases
     ]
-
-
-def _long_case(checkpoint: FeatureDraftCheckpoint, rng: np.random.Generator) -> ForestCase:
-    """Return many rows, which stand for the text that other models are judged by."""
-    length = min(_NUM_ROWS, checkpoint.context_length)
-    return ForestCase(
-        name=TEXT,
-        prefix_ids=np.zeros(0, np.int64),
-        node_ids=rng.integers(0, checkpoint.vocab_size, length, dtype=np.int64),
-        parents=np.arange(-1, length - 1),
-        rows=np.arange(length),
-    )
 
 
 def _drawn(
@@ -80,7 +71,7 @@ def _row(logits: Tensor | None) -> NDArray[Any]:
 
 
 def rolled_out(draft: FeatureDraft, tokens: Tensor, features: Tensor) -> Tensor:
-    """Return what the head reads along one path, (n, H): own features where none is given.
+    """Return the head's input along one path, (n, H), with own features after the given ones.
 
     tokens: (n,) int64. features: (m, H), m <= n, projected features of the tokens before the first
     m; each later token has the draft's own feature of the token before it.

@@ -1,4 +1,4 @@
-"""Source of a feature draft, whose module is ours."""
+"""Source of a feature draft, whose module is in this package."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ from dsbd_export.feature_draft.reference import (
     largest_feature_values,
 )
 from dsbd_export.feature_draft.weights import load_feature_draft
-from dsbd_export.model_source import DecoderSource
-from dsbd_export.parity_cases import ComputeIn, ForestCase
+from dsbd_export.model_source import ModelSource
+from dsbd_export.parity_cases import ForestCase
 from dsbd_export.progress import Report
+from dsbd_export.wider_precision import ComputeIn
 from dsbd_runtime.parts.cache_entries import equal_caches
 
 
-class FeatureDraftSource(DecoderSource):
+class FeatureDraftSource(ModelSource):
     """A feature draft."""
 
     GRAPH = FeatureGraph
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
-        assert isinstance(checkpoint, FeatureDraftCheckpoint)  # as its kind was asked for
+        assert isinstance(checkpoint, FeatureDraftCheckpoint)  # its kind was checked
         self._checkpoint: FeatureDraftCheckpoint = checkpoint
 
     def load(self, dtype: str, report: Report) -> Any:
@@ -45,7 +46,7 @@ class FeatureDraftSource(DecoderSource):
         return load_feature_draft(self._checkpoint)
 
     def probed(self, model: Any, dtype: str) -> Checkpoint:
-        """See ModelSource; the layer is one of two forms whose config tells."""
+        """See ModelSource; the config determines the cache."""
         layer = self._checkpoint.config
         caches = equal_caches(
             1, num_heads=layer.num_key_value_heads, head_dim=layer.head_dim, dtype=dtype

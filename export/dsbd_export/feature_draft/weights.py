@@ -1,4 +1,4 @@
-"""Weights of a feature draft, as published, and those that it takes from its target."""
+"""Published weights of a feature draft, and weights that it takes from its target."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _OLD_FILE = "pytorch_model.bin"
 _EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 _OF_TARGET = {
     _EMBEDDING: ["model.embed_tokens.weight"],
-    _HEAD: ["lm_head.weight", "model.embed_tokens.weight"],  # the second if they are tied
+    _HEAD: ["lm_head.weight", "model.embed_tokens.weight"],  # the second one if they are tied
 }
 _UNUSED = ("verifier_lm_head.weight", "verifier_norm.weight")  # copies of the target's
 _RENAMED = {"midlayer.": "layers.0."}
 
 
 def load_feature_draft(checkpoint: FeatureDraftCheckpoint) -> FeatureDraft:
-    """Return the draft in evaluation mode and fp32, with what it takes from its target.
+    """Return the draft in evaluation mode and fp32, with weights from its target.
 
     Raises:
-        ExportError: weights are missing, unknown or of another shape, or the tokens contradict.
+        ExportError: weights are missing, unknown or of another shape, or d2t is invalid.
     """
     features = checkpoint.features
     weights = dict(_weights(checkpoint))
@@ -74,9 +74,9 @@ def _of_target(checkpoint: Checkpoint, name: str) -> Tensor:
     """Return a weight that a draft shares with its target.
 
     Raises:
-        ExportError: the target's checkpoint is not there, or lacks it.
+        ExportError: the target's checkpoint is not given, or lacks the weight.
     """
-    where = f"the draft at {checkpoint.folder} has no {name}, that of its target is meant"
+    where = f"the draft at {checkpoint.folder} has no {name} and needs that of its target"
     if checkpoint.target_folder is None:
         raise ExportError(f"{where}; export both together, with --target and --draft")
     names = _OF_TARGET[name]
@@ -103,7 +103,7 @@ def _check(
         )
     if unknown := sorted(weights.keys() - shapes.keys()):
         raise ExportError(
-            f"{where} has {len(unknown)} weights that this version does not use, the first is "
+            f"{where} has {len(unknown)} weights that this version does not support, the first is "
             f"{unknown[0]}; choose another checkpoint"
         )
     for name, shape in shapes.items():
@@ -115,7 +115,7 @@ def _check(
 
 
 def _check_tokens(checkpoint: Checkpoint, d2t: Tensor, known: Tensor | None) -> None:
-    """Raise ExportError unless d2t names as many tokens of the target, and t2d the same ones."""
+    """Raise ExportError unless d2t names distinct tokens of the target, and t2d the same ones."""
     num_tokens = checkpoint.vocab_size
     tokens = torch.arange(len(d2t)) + d2t
     is_named = torch.zeros(num_tokens, dtype=torch.bool)
@@ -123,8 +123,8 @@ def _check_tokens(checkpoint: Checkpoint, d2t: Tensor, known: Tensor | None) -> 
         is_named[tokens] = True
     if is_named.sum() != len(d2t):
         raise ExportError(
-            f"d2t of the draft at {checkpoint.folder} leads {len(d2t)} tokens to "
-            f"{int(is_named.sum())} different ones below {num_tokens}; expected are differences, "
+            f"d2t of the draft at {checkpoint.folder} maps {len(d2t)} tokens to "
+            f"{int(is_named.sum())} different ones below {num_tokens}; expected differences, "
             "target id = draft id + d2t"
         )
     if known is not None and not torch.equal(known.bool(), is_named):

@@ -30,8 +30,9 @@ from dsbd_export.capture.part import ExportContract, ExportPart, Made
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import as_export_errors, parity_engine
-from dsbd_export.parity_cases import ComputeIn, Reference, num_drawn
+from dsbd_export.parity_cases import Reference, num_drawn
 from dsbd_export.parts.sources import entry_of, heard_sounds
+from dsbd_export.wider_precision import ComputeIn
 from dsbd_runtime.bundle_files.bundle import MODEL_FILE, Bundle
 from dsbd_runtime.parts.alignment import Alignment
 from dsbd_runtime.parts.encoder_entry import SOURCE_LENGTHS, EncoderEntry, cross_name

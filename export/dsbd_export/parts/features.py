@@ -30,7 +30,8 @@ from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import ParityEngine, parity_engine
-from dsbd_export.parity_cases import ComputeIn, ForestCase, Reference
+from dsbd_export.parity_cases import ForestCase, Reference
+from dsbd_export.wider_precision import ComputeIn
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.parts.feature_memory import FEATURE_ROWS, FEATURES, HostFeatures
 from dsbd_runtime.parts.features import FeatureEntry

@@ -8,7 +8,7 @@ gemma4       characters, "▁" for a space           ``gguf_words``, by name  BP
 llama        characters, "▁" for a space           the whole text          BPE, merges by scores
 others       refused by name
 
-A text is first cut at control and user-defined tokens, whatever characters these have.
+A text is first split at control and user-defined tokens.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _DEFAULT_IDS = {"bos": 1, "eos": 2, "unknown": 0}  # of sentencepiece, for files
 _NAMED = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad", "mask": "mask"}
 _STRIPPING = re.compile("phi-?3")
 _NOT_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")
-# Files exist that call these plain tokens; llama.cpp takes them for control tokens by their texts.
+# Some files call these plain tokens; llama.cpp takes them for control tokens by their texts.
 _ALWAYS_CONTROL = frozenset(
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> </s> "
     "<|endoftext|> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> "
@@ -62,7 +62,7 @@ class _Metadata:
         kind: one of ``_KINDS``.
         words: of a BPE; None for sentencepiece.
         tokens: by their ids.
-        kinds: as ggml numbers them, by the tokens' ids.
+        kinds: ggml's numbers, by the tokens' ids.
         ids: of the special tokens that the file names, by ggml's names for them.
     """
 
@@ -74,19 +74,19 @@ class _Metadata:
     ids: Mapping[str, int]
 
     def flag(self, name: str, default: bool) -> bool:
-        """Return what the file says, else ``default``."""
+        """Return a flag of the file, or ``default``."""
         return bool(self.header.values.get(f"tokenizer.ggml.{name}", default))
 
     @property
     def adds_begin(self) -> bool:
         """Return whether a prompt begins with a token of its own."""
-        if self.kind == _GEMMA_4:  # files exist that say no; the model was not trained so
+        if self.kind == _GEMMA_4:  # some files say no, but the model was trained with it
             return True
         is_usual = self.words is None or (self.words.begins and "bos" in self.ids)
         return self.flag("add_bos_token", is_usual)
 
     def added(self) -> Iterator[AddedToken]:
-        """Yield the tokens at which a text is cut first."""
+        """Yield the tokens at which a text is split first."""
         strips = bool(_STRIPPING.search(str(self.header.values.get("general.name", "")).lower()))
         ends = {self.ids[name] for name in ("bos", "eos") if name in self.ids}
         for index, (text, kind) in enumerate(zip(self.tokens, self.kinds, strict=True)):
@@ -98,7 +98,7 @@ class _Metadata:
     def special_tokens(self) -> dict[str, str]:
         """Return the tokens that templates call bos_token and so on.
 
-        Left out is padding by a plain token such as "!", which transformers would make special.
+        A plain token for padding, such as "!", is left out: transformers would make it special.
         """
         special = {token.content for token in self.added() if token.special}
         named = {f"{_NAMED[name]}_token": self.tokens[index] for name, index in self.ids.items()}
@@ -109,7 +109,7 @@ def gguf_tokenizer(file: Path) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a file.
 
     Raises:
-        ExportError: the file has none, or one that cannot be read for certain.
+        ExportError: the file has no tokenizer, or one that cannot be read reliably.
     """
     metadata = _metadata(file, read_header(file))
     backend = (_from_scores if metadata.words is None else _from_merges)(metadata)
@@ -125,14 +125,14 @@ def gguf_tokenizer(file: Path) -> PreTrainedTokenizerBase:
 
 
 def gguf_tokenizer_warning(file: Path) -> str | None:
-    """Return a line about a file whose tokenizer is a guess, None if it says what it is."""
+    """Return a warning if the file does not name its pre-tokenizer."""
     values = read_header(file).values
     if values["tokenizer.ggml.model"] != "gpt2" or values.get("tokenizer.ggml.pre"):
         return None
     return (
         f"{file} does not name its pre-tokenizer (tokenizer.ggml.pre), so texts are split into "
-        "words as llama.cpp does then, which may not be how the model was trained; a newer "
-        "conversion of the model names it"
+        "words by llama.cpp's default, which may differ from the training; a newer conversion of "
+        "the model names it"
     )
 
 
@@ -205,7 +205,7 @@ _SPELLED = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fus
 
 
 def _byte_level_decoder(metadata: _Metadata) -> decoders.Decoder:
-    """Return a decoder that gives an added token as it is, even if it looks like spelled bytes."""
+    """Return a decoder that leaves added tokens unchanged, even if they look like bytes."""
     symbol_by_byte = {byte: symbol for symbol, byte in BYTE_BY_SYMBOL.items()}
     spelled = {
         token.content: "".join(symbol_by_byte[byte] for byte in token.content.encode())
@@ -223,7 +223,7 @@ def _byte_level_decoder(metadata: _Metadata) -> decoders.Decoder:
 def _from_scores(metadata: _Metadata) -> Tokenizer:
     """Return a BPE that joins the neighbours whose token has the highest score, as sentencepiece.
 
-    A space before the text, which most files want, is put after every added token as well.
+    The space before the text, which most files require, also follows every added token.
     """
     unknown = metadata.tokens[metadata.ids["unknown"]]
     backend = Tokenizer(
@@ -248,10 +248,10 @@ def _vocabulary(metadata: _Metadata) -> dict[str, int]:
 
 
 def _merges(metadata: _Metadata) -> list[tuple[str, str]]:
-    """Return the merges of the file: a space separates both parts, but a part may begin with one.
+    """Return the merges of the file: a space separates two parts; a part may begin with one.
 
     Raises:
-        ExportError: a part or the whole is no token, or a BPE has no merges.
+        ExportError: a part or the whole is not a token, or a BPE has no merges.
     """
     lines = metadata.header.values.get("tokenizer.ggml.merges") or []
     places = [line.find(" ", 1) for line in lines]
@@ -282,7 +282,7 @@ def _merges_by_scores(metadata: _Metadata) -> list[tuple[str, str]]:
 
 
 def _ends(metadata: _Metadata) -> processors.PostProcessor:
-    """Return what puts tokens around a prompt."""
+    """Return the post-processor that adds tokens around a prompt."""
     wanted = {"bos": metadata.adds_begin, "eos": metadata.flag("add_eos_token", False)}
     for name, is_wanted in wanted.items():
         if is_wanted and name not in metadata.ids:

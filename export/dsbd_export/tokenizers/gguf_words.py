@@ -1,11 +1,10 @@
-"""How the pre-tokenizer that a GGUF file names splits a text into words; a row a name.
+"""Pre-tokenizers by the names in GGUF files: how each splits a text into words.
 
-A file has the vocabulary and the merges of a byte-level BPE, and of the rest a name alone. The
-names are llama.cpp's. An expression is that of the tokenizer.json which the name stands for, as far
-as llama.cpp says it, else llama.cpp's own. What differs between two names is a row of ``_ROWS``.
-There is no row for names whose expression llama.cpp itself reads as something else and no other
-reader has (afmoe, tiny_aya, cohere2moe, youtu), that have code of their own (kimi-k2), or that
-belong to models which generate no text (jina, granite-embed).
+A file has the vocabulary and the merges of a byte-level BPE; for the rest it has only a name, one
+of llama.cpp's. An expression is that of the original tokenizer.json if llama.cpp gives it,
+else llama.cpp's own. Names that split alike share a row of ``_ROWS``. No row: names whose
+expression llama.cpp itself misreads (afmoe, tiny_aya, cohere2moe, youtu), names with code of their
+own (kimi-k2), and models that generate no text (jina, granite-embed).
 """
 
 from __future__ import annotations
@@ -52,15 +51,15 @@ _CASED_LETTERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class PreTokenizer:
-    """Reading of text that the name of a pre-tokenizer stands for.
+    """A pre-tokenizer.
 
     Attributes:
-        splits: regular expressions, one after the other. Each splits the pieces that the ones
-            before left into its matches and what lies between them.
-        takes_whole_words: whether a word of the vocabulary is its token, whatever the merges say.
+        splits: regular expressions, applied in order. Each splits the remaining pieces into its
+            matches and the text between them.
+        takes_whole_words: whether a word in the vocabulary is one token, whatever the merges.
         begins: whether a prompt begins with the file's begin token if the file does not say.
-        spells_bytes: whether the vocabulary spells bytes as GPT-2 does; else it spells characters,
-            a space as "▁", and bytes as <0xE2>.
+        spells_bytes: whether the vocabulary spells bytes like GPT-2; else it spells characters, a
+            space as "▁", and bytes as <0xE2>.
     """
 
     splits: tuple[str, ...]

@@ -1,11 +1,11 @@
-"""Tokenizers of Marian (OPUS-MT): two sentencepiece files, whose pieces have ids of their own.
+"""Tokenizers of Marian (OPUS-MT): two sentencepiece files with separate ids.
 
-A source is split by source.spm, a target is written by target.spm, and vocab.json says which id a
-piece has (target_vocab.json that of a target's, where the two vocabularies differ). So there are
-two tokenizers: tokenizer.json writes targets, ``SOURCE_TOKENIZER_FILE`` reads sources. In the
-latter the pieces of targets alone have names that no text has, and pieces that vocab.json lacks
-have ids behind all others, which are read as the unknown token. So is a run of characters that
-source.spm does not know; transformers alone looks it up among the pieces of targets before.
+source.spm splits sources, target.spm writes targets, and vocab.json has the ids of pieces
+(target_vocab.json those of targets, if the vocabularies differ). So there are two tokenizers:
+tokenizer.json writes targets, ``SOURCE_TOKENIZER_FILE`` reads sources. In the latter, pieces of
+targets alone have names that occur in no text, and pieces without an id in vocab.json have ids
+after all others, which are read as the unknown token. So is a run of characters that source.spm
+lacks; transformers first looks it up among the pieces of targets.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from dsbd_runtime.text.tokenizer import Tokenizer as SourceReader
 _SOURCE, _TARGET = "source.spm", "target.spm"
 _VOCABULARY, _TARGET_VOCABULARY = "vocab.json", "target_vocab.json"
 _SPECIAL = ("</s>", "<unk>", "<pad>")
-_NO_TEXT = "\N{REPLACEMENT CHARACTER}"  # begins the names of pieces that no source has
+_NO_TEXT = "\N{REPLACEMENT CHARACTER}"  # begins the names of pieces that occur in no source
 
 
 def is_marian(folder: Path) -> bool:
-    """Return whether a folder has the tokenizer of Marian in its own files alone."""
+    """Return whether a folder has Marian's own tokenizer files, without tokenizer.json."""
     files = (_SOURCE, _TARGET, _VOCABULARY)
     has_files = all((folder / name).is_file() for name in files)
     return has_files and not (folder / TOKENIZER_FILE).is_file()
@@ -43,11 +43,11 @@ def is_marian(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class SourceTokenizer:
-    """What reads the sources of a Marian model.
+    """Reads the sources of a Marian model.
 
     Attributes:
         backend: the tokenizer.
-        unknown: the token that ids beyond the vocabulary stand for.
+        unknown: token that replaces ids beyond the vocabulary.
     """
 
     backend: Tokenizer
@@ -55,7 +55,7 @@ class SourceTokenizer:
 
 
 def target_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """Return what writes the targets of a Marian model, as a tokenizer of transformers."""
+    """Return the tokenizer for targets of a Marian model."""
     own = folder / _TARGET_VOCABULARY
     id_by_piece = _vocabulary(own if own.is_file() else folder / _VOCABULARY)
     content = _content(folder / _TARGET)
@@ -72,9 +72,9 @@ def target_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def source_tokenizer(folder: Path, vocab_size: int) -> SourceTokenizer:
-    """Return what reads the sources of a Marian model.
+    """Return the tokenizer for sources of a Marian model.
 
-    vocab_size: of the encoder, behind which pieces without an id begin.
+    vocab_size: of the encoder; the ids of pieces without an id begin here.
     """
     id_by_piece = _vocabulary(folder / _VOCABULARY)
     content = _content(folder / _SOURCE)
@@ -93,12 +93,12 @@ def source_tokenizer(folder: Path, vocab_size: int) -> SourceTokenizer:
 def write_source_tokenizer(
     folder: Path, output: Path, vocab_size: int, texts: tuple[str, ...]
 ) -> None:
-    """Write what reads sources beside tokenizer.json; compare both with transformers.
+    """Write the tokenizer for sources next to tokenizer.json; compare both with transformers.
 
     vocab_size: of the encoder.
 
     Raises:
-        ExportError: ids of a text, or the text of its ids, are not those of transformers.
+        ExportError: ids of a text, or the text of its ids, differ from those of transformers.
     """
     source, target = source_tokenizer(folder, vocab_size), target_tokenizer(folder)
     source.backend.save(str(output / SOURCE_TOKENIZER_FILE))
@@ -121,7 +121,7 @@ def write_source_tokenizer(
 
 
 def _source_ids(theirs: Any, text: str) -> list[int]:
-    """Return the ids of a text in transformers, but for characters that source.spm knows not."""
+    """Return the ids of a text in transformers; characters that source.spm lacks are unknown."""
     splitter, is_whole = theirs.spm_source, theirs.get_added_vocab()
     ids = [
         theirs.unk_token_id
@@ -164,7 +164,7 @@ def _in_order(id_by_piece: dict[str, int]) -> list[str]:
 
 
 def _whole(id_by_piece: dict[str, int]) -> list[str]:
-    """Return the pieces that no text is split at: special tokens, and codes of languages."""
+    """Return the pieces that are never split: special tokens, and codes of languages."""
     codes = [piece for piece in id_by_piece if piece.startswith(">>") and piece.endswith("<<")]
     return [piece for piece in (*_SPECIAL, *codes) if piece in id_by_piece]
 

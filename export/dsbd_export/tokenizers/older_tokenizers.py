@@ -1,10 +1,10 @@
-"""Tokenizers without tokenizer.json: which file there is, how one is built from it, who judges it.
+"""Tokenizers without tokenizer.json: their files, how each is built and checked.
 
-file                         built                                          judged by
-vocab.json and merges.txt    by the class that tokenizer_config.json names  a text given back
-tekken.json (Mistral)        by transformers, special tokens from the file  a text given back
-tokenizer.model              by the settings of the file, whatever class    sentencepiece itself
-tiktoken, whatever its name  not: it says neither how a text is split into words nor what is special
+file                         built                                          checked by
+vocab.json and merges.txt    by the class that tokenizer_config.json names  decoding its own ids
+tekken.json (Mistral)        by transformers, special tokens from the file  decoding its own ids
+tokenizer.model              by the settings of the file, not its class     sentencepiece itself
+tiktoken, any name           not: it has neither a splitting into words nor special tokens
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dsbd_export.checkpoints.json_files import json_object
 from dsbd_runtime.bundle_files.bundle import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 
 OLDER_FILES = ("vocab.json", "vocab.txt", "merges.txt", "*.model", "*.tiktoken", "tekken.json")
-"""Patterns of the files that say how to tokenize where there is no tokenizer.json."""
+"""Patterns of tokenizer files other than tokenizer.json."""
 
 SENTENCEPIECE_FILE, _TEKKEN_FILE = "tokenizer.model", "tekken.json"
 _VOCABULARIES = ("vocab.json", "vocab.txt")
@@ -41,18 +41,18 @@ def is_built(folder: Path) -> bool:
 
 
 def has_older_files(folder: Path) -> bool:
-    """Return whether there is anything to build a tokenizer from."""
+    """Return whether there are files to build a tokenizer from."""
     return any(found for pattern in OLDER_FILES for found in folder.glob(pattern))
 
 
 def load_folder(folder: Path, **options: Any) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a folder as transformers loads it.
 
-    mistral_format: False, else it would take Mistral's own Python code where that is installed.
+    mistral_format=False: else it would use Mistral's own Python code if that is installed.
     """
     tokenizer: PreTrainedTokenizerBase
     if sentencepiece_file(folder) is not None:
-        # Classes such as LlamaTokenizer set spaces and merges themselves, otherwise than the file.
+        # Classes such as LlamaTokenizer set spaces and merges differently from the file.
         tokenizer = TokenizersBackend.from_pretrained(str(folder), **options)
     else:
         options |= _tekken_options(folder)
@@ -61,7 +61,7 @@ def load_folder(folder: Path, **options: Any) -> PreTrainedTokenizerBase:
 
 
 def tiktoken_file(folder: Path) -> Path | None:
-    """Return the tiktoken file that alone says how to tokenize, None where there is none."""
+    """Return the tiktoken file if it is the only tokenizer file, else None."""
     if _has_other_files(folder):
         return None
     files = sorted([*folder.glob("*.tiktoken"), *folder.glob("*.model")])
@@ -69,7 +69,7 @@ def tiktoken_file(folder: Path) -> Path | None:
 
 
 def sentencepiece_file(folder: Path) -> Path | None:
-    """Return the sentencepiece file that alone says how to tokenize, None where there is none."""
+    """Return the sentencepiece file if it is the only tokenizer file, else None."""
     file = folder / SENTENCEPIECE_FILE
     if not file.is_file() or _has_other_files(folder) or _is_tiktoken(file):
         return None
@@ -79,9 +79,9 @@ def sentencepiece_file(folder: Path) -> Path | None:
 def sentencepiece_ids(file: Path, texts: Iterable[str]) -> Iterator[tuple[str, list[int]]]:
     """Yield texts with their ids by sentencepiece itself.
 
-    Left out are spaces at the beginning, to which checkpoints with ``"legacy": false`` add none,
-    and ``_STACKS``: ``tokenizers`` applies the file's table of characters to a whole grapheme,
-    sentencepiece to the longest beginning of it that the table has.
+    Spaces at the beginning are removed, because checkpoints with ``"legacy": false`` add none, and
+    ``_STACKS``: ``tokenizers`` applies the file's table of characters to a whole grapheme,
+    sentencepiece to the longest beginning of it in the table.
     """
     processor = sentencepiece.SentencePieceProcessor(model_file=str(file))
     for text in texts:
@@ -97,7 +97,7 @@ def without_stacks(text: str) -> str:
 
 
 def lacks_chat_template(folder: Path, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether this is a tekken.json, which has none, without a template beside it."""
+    """Return whether this is a tekken.json without a separate chat template."""
     return _is_tekken(folder) and tokenizer.chat_template is None
 
 
@@ -106,9 +106,9 @@ def _is_tekken(folder: Path) -> bool:
 
 
 def _tekken_options(folder: Path) -> dict[str, Any]:
-    """Return what tekken.json says, and transformers leaves out, unless tokenizer_config.json does.
+    """Return settings of tekken.json that transformers ignores and tokenizer_config.json lacks.
 
-    A prompt begins with ``<s>``, as in the checkpoints that Mistral converted itself.
+    A prompt begins with ``<s>``, as in the checkpoints that Mistral converted.
     """
     if not _is_tekken(folder):
         return {}

@@ -1,11 +1,11 @@
 """Tokenizer of a checkpoint as transformers loads it, in files that need no transformers.
 
-tokenizer.json is not all of it. transformers adds the tokens of tokenizer_config.json
+tokenizer.json is incomplete. transformers adds the tokens of tokenizer_config.json
 (``added_tokens_decoder``, ``additional_special_tokens``, ``extra_special_tokens``, ``eos_token``
-and its like), added_tokens.json and special_tokens_map.json, and some tokenizer classes replace the
-normalizer, the splitting into words, the decoder and what stands around a prompt. What is written
-is the tokenizer that transformers ends up with; it is then read as the runtime reads it, and must
-give the same ids, texts and chats. ``older_tokenizers`` has those without tokenizer.json.
+and the like), added_tokens.json and special_tokens_map.json, and some tokenizer classes replace the
+normalizer, the splitting into words, the decoder and the tokens around a prompt. The resulting
+tokenizer is written; the runtime then reads it, and must give the same ids, texts and chats. For
+tokenizers without tokenizer.json see ``older_tokenizers``.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def id_by_token(tokenizer: dict[str, Any]) -> dict[str, int]:
 
 
 def highest_token_id(tokenizer: dict[str, Any]) -> int:
-    """Return the highest id that text can turn into, added tokens included; -1 without tokens."""
+    """Return the highest id of a token, added tokens included; -1 without tokens."""
     added = (token["id"] for token in tokenizer.get("added_tokens", []))
     return max([*id_by_token(tokenizer).values(), *added], default=-1)
 
@@ -75,10 +75,10 @@ def highest_token_id(tokenizer: dict[str, Any]) -> int:
 def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, report: Report) -> None:
     """Write tokenizer, chat templates and generation_config.json to ``folder``, and check them.
 
-    ``report`` gets a line for what is unusual and not wrong.
+    ``report`` gets a line for anything unusual.
 
     Raises:
-        ExportError: the files would not do what transformers does.
+        ExportError: the files would not behave like transformers.
     """
     tokenizer = load_tokenizer(checkpoint)
     backend = _backend(tokenizer)
@@ -114,12 +114,12 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     """Return the tokenizer as transformers loads it.
 
     Raises:
-        ExportError: there is none, it cannot be loaded, or its class has no form without Python.
+        ExportError: it is missing, cannot be loaded, or its class needs Python code.
     """
     folder, role = checkpoint.tokenizer_folder, checkpoint.role
     file = folder / TOKENIZER_FILE
     if checkpoint.tokenizer_gguf is not None:
-        return _of_gguf(checkpoint)  # in the one file, whichever files are next to it
+        return _of_gguf(checkpoint)  # in the GGUF file, whichever files are next to it
     elif file.is_file():
         tokenizer_content(file)
     elif is_marian(folder):
@@ -127,12 +127,12 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
             return target_tokenizer(folder)
     elif (found := tiktoken_file(folder)) is not None:
         raise ExportError(
-            f"the tokenizer of the {role} is {found}, a tiktoken file, which says neither how a "
-            f"text is split into words nor which tokens are special; a {TOKENIZER_FILE} is needed, "
+            f"the tokenizer of the {role} is {found}, a tiktoken file, which has neither the "
+            f"splitting into words nor the special tokens; a {TOKENIZER_FILE} is needed, "
             "such as that of a converted copy of the model"
         )
     elif not has_older_files(folder):
-        # transformers makes an empty tokenizer where it finds no file at all
+        # without any file transformers makes an empty tokenizer
         raise ExportError(
             f"the {role} has no {file} and none of {', '.join(OLDER_FILES)} to build it from; "
             "copy the tokenizer of its base model"
@@ -183,7 +183,7 @@ def tokenizer_content(file: Path) -> dict[str, Any]:
 
 
 def _backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
-    """Return a copy of what transformers calls, which shortens and fills up no text."""
+    """Return a copy of transformers' tokenizer, without truncation and padding."""
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_truncation()
     backend.no_padding()
@@ -195,7 +195,7 @@ def _backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
 
 
 def _cleans_up(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether transformers drops spaces before punctuation from what was decoded."""
+    """Return whether transformers removes spaces before punctuation from decoded text."""
     forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
     is_bpe = type(tokenizer.backend_tokenizer.model).__name__ == "BPE"
     return bool(tokenizer.clean_up_tokenization_spaces) and (
@@ -204,9 +204,9 @@ def _cleans_up(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def _config(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Return tokenizer_config.json: what templates call ``bos_token`` and so on.
+    """Return tokenizer_config.json, with the tokens that templates call ``bos_token`` and so on.
 
-    transformers loads the folder with it as well, by a class that takes tokenizer.json as it is.
+    With it transformers loads the folder too, by a class that uses tokenizer.json unchanged.
     """
     standard = PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES
     tokens = tokenizer.special_tokens_map
@@ -227,7 +227,7 @@ def _templates(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> di
         if not _TEMPLATE_NAME.fullmatch(name):
             raise ExportError(
                 f"the {checkpoint.role} at {checkpoint.folder} has a chat template named {name!r}, "
-                "which is no name of a file; use letters, digits, '_', '-' and '.'"
+                "which is not a file name; use letters, digits, '_', '-' and '.'"
             )
     return {
         CHAT_TEMPLATE_FILE
@@ -238,7 +238,7 @@ def _templates(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> di
 
 
 def _hide_times(tokenizer: Tokenizer, speech: SpeechEntry) -> None:
-    """Make the times special tokens, in place: transformers drops them from texts as those.
+    """Make the times special tokens, in place: transformers omits them from texts.
 
     Tokens after the last time are words that were added later.
     """
@@ -248,7 +248,7 @@ def _hide_times(tokenizer: Tokenizer, speech: SpeechEntry) -> None:
 
 
 def _warnings(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-    """Yield what is as transformers has it and yet may not be meant."""
+    """Yield warnings about settings that agree with transformers but may be mistakes."""
     role, folder = checkpoint.role, checkpoint.tokenizer_folder
     size = checkpoint.vocab_size
     beyond = {token: i for token, i in tokenizer.get_vocab().items() if i >= size}
@@ -269,7 +269,7 @@ def _warnings(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> Ite
     if reads_little(ENGLISH, said):
         yield (
             f"the {role}'s tokenizer reads English as {said.strip()!r}: its tokens are another "
-            "alphabet, so the export compares random tokens in the place of a text"
+            "alphabet, so the export compares random tokens instead of a text"
         )
     if checkpoint.tokenizer_gguf is not None:
         if warning := gguf_tokenizer_warning(checkpoint.source):
@@ -278,7 +278,7 @@ def _warnings(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> Ite
     if lacks_chat_template(folder, tokenizer):
         yield (
             f"the {role} at {folder} has a tekken.json, which has no chat template, and the bundle "
-            f"will have none; for chats put one beside it as {CHAT_TEMPLATE_FILE} and export again"
+            f"will have none; for chats add one next to it as {CHAT_TEMPLATE_FILE} and export again"
         )
     file = folder / TOKENIZER_FILE
     if not file.is_file():

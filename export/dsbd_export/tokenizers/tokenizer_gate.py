@@ -1,10 +1,10 @@
-"""Gate of the tokenizer: what the runtime reads in a bundle does what transformers does.
+"""Gate of the tokenizer: the files of a bundle must give the same results as transformers.
 
 It compares the ids of plain texts, of texts of single tokens and of texts with every added token,
-with and without the tokens around a prompt, the texts of these ids, and rendered chats with their
+with and without the tokens around a prompt; the texts of these ids; and rendered chats with their
 ids. transformers itself may be wrong: a class that does not fit its files loses the text of the
-tokenizer's own tokens, whatever their alphabet; a tokenizer that it builds from a sentencepiece
-file is compared with sentencepiece.
+tokenizer's own tokens, in any alphabet. A tokenizer that it builds from a sentencepiece file is
+compared with sentencepiece.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ CHATS: tuple[tuple[tuple[Message, ...], list[Message] | None], ...] = (  # (mess
 
 
 class TokenizerGate:
-    """Comparison of a tokenizer with the files that were written of it."""
+    """Comparison of a tokenizer with its written files."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, checkpoint: Checkpoint, folder: Path
@@ -94,7 +94,9 @@ class TokenizerGate:
         self._folder = folder
         self._source = checkpoint.folder
         has_file = checkpoint.gguf_file is not None or not is_built(checkpoint.folder)
-        self._is_built = not has_file and not is_marian(checkpoint.folder)  # judged by its sources
+        self._is_built = not has_file and not is_marian(
+            checkpoint.folder
+        )  # compared by its own module
         self._whose = (
             f"the tokenizer of the {checkpoint.role} at {checkpoint.folder} "
             f"({type(tokenizer).__name__})"
@@ -130,7 +132,7 @@ class TokenizerGate:
             yield f"a{token}b {token} {token}{token}\n{token}"
 
     def _check_own_texts(self) -> None:
-        """Raise ExportError unless most texts of one token are given back by their ids."""
+        """Raise ExportError unless most texts of single tokens survive encoding and decoding."""
         own = self._own_texts() or [(None, ENGLISH)]
         read = [self._check_ids(text, special=False) for _, text in own]
         lost = [
@@ -143,7 +145,7 @@ class TokenizerGate:
             whose = "" if token is None else f", the text of its token {token},"
             raise ExportError(
                 f"{self._whose} reads {text!r}{whose} as {ids[:20]}, which is {said!r}, and loses "
-                f"{len(lost)} of {len(own)} such texts: its class or its files do not fit each "
+                f"{len(lost)} of {len(own)} such texts: its class and its files do not fit each "
                 f"other; set tokenizer_class in {TOKENIZER_CONFIG_FILE} to that of its base model, "
                 "or copy that model's tokenizer.json"
             )
@@ -151,8 +153,8 @@ class TokenizerGate:
     def _own_texts(self) -> list[tuple[int | None, str]]:
         """Return tokens spread over the vocabulary, each with its text.
 
-        Left out are tokens that are no text by themselves: special ones, parts of a character, and
-        the later parts of words (``##ing``). Added tokens are used only if there are no others.
+        Tokens that are not texts by themselves are left out: special ones, parts of a character,
+        and later parts of words (``##ing``). Added tokens are used only if there are no others.
         """
         by_token, added = self._theirs.get_vocab(), self._theirs.get_added_vocab()
         model = self._theirs.backend_tokenizer.model
@@ -181,7 +183,7 @@ class TokenizerGate:
                 )
 
     def _check_ids(self, text: str, special: bool) -> list[int]:
-        """Return the ids of a text, with or without what stands around a prompt."""
+        """Return the ids of a text, with or without the tokens around a prompt."""
         try:
             wanted: list[int] = self._theirs.encode(text, add_special_tokens=special)
         except Exception as error:
@@ -203,10 +205,9 @@ class TokenizerGate:
     ) -> None:
         """Compare one conversation, with and without the beginning of an answer at its end.
 
-        A template may refuse it, and the runtime may where transformers does not, which is said
-        at the request; but not a plain question by the default one. The arguments of a call are an
-        object to some templates and its JSON to others: that it is one of them, and the same, is
-        checked.
+        A template may refuse it. The runtime may refuse it if transformers does not (requests then
+        get an error), but must accept a plain question with the default template. Some templates
+        expect the arguments of a call as an object, others as JSON: either may agree.
         """
         for prompt in (True, False):
             forms = (messages, _with_arguments_as_text(messages))
@@ -231,7 +232,7 @@ class TokenizerGate:
     def _rendered(
         self, source: str, messages: Sequence[Message], tools: list[Message] | None, prompt: bool
     ) -> str | None:
-        """Return the text of a conversation in transformers, None where the template refuses it."""
+        """Return the text of a conversation in transformers, None if the template refuses it."""
         try:
             text: str = self._theirs.apply_chat_template(
                 [dict(message) for message in messages],
@@ -249,7 +250,7 @@ class TokenizerGate:
             raise ExportError(
                 f"{self._whose} cannot be exported: by its files it {what} "
                 f"{_around(ours, theirs)}, in transformers as {_around(theirs, ours)}; use one "
-                "whose files say all that it does, such as that of its base model"
+                "with complete files, such as that of its base model"
             )
 
 
@@ -263,17 +264,17 @@ def _with_arguments_as_text(messages: Sequence[Message]) -> list[Message]:
 
 
 def reads_little(text: str, said: str) -> bool:
-    """Return whether what a tokenizer gives back of a text is less than half of it."""
+    """Return whether less than half of a text survives encoding and decoding."""
     return 2 * len(_letters(said)) < len(_letters(text))
 
 
 def _letters(text: str) -> str:
-    """Return a text without what a tokenizer may change of it: spaces, and capitals."""
+    """Return a text without spaces and capitals, which a tokenizer may change."""
     return "".join(text.lower().split())
 
 
 def _around(value: Any, other: Any) -> str:
-    """Return the part of a value where it begins to differ from another."""
+    """Return the part of a value around its first difference from another."""
     pairs = zip(value, other, strict=False)
     first = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(value), len(other)))
     begin = max(0, first - 10)

@@ -1,0 +1,178 @@
+"""Lessons: token rows with the target's distributions after some of their tokens.
+
+Text, samples and answers of the target, and held-out samples are all lessons. A distribution is the
+``NUM_TOP`` most probable tokens; one bucket stands for all others. A row of an encoder-decoder is
+its source and its target, one after the other; see ``sources``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dsbd_distill.work_folder import read_array, read_arrays
+from dsbd_runtime.bundle_files.durable_files import put_in_place
+
+NUM_TOP = 32
+BYTES_PER_FEATURE = 2  # of one number
+FeatureRows = tuple[NDArray[np.int16], ...]
+"""Features by row, (num_tokens, width) each: the bits of bf16, which numpy lacks."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """Token rows, and the target's distributions after the last ``num_labels`` tokens of each.
+
+    Attributes:
+        tokens: (num_rows, length) uint32. Shorter rows end with zeros.
+        ids: (num_rows, num_labels, NUM_TOP) uint32. The most probable tokens, best first.
+        log_probs: (num_rows, num_labels, NUM_TOP) float. Theirs, in the full distribution.
+        counted: (num_rows, num_labels) bool. Whether there is a distribution to learn from: not
+            inside a prompt, nor after the end of an answer.
+        features: (n, width) for each row, if the draft reads them: for its tokens before the last
+            one that counts.
+    """
+
+    tokens: NDArray[np.uint32]
+    ids: NDArray[np.uint32]
+    log_probs: NDArray[np.floating]
+    counted: NDArray[np.bool_]
+    features: FeatureRows | None = None
+
+    def batch(self, rows: NDArray[np.int64], device: str) -> tuple[Tensor, ...]:
+        """Return tokens, ids, log-probabilities, counted, and features if any, of ``rows``.
+
+        Labels before the first and after the last that counts are left out, and tokens after it.
+        """
+        used = np.flatnonzero(self.counted[rows].any(0))
+        labels = slice(used[0], used[-1] + 1)
+        length = self.tokens.shape[1] - self.counted.shape[1] + labels.stop
+        arrays = (
+            self.tokens[rows, :length].astype(np.int64),
+            self.ids[rows, labels].astype(np.int64),
+            self.log_probs[rows, labels].astype(np.float32),
+            self.counted[rows, labels],
+        )
+        tensors = tuple(torch.from_numpy(array).to(device) for array in arrays)
+        if self.features is None:
+            return tensors
+        chosen = [self.features[row] for row in rows]
+        return (*tensors, _unpacked(chosen, length - 1, device))
+
+    def at(self, rows: slice | NDArray[np.int64]) -> Lesson:
+        """Return some of the rows."""
+        features = self.features
+        if features is not None:
+            features = tuple(features[row] for row in np.arange(len(self.tokens))[rows])
+        return Lesson(
+            self.tokens[rows], self.ids[rows], self.log_probs[rows], self.counted[rows], features
+        )
+
+    def within(self, length: int, num_labels: int) -> Lesson:
+        """Return the rows in more room: of ``length`` tokens, with ``num_labels`` labels each.
+
+        With 5 tokens and 2 labels, 7 and 5 put two tokens after, one label before, two after.
+        """
+        after = length - self.tokens.shape[1]
+        labels = ((0, 0), (num_labels - after - self.counted.shape[1], after))
+        return Lesson(
+            np.pad(self.tokens, ((0, 0), (0, after))),
+            np.pad(self.ids, (*labels, (0, 0))),
+            np.pad(self.log_probs, (*labels, (0, 0))),
+            np.pad(self.counted, labels),
+            self.features,
+        )
+
+    def with_features(self, parts: Sequence[Tensor]) -> Lesson:
+        """Return the rows with the features of all their tokens.
+
+        parts: (num_rows, n, width) bfloat16 each, of tokens that follow each other.
+        """
+        bits = torch.cat([*parts], dim=1).view(torch.int16).cpu().numpy()
+        lengths = self._feature_lengths().tolist()
+        rows = (row[:length] for row, length in zip(bits, lengths, strict=True))
+        return dataclasses.replace(self, features=tuple(rows))
+
+    def _feature_lengths(self) -> NDArray[np.int64]:
+        """Return how many features each row has: one for each token before the last that counts."""
+        lengths: NDArray[np.int64] = self.tokens.shape[1] - self.counted[:, ::-1].argmax(1) - 1
+        return lengths
+
+    def write(self, file: Path) -> None:
+        """Write the rows to an .npz file, and features to an .npy file next to it.
+
+        Each file appears when it is complete, the .npz file last. Distributions that do not count
+        are left out.
+        """
+        partial = file.with_suffix(".partial")
+        if self.features is not None:
+            with partial.open("wb") as opened:
+                np.save(opened, np.concatenate(self.features), allow_pickle=False)
+            put_in_place(partial, _features_file(file))
+        with partial.open("wb") as opened:
+            np.savez(
+                opened,
+                allow_pickle=False,
+                tokens=self.tokens,
+                counted=self.counted,
+                ids=self.ids[self.counted],
+                log_probs=self.log_probs[self.counted],
+            )
+        put_in_place(partial, file)
+
+    @classmethod
+    def read(cls, file: Path, *, with_features: bool = False) -> Lesson:
+        """Return what ``write`` wrote; features are mapped, not read.
+
+        Raises:
+            ExportError: a file is damaged.
+        """
+        names = ("tokens", "counted", "ids", "log_probs")
+        tokens, counted, ids, log_probs = read_arrays(file, names)
+        shape = (*counted.shape, ids.shape[-1])
+        rows = Lesson(tokens, np.zeros(shape, np.uint32), np.zeros(shape, np.float32), counted)
+        rows.ids[counted], rows.log_probs[counted] = ids, log_probs
+        if not with_features:
+            return rows
+        ends = np.cumsum(rows._feature_lengths())
+        features = np.split(read_array(_features_file(file)), ends[:-1])
+        return dataclasses.replace(rows, features=tuple(features))
+
+    @staticmethod
+    def is_stored(file: Path, *, with_features: bool) -> bool:
+        """Return whether ``write`` has written to a file."""
+        return file.exists() and (not with_features or _features_file(file).exists())
+
+
+def joined(parts: Sequence[Lesson]) -> Lesson:
+    """Return the rows of all parts, one after the other, in the room that all of them need."""
+    length = max(part.tokens.shape[1] for part in parts)
+    begins = [part.tokens.shape[1] - part.counted.shape[1] for part in parts]
+    wide = [part.within(length, length - min(begins)) for part in parts]
+    arrays = ((part.tokens, part.ids, part.log_probs, part.counted) for part in wide)
+    rows = [row for part in parts for row in part.features or ()]
+    features = None if parts[0].features is None else tuple(rows)
+    tokens, ids, log_probs, counted = map(np.concatenate, zip(*arrays, strict=True))
+    return Lesson(tokens, ids, log_probs, counted, features)
+
+
+def _features_file(file: Path) -> Path:
+    return file.with_suffix(".npy")
+
+
+def _unpacked(rows: Sequence[NDArray[np.int16]], num_tokens: int, device: str) -> Tensor:
+    """Return features of rows in one array, (B, num_tokens, width) float32, zeros after the last.
+
+    rows: (n, width) each, the bits of bf16, of which ``num_tokens`` at most are taken.
+    """
+    bits = np.zeros((len(rows), num_tokens, rows[0].shape[1]), np.int16)
+    for index, row in enumerate(rows):
+        bits[index, : len(row)] = row[:num_tokens]
+    return torch.from_numpy(bits).view(torch.bfloat16).to(device).float()
