@@ -35,9 +35,8 @@ from dsbd_runtime.bundle_files.bundle import ROLES, Bundle, open_bundle
 from dsbd_runtime.parts.kv_cache import bucket_capacity
 from lab.calls.opening import time_opening
 from lab.frame.page import BUNDLES, RESULTS, Page, ratio_cell, spread_cell, writes
-from lab.frame.random_calls import RandomCalls, product_bytes
+from lab.frame.random_calls import Change, RandomCalls, product_bytes
 from lab.frame.rounds import Timings, time_in_rounds
-from lab.session_options.choices import LONG_SPINNING, NO_SPINNING, Change, as_it_is
 from scripts.document_sections import table
 from scripts.machine import memory_bandwidth, one_core_taken
 
@@ -45,10 +44,16 @@ CONTEXTS, CALLS_A_ROUND = (64, 256, 1024, 4096), 3
 ROWS_OF = {"target": (1, 4, 12, 20), "draft": (1, 2, 4, 8)}
 BASE_CONTEXT = 256
 DRAFTS, TOGETHER = "drafts", "precisions"  # in place of a precision
+
+
+def _with_entry(key: str, value: str) -> Change:
+    return lambda options: options.add_session_config_entry(key, value)
+
+
 SETTINGS: dict[str, Change] = {
-    "today": as_it_is,
-    "waits for milliseconds": LONG_SPINNING,
-    "does not wait": NO_SPINNING,
+    "today": lambda options: None,
+    "waits for milliseconds": _with_entry("session.intra_op.spin_duration_us", "-1"),
+    "does not wait": _with_entry("session.intra_op.allow_spinning", "0"),
 }
 
 

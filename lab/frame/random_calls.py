@@ -30,6 +30,8 @@ from dsbd_runtime.parts.kv_cache import NUMPY_DTYPES
 from dsbd_runtime.parts.recent_rows import recent_capacity
 from scripts.path_ways import recent_inputs
 
+Change = Callable[[ort.SessionOptions], None]
+
 _LOG_ERRORS = 3
 _PRODUCTS = ("MatMul", "MatMulInteger", "MatMulNBits", "Gemm")
 _WEIGHTS_FOLDER_OPTION = "session.model_external_initializers_file_folder_path"
@@ -69,20 +71,16 @@ class RandomCalls:
         role: str,
         *,
         threads: int,
-        change: Callable[[ort.SessionOptions], None],
+        change: Change,
         row_counts: tuple[int, ...],
         capacity: int,
-        graph: bytes | None = None,
     ) -> RandomCalls:
-        """Return calls under the runtime's options with ``change`` made to them.
-
-        graph: replaces the bundle's own, whose weights it has.
-        """
+        """Return calls under the runtime's options with ``change`` made to them."""
         entry, path = bundle.entry(role), bundle.model_path(role)
         options = session_options(ort, entry, EngineSettings(num_threads=threads))
         change(options)
         return cls(
-            graph or path.read_bytes(),
+            path.read_bytes(),
             path.parent,
             entry,
             row_counts=row_counts,

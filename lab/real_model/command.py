@@ -301,7 +301,6 @@ def speed(settings: Settings) -> None:
             settings.work / "tools",
             params=NAME,
             is_busy=False,
-            checkout=None,
             threads=page.threads,
             report=functools.partial(print, file=sys.stderr),
         )

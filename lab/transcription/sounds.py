@@ -36,22 +36,6 @@ def sounds(speech: Sequence[Samples]) -> Iterator[tuple[str, Samples, int]]:
     yield "chords between speech", np.concatenate([third, chords(28.0), first]), 1
 
 
-def without_clear_speech(sentence: Samples) -> Iterator[tuple[str, Samples]]:
-    """Yield sounds that make every program try higher temperatures.
-
-    sentence: a short one, of which noise as loud makes an unclear one.
-    """
-    rng = np.random.default_rng(0)
-    num_samples = 12 * SAMPLING_RATE
-    pitches = np.repeat(rng.uniform(200.0, 1200.0, 24), num_samples // 24)
-    tones = 0.2 * np.sin(2 * np.pi * np.cumsum(pitches) / SAMPLING_RATE)
-    yield "tones", tones.astype(np.float32)
-    yield "noise", (0.1 * rng.standard_normal(num_samples)).astype(np.float32)
-    loudness = np.sqrt(np.square(sentence).mean())
-    noisy = 0.5 * (sentence + loudness * rng.standard_normal(len(sentence)))
-    yield "unclear sentence", noisy.astype(np.float32)
-
-
 def chords(seconds: float) -> Samples:
     """Return something like music, (n,) float32: four chords with a melody, again and again."""
     times = np.arange(round(seconds * SAMPLING_RATE)) / SAMPLING_RATE
