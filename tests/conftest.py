@@ -1,4 +1,4 @@
-"""What several folders of tests share: pairs of models, exported once, and a tiny bundle.
+"""Fixtures of several folders: pairs of models, exported once, and a tiny bundle.
 
 What imports torch is imported inside of functions: the process that only hands out the tests would
 wait for it for seconds, and so would one that runs a file without models.

@@ -42,7 +42,7 @@ _NUM_OPENINGS, _NUM_ROUNDS, _CALLS_A_ROUND = 2, 2, 15
 
 
 class Model(Protocol):
-    """What is timed; ``CausalLM`` is one."""
+    """The timed interface, which ``CausalLM`` has."""
 
     spec: EngineSpec
 

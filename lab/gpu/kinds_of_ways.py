@@ -33,7 +33,7 @@ _MOST_KEPT = (
 
 @dataclass(frozen=True)
 class Kind:
-    """What the ways have in common.
+    """A kind of ways, by what all of them hold fixed.
 
     Attributes:
         has_fixed_rows: every call has ``FIXED_ROWS`` rows and as many logit rows.

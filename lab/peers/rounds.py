@@ -19,7 +19,7 @@ OpenProcess = Callable[[ReadyRun, Path], RunnerProcess]
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """What every run is asked.
+    """A request that every run gets.
 
     Attributes:
         json_schema: text of the schema that the answer follows; None: free text, full length.

@@ -65,7 +65,7 @@ TEXTS = "real model, texts"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the stages need.
+    """Inputs and folders of the stages.
 
     Attributes:
         work: folder of everything that is made.

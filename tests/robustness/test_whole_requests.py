@@ -226,7 +226,7 @@ def test_any_of_many_requests_in_int8_has_the_same_bits(int8_pipes: Pipes) -> No
 
 
 def test_memory_does_not_grow_with_the_requests() -> None:
-    """Whatever was asked, failed or was given up, nothing of it is held afterwards."""
+    """No memory is held after requests that ended, failed or were given up."""
     drawn: list[WholeRequest] = []
 
     @settings(THOROUGH, max_examples=60)

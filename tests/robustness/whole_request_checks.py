@@ -1,4 +1,4 @@
-"""What must hold of whole requests, found in other ways than by the decoder."""
+"""Checks of whole requests, computed independently of the decoder."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ FEATURES, ENCODER = "features", "encoder"  # what else a transcription takes is 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a tool opens.
+    """A model to open, and how.
 
     Attributes:
         folder: as the tool reads it: a checkpoint, its conversion, or our bundle.

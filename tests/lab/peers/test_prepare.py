@@ -1,4 +1,4 @@
-"""What cannot be made ready is a row with its reason."""
+"""Runs that cannot be prepared are rows with a reason."""
 
 from __future__ import annotations
 
