@@ -1,9 +1,9 @@
-"""Engine calls of bundles side by side, quiet and beside a busy process.
+"""Engine calls of bundles side by side, on a quiet machine and next to a busy process.
 
-Every bundle and every --setting is an engine: its target makes calls of random tokens behind full
+Every bundle and every --setting is an engine: its target makes calls of random tokens after full
 caches, all engines in turn. Then the same with one core taken by another process. Bundles of one
-precision share a section of the page, with ratios to the first engine; what an engine
-reads of its weights in a second at one row stands beside what the memory gives. The last table is
+precision share a section of the page, with ratios to the first engine. Bytes of weights read per
+second at one row are compared with the bandwidth of the memory. The last table has
 the opening of the bundles in new processes, as they are and from a prepared engine
 (--engine-cache), with their files in memory (warm) and on disk (cold).
 
@@ -74,7 +74,7 @@ class Engine:
         return folder if self.setting == "today" else f"{folder}, {self.setting}"
 
     def open(self, contexts: tuple[int, ...]) -> dict[int, RandomCalls]:
-        """Open the model; return its calls behind full caches for each context."""
+        """Open the model; return its calls after full caches for each context."""
         first, *others = contexts
         calls = RandomCalls.opened(
             self.bundle,
@@ -87,7 +87,7 @@ class Engine:
         return {first: calls, **{other: calls.behind(bucket_capacity(other)) for other in others}}
 
     def label(self, context: int) -> str:
-        """Name of the calls behind one context."""
+        """Name of the calls after one context."""
         return f"{self.name}, {context}"
 
 

@@ -1,4 +1,4 @@
-"""Calls of an engine with random tokens behind full caches."""
+"""Calls of an engine with random tokens after full caches."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class RandomCalls:
     """An engine with given session options, its caches and a binding for each S.
 
     The caches are bound in place as the runtime binds them; the S rows are siblings, the last of
-    the C rows, and the logits of every row are computed. Recent rows are as many as behind a
-    checkpoint as a rule, whatever C is.
+    the C rows, and the logits of every row are computed. There are as many recent rows as
+    usually follow a checkpoint, for any C.
 
     Attributes:
         caches: by (layer, part), (1, Hkv, C, D) each; every call overwrites its last S rows.
@@ -89,7 +89,7 @@ class RandomCalls:
         )
 
     def behind(self, capacity: int) -> RandomCalls:
-        """Return calls of the same session behind caches of their own, of another capacity."""
+        """Return calls of the same session after caches of their own, of another capacity."""
         other = copy.copy(self)
         other._bind(capacity)
         return other

@@ -37,7 +37,7 @@ class Side:
     Attributes:
         text: what is to be set.
         setting: of the runtime, a key of ``forward_times.SETTINGS``.
-        suffix: of the bundle's name, behind that of the plain one.
+        suffix: appended to the plain bundle's name.
         forward: the forward that is timed; empty: those of decoding, alike.
     """
 
@@ -138,7 +138,7 @@ def _forwards(choice: Choice) -> list[tuple[str, str]]:
 
 
 def rows(found: Sequence[Compared]) -> list[tuple[str, ...]]:
-    """Return the cells of ``COLUMNS``: milliseconds of both sides, the ratio beside the other."""
+    """Return the cells of ``COLUMNS``: milliseconds of both sides, and their ratio."""
     cells = []
     for each in found:
         sides = (each.choice.default, each.choice.other)

@@ -1,4 +1,4 @@
-"""Other tools beside ours: the same checkpoints, prompts, lengths and threads, in one run.
+"""Comparison with other tools: same checkpoints, prompts, lengths and threads, in one run.
 
 --compare strategies: free text. schemas: documents under JSON schemas. retrieval: wide beams that
 search item ids, under a trie if the tool has one; the command fails if two searches that must find
@@ -90,11 +90,11 @@ def plan_of(
     type=click.Choice(list(COMPARISONS)),
     default=STRATEGIES,
     show_default=True,
-    help="What.",
+    help="Subject.",
 )
 @click.option("--params", default="150M", show_default=True, help="Size of the twin.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The report, JSON.")
-@click.option("--peer", "names", multiple=True, help="A tool beside ours [all].")
+@click.option("--peer", "names", multiple=True, help="A tool to compare with [all].")
 @click.option(
     "--num-prompts",
     type=click.IntRange(1, len(PROMPTS)),

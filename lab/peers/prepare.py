@@ -102,7 +102,7 @@ def _opened_folder(
     python: Path,
     num_threads: int,
 ) -> Path:
-    """Return the folder that the runner opens beside the checkpoints, created if missing."""
+    """Return the folder that the runner opens with the checkpoints, created if missing."""
     if peer.source == "bundle":
         return pair.bundle_of(precision)
     if peer.source == "checkpoints":

@@ -30,7 +30,7 @@ _SEARCH_AIMS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One run beside ours.
+    """One run, compared with ours.
 
     Attributes:
         reason: why there are no numbers, None where there are; all others are then None.

@@ -1,4 +1,4 @@
-"""Transcripts beside faster-whisper and transformers: time, word errors, and the same tokens.
+"""Transcription compared with faster-whisper and transformers: time, word errors, tokens.
 
 One model, in CHECKPOINT as transformers has it, is exported in fp32 and int8-dynamic. All tools
 transcribe what eSpeak NG reads of the texts in utterances.jsonl, in turn, on the same threads and
@@ -62,7 +62,7 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     "names",
     type=click.Choice(sorted({tool.name for tool in TOOLS})),
     multiple=True,
-    help="Beside ours; all by default.",
+    help="Tools to compare with; all by default.",
 )
 @click.option("--words", is_flag=True, help="Equality also of words and their times.")
 @click.option("--seconds", default=3600.0, help="After which equality begins no further case.")

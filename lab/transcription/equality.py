@@ -98,7 +98,7 @@ def compared(kind: str, name: str, found: Sequence[Part], wanted: Sequence[Part]
 
 
 def _difference(one: Part, other: Part) -> str:
-    """Return how two segments differ, "" where they do not, but for their log-probabilities."""
+    """Return how two segments differ, "" if equal; log-probabilities are not compared here."""
     times = np.allclose((one.start, one.end), (other.start, other.end), atol=1e-6)
     if one.token_ids != other.token_ids or not times:
         return f"{one} instead of {other}"

@@ -27,7 +27,7 @@ class Utterance:
     Attributes:
         name: of the file; that of a long one begins with "long".
         language: its code, as Whisper has it.
-        voice: of eSpeak NG; behind a plus sign its variant.
+        voice: of eSpeak NG; its variant follows a plus sign.
         words_per_minute: of the voice.
         text: without digits, which every model writes in its own way.
     """

@@ -48,7 +48,7 @@ def convert(job: Job) -> None:
         subprocess.run(command, check=True)
     config = json.loads((folder / "target" / CONFIG).read_text())
     # no end token can be switched off, nor one beyond the vocabulary be given (0.18.0); the begin
-    # token is generated only behind an end: such a sequence is shorter than it should be
+    # token is generated only after an end: such a sequence is shorter than it should be
     config["model"]["eos_token_id"] = config["model"]["bos_token_id"]
     config["model"]["decoder"]["filename"] = "target/model.onnx"
     (folder / CONFIG).write_text(json.dumps(config))
@@ -93,7 +93,7 @@ def open_job(job: Job) -> Opened:
 
 
 def _num_iterations(generator: Any, job: Job, num_tokens: int) -> int | None:
-    """Return the rounds that drafted, and one for every token beside them."""
+    """Return the number of drafting rounds plus one for every other token."""
     if job.task != "assisted":
         return num_tokens
     stats = generator.get_speculative_stats()

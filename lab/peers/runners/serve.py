@@ -102,7 +102,7 @@ class Opened:
 
 
 Verb = Callable[[dict[str, Any]], dict[str, Any]]
-"""Makes an answer of what stands behind a verb of the protocol."""
+"""Answers the arguments of a verb of the protocol."""
 
 
 def serve(open_job: Callable[[Job], Opened], convert: Callable[[Job], None] | None = None) -> None:
