@@ -46,7 +46,7 @@ class Block:
 
     Attributes:
         place: file and line, as "docs/run.md:9".
-        language: "sh", "console" (commands behind "$ ", each with its output) or "python".
+        language: "sh", "console" (commands after "$ ", each with its output) or "python".
         skip_reason: of the marker ``<!-- test: skip, reason -->`` in the line before it.
         beside: of the marker ``<!-- test: beside dsbd-serve ... -->``: the server that runs while
             the block does; its port takes the place of the documented one.
@@ -120,14 +120,14 @@ def _logical_lines(text: str) -> list[str]:
 
 
 def _sessions(text: str) -> Iterator[tuple[str, str]]:
-    """Yield every command behind "$ " with the text up to the next one."""
+    """Yield every command after "$ " with the text up to the next one."""
     for session in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         command, _, expected = session.partition("\n")
         yield command, expected
 
 
 def _fits(output: str, expected: str) -> bool:
-    """Return whether the texts agree but for white space and what "..." stands for."""
+    """Return whether the texts agree; white space is ignored and "..." stands for any text."""
     pattern = ".*".join(re.escape(part) for part in _one_line(expected).split("..."))
     return re.fullmatch(pattern, _one_line(output)) is not None
 

@@ -50,7 +50,7 @@ def check_equal(pipe, folder: Path, source: list[int], **options: Any) -> None:
         return
     found_scores = np.array([each.score for each in found])
     assert np.allclose(found_scores, scores, atol=1e-4)
-    # of two candidates that are as good but for rounding either may be the last that stays
+    # of two candidates that differ by rounding alone either may be the last that is kept
     is_tie = np.abs(found_scores - scores) < 1e-7
     for each, row, may_differ in zip(found, wanted, is_tie & (len(found) > 1), strict=True):
         assert each.token_ids == row or (may_differ and each is found[-1])
@@ -110,7 +110,7 @@ def test_equal_targets_of_other_sources_share_nothing(pipe):
 
 
 def test_equal_prompts_of_other_sources_share_no_rows(pipe):
-    """Together, one behind the other, and with rows that an earlier request has left."""
+    """Together, one after the other, and with rows that an earlier request has left."""
     prompt = [2, 7, 50, 60, 70]
     config = dsbd_ort.DecodingConfig(strategy="beam-search", num_beams=2, max_new_tokens=6)
 

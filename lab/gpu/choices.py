@@ -1,4 +1,4 @@
-"""Choices on a GPU: what two settings of one thing take in the same forwards, and which to take.
+"""Choices on a GPU: times of the same forwards in two settings, and which setting to use.
 
 What is compared is a setting of the runtime, a way of padding, or a bundle of the same model
 exported otherwise, which is known by its name: twin-1B-fp16 and twin-1B-fp16-int4.

@@ -1,4 +1,4 @@
-"""A machine with a GPU checked: install, export, compare with the CPU, measure.
+"""Check of a machine with a GPU: install, export, compare with the CPU, measure.
 
 Needs no network: packages are installed from --wheels, a folder with wheels, whole or in parts
 (NAME.whl.part-00, part-01, ...). Every piece writes its result to --work; a second call continues

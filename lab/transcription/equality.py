@@ -1,4 +1,4 @@
-"""Whether our transcripts are those of transformers' generate, on the same samples.
+"""Equality of our transcripts with those of transformers' generate, on the same samples.
 
 Every case compares segments: their tokens, their times and the mean log-probability of their
 window; on demand also the words of segments and their times, with those of transformers'

@@ -1,4 +1,4 @@
-"""Sounds that provoke fallback: noise, chords, silence between speech, the same said over again."""
+"""Sounds that cause fallback: noise, chords, silence between speech, repeated speech."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speech whose text is known: what eSpeak NG reads of ``utterances.jsonl``, as WAV files."""
+"""Speech with known text: WAV files of ``utterances.jsonl`` read by eSpeak NG."""
 
 from __future__ import annotations
 

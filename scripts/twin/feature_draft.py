@@ -1,4 +1,4 @@
-"""Feature draft of a trained target, made one of its twin.
+"""Feature draft of a trained target, converted into one of its twin.
 
 A hidden state of the twin is the trained one followed by zeros (``weights``), so the projection
 gets columns of zeros there, and the norm of a hidden state a weight that makes up for a mean over

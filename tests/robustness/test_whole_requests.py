@@ -32,7 +32,7 @@ from tests.robustness.demo_requests import (
     demo_requests,
 )
 from tests.robustness.model_kinds import MODEL_KINDS, ModelKind
-from tests.robustness.preempting import PreemptedPipeline
+from tests.robustness.preempting import TALLY, PreemptedPipeline
 from tests.robustness.speech_requests import (
     SpeechRequest,
     check_speech_request,
@@ -49,12 +49,14 @@ NUM_TOP = 8
 
 @contextlib.contextmanager
 def opened(bundle: Path) -> Iterator[Pipes]:
-    """Open a bundle for requests left in peace and for those preempted."""
+    """Open a bundle for plain requests and for preempted ones; some must have been preempted."""
+    num_before = TALLY.num_preempted
     with (
         Pipeline.from_bundle(bundle, num_threads=1) as calm,
         PreemptedPipeline.from_bundle(bundle, num_threads=1) as forced,
     ):
         yield Pipes(calm, forced)
+    assert TALLY.num_preempted > num_before
 
 
 @pytest.fixture(scope="module")

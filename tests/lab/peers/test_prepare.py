@@ -30,7 +30,7 @@ def test_every_run_gets_the_checkpoints_and_what_its_tool_opens(tmp_path):
 
 
 def made_by_hand(folder, installs):
-    """An environment that pip can be asked in vain: its Python is this one."""
+    """An environment whose Python is this one, so that no installation is needed."""
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "python").symlink_to(sys.executable)
     (folder / ".installed").write_text("\n".join(" ".join(words) for words in installs))
