@@ -1,1 +1,1 @@
-"""The laboratory: what measures and compares; README.md says how it is laid out."""
+"""The laboratory: measurements and comparisons. README.md has its layout."""

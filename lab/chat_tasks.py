@@ -1,7 +1,7 @@
 """Chat tasks with exact answers, by strategy: dates, sums, extraction, classification.
 
 The 60 tasks of lab/chat_tasks.jsonl, 15 of a kind, of each of BUNDLES, which have a chat template.
-An answer is exact if it is one of those that the task allows, but for case, spaces and a full stop;
+An answer is exact if the task allows it; case, spaces and a full stop do not matter;
 it has the answer if that is among its words. Small models know the second far more often. Intervals
 are 95 % bootstrap intervals over tasks; strategies that draw answer each task with --seeds seeds.
 """

@@ -1,4 +1,4 @@
-"""How far bundles are from their checkpoint, on texts that nothing was chosen by.
+"""Divergence of bundles from their checkpoint, on texts that were not used to make them.
 
 CHECKPOINT is a folder, BUNDLES are of it. The mean KL divergence of the next-token distributions,
 in nats, the largest of a row, and the share of rows with the same most probable token; printed.
@@ -34,7 +34,7 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 def bundle_log_probs(
     bundle: Bundle, role: str, token_ids: NDArray[np.int64], threads: int
 ) -> torch.Tensor:
-    """Return log-probabilities of a model of a bundle behind every token, (n, V).
+    """Return a model's log-probabilities after every token, (n, V).
 
     A head of the largest logits keeps all of those of one call: each call's are read before the
     next. A bundle of an older version, whose head keeps none, is a UsageError.

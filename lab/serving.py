@@ -1,4 +1,4 @@
-"""Speed-up of engine calls that concurrent requests share.
+"""Speed-up by engine calls that concurrent requests share.
 
 The same requests to a dsbd-serve on each of BUNDLES, one after another and all at a time, in turn;
 a round is one pair. Prompts are computed anew every time (--no-prefix-cache).

@@ -1,4 +1,4 @@
-"""Hook of mkdocs: the pages that lie outside docs/, links from one to another, the API reference.
+"""Hook of mkdocs: pages outside docs/, links between pages, the API reference.
 
 README.md is the front page, on GitHub as on the site. Links to code, which the site does not hold,
 become plain text.

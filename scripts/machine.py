@@ -1,4 +1,4 @@
-"""State of the machine: how idle it is, one core taken, what memory gives, what a process takes."""
+"""State of the machine: idle cores, memory bandwidth, a process's memory; occupies one core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logits of one path computed in many ways: whether they are the same, bit for bit.
+"""Logits of one path computed in many ways, compared bit for bit.
 
 A way of computing it is random: rows a call, rows of other paths among them, places in the cache,
 its capacity, what the other rows hold, which logits are requested, threads.

@@ -1,4 +1,4 @@
-"""What several folders of tests share: pairs of models, exported once, and a tiny bundle.
+"""Fixtures of several folders: pairs of models, exported once, and a tiny bundle.
 
 What imports torch is imported inside of functions: the process that only hands out the tests would
 wait for it for seconds, and so would one that runs a file without models.
@@ -75,7 +75,7 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 @pytest.fixture(scope="session")
 def source_pair(tmp_path_factory: pytest.TempPathFactory, captures: SharedCaptures) -> Path:
-    """Marian drafted by T5, which has the same tokens; beside the bundle their checkpoints."""
+    """Marian drafted by T5, which has the same tokens: the bundle and both checkpoints."""
     from tests.encoder_decoder_pair import exported
 
     make = partial(exported, "marian", "t5", captures)

@@ -31,7 +31,7 @@ def write_bundle(kind: str, path: Path) -> tokenizers.Tokenizer:
 
 
 def prompt_and_answer(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
-    """Return the ids of PROMPT, begun as the tokenizer begins a text, and of ANSWER behind it."""
+    """Return the ids of PROMPT, begun as the tokenizer begins a text, and of ANSWER after it."""
     ids = [*backend.encode(PROMPT).ids]
     while backend.decode([*ids[:-1]]) == backend.decode(ids):  # a token at the end of every text
         del ids[-1]

@@ -127,7 +127,7 @@ def _sessions(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _fits(output: str, expected: str) -> bool:
-    """Return whether the texts agree except for white space and the text that "..." stands for."""
+    """Return whether the texts agree; white space is ignored and "..." stands for any text."""
     pattern = ".*".join(re.escape(part) for part in _one_line(expected).split("..."))
     return re.fullmatch(pattern, _one_line(output)) is not None
 

@@ -1,4 +1,4 @@
-"""What takes long to make and is only read: made once for all processes of a test run."""
+"""Read-only folders that take long to make, made once for all processes of a test run."""
 
 from __future__ import annotations
 

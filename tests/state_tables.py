@@ -27,7 +27,7 @@ _LOST = -1  # instead of a token or state that was dropped, or never there
 
 
 def behind(state: int, token: int) -> int:
-    """Return the state behind a token."""
+    """Return the state after a token."""
     assert token != _LOST and state != _LOST
     return (state * _FACTOR + token + 1) % _MODULUS
 

@@ -222,7 +222,7 @@ def check_texts(loaded: Any, tokenizer: Tokenizer, number: int) -> None:
 
 
 def check_bytes(loaded: Any, tokenizer: Tokenizer, prompt: list[int], new: list[int]) -> None:
-    """The bytes of the tokens behind a text are what they add to it, special tokens too."""
+    """The bytes of tokens after a text equal what they add to it, special tokens too."""
     before, whole = loaded.decode(prompt), loaded.decode([*prompt, *new])
     if before.strip() and whole.startswith(before) and REPLACEMENT not in whole:
         added = b"".join(map(tokenizer.bytes_of, new))

@@ -139,7 +139,7 @@ def test_text_logprobs_and_statistics(pipeline):
     [("beam-sample", "sample", {}), ("dsbd", "speculative", {"draft_policy": "fixed"})],
 )
 def test_four_beams_take_the_memory_of_one(demo_bundle, beams, one, drafts):
-    """DESIGN.md 9: at most 1.15 times, behind 512 tokens, with 128 new ones."""
+    """At most 1.15 times, after 512 tokens, with 128 new ones."""
     peaks = []
     for strategy, shape in ((beams, {"num_beams": 4, "width_policy": "fixed"}), (one, {})):
         with Pipeline.from_bundle(demo_bundle, num_threads=1) as pipeline:

@@ -78,7 +78,7 @@ def shared_captures(captures: SharedCaptures, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def workspace(tmp_path: Path, tiny_bundle: Bundle, checkpoints: Path) -> Path:
-    """The folder that the documents refer to, with tiny models under their names."""
+    """The folder that the documents use, with tiny models under their names."""
     for name in ("bundle", "BUNDLE", "chat_bundle", "damaged_bundle", "build/twin_bundle"):
         shutil.copytree(tiny_bundle.path, tmp_path / name)
     for name in ("TARGET", "DRAFT", "OTHER"):
@@ -170,7 +170,7 @@ def repository() -> set[str]:
 
 
 def missing_files(text: str, repository: set[str]) -> set[str]:
-    """Return the files that a text names and that are nowhere, except those that it writes."""
+    """Return the files that a text names and that exist nowhere, except those that it writes."""
     matches = _NAMED.finditer(text)
     named = {match[1].rstrip("/").removeprefix("../").removeprefix("../") for match in matches}
     written = set(re.findall(r"^cat > (\S+) <<", text, re.MULTILINE))

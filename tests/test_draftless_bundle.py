@@ -18,7 +18,6 @@ from dsbd_ort.cli import bench, inspect, run
 from dsbd_ort.decoding import STRATEGIES
 from dsbd_ort.embedding.arguments import opening
 from dsbd_ort.embedding.calls import OpenPipelines, answer
-from dsbd_ort.engine import ServiceLimits
 from dsbd_ort.openai_server.app import create_app
 from dsbd_ort.openai_server.settings import ServingSettings
 from dsbd_runtime.bundle_files.bundle import Bundle
@@ -89,31 +88,8 @@ def test_strategies_without_a_draft_give_the_tokens_of_the_pair(
     assert pieces
 
 
-def test_prompts_of_a_list_share_the_calls_of_the_target(draftless: Path) -> None:
-    prompts = ["ab", "abc", "x = 1"]
-    options = {**options_of("beam-sample"), "num_beams": 2}
-    with Pipeline.from_bundle(draftless) as pipeline:
-        wanted = [pipeline.generate(prompt, **options) for prompt in prompts]
-        found = pipeline.generate(prompts, **options)
-    assert tokens(found) == tokens(wanted)
-
-
 def tokens(results: Any) -> list[list[list[int]]]:
     return [[sequence.token_ids for sequence in result.sequences] for result in results]
-
-
-def test_a_service_answers_each_as_if_it_were_alone(draftless: Path) -> None:
-    with Pipeline.from_bundle(draftless) as pipeline:
-        wanted = [pipeline.generate("ab", **options_of(name)) for name in ALONE]
-        with Service(pipeline, ServiceLimits(max_requests=3)) as service:
-            streams = [service.stream("ab", **options_of(name)) for name in ALONE]
-            for stream in streams:  # all are submitted, then read
-                next(stream)
-            found = [service.generate("ab", **options_of(name)) for name in ALONE]
-            for stream in streams:
-                list(stream)
-            assert service.stats().kv_bytes > 0
-    assert tokens(found) == tokens(wanted)
 
 
 def test_every_strategy_but_mjsd_is_tried_here() -> None:

@@ -101,22 +101,8 @@ def check_searches(
                 assert tokens(pipe, prompt, strategy=strategy, **beams) == theirs, prompt
 
 
-def check_samples(pipe: Pipeline, number: int) -> None:
-    for seed, prompt in enumerate(prompts(number)):
-        for drafted, plain in SAME_TOKENS.items():
-            beams = {} if plain == "sample" else {"num_beams": 3, "num_return_sequences": 3}
-            wanted = tokens(pipe, prompt, strategy=plain, seed=seed, **beams)
-            for drafter in ("model", "ngram", "model+ngram"):
-                found = tokens(pipe, prompt, strategy=drafted, seed=seed, drafter=drafter, **beams)
-                assert found == wanted, (drafted, drafter, prompt)
-
-
 def test_a_search_is_that_of_transformers(hybrid: tuple[Pipeline, Path]) -> None:
     check_searches(*hybrid, prompts(5))
-
-
-def test_drafts_are_invisible(hybrid: tuple[Pipeline, Path]) -> None:
-    check_samples(hybrid[0], 4)
 
 
 def test_beams_beyond_several_folds(hybrid: tuple[Pipeline, Path]) -> None:
@@ -160,23 +146,6 @@ def test_a_prompt_that_begins_alike(hybrid: tuple[Pipeline, Path], cut: int) -> 
 @pytest.mark.long
 def test_200_prompts(hybrid: tuple[Pipeline, Path]) -> None:
     check_searches(*hybrid, prompts(200))
-    check_samples(hybrid[0], 200)
-
-
-def test_together_as_alone(hybrid: tuple[Pipeline, Path]) -> None:
-    """Requests of which some begin alike share calls and rows."""
-    pipe, _ = hybrid
-    begin = prompts(4)[3][:40]
-    given = [[*begin[: 40 * (i % 2)], *prompt] for i, prompt in enumerate(prompts(12)[4:])]
-    options = {"strategy": "dsbd", "num_beams": 2}
-    alone = [tokens(pipe, prompt, seed=seed, **options) for seed, prompt in enumerate(given)]
-    with Service(pipe) as service, ThreadPoolExecutor(len(given)) as callers:
-        found = list(
-            callers.map(
-                lambda seed: tokens(service, given[seed], seed=seed, **options), range(len(given))
-            )
-        )
-    assert found == alone
 
 
 def test_requests_behind_different_checkpoints(hybrid: tuple[Pipeline, Path]) -> None:
@@ -222,29 +191,3 @@ def test_what_a_path_costs_is_shown(hybrid: tuple[Pipeline, Path]) -> None:
     assert summary.kv_bytes_per_path == path_bytes(caches) > 0
     text = CliRunner().invoke(inspect, [str(hybrid[0].bundle.path)]).stdout
     assert f"{summary.kv_bytes_per_path:,}" in text
-
-
-def test_rows_that_are_computed_again_are_the_same(hybrid: tuple[Pipeline, Path]) -> None:
-    """One in three engine calls stands behind a preemption."""
-    pipe, _ = hybrid
-    config = pipe.config({"strategy": "dsbd", "num_beams": 3, "max_new_tokens": NEW_TOKENS})
-    with (
-        load_causal_lm(pipe.bundle, "target", settings=EngineSettings(num_threads=1)) as target,
-        load_causal_lm(pipe.bundle, "draft", settings=EngineSettings(num_threads=1)) as draft,
-    ):
-        for seed, prompt in enumerate(prompts(4)):  # one of them is folded in pieces
-            coin, results = np.random.default_rng(seed), []
-            for preempts in (
-                lambda _call: False,
-                lambda _call, coin=coin: bool(coin.random() < 1 / 3),
-            ):
-                target.keep(np.arange(0))
-                draft.keep(np.arange(0))
-                rng = np.random.default_rng(seed)
-                run = decode_iterations(
-                    DecodingRequest(prompt_ids=prompt, config=config, rng=rng, preempts=preempts),
-                    target,
-                    draft,
-                )
-                results.append([each.token_ids for each in result_of(run).sequences])
-            assert results[0] == results[1]

@@ -1,4 +1,4 @@
-"""What an import pulls in: never a training framework, and no more than is used."""
+"""Modules that an import loads: never a training framework, and no more than is used."""
 
 from __future__ import annotations
 

@@ -66,28 +66,6 @@ def test_pieces_together_are_the_text_of_the_best_sequence(
     assert not any(stop in best.text for stop in request.get("stop_strings", []))
 
 
-def any_letter(pipeline):
-    """A stop string that comes soon: a character of what is generated without one."""
-    text = pipeline.generate("abc", strategy="sample", seed=4, max_new_tokens=64).sequences[0].text
-    return next(character for character in text[8:] if character.isascii())
-
-
-def test_speculation_stays_invisible_with_stop_strings(pipeline):
-    letter = any_letter(pipeline)
-    num_stopped = 0
-    for seed in range(6):
-        common = {"seed": seed, "num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 40}
-        common |= {"stop_strings": [letter, "zz"]}
-        plain = pipeline.generate("abc", strategy="beam-sample", **common)
-        speculative = pipeline.generate("abc", width_policy="fixed", **common)
-        assert [s.token_ids for s in plain.sequences] == [
-            s.token_ids for s in speculative.sequences
-        ]
-        assert [s.text for s in plain.sequences] == [s.text for s in speculative.sequences]
-        num_stopped += any(s.finish_reason == "stop" for s in plain.sequences)
-    assert num_stopped > 0
-
-
 def test_without_prefix_cache_every_prompt_is_computed_anew(tiny_bundle):
     rows, options = {}, {"max_new_tokens": 4, "draft_length": 2, "seed": 0}
     for kept in (True, False):

@@ -97,7 +97,7 @@ def test_a_source_is_read_once_for_both(pair):
         pipe.generate(sources, draft_length=3)
         assert calls == {"target": 8, "draft": 8}
         pipe.generate(sources[0], strategy="beam-search")
-        assert calls == {"target": 9, "draft": 8}  # nothing is projected in vain
+        assert calls == {"target": 9, "draft": 8}  # nothing is projected without need
 
 
 def test_a_draft_that_is_opened_alone_reads_sources_itself(pair):

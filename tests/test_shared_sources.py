@@ -20,7 +20,7 @@ from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.engine import Service
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.parts.sources import Sources
-from tests.encoder_decoder_pair import generated, some_sources
+from tests.encoder_decoder_pair import some_sources
 from tests.robustness.preempting import ForcedPreemptions
 
 NUM_TOGETHER = 8
@@ -75,7 +75,6 @@ STRATEGIES: list[dict[str, Any]] = [
     {"strategy": "mjsd", "draft_length": 2},
     {"strategy": "mjgd"},
 ]
-OF_TRANSFORMERS = ("num_return_sequences",)
 
 
 def tokens(result: Any) -> list[list[int]]:
@@ -115,21 +114,6 @@ def check_together(
         preempted = decoded_together(BatchedDecoder(target, draft), requests, NUM_TOGETHER)
         assert [tokens(result) for result in preempted] == [tokens(result) for result in alone]
     return watched.num_sources
-
-
-@pytest.mark.parametrize(
-    "options", STRATEGIES, ids=lambda options: "-".join(map(str, options.values()))
-)
-def test_a_strategy_with_several_sources(options, pipe, source_pair):
-    sources = some_sources(4)
-    num_sources = check_together(pipe, sources, [options] * len(sources))
-    assert max(num_sources) == len(sources)
-    if options["strategy"] in ("greedy", "beam-search"):
-        more = {name: options[name] for name in OF_TRANSFORMERS if name in options}
-        beams = {"num_beams": 1} if options["strategy"] == "greedy" else {}
-        for source in sources:
-            wanted, _ = generated(source_pair / "marian", source, **more, **beams)
-            assert tokens(pipe.generate(source, **options)) == wanted
 
 
 def test_all_strategies_and_long_and_short_sources_in_the_same_calls(pipe):

@@ -1,4 +1,4 @@
-"""What may be drawn, and with what probability, is what transformers' processors make of it."""
+"""Processed distributions equal those of transformers' processors."""
 
 from __future__ import annotations
 

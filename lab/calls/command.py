@@ -1,9 +1,9 @@
-"""Engine calls of bundles side by side, quiet and beside a busy process.
+"""Engine calls of bundles side by side, on a quiet machine and next to a busy process.
 
-Every bundle and every --setting is an engine: its target makes calls of random tokens behind full
+Every bundle and every --setting is an engine: its target makes calls of random tokens after full
 caches, all engines in turn. Then the same with one core taken by another process. Bundles of one
-precision share a section of the page, with ratios to the first engine; what an engine
-reads of its weights in a second at one row stands beside what the memory gives. The last table is
+precision share a section of the page, with ratios to the first engine. Bytes of weights read per
+second at one row are compared with the bandwidth of the memory. The last table has
 the opening of the bundles in new processes, as they are and from a prepared engine
 (--engine-cache), with their files in memory (warm) and on disk (cold).
 
@@ -35,9 +35,8 @@ from dsbd_runtime.bundle_files.bundle import ROLES, Bundle, open_bundle
 from dsbd_runtime.parts.kv_cache import bucket_capacity
 from lab.calls.opening import time_opening
 from lab.frame.page import BUNDLES, RESULTS, Page, ratio_cell, spread_cell, writes
-from lab.frame.random_calls import RandomCalls, product_bytes
+from lab.frame.random_calls import Change, RandomCalls, product_bytes
 from lab.frame.rounds import Timings, time_in_rounds
-from lab.session_options.choices import LONG_SPINNING, NO_SPINNING, Change, as_it_is
 from scripts.document_sections import table
 from scripts.machine import memory_bandwidth, one_core_taken
 
@@ -45,10 +44,16 @@ CONTEXTS, CALLS_A_ROUND = (64, 256, 1024, 4096), 3
 ROWS_OF = {"target": (1, 4, 12, 20), "draft": (1, 2, 4, 8)}
 BASE_CONTEXT = 256
 DRAFTS, TOGETHER = "drafts", "precisions"  # in place of a precision
+
+
+def _with_entry(key: str, value: str) -> Change:
+    return lambda options: options.add_session_config_entry(key, value)
+
+
 SETTINGS: dict[str, Change] = {
-    "today": as_it_is,
-    "waits for milliseconds": LONG_SPINNING,
-    "does not wait": NO_SPINNING,
+    "today": lambda options: None,
+    "waits for milliseconds": _with_entry("session.intra_op.spin_duration_us", "-1"),
+    "does not wait": _with_entry("session.intra_op.allow_spinning", "0"),
 }
 
 
@@ -69,7 +74,7 @@ class Engine:
         return folder if self.setting == "today" else f"{folder}, {self.setting}"
 
     def open(self, contexts: tuple[int, ...]) -> dict[int, RandomCalls]:
-        """Open the model; return its calls behind full caches for each context."""
+        """Open the model; return its calls after full caches for each context."""
         first, *others = contexts
         calls = RandomCalls.opened(
             self.bundle,
@@ -82,7 +87,7 @@ class Engine:
         return {first: calls, **{other: calls.behind(bucket_capacity(other)) for other in others}}
 
     def label(self, context: int) -> str:
-        """Name of the calls behind one context."""
+        """Name of the calls after one context."""
         return f"{self.name}, {context}"
 
 

@@ -1,4 +1,4 @@
-"""Cost of constraints and processors beside the loop; with --bundle, of forced tokens.
+"""Cost of constraints: steps of item tries, and of JSON schemas over a large vocabulary.
 
 Tries are made of random items, each in a process of its own. Grammars are JSON schemas; four beams
 follow random documents, each step from random parents. Their tokenizer is trained once (about two
@@ -7,7 +7,6 @@ minutes) and kept in build/.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from pathlib import Path
 
@@ -16,9 +15,7 @@ import numpy as np
 from rich.progress import track
 
 from dsbd_ort.constraints import GrammarTokenizer
-from lab.constraints.forced import FORCED_COLUMNS, forced_rows
 from lab.constraints.grammars import EOS, NUM_STATES, SCHEMAS, grammar_times, large_tokenizer
-from lab.constraints.processors import NUM_BEAMS, VOCAB_SIZE, processor_rows
 from lab.constraints.tries import trie_costs
 from lab.frame.page import BUILD, RESULTS, Page, writes
 from scripts.document_sections import table
@@ -37,11 +34,6 @@ TRIE_COLUMNS = (
 )
 GRAMMAR_COLUMNS = ("JSON schema", "compiled, ms", "steps", "median, ms", "90 %, ms", "99 %, ms")
 DEPTHS = (64, 2048)
-PROCESSOR_COLUMNS = (
-    "processors",
-    *(f"after {depth:,} tokens, us an iteration" for depth in DEPTHS),
-    "ratio",
-)
 
 
 def trie_rows() -> list[tuple[str, ...]]:
@@ -94,39 +86,13 @@ def grammar_tables(vocab_size: int, file: Path, num_rounds: int) -> list[str]:
     ]
 
 
-def write_forced(bundle: Path, num_requests: int, page: Page) -> None:
-    """Write the table of forced tokens."""
-    page.begin("forced tokens")
-    lines = [
-        f"`{bundle.name}`, JSON of {num_requests} requests, objects of 3 to 5 properties; means, "
-        "the ratio of times with its quartiles.",
-        "",
-        *table(FORCED_COLUMNS, forced_rows(bundle, num_requests, page.threads)),
-    ]
-    page.write("forced tokens", lines, "each request with and without in turn, the texts equal")
-
-
 @click.command(help=__doc__)
 @click.option("--vocab-size", default=151_936, show_default=True)
-@click.option(
-    "--bundle", type=click.Path(path_type=Path), help="Measure forced tokens on it alone."
-)
 @click.option("--rounds", default=20, show_default=True, help="Documents a schema.")
 @writes(RESULTS / "constraints.md")
-def main(vocab_size: int, rounds: int, bundle: Path | None, page: Page) -> None:
+def main(vocab_size: int, rounds: int, page: Page) -> None:
     """Measure and write."""
-    if bundle is not None:
-        write_forced(bundle, rounds, page)
-        return
-    page.begin("constraints", "processors")
+    page.begin("constraints")
     grammar_lines = grammar_tables(vocab_size, BUILD / f"bpe_{vocab_size}.json", rounds)
     lines = [*table(TRIE_COLUMNS, trie_rows()), "", *grammar_lines]
     page.write("constraints", lines, f"tries: medians of 200 steps; schemas: {rounds} rounds")
-    lines = [
-        f"`beam-sample` on tables, W={NUM_BEAMS}, top-k 50, V={VOCAB_SIZE:,}.",
-        "",
-        *table(PROCESSOR_COLUMNS, processor_rows(DEPTHS, num_rounds=5)),
-    ]
-    dataclasses.replace(page, threads=1).write(
-        "processors", lines, "medians of 5 rounds, ratios within a round"
-    )

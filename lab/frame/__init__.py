@@ -1,1 +1,1 @@
-"""What measurements share: pages, rounds, a quiet machine, engines, servers, twins."""
+"""Shared parts of measurements: pages, rounds, a quiet machine, engines, servers, twins."""

@@ -1,4 +1,4 @@
-"""A function called in a process of its own, so that what it allocates and caches is its own."""
+"""A function called in a process of its own, so that its memory and caches are its own."""
 
 from __future__ import annotations
 

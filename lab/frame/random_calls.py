@@ -1,4 +1,4 @@
-"""Calls of an engine with random tokens behind full caches."""
+"""Calls of an engine with random tokens after full caches."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ from dsbd_runtime.parts.kv_cache import NUMPY_DTYPES
 from dsbd_runtime.parts.recent_rows import recent_capacity
 from scripts.path_ways import recent_inputs
 
+Change = Callable[[ort.SessionOptions], None]
+
 _LOG_ERRORS = 3
 _PRODUCTS = ("MatMul", "MatMulInteger", "MatMulNBits", "Gemm")
 _WEIGHTS_FOLDER_OPTION = "session.model_external_initializers_file_folder_path"
@@ -39,8 +41,8 @@ class RandomCalls:
     """An engine with given session options, its caches and a binding for each S.
 
     The caches are bound in place as the runtime binds them; the S rows are siblings, the last of
-    the C rows, and the logits of every row are computed. Recent rows are as many as behind a
-    checkpoint as a rule, whatever C is.
+    the C rows, and the logits of every row are computed. There are as many recent rows as
+    usually follow a checkpoint, for any C.
 
     Attributes:
         caches: by (layer, part), (1, Hkv, C, D) each; every call overwrites its last S rows.
@@ -69,20 +71,16 @@ class RandomCalls:
         role: str,
         *,
         threads: int,
-        change: Callable[[ort.SessionOptions], None],
+        change: Change,
         row_counts: tuple[int, ...],
         capacity: int,
-        graph: bytes | None = None,
     ) -> RandomCalls:
-        """Return calls under the runtime's options with ``change`` made to them.
-
-        graph: replaces the bundle's own, whose weights it has.
-        """
+        """Return calls under the runtime's options with ``change`` made to them."""
         entry, path = bundle.entry(role), bundle.model_path(role)
         options = session_options(ort, entry, EngineSettings(num_threads=threads))
         change(options)
         return cls(
-            graph or path.read_bytes(),
+            path.read_bytes(),
             path.parent,
             entry,
             row_counts=row_counts,
@@ -91,7 +89,7 @@ class RandomCalls:
         )
 
     def behind(self, capacity: int) -> RandomCalls:
-        """Return calls of the same session behind caches of their own, of another capacity."""
+        """Return calls of the same session after caches of their own, of another capacity."""
         other = copy.copy(self)
         other._bind(capacity)
         return other

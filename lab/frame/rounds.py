@@ -1,4 +1,4 @@
-"""Rounds in which everything is measured side by side, and what they found, with quartiles."""
+"""Rounds that measure everything side by side, and their results with quartiles."""
 
 from __future__ import annotations
 

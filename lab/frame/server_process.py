@@ -48,7 +48,7 @@ class ServerProcess:
 
 @contextlib.contextmanager
 def server_process(*arguments: object) -> Iterator[ServerProcess]:
-    """Start ``dsbd-serve`` with arguments but for the port; kill it at the end of the block.
+    """Start ``dsbd-serve`` on a free port with arguments; kill it at the end of the block.
 
     Raises:
         RuntimeError: it ended, or took too long; the message holds its log.

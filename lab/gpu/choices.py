@@ -1,4 +1,4 @@
-"""Choices on a GPU: what two settings of one thing take in the same forwards, and which to take.
+"""Choices on a GPU: times of the same forwards in two settings, and which setting to use.
 
 What is compared is a setting of the runtime, a way of padding, or a bundle of the same model
 exported otherwise, which is known by its name: twin-1B-fp16 and twin-1B-fp16-int4.
@@ -37,7 +37,7 @@ class Side:
     Attributes:
         text: what is to be set.
         setting: of the runtime, a key of ``forward_times.SETTINGS``.
-        suffix: of the bundle's name, behind that of the plain one.
+        suffix: appended to the plain bundle's name.
         forward: the forward that is timed; empty: those of decoding, alike.
     """
 
@@ -138,7 +138,7 @@ def _forwards(choice: Choice) -> list[tuple[str, str]]:
 
 
 def rows(found: Sequence[Compared]) -> list[tuple[str, ...]]:
-    """Return the cells of ``COLUMNS``: milliseconds of both sides, the ratio beside the other."""
+    """Return the cells of ``COLUMNS``: milliseconds of both sides, and their ratio."""
     cells = []
     for each in found:
         sides = (each.choice.default, each.choice.other)

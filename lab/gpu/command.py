@@ -1,4 +1,4 @@
-"""A machine with a GPU checked: install, export, compare with the CPU, measure.
+"""Check of a machine with a GPU: install, export, compare with the CPU, measure.
 
 Needs no network: packages are installed from --wheels, a folder with wheels, whole or in parts
 (NAME.whl.part-00, part-01, ...). Every piece writes its result to --work; a second call continues
@@ -73,7 +73,7 @@ def _parser(prog_name: str | None) -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--work", type=_path, default=ROOT / "build" / "gpu", help="folder for all results")
     add("--wheels", type=_path, help="folder with wheels [use the packages of this Python]")
-    add("--site-packages", type=_path, help="packages that need no wheel, behind the wheels'")
+    add("--site-packages", type=_path, help="packages that need no wheel, used after the wheels'")
     add("--bundle", type=_path, action="append", default=[], dest="bundles",
         help="one that was exported elsewhere, instead of exports; may be repeated")  # fmt: skip
     add("--variant", type=_path, action="append", default=[], dest="variants",

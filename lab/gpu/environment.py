@@ -84,7 +84,7 @@ def requirements(extra: str | None = None) -> list[str]:
 def variables(settings: Settings) -> dict[str, str]:
     """Return the environment variables of the pieces: our sources and CUDA's libraries.
 
-    ONNX Runtime looks for CUDA's libraries beside itself; those of other site-packages are found
+    ONNX Runtime looks for CUDA's libraries next to itself; those of other site-packages are found
     by LD_LIBRARY_PATH, which a process reads when it starts.
     """
     found = {"PYTHONPATH": os.pathsep.join(map(str, _SOURCES)), "HF_HUB_OFFLINE": "1"}
@@ -97,7 +97,7 @@ def variables(settings: Settings) -> dict[str, str]:
 
 
 def _add_packages(venv: Path, packages: Path) -> None:
-    """Let the environment see the packages of another one, behind its own."""
+    """Let the environment see the packages of another one, after its own."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     link = venv / "lib" / version / "site-packages" / "other_packages.pth"
     link.write_text(f"{packages.resolve()}\n", encoding="utf-8")

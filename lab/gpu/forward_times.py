@@ -1,4 +1,4 @@
-"""Times of forwards behind a full cache: one bundle, opened by each of the settings of a GPU.
+"""Times of forwards after a full cache: one bundle, opened by each of the settings of a GPU.
 
 The settings take turns, and every bundle has the same forwards, so that bundles of one model
 compare too. ``choices.py`` says what follows.
@@ -42,7 +42,7 @@ _NUM_OPENINGS, _NUM_ROUNDS, _CALLS_A_ROUND = 2, 2, 15
 
 
 class Model(Protocol):
-    """What is timed; ``CausalLM`` is one."""
+    """The timed interface, which ``CausalLM`` has."""
 
     spec: EngineSpec
 
@@ -63,7 +63,7 @@ def rows_name(num_rows: int) -> str:
 
 
 def forwards_behind(num_cached: int, vocab_size: int) -> dict[str, Forward]:
-    """Return the forwards that are timed behind ``num_cached`` rows, by name.
+    """Return the forwards that are timed after ``num_cached`` rows, by name.
 
     Padding is written out, so that every way of padding runs on the same engine: padding rows are
     the last, see column 0 and themselves, or themselves alone, and have no logits.

@@ -197,9 +197,7 @@ def _compare(bundle: Path, provider: str, settings: Settings, runner: Runner) ->
 
 def _count(bundle: Path, provider: str, settings: Settings, runner: Runner) -> dict[str, Any]:
     file = settings.work / f"bits-{bundle.name}.json"
-    return _json_of(
-        runner, file, "lab.invariance.kinds_of_ways", str(bundle), "--provider", provider
-    )
+    return _json_of(runner, file, "lab.gpu.kinds_of_ways", str(bundle), "--provider", provider)
 
 
 def _measure(

@@ -83,11 +83,11 @@ def section_of(results: Sequence[Result]) -> str:
             "Ways to compute a path whose logits differ in a bit, and the share of the numbers "
             "that do ([what would have to hold](#bit-for-bit-on-a-gpu)).",
             "\n".join(table(BITS_COLUMNS, bits_rows(results))),
-            "Speed beside beam sampling of the same distribution in one process "
+            "Speed over beam sampling of the same distribution in one process "
             "(docs/benchmark.md). Bundles with -no-graphs replay no CUDA graphs, those with "
             "-tensorrt run its engines.",
             "\n".join(table(BENCH_COLUMNS, bench_rows(results))),
-            "Settings side by side: milliseconds of the target's forwards behind up to 1,000 "
+            "Settings side by side: milliseconds of the target's forwards after up to 1,000 "
             "cached rows, and the ratio of the second setting to the first, over the forwards of "
             "1, 8 and 36 rows or the one that is shown.",
             "\n".join(table(choices.COLUMNS, choices.rows(chosen))),

@@ -42,7 +42,7 @@ def run_pieces(
     """Run the pieces without a result; return whether all are done and none failed.
 
     A piece that failed or was not run is tried again. Pieces for which no time is left are
-    reported and left for the next call, but for those that are run in every call: the table.
+    reported and left for the next call, except the table, which is written in every call.
     """
     results = ResultFolder(settings.work / "results")
     ends, is_complete = clock() + settings.limit_s, True

@@ -13,7 +13,7 @@ SHAPES = ((2, 4, 2), (2, 4, 4), (2, 4, 8), (2, 4, 16), (2, 6, 16), (2, 4, 32),
           (4, 4, 4), (4, 4, 8), (4, 4, 16), (4, 6, 16), (4, 4, 32))  # fmt: skip
 WIDTHS = tuple(dict.fromkeys(width for width, _, _ in SHAPES))
 TOP_K = 20
-CUDA_FORM_SUFFIX, INT4_SUFFIX = "-cuda", "-int4"  # of a bundle's name, behind the plain one's
+CUDA_FORM_SUFFIX, INT4_SUFFIX = "-cuda", "-int4"  # appended to the plain bundle's name
 
 
 @dataclass(frozen=True, kw_only=True)

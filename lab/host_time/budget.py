@@ -1,4 +1,4 @@
-"""The loop's time by step: what an iteration spends on what, in microseconds and in calls.
+"""The loop's time by step of an iteration, in microseconds and in calls.
 
 The functions of each step are wrapped while a request runs. A step's time is its own: what a
 function of another step takes inside it counts there. Calls are those of Python functions and of

@@ -36,7 +36,7 @@ from lab.host_time.bigram_models import DenseBigram, TopKBigram, random_pair
 from scripts.document_sections import table
 
 PAGE = RESULTS / "host_time.md"
-PICTURE = "../../docs/images/host_time.png"  # from the page; beside a page that is elsewhere
+PICTURE = "../../docs/images/host_time.png"  # from the page, or in the folder of another page
 VOCAB_SIZE, NUM_CANDIDATES, CLOSENESS = 4096, 64, 0.85
 PROMPT = range(1, 65)
 TABLE_COLUMNS = ("run", "top-k head", "all logits", "target rows", "layers committed")
@@ -70,7 +70,7 @@ def decoded(
     seed: int,
     clock: budget.Clock = time.thread_time,
 ) -> DecodingStats:
-    """Return the statistics of one request, as a rule in CPU seconds of this thread."""
+    """Return the statistics of one request, usually in CPU seconds of this thread."""
     rng = np.random.default_rng(seed)
     return result_of(
         decode_iterations(

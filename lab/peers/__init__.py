@@ -1,1 +1,1 @@
-"""Other tools beside ours, on the same checkpoints, in one run."""
+"""Comparison with other tools, on the same checkpoints, in one run."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-Source = Literal["bundle", "checkpoints", "conversion", "checkout"]
+Source = Literal["bundle", "checkpoints", "conversion"]
 
 WIDTH, TOP_K = 4, 20
 # torch is installed first and alone, and pinned in the second call too: a range would select the
@@ -59,8 +59,8 @@ class Peer:
     Attributes:
         name: of its row, and of its folder below the work folder.
         runner: module below lab.peers.runners.
-        source: opened by its runner: a bundle of ours, the checkpoints themselves, a conversion
-            by the tool, or a checkout of its code.
+        source: opened by its runner: a bundle of ours, the checkpoints themselves, or a conversion
+            by the tool.
         installs: arguments of one ``pip install`` each; none: this very environment.
         runs: its rows.
     """
@@ -201,23 +201,6 @@ PEERS = (
             run
             for precision in PRECISIONS
             for run in (_beam_search(precision), _assisted(precision, num_assistant_tokens=4))
-        ),
-    ),
-    Peer(
-        name="published DSBD",
-        runner="run_published_dsbd",
-        source="checkout",
-        installs=((TORCH, "numpy<2"), ("transformers==4.35.2", "tqdm==4.70.1", "numpy<2", TORCH)),
-        runs=(
-            PeerRun(
-                name="DSBD W=4, at least 2",
-                precision="fp32",
-                task="beam-sampling",
-                # gamma and expect_thres as in its evaluation.py
-                options={"gamma": 3, "width": WIDTH, "num_beams": WIDTH, "min_num_beams": 2}
-                | {"expect_thres": 0.7, "top_k": TOP_K},
-                counterpart=DSBD_DYNAMIC,
-            ),
         ),
     ),
 )

@@ -1,9 +1,8 @@
-"""Other tools beside ours: the same checkpoints, prompts, lengths and threads, in one run.
+"""Comparison with other tools: same checkpoints, prompts, lengths and threads, in one run.
 
-Strategies are compared on free text; schemas: documents under JSON schemas; drafting: what drafting
-without a model does to work that copies and to free text; retrieval: wide beams that search item
-ids, under a trie where the tool has one. Searches that must find the same and do not end the
-command with an error.
+--compare strategies: free text. schemas: documents under JSON schemas. retrieval: wide beams that
+search item ids, under a trie if the tool has one; the command fails if two searches that must find
+the same do not.
 
 Every tool has its own environment and converts the checkpoints once, in its own way; a new twin is
 converted again. Every row is measured in processes of its own, one for each round. A tool that
@@ -91,17 +90,15 @@ def plan_of(
     type=click.Choice(list(COMPARISONS)),
     default=STRATEGIES,
     show_default=True,
-    help="What.",
+    help="Subject.",
 )
 @click.option("--params", default="150M", show_default=True, help="Size of the twin.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The report, JSON.")
-@click.option("--peer", "names", multiple=True, help="A tool beside ours [all].")
-@click.option("--dsbd-checkout", type=FOLDER, help="Of the published DSBD code.")
+@click.option("--peer", "names", multiple=True, help="A tool to compare with [all].")
 @click.option(
     "--num-prompts",
     type=click.IntRange(1, len(PROMPTS)),
     default=len(PROMPTS),
-    help="Of each kind of work.",
 )
 @click.option("--rounds", default=3, show_default=True)
 @click.option(
@@ -124,7 +121,6 @@ def main(
     params: str,
     output: Path | None,
     names: tuple[str, ...],
-    dsbd_checkout: Path | None,
     num_prompts: int,
     rounds: int,
     max_new_tokens: int | None,
@@ -159,7 +155,6 @@ def main(
             work,
             params=params,
             is_busy=is_busy,
-            checkout=dsbd_checkout,
             threads=page.threads,
             report=partial(print, file=sys.stderr),
         )

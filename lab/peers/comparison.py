@@ -10,7 +10,6 @@ from tokenizers import Tokenizer
 from dsbd_ort.benchmark.prompts import PROMPTS
 from lab.frame.twins import TOP_LOGITS
 from lab.peers.catalog import PEERS, Peer
-from lab.peers.drafting import DRAFTING_PEERS, drafting_prompts
 from lab.peers.ids import LENGTH
 from lab.peers.retrieval import (
     NUM_IDS,
@@ -36,7 +35,7 @@ class Comparison:
         name: its value of ``--compare``.
         section: of the page.
         peers: the tools, ours first.
-        prompts: the first so many prompts of every kind of work, in the tokens of the pair.
+        prompts: the first so many prompts, in the tokens of the pair.
         warm_up: the request before them, which is not counted.
         columns: of its table.
         note: ends the paragraph below the table.
@@ -129,20 +128,6 @@ COMPARISONS = {
             ),
             note="A document that is not whole by then is not valid. Times include the "
             "compilation of the schema.",
-        ),
-        Comparison(
-            name="drafting",
-            section="peers, drafting",
-            peers=DRAFTING_PEERS,
-            prompts=drafting_prompts,
-            warm_up=_warm_up,
-            columns=(
-                *("work", "tool", "version", "precision", "what it did", "tokens/s", "new tokens"),
-                *("tokens/iteration", "times as fast as its own without"),
-                *("ours / theirs", "same tokens"),
-            ),
-            note="No end token, where the tool can do without one. No text or row of an earlier "
-            "request is used.",
         ),
         retrieval(WIDTHS),
     )

@@ -57,9 +57,7 @@ class NotRun:
     reason: str
 
 
-def prepare(
-    peer: Peer, pair: Pair, work: Path, checkout: Path | None, num_threads: int
-) -> list[ReadyRun | NotRun]:
+def prepare(peer: Peer, pair: Pair, work: Path, num_threads: int) -> list[ReadyRun | NotRun]:
     """Return every run of a tool, ready or with the reason why not."""
     unable = [
         NotRun(peer=peer, run=run, reason=run.unable) for run in peer.runs if run.unable is not None
@@ -68,17 +66,13 @@ def prepare(
     if not able:
         return [*unable]
     peer = dataclasses.replace(peer, runs=able)
-    return [*unable, *_prepared(peer, pair, work, checkout, num_threads)]
+    return [*unable, *_prepared(peer, pair, work, num_threads)]
 
 
-def _prepared(
-    peer: Peer, pair: Pair, work: Path, checkout: Path | None, num_threads: int
-) -> list[ReadyRun | NotRun]:
+def _prepared(peer: Peer, pair: Pair, work: Path, num_threads: int) -> list[ReadyRun | NotRun]:
     """Return the runs that the tool should be able to do."""
     folder = work / peer.name.replace(" ", "-")
     try:
-        if peer.source == "checkout" and checkout is None:
-            raise PeerError("not run: no checkout of its code was given")
         python = Path(sys.executable)
         if peer.installs:
             python = environment_python(folder / "venv", peer.installs)
@@ -88,7 +82,7 @@ def _prepared(
     for precision in dict.fromkeys(run.precision for run in peer.runs):
         of_precision = [run for run in peer.runs if run.precision == precision]
         try:
-            opened = _opened_folder(peer, precision, pair, folder, python, checkout, num_threads)
+            opened = _opened_folder(peer, precision, pair, folder, python, num_threads)
         except PeerError as error:
             reason = f"not converted: {error}"
             runs += [NotRun(peer=peer, run=run, reason=reason) for run in of_precision]
@@ -106,14 +100,11 @@ def _opened_folder(
     pair: Pair,
     folder: Path,
     python: Path,
-    checkout: Path | None,
     num_threads: int,
 ) -> Path:
-    """Return the folder that the runner opens beside the checkpoints, created if missing."""
+    """Return the folder that the runner opens with the checkpoints, created if missing."""
     if peer.source == "bundle":
         return pair.bundle_of(precision)
-    if peer.source == "checkout" and checkout is not None:
-        return checkout.resolve()
     if peer.source == "checkpoints":
         return pair.target.parent
     checkpoints = checkpoint_key(pair.target, pair.draft)

@@ -65,7 +65,6 @@ def compare(
     *,
     params: str,
     is_busy: bool,
-    checkout: Path | None,
     threads: int,
     report: Callable[[str], None],
 ) -> PeersReport:
@@ -73,7 +72,7 @@ def compare(
     peers = [peer for peer in comparison.peers if not names or peer.name in (OURS, *names)]
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     machine = this_machine()  # before the load is our own
-    runs = [run for peer in peers for run in prepare(peer, pair, work, checkout, threads)]
+    runs = [run for peer in peers for run in prepare(peer, pair, work, threads)]
     not_run = [run for run in runs if isinstance(run, NotRun)]
     ready = [run for run in runs if not isinstance(run, NotRun)]
     with one_core_taken() if is_busy else nullcontext():
@@ -97,8 +96,7 @@ def compare(
         prompts=list(plan.prompts),
         installs={peer.name: peer.installs for peer in peers},
         rows=[
-            by_row.row(peer, run, reasons.get((peer.name, run.name, run.precision)), work)
-            for work in dict.fromkeys(prompt.work for prompt in plan.prompts)
+            by_row.row(peer, run, reasons.get((peer.name, run.name, run.precision)))
             for peer in peers
             for run in peer.runs
         ],
@@ -138,7 +136,6 @@ def _how(report: dict[str, Any], comparison: Comparison) -> str:
 
 
 NAMES: dict[str, str] = {  # columns that every row fills
-    "work": "work",
     "tool": "peer",
     "version": "version",
     "precision": "precision",

@@ -19,18 +19,14 @@ OpenProcess = Callable[[ReadyRun, Path], RunnerProcess]
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """What every run is asked.
+    """A request that every run gets.
 
     Attributes:
-        work: names the rows that its requests belong to, where a comparison has several kinds.
         json_schema: text of the schema that the answer follows; None: free text, full length.
-        max_new_tokens: of this request; None: those of the plan.
     """
 
     token_ids: list[int]
-    work: str = ""
     json_schema: str | None = None
-    max_new_tokens: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +50,6 @@ class Request:
     peer: str
     run: str
     precision: str
-    work: str
     prompt_index: int
     round: int
     seed: int
@@ -145,7 +140,6 @@ def _one_round(
                 peer=peer,
                 run=name,
                 precision=precision,
-                work=prompt.work,
                 prompt_index=index,
                 round=number,
                 seed=seed,
@@ -157,7 +151,7 @@ def _one_round(
 def _asked(prompt: Prompt, plan: Plan, seed: int) -> Asked:
     return Asked(
         prompt_ids=prompt.token_ids,
-        max_new_tokens=prompt.max_new_tokens or plan.max_new_tokens,
+        max_new_tokens=plan.max_new_tokens,
         seed=seed,
         json_schema=prompt.json_schema,
         ids_file=None if plan.ids is None else str(plan.ids.file.resolve()),

@@ -7,10 +7,31 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from lab.constraints.forced import PROMPT, schema_of
 from lab.constraints.grammars import SCHEMAS as LARGE_SCHEMAS
 from lab.peers.catalog import OURS, PRECISIONS, TOP_K, TORCH, WIDTH, Peer, PeerRun, peer_of
 from lab.peers.rounds import Prompt
+
+PROMPT = "def settings():\n    return "
+_KEYS = ("identifier", "display_name", "description", "enabled", "retries", "timeout_seconds")
+_VALUES: tuple[dict[str, Any], ...] = (
+    {"type": "integer", "minimum": 0, "maximum": 9999},
+    {"type": "string", "maxLength": 10},
+    {"type": "boolean"},
+    {"enum": ["low", "medium", "high"]},
+)
+
+
+def schema_of(number: int) -> dict[str, Any]:
+    """Return one of many schemas of the usual kind: an object with some required properties."""
+    names = [_KEYS[(number + i) % len(_KEYS)] for i in range(3 + number % 3)]
+    properties = {name: _VALUES[(number + i) % len(_VALUES)] for i, name in enumerate(names)}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": names,
+        "additionalProperties": False,
+    }
+
 
 _LINES: dict[str, Any] = {
     "type": "array",

@@ -18,7 +18,7 @@ from lab.peers.catalog import (
 from lab.peers.rounds import Request
 from lab.peers.searches import Searches, searches_of
 
-Key = tuple[str, str, str, str]  # peer, run, precision, work
+Key = tuple[str, str, str]  # peer, run, precision
 Measure = Literal["tokens_per_s", "requests_per_s"]  # properties of a request
 
 _SAMPLING_AIMS = {"openvino-genai": {"fp32": 1.3, "int8": 1.4}}
@@ -30,7 +30,7 @@ _SEARCH_AIMS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One run beside ours.
+    """One run, compared with ours.
 
     Attributes:
         reason: why there are no numbers, None where there are; all others are then None.
@@ -50,7 +50,6 @@ class Row:
     peer: str
     run: str
     precision: str
-    work: str
     task: str
     counterpart: str | None
     undrafted: str | None
@@ -117,17 +116,16 @@ class Requests:
         self._ours = ours
         self._by_key: dict[Key, list[Request]] = {}
         for request in requests:
-            key = (request.peer, request.run, request.precision, request.work)
+            key = (request.peer, request.run, request.precision)
             self._by_key.setdefault(key, []).append(request)
 
-    def row(self, peer: Peer, run: PeerRun, reason: str | None, work: str = "") -> Row:
+    def row(self, peer: Peer, run: PeerRun, reason: str | None) -> Row:
         """Return the row of a run; ``reason`` says why it failed, if it did."""
-        requests = self._by_key.get((peer.name, run.name, run.precision, work), [])
+        requests = self._by_key.get((peer.name, run.name, run.precision), [])
         names: dict[str, Any] = {
             "peer": peer.name,
             "run": run.name,
             "precision": run.precision,
-            "work": work,
             "task": run.task,
             "counterpart": run.counterpart,
             "undrafted": run.undrafted,
@@ -155,7 +153,7 @@ class Requests:
 
     def bar(self, bar: Bar) -> BarResult:
         """Return a bar with the measured ratio."""
-        requests = self._by_key.get((bar.peer, bar.run, bar.precision, ""), [])
+        requests = self._by_key.get((bar.peer, bar.run, bar.precision), [])
         ratio = self._ratio(bar.ours, requests, bar.measure, bar.ours_precision)
         return BarResult(**vars(bar), ratio=ratio)
 
@@ -201,7 +199,7 @@ class Requests:
         """
         if name is None or not theirs:
             return []
-        key = (peer, name, precision or theirs[0].precision, theirs[0].work)
+        key = (peer, name, precision or theirs[0].precision)
         ours = self._by_key.get(key, [])
         by_pair = {(request.prompt_index, request.round): request for request in ours}
         pairs = [(by_pair.get((other.prompt_index, other.round)), other) for other in theirs]

@@ -1,1 +1,1 @@
-"""A real chat model, from the package registry to tables beside other tools."""
+"""A real chat model, from the package registry to tables with other tools."""

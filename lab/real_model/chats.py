@@ -1,4 +1,4 @@
-"""Questions that a draft is distilled from: those that the model itself would expect.
+"""Questions for distilling a draft, sampled from the model itself.
 
 A chat model that is given the beginning of a user's turn goes on with a question, of the kind that
 it was trained on (Magpie, arXiv 2406.08464). So no texts of chats are needed, which no registry

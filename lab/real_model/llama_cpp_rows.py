@@ -1,4 +1,4 @@
-"""Log-probabilities of all tokens behind prompts by llama.cpp, in an environment with xllamacpp.
+"""Log-probabilities of all tokens after prompts by llama.cpp, in an environment with xllamacpp.
 
 Reads one JSON object: model, threads, prompts (lists of token ids), vocab_size, output. Writes
 (R, V) float32 to output, row after row.
@@ -15,7 +15,7 @@ import xllamacpp
 
 
 def main() -> None:
-    """Ask for one token behind every prompt, with the whole row of log-probabilities."""
+    """Ask for one token after every prompt, with the whole row of log-probabilities."""
     request = json.load(sys.stdin)
     params = xllamacpp.CommonParams()
     params.model.path = request["model"]

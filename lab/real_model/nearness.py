@@ -1,4 +1,4 @@
-"""How far a GGUF file in llama.cpp is from the checkpoint, by the measure of our parity gate."""
+"""Divergence of a GGUF file in llama.cpp from the checkpoint, by the parity gate's measure."""
 
 from __future__ import annotations
 

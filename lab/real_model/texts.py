@@ -1,4 +1,4 @@
-"""Answers side by side: what the same questions get by strategy, precision and tool."""
+"""Answers to the same questions side by side, by strategy, precision and tool."""
 
 from __future__ import annotations
 

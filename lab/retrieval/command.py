@@ -1,4 +1,4 @@
-"""Wide beams under a trie: memory by width, and whether drafts or other requests show.
+"""Wide beams under a trie: memory by width; drafts and other requests must not change results.
 
 Of each of BUNDLES, searches and samplings of item ids after prompts of 256 tokens, those of
 lab/run peers --compare retrieval. Every setting has a process of its own: each request

@@ -30,7 +30,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Computed:
-    """What the requests of a setting returned, and took.
+    """Results, memory and times of the requests of a setting.
 
     Attributes:
         outputs: of each request.

@@ -1,1 +1,1 @@
-"""Speed beside quality, on twins."""
+"""Speed and quality, on twins."""

@@ -1,11 +1,11 @@
-"""Speed beside quality, on twins, and the frontier; with --draft, drafts of the demo target.
+"""Speed and quality, on twins, and the frontier; with --draft, drafts of the demo target.
 
 For each size and precision: makes the twin and its bundle in the work folder, runs dsbd-bench on it
 in a process of its own, and keeps its JSON. Existing files are not made or measured again; delete a
 JSON file to measure again. A size has a section of its own, written from all its reports there.
 
-With --draft, drafts of the demo target beside the demo draft instead, in a section of their own:
-what dsbd-distill made, of either kind, named by their folders.
+With --draft, drafts of the demo target are compared with the demo draft instead, in a section of
+their own: drafts of either kind that dsbd-distill made, named by their folders.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from scripts.document_sections import write_section
 FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
 PAGE, DRAFTS = RESULTS / "speed.md", RESULTS / "drafts.md"
 PICTURE = DOCS / "images" / "frontier.png"
-FRONTIER = "frontier"  # the third measurement, beside those by draft
+FRONTIER = "frontier"  # the third measurement, in addition to those by draft
 PRECISIONS = {"none": "fp32"} | {kind: kind for kind in ("int8", "int8-dynamic", "int4")}
 
 # dsbd-bench adds the baseline of every run: the same distribution without a draft.
@@ -69,7 +69,7 @@ FEW_RUNS = (
     "name='speculative-beam-search W=4, throughput'",
 )
 RUNS_OF = {DEMO: RUNS, HOSTILE: HOSTILE_RUNS, FRONTIER: FRONTIER_RUNS}
-# What depends on the draft and not on how long calls take.
+# Runs that depend on the draft and not on how long calls take.
 FIXED_RUNS = tuple(run for run in FEW_RUNS if "throughput" not in run)
 
 

@@ -1,1 +1,1 @@
-"""Transcripts of speech whose text is known, beside other tools: time, word errors, equality."""
+"""Transcripts of known speech, compared with other tools: time, word errors, equality."""

@@ -1,11 +1,9 @@
-"""Transcripts beside faster-whisper and transformers: time, word errors, and the same tokens.
+"""Transcription compared with faster-whisper and transformers: time, word errors, tokens.
 
 One model, in CHECKPOINT as transformers has it, is exported in fp32 and int8-dynamic. All tools
 transcribe what eSpeak NG reads of the texts in utterances.jsonl, in turn, on the same threads and
 with the same settings. The section "equality" is not timed: it counts how often segments, tokens
-and scores are those of transformers' generate. The section "fallback" is the processor's time of
-sounds without clear speech, which are tried at higher temperatures. All that is made lies in WORK,
-and is not made again.
+and scores are those of transformers' generate. Everything is kept in WORK and not made again.
 """
 
 from __future__ import annotations
@@ -21,10 +19,8 @@ import click
 from lab.frame.page import BUILD, RESULTS, Page, writes
 from lab.transcription.comparison import Work, lines_of, transcribed
 from lab.transcription.equality import Cases, equality_table, outcomes
-from lab.transcription.fallback import compare, unclear_sounds
 from lab.transcription.speech import Spoken, spoken, utterances
 from lab.transcription.tools import (
-    FASTER_WHISPER,
     OURS,
     TOOLS,
     Models,
@@ -34,7 +30,7 @@ from lab.transcription.tools import (
     open_tools,
 )
 
-SPEED, EQUALITY, FALLBACK = "transcription", "equality", "fallback"
+SPEED, EQUALITY = "transcription", "equality"
 OPTIONS_BY_PRECISION = {"fp32": (), "int8": ("--quantize", "int8-dynamic")}
 EXPORT = (sys.executable, "-c", "from dsbd_ort.cli import export; export()")
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -49,14 +45,14 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option(
     "--section",
     "sections",
-    type=click.Choice((SPEED, EQUALITY, FALLBACK)),
+    type=click.Choice((SPEED, EQUALITY)),
     multiple=True,
-    help="The first two by default.",
+    default=(SPEED, EQUALITY),
+    show_default=True,
 )
 @click.option("--beams", type=int, multiple=True, default=(5, 1), show_default=True)
 @click.option("--rounds", default=2, show_default=True, help="Of the short files.")
 @click.option("--long-rounds", default=1, show_default=True, help="Of the long ones.")
-@click.option("--fallback-rounds", default=7, show_default=True, help="Of the section fallback.")
 @click.option("--cpu-time", is_flag=True, help="Time of the processor, of all threads: rough.")
 @click.option(
     "--most", type=click.IntRange(min=2), help="Short files, at most; the first are English."
@@ -66,7 +62,7 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     "names",
     type=click.Choice(sorted({tool.name for tool in TOOLS})),
     multiple=True,
-    help="Beside ours; all by default.",
+    help="Tools to compare with; all by default.",
 )
 @click.option("--words", is_flag=True, help="Equality also of words and their times.")
 @click.option("--seconds", default=3600.0, help="After which equality begins no further case.")
@@ -79,7 +75,6 @@ def main(
     beams: tuple[int, ...],
     rounds: int,
     long_rounds: int,
-    fallback_rounds: int,
     cpu_time: bool,
     most: int | None,
     names: tuple[str, ...],
@@ -88,7 +83,6 @@ def main(
     page: Page,
 ) -> None:
     """Measure, and write the sections."""
-    sections = sections or (SPEED, EQUALITY)
     files = spoken(work / "utterances", utterances(), environment(work))
     short = [each for each in files if not each.utterance.is_long][:most]
     long = [each for each in files if each.utterance.is_long]
@@ -100,13 +94,6 @@ def main(
         _count_equal(cases, checkpoint.name, work, seconds, page)
     folder = None if ct2 is None else ct2_folder(ct2, checkpoint, work)
     models = Models(checkpoint=checkpoint, ct2=folder, bundles=bundles)
-    if FALLBACK in sections:
-        page.begin(FALLBACK)
-        with _opened(models, work, (FASTER_WHISPER,), page.threads, cpu_time=True) as tools:
-            found = compare(
-                unclear_sounds(work, environment(work)), tools, fallback_rounds, _report
-            )
-        page.write(FALLBACK, found, checkpoint.name, "time of the processor")
     if SPEED in sections:
         page.begin(SPEED)
         works = _works(short, long, beams, rounds, long_rounds)

@@ -70,7 +70,7 @@ class Transcribed:
 
     @property
     def decoder(self) -> float:
-        """What is neither features nor encoder."""
+        """Seconds of the decoder: all except features and encoder."""
         return self.milliseconds - self.part(FEATURES) - self.part(ENCODER)
 
 

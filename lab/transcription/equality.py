@@ -1,10 +1,8 @@
-"""Whether our transcripts are those of transformers' generate, and of themselves, made otherwise.
+"""Equality of our transcripts with those of transformers' generate, on the same samples.
 
 Every case compares segments: their tokens, their times and the mean log-probability of their
-window. Ours are compared with transformers' on the same samples, drafted ones with plain ones, and
-those of eight requests at a time over HTTP with those of one alone; on demand the words of segments
-and their times as well, with those of transformers' ``return_token_timestamps``, grouped as its
-pipeline groups them.
+window; on demand also the words of segments and their times, with those of transformers'
+``return_token_timestamps``, grouped as its pipeline groups them.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,6 @@ from transformers.models.whisper.tokenization_whisper import LANGUAGES, _collate
 
 from dsbd_ort import Pipeline
 from dsbd_ort.speech.audio import SAMPLING_RATE, Samples
-from lab.frame.server_process import MODEL, client_of
 from lab.transcription.runners.serve import read_samples
 from lab.transcription.sounds import sounds
 from lab.transcription.speech import Spoken
@@ -46,7 +42,6 @@ FALLBACK: dict[str, Any] = {
     "no_speech_threshold": 0.6,
 }
 NEVER = -1e9  # a threshold with which transformers returns scores, and that no text is below
-AT_A_TIME, SEED = 8, 3
 
 
 Words = tuple[tuple[str, float, float], ...]
@@ -103,7 +98,7 @@ def compared(kind: str, name: str, found: Sequence[Part], wanted: Sequence[Part]
 
 
 def _difference(one: Part, other: Part) -> str:
-    """Return how two segments differ, "" where they do not, but for their log-probabilities."""
+    """Return how two segments differ, "" if equal; log-probabilities are not compared here."""
     times = np.allclose((one.start, one.end), (other.start, other.end), atol=1e-6)
     if one.token_ids != other.token_ids or not times:
         return f"{one} instead of {other}"
@@ -228,7 +223,6 @@ class Cases:
         self._have_words = have_words
         self._reference = Reference(checkpoint, num_threads)
         self._pipe = Pipeline.from_bundle(bundle, num_threads=num_threads)
-        self._bundle, self._threads = bundle, num_threads
         self._files = files
 
     def close(self) -> None:
@@ -247,14 +241,11 @@ class Cases:
                     yield self._of_transformers("an utterance", each, num_beams, times)
                 if self._have_words:
                     yield self._of_transformers_words("an utterance", each, num_beams)
-                yield self._drafted(each, num_beams)
-        yield from self._at_a_time(short)
         for each in long:
             for num_beams in (1, 5):
                 yield self._of_transformers("a long file", each, num_beams, True)
                 if self._have_words:
                     yield self._of_transformers_words("a long file", each, num_beams)
-                yield self._drafted(each, num_beams)
 
     def _of_transformers(
         self, what: str, spoken: Spoken, num_beams: int, times: bool
@@ -299,61 +290,6 @@ class Cases:
             return compared(kind, name, found, self._reference.parts(samples, "en", **options))
 
         return kind, name, run
-
-    def _drafted(self, spoken: Spoken, num_beams: int) -> tuple[str, str, Callable[[], Outcome]]:
-        kind = f"drafted is plain, {_beams(num_beams)}"
-        name = spoken.utterance.name
-
-        def run() -> Outcome:
-            samples, language = read_samples(str(spoken.path)), spoken.utterance.language
-            options = {"num_beams": num_beams, "return_timestamps": True, **PLAIN}
-            plain = "greedy" if num_beams == 1 else "beam-search"
-            wanted = self._parts(samples, language, strategy=plain, **options)
-            drafted = {"drafter": "ngram", "draft_length": 3}
-            found = self._parts(samples, language, **drafted, **options)
-            return compared(kind, name, found, wanted)
-
-        return kind, name, run
-
-    def _at_a_time(
-        self, short: Sequence[Spoken]
-    ) -> Iterator[tuple[str, str, Callable[[], Outcome]]]:
-        """Yield the cases of requests over HTTP; the first sends all of them."""
-        kind = f"{AT_A_TIME} at a time over HTTP is alone"
-        answers: dict[Path, list[Part]] = {}
-        for each in short:
-
-            def run(each: Spoken = each) -> Outcome:
-                if not answers:
-                    answers.update(self._served(short))
-                samples = read_samples(str(each.path))
-                options = {"return_timestamps": True, "seed": SEED}
-                wanted = self._parts(samples, each.utterance.language, **options)
-                return compared(kind, each.utterance.name, answers[each.path], wanted)
-
-            yield kind, each.utterance.name, run
-
-    def _served(self, short: Sequence[Spoken]) -> dict[Path, list[Part]]:
-        with client_of(self._bundle, self._threads) as http, ThreadPoolExecutor(AT_A_TIME) as pool:
-
-            def answer(each: Spoken) -> list[Part]:
-                form = {
-                    "model": MODEL,
-                    "language": each.utterance.language,
-                    "response_format": "verbose_json",
-                    "seed": str(SEED),
-                }
-                with each.path.open("rb") as file:
-                    answered = http.post(
-                        "/v1/audio/transcriptions", data=form, files={"file": file}
-                    )
-                answered.raise_for_status()
-                return [
-                    Part(part["start"], part["end"], tuple(part["tokens"]), part["avg_logprob"])
-                    for part in answered.json()["segments"]
-                ]
-
-            return dict(zip([each.path for each in short], pool.map(answer, short), strict=True))
 
     def _parts(self, samples: Samples, language: str, **options: Any) -> list[Part]:
         found = self._pipe.transcribe(samples, language=language, **options)

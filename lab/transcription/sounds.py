@@ -1,4 +1,4 @@
-"""Sounds that provoke fallback: noise, chords, silence between speech, the same said over again."""
+"""Sounds that cause fallback: noise, chords, silence between speech, repeated speech."""
 
 from __future__ import annotations
 
@@ -34,22 +34,6 @@ def sounds(speech: Sequence[Samples]) -> Iterator[tuple[str, Samples, int]]:
     yield "silence between speech", np.concatenate([first, gap, second, third]), 1
     yield "noise between speech", np.concatenate([first, noise, noise, second, noise]), 1
     yield "chords between speech", np.concatenate([third, chords(28.0), first]), 1
-
-
-def without_clear_speech(sentence: Samples) -> Iterator[tuple[str, Samples]]:
-    """Yield sounds that make every program try higher temperatures.
-
-    sentence: a short one, of which noise as loud makes an unclear one.
-    """
-    rng = np.random.default_rng(0)
-    num_samples = 12 * SAMPLING_RATE
-    pitches = np.repeat(rng.uniform(200.0, 1200.0, 24), num_samples // 24)
-    tones = 0.2 * np.sin(2 * np.pi * np.cumsum(pitches) / SAMPLING_RATE)
-    yield "tones", tones.astype(np.float32)
-    yield "noise", (0.1 * rng.standard_normal(num_samples)).astype(np.float32)
-    loudness = np.sqrt(np.square(sentence).mean())
-    noisy = 0.5 * (sentence + loudness * rng.standard_normal(len(sentence)))
-    yield "unclear sentence", noisy.astype(np.float32)
 
 
 def chords(seconds: float) -> Samples:

@@ -1,4 +1,4 @@
-"""Speech whose text is known: what eSpeak NG reads of ``utterances.jsonl``, as WAV files."""
+"""Speech with known text: WAV files of ``utterances.jsonl`` read by eSpeak NG."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Utterance:
     Attributes:
         name: of the file; that of a long one begins with "long".
         language: its code, as Whisper has it.
-        voice: of eSpeak NG; behind a plus sign its variant.
+        voice: of eSpeak NG; its variant follows a plus sign.
         words_per_minute: of the voice.
         text: without digits, which every model writes in its own way.
     """

@@ -1,9 +1,9 @@
-"""Feature draft of a trained target, made one of its twin.
+"""Feature draft of a trained target, converted into one of its twin.
 
-A hidden state of the twin is the trained one with zeros behind it (``weights``), so the projection
+A hidden state of the twin is the trained one followed by zeros (``weights``), so the projection
 gets columns of zeros there, and the norm of a hidden state a weight that makes up for a mean over
 more dimensions. Its eps is not made up for, as it stands in the config once for all norms, nor is
-the constant beside added tokens, whose square is at most half the eps of the target's norms. Added
+the constant for added tokens, whose square is at most half the eps of the target's norms. Added
 tokens are embedded as zeros and never proposed.
 """
 
@@ -62,7 +62,7 @@ def widen_feature_draft(source: Path, target: LlamaConfig, output: Path) -> None
 
 
 def _filled(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return a tensor of ``shape`` that begins as ``tensor`` and has zeros behind it."""
+    """Return a tensor of ``shape`` that begins as ``tensor`` and is filled with zeros."""
     result = tensor.new_zeros(shape)
     result[tuple(slice(size) for size in tensor.shape)] = tensor
     return result

@@ -91,7 +91,7 @@ def make_twin(
 
 @dataclass(frozen=True)
 class Comparison:
-    """A twin beside the trained model, fp32, on seeded random tokens.
+    """A twin and the trained model, fp32, on seeded random tokens.
 
     Attributes:
         difference: the largest absolute one of two logits; with added tokens of two

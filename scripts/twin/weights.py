@@ -203,7 +203,7 @@ def num_params_of(config: LlamaConfig) -> int:
 
 @dataclass(frozen=True)
 class AddedTokens:
-    """What keeps added tokens out of the distribution: a constant in the residual, and its weights.
+    """Constant in the residual, and its weights, that keep added tokens out of the distribution.
 
     Attributes:
         dimension: the hidden dimension that holds the constant.

@@ -79,7 +79,7 @@ def strict(text: str) -> dict[str, object]:
 
 
 class ReplicasHere:
-    """What a cluster runs, without the cluster: answers go through pickle."""
+    """The work of a cluster without one: answers go through pickle."""
 
     def answers(self, backlog: Backlog) -> Answers:
         replica = Replica(backlog.settings, backlog.fingerprint)

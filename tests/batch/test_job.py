@@ -62,7 +62,7 @@ def answers(path):
 
 
 def without_times(path):
-    """What must not depend on workers or resuming; log-probabilities but for their rounding."""
+    """Fields that must not depend on workers or resuming; log-probabilities are rounded."""
     found = []
     for answer in answers(path):
         sequences = [
@@ -165,7 +165,7 @@ def num_lines(path):
 
 
 def expected_answers(tmp_path, bundle):
-    """What an undisturbed run writes."""
+    """Output of an undisturbed run."""
     batch = batch_of(
         tmp_path, bundle, name="expected.jsonl", options={"max_new_tokens": 6, "seed": 0}
     )

@@ -1,4 +1,4 @@
-"""What counts as a difference between two outputs, and the requests that are compared."""
+"""Differences between two outputs, and the requests that are compared."""
 
 from __future__ import annotations
 

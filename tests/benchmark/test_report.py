@@ -1,4 +1,4 @@
-"""What measurements add up to, worked by hand."""
+"""Summaries of measurements, computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client sends: the bodies of its requests, recorded before the application reads them."""
+"""Bodies of a client's requests, recorded before the application reads them."""
 
 from __future__ import annotations
 

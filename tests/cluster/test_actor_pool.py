@@ -61,7 +61,7 @@ def wait_for_lines(output, number, process):
 
 
 def local_answers(tmp_path, bundle):
-    """What the same lines get from one process."""
+    """Answers of a single process to the same lines."""
     batch = batch_of(
         tmp_path, bundle, name="local.jsonl", options={"max_new_tokens": MAX_NEW_TOKENS, "seed": 0}
     )

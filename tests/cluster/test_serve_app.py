@@ -47,7 +47,7 @@ def client(tiny_bundle, cluster) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def texts(tiny_bundle):
-    """What a lone pipeline makes of BODIES."""
+    """Answers of a single pipeline to BODIES."""
     with Pipeline.from_bundle(tiny_bundle.path, num_threads=1) as pipeline:
         return [
             pipeline.generate(

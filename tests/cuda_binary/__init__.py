@@ -6,7 +6,7 @@ while a stream is captured is refused. So everything of the provider that runs o
 which nodes it takes and which kernels they become, IO binding, its arena, captures, errors. There
 are no numbers and no times.
 
-    stand_in.py       builds the stand-in with g++ and unpacks onnxruntime-gpu beside it
+    stand_in.py       builds the stand-in with g++ and unpacks onnxruntime-gpu next to it
     cudart.cpp        the CUDA runtime: memory, copies, streams, captures, graphs, the log
     cublas.c  cublaslt.c
     cuda_runtime.py   cuda.bindings.runtime over the stand-in, and what it has recorded

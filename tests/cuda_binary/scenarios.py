@@ -1,4 +1,4 @@
-"""What the tests do in the process that has the CUDA provider."""
+"""Scenarios, run in the process that has the CUDA provider."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a forward and a prune cost the host and the queue of a GPU: a table with limits."""
+"""Host calls and GPU queue entries of a forward and a prune, with limits."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_options(worker: Worker, name: str, llama: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("logits", ["full", "topk:8"])
 def test_drafts(worker: Worker, logits: str, tmp_path: Path) -> None:
-    """A feature draft beside its target, and a draft that proposes some tokens only."""
+    """A feature draft with its target, and a draft that proposes some tokens only."""
     sizes = {**TARGET_SIZES, "num_hidden_layers": NUM_LAYERS, "vocab_size": VOCAB_SIZE}
     checkpoint = write_checkpoint(tmp_path / "llama", LlamaConfig(**sizes))
     drafts: list[tuple[str, Path, dict[str, Any]]] = [("cut", checkpoint, {"draft_vocab": 64})]

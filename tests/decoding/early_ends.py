@@ -1,4 +1,4 @@
-"""What early stopping returns, found in a run to the end (docs/algorithm.md 3.13), on its own."""
+"""Oracle of early stopping (docs/algorithm.md 3.13): its result, found in a run to the end."""
 
 from __future__ import annotations
 

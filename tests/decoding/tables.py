@@ -74,7 +74,7 @@ def run(
 
 
 def all_tokens(result: DecodeResult) -> list[tuple[list[int], float]]:
-    """What must be equal for two results to be the same: tokens and log-probabilities."""
+    """Tokens and log-probabilities of a result, which equal results share."""
     return [(s.token_ids, round(s.logprob, 6)) for s in result.sequences]
 
 

@@ -1,4 +1,4 @@
-"""What a draft model that does not agree costs under "throughput": all of it, on a clock.
+"""Cost of a draft model that disagrees, under "throughput", on a clock.
 
 The draft's prompt, the tokens it catches up with and the loop's own time included; costs are those
 of a small chat model with a draft a tenth its size, whose loop takes a tenth of a call.

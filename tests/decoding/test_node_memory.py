@@ -1,4 +1,4 @@
-"""What a request holds of its nodes' distributions: half of one float64 array each, no more."""
+"""Memory of nodes' distributions: at most half of a float64 array per node."""
 
 from __future__ import annotations
 

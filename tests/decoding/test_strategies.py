@@ -1,4 +1,4 @@
-"""What holds for every strategy: log-probabilities add up, statistics agree, edges work."""
+"""Properties of every strategy: log-probabilities add up, statistics agree, edges work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What draft policy "throughput" gains and loses, in the seconds of calls on a clock."""
+"""Gains and losses of draft policy "throughput", in the seconds of calls on a clock."""
 
 from __future__ import annotations
 

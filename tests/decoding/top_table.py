@@ -84,7 +84,7 @@ class TableFull:
 
 
 def candidates_of(logits: NDArray[np.float32], num_candidates: int) -> TopLogits:
-    """What a top-k head makes of (R, vocab_size) logits."""
+    """Output of a top-k head for (R, vocab_size) logits."""
     ids = np.argsort(-logits, axis=1, kind="stable")[:, :num_candidates]
     largest = logits.max(axis=1).astype(np.float64)
     sums = largest + np.log(np.exp(logits - largest[:, None]).sum(axis=1))

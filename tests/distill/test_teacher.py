@@ -246,7 +246,7 @@ def features_teacher(model):
 
 
 def features_of(model, tokens):
-    """What enters both layers, in bf16."""
+    """Inputs of both layers, in bf16."""
     with torch.inference_mode():
         ids = torch.from_numpy(tokens.astype(np.int64))
         hidden = model(input_ids=ids, output_hidden_states=True).hidden_states

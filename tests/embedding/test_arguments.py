@@ -1,4 +1,4 @@
-"""What a C caller gives becomes Python values, or one line that says what is wrong."""
+"""Arguments of a C caller become Python values, or an error of one line."""
 
 from __future__ import annotations
 

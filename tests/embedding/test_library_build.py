@@ -1,4 +1,4 @@
-"""What the build needs of a Python and a machine, and what it says where that is missing."""
+"""Requirements of the build of the C library, and its messages if they are not met."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a bundle answers, beside a model of transformers."""
+"""Answers of a bundle and of a model of transformers."""
 
 from __future__ import annotations
 

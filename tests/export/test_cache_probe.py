@@ -1,4 +1,4 @@
-"""What layers cache is read from a run of the model, and refused where it is no row a token."""
+"""Caches of layers are found by running the model; those without one row per token are refused."""
 
 from __future__ import annotations
 

@@ -36,20 +36,6 @@ from tests.export.conftest import Exported, swap_tokens
 from tests.runtime.bundle_edits import as_version_2, edited
 from tests.runtime.fake_trt import add_fake_engines
 
-ALONE: dict[str, dict[str, Any]] = {  # strategies without a draft
-    "sample": {"top_k": 20},
-    "beam-sample": {"num_beams": 3},
-    "greedy": {},
-    "beam-search": {"num_beams": 3},
-    "mjgd": {},
-}
-DRAFTING: dict[str, dict[str, Any]] = {
-    "dsbd": {"num_beams": 2, "draft_length": 3},
-    "speculative": {"draft_length": 3},
-    "tree-speculative": {"draft_length": 2, "draft_beams": 3},
-    "speculative-beam-search": {"num_beams": 2, "draft_length": 3},
-    "mjsd": {"draft_length": 2, "temperature": 0.0},
-}
 EXPORT = "import sys; from dsbd_ort.cli import export; export(sys.argv[1:])"
 
 
@@ -88,20 +74,6 @@ def test_a_target_alone_is_the_target_of_the_pair(alone: Path, exported: Exporte
     }
 
 
-@pytest.mark.parametrize("strategy", ALONE)
-def test_strategies_without_a_draft_give_the_tokens_of_the_pair(
-    alone: Path, exported: Exported, strategy: str
-) -> None:
-    with (
-        Pipeline.from_bundle(alone) as pipeline,
-        Pipeline.from_bundle(exported.config.output) as pair,
-    ):
-        for seed in range(3):
-            options = {"strategy": strategy, "seed": seed, "max_new_tokens": 12, **ALONE[strategy]}
-            found, wanted = (each.generate("def path(", **options) for each in (pipeline, pair))
-            assert found.sequences == wanted.sequences
-
-
 def test_a_draft_added_later_makes_the_bundle_of_the_pair(
     completed: Path, exported: Exported
 ) -> None:
@@ -109,21 +81,6 @@ def test_a_draft_added_later_makes_the_bundle_of_the_pair(
     manifest = open_bundle(completed, verify=True).manifest
     assert manifest == exported.result.manifest
     assert [file.name for file in completed.parent.iterdir()] == ["bundle"]
-
-
-@pytest.mark.parametrize("strategy", DRAFTING)
-def test_a_draft_added_later_drafts_as_that_of_the_pair(
-    completed: Path, exported: Exported, strategy: str
-) -> None:
-    options = {"strategy": strategy, "seed": 4, "max_new_tokens": 12, **DRAFTING[strategy]}
-    with (
-        Pipeline.from_bundle(completed) as pipeline,
-        Pipeline.from_bundle(exported.config.output) as pair,
-    ):
-        found, wanted = (each.generate("def path(", **options) for each in (pipeline, pair))
-    assert found.sequences == wanted.sequences
-    assert found.stats.num_accepted_tokens == wanted.stats.num_accepted_tokens
-    assert found.stats.num_draft_tokens == wanted.stats.num_draft_tokens > 0
 
 
 def test_a_draft_is_replaced_in_another_precision(

@@ -22,7 +22,7 @@ from dsbd_export.opening import open_draft
 from dsbd_export.parts.draft_vocabulary import most_frequent_tokens, shorter_head_advice
 from dsbd_export.parts.topk_head import proposed_logits
 from dsbd_export.pipeline import export_bundle
-from dsbd_ort import Pipeline, Regex
+from dsbd_ort import Pipeline
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
@@ -185,50 +185,6 @@ def test_a_forward_without_logit_rows(pair: Path, dense: Path) -> None:
         with load_causal_lm(open_bundle(bundle), "draft") as draft:
             found = logits_of(draft, *STEP[:3], np.arange(0))
             assert len(found if bundle == dense else found.top_ids) == 0
-
-
-PAIRS = [  # (drafting, plain)
-    ({"strategy": "dsbd", "num_beams": 3}, {"strategy": "beam-sample", "num_beams": 3}),
-    ({"strategy": "speculative"}, {"strategy": "sample"}),
-    ({"strategy": "tree-speculative", "draft_beams": 3}, {"strategy": "sample"}),
-    (
-        {"strategy": "speculative-beam-search", "num_beams": 3},
-        {"strategy": "beam-search", "num_beams": 3},
-    ),
-    (
-        {"strategy": "dsbd", "num_beams": 2, "constraint": Regex("[a-z ]{20}")},
-        {"strategy": "beam-sample", "num_beams": 2, "constraint": Regex("[a-z ]{20}")},
-    ),
-    (
-        {"strategy": "speculative", "repetition_penalty": 1.2, "logit_bias": {299: 30.0}},
-        {"strategy": "sample", "repetition_penalty": 1.2, "logit_bias": {299: 30.0}},
-    ),
-]
-
-
-@pytest.mark.parametrize(("drafting", "plain"), PAIRS)
-def test_the_output_is_the_target_s(
-    pair: Path, dense: Path, drafting: dict[str, Any], plain: dict[str, Any]
-) -> None:
-    """Also where the target takes tokens that the draft cannot propose, alone and together."""
-    prompts = ["def f1(", "a b", "x" * 40]
-    warping = {} if "search" in plain["strategy"] else {"top_k": NUM_TOP}
-    settings = {"max_new_tokens": 16, "seed": 1, **warping}
-    for bundle in (pair, dense):
-        with Pipeline.from_bundle(bundle, num_threads=1) as pipe:
-            wanted = [pipe.generate(prompt, **settings, **plain) for prompt in prompts]
-            found = [
-                pipe.generate(prompt, draft_length=3, **settings, **drafting) for prompt in prompts
-            ]
-            together = pipe.generate(prompts, **settings, **drafting)
-            wanted_together = pipe.generate(prompts, **settings, **plain)
-            for many, others in ((found, wanted), (together, wanted_together)):
-                for one, other in zip(many, others, strict=True):
-                    tokens, others_tokens = (
-                        [s.token_ids for s in result.sequences] for result in (one, other)
-                    )
-                    assert tokens == others_tokens
-            assert sum(result.stats.num_draft_tokens for result in found) > 0
 
 
 def test_mjsd_runs(pair: Path) -> None:

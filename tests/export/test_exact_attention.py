@@ -77,7 +77,7 @@ def test_logits_depend_on_the_path_alone(bundles, precision, role):
     ],
 )
 def test_fused_attention_depends_on_more(bundles, precision):
-    """What the tests above compare does differ where nothing was done about it."""
+    """Without exact attention, the comparisons of the tests above fail."""
     bundle = bundles(*precision)
     assert differing(bundle, "target") > NUM_WAYS / 2
     assert bundle.entry("target").bit_exact is False

@@ -103,7 +103,7 @@ TAKE_A_SHAPE = {"Reshape", "Expand", "ConstantOfShape"}
 
 
 def shape_arithmetic(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """What computes with shapes: ONNX Runtime does so on the CPU, which a GPU's engine refuses."""
+    """Nodes that compute shapes, which ONNX Runtime runs on the CPU and a GPU engine refuses."""
     shapes = {node.output[0] for node in graph.node if node.op_type in ("Shape", "Size")}
     return [
         node for node in graph.node if shapes & {*node.input} and node.op_type not in TAKE_A_SHAPE

@@ -1,4 +1,4 @@
-"""What the cache hook refuses: each would give a graph that is silently wrong."""
+"""Refusals of the cache hook: each case would give a graph that is silently wrong."""
 
 from __future__ import annotations
 

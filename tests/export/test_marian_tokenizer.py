@@ -93,7 +93,7 @@ def test_ids_and_texts_are_those_of_transformers(separate, tmp_path):
 
 
 def test_other_scores_are_seen(tmp_path):
-    """What splits the targets is put in the place of what splits the sources."""
+    """The splitter of targets is swapped with that of sources."""
     folder = with_marian_files(tmp_path / "marian")
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -1,4 +1,4 @@
-"""What target and draft must agree on, and what is made the same when it differs."""
+"""Properties that target and draft must share, and those that the export makes equal."""
 
 from __future__ import annotations
 

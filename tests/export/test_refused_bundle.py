@@ -1,4 +1,4 @@
-"""What the parity gate refuses is kept, and a person may accept its errors, but for wrong ones."""
+"""Bundles that the parity gate refuses are kept; a person may accept rounding errors only."""
 
 from __future__ import annotations
 

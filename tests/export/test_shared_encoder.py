@@ -50,7 +50,7 @@ def exported(name, folder, captures, **options):
 
 
 def hidden_states(folder, source):
-    """What transformers' encoder leaves of a source."""
+    """Output of transformers' encoder for a source."""
     options = ExportConfig(target="", output=folder)
     model = load_model(open_checkpoint("target", folder, options))
     with torch.no_grad():
@@ -103,7 +103,7 @@ def test_a_draft_that_proposes_some_tokens(name, logits, captures, tmp_path):
 
 
 def target_logits(folder, source, start):
-    """What transformers' decoder says behind the start token."""
+    """Logits of transformers' decoder after the start token."""
     model = load_model(open_checkpoint("draft", folder, ExportConfig(target="", output=folder)))
     with torch.no_grad():
         ids = {"input_ids": [source], "decoder_input_ids": [[start]]}

@@ -1,4 +1,4 @@
-"""What TensorRT is asked to build for: refusals, defaults, and the cache of kernel times."""
+"""Options of TensorRT builds: refusals, defaults, and the cache of kernel times."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from onnx import numpy_helper
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from lab.frame.random_calls import RandomCalls, product_bytes
 from lab.frame.rounds import time_in_rounds
-from lab.session_options.choices import CHOICES, SHARINGS
 from scripts.machine import _ticks, one_core_taken, wait_until_idle
 from tests.lab.lab_run import RESULTS, lab_run
 from tests.runtime.bundle_edits import edited
@@ -71,45 +70,6 @@ def test_random_calls_are_steps_of_that_many_rows_behind_full_caches(tmp_path):
         for key, value in calls.caches.items():
             is_same = (value.numpy() == before[key]).all(axis=(0, 1, 3))  # (C,)
             np.testing.assert_array_equal(is_same, np.arange(16) < 16 - rows)
-
-
-FIELDS = ("enable_cpu_mem_arena", "enable_mem_pattern", "graph_optimization_level")
-FIELDS += ("intra_op_num_threads", "execution_mode", "inter_op_num_threads")
-ENTRIES = ("session.intra_op.allow_spinning", "session.intra_op.spin_duration_us")
-ENTRIES += ("session.dynamic_block_base", "session.set_denormal_as_zero")
-ENTRIES += ("session.intra_op_thread_affinities",)
-
-
-def options_of_two_threads():
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 2
-    return options
-
-
-def described(options):
-    """What the options say of every field and entry that a choice may touch."""
-    entries = {}
-    for name in ENTRIES:
-        try:
-            entries[name] = options.get_session_config_entry(name)
-        except RuntimeError:
-            entries[name] = None  # never set
-    return {name: getattr(options, name) for name in FIELDS} | entries
-
-
-def test_every_choice_changes_the_options_in_a_way_of_its_own():
-    found = [described(options_of_two_threads())]
-    for choice in CHOICES:
-        if not choice.is_grouped:  # a choice of the export
-            options = options_of_two_threads()
-            choice.change(options)
-            found.append(described(options))
-    assert all(a != b for index, a in enumerate(found) for b in found[:index])
-
-
-def test_the_runtime_does_one_thing_for_a_draft_of_each_size():
-    kept = [sharing.draft_role for sharing in SHARINGS if sharing.is_kept]
-    assert sorted(kept) == ["draft", "target"]
 
 
 def measured_calls(document, *bundles, settings=()):

@@ -1,4 +1,4 @@
-"""What stands in for engines while host time is measured says the same with either head."""
+"""The engines' stand-ins for host time give the same tokens with either head."""
 
 from __future__ import annotations
 

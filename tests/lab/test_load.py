@@ -53,7 +53,6 @@ def test_memory_that_is_taken_is_seen() -> None:
             "serving",
             ["--rounds", "1", "--requests", "2", "--max-new-tokens", "4", "--wait", "0"],
         ),
-        ("streams", RESULTS / "serving.md", "streams", ["--max-new-tokens", "4"]),
         (
             "retrieval",
             RESULTS / "retrieval.md",
@@ -81,28 +80,3 @@ def test_a_measurement_runs_and_writes_its_section(
         f"\n<!-- end of {section} -->\nafter\n",
     )
     assert text.count("|") > 20
-
-
-def test_a_count_of_requests_goes_on_where_it_ended(tmp_path: Path, tiny_bundle: Bundle) -> None:
-    assert "<!-- invariance -->" in (RESULTS / "invariance.md").read_text()
-    page = tmp_path / "page.md"
-    page.write_text("<!-- invariance -->\n<!-- end of invariance -->")
-
-    def cells(num_requests: int, minutes: float) -> list[list[str]]:
-        options = ["--requests", num_requests, "--num-beams", 2, "--max-new-tokens", 4]
-        files = ["--record", tmp_path / "record.json", "--document", page]
-        options += ["--minutes", minutes, "--threads", 1]
-        done = lab_run("invariance", "requests", tiny_bundle.path, *options, *files)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert done.stdout.strip() in page.read_text()
-        return [line.split(" | ")[1:4] for line in done.stdout.splitlines() if "`tiny`" in line]
-
-    first = cells(8, 1)
-    assert {requests for _, requests, _ in first} == {"8"}
-    # Engines in fp32: a few bits may differ, tokens do not.
-    assert ["HTTP, 8 at a time, of mixed strategies / alone", "8", "0"] in first
-    second = cells(16, 1)
-    assert [(name, requests) for name, requests, _ in second] == [
-        (name, "16") for name, *_ in first
-    ]
-    assert cells(800, 0) == second  # no time: what was counted before

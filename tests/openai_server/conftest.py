@@ -65,7 +65,7 @@ def with_templates(bundle: Path, folder: Path, source_by_file: Mapping[str, str]
 
 @pytest.fixture(scope="session")
 def pipeline(chat_bundle: Path) -> Iterator[Pipeline]:
-    """What a lone request gets."""
+    """Answer to a single request."""
     with Pipeline.from_bundle(chat_bundle, num_threads=1) as opened:
         yield opened
 

@@ -23,7 +23,7 @@ MODEL = "tiny"
 
 @dataclass(frozen=True)
 class RunningServer:
-    """Where it listens, and what answers there.
+    """Address of a server, and a client for it.
 
     http: a client to be shared; to make one takes longer than a request, for certificates.
     """

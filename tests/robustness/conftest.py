@@ -1,6 +1,6 @@
 """A bundle so small that it can be copied and opened thousands of times, and forced preemption.
 
-All requests of these tests lose their rows again and again (``preempting``), but for those that
+All requests of these tests lose their rows again and again (``preempting``), except those that
 they are compared with. The summary of a run says how often.
 """
 

@@ -21,7 +21,7 @@ from tests.robustness.whole_requests import VALUES, constraint_of, has_meaning
 
 @dataclass(frozen=True)
 class Texts:
-    """What requests to a bundle are drawn from.
+    """Values that requests to a bundle are drawn from.
 
     Attributes:
         prompts: texts or tokens; of an encoder-decoder its sources.

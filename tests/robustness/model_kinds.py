@@ -24,8 +24,9 @@ from tests.export.feature_checkpoints import write_library, written
 from tests.exports import family_pair
 from tests.made_once import made_once
 from tests.robustness.demo_requests import Texts
+from tests.runtime.bundle_edits import without_draft
 from tests.runtime.feature_pair import DRAFT, TARGET
-from tests.runtime.tiny_graph import write_tiny_bundle
+from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 from tests.runtime.tiny_tokenizer import VOCAB_SIZE as NUM_BYTES
 
 STOPS = ("re", "(", "self", "\n")
@@ -84,6 +85,12 @@ def tiny_features(captures: SharedCaptures, folder: Path) -> Path:
     return folder
 
 
+def tiny_draftless(captures: SharedCaptures, folder: Path) -> Path:
+    write_tiny_bundle(folder / "bundle", target=TinyModel())
+    without_draft(folder / "bundle", TinyModel())
+    return folder
+
+
 def eagle3(captures: SharedCaptures, folder: Path, **options: str) -> Path:
     target = write_checkpoint(folder / "target", LlamaConfig(**SIZES, num_hidden_layers=7))
     draft = written(folder, write_library, {})
@@ -108,9 +115,12 @@ MODEL_KINDS = {
     ),
     "T5 drafted by Marian": ModelKind("t5-marian", sources("t5", "marian"), SOURCE_TEXTS),
     "Granite hybrid": families("granite_hybrid", "qwen3_5", is_long=False),
+    "LFM2": families("lfm2", "llama", is_long=False),
+    "Qwen3.5": families("qwen3_5", "lfm2", is_long=False),
     "Mamba2": families("mamba2", "llama"),
     "Mamba2 as a draft": families("llama", "mamba2"),
     "features": ModelKind("tiny-features", tiny_features, BYTE_TEXTS, is_long=False),
+    "no draft": ModelKind("tiny-draftless", tiny_draftless, BYTE_TEXTS, is_long=False),
     "EAGLE-3": ModelKind("eagle3", eagle3),
     "EAGLE-3 in int8": ModelKind("eagle3-int8", functools.partial(eagle3, quantize="int8-dynamic")),
     "windows and sinks in int8": families(

@@ -31,7 +31,7 @@ from tests.robustness.demo_requests import (
     demo_requests,
 )
 from tests.robustness.model_kinds import MODEL_KINDS, ModelKind
-from tests.robustness.preempting import PreemptedPipeline
+from tests.robustness.preempting import TALLY, PreemptedPipeline
 from tests.robustness.speech_requests import (
     SpeechRequest,
     check_speech_request,
@@ -48,12 +48,14 @@ NUM_TOP = 8
 
 @contextlib.contextmanager
 def opened(bundle: Path) -> Iterator[Pipes]:
-    """Open a bundle for requests left in peace and for those preempted."""
+    """Open a bundle for plain requests and for preempted ones; some must have been preempted."""
+    num_before = TALLY.num_preempted
     with (
         Pipeline.from_bundle(bundle, num_threads=1) as calm,
         PreemptedPipeline.from_bundle(bundle, num_threads=1) as forced,
     ):
         yield Pipes(calm, forced)
+    assert TALLY.num_preempted > num_before
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +228,7 @@ def test_any_of_many_requests_in_int8_has_the_same_bits(int8_pipes: Pipes) -> No
 
 
 def test_memory_does_not_grow_with_the_requests() -> None:
-    """Whatever was asked, failed or was given up, nothing of it is held afterwards."""
+    """No memory is held after requests that ended, failed or were given up."""
     drawn: list[WholeRequest] = []
 
     @settings(THOROUGH, max_examples=60)

@@ -33,7 +33,7 @@ def outcome(bundle: Path) -> str:
 
 
 def main(bundle: str, work: str, first_seed: str, num_seeds: str) -> None:
-    """Try seeds ``first_seed`` and behind."""
+    """Try the seeds from ``first_seed`` on."""
     warnings.simplefilter("error")
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
     for seed in range(int(first_seed), int(first_seed) + int(num_seeds)):

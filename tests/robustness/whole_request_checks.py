@@ -1,4 +1,4 @@
-"""What must hold of whole requests, found in other ways than by the decoder."""
+"""Checks of whole requests, computed independently of the decoder."""
 
 from __future__ import annotations
 
@@ -346,7 +346,7 @@ def tosses_by_rounding(request: WholeRequest, config: DecodingConfig) -> bool:
 
 
 def with_others(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
-    """Decode beside a twin that came first and one that leaves half-way; check the rows held."""
+    """Decode with a twin that came first and one that leaves half-way; check the rows held."""
     forest = BatchedDecoder(*request.models())
     early = forest.join(request.request(config))
     leaver, late = forest.join(request.request(config)), None
@@ -377,7 +377,7 @@ def with_others(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
 
 
 def in_a_small_cache(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
-    """Decode beside two older twins in a cache that is too small for them."""
+    """Decode with two older twins in a cache that is too small for all."""
     max_rows = len(request.prompt) + config.num_beams * (2 + request.table_seed % 9)
     forest = BatchedDecoder(*request.models(), max_rows=max_rows)
     twins = [request.request(config, preempts=request.forced()) for _ in range(3)]

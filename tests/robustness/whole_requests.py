@@ -1,4 +1,4 @@
-"""Whole requests drawn at random, every option beside every other, and what must hold of each."""
+"""Whole requests drawn at random, with every combination of options, on tables."""
 
 from __future__ import annotations
 

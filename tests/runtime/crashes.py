@@ -37,7 +37,7 @@ def write(output: Path, content: str, can_swap: bool) -> None:
 
 
 def contents(output: Path) -> set[str]:
-    """What the files of a whole bundle hold: one thing."""
+    """Content of the files of a whole bundle, one value."""
     return {(output / name).read_text() for name in ("model.onnx", MANIFEST_NAME)}
 
 

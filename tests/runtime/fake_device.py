@@ -28,7 +28,7 @@ CACHE_DIMS = 4
 
 @dataclass
 class Traffic:
-    """What a device did since the start or ``clear``.
+    """Operations of a device since the start or ``clear``.
 
     Attributes:
         counts: operations by name.
@@ -165,7 +165,7 @@ class FakeDevice:
 
 
 class FakeRecording:
-    """What a device has recorded; it must not run after the memory was freed."""
+    """A recorded graph of a device; it must not run after its memory was freed."""
 
     def __init__(self, device: FakeDevice, work: Callable[[], None]) -> None:
         self._device = device

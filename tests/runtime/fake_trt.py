@@ -1,4 +1,4 @@
-"""What the runtime uses of the module ``trt``, over ONNX Runtime: a plan names its ONNX file."""
+"""Fake of the module ``trt`` over ONNX Runtime: a plan names its ONNX file."""
 
 from __future__ import annotations
 

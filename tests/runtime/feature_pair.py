@@ -40,7 +40,7 @@ def of_draft(
 
 
 def input_of_target(model: TinyModel, features: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What the draft makes of features of the target, (N, draft width)."""
+    """The draft's features computed from the target's, (N, draft width)."""
     return features @ model.weights()["fc"].astype(np.float64)
 
 

@@ -115,7 +115,7 @@ def warm(machine: FakeMachine) -> None:
 
 
 def iterate(machine: FakeMachine) -> None:
-    """What one iteration asks of a model: three steps and a prune."""
+    """Calls of one iteration: three steps and a prune."""
     num_rows = machine.model.num_rows
     append_chain(machine.model, 1, np.array([0]))
     append_forest(machine.model, [-1, -1, 0])

@@ -1,4 +1,4 @@
-"""What stays bound between calls of an engine: values, sizes that come and go, large arrays."""
+"""Arrays that stay bound between engine calls: values, changing sizes, large arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an encoder keeps of the sources that it has read: how long, and while somebody holds one."""
+"""Encoder outputs that are kept for sources: how long, and while a caller holds one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands between a bundle and the CUDA provider: options, reasons, no silent fallback."""
+"""Opening a bundle with the CUDA provider: options, reasons, no silent fallback."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ TEXTS = [  # (words, text, what it has gained behind each token, in tokens)
 
 
 def stepwise(words, text, prompt=()):
-    """What each token of a text gains, as the scores say."""
+    """Gain of each token of a text, by the scores."""
     hot = HotWords(words, GAIN)
     gains = []
     for end, token in enumerate(text):

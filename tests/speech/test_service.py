@@ -53,7 +53,7 @@ def pipe(speech_bundle: Path) -> Iterator[Pipeline]:
 
 @pytest.fixture(scope="module")
 def alone(pipe: Pipeline) -> list[Transcript]:
-    """What each request gets from the pipeline."""
+    """The pipeline's answer to each request."""
     return [pipe.transcribe(audio, **options) for audio, options in REQUESTS]
 
 

@@ -33,7 +33,7 @@ QUICK_FLAGS = ["--num-beams", 2, "--temperature", 0, "--threads", 1]
 
 @pytest.fixture(scope="module")
 def wanted(speech_bundle: Path) -> dict[str, Transcript]:
-    """What the pipeline says of every file, with times."""
+    """The pipeline's transcript of every file, with times."""
     with Pipeline.from_bundle(speech_bundle, num_threads=1) as pipe:
         return {
             name: pipe.transcribe(data, return_timestamps=True, **QUICK)

@@ -1,4 +1,4 @@
-"""What a constraint forbids, as a trace tells it: the target's likeliest tokens among them."""
+"""Tokens that a constraint forbids, as a trace shows them."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def feature_draft(folder, **has):
 
 
 def logits_of(target_folder, draft_folder, tokens):
-    """Logits behind the last 8 tokens at each depth of a rollout."""
+    """Logits after the last 8 tokens at each depth of a rollout."""
     with quiet_libraries(), torch.no_grad():
         target = LlamaForCausalLM.from_pretrained(target_folder, dtype=torch.float32).eval()
         draft = load_feature_draft(open_checkpoint("draft", draft_folder, ModelOptions()))

@@ -23,7 +23,7 @@ def open_job(job: Job) -> Opened:
     )
 
     def generate(asked: Asked) -> Answered:
-        ending: dict[str, Any] = {} if job.task == "translation" else {"eos_token_id": ()}
+        ending: dict[str, Any] = {"eos_token_id": ()}
         if asked.json_schema is not None:
             ending = {"constraint": JsonSchema(json.loads(asked.json_schema))}
         if asked.ids_file is not None:

@@ -11,7 +11,7 @@ import xllamacpp
 from lab.peers.runners.serve import Answered, Asked, Job, Opened, serve, unknown_task
 
 GREEDY: dict[str, Any] = {"temperature": 0.0}
-# what it would do beside temperature, top-k and top-p is switched off
+# all other samplers are switched off
 SAMPLING: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
 OPTIONS_BY_TASK = {"greedy": GREEDY, "greedy-assisted": GREEDY}
 OPTIONS_BY_TASK |= {"sampling": SAMPLING, "assisted": SAMPLING}

@@ -32,17 +32,9 @@ OPTIONS_BY_TASK: dict[str, dict[str, Any]] = {
     "beam-search": BEAM_SEARCH,
     "assisted": SAMPLING,
     "sampling": SAMPLING,
-    "lookup": SAMPLING,
     "retrieval": BEAM_SEARCH,
     "json-beam-search": BEAM_SEARCH,
     "json-sampling": SAMPLING,
-}
-# of its documentation; the width adapts itself
-LOOKUP: dict[str, Any] = {
-    "ngram_size": 4,
-    "max_draft_tokens": 8,
-    "ngram_chained_lookup": True,
-    "min_adaptive_k": 2,
 }
 
 
@@ -56,7 +48,7 @@ def convert(job: Job) -> None:
         subprocess.run(command, check=True)
     config = json.loads((folder / "target" / CONFIG).read_text())
     # no end token can be switched off, nor one beyond the vocabulary be given (0.18.0); the begin
-    # token is generated only behind an end: such a sequence is shorter than it should be
+    # token is generated only after an end: such a sequence is shorter than it should be
     config["model"]["eos_token_id"] = config["model"]["bos_token_id"]
     config["model"]["decoder"]["filename"] = "target/model.onnx"
     (folder / CONFIG).write_text(json.dumps(config))
@@ -79,8 +71,6 @@ def open_job(job: Job) -> Opened:
             random_seed=asked.seed,
             **OPTIONS_BY_TASK[job.task] | job.options,
         )
-        if job.task == "lookup":
-            params.set_speculative_options(**LOOKUP)
         if asked.json_schema is not None:
             params.set_guidance("json_schema", asked.json_schema)
         generator = onnxruntime_genai.Generator(model, params)
@@ -103,8 +93,8 @@ def open_job(job: Job) -> Opened:
 
 
 def _num_iterations(generator: Any, job: Job, num_tokens: int) -> int | None:
-    """Return the rounds that drafted, and one for every token beside them."""
-    if job.task not in ("assisted", "lookup"):
+    """Return the number of drafting rounds plus one for every other token."""
+    if job.task != "assisted":
         return num_tokens
     stats = generator.get_speculative_stats()
     return int(stats["rounds"] + num_tokens - stats["tokens_emitted"])

@@ -35,12 +35,10 @@ BEAM_SEARCH: dict[str, Any] = {
     "length_penalty": 1.0,
     "stop_criteria": openvino_genai.StopCriteria.HEURISTIC,  # early_stopping=False
 }
-LOOKUP: dict[str, Any] = {"num_assistant_tokens": 5, "max_ngram_size": 3}  # of its sample
 OPTIONS_BY_TASK: dict[str, dict[str, Any]] = {
     "beam-search": BEAM_SEARCH,
     "assisted": SAMPLING,
     "sampling": SAMPLING,
-    "lookup": SAMPLING | LOOKUP,
     "retrieval": BEAM_SEARCH,
     "json-beam-search": BEAM_SEARCH,
     "json-sampling": SAMPLING,
@@ -66,8 +64,6 @@ def open_job(job: Job) -> Opened:
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.enable_prefix_caching = False  # with a draft model it fails in fp32 (2026.4.1)
     parts: dict[str, Any] = {"scheduler_config": scheduler}
-    if job.task == "lookup":
-        parts["prompt_lookup"] = True
     if job.task == "assisted":
         parts["draft_model"] = openvino_genai.draft_model(draft, DEVICE, **properties)
     pipeline = openvino_genai.LLMPipeline(target, DEVICE, **properties, **parts)

@@ -29,7 +29,6 @@ OPTIONS_BY_TASK: dict[str, dict[str, Any]] = {
     "beam-sampling": {"do_sample": True},
     "assisted": {"do_sample": True},
     "sampling": {"do_sample": True},
-    "lookup": {"do_sample": True, "prompt_lookup_num_tokens": 10},  # as in its documentation
     "retrieval": BEAM_SEARCH,
     "json-beam-search": BEAM_SEARCH,
     "json-sampling": {"do_sample": True},

@@ -14,7 +14,7 @@ SETTINGS = {
     "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB
     "VLLM_NO_USAGE_STATS": "1",
 }
-# the registry's builds are for torch with CUDA and fail beside torch for the CPU; not needed here
+# the registry's builds are for torch with CUDA and fail with torch for the CPU; not needed here
 NOT_IMPORTED = ("torchvision", "torchaudio", "torchcodec")
 LENGTH_LIMIT = 1024
 

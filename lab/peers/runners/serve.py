@@ -31,14 +31,12 @@ class Job:
 
     Attributes:
         target, draft: checkpoints of Hugging Face layout.
-        folder: also read by the tool: its conversion, our bundle, or a checkout.
+        folder: also read by the tool: its conversion, or our bundle.
         precision: "fp32" or "int8".
-        task: "beam-search", "beam-sampling", "assisted", "sampling" or "lookup" (drafted by what
-            followed the last tokens before), where every sequence has the full length;
-            "json-beam-search" or "json-sampling", where a document under a schema ends by itself;
-            "retrieval", a beam search that returns all beams, held to the ids of a file where
-            the tool can be; or "translation", where the prompt is the source of an encoder-decoder
-            and its target ends by itself.
+        task: "beam-search", "beam-sampling", "assisted" or "sampling", whose sequences all have
+            the full length; "json-beam-search" or "json-sampling", whose documents end under
+            their schema; or "retrieval", a beam search that returns all beams, restricted to the
+            ids of a file if the tool can do that.
         options: further options of the task.
         num_threads: of the tool; the environment variables of OpenMP say the same.
     """
@@ -104,7 +102,7 @@ class Opened:
 
 
 Verb = Callable[[dict[str, Any]], dict[str, Any]]
-"""Makes an answer of what stands behind a verb of the protocol."""
+"""Answers the arguments of a verb of the protocol."""
 
 
 def serve(open_job: Callable[[Job], Opened], convert: Callable[[Job], None] | None = None) -> None:

@@ -10,7 +10,6 @@ from dsbd_runtime.parts.ort_encoder import OrtEncoder
 from lab.transcription.runners.serve import (
     ENCODER,
     FEATURES,
-    OWN,
     Asked,
     Job,
     Opened,
@@ -25,9 +24,6 @@ PLAIN: dict[str, Any] = {
     "logprob_threshold": None,
     "no_speech_threshold": None,
 }
-# Its patience of 1 ends a search once so many texts have ended as there are beams; CTranslate2
-# decodes half of the context at most.
-LIKE_FASTER_WHISPER: dict[str, Any] = {"best_of": 5, "early_stopping": True, "max_new_tokens": 224}
 
 
 def open_job(job: Job, stopwatch: Stopwatch) -> Opened:
@@ -38,11 +34,13 @@ def open_job(job: Job, stopwatch: Stopwatch) -> Opened:
     stopwatch.watch(OrtEncoder, "cross_rows", ENCODER)
 
     def transcribe(samples: Samples, asked: Asked) -> tuple[str, int]:
-        options: dict[str, Any] = {"language": asked.language}
-        if asked.fallback != OWN:
-            options |= {"num_beams": asked.num_beams, "return_timestamps": asked.timestamps}
-            options |= LIKE_FASTER_WHISPER if asked.fallback else PLAIN
-        found = pipe.transcribe(samples, **options)
+        found = pipe.transcribe(
+            samples,
+            language=asked.language,
+            num_beams=asked.num_beams,
+            return_timestamps=asked.timestamps,
+            **PLAIN,
+        )
         return found.text, sum(len(segment.token_ids) for segment in found.segments)
 
     settings = f"quantization {pipe.bundle.manifest.target.quantization}"

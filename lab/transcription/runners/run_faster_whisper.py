@@ -10,7 +10,6 @@ from faster_whisper.feature_extractor import FeatureExtractor
 from lab.transcription.runners.serve import (
     ENCODER,
     FEATURES,
-    OWN,
     Asked,
     Job,
     Opened,
@@ -43,15 +42,14 @@ def open_job(job: Job, stopwatch: Stopwatch) -> Opened:
     stopwatch.watch(faster_whisper.WhisperModel, "encode", ENCODER)
 
     def transcribe(samples: Samples, asked: Asked) -> tuple[str, int]:
-        options: dict[str, Any] = {} if asked.fallback else PLAIN
-        if asked.fallback != OWN:
-            options = {
-                **options,
-                "beam_size": asked.num_beams,
-                "condition_on_previous_text": False,
-                "without_timestamps": not asked.timestamps,
-            }
-        segments, _ = model.transcribe(samples, language=asked.language, **options)
+        segments, _ = model.transcribe(
+            samples,
+            language=asked.language,
+            beam_size=asked.num_beams,
+            condition_on_previous_text=False,
+            without_timestamps=not asked.timestamps,
+            **PLAIN,
+        )
         found = list(segments)
         return "".join(each.text for each in found), sum(len(each.tokens) for each in found)
 

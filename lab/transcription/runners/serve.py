@@ -26,13 +26,12 @@ from numpy.typing import NDArray
 from lab.peers.runners.serve import Verb, answer_requests, peak_bytes
 
 Samples = NDArray[np.float32]
-ALIKE, OWN = "alike", "own defaults"
 FEATURES, ENCODER = "features", "encoder"  # what else a transcription takes is the decoder's
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a tool opens.
+    """A model to open, and how.
 
     Attributes:
         folder: as the tool reads it: a checkpoint, its conversion, or our bundle.
@@ -49,22 +48,19 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """One request; without ``fallback`` all tools search at temperature 0, without previous text.
+    """One request; all tools search at temperature 0, without previous text.
 
     Attributes:
         path: a WAV file of 16 bits, 16 kHz and one channel, read before the clock starts.
         language: its code.
         num_beams: 1 is greedy.
         timestamps: whether texts have times.
-        fallback: ALIKE: higher temperatures, as faster-whisper has them by default, the same of all
-            tools; OWN: each with its own defaults, whatever else is asked for; "": none.
     """
 
     path: str
     language: str | None
     num_beams: int
     timestamps: bool
-    fallback: str = ""
 
 
 Transcribe = Callable[[Samples, Asked], tuple[str, int]]

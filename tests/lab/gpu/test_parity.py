@@ -1,4 +1,4 @@
-"""What the comparison with the CPU finds: distances of distributions, and the gaps of near-ties."""
+"""Comparison with the CPU: distances of distributions, and the gaps of near-ties."""
 
 from __future__ import annotations
 

@@ -51,14 +51,11 @@ def start_fake(run, log, **options):
     )
 
 
-def request_of(
-    peer, run, seconds, tokens=(1, 2), index=0, number=0, precision="fp32", work="", **more
-):
+def request_of(peer, run, seconds, tokens=(1, 2), index=0, number=0, precision="fp32", **more):
     return Request(
         peer=peer,
         run=run,
         precision=precision,
-        work=work,
         prompt_index=index,
         round=number,
         seed=0,

@@ -1,4 +1,4 @@
-"""What cannot be made ready is a row with its reason."""
+"""Runs that cannot be prepared are rows with a reason."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from lab.peers.prepare import NotRun, Pair, environment_python, prepare
 from tests.lab.peers.samples import peer_of, run_of
 
 
-def prepared(peer, folder, checkout=None):
+def prepared(peer, folder):
     pair = Pair(
         target=folder / "twin" / "target",
         draft=folder / "twin" / "draft",
         bundle_of=lambda precision: folder / f"bundle-{precision}",
     )
-    return prepare(peer, pair, folder / "work", checkout, 2)
+    return prepare(peer, pair, folder / "work", 2)
 
 
 def test_every_run_gets_the_checkpoints_and_what_its_tool_opens(tmp_path):
@@ -29,16 +29,8 @@ def test_every_run_gets_the_checkpoints_and_what_its_tool_opens(tmp_path):
     assert second.job.folder == str(tmp_path / "bundle-int8")
 
 
-def test_a_checkout_that_is_not_given_is_named(tmp_path):
-    (missing,) = prepared(peer_of(run_of(), source="checkout"), tmp_path)
-    assert isinstance(missing, NotRun)
-    assert missing.reason == "not run: no checkout of its code was given"
-    (ready,) = prepared(peer_of(run_of(), source="checkout"), tmp_path, tmp_path / "code")
-    assert ready.job.folder == str(tmp_path / "code")
-
-
 def made_by_hand(folder, installs):
-    """An environment that pip can be asked in vain: its Python is this one."""
+    """An environment whose Python is this one, so that no installation is needed."""
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "python").symlink_to(sys.executable)
     (folder / ".installed").write_text("\n".join(" ".join(words) for words in installs))

@@ -68,17 +68,15 @@ def test_a_row_counts_valid_documents_and_tokens_of_an_iteration():
     assert (row.num_valid, row.num_requests, row.tokens_per_iteration) == (1, 2, 1.5)
 
 
-def test_a_row_is_compared_with_the_same_tool_without_a_draft_in_the_same_work():
-    drafted = replace(RUN, name="lookup", undrafted="theirs")
+def test_a_row_is_compared_with_the_same_tool_without_a_draft():
+    drafted = replace(RUN, name="drafted", undrafted="theirs")
     found = Requests(
         [
-            request_of("fake", "theirs", 3.0, work="copying"),
-            request_of("we", "theirs", 100.0, work="copying"),
-            request_of("fake", "theirs", 1.0, work="free"),
-            request_of("fake", "lookup", 1.5, work="copying"),
+            request_of("fake", "theirs", 3.0),
+            request_of("we", "theirs", 100.0),
+            request_of("fake", "drafted", 1.5),
         ],
         ours="we",
     )
-    row = found.row(peer_of(RUN), drafted, None, "copying")
-    assert (row.work, row.speedup.value, row.tokens_per_iteration) == ("copying", 2.0, None)
-    assert found.row(peer_of(RUN), drafted, None, "free").reason == "not measured"
+    row = found.row(peer_of(RUN), drafted, None)
+    assert (row.speedup.value, row.tokens_per_iteration) == (2.0, None)

@@ -20,7 +20,6 @@ ROW = {
     "ratio": {"value": 1.5, "low": 1.25, "high": 2.0},
     "num_identical": 23,
     "peak_bytes": 600_000_000,
-    "work": "copying",
     "undrafted": "sampling",
     "speedup": {"value": 1.25, "low": 1.0, "high": 1.5},
     "num_valid": 22,
@@ -75,19 +74,6 @@ def test_a_table_of_schemas_counts_valid_documents_and_has_no_bars():
         "**1.50** (1.25 to 2.00) of ours W=4 | 600 | 23/24 as beam-search W=4 |" in lines
     )
     assert lines[-1] == "* tool, int8: type int8."
-
-
-def test_a_table_of_drafting_names_the_work():
-    lines = tables_of(REPORT | {"comparison": "drafting", "bars": []}).splitlines()
-    assert (
-        "| copying | tool | 1.2 | int8 | beam search W=4 | 50.0 (40.0 to 60.0) | 47.5 | 2.35 | "
-        "**1.25** (1.00 to 1.50) | **1.50** (1.25 to 2.00) of ours W=4 | "
-        "23/24 as beam-search W=4 |" in lines
-    )
-    assert (
-        r"|  | other |  | fp32 | sampling | not installed: no wheel for a \| b |  |  |  |  |  |"
-        in lines
-    )
 
 
 def test_a_table_of_retrieval_has_times_of_requests_and_illegal_sequences():

@@ -14,7 +14,7 @@ from lab.transcription.runners.serve import (
 
 
 class Encoder:
-    """What takes a tick of the clock below."""
+    """An encoder that takes one tick of the clock below."""
 
     def encode(self) -> str:
         """Return a word."""

@@ -133,7 +133,7 @@ class FakeTool:
         self.asked: list[str] = []
 
     def transcribe(self, asked: Asked) -> dict[str, Any]:
-        """Return the text that was read but for its end."""
+        """Return the text without its end."""
         self.asked.append(Path(asked.path).stem)
         if self.seconds < 0:
             raise PeerError("crashed")

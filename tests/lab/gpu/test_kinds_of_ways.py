@@ -11,8 +11,8 @@ from dsbd_forward.spec import EngineSpec
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.loading import load_causal_lm
+from lab.gpu.kinds_of_ways import FIXED_ROWS, KINDS, count_by_kind
 from lab.gpu.report import BITS_COLUMNS
-from lab.invariance.kinds_of_ways import FIXED_ROWS, KINDS, count_by_kind
 from scripts.path_ways import WayCount
 from tests.runtime.fake_device import open_on_fake
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle

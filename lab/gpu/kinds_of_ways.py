@@ -1,7 +1,7 @@
 """Bits of one path's logits, computed in many ways on one engine: which freedom changes them.
 
 A way is random within its kind: how many of the path's rows a call has, how many rows of other
-paths are beside them, where the path's rows lie in the cache. Kinds differ in what is held fixed,
+paths the call has, and where the path's rows lie in the cache. Kinds differ in what is held fixed,
 so their counts say what an engine would need for logits that are a function of the path alone.
 """
 
@@ -33,7 +33,7 @@ _MOST_KEPT = (
 
 @dataclass(frozen=True)
 class Kind:
-    """What the ways have in common.
+    """A kind of ways, by what all of them hold fixed.
 
     Attributes:
         has_fixed_rows: every call has ``FIXED_ROWS`` rows and as many logit rows.

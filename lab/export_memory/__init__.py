@@ -1,1 +1,0 @@
-"""Memory of an export: a large random checkpoint, and a monitored process."""

@@ -1,1 +1,0 @@
-"""Session options of ONNX Runtime, each against those in use."""
