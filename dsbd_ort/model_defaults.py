@@ -77,7 +77,7 @@ class ModelDefaults:
             of_chats: whether its requests are chats.
 
         Raises:
-            BundleError: the file is no JSON object, or gives an option an invalid value.
+            BundleError: the file is not a JSON object, or gives an option an invalid value.
         """
         target = bundle.entry("target")
         reads_source = target.encoder is not None

@@ -168,8 +168,8 @@ class Pipeline:
         """
         if self.prompts.encoder is None:
             raise InputError(
-                f"the model of {self.bundle.path} is no encoder-decoder, which translate needs; "
-                "use generate with a prompt that asks for a translation"
+                f"the model of {self.bundle.path} is not an encoder-decoder, which translate "
+                "needs; use generate with a prompt that asks for a translation"
             )
         given = {**options, SRC_LANG: src_lang, TGT_LANG: tgt_lang}
         request = self.prepare(text, given)

@@ -123,7 +123,7 @@ class PromptReader:
             raise InputError(f"prompt and source: {given} is given; expected one of them")
         if source is not None and self.encoder is None:
             raise InputError(
-                f"source is given, but the model of {self._bundle.path} is no encoder-decoder; "
+                f"source is given, but the model of {self._bundle.path} is not an encoder-decoder; "
                 "give it as the prompt"
             )
         return prompt if source is None else source

@@ -206,9 +206,9 @@ def test_a_gpu_is_refused(source_pair):
 
 def test_a_source_of_a_decoder_is_refused(demo_bundle):
     with dsbd_ort.Pipeline.from_bundle(demo_bundle) as pipe:
-        with pytest.raises(InputError, match="is no encoder-decoder; give it as the prompt"):
+        with pytest.raises(InputError, match="is not an encoder-decoder; give it as the prompt"):
             pipe.generate(source="hello")
-        with pytest.raises(InputError, match="is no encoder-decoder, which translate needs"):
+        with pytest.raises(InputError, match="is not an encoder-decoder, which translate needs"):
             pipe.translate("hello")
 
 

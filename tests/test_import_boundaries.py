@@ -51,7 +51,7 @@ def test_the_public_names_are_shown():
     page = pydoc.plain(pydoc.render_doc(dsbd_ort))
     for name in set(dir(dsbd_ort)) - {"__version__"}:
         assert name in page
-    assert "from_bundle(path: " in page and "prefix_cache: 'bool' = True" in page
+    assert "from_bundle(path: " in page and "options: 'PipelineOptions'" in page
 
 
 def test_constraints_need_numpy_alone():

@@ -33,7 +33,7 @@ class FileText(click.ParamType[Any]):
             raise click.UsageError(f"{name} {value} cannot be read: {reason}", ctx) from error
         except (ValueError, RecursionError) as error:
             form = "JSON" if self._is_json else "UTF-8 text"
-            raise click.UsageError(f"{name} {value} is no {form}: {error}", ctx) from error
+            raise click.UsageError(f"{name} {value} is invalid {form}: {error}", ctx) from error
 
 
 class NamedTrie(click.ParamType[tuple[str, TokenTrie]]):

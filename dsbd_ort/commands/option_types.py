@@ -111,7 +111,7 @@ class JsonObjectType(click.ParamType[dict[str, Any]]):
         except (ValueError, RecursionError) as error:
             self.fail(f"{in_short(value)} is invalid JSON ({error})", param, ctx)
         if not isinstance(parsed, dict):
-            self.fail(f'{in_short(value)} is no JSON object such as {{"a": 1}}', param, ctx)
+            self.fail(f'{in_short(value)} is not a JSON object such as {{"a": 1}}', param, ctx)
         return parsed
 
 

@@ -77,14 +77,16 @@ class ServeArguments:
             section=_SERVER,
         ),
         keys_everywhere=option(
-            help="Require a key for /health, /ready and /metrics too.", section=_SERVER
+            help="Require a key for /health, /ready and /metrics too.",
+            section=_SERVER,
+            is_rare=True,
         ),
         max_prompt_tokens="Maximum tokens of a prompt [the context of the bundle].",
         max_new_tokens="Maximum new tokens of a sequence; as many without max_tokens "
         "[as the context holds].",
         max_beams="Maximum num_beams and joint_beams.",
-        max_draft_nodes="Maximum candidates of a drafted forest.",
-        max_best_of="Maximum n and best_of.",
+        max_draft_nodes=option(help="Maximum candidates of a drafted forest.", is_rare=True),
+        max_best_of=option(help="Maximum n and best_of.", is_rare=True),
         tries=option(
             "--trie",
             type=NamedTrie(),
@@ -101,19 +103,28 @@ class ServeArguments:
             "described by a text, calls are JSON; own: tool_choice auto is refused.",
             section=_SERVER,
         ),
-        max_prompts="Maximum prompts of a request body.",
-        max_body_bytes=option(type=BYTES, help="Maximum bytes of a request body."),
+        max_prompts=option(help="Maximum prompts of a request body.", is_rare=True),
+        max_body_bytes=option(type=BYTES, help="Maximum bytes of a request body.", is_rare=True),
         body_timeout_s=option(
-            "--body-timeout", type=SECONDS, help="Seconds for a request body to arrive."
+            "--body-timeout",
+            type=SECONDS,
+            help="Seconds for a request body to arrive.",
+            is_rare=True,
         ),
-        max_audio_bytes=option(type=BYTES, help="Maximum bytes of a request body with audio."),
+        max_audio_bytes=option(
+            type=BYTES, help="Maximum bytes of a request body with audio.", is_rare=True
+        ),
         audio_timeout_s=option(
-            "--audio-timeout", type=SECONDS, help="Seconds for a request body with audio to arrive."
+            "--audio-timeout",
+            type=SECONDS,
+            help="Seconds for a request body with audio to arrive.",
+            is_rare=True,
         ),
         max_audio_s=option(
             "--max-audio-seconds",
             type=SECONDS,
             help="Longest audio; its samples take 64 kB of memory a second.",
+            is_rare=True,
         ),
         request_timeout_s=option(
             "--request-timeout",
@@ -128,6 +139,7 @@ class ServeArguments:
         show_default=True,
         help="Seconds for a connection to begin a request.",
         section=_CONNECTIONS,
+        is_rare=True,
     )
     stuck_timeout_s: float = option(
         "--stuck-timeout",
@@ -136,6 +148,7 @@ class ServeArguments:
         show_default=True,
         help="Seconds after which a client that reads nothing of an answer is dropped.",
         section=_CONNECTIONS,
+        is_rare=True,
     )
     shutdown_timeout_s: float = option(
         "--shutdown-timeout",
@@ -144,6 +157,7 @@ class ServeArguments:
         show_default=True,
         help="Seconds for requests to finish after SIGTERM.",
         section=_CONNECTIONS,
+        is_rare=True,
     )
     max_connections: int = option(
         type=COUNT,
@@ -151,7 +165,10 @@ class ServeArguments:
         show_default=True,
         help="Maximum open connections; one more gets a 503.",
         section=_CONNECTIONS,
+        is_rare=True,
     )
-    logs_access: bool = no_flag("--no-access-log", help="Do not log requests.", section=_SERVER)
+    logs_access: bool = no_flag(
+        "--no-access-log", help="Do not log requests.", section=_SERVER, is_rare=True
+    )
     options: dict[str, Any] = decoding_options(of_server=True)
     pipeline: PipelineSettings = pipeline_settings(of_server=True)

@@ -72,7 +72,8 @@ OPTIONS_BY_SECTION: dict[str, dict[str, OptionRow]] = {
         "strategy": OptionRow(
             OneOf(tuple(STRATEGIES), is_quoted=False),
             lambda o: named_strategy("dsbd", is_cold=o.is_cold),
-            f"One of {', '.join(STRATEGIES)} [dsbd; at temperature 0 speculative-beam-search].",
+            f"One of {', '.join(STRATEGIES)} [dsbd, of dsbd-serve speculative; at temperature 0 "
+            "the counterpart that draws nothing].",
             is_usual=True,
         ),
         "num_beams": OptionRow(

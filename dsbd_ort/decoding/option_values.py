@@ -2,7 +2,7 @@
 
 A domain reads a value of any type: it returns a plain int, float, bool, str or tuple of these (a
 numpy scalar becomes the Python number that it stands for), or raises a ConfigError that names the
-option, the value and what was expected. A bool is no number.
+option, the value and what was expected. A bool is not a number.
 """
 
 from __future__ import annotations

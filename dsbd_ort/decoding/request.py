@@ -112,7 +112,7 @@ class DecodingRequest:
         if not isinstance(self.source, tuple) or not all(type(t) is int for t in self.source):
             raise DecodingError(
                 f"encoder_no_repeat_ngram_size is {self.config.encoder_no_repeat_ngram_size}, but "
-                "the source of the request is no tuple of tokens; leave the option out"
+                "the source of the request is not a tuple of tokens; leave the option out"
             )
         return self.source
 

@@ -41,8 +41,7 @@ def _describe_options(schema: dict[str, Any]) -> None:
     for name, row in OPTION_TABLE.items():
         if row.http is not None:
             described[name] = TypeAdapter(hints[name]).json_schema()
-            if not callable(row.default):
-                described[name]["default"] = row.default
+            described[name]["default"] = None if callable(row.default) else row.default
     described["strategy"]["enum"] = list(STRATEGIES)
     described |= {name: {"type": "string"} for name in LANGUAGE_OPTIONS}
     schema["properties"] = {**described, **schema["properties"]}

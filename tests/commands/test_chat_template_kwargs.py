@@ -108,7 +108,7 @@ def test_messages_that_the_template_drops(tiny_bundle: Bundle, tmp_path: Path) -
 
 WRONG = [
     (["--chat-template-kwargs", "{"], "'{' is invalid JSON"),
-    (["--chat-template-kwargs", "[1]"], "'[1]' is no JSON object such as"),
+    (["--chat-template-kwargs", "[1]"], "'[1]' is not a JSON object such as"),
     (["--chat-template-kwargs", "[" * 100_000], "is invalid JSON"),
 ]
 

@@ -247,11 +247,17 @@ USER_ERRORS: list[tuple[list[Any], str]] = [
     (["--audio", "a.wav", "--input", "x", "--output", "y"], "repeat --audio for several files"),
     (["--audio", "a.wav", "--src-lang", "de"], "use --language: that of the audio"),
     (["--audio", "a.wav", "--trace", "t.html"], "a trace draws one"),
-    (["--audio", "a.wav", "--num-return-sequences", "2"], "stand in json alone; use --output-for"),
+    (
+        ["--audio", "a.wav", "--num-return-sequences", "2"],
+        "only json has several texts of a window; use",
+    ),
     (["--prompt", "x", "--hot-word", "Kafka"], "--hot-word needs --audio"),
     (["--audio", "a.wav", "--best-of", "0"], "--best-of"),
     (["--audio", "a.wav", "a.wav"], "--audio a.wav is given twice"),
-    (["--audio", "a.wav", "b.wav", "--output-format", "srt"], "srt of 2 files is no one file"),
+    (
+        ["--audio", "a.wav", "b.wav", "--output-format", "srt"],
+        "srt of 2 files makes several files; give --output-dir",
+    ),
     (["--audio", "a.wav", "b.wav", "--stream"], "--stream prints the text of one audio"),
     (["--audio", "a.wav", "--stream", "--timestamps"], "--stream prints the text of one audio"),
     (

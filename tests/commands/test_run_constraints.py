@@ -143,7 +143,7 @@ def test_a_batch_is_answered_anew_when_its_trie_changes(
         (["--json-schema", "/no/such.json"], "--json-schema /no/such.json cannot be read"),
         (["--grammar", "/no/such.lark"], "--grammar /no/such.lark cannot be read"),
         (["--trie", "/no/such.trie"], "constraint has trie '/no/such.trie', which cannot be read"),
-        (["--json-schema", __file__], "is no JSON"),
+        (["--json-schema", __file__], "is invalid JSON"),
         (["--regex", "("], "the regex '(' is not a usable grammar"),
         (["--regex", "a", "--grammar", __file__], "a request has one constraint"),
     ],

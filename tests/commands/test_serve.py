@@ -72,7 +72,7 @@ def test_which_hosts_others_can_reach(host: str, is_own: bool) -> None:
 def test_the_page_shows_every_option() -> None:
     options = {option for parameter in serve.params for option in parameter.opts} - {"bundle"}
     shown = set(re.findall(r"`(--[a-z-]+)(?: NAME=FILE)?`", PAGE.read_text()))
-    assert options - {"--version", "--debug"} <= shown
+    assert options - {"--version", "--debug", "--help-all"} <= shown
 
 
 def test_the_page_shows_every_metric(tiny_bundle: Bundle) -> None:
