@@ -81,7 +81,8 @@ def test_top_tokens_are_the_tables(options: dict[str, Any], number: int, head: i
     plain = DecodingConfig(**options, max_new_tokens=8, eos_token_id=EOS)
     for seed in range(8):
         target, draft = (
-            (TopTable(VOCAB, t, head, 0) if head else TableModel(VOCAB, t)) for t in (TARGET, DRAFT)
+            (TopTable(VOCAB, t, head, keeps_full=True) if head else TableModel(VOCAB, t))
+            for t in (TARGET, DRAFT)
         )
         result = decode(target, draft, PROMPT, config, np.random.default_rng(seed))
         check(result, number)
@@ -146,7 +147,7 @@ def test_a_prompts_log_probabilities_are_the_tables(
     config = DecodingConfig(
         strategy="sample", max_new_tokens=1, prompt_logprobs=True, top_logprobs=number, **options
     )
-    target = TopTable(VOCAB, TARGET, head, 0) if head else TableModel(VOCAB, TARGET)
+    target = TopTable(VOCAB, TARGET, head, keeps_full=True) if head else TableModel(VOCAB, TARGET)
     check_prompt(decode(target, None, prompt, config, np.random.default_rng(0)), prompt, number)
 
 

@@ -36,7 +36,7 @@ ROWS = [  # (checkpoint, quantization, what is said, operators of products)
     ),
     (
         "gpt2",
-        "int8",
+        "int8-blocks",
         "9 products and 1 embeddings quantized",
         {"MatMulNBits": 9, "MatMul": OF_ATTENTION},
     ),

@@ -84,27 +84,11 @@ MODELS = {
 }
 
 
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("tiny", MODELS.values(), ids=MODELS.keys())
-def test_prefill_tree_and_keep_give_the_reference_logits(tiny: TinyModel, tmp_path: Path) -> None:
-    with opened(tiny, tmp_path) as model:
-        forest = Forest(tiny, model)
-        forest.grow(*chain(9), logit_rows=[8])
-        # 8 has the children 9 and 10; 9 has 11 and 12; 10 has 13; 13 has 14.
-        forest.grow([1, 2, 3, 4, 5, 6], [8, 8, 9, 9, 10, 13], logit_rows=[0, 1, 2, 3, 4, 5])
-        forest.keep([*range(9), 10, 13, 14])
-        forest.grow([7, 8], [11, 11], logit_rows=[1, 0])
-        forest.keep(list(range(4)))
-        forest.grow([9], [3], logit_rows=[0])
-        forest.keep([])
-        forest.grow(*chain(3, seed=1), logit_rows=[0, 1, 2])
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("window", [None, 3])
 def test_random_forests_give_the_reference_logits(
-    seed: int, window: int | None, tmp_path: Path
+    seed: int, tiny: TinyModel, tmp_path: Path
 ) -> None:
-    tiny = TinyModel(sliding_window=window)
     rng = np.random.default_rng(seed)
     with opened(tiny, tmp_path) as model:
         forest = Forest(tiny, model)

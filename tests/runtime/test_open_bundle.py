@@ -144,6 +144,7 @@ WRONG_VALUES: list[tuple[list[str | int], Any, str]] = [
     (["files"], {}, "lists no tokenizer.json; export again"),
     (["files", "tokenizer.json", "mode"], 1, "tokenizer.json has mode 1, which"),
     (["target", "dtype"], "x" * 5000, "target: dtype is 'xxx"),
+    (["target", "logits"], "gather", "target has a gather head, which this version no longer runs"),
 ]
 
 

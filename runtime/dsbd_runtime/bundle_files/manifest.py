@@ -376,7 +376,7 @@ def _check_logits(entry: ModelEntry, where: str) -> None:
     except ValueError:
         is_known = False
     if not is_known:
-        expected = f"full, or topk:K with K from 1 to {entry.vocab_size}"
+        expected = f"full or topk:K with K from 1 to {entry.vocab_size}"
         raise mismatch(expected, entry.logits, f"{where}: logits")
     if entry.logits == FULL and not entry.full_logits:
         expected = f"true with logits {entry.logits}"
