@@ -161,7 +161,11 @@ def given_flags(context: click.Context) -> dict[str, str]:
 
 
 def pipeline_settings(*, of_server: bool = False, **fixed: Any) -> Any:
-    """Return a field of PipelineSettings; ``fixed`` are those that have no option."""
+    """Return a field of PipelineSettings; ``fixed`` are those that have no option.
+
+    of_server: no client's requests are drafted by the texts of others: how much is accepted, and
+        how fast, would tell it what they say.
+    """
     pool = "Tokens of earlier texts that drafter ngram looks through; 0: none."
     options = {
         "bundle": argument(type=PATH),

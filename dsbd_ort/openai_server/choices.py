@@ -106,7 +106,7 @@ def _with_beams(options: dict[str, Any], num_returned: int, num_tried: int) -> d
     options = {**options, "num_beams": width}
     options.pop("num_return_sequences", None)
     if any(name in options for name in ("width_policy", "accept_threshold")):
-        # The policy may keep half of the beams; it must keep all that are returned.
+        # Half of the beams may be kept: as few as are returned.
         if num_returned > DecodingConfig.from_options(options).smallest_width:
             options.setdefault("min_beams", num_returned)
     return {**options, "num_return_sequences": num_returned}

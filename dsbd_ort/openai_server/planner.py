@@ -115,7 +115,7 @@ class Planner:
         self._pipeline = service.pipeline
         self._settings = settings
         self._defaults = DefaultOptions(settings.defaults)
-        self._pipeline.config(self._defaults.filled({}))  # refuses defaults that never work
+        self._pipeline.config(self._defaults.filled({}))  # refuses what no request could have
         self._new_seed = new_seed
         self._pipeline.constraints.guard()
         for trie in settings.tries.values():
