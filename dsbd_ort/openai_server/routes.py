@@ -29,7 +29,7 @@ from dsbd_ort.openai_server.transcription import TranscribedText, TranscriptionH
 AUDIO_PATHS = (f"{AUDIO_PREFIX}transcriptions", f"{AUDIO_PREFIX}translations")
 
 _TEXT = {"schema": {"type": "string"}}
-_STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+_STREAM: dict[str, Any] = {"text/event-stream": {}}  # a schema would be read as that of an event
 _4XX: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}}
 _4XX_AND_503: dict[int | str, dict[str, Any]] = {**_4XX, 503: {"model": ErrorBody}}
 _4XX_AND_5XX: dict[int | str, dict[str, Any]] = {**_4XX, "5XX": {"model": ErrorBody}}
