@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dsbd_ort.constraints.grammar import behind_spaces
+from dsbd_ort.constraints.grammar import after_spaces
 from dsbd_ort.constraints.grammar_matching import GrammarTokenizer
 from dsbd_ort.constraints.plain_data import with_constraint
 from dsbd_ort.constraints.token_trie import TokenTrie
@@ -63,7 +63,7 @@ class ConstraintBinding:
             self._check_trie(constraint)
         if not hasattr(constraint, "bind"):
             return None
-        return behind_spaces(constraint, num_dropped_spaces).bind(self.tokenizer)
+        return after_spaces(constraint, num_dropped_spaces).bind(self.tokenizer)
 
     @property
     def tokenizer(self) -> GrammarTokenizer:

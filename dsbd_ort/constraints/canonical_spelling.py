@@ -55,7 +55,7 @@ class Spelling:
 
         self._writes = writes
 
-    def behind(self, first: int, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    def written_after(self, first: int, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the tokens, (n,) int64, that the tokenizer writes after ``first``."""
         if first == _NO_TOKEN:
             return tokens
@@ -124,7 +124,7 @@ class CanonicalConstraint:
         tokens = _tokens_of(bits)
         if not 1 < len(tokens) <= _FEW:
             return bits.copy()
-        kept = self._spelling.behind(state.token, tokens)
+        kept = self._spelling.written_after(state.token, tokens)
         if not len(kept):
             return bits.copy()
         goes_on = self._goes_on(state, kept)
@@ -138,7 +138,9 @@ class CanonicalConstraint:
         for place, bits in enumerate(self._grammar.allowed(states).bits):
             following = _tokens_of(bits)
             is_free = len(following) > _FEW
-            found[place] |= is_free or len(self._spelling.behind(int(tokens[place]), following)) > 0
+            found[place] |= (
+                is_free or len(self._spelling.written_after(int(tokens[place]), following)) > 0
+            )
         return found
 
 

@@ -239,7 +239,7 @@ def _document(source: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class BehindSpaces(Grammar):
+class AfterSpaces(Grammar):
     """Texts of a grammar after spaces, which the tokenizer drops at the beginning of a text.
 
     The rest is a text of the grammar, spelled as the tokenizer spells the first word of a text.
@@ -262,9 +262,9 @@ class BehindSpaces(Grammar):
         whole = _document(self.grammar.source(library))
         first, *others = whole["grammars"]
         spaces = json.dumps(" " * self.number)
-        begin = {"lark_grammar": f"start: {spaces} @behind_spaces"}
+        begin = {"lark_grammar": f"start: {spaces} @after_spaces"}
         return json.dumps(
-            {**whole, "grammars": [begin, {**first, "name": "behind_spaces"}, *others]}
+            {**whole, "grammars": [begin, {**first, "name": "after_spaces"}, *others]}
         )
 
     def parts(self, library: type[LLMatcher]) -> list[str]:
@@ -299,11 +299,11 @@ class Canonical:
         return CanonicalConstraint(tokenizer.constraint(self.grammar), tokenizer.spelling)
 
 
-def behind_spaces(spec: ConstraintSpec, number: int) -> ConstraintSpec:
+def after_spaces(spec: ConstraintSpec, number: int) -> ConstraintSpec:
     """Return the specification of the same texts after dropped spaces."""
     if isinstance(spec, Canonical) and number:
-        return Canonical(BehindSpaces(spec.grammar, number))
-    return BehindSpaces(spec, number) if number and isinstance(spec, Grammar) else spec
+        return Canonical(AfterSpaces(spec.grammar, number))
+    return AfterSpaces(spec, number) if number and isinstance(spec, Grammar) else spec
 
 
 def _schema_text(schema: object) -> str:

@@ -109,7 +109,7 @@ class TextMasks:
         """Set the threads and the sizes.
 
         Args:
-            tokenizer: that of the matchers.
+            tokenizer: tokenizer of the matchers.
             executor: the threads; None computes in the caller's thread, one matcher at a time.
             num_words: words of 32 tokens in the mask of a matcher.
             text_bits: (words,) int32. The model's tokens without those that end a sequence; no

@@ -205,7 +205,7 @@ class TokenTrie:
         return self._items is not None
 
     def items_of(self, token_ids: Sequence[int]) -> list[Any]:
-        """Return the items of a sequence, none of one that is not whole.
+        """Return the items of a sequence; an incomplete sequence has none.
 
         token_ids: the sequence, with or without an end-of-sequence token after it.
         """

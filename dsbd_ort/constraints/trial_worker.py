@@ -99,7 +99,7 @@ def error_in_following(
 
     Args:
         library: llguidance.
-        tokenizer: that of the matcher.
+        tokenizer: tokenizer of the matcher.
         matcher: at the beginning of the grammar, where it stays.
         parts: sources of parts of the grammar, which short paths may not reach. A part that is not
             a grammar by itself is skipped.

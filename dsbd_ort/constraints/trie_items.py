@@ -1,4 +1,4 @@
-"""Items of a trie: what its sequences stand for, such as the ids of products or documents.
+"""Items of a trie: the products or documents, for example, of its sequences.
 
 An item is any JSON value, kept as JSON text. A sequence has any number of them: documents that a
 clustering gives the same tokens are items of one sequence.
@@ -49,7 +49,7 @@ class TrieItems:
         return cls(nodes[order], np.concatenate([np.zeros(1, np.int64), sizes.cumsum()]), text)
 
     def at(self, node: int) -> list[Any]:
-        """Return the items of one node, none where no sequence ends."""
+        """Return the items of the sequences that end at a node."""
         first, last = self.nodes.searchsorted([node, node + 1]).tolist()
         edges = self.offsets[first : last + 1].tolist()
         return [json.loads(self.text[i:j].tobytes()) for i, j in itertools.pairwise(edges)]

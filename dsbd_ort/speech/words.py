@@ -57,7 +57,7 @@ def token_times(
         aligned: of the window.
         token_ids: the new tokens, with that which ends them.
         seek: first frame of the window.
-        num_frames: those of the window in which there is sound.
+        num_frames: frames of the window with sound.
         speech: of a model with an alignment.
         start_token_id: that every text begins with; tokens of texts and their end are below it.
     """
@@ -98,7 +98,7 @@ def words_of_segment(
     Args:
         token_ids: of the segment, times included.
         times: of its window.
-        first: the place of its first token among those of the window.
+        first: index of its first token in the window.
         language: code of that which the text is in; None: it has spaces.
         speech: of the model.
         tokenizer: of the model.

@@ -15,7 +15,7 @@ from dsbd_ort.constraints import (
     Regex,
     TokenTrie,
 )
-from dsbd_ort.constraints.grammar import behind_spaces
+from dsbd_ort.constraints.grammar import after_spaces
 from dsbd_ort.constraints.plain_data import constraint_from_data, kind_of
 from dsbd_ort.decoding.errors import ConstraintError
 from tests.constraints.forest_of_states import (
@@ -120,9 +120,9 @@ def test_it_is_plain_data():
         constraint_from_data({"regex": "[ab]", "canonical": 1}, lambda _: None)
 
 
-def test_behind_spaces_it_is_still_canonical():
-    assert behind_spaces(Canonical(CLOSED), 0) == Canonical(CLOSED)
-    assert behind_spaces(Canonical(CLOSED), 1) == Canonical(behind_spaces(CLOSED, 1))
+def test_after_spaces_it_is_still_canonical():
+    assert after_spaces(Canonical(CLOSED), 0) == Canonical(CLOSED)
+    assert after_spaces(Canonical(CLOSED), 1) == Canonical(after_spaces(CLOSED, 1))
 
 
 def test_what_is_no_grammar_is_refused():

@@ -166,7 +166,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [  # fields, param, words
         "structured_outputs",
         "response_format and structured_outputs contradict each other",
     ),
-    ({"guided_choice": []}, "guided_choice", "give a list of one text or more"),
+    ({"guided_choice": []}, "guided_choice", "give a list of at least one text"),
     ({"constraint": {"trie": "/etc/passwd"}}, "constraint", "this server has none"),
     ({"constraint": {"regx": "a"}}, "constraint", "did you mean 'regex'?"),
     ({"guided_regex": "("}, "guided_regex", "the regex '(' is not a usable grammar"),
