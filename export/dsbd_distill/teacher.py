@@ -6,9 +6,11 @@ Its logits exist for a few rows at a time, ``_MOST_LOGITS`` numbers at most.
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -132,6 +134,12 @@ class Teacher:
         self._cache_bytes = cache_bytes
         self.device = device
         self.features = features
+
+    def exact(self) -> Self:
+        """Return this teacher with products in the precision of the weights."""
+        other = copy.copy(self)
+        other.device = dataclasses.replace(self.device, uses_bf16=False)
+        return other
 
     @torch.inference_mode()
     def label(self, tokens: NDArray[np.int64], num_labels: int) -> Lesson:

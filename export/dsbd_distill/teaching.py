@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,14 +77,17 @@ def prepare_teaching(
     # An encoder stays in fp32: the draft has its weights as they are, or could not share it.
     is_narrow = device.name == "cuda" and checkpoint.encoder is None
     target = load_model(checkpoint, "bf16" if is_narrow else "fp32", report)
-    teacher_on = _teachers(config, checkpoint, target)
+    cache_bytes = _cache_bytes(checkpoint, target)
     target.requires_grad_(False).to(device.name)
     _check_teaches(target, checkpoint, device)
     reader = None if checkpoint.encoder is None else _reader(config, checkpoint, target, work)
-    # In fp32: acceptance is measured against the target, not against its rounding.
-    exact = teacher_on(dataclasses.replace(device, uses_bf16=False), reader)
-    held_out = _held_out_prompts(config, checkpoint, streams, reader, exact, work, report)
-    teacher = teacher_on(device, reader)
+    size = checkpoint.vocab_size
+    if reader is None:
+        features = _features(config, checkpoint, target)
+        teacher = Teacher(target, size, cache_bytes, device, features)
+    else:
+        teacher = SourceTeacher(target, size, cache_bytes, device, reader)
+    held_out = _held_out_prompts(config, checkpoint, streams, reader, teacher, work, report)
     return Teaching(checkpoint, target, teacher, streams, held_out, device, reader)
 
 
@@ -100,28 +101,23 @@ def learns_few_answers(config: DistillConfig, streams: TokenStreams) -> bool:
     return config.kind == FEATURE and streams.has_chats and not streams.has_texts
 
 
-def _teachers(
-    config: DistillConfig, checkpoint: Checkpoint, target: PreTrainedModel
-) -> Callable[[TorchDevice, SourceRowReader | None], Teacher]:
-    """Return a function that makes a teacher on a device."""
-    size = checkpoint.vocab_size
-    if checkpoint.encoder is not None:
+def _cache_bytes(checkpoint: Checkpoint, target: PreTrainedModel) -> int:
+    """Return the bytes of keys and values per token."""
+    if checkpoint.encoder is None:
+        rows = [*probed_caches(target, checkpoint, "fp32")]
+    else:
         probed = probed_sources(target, checkpoint, "fp32")
         assert probed.encoder is not None
         rows = [*probed.caches, *probed.encoder.cross]
-    else:
-        rows = [*probed_caches(target, checkpoint, "fp32")]
-    cache_bytes = _BYTES_PER_NUMBER * sum(each.numbers_a_row for each in rows)
-    features = None
-    if config.kind == FEATURE:
-        features = TeacherFeatures(target, feature_layers(checkpoint), feature_size(checkpoint))
+    return _BYTES_PER_NUMBER * sum(each.numbers_a_row for each in rows)
 
-    def teacher_on(device: TorchDevice, reader: SourceRowReader | None) -> Teacher:
-        if reader is None:
-            return Teacher(target, size, cache_bytes, device, features)
-        return SourceTeacher(target, size, cache_bytes, device, reader)
 
-    return teacher_on
+def _features(
+    config: DistillConfig, checkpoint: Checkpoint, target: PreTrainedModel
+) -> TeacherFeatures | None:
+    if config.kind != FEATURE:
+        return None
+    return TeacherFeatures(target, feature_layers(checkpoint), feature_size(checkpoint))
 
 
 def _reader(
@@ -160,7 +156,7 @@ def _held_out_prompts(
         num_new=num_new,
         ends=checkpoint.eos_token_ids if streams.has_chats else (),
         folder=work.held_out,
-        teacher=teacher,
+        teacher=teacher.exact(),  # compared with the target, not with its rounding
         seed=config.seed,
         report=report,
     )

@@ -38,7 +38,7 @@ from dsbd_runtime.bundle_files.bundle import (
 from dsbd_runtime.text.tokenizer import Tokenizer
 
 MOST_SOURCE = 512  # tokens of a source, if the encoder reads as many
-_LEFT_OUT = "are longer than {longest:,} tokens and are left out"
+_LEFT_OUT = "are longer than {longest} tokens and are left out"
 
 
 def token_streams(

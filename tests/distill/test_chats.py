@@ -244,19 +244,6 @@ def test_interrupted_a_training_on_chats_ends_the_same(of_chats, chat_target, tm
     assert all((found[name] == value).all() for name, value in expected.items())
 
 
-WRONG = [
-    ({"draft_vocab": 8}, "draft_vocab=8 is out of range; use 32 or more"),
-    ({"coverage": 1}, "coverage=1 is out of range; use the number of beams, 2 to 16"),
-    ({"coverage": 17}, "coverage=17 is out of range"),
-]
-
-
-@pytest.mark.parametrize(("options", "words"), WRONG)
-def test_options_that_are_refused(tmp_path, options, words):
-    with pytest.raises(ExportError, match=re.escape(words)):
-        DistillConfig(**{"target": "t", "data": ("d",), "output": tmp_path, **options})
-
-
 WRONG_VOCABULARIES = [
     ({"draft_vocab": 300}, "draft_vocab=300 leaves out none of 300 tokens"),
     (

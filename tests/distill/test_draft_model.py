@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dsbd_distill.config import DistillConfig
 from dsbd_distill.draft_model import (
     DraftShape,
     check_shape,
@@ -45,35 +44,6 @@ def test_a_vocabulary_that_leaves_no_room_is_refused():
     least = DraftShape(hidden_size=32, num_layers=2).num_parameters(32_000)
     with pytest.raises(ExportError, match=f"vocabulary of 32000 tokens, .* has {least}; give"):
         shape_for(1_000_000, 10**9, 32_000)
-
-
-PARAMS = [("30M", 30_000_000), ("1.5m", 1_500_000), ("2B", 2 * 10**9), ("4000", 4000), ("8k", 8000)]
-
-
-@pytest.mark.parametrize(("text", "number"), PARAMS)
-def test_numbers_of_parameters(tmp_path, text, number):
-    config = DistillConfig(target="t", data=("d",), output=tmp_path, params=text)
-    assert config.num_params == number
-
-
-WRONG = [
-    ({"params": "30 million"}, "params='30 million' is not a number of parameters"),
-    ({"params": "0"}, "params='0' is not a number"),
-    ({"params": "99999999B"}, "is not a number"),
-    ({"params": "1M", "target_layers": 2}, "both choose the draft's shape"),
-    ({"minutes": 0.0}, "minutes=0.0 is out of range"),
-    ({"minutes": float("nan")}, "minutes=nan is out of range"),
-    ({"steps": 0}, "steps=0 is out of range"),
-    ({"seed": -1}, "seed=-1 is out of range"),
-    ({"target_layers": 0}, "target_layers=0 is out of range"),
-    ({"data": ()}, "data is missing"),
-]
-
-
-@pytest.mark.parametrize(("options", "words"), WRONG)
-def test_options_that_are_refused(tmp_path, options, words):
-    with pytest.raises(ExportError, match=words.replace("(", r"\(")):
-        DistillConfig(**{"target": "t", "data": ("d",), "output": tmp_path, **options})
 
 
 def opened(folder):

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig
 
 from dsbd_distill.acceptance import Best, acceptance_by_depth
-from dsbd_distill.config import DistillConfig
 from dsbd_distill.draft_head import DraftHead
 from dsbd_distill.draft_run import distill
 from dsbd_distill.feature_shape import (
@@ -255,18 +254,6 @@ def test_it_is_written_as_published_and_exports(distilled_feature, target, tmp_p
         hidden = model(input_ids=tokens[:, :-1], output_hidden_states=True).hidden_states
         first, *_ = rollout_reads(module, tokens, counted, torch.cat(hidden[:2], dim=-1))
     assert module.target_logits(first).shape == (4, VOCAB_SIZE)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"kind": "medusa"}, "kind='medusa' is not known; use one of model, feature"),
-        ({"kind": "feature", "target_layers": 1}, "target_layers=1 has no meaning for"),
-    ],
-)
-def test_options_that_make_no_sense(options, words, tmp_path):
-    with pytest.raises(ExportError, match=words):
-        DistillConfig(target="t", data=("d",), output=tmp_path, **options)
 
 
 def test_too_few_parameters_are_refused_before_weights_are_read(target, texts, tmp_path):

@@ -20,12 +20,12 @@ from dsbd_export.checkpoints.adapter_files import (
     BY_HAND,
     CONFIG_FILE,
     WEIGHT_FILES,
-    adapter_content,
     check_settings,
     fewest_tokens,
     num_embedded,
     weight_shapes,
 )
+from dsbd_export.checkpoints.json_files import json_object_or_none
 from dsbd_export.errors import ExportError, reason_of
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
@@ -91,7 +91,7 @@ def read_adapter(source: str, folder: Path) -> Adapter:
         raise ExportError(
             f"{where} has no {missing[0]}; give a folder as peft's save_pretrained writes it"
         )
-    if (content := adapter_content(folder)) is None:
+    if (content := json_object_or_none(folder / CONFIG_FILE)) is None:
         raise ExportError(f"{CONFIG_FILE} of {where} is no JSON object; copy it again")
     kind = str(content.get("peft_type"))
     if kind not in PEFT_TYPE_TO_CONFIG_MAPPING:

@@ -16,7 +16,6 @@ from peft import PEFT_TYPE_TO_CONFIG_MAPPING
 from safetensors import safe_open
 from torch import Tensor
 
-from dsbd_export.checkpoints.json_files import json_object_or_none
 from dsbd_export.errors import ExportError, reason_of
 
 CONFIG_FILE = "adapter_config.json"
@@ -45,11 +44,6 @@ _NO_SIZES = (*_TOKENS, "alora_invocation_tokens", "layers_to_transform", "total_
 _NO_SIZE = re.compile(r"alpha|seed|prng|warmup|interval|tfinal|deltaT|lambda|_config$|dropout")
 _ANY_SIZE = ("LOKR", "r")  # a rank above half of the width stands for weights without a rank
 _LEAST = 256  # of a limit: unused settings may have default values of this size
-
-
-def adapter_content(folder: Path) -> dict[str, Any] | None:
-    """Return the content of adapter_config.json, None if it cannot be read."""
-    return json_object_or_none(folder / CONFIG_FILE)
 
 
 def weight_shapes(where: str, folder: Path) -> dict[str, tuple[int, ...]]:

@@ -44,10 +44,10 @@ class Family:
 
 _ALIBI = "its attention adds a bias by distance (ALiBi), but the graph has no positions of keys"
 _RECURRENT = "it keeps a recurrent state of another kind than the gated delta rule and Mamba2"
-_LOCAL_ENCODER = "its encoder attends within windows or by hashes, which its graph has no form for"
-_ROUTED = "its layers are routed by their own rules, which products of all experts have no form for"
+_LOCAL_ENCODER = "its encoder attends within windows or by hashes, which is not supported"
+_ROUTED = "its layers route by rules of their own, but all experts are computed for every row"
 _ZERO_EXPERTS = (
-    "some of its experts return a row as it is, which products of all experts have no form for"
+    "some of its experts return a row unchanged, but all experts are computed as products"
 )
 _BY_WEIGHT = (
     "its attention sees the keep_window_size rows of largest weight, chosen among all rows of the "

@@ -10,11 +10,11 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-from dsbd_export.checkpoints.adapter_files import adapter_content
+from dsbd_export.checkpoints.adapter_files import CONFIG_FILE
 from dsbd_export.checkpoints.json_files import json_object_or_none
 from dsbd_export.checkpoints.weights import open_weights
 
-_ADAPTER_FILES = ("adapter_config.json", "adapter_model*.safetensors", "adapter_model*.bin")
+_ADAPTER_FILES = (CONFIG_FILE, "adapter_model*.safetensors", "adapter_model*.bin")
 _FLAG_BY_ROLE = {"target": "--adapter", "draft": "--draft-adapter"}
 _QUANTIZED_FILES = ("gptq_model*.safetensors", "gptq_model*.bin", "gptq_model*.pt")
 _QUANTIZED_CONFIGS = {"quantize_config.json": "GPTQ", "quant_config.json": "AWQ"}
@@ -36,7 +36,7 @@ def refusal_of_files(role: str, folder: Path) -> str | None:
     The text continues "the target at FOLDER"; "target" is the role.
     """
     if adapter := _first_file(folder, _ADAPTER_FILES):
-        content = adapter_content(folder) or {}
+        content = json_object_or_none(folder / CONFIG_FILE) or {}
         kind = f", {content['peft_type']}" if "peft_type" in content else ""
         if (folder / "config.json").is_file():
             return (
