@@ -43,7 +43,7 @@ STEPS: dict[str, tuple[tuple[type | ModuleType, tuple[str, ...]], ...]] = {
         (PolicyDraftStage, ("draft",)),
         (RestingDraftStage, ("draft",)),
         (_STAGE, ("draft_forest",)),
-        (FixedDraftPolicy, _POLICY),
+        (FixedDraftPolicy, _POLICY[1:]),
     ),
     "policy": ((ThroughputDraftPolicy, _POLICY),),
     "forward": (

@@ -36,7 +36,11 @@ class DraftStage:
 
 
 class PolicyDraftStage(DraftStage):
-    """The draft stage of a request with a drafter; its draft policy decides."""
+    """The draft stage of a request with a drafter; its draft policy decides.
+
+    Attributes:
+        drafter: gives the distributions.
+    """
 
     def __init__(
         self,
@@ -52,7 +56,7 @@ class PolicyDraftStage(DraftStage):
         self._config = request.config
         self._rule = rule
         self._policy = policy
-        self._drafter = drafter
+        self.drafter = drafter
         self._forest = forest
         self._target = target
         self.lockstep = [runner for runner in draft if not isinstance(runner, LateRunner)]
@@ -64,7 +68,7 @@ class PolicyDraftStage(DraftStage):
         self._policy.begin(self._target.num_missing(beams.nodes), most_layers)
         return draft_forest(
             self._forest,
-            self._drafter,
+            self.drafter,
             beams,
             self._policy,
             depth,
