@@ -25,7 +25,8 @@ from dsbd_ort.decoding import (
     result_of,
 )
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
-from dsbd_ort.decoding.drafting.cost_curve import MEASURED_ROWS, EngineCosts, measure_costs
+from dsbd_ort.decoding.drafting.cost_curve import EngineCosts
+from dsbd_ort.decoding.drafting.measured_costs import MEASURED_ROWS, measure_costs
 from dsbd_ort.decoding.engine_call import Role
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.bundle_files.draft_record import ExpectedSpeed

@@ -28,8 +28,9 @@ from dsbd_forward.forward import ForwardResult
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.drafting.cost_curve import measure_costs, observe_call
+from dsbd_ort.decoding.drafting.cost_curve import LearnedCosts, observe_call
 from dsbd_ort.decoding.drafting.draft import DraftLayer, Iteration
+from dsbd_ort.decoding.drafting.measured_costs import learn_from_first_calls
 from dsbd_ort.decoding.engine_call import Clock, EngineCall, EngineCalls, Role
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.kv_cache import SharedKVCache
@@ -77,7 +78,7 @@ def decode_iterations(
     """Run the loop of a request, making every engine call at once.
 
     Yields the live hypotheses after every iteration and returns the result. Without ``costs``
-    draft_policy "throughput" has both engines measured first.
+    draft_policy "throughput" has the draft called a few times first, and learns them.
 
     prefixes: the tokens whose rows both caches hold already, updated for the next request; of the
     other rows in the caches none is kept.
@@ -86,7 +87,9 @@ def decode_iterations(
     """
     if request.config.draft_policy == "throughput" and request.costs is None:
         check_request(request, target.spec, draft.spec if draft else None)
-        costs = measure_costs(target, draft, request.clock, request.source)
+        costs = LearnedCosts()
+        if draft is not None:
+            learn_from_first_calls(costs, draft, request.source, request.clock)
         request, prefixes = dataclasses.replace(request, costs=costs), None
     prefixes = prefixes or (PrefixCache(), PrefixCache())
     caches: Caches = {"target": SharedKVCache(target)}

@@ -124,18 +124,6 @@ class ForestRunner:
         source = self._view.prefix.source
         return Forward(chunk, positions, mask, logit_rows, *features, source=source)
 
-    @property
-    def num_unread(self) -> int:
-        """Tokens that the engine has to read as a prompt before the first node."""
-        return 0
-
-    @property
-    def num_unread_source(self) -> int:
-        """Tokens of the source that the engine has to read before the first node."""
-        source = self._view.prefix.source
-        is_unread = self._view.spec.reads_source and not self._num_calls
-        return len(source) if is_unread and isinstance(source, tuple) else 0
-
     def finish(self, agreed_tokens: list[int]) -> None:
         """Leave the rows that all nodes see to the next request.
 

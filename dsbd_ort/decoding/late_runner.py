@@ -37,17 +37,11 @@ class LateRunner(ForestRunner):
         distributions: ComputedDistributions,
         prompt_ids: Sequence[int],
         hypotheses: Hypotheses,
-        *,
-        may_rest: bool,
     ) -> None:
-        """Take the parts of the draft's side.
-
-        may_rest: whether it may be put off: if there is never more than one beam.
-        """
+        """Take the parts of the draft's side."""
         super().__init__("draft", view, forest, distributions, [], PromptReading())
         self._prompt_ids = prompt_ids
         self._hypotheses = hypotheses
-        self._may_rest = may_rest
         self._is_unread = self.is_put_off = False
         self.prefill_later(Beams.initial())
 
@@ -61,16 +55,15 @@ class LateRunner(ForestRunner):
         self.slots[forest.parents[node]] = 0  # what it sees is that prompt
 
     def rest(self, num_iterations: int, beams: Beams) -> None:
-        """Be put off if that costs less than to stay up to date in iterations without a draft."""
-        if not self._may_rest or self.is_put_off:
-            return
-        if num_iterations >= _LONG_REST or (num_iterations and self.num_unread):
-            self._put_off(beams)
+        """Be put off if that costs less than to stay up to date in iterations without a draft.
 
-    def resume(self, beams: Beams) -> None:
-        """Be ready for a draft below these beams."""
-        if self.is_put_off:
-            self.prefill_later(beams)
+        With 0 iterations, be ready for a draft below these beams.
+        """
+        if not num_iterations:
+            if self.is_put_off:
+                self.prefill_later(beams)
+        elif not self.is_put_off and (num_iterations >= _LONG_REST or self._is_unread):
+            self._put_off(beams)
 
     def _put_off(self, beams: Beams) -> None:
         """Keep nothing for a next call but the rows of the one path, until ``resume``."""
@@ -86,10 +79,14 @@ class LateRunner(ForestRunner):
         self._slots_above = {}
         self.distributions.forget()
 
-    @property
-    def num_unread(self) -> int:
-        """See ForestRunner.num_unread."""
-        return self._num_to_read - len(self._view.prefix.tokens) if self._is_unread else 0
+    def unread(self) -> tuple[int, int]:
+        """Return how many tokens of prompt and source are read before the first node."""
+        prefix, num_tokens, num_source = self._view.prefix, 0, 0
+        if self._is_unread:
+            num_tokens = self._num_to_read - len(prefix.tokens)
+        if self._view.spec.reads_source and not self._num_calls:
+            num_source = len(prefix.source) if isinstance(prefix.source, tuple) else 0
+        return num_tokens, num_source
 
     def _tokens(self) -> list[int]:
         """Return the prompt and the new tokens of the only beam that are read."""

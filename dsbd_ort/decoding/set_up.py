@@ -14,7 +14,7 @@ from dsbd_ort.decoding.drafting.draft import Drafter, DraftPolicy, FixedDraftPol
 from dsbd_ort.decoding.drafting.drafters import ChainedDrafter, Proposers
 from dsbd_ort.decoding.drafting.ngram import NGramDrafter
 from dsbd_ort.decoding.drafting.request_costs import RequestCosts
-from dsbd_ort.decoding.drafting.stage import DraftStage, PolicyDraftStage
+from dsbd_ort.decoding.drafting.stage import DraftStage, PolicyDraftStage, RestingDraftStage
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
 from dsbd_ort.decoding.engine_call import Meter, Role
 from dsbd_ort.decoding.forest import Forest
@@ -96,7 +96,8 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
     runners = _runners(request, paths, target, draft)
     of_target, *of_draft = runners
     meters = of_target.meter, of_draft[0].meter if of_draft else Meter()
-    policy = _draft_policy(request, rule, builder.forest, *meters)
+    late = next((runner for runner in of_draft if isinstance(runner, LateRunner)), None)
+    policy = _draft_policy(request, rule, builder.forest, *meters, late)
     stats = StatsRecorder(
         len(request.prompt_ids), *meters, request.clock, config.drafter or "model"
     )
@@ -105,10 +106,12 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
         tracers = [Tracer(request.trace, builder, runners, stats, proposers, paths.forbidden)]
     chained = _chained_drafters(paths, rule, of_draft, config, proposers if tracers else None)
     drafters: list[Drafter] = [*chained, *of_draft]
-    stage = DraftStage()
+    stage: DraftStage = DraftStage()
     if drafters:
         of_engines = builder.forest, of_target, of_draft
         stage = PolicyDraftStage(request, rule, policy, drafters[0], *of_engines)
+        if isinstance(policy, ThroughputDraftPolicy):
+            stage = RestingDraftStage(stage, policy, late if config.num_beams == 1 else None)
     return LoopParts(
         request=request,
         forest=builder.forest,
@@ -170,10 +173,10 @@ def _runners(
     draft_warp = warp.within(draft.spec.head.num_top_logits)
     of_draft = draft, forest, _distributions("draft", draft.spec, paths, draft_warp, TopTokens())
     if not draft.spec.reads_features:
-        path, may_rest = (request.prompt_ids, paths.builder.hypotheses), config.num_beams == 1
+        path = request.prompt_ids, paths.builder.hypotheses
         return [
             ForestRunner("target", target, forest, known, [], reading),
-            LateRunner(*of_draft, *path, may_rest=may_rest),
+            LateRunner(*of_draft, *path),
         ]
     align_prefixes(target.prefix, draft.prefix)
     features = TargetFeatures(target)
@@ -265,6 +268,7 @@ def _draft_policy(
     forest: Forest,
     of_target: Meter,
     of_draft: Meter,
+    late: LateRunner | None,
 ) -> DraftPolicy:
     """Return the draft policy of a request, which reads the meters of both engines."""
     config = request.config
@@ -283,11 +287,9 @@ def _draft_policy(
         request.estimator or AcceptanceEstimator(),
         rule.draft_scores,
         forest,
-        num_beams=config.num_beams,
         most_layers=most_layers,
-        most_beams=most_beams,
-        has_draft_model=config.has_draft_model,
         host_seconds=lambda: request.clock() - of_target.waited - of_draft.waited,
         target_seconds=lambda: of_target.seconds,
+        unread=late.unread if late else lambda: (0, 0),
         may_rest=request.running_constraint is None,
     )

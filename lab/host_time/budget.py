@@ -23,7 +23,7 @@ from dsbd_ort.decoding import DecodingStats
 from dsbd_ort.decoding.beams import Agreement
 from dsbd_ort.decoding.computed_distributions import ComputedDistributions
 from dsbd_ort.decoding.drafting.draft import FixedDraftPolicy
-from dsbd_ort.decoding.drafting.stage import PolicyDraftStage
+from dsbd_ort.decoding.drafting.stage import PolicyDraftStage, RestingDraftStage
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
 from dsbd_ort.decoding.forest_runner import ForestRunner
 from dsbd_ort.decoding.kv_cache import SharedKVCache
@@ -41,8 +41,9 @@ _POLICY = "rest", "begin", "wants_layer", "takes_all", "choose", "choose_forced"
 STEPS: dict[str, tuple[tuple[type | ModuleType, tuple[str, ...]], ...]] = {
     "draft": (
         (PolicyDraftStage, ("draft",)),
+        (RestingDraftStage, ("draft",)),
         (_STAGE, ("draft_forest",)),
-        (FixedDraftPolicy, _POLICY),
+        (FixedDraftPolicy, _POLICY[1:]),
     ),
     "policy": ((ThroughputDraftPolicy, _POLICY),),
     "forward": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -222,29 +223,6 @@ def test_drafts_that_lost_are_tried_the_more_rarely_and_return_where_they_agree(
     assert min(accepted for _, accepted in again[first + 1 :]) > 30
 
 
-def test_the_wait_for_a_try_doubles_with_each_that_fails_and_ends_with_one_that_does_not() -> None:
-    experience, waits = AcceptanceEstimator(), []
-    for has_paid in (False, False, False, True, False, False):
-        experience.num_without = experience.patience
-        experience.count_draft(has_paid=has_paid, most_patience=64)
-        waits.append(experience.patience)
-    assert waits == [16, 32, 64, 8, 64, 64]
-    experience.count_draft(has_paid=False, most_patience=64)  # not after a wait: no try
-    assert experience.patience == 64
-
-
-def test_estimates_are_not_believed_after_losses_until_these_are_old() -> None:
-    experience = AcceptanceEstimator()
-    for _ in range(5):
-        experience.count_gain(-3.0)  # each counts half an iteration
-        assert not experience.have_lost
-    experience.count_gain(-3.0)
-    assert experience.have_lost
-    experience.num_without = 512
-    experience.count_gain(-0.3)
-    assert not experience.have_lost
-
-
 def test_costs_are_measured_where_none_are_given():
     costs: EngineCosts | None = None
     result = generate(TARGET, 0, costs, draft_policy="throughput")  # type: ignore[arg-type]
@@ -264,25 +242,25 @@ def test_the_worth_of_further_layers_is_that_of_as_many_as_pay_together() -> Non
     )
     for _ in range(50):
         policy, acceptance = object.__new__(ThroughputDraftPolicy), rng.random()
+        reach, rows, call = rng.random(), int(rng.integers(0, 40)), 1e-3 * rng.random()
+        limit, num_layers = int(rng.integers(0, 9)), int(rng.integers(0, 4))
         policy.__dict__ |= {
-            "_limit": int(rng.integers(0, 9)),
-            "_layers": [None] * int(rng.integers(0, 4)),
-            "_num_beams": 2,
+            "_now": SimpleNamespace(limit=limit, layers=[None] * num_layers),
             "_estimator": AcceptanceEstimator(rows=4.0 * rng.random()),
             "_costs": costs,
             "_token_seconds": 0.02 * rng.random(),
             "_powers": np.append(0.0, acceptance ** np.arange(1, 7)).cumsum(),
+            "_usual_call": call,
         }
-        reach, rows, call = rng.random(), int(rng.integers(0, 40)), 1e-3 * rng.random()
         width = round(max(policy._estimator.rows, 2))
         gain = worth = 0.0
-        for layer in range(1, min(policy._limit - len(policy._layers), 6) + 1):
+        for layer in range(1, min(limit - num_layers, 6) + 1):
             before, after = rows + width * (layer - 1), rows + width * layer
             gain += reach * acceptance**layer * policy._token_seconds - call
             gain -= float(costs.target[after] - costs.target[before])
             worth = max(worth, gain)
-        assert float(policy._worth_of_more(reach, rows, call)) == pytest.approx(worth, abs=1e-12)
-        of_two = policy._worth_of_more(np.array([reach, 0.0]), slice(rows, rows + 2), call)
+        assert float(policy._worth_of_more(reach, rows)) == pytest.approx(worth, abs=1e-12)
+        of_two = policy._worth_of_more(np.array([reach, 0.0]), slice(rows, rows + 2))
         assert of_two.tolist() == pytest.approx([worth, 0.0], abs=1e-12)
 
 

@@ -134,22 +134,12 @@ class Drafter(Protocol):
 class DraftPolicy(Protocol):
     """Decides, layer by layer, whether to draft and how many candidates (docs/algorithm.md 3.5)."""
 
-    def rest(self) -> int:
-        """Start an iteration; return for how many, this one included, no draft is made.
-
-        Decided before: so nothing is looked up for it. 0: ``begin`` goes on.
-        """
-
-    def begin(
-        self, num_pending: int, most_layers: int, num_unread: int, num_unread_source: int = 0
-    ) -> None:
+    def begin(self, num_pending: int, most_layers: int) -> None:
         """Start an iteration.
 
         Args:
             num_pending: rows the target must compute whatever is drafted.
             most_layers: layers that can still be used.
-            num_unread: rows of the prompt that the draft model computes before its first node.
-            num_unread_source: tokens of the source that it reads before.
         """
 
     def takes_all(self, num_candidates: int, num_rows: int) -> bool:
@@ -191,13 +181,7 @@ class FixedDraftPolicy:
         self._num_forced = 0
         self._most_layers = 0
 
-    def rest(self) -> int:
-        """See DraftPolicy.rest."""
-        return 0
-
-    def begin(
-        self, num_pending: int, most_layers: int, num_unread: int, num_unread_source: int = 0
-    ) -> None:
+    def begin(self, num_pending: int, most_layers: int) -> None:
         """See DraftPolicy.begin."""
         self._layer, self._num_forced, self._most_layers = 0, 0, most_layers
 

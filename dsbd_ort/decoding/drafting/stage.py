@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.drafting.draft import Drafter, DraftLayer, DraftPolicy, draft_forest
+from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
 from dsbd_ort.decoding.engine_call import EngineCalls
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.forest_runner import ForestRunner
@@ -35,7 +36,7 @@ class DraftStage:
 
 
 class PolicyDraftStage(DraftStage):
-    """The draft stage of a request with a drafter, as its draft policy decides.
+    """The draft stage of a request with a drafter; its draft policy decides.
 
     Attributes:
         drafter: gives the distributions.
@@ -58,25 +59,13 @@ class PolicyDraftStage(DraftStage):
         self.drafter = drafter
         self._forest = forest
         self._target = target
-        self._draft = draft
-        self._late = [runner for runner in draft if isinstance(runner, LateRunner)]
-        self.lockstep = [runner for runner in draft if runner not in self._late]
+        self.lockstep = [runner for runner in draft if not isinstance(runner, LateRunner)]
         self.most_descendants = most_descendants(request.config) if rule.keeps_descendants else 0
 
     def draft(self, beams: Beams, depth: int) -> EngineCalls[list[DraftLayer]]:
         """See DraftStage.draft."""
-        num_to_rest = self._policy.rest()
-        for runner in self._late:
-            runner.rest(num_to_rest, beams)
-        if num_to_rest > 0:
-            return _no_layers()
-        for runner in self._late:
-            runner.resume(beams)
-        num_unread = 0, 0
-        for model in self._draft:
-            num_unread = model.num_unread, model.num_unread_source
         most_layers = self._config.max_new_tokens - depth - 1
-        self._policy.begin(self._target.num_missing(beams.nodes), most_layers, *num_unread)
+        self._policy.begin(self._target.num_missing(beams.nodes), most_layers)
         return draft_forest(
             self._forest,
             self.drafter,
@@ -86,6 +75,28 @@ class PolicyDraftStage(DraftStage):
             keeps_distributions=self._rule.reads_draft_distributions,
             repeats=self._config.replacement,
         )
+
+
+class RestingDraftStage(DraftStage):
+    """A draft stage that is skipped while its policy rests.
+
+    With one beam nothing is kept for the draft model during a long rest: it then reads the tokens
+    that it missed as it reads a prompt.
+    """
+
+    def __init__(
+        self, stage: DraftStage, policy: ThroughputDraftPolicy, late: LateRunner | None
+    ) -> None:
+        """Wrap a stage; ``late``: the draft model's side, if it can be put off."""
+        self._stage, self._policy, self._late = stage, policy, late
+        self.lockstep, self.most_descendants = stage.lockstep, stage.most_descendants
+
+    def draft(self, beams: Beams, depth: int) -> EngineCalls[list[DraftLayer]]:
+        """See DraftStage.draft."""
+        num_to_rest = self._policy.rest()
+        if self._late is not None:
+            self._late.rest(num_to_rest, beams)
+        return _no_layers() if num_to_rest else self._stage.draft(beams, depth)
 
 
 def _no_layers() -> EngineCalls[list[DraftLayer]]:

@@ -1,66 +1,59 @@
 """Draft policy "throughput" (docs/algorithm.md 3.5): as much as pays, by costs and acceptance.
 
-Lawful only where the output does not depend on the draft (gumbel coupling or search, fixed
-width): it looks at the noise of a layer before the layer is selected.
+Lawful only if the output does not depend on the draft (gumbel coupling or search, fixed width): it
+looks at the noise of a layer before the layer is selected.
 
-A layer of n candidates is accepted when all beams that the target selects are among them. The
-draft's scores (log mass plus noise) say how sure that is. A candidate's *deficit* is what it lacks
-to be among the best ``num_beams``, plus what its parent lacked: a draft that is always right
-selects exactly the candidates without one. A layer takes candidates by increasing deficit, and the
-deficit of the best one left out is its *gap*. How often a gap was enough is counted as it goes.
+A layer of n candidates is accepted if all beams that the target selects are among them. The draft's
+scores (log mass plus noise) say how sure that is. A candidate's *deficit* is the score that it
+lacks to be among the best ``num_beams``, plus the deficit of its parent: a draft that is always
+right selects exactly the candidates without one. A layer takes candidates by increasing deficit,
+and the deficit of the best one left out is its *gap*. How often a gap was enough is counted.
 
 With lambda, the tokens per second of the latest drafts, an accepted layer is worth 1 / lambda
 seconds (the ratio of two expectations is largest where gain - lambda * cost is, Dinkelbach 1967).
-The tokens are those that were expected: of so few drafts the counted ones are mostly noise. So a
-layer takes the n that maximises
+The tokens are the expected ones: those of so few drafts are mostly noise. A layer takes the n that
+maximises
 
-    reach * accepted(gap(n)) / lambda - (seconds of n more target rows) + (what may follow),
+    reach * accepted(gap(n)) / lambda - (seconds of n more target rows) + (gain of further layers),
 
-reach being the probability that all layers before it are accepted, and the draft ends where
-nothing is gained. Of calls that requests share, each counts its share as if all did alike: the more
-there are, the more a row costs beside the call, and the less is drafted.
+reach being the probability that all layers before it are accepted, and the draft ends if nothing is
+gained. Calls that requests share cost each its share, as if all drafted alike.
 
-Whatever is estimated, no draft may cost more than the credit (``credit.py``), and while there is
-too little for one nothing is thought about. What a layer would have brought is learned without it
-too, where that needs no engine call. Where drafts have lost (``AcceptanceEstimator.gained``) no
-estimate is believed: one layer is tried now and then, the more rarely the more often that failed.
-The very first prompt is read by the draft on trust, as a draft model was made for its target.
+Three records: the estimate (``acceptance.py``), the budget, which no draft may exceed whatever is
+estimated (``budget.py``), and the current draft. Where estimates say that no draft pays, the budget
+buys tries of one layer; the target computes no row for them. The first prompt of a setting is read
+by the draft model before there is evidence that it pays: it was made for its target.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.rows import NO_INTS
 from dsbd_ort.decoding.beams import Beams
-from dsbd_ort.decoding.drafting.acceptance import (
-    FIRST_PROBE,
-    LAST_PROBE,
-    AcceptanceEstimator,
-)
+from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
+from dsbd_ort.decoding.drafting.budget import SHARE
 from dsbd_ort.decoding.drafting.draft import MOST_FORCED_LAYERS, Iteration, Scores
 from dsbd_ort.decoding.drafting.request_costs import LOOK_AHEAD, RequestCosts
 from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import STAY, JointDistribution, best_candidates
 
 Floats = NDArray[np.float64]
-_RATE_MEMORY = 0.9
 _LAYERS_AHEAD = np.arange(LOOK_AHEAD + 1)
-_LONGEST_REST = 16  # iterations: calls may turn out cheaper, by what others learn
-_LONGEST_HOPELESS_REST = 64  # where drafts have lost
-_HELD_BACK = 0.6  # iterations of the credit that one draft leaves to others, half of it at most
-_LAST_FREE_PROBE = 64  # iterations: the longest wait for a try that costs no engine call
-_FIRST_WITHOUT = 3  # iterations before the model's first draft: they say what one without costs
+_FIRST_WITHOUT = 3  # iterations before a setting's first draft: they tell the cost of one without
+_LEAST_TRY = 0.16  # iterations that a try is charged at least when the next one is planned
+_LONGEST_REST, _LONGEST_HOPELESS_REST = 16, 64  # iterations
+_LONGEST_FREE_REST = 7  # if drafts cost no call: what is copied appears without notice
+_CHEAP = 0.5  # iterations: if layers cost less, a try that agrees with the target is not charged
 
 
 @dataclass(slots=True)
 class _Layer:
-    """A drafted layer as it is needed to learn from it.
+    """A drafted layer, for learning from it.
 
     Attributes:
         nodes: the beams and draft beams it continues.
@@ -74,21 +67,61 @@ class _Layer:
     narrowest: int
 
 
+@dataclass(slots=True)
+class _Draft:
+    """The draft of the current iteration; times in seconds.
+
+    Attributes:
+        limit: most layers; ``may_call``: whether the draft model may be called for them.
+        stake: most that it may cost.
+        prompt: to read the prompt and source, 0 once they are read.
+        num_left: iterations that may share the cost of the prompt.
+        num_rows, num_needed: of the target call, with and without the layers that were chosen.
+        worth: gain of further layers after those chosen, their calls included.
+        may_try: whether the budget may buy a first layer that is not expected to pay.
+        is_try: whether it does.
+        reach: probability that all layers are accepted.
+        expected: tokens.
+        next_call, called: rows of draft calls, with the seconds of the prompt read before.
+        layers: None for a forced one.
+        parent_deficits: (num_beams,) of the last layer; None: all are 0.
+        refused: cost of a first layer that exceeds the budget.
+    """
+
+    limit: int
+    may_call: bool
+    stake: float
+    prompt: float
+    num_left: int
+    num_rows: int
+    num_needed: int
+    worth: float = 0.0
+    may_try: bool = False
+    is_try: bool = False
+    reach: float = 1.0
+    expected: float = 1.0
+    next_call: tuple[int, float] = 0, 0.0
+    called: list[tuple[int, float]] = field(default_factory=list)
+    layers: list[_Layer | None] = field(default_factory=list)
+    num_forced: int = 0
+    parent_deficits: Floats | None = None
+    refused: float = 0.0
+
+
 class ThroughputDraftPolicy:
-    """Drafts what is expected to pay.
+    """Drafts as many candidates as are expected to pay.
 
     Args:
-        costs: of the engine calls of the request.
+        costs: of the engine calls.
         estimator: is read and taught.
         scores: the rule's ranking.
         forest: of the request.
-        num_beams: beams that the rule selects in a layer.
-        most_layers, most_beams: upper limits.
-        has_draft_model: whether any draft costs an engine call.
+        most_layers: upper limit.
         host_seconds: returns the time that the request has spent outside engine calls.
         target_seconds: returns the time of its target calls.
-        may_rest: whether an iteration without a draft says something of the next ones: what a
-            constraint forces comes unannounced.
+        unread: returns how many tokens of the prompt and of the source the draft model has to read.
+        may_rest: whether an iteration without a draft predicts the next ones: tokens that a
+            constraint forces appear without notice.
     """
 
     def __init__(
@@ -98,196 +131,153 @@ class ThroughputDraftPolicy:
         scores: Scores,
         forest: Forest,
         *,
-        num_beams: int,
         most_layers: int,
-        most_beams: int,
-        has_draft_model: bool,
         host_seconds: Callable[[], float],
         target_seconds: Callable[[], float],
+        unread: Callable[[], tuple[int, int]],
         may_rest: bool,
     ) -> None:
-        self._costs = costs
-        self._estimator = estimator
-        self._scores = scores
-        self._forest = forest
-        self._num_beams = num_beams
-        self._most_layers = most_layers
-        self._most_beams = most_beams
-        self._has_draft_model = has_draft_model
-        self._host_seconds = host_seconds
-        self._target_seconds = target_seconds
-        self._may_rest = may_rest
-        self._has_begun = False
-        self._is_resting, self._num_to_rest, self._needed = False, 0, 0.0
-        self._began = self._drafting = 0.0
-        self._layers: list[_Layer | None] = []  # None: a forced one
-        self._num_forced = 0
-        self._calls: list[tuple[int, float]] = []  # rows, and seconds of a prompt read before
-        self._call_parts = 0, 0.0  # of the layer that is next
-        self._num_rows = self._num_needed = self._limit = 0
-        self._reach = self._seconds = self._token_seconds = self._call = self._prompt = 0.0
-        self._usual = self._called = self._layer = self._credit = self._stake = 0.0  # seconds
-        self._expected = 1.0
-        self._worth = self._usual_call = 0.0  # of what may follow the last layer, by such calls
-        self._unread_prompt = self._prompt_share = self._patience = 0.0
-        self._is_probe = self._is_first = False
-        self._most_patience = LAST_PROBE if has_draft_model else _LAST_FREE_PROBE
-        self._is_usual = num_beams == 1  # the first iteration has one row, the next ones as many
-        self._parent_deficits: Floats | None = None  # None: they all lack nothing
+        self._costs, self._estimator, self._scores, self._forest = costs, estimator, scores, forest
+        self._most_layers, self._may_rest = most_layers, may_rest
+        self._host_seconds, self._target_seconds = host_seconds, target_seconds
+        self._unread = unread
+        self._num_to_rest = self._num_iterations = 0
+        self._has_begun = False  # an iteration: not while the policy rests
+        self._now = _Draft(0, False, 0.0, 0.0, 1, 0, 0)
         self._powers = np.zeros(LOOK_AHEAD + 1)
 
     def rest(self) -> int:
-        """See DraftPolicy.rest."""
+        """Return for how many iterations, this one included, no draft is made; count one.
+
+        0: ``begin`` is called next.
+        """
         num_to_rest = self._num_to_rest
-        self._is_resting = num_to_rest > 0
-        if num_to_rest:
-            self._num_to_rest = num_to_rest - 1
+        self._num_to_rest = max(num_to_rest - 1, 0)
         return num_to_rest
 
-    def begin(
-        self, num_pending: int, most_layers: int, num_unread: int, num_unread_source: int = 0
-    ) -> None:
+    def begin(self, num_pending: int, most_layers: int) -> None:
         """See DraftPolicy.begin."""
-        self._began, self._drafting = self._host_seconds(), 0.0
-        costs, estimator = self._costs, self._estimator
-        costs.refresh()
+        self._began = self._host_seconds()
+        costs, estimator, budget = self._costs, self._estimator, self._estimator.budget
+        self._refresh()
         estimator.refresh()
-        self._usual, self._layer = costs.usual + estimator.loop.iteration, estimator.loop.layer
-        prompt = costs.reading(num_unread, num_unread_source)
-        self._begin_request(prompt)
-        self._layers, self._num_forced = [], 0
-        self._num_rows = self._num_needed = min(num_pending, costs.most_rows)
-        is_new = costs.are_learned and not estimator.num_learned
-        self._is_first = is_new and estimator.num_without < _FIRST_WITHOUT
-        self._limit = min(self._most_layers, most_layers)
-        self._reach = self._expected = 1.0  # an iteration commits one token without a draft
-        self._parent_deficits = None
-        self._seconds = costs.seconds[self._num_rows] + estimator.loop.iteration
-        self._token_seconds = costs.target_row * estimator.calls / estimator.tokens
-        self._powers[1:] = (estimator.acceptance ** _LAYERS_AHEAD[1:]).cumsum()
-        self._called, self._needed, self._calls = 0.0, 0.0, []
-        self._credit = self._usual * estimator.credit.balance
-        # The less there is, the smaller the drafts: else one or two that fail would be all.
-        self._stake = max(0.5 * self._credit, self._credit - _HELD_BACK * self._usual)
-        self._unread_prompt = prompt
-        # Every iteration that is left pays alike: one for two tokens, where drafting is worth it.
+        usual, unread = self._usual, self._unread()
+        prompt = costs.reading(*unread)
+        if not self._num_iterations:
+            if not estimator.calls:
+                estimator.learn_rate(1.0, usual / costs.row)
+            read = self._target_seconds() / costs.num_sharers
+            budget.begin_request(read / usual, prompt / usual)
+        balance = budget.balance * usual
         num_left = most_layers + 1
-        if num_unread_source and self._has_draft_model:
-            # Few targets are longer than their source, whatever they may be.
-            num_left = min(num_left, max(num_unread_source, 2))
-        self._prompt_share = 2.0 * prompt / num_left
-        probe = (prompt + costs.usual_draft) / self._seconds
-        self._patience = estimator.patience * max(2.0 * probe, 1.0)
-        self._is_probe = estimator.num_without >= self._patience
-        if self._has_draft_model and estimator.have_lost and self._may_rest and not self._is_probe:
-            self._limit = 0
-
-    def _begin_request(self, prompt: float) -> None:
-        """Begin the estimates, and give credit for the prompt, once a request.
-
-        prompt: seconds in which the draft model reads it.
-        """
-        if self._has_begun:
-            return
+        if unread[1]:  # few targets are longer than their source
+            num_left = min(num_left, max(unread[1], 2))
+        num_rows = min(num_pending, costs.most_rows)
+        is_first = costs.are_learned and not estimator.num_learned
+        self._token_seconds = costs.row * estimator.calls / estimator.tokens
+        self._powers[1:] = (estimator.acceptance ** _LAYERS_AHEAD[1:]).cumsum()
         self._has_begun = True
-        estimator = self._estimator
-        if not estimator.calls:
-            estimator.calls = self._usual / self._costs.target_row
-            estimator.tokens = 1.0
-        read = self._target_seconds() / self._costs.num_sharers
-        estimator.credit.begin_request(read / self._usual, prompt / self._usual)
+        self._now = _Draft(
+            limit=min(self._most_layers, most_layers),
+            may_call=not is_first or estimator.loop.num_plain >= _FIRST_WITHOUT,
+            # The less there is, the smaller the drafts: else one or two that fail would be all.
+            stake=max(0.5 * balance, balance - 0.6 * usual),
+            prompt=prompt,
+            num_left=num_left,
+            num_rows=num_rows,
+            num_needed=num_rows,
+        )
+        self._try_cost = max((self._usual_call + prompt) / usual, _LEAST_TRY)
+        self._now.may_try = not budget.iterations_until(self._try_cost, is_try=True)
+        self._now.worth = float(self._worth_of_more(1.0, num_rows)) + self._usual_call
+
+    def _refresh(self) -> None:
+        """Look up the costs of calls and of the loop as they are known now."""
+        costs, loop = self._costs, self._estimator.loop
+        costs.refresh()
+        self._layer = loop.layer
+        self._usual_call = costs.draft[costs.num_beams] + loop.layer
+        self._usual = costs.seconds[costs.num_beams] + loop.iteration
 
     def takes_all(self, num_candidates: int, num_rows: int) -> bool:
-        """See DraftPolicy.takes_all: where the rows cost less than the model's call saves."""
-        if num_candidates > self._most_beams:
-            return False
-        more = self._seconds_of_rows(num_candidates) - self._seconds_of_rows(self._num_beams)
-        return more < self._costs.draft(num_rows)
+        """See DraftPolicy.takes_all: if the rows cost less than the model's call saves."""
+        more = self._seconds_of_rows(num_candidates) - self._seconds_of_rows(self._costs.num_beams)
+        return (
+            num_candidates <= self._costs.most_beams
+            and more < self._costs.draft[min(num_rows, self._costs.most_rows)]
+        )
 
     def wants_layer(self, num_rows: int, num_whole: int = 0) -> bool:
         """See DraftPolicy.wants_layer."""
-        if len(self._layers) >= self._limit or self._reach == 0.0 or (num_rows and self._is_first):
+        draft, estimator, costs = self._now, self._estimator, self._costs
+        if len(draft.layers) >= draft.limit or draft.reach == 0.0:
             return False
-        estimator, costs = self._estimator, self._costs
-        call = costs.draft(num_rows) + self._layer
-        prompt = self._unread_prompt if num_rows else 0.0
-        if not estimator.num_learned:  # on trust
-            prompt = min(prompt, 0.5 * self._stake)  # the rest is for the first drafts
-        least = self._seconds_of_rows(self._num_beams) if num_rows and not self._is_probe else 0.0
-        needed = self._spent() + call + prompt + least
-        if needed > self._stake:
-            if self._layers or needed > self._credit:
-                self._needed = 0.0 if self._layers else needed
+        if num_rows and not draft.may_call:
+            return False
+        call = self._costs.draft[min(num_rows, costs.most_rows)] + self._layer
+        prompt = draft.prompt if num_rows else 0.0
+        if not estimator.num_learned:  # before there is evidence; the rest is for the first drafts
+            prompt = min(prompt, 0.5 * draft.stake)
+        least = self._seconds_of_rows(costs.num_beams) if num_rows and not draft.may_try else 0.0
+        needed = self._spent(draft) + call + prompt + least
+        if needed > draft.stake:
+            if draft.layers or needed > estimator.budget.balance * self._usual:
+                draft.refused = 0.0 if draft.layers else needed
                 return False
-            self._stake = needed
-        share = self._prompt_share if num_rows else 0.0
-        self._call, self._prompt, self._call_parts = call + prompt, share, (num_rows, prompt)
-        if not (num_rows or num_whole) and self._has_draft_model:  # its call is not known yet
+            draft.stake = needed
+        if not (num_rows or num_whole) and costs.has_draft_model:  # its call is not known yet
             return True
-        worth = self._worth + self._usual_call - call
-        if not self._layers or self._layers[-1] is None:
-            worth = float(self._worth_of_more(self._reach, self._num_rows, call))
-        if num_whole:  # what is selected is among them: an iteration is saved
-            self._stake = self._credit
-            saved = costs.seconds[min(num_whole, self._num_beams)]
-            saved += estimator.loop.iteration
-            worth += max(self._reach * saved - self._seconds_of_rows(num_whole) - call, 0.0)
-        if is_wanted := worth > share or self._is_probe:
-            if num_rows:  # only before the first of its layers
-                self._prompt_share = self._unread_prompt = 0.0
-        return is_wanted
+        worth = draft.worth - call
+        if num_whole:  # the selected beams are among them: an iteration is saved
+            draft.stake = estimator.budget.balance * self._usual
+            saved = self._costs.seconds[min(num_whole, costs.num_beams)] + estimator.loop.iteration
+            worth += max(draft.reach * saved - self._seconds_of_rows(num_whole) - call, 0.0)
+        # Every iteration left pays alike for the prompt: one for two tokens, if drafting pays.
+        if worth <= (2.0 * draft.prompt / draft.num_left if num_rows else 0.0):
+            draft.is_try = draft.may_try and not draft.called
+            if not draft.is_try:
+                return False
+        draft.next_call = min(num_rows, costs.most_rows), prompt
+        return True
 
     def choose(self, joint: JointDistribution, depth: int) -> NDArray[np.int64]:
         """See DraftPolicy.choose."""
-        chosen = self._chosen(joint, depth)
-        self._drafting = self._host_seconds() - self._began
-        return chosen
-
-    def _chosen(self, joint: JointDistribution, depth: int) -> NDArray[np.int64]:
-        """Return the candidates that a layer takes; see ``choose``."""
-        self._seconds += self._call + self._prompt
-        self._called += self._call
-        self._calls.append(self._call_parts)
+        draft, costs = self._now, self._costs
+        draft.called.append(draft.next_call)
+        draft.prompt = 0.0 if draft.next_call[0] else draft.prompt
         best, deficits = self._least_deficits(joint, self._scores(joint, depth))
         num_best = len(best)
         if not num_best:  # every candidate ends its sequence: there is nothing to verify
-            self._reach = 0.0
+            draft.reach = 0.0
             return best
-        narrowest, widest = self._num_beams, self._most_beams
-        if num_best < narrowest or num_best < widest:
-            narrowest = min(narrowest, num_best)
-            widest = max(narrowest, min(widest, num_best))
+        narrowest = min(costs.num_beams, num_best)
+        widest = max(narrowest, min(costs.most_beams, num_best))
         gaps = deficits[narrowest : widest + 1]
         if num_best <= widest:  # none is left out of the widest
             gaps = np.append(gaps, np.inf)
         if joint.log_unlisted > -np.inf:
             gaps = np.minimum(gaps, _gap_to_unlisted(joint))
-        ids = joint.candidate_ids(best)
-        self._layers.append(_Layer(joint.nodes, ids, gaps, narrowest))
-        reach = self._reach * self._estimator.accepted(gaps, len(self._layers) - 1)
-        costs, before = self._costs, self._num_rows
+        draft.layers.append(_Layer(joint.nodes, joint.candidate_ids(best), gaps, narrowest))
+        reach = draft.reach * self._estimator.accepted(gaps, len(draft.layers) - 1)
+        before = draft.num_rows
         rows = slice(before + narrowest, before + widest + 1)
         more = costs.target[rows] - costs.target[before]
-        usual = costs.usual_draft + self._layer
-        worth = self._worth_of_more(reach, rows, usual)
+        worth = self._worth_of_more(reach, rows)
         gain = reach * self._token_seconds - more + worth
         # A wider layer costs no less: the widths that can be paid are the first ones.
-        num_paid = int(more.searchsorted(self._stake - self._spent(), side="right"))
-        num_possible = costs.most_known - rows.start + 1
-        num_possible = num_paid if num_paid < num_possible else max(num_possible, 0)
+        num_paid = int(more.searchsorted(draft.stake - self._spent(draft), side="right"))
+        num_possible = min(num_paid, max(costs.most_known - rows.start + 1, 0))
         chosen = int(gain[:num_possible].argmax()) if num_possible else 0
         width, new_reach = narrowest + chosen, float(reach[chosen])
-        self._estimator.note(new_reach / self._reach, width)
-        self._is_probe = False
+        self._estimator.choose(new_reach / draft.reach, width)
         if not num_possible or gain[chosen] <= 0.0:
-            self._reach = 0.0
+            draft.reach = 0.0
             return NO_INTS
-        self._reach, self._worth, self._usual_call = new_reach, float(worth[chosen]), usual
-        self._expected += new_reach
-        num_rows = before + width
-        self._num_rows = num_rows if num_rows < costs.most_rows else costs.most_rows
-        self._seconds += float(more[chosen])
-        self._parent_deficits = deficits[:width] if deficits[width - 1] > 0.0 else None
+        draft.is_try = False  # it is expected to pay
+        draft.reach, draft.worth = new_reach, float(worth[chosen]) + self._usual_call
+        draft.expected += new_reach
+        draft.num_rows = min(before + width, costs.most_rows)
+        draft.parent_deficits = deficits[:width] if deficits[width - 1] > 0.0 else None
         return best[:width]
 
     def choose_forced(self, joint: JointDistribution) -> NDArray[np.int64]:
@@ -295,94 +285,106 @@ class ThroughputDraftPolicy:
 
         Reached with probability ``reach``, a call of its own is saved; else its rows are wasted.
         """
+        draft, most_rows = self._now, self._costs.most_rows
         num_new = int(np.count_nonzero(joint.tokens != STAY))
-        more, most_rows = self._seconds_of_rows(num_new), self._costs.most_rows
-        is_worth_it = self._reach * self._costs.seconds[min(num_new, most_rows)] > more
-        is_limit = len(self._layers) >= self._limit or self._num_forced == MOST_FORCED_LAYERS
-        if is_limit or not is_worth_it:
+        saved = draft.reach * self._costs.seconds[min(num_new, most_rows)]
+        is_limit = len(draft.layers) >= draft.limit or draft.num_forced == MOST_FORCED_LAYERS
+        if is_limit or saved <= self._seconds_of_rows(num_new):
             return NO_INTS
-        self._num_forced += 1
-        self._expected += self._reach
-        self._layers.append(None)
-        self._num_needed = min(self._num_needed + num_new, most_rows)
-        self._num_rows = min(self._num_rows + num_new, most_rows)
-        self._seconds += more
-        if self._parent_deficits is not None:
-            self._parent_deficits = self._parent_deficits[joint.parents]
+        draft.num_forced += 1
+        draft.expected += draft.reach
+        draft.layers.append(None)
+        draft.num_needed = min(draft.num_needed + num_new, most_rows)
+        draft.num_rows = min(draft.num_rows + num_new, most_rows)
+        draft.worth = float(self._worth_of_more(draft.reach, draft.num_rows)) + self._usual_call
+        if draft.parent_deficits is not None:
+            draft.parent_deficits = draft.parent_deficits[joint.parents]
         return np.arange(len(joint.tokens))
 
     def observe(self, iteration: Iteration) -> None:
         """See DraftPolicy.observe."""
-        estimator = self._estimator
-        estimator.credit.pass_iteration()
-        num_won = len(iteration.committed) - 1
-        if self._is_resting:
-            estimator.num_without += 1
-            if num_won:  # by nodes of an earlier draft
-                estimator.credit.add(num_won)
+        estimator, draft, num_saved = self._estimator, self._now, len(iteration.committed) - 1
+        budget, has_begun, self._has_begun = estimator.budget, self._has_begun, False
+        budget.pass_iteration()
+        if not has_begun:
+            budget.add(num_saved)  # by nodes of an earlier draft
             return
-        rest = self._host_seconds() - self._began - self._drafting
-        estimator.loop.learn(len(self._layers), self._drafting, rest)
-        gained = self._settle(num_won)
-        self._learn(iteration.committed)
-        if self._is_usual:
-            estimator.tokens = _RATE_MEMORY * estimator.tokens + self._expected
-            calls = self._seconds / self._costs.target_row
-            estimator.calls = _RATE_MEMORY * estimator.calls + calls
-        self._is_usual = True
-        self._count_probes(gained)
+        self._num_iterations += 1
+        estimator.loop.learn(len(draft.layers), self._host_seconds() - self._began)
+        self._refresh()  # calls cost what they are known to cost now that they have been made
+        spent, agrees = self._spent(draft), self._learn(draft, iteration.committed)
+        if len(draft.layers) > draft.num_forced:
+            layer = self._usual_call + self._seconds_of_rows(self._costs.num_beams)
+            if not (draft.is_try and agrees and layer < _CHEAP * self._usual):
+                budget.settle(spent / self._usual, num_saved, is_try=draft.is_try)
+        else:
+            budget.add(num_saved)
+            if self._may_rest:
+                self._plan_rest(draft)
+        if self._num_iterations > 1 or self._costs.num_beams == 1:  # the first has one row
+            prompt = sum([prompt for _, prompt in draft.called])
+            seconds = self._costs.seconds[draft.num_needed] + estimator.loop.iteration + spent
+            seconds += 2.0 * prompt / draft.num_left - prompt
+            estimator.learn_rate(draft.expected, seconds / self._costs.row)
 
-    def _settle(self, num_won: int) -> float:
-        """Add to the credit what the draft has won: the iterations saved, less its cost.
+    def _plan_rest(self, draft: _Draft) -> None:
+        """Rest until the budget pays for a draft, or for a part of the wait for the next try.
 
-        Its calls, rows and layers cost what they are thought to now that they have been made.
+        That part is the larger, the less the tries have paid.
         """
-        won, loop = float(num_won), self._estimator.loop
-        if self._layers:
-            self._costs.refresh()
-            calls = (self._costs.draft(num_rows) + prompt for num_rows, prompt in self._calls)
-            self._called = sum(calls) + len(self._calls) * loop.layer
-            won -= self._spent() / (self._costs.usual + loop.iteration)
-            self._estimator.count_gain(won)
-        if won:
-            self._estimator.credit.add(won)
-        return won
+        budget = self._estimator.budget
+        if draft.refused:
+            rest = budget.iterations_until(draft.refused / self._usual)
+        else:
+            wait = budget.iterations_until(self._try_cost, is_try=True)
+            rest = int(wait * (1.0 - budget.share / SHARE))
+        is_trusted = budget.share == SHARE  # and calls may turn out cheaper, by what others learn
+        longest = _LONGEST_REST if is_trusted else _LONGEST_HOPELESS_REST
+        self._num_to_rest = min(
+            rest, longest if self._costs.has_draft_model else _LONGEST_FREE_REST
+        )
 
-    def _learn(self, committed: Sequence[Beams]) -> None:
-        """Count of every layer that was reached which widths would have been enough."""
-        for depth, (layer, beams) in enumerate(zip(self._layers, committed, strict=False)):
+    def _learn(self, draft: _Draft, committed: Sequence[Beams]) -> bool:
+        """Count of every layer that was reached which widths would have been enough.
+
+        Returns whether the narrowest of the first layer was.
+        """
+        agrees = False
+        for depth, (layer, beams) in enumerate(zip(draft.layers, committed, strict=False)):
             if layer is None:
                 continue
-            num_taken = len(beams.nodes)
-            if not num_taken:  # all that was selected has ended: no width was tested
+            if not len(beams.nodes):  # all that was selected has ended: no width was tested
                 break
-            taken = _candidate_ids(self._forest, layer.nodes, beams.nodes)
-            if num_taken == 1:
-                found = (layer.best == taken).nonzero()[0]
-            else:
-                taken.sort()
-                place = taken.searchsorted(layer.best)
-                found = (taken.take(place, mode="clip") == layer.best).nonzero()[0]
-            if len(found) == num_taken:
-                num_short = max(int(found[-1]) + 1 - layer.narrowest, 0)
-            else:
-                num_short = len(layer.gaps)
+            rank_by_id = dict(zip(layer.best.tolist(), range(len(layer.best)), strict=True))
+            taken = _candidate_ids(self._forest, layer.nodes, beams.nodes).tolist()
+            last = max([rank_by_id.get(each, len(layer.best)) for each in taken])
+            num_short = min(max(last + 1 - layer.narrowest, 0), len(layer.gaps))
             self._estimator.learn(layer.gaps, num_short, depth)
+            agrees |= not (depth or num_short)
+        return agrees
 
-    def _spent(self) -> float:
+    def _spent(self, draft: _Draft) -> float:
         """Return the seconds that the draft costs so far, its forced layers aside."""
-        seconds = self._costs.seconds
-        return self._called + (seconds[self._num_rows] - seconds[self._num_needed])
+        costs, seconds = self._costs, self._costs.seconds[draft.num_rows]
+        seconds -= self._costs.seconds[draft.num_needed]
+        for num_rows, prompt in draft.called:
+            seconds += costs.draft[num_rows] + self._layer + prompt
+        return seconds
+
+    def _seconds_of_rows(self, num_new: int) -> float:
+        """Return the seconds that further rows add to the target's call."""
+        seconds, before = self._costs.seconds, self._now.num_rows
+        return seconds[min(before + num_new, self._costs.most_rows)] - seconds[before]
 
     def _least_deficits(
         self, joint: JointDistribution, scores: Floats
     ) -> tuple[NDArray[np.int64], Floats]:
-        """Return the candidates that lack least, least first, and what they lack.
+        """Return the candidates of least deficit, in that order, and their deficits.
 
         (num_best,) each, one more than a layer takes at most. Impossible ones are never among them.
         """
-        num_beams, num_wanted = self._num_beams, self._most_beams + 1
-        parents = self._parent_deficits
+        num_beams, num_wanted = self._costs.num_beams, self._costs.most_beams + 1
+        parents = self._now.parent_deficits
         if parents is None:
             best = best_candidates(scores, num_wanted)
             found = scores[best]
@@ -402,68 +404,30 @@ class ThroughputDraftPolicy:
         best = best_candidates(-deficits, num_wanted)
         return best, deficits[best]
 
-    def _worth_of_more(
-        self, reach: Floats | float, rows: slice | int, layer_seconds: float
-    ) -> Floats:
-        """Return what layers behind one reached so are worth, less their cost, (n,) or () float64.
+    def _worth_of_more(self, reach: Floats | float, rows: slice | int) -> Floats:
+        """Return the gain of layers after one reached with this probability, (n,) or () float64.
 
-        They are of the usual width and acceptance, as many as pay together: where the engine
-        computes rows in blocks, one layer can be dear and the next one free.
+        They have the usual width and acceptance. As many as pay together: if the engine computes
+        rows in blocks, one layer can be expensive and the next one free.
 
         reach, rows: (n,) or () probability and target rows before them.
-        layer_seconds: a layer's cost, its target rows aside.
         """
-        num_ahead = self._limit - len(self._layers)
+        draft, costs, estimator = self._now, self._costs, self._estimator
+        num_ahead = draft.limit - len(draft.layers)
         if num_ahead <= 0:
             none: Floats = np.multiply(reach, 0.0)
             return none
         ahead = slice((num_ahead if num_ahead < LOOK_AHEAD else LOOK_AHEAD) + 1)
-        mean_rows = self._estimator.rows
-        width = round(mean_rows) if mean_rows > self._num_beams else self._num_beams
+        width = max(round(estimator.rows), self._costs.num_beams)
         gains = np.multiply.outer(reach, self._token_seconds * self._powers[ahead])
-        gains -= self._costs.rows_ahead(width)[rows, ahead]
-        gains -= layer_seconds * _LAYERS_AHEAD[ahead]
+        gains -= costs.rows_ahead(width)[rows, ahead]
+        gains -= self._usual_call * _LAYERS_AHEAD[ahead]
         worth: Floats = np.maximum.reduce(gains, axis=-1)  # of no layer: 0
         return worth
 
-    def _seconds_of_rows(self, num_new: int) -> float:
-        """Return the seconds that further rows add to the target's call."""
-        return self._costs.rows(self._num_rows, num_new)
-
-    def _count_probes(self, gained: float) -> None:
-        """Try one layer after 8 iterations without a draft, then after 16, 32, ... and 512.
-
-        The target computes no row for it. Where it costs more than half an iteration, as where the
-        draft model has a prompt to read, it is tried the more rarely: so it never takes more than
-        one part in 16 of the time, after several without a gain one in 1024.
-        Where tries did not help, an eighth of the iterations to the next one are not even thought
-        about, nor are any that the credit has too little for.
-        """
-        estimator = self._estimator
-        if len(self._layers) == self._num_forced:
-            estimator.num_without += 1
-            self._rest()
-        else:
-            estimator.count_draft(has_paid=gained > 0.0, most_patience=self._most_patience)
-
-    def _rest(self) -> None:
-        """Think about no draft for as long as none will be made."""
-        if not self._may_rest:
-            return
-        estimator = self._estimator
-        if self._has_draft_model and estimator.have_lost:
-            rest = math.ceil(self._patience) - estimator.num_without
-            self._num_to_rest = min(max(rest, 0), _LONGEST_HOPELESS_REST)
-        elif self._needed:
-            rest = estimator.credit.iterations_until(self._needed / self._usual)
-            self._num_to_rest = min(rest, _LONGEST_REST)
-        elif self._has_draft_model or estimator.patience == self._most_patience:
-            # N-grams are not known to be wrong where there were none.
-            self._num_to_rest = estimator.patience // FIRST_PROBE - 1
-
 
 def _gap_to_unlisted(joint: JointDistribution) -> float:
-    """Return what stands for the gap to tokens that a draft does not list."""
+    """Return the gap to tokens that a draft does not list."""
     return max(float(np.logaddexp.reduce(joint.log_masses)) - joint.log_unlisted, 0.0)
 
 
