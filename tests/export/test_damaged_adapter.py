@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,3 +103,35 @@ def test_damage_is_seen_before_a_model_is_loaded(
     change(adapter)
     with pytest.raises(ExportError, match=words):
         raise ExportError(refusal(small_llama_folder, adapter))
+
+
+ENDLESS = r"(\w+\.?)+[qv]_proj"
+PATTERNS: list[dict[str, Any]] = [
+    {"target_modules": ENDLESS},
+    {"exclude_modules": ENDLESS},
+    {"modules_to_save": [ENDLESS]},
+    {"rank_pattern": {ENDLESS: 4}},
+    {"layers_to_transform": [0], "layers_pattern": ENDLESS},
+]
+
+
+@pytest.mark.parametrize("settings", PATTERNS, ids=lambda each: "".join(list(each)[-1:]))
+def test_patterns_that_do_not_end_are_refused(
+    settings: dict[str, Any],
+    small_llama_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dsbd_export.checkpoints.adapter_files._SECONDS", 0.5)
+    adapter = write_adapter(small_llama_folder, tmp_path, lora())
+    with_settings(**settings)(adapter)
+    start = time.monotonic()
+    message = refusal(small_llama_folder, adapter)
+    assert time.monotonic() - start < 5
+    assert f"such as {ENDLESS!r}, that take more than 0.5 s to match" in message
+
+
+def test_a_pattern_is_matched_as_by_peft(small_llama_folder: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(small_llama_folder, tmp_path, lora(target_modules=r".*\.[qv]_proj"))
+    options = ExportConfig(target=str(small_llama_folder), adapter=str(adapter), output=Path("o"))
+    assert open_pair(options)[0].adapter is not None

@@ -20,8 +20,11 @@ from dsbd_export.checkpoints.adapter_files import (
     BY_HAND,
     CONFIG_FILE,
     WEIGHT_FILES,
+    adapter_content,
+    check_patterns,
     check_settings,
     fewest_tokens,
+    module_names,
     num_embedded,
     weight_shapes,
 )
@@ -98,6 +101,7 @@ def read_adapter(source: str, folder: Path) -> Adapter:
         raise ExportError(f"{where} is of type {kind}, which peft does not know; {BY_HAND}")
     shapes = weight_shapes(where, folder)
     check_settings(where, content, kind, shapes)
+    check_patterns(where, content, module_names(shapes))
     try:
         config = PeftConfig.from_pretrained(str(folder))
     except Exception as error:
@@ -154,6 +158,8 @@ def _with_adapter(model: PreTrainedModel, adapter: Adapter) -> PeftModel:
     trained_for = f" ({adapter.base_name})" if adapter.base_name else ""
     fix = f"give the model that it was trained for{trained_for}"
     _resize(model, adapter)
+    names = (name for name, _ in model.named_modules())
+    check_patterns(where, adapter_content(adapter.folder) or {}, names)
     try:
         config = PeftConfig.from_pretrained(str(adapter.folder))
         config.inference_mode = True

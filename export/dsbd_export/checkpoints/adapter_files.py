@@ -1,13 +1,17 @@
 """Files of an adapter (PEFT): settings and shapes of weights, checked before a model is loaded.
 
-PEFT does not check them: it allocates memory for any rank, and damaged files end in any error.
+PEFT does not check them: it allocates memory for any rank, matches a pattern for any time, and
+damaged files end in any error.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
-from collections.abc import Iterator, Mapping
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ from peft import PEFT_TYPE_TO_CONFIG_MAPPING
 from safetensors import safe_open
 from torch import Tensor
 
+from dsbd_export.checkpoints.json_files import json_object_or_none
 from dsbd_export.errors import ExportError, reason_of
 
 CONFIG_FILE = "adapter_config.json"
@@ -39,11 +44,30 @@ _HEAD_AXES = {rf"{_HEAD}{_OF_EACH_TOKEN}$": 0}
 _ABOUT = ("auto_mapping", "peft_version")  # fields of adapter_config.json that are not settings
 _EMPTY: tuple[object, ...] = (None, False, 0, "", [], {})
 _LISTS_OF_NAMES = ("target_modules", "exclude_modules", "modules_to_save", "target_parameters")
+_PATTERNS = (*_LISTS_OF_NAMES, "layers_pattern", "rank_pattern", "alpha_pattern")
 _TOKENS = ("trainable_token_indices", "token_indices")
 _NO_SIZES = (*_TOKENS, "alora_invocation_tokens", "layers_to_transform", "total_step", "tinit")
 _NO_SIZE = re.compile(r"alpha|seed|prng|warmup|interval|tfinal|deltaT|lambda|_config$|dropout")
 _ANY_SIZE = ("LOKR", "r")  # a rank above half of the width stands for weights without a rank
 _LEAST = 256  # of a limit: unused settings may have default values of this size
+_SECONDS = 10.0  # for all patterns of an adapter
+_MATCH_ALL = """
+import json, re, sys
+patterns, names = json.load(sys.stdin)
+for pattern in patterns:
+    for form in (f"({pattern})$", rf"(.*\\.)?({pattern})$", rf"(^|.*\\.){pattern}($|\\..*)"):
+        try:
+            compiled = re.compile(form)
+        except Exception:
+            continue
+        for name in names:
+            compiled.match(name)
+"""
+
+
+def adapter_content(folder: Path) -> dict[str, Any] | None:
+    """Return the content of adapter_config.json, None if it cannot be read."""
+    return json_object_or_none(folder / CONFIG_FILE)
 
 
 def weight_shapes(where: str, folder: Path) -> dict[str, tuple[int, ...]]:
@@ -160,3 +184,44 @@ def _integers(value: object) -> Iterator[int]:
             yield from _integers(each)
     elif type(value) is int:
         yield value
+
+
+def check_patterns(where: str, content: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raise ExportError if matching a setting with names of modules takes too long.
+
+    ``re`` cannot be interrupted, so another process tries it.
+    """
+    patterns = [pattern for name in _PATTERNS for pattern in _strings(content.get(name))]
+    if all(re.fullmatch(r"[\w.]*", pattern) for pattern in patterns):
+        return
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _MATCH_ALL],
+            input=json.dumps([patterns, list(names)]).encode(),
+            timeout=_SECONDS,
+            capture_output=True,
+        )
+    except subprocess.TimeoutExpired:
+        done = None
+    if done is None or done.returncode:
+        shown = next(each for each in patterns if not re.fullmatch(r"[\w.]*", each))
+        raise ExportError(
+            f"{where} has patterns for names of modules, such as {_short(shown)}, that take more "
+            f"than {_SECONDS:g} s to match; name the modules in {CONFIG_FILE} instead"
+        )
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        yield from (each for each in value if isinstance(each, str))
+
+
+def module_names(shapes: Iterable[str]) -> set[str]:
+    """Return the names of modules in an adapter's weights, and names that match nothing."""
+    found = set()
+    for weight in shapes:
+        parts = weight.removeprefix("base_model.model.").split(".")
+        found |= {".".join(parts[:number]) for number in range(1, len(parts))}
+    return found | {f"{name}!" for name in found}
