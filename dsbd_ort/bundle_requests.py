@@ -157,7 +157,7 @@ class BundleRequests:
         """Return the beginning of a request's text: after the text of its prompt."""
         skips = config.skip_special_tokens
         tokenizer = self.tokenizer if skips else self.tokenizer.with_special_tokens
-        return TextWindow.behind(tokenizer, prompt_ids)
+        return TextWindow.after(tokenizer, prompt_ids)
 
     def text_stream(self, request: DecodingRequest) -> TextStream:
         """Return the object that turns the iterations of a request into stream pieces."""

@@ -26,14 +26,14 @@ _FACTOR, _MODULUS = 1_000_003, (1 << 61) - 1
 _LOST = -1  # instead of a token or state that was dropped, or never there
 
 
-def behind(state: int, token: int) -> int:
+def after(state: int, token: int) -> int:
     """Return the state after a token."""
     assert token != _LOST and state != _LOST
     return (state * _FACTOR + token + 1) % _MODULUS
 
 
 @lru_cache(maxsize=1 << 16)
-def logits_behind(seed: int, state: int, vocab_size: int) -> NDArray[np.float64]:
+def logits_after(seed: int, state: int, vocab_size: int) -> NDArray[np.float64]:
     """Return the logits of a state, at random, with a part that another seed has in common."""
     own, common = (np.random.default_rng([state, part]) for part in (seed, 0))
     return 1.5 * common.normal(size=vocab_size) + own.normal(size=vocab_size)
@@ -77,7 +77,7 @@ class StateMemory:
         """See RecentMemory."""
         state = self.states[source]
         for token in self.rows[rows].tolist():
-            state = behind(state, token)
+            state = after(state, token)
         self.states[target] = state
         self.num_folded += len(rows)
 
@@ -100,8 +100,8 @@ class StateSession(FakeSession):
         for row in forward.logit_rows.tolist():
             state = memory.states[numbers[row]]
             for token in memory.rows[call.mask[row].nonzero()[0]].tolist():
-                state = behind(state, token)
-            logits.append(logits_behind(self._seed, state, self._vocab_size))
+                state = after(state, token)
+            logits.append(logits_after(self._seed, state, self._vocab_size))
         shape = len(logits), self._vocab_size
         return np.array(logits, np.float32).reshape(shape)
 
@@ -130,7 +130,7 @@ def plain_table(seed: int, vocab_size: int) -> TableModel:
     def logits_of(path: tuple[int, ...]) -> NDArray[np.float64]:
         state = 0
         for token in path:
-            state = behind(state, token)
-        return logits_behind(seed, state, vocab_size)
+            state = after(state, token)
+        return logits_after(seed, state, vocab_size)
 
     return TableModel(vocab_size, logits_of)

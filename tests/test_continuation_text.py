@@ -134,9 +134,7 @@ SPECS = [
 
 @pytest.mark.parametrize("opened", ["llama_2", "gemma", "gpt_2"], indirect=True)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
-def test_a_grammar_is_followed_behind_a_text_and_at_the_beginning(
-    opened: Opened, spec: Any
-) -> None:
+def test_a_grammar_is_followed_after_a_text_and_at_the_beginning(opened: Opened, spec: Any) -> None:
     texts = {"the", " words", "the words", " the", " the words", "(the)", '"the"', "7"}
     for prompt in ([opened.special], opened.prompt):
         for seed in range(3):
@@ -182,7 +180,7 @@ def check_split(split: Split, tokenizer: Tokenizer, stop: str) -> None:
     """Compare text, stream, stop string, and the tokens of log-probabilities with transformers."""
     before = whole_text(tokenizer, split.prompt)
     assert split.whole(0) == before or split.whole(0).endswith(REPLACEMENT)
-    start, new = TextWindow.behind(tokenizer, split.prompt), split.new
+    start, new = TextWindow.after(tokenizer, split.prompt), split.new
     texts = [split.whole(n) for n in range(len(new) + 1)]
     assert texts[-1] == before + start.text_of(new)
     decoder, given = StreamDecoder(start), before

@@ -148,7 +148,7 @@ def test_200_prompts(hybrid: tuple[Pipeline, Path]) -> None:
     check_searches(*hybrid, prompts(200))
 
 
-def test_requests_behind_different_checkpoints(hybrid: tuple[Pipeline, Path]) -> None:
+def test_requests_after_different_checkpoints(hybrid: tuple[Pipeline, Path]) -> None:
     """Long and short prompts in the same calls, samples of one prompt, and a tiny budget."""
     pipe, _ = hybrid
     given = [prompts(3)[2][: 150 - 45 * i] for i in range(4)]

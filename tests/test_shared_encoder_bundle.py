@@ -104,14 +104,16 @@ def test_a_draft_that_is_opened_alone_reads_sources_itself(pair):
     bundle = open_bundle(pair / "bundle")
     source = (5, 6, 7, 1)
     alone = load_causal_lm(bundle, "draft", settings=EngineSettings(num_threads=1))
-    target, beside = load_pair(bundle, settings=EngineSettings(num_threads=1))
-    with alone, target, beside:
-        found, wanted = (each.part(Sources).encoder.cross_rows(source) for each in (alone, beside))
+    target, with_own = load_pair(bundle, settings=EngineSettings(num_threads=1))
+    with alone, target, with_own:
+        found, wanted = (
+            each.part(Sources).encoder.cross_rows(source) for each in (alone, with_own)
+        )
         for name, value in found.values.items():
             assert np.array_equal(value.numpy(), wanted.values[name].numpy())
         assert found.num_bytes == wanted.num_bytes == 2 * 4 * 8 * 4 * len(source)
         # The target's rows of three layers, and the hidden states.
-        assert target.kv_bytes - beside.kv_bytes >= (768 + 32 * 4 - 256) * len(source)
+        assert target.kv_bytes - with_own.kv_bytes >= (768 + 32 * 4 - 256) * len(source)
 
 
 CONTRADICTIONS = [  # (role, field of its encoder, value, words)

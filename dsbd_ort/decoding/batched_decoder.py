@@ -201,7 +201,7 @@ class BatchedDecoder:
         )
 
     def _start(self, member: BatchMember) -> None:
-        """Let a request go on to its first engine call, behind the rows that it can share."""
+        """Run a request up to its first engine call, after the rows that it can share."""
         member.has_started = True
         for role, view in member.views.items():
             if view.spec.reads_features and not member.request.config.has_draft_model:

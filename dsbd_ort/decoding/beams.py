@@ -112,7 +112,7 @@ class Hypotheses:
         return table[: int(differs.argmax()) if differs.any() else len(table), 0]
 
     def _path_table(self, entries: Ints) -> Ints:
-        """Return the paths as columns, (most tokens, num_paths) int64, -1 behind a shorter one."""
+        """Return the paths as columns, (most tokens, num_paths) int64, padded with -1."""
         lengths = self.lengths[entries]
         longest = int(lengths.max(initial=0))
         upwards = np.empty((longest, len(entries)), dtype=np.int64)  # from the last token on

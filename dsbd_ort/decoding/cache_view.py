@@ -19,7 +19,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class RowIdentity:
-    """What the rows of a path are a function of: two that are equal may share rows.
+    """Everything that the rows of a path depend on; paths with equal ones may share rows.
 
     Attributes:
         tokens: from position 0 on.
@@ -58,7 +58,7 @@ class PrefixCache:
     Attributes:
         tokens: from position 0 on.
         rows: (>= num_tokens,) int64 increasing. The row of each.
-        feature: of the target beside a feature draft, the one behind the last prompt; None: none.
+        feature: with a feature draft, the target's feature after the last prompt; None: no feature.
         source: of the rows.
     """
 
@@ -69,7 +69,7 @@ class PrefixCache:
 
     @property
     def identity(self) -> RowIdentity:
-        """What its rows are a function of."""
+        """Everything that its rows depend on."""
         return RowIdentity(self.tokens, self.source)
 
     def begin(self, identity: RowIdentity) -> None:
@@ -120,7 +120,7 @@ class RowCache(Protocol):
         """Return a copy of the longest prefix of a path of any view."""
 
     def expect(self, num_new: int) -> None:
-        """Let the engine make room for so many rows beside those in use, as far as it may."""
+        """Let the engine make room for so many more rows than are in use, within its limit."""
 
     def add(self, rows: UsedRows) -> None:
         """Keep these rows until they are closed or removed."""

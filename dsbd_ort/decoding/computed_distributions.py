@@ -69,7 +69,7 @@ class ComputedDistributions:
             tops.append(logits)
         self._left_out.latest = first_slot, logits
         if self._known is NONE_YET:
-            self._known = found.behind_unused_row()
+            self._known = found.after_unused_row()
         else:
             self._known.append(found)  # type: ignore[arg-type]  # of the same kind
 

@@ -159,7 +159,7 @@ def decoding_loop(
     Args:
         request: the prompt and its options.
         target: a view of the cache of the model whose distribution the output follows, which begins
-            with the rows of a prefix of the prompt but for its last token.
+            with the rows of a prefix of the prompt without its last token.
         draft: the same of the model that proposes; unused by strategies without a draft.
 
     Raises what ``check_decodable`` raises.
@@ -184,7 +184,7 @@ def decoding_loop(
 
 
 def _prefill(run: LoopParts) -> EngineCalls[None]:
-    """Compute the prompt but for its last token, which is the root of the forest.
+    """Compute the prompt without its last token, which is the root of the forest.
 
     The draft computes it as the target does if it reads the target's features, else with the first
     node that it is needed for, if any is.

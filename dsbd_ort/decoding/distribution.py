@@ -53,7 +53,7 @@ class TopDistributions:
             raise IndexError(row)
         return TokenDistribution(*self.candidates(np.array([row])))
 
-    def behind_unused_row(self) -> TopDistributions:
+    def after_unused_row(self) -> TopDistributions:
         """Return a copy whose row 0 is no distribution."""
         log_probs, raw, tokens = np.concatenate([self._entries[:, :1], self._entries], axis=1)
         return TopDistributions(tokens.view(np.int64), log_probs, raw)
@@ -138,7 +138,7 @@ class DenseDistributions:
             raise IndexError(row)
         return TokenDistribution(*self.candidates(np.array([row])))
 
-    def behind_unused_row(self) -> DenseDistributions:
+    def after_unused_row(self) -> DenseDistributions:
         """Return a copy whose row 0 is no distribution."""
         logits, largest, *given = (np.concatenate([old[:1], old]) for old in self._arrays)
         return DenseDistributions(logits, largest, self._warped, *given)
@@ -219,7 +219,7 @@ class ListedDistributions:
             raise IndexError(row)
         return TokenDistribution(*self.candidates(np.array([row]))[:3])
 
-    def behind_unused_row(self) -> ListedDistributions:
+    def after_unused_row(self) -> ListedDistributions:
         """Return a copy whose row 0 is no distribution: one entry, to be overwritten."""
         entries = np.concatenate([np.zeros((3, 1)), self._entries[:, : self._size]], axis=1)
         return ListedDistributions(

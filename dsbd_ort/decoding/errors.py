@@ -1,4 +1,4 @@
-"""What can go wrong in the algorithm: a senseless request, or a model that breaks its word.
+"""Errors of the algorithm: a request without meaning, or a model that breaks its contract.
 
 DsbdError                every error that a user can fix (dsbd_errors)
 ├── DecodingError        every error of this package (also a ValueError)

@@ -148,7 +148,7 @@ class Forest:
         return np.arange(first, last)
 
     def _reserve(self, num_nodes: int) -> None:
-        """Make room for ``num_nodes`` nodes, and behind them for what stands for no node."""
+        """Make room for ``num_nodes`` nodes, followed by the entry that stands for no node."""
         columns = np.repeat(_UNUSED, 2 * num_nodes, axis=1)
         columns[:, : self._num_nodes] = self._columns[:, : self._num_nodes]
         self.tokens, self.parents, self.positions, keys, self.is_absorbing = columns[:5]

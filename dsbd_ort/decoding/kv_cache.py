@@ -24,7 +24,7 @@ PREFILL_CHUNK = 256
 
 MOST_UNUSED_ROWS = 64
 """Rows that no view sees may lie between the others, and besides them a quarter of the others: an
-unused row costs a masked column, dropping it moves those behind it in every transformer layer.
+unused row costs a masked column, dropping it moves those after it in every transformer layer.
 Not these besides where rows are folded, which waits for unused ones to be dropped."""
 
 _WORTH_DROPPING = 32
@@ -127,13 +127,13 @@ class SharedKVCache:
         return self._recorded[:, rows]
 
     def has_room(self, num_new: int) -> bool:
-        """Return whether so many rows fit beside those in use."""
+        """Return whether this many rows fit in addition to those in use."""
         if self.max_rows is None or self.model.num_rows + num_new <= self.max_rows:
             return True
         return self.num_used + num_new <= self.max_rows
 
     def expect(self, num_new: int) -> None:
-        """Let the engine make room for so many rows beside those in use, as far as it may."""
+        """Let the engine make room for so many more rows than are in use, within its limit."""
         if not self.model.spec.memory.grows_at_a_cost:
             return
         num_rows = self.num_used + num_new
@@ -171,7 +171,7 @@ class SharedKVCache:
         self._keep(self._used())
 
     def _make_room(self, num_new: int) -> None:
-        """Drop the unused rows if they are many, or if ``num_new`` rows do not fit beside them."""
+        """Drop the unused rows if they are many, or if they leave no room for ``num_new`` rows."""
         num_rows = self.model.num_rows
         is_full = self.max_rows is not None and num_rows + num_new > self.max_rows
         grows = self._stepped is not None and num_new > self._stepped.num_free_rows

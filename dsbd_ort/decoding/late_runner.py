@@ -101,10 +101,10 @@ class LateRunner(ForestRunner):
     def compute(self, pending: Nodes) -> EngineCalls[None]:
         """See ForestRunner.compute."""
         if self._is_unread and len(pending):
-            return self._compute_behind_prompt(pending)
+            return self._compute_after_prompt(pending)
         return ForestRunner.compute(self, pending)
 
-    def _compute_behind_prompt(self, pending: Nodes) -> EngineCalls[None]:
+    def _compute_after_prompt(self, pending: Nodes) -> EngineCalls[None]:
         """Compute the prompt, except for the rows that another request has by now; then nodes."""
         view, token_ids = self._view, self._tokens()[:-1]
         self._is_unread = self.is_put_off = False

@@ -26,7 +26,7 @@ _NO_NUMBERS = np.zeros(0)
 
 
 class LeftOut(Enum):
-    """What has become of the left-out tokens that may count for some beams."""
+    """The left-out tokens that may matter for some beams, and what was read of them."""
 
     NOTHING = "no beam may have one"
     READ = "they are known now"

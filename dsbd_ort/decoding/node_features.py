@@ -43,7 +43,7 @@ def align_prefixes(target: PrefixCache, draft: PrefixCache) -> None:
 
 
 class FeatureNeeds(NamedTuple):
-    """What a forward returns and reads of features, see ``Forward``."""
+    """Features that a forward returns and reads, see ``Forward``."""
 
     feature_rows: Ints | None
     parent_features: ParentFeatures | None
@@ -255,4 +255,4 @@ class DraftFeatures:
 
 
 NodeFeatures = TargetFeatures | DraftFeatures
-"""What a ``ForestRunner`` knows of features."""
+"""The features of a ``ForestRunner``."""

@@ -78,7 +78,7 @@ class PreemptedRows:
         self._show_prefix()
 
     def compute(self, role: Role) -> EngineCalls[None]:
-        """Compute the rows again, but for those of the prompt that another request has; no logits.
+        """Compute the rows again, except those of the prompt that another request has; no logits.
 
         After the last call the view is what it was.
         """
@@ -186,7 +186,7 @@ class PreemptedRows:
 def recomputed(preempted: dict[Role, PreemptedRows]) -> EngineCalls[None]:
     """Compute the rows of a preempted request again; remove them from there once they are.
 
-    Of one engine after the other, but for those of a feature draft.
+    Of one engine after the other, except those of a feature draft.
     """
     draft = preempted.get("draft")
     if draft is not None and draft.view.own_features is not None:

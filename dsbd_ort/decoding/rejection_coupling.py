@@ -46,7 +46,8 @@ class GeneratorSource:
     An index is drawn as the clock that rings first, index i after an exponential time of rate p_i;
     the clocks that ring next are the draws without replacement (the Gumbel-top-k theorem in other
     words). Unlike the inverse of the cumulative distribution, where the rounding of every
-    probability moves all boundaries behind it, this tips only where two candidates nearly tie.
+    probability moves all boundaries after it, this changes a choice only if two candidates nearly
+    tie.
     """
 
     def __init__(self, rng: np.random.Generator) -> None:
@@ -93,7 +94,7 @@ class RejectionCoupling:
     ) -> tuple[NDArray[np.int64], bool]:
         """Return the outputs of a layer and whether all are accepted drafts.
 
-        A layer behind the drafted ones (``layer`` None) draws from the target's own.
+        A layer after the drafted ones (``layer`` None) draws from the target alone.
         """
         p = joint.probabilities()
         if layer is None:

@@ -107,7 +107,7 @@ class SelectionRule(Protocol):
 
 
 class LayerBuilder:
-    """Builds layers: the nodes in the forest of a request, and the hypotheses beside them."""
+    """Builds layers: the nodes in the forest of a request, and their hypotheses."""
 
     def __init__(self, forest: Forest, hypotheses: Hypotheses, *, repeats: bool) -> None:
         """Take both; ``repeats``: whether a candidate may be drawn more than once."""

@@ -35,7 +35,7 @@ TokenLogprobs = list[tuple[int, float]]
 
 @dataclass(frozen=True)
 class PromptLogprobs:
-    """What the target says of a prompt's own tokens.
+    """The target's log-probabilities of a prompt's own tokens.
 
     Attributes:
         token_logprobs: of every token after those before it; the first has none.

@@ -21,7 +21,7 @@ from dsbd_ort.decoding.stats import StatsRecorder
 NodeRole = Literal[
     "root", "ancestor", "accepted", "bonus", "finished", "rejected", "kept", "pruned"
 ]
-"""What a node was in an iteration:
+"""Role of a node in an iteration:
 
 root: a live beam at its start.
 ancestor: above a root; stays until both engines have computed what is below it.
@@ -50,7 +50,7 @@ class TraceNode:
             where that is one token, or few; None where it was never drafted.
         survives: whether it is still there in the next iteration.
         has_ended: whether a sequence ends with it.
-        forbidden: the likeliest tokens that the constraint forbids behind it, and how probable the
+        forbidden: the likeliest tokens that the constraint forbids after it, and how probable the
             raw target holds them; empty where there are none, or the target has not computed it.
     """
 
@@ -167,7 +167,7 @@ class Tracer:
         self._start_from(Beams.initial())
 
     def begin(self, prompt_ids: list[int], config: DecodingConfig) -> None:
-        """Announce the request, its prompt computed but for the last token."""
+        """Announce the request, whose prompt is computed except its last token."""
         self._recorder.begin(prompt_ids, config)
         self._counted = self._count()
 
@@ -324,7 +324,7 @@ class Tracer:
 
 @dataclass(frozen=True)
 class _Counts:
-    """What the meters showed at one moment."""
+    """Readings of the meters at one moment."""
 
     draft_rows: int
     target_rows: int

@@ -17,7 +17,7 @@ def layer_width(config: DecodingConfig, joint: JointDistribution, layer: DraftLa
 
     It reads the distributions of draft and target alone, never what was drawn in this layer:
     otherwise width and content would be correlated and the output not that of beam sampling. A
-    layer behind the drafted ones (``layer`` None) always has the full width.
+    layer after the drafted ones (``layer`` None) always has the full width.
     """
     if config.width_policy == "fixed" or layer is None:
         return config.num_beams

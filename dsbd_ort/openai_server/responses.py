@@ -93,7 +93,7 @@ def _choice_pieces(
     Both are one text: a character that begins in the prompt belongs to the token that ends it.
     """
     if scored is None:
-        return pieces_of(TextWindow.behind(tokenizer, prompt_ids), _new_tokens(sequence))
+        return pieces_of(TextWindow.after(tokenizer, prompt_ids), _new_tokens(sequence))
     parts: list[Scored] = [(prompt_ids, scored.token_logprobs, scored.top_logprobs)]
     if not plan.drops_new_tokens:
         parts.append(_new_tokens(sequence))
@@ -170,7 +170,7 @@ class _ChoiceStreams:
             config.num_return_sequences * plan.num_copies for config in plan.configs
         ]
         self._starts = [
-            tokenizer and TextWindow.behind(tokenizer, prompt_ids)
+            tokenizer and TextWindow.after(tokenizer, prompt_ids)
             for prompt_ids in plan.prompts
             for _ in range(plan.num_samples)
         ]

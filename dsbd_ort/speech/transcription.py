@@ -132,16 +132,16 @@ class Transcription:
         self, source: SoundFeatures, before: list[int]
     ) -> Generator[Requests, list[DecodeResult], _Heard]:
         """Return the no-speech probability and, in the first window, detect the language."""
-        heard = yield from self._heard_behind(source, [*before, self._start])
+        heard = yield from self._heard_after(source, [*before, self._start])
         if self._language is None and self._speech.languages is not None:
             first = heard
             if before:  # languages are detected without the text before
-                first = yield from self._heard_behind(source, [self._start])
+                first = yield from self._heard_after(source, [self._start])
             self._language = max(first.languages, key=first.languages.__getitem__)
             self._language_probability = first.languages[self._language]
         return heard
 
-    def _heard_behind(
+    def _heard_after(
         self, source: SoundFeatures, prompt_ids: list[int]
     ) -> Generator[Requests, list[DecodeResult], _Heard]:
         scores: list[NDArray[np.float64]] = []

@@ -24,7 +24,7 @@ Align = Callable[[SoundFeatures, Sequence[int], Sequence[int]], AlignedTokens]
 
 _WITHOUT_SPACES = {"zh", "ja", "th", "lo", "my", "yue"}
 _BEFORE_WORDS = "\"'“¡¿([{-"
-_BEHIND_WORDS = "\"'.。,\uff0c!\uff01?\uff1f:\uff1a”)]}、"  # some of full width
+_AFTER_WORDS = "\"'.。,\uff0c!\uff01?\uff1f:\uff1a”)]}、"  # some of full width
 _NO_CHARACTER = "\ufffd"  # decoded from bytes of an incomplete character
 
 
@@ -189,7 +189,7 @@ def _with_punctuation(words: Sequence[TokenGroup]) -> list[TokenGroup]:
         joined.append(word)
     closed: list[TokenGroup] = []
     for word in reversed(joined):
-        if closed and not closed[-1].text.endswith(" ") and word.text in _BEHIND_WORDS:
+        if closed and not closed[-1].text.endswith(" ") and word.text in _AFTER_WORDS:
             closed[-1].append(word)
         else:
             closed.append(word)

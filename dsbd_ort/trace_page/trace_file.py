@@ -79,7 +79,7 @@ def trace_object(trace: RequestTrace, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the trace as one JSON object, with all that the page shows."""
     if trace.config is not None and not trace.config.skip_special_tokens:
         tokenizer = tokenizer.with_special_tokens
-    hypotheses = _HypothesisTable(TextWindow.behind(tokenizer, trace.prompt_ids))
+    hypotheses = _HypothesisTable(TextWindow.after(tokenizer, trace.prompt_ids))
     iterations = [_iteration(iteration, hypotheses) for iteration in trace.iterations]
     nodes = [node for iteration in trace.iterations for node in iteration.nodes]
     in_forest = {node.token for node in nodes}

@@ -1,4 +1,4 @@
-"""Recall by beam width, with and without the trie, beside BM25 on the same queries.
+"""Recall by beam width, with and without the trie, and of BM25 on the same queries.
 
 python examples/retrieval/evaluate.py build/retrieval
 """

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 QUERY_ENDS = "<id>"
-"""Behind a query: the id follows."""
+"""After a query: the id follows."""
 _PAD, _END = "<pad>", "<end>"
 _LONGEST = 48  # tokens of a query or of a part of a document
 _IGNORED = -100  # label of a position without loss

@@ -97,7 +97,7 @@ def distill(
     _check_tokenizer(checkpoint)
     draft_kind(config, checkpoint).check(config, checkpoint)
     check_spoken(config, checkpoint)
-    work = WorkFolder.beside(config.output)
+    work = WorkFolder.next_to(config.output)
     files = [] if work.tokens.exists() else find_files(config.data, config.exclude)
     if not reads_sound:
         check_readable(files)

@@ -53,7 +53,7 @@ class WorkFolder:
         self.draft = path / "draft"
 
     @classmethod
-    def beside(cls, output: Path) -> WorkFolder:
+    def next_to(cls, output: Path) -> WorkFolder:
         """Return the work folder for an output."""
         return cls(output.absolute().with_name(f"{output.name}.work"))
 

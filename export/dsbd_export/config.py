@@ -76,7 +76,7 @@ class ModelOptions:
             for "exact" with 8 bits in fp32, if the model has such a form, else "fused".
         form: "portable", or "cuda" for operators of ONNX Runtime with fewer kernels on a GPU, see
             ``cuda_graph``.
-        engine: "onnx", or "tensorrt" or "tensorrt-rtx" for engines beside the ONNX files.
+        engine: "onnx", or "tensorrt" or "tensorrt-rtx" for engines in addition to the ONNX files.
         compute_capability: of the GPU of a TensorRT engine, see ``tensorrt_options``.
         capacity: cache rows of a TensorRT engine, see ``tensorrt_options``.
         atol: largest absolute logit error that passes the parity gate, for fp32 without
@@ -236,8 +236,8 @@ class ModelOptions:
             wrong = f"engine={self.engine!r}"
         if wrong:
             raise ExportError(
-                f"attention={EXACT!r} has no form for {wrong}, whose other products depend on the "
-                f"rows beside a row; use dtype='fp32' and engine={ONNX!r}, or leave attention out"
+                f"attention={EXACT!r} has no form for {wrong}, whose products depend on other "
+                f"rows of a call; use dtype='fp32' and engine={ONNX!r}, or leave attention out"
             )
 
     def _check_form(self) -> None:
@@ -336,7 +336,7 @@ class ExportConfig(DraftedOptions):
         draft: folder or hub id of the draft; None for a bundle without one.
         draft_quantize: weight compression of the draft; None for that of the target.
         features: whether the target's engine also returns hidden states, for a feature draft; it
-            does in any case beside one.
+            does in any case with one.
         output: folder of the bundle; an existing bundle there is replaced at the end.
     """
 

@@ -84,7 +84,7 @@ class Engine:
             row_counts=self.row_counts,
             capacity=bucket_capacity(first),
         )
-        return {first: calls, **{other: calls.behind(bucket_capacity(other)) for other in others}}
+        return {first: calls, **{other: calls.after(bucket_capacity(other)) for other in others}}
 
     def label(self, context: int) -> str:
         """Name of the calls after one context."""
@@ -121,9 +121,9 @@ def _timings(
     opened: list[tuple[Engine, dict[int, RandomCalls]]], rows: int, rounds: int
 ) -> Timings:
     calls: dict[str, Callable[[], None]] = {
-        engine.label(context): behind.call_of(rows)
+        engine.label(context): random_calls.call_of(rows)
         for engine, by_context in opened
-        for context, behind in by_context.items()
+        for context, random_calls in by_context.items()
     }
     return time_in_rounds(calls, num_rounds=rounds, calls_a_round=CALLS_A_ROUND)
 
@@ -135,7 +135,7 @@ def call_rows(
     first = engines[0]
     for context, (rows, here), engine in itertools.product(contexts, found.items(), engines):
         label = engine.label(context)
-        beside = (
+        to_first = (
             "" if engine is first else ratio_cell(here.quiet.ratio(label, first.label(context)))
         )
         longer = ""
@@ -146,7 +146,7 @@ def call_rows(
             busy = here.busy.milliseconds(label)
             cells = [spread_cell(busy), f"**{busy.median / here.median(first, context):.2f}**"]
         ms = spread_cell(here.quiet.milliseconds(label))
-        yield str(context), str(rows), engine.name, ms, beside, longer, *cells
+        yield str(context), str(rows), engine.name, ms, to_first, longer, *cells
 
 
 def bandwidth_rows(

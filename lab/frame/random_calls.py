@@ -24,7 +24,7 @@ from dsbd_runtime.parts.cache_entries import (
     recent,
 )
 from dsbd_runtime.parts.feature_memory import FEATURE_ROWS
-from dsbd_runtime.parts.fold_chains import FOLDED_TOGETHER, LEFT_BEHIND
+from dsbd_runtime.parts.fold_chains import FOLDED_TOGETHER, STAY_RECENT
 from dsbd_runtime.parts.head import LOGIT_ROWS
 from dsbd_runtime.parts.kv_cache import NUMPY_DTYPES
 from dsbd_runtime.parts.recent_rows import recent_capacity
@@ -88,7 +88,7 @@ class RandomCalls:
             options=options,
         )
 
-    def behind(self, capacity: int) -> RandomCalls:
+    def after(self, capacity: int) -> RandomCalls:
         """Return calls of the same session after caches of their own, of another capacity."""
         other = copy.copy(self)
         other._bind(capacity)
@@ -97,7 +97,7 @@ class RandomCalls:
     def _bind(self, capacity: int) -> None:
         rng = np.random.default_rng(0)
         entry = self._entry
-        num_left = min(capacity - max(self._row_counts), LEFT_BEHIND + FOLDED_TOGETHER // 2)
+        num_left = min(capacity - max(self._row_counts), STAY_RECENT + FOLDED_TOGETHER // 2)
         self._num_recent = recent_capacity(num_left + max(self._row_counts))
         recents = recent(entry.caches)
         self.caches = {

@@ -62,7 +62,7 @@ def rows_name(num_rows: int) -> str:
     return "1 row" if num_rows == 1 else f"{num_rows} rows"
 
 
-def forwards_behind(num_cached: int, vocab_size: int) -> dict[str, Forward]:
+def forwards_after(num_cached: int, vocab_size: int) -> dict[str, Forward]:
     """Return the forwards that are timed after ``num_cached`` rows, by name.
 
     Padding is written out, so that every way of padding runs on the same engine: padding rows are
@@ -119,7 +119,7 @@ def milliseconds_of(
 
     calls: dict[str, Callable[[], None]] = {
         name: partial(call, forward)
-        for name, forward in forwards_behind(num_cached, vocab_size).items()
+        for name, forward in forwards_after(num_cached, vocab_size).items()
         if forward.positions[-1] < model.context_length
     }
     for each in calls.values():  # the third run of a size is the first that is replayed

@@ -30,7 +30,7 @@ from lab.peers.comparison import (
     RETRIEVAL,
     STRATEGIES,
     Comparison,
-    beside_busy,
+    next_to_busy,
     retrieval,
 )
 from lab.peers.documents import Documents
@@ -136,7 +136,7 @@ def main(
         raise click.UsageError(f"--width is for --compare {RETRIEVAL}, not for {name}")
     comparison = retrieval(widths) if widths else COMPARISONS[name]
     if is_busy:
-        comparison = beside_busy(comparison)
+        comparison = next_to_busy(comparison)
     known = [peer.name for peer in comparison.peers]
     for tool in set(names).difference(known):
         raise click.UsageError(f"--peer is {tool!r}: expected one of {', '.join(known)}")

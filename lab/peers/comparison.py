@@ -60,7 +60,7 @@ class Comparison:
     subject: str = "{params} twin"
 
 
-def beside_busy(comparison: Comparison) -> Comparison:
+def next_to_busy(comparison: Comparison) -> Comparison:
     """Return the comparison for a machine of which another process takes a core.
 
     Its section and its bars are others: to be no slower than any tool.

@@ -16,7 +16,7 @@ class Engine(Protocol):
 
     @property
     def spec(self) -> EngineSpec:
-        """What it is, the same all its life."""
+        """Its specification, which never changes."""
 
     @property
     def num_rows(self) -> int:

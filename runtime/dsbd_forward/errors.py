@@ -1,4 +1,4 @@
-"""What can go wrong at the seam: an engine that breaks its word."""
+"""Errors of engines: one that breaks its contract."""
 
 from dsbd_errors import DsbdError
 

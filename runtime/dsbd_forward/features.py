@@ -52,7 +52,7 @@ class ParentFeatures:
 
 
 def joined_parents(parts: Sequence[ParentFeatures]) -> ParentFeatures:
-    """Return the parents' features of the rows of several forwards, one behind the other."""
+    """Return the parents' features of the rows of several forwards, one after the other."""
     if len(parts) == 1:
         return parts[0]
     forwards: dict[int, Features] = {}  # by id: requests share forwards

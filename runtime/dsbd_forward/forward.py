@@ -17,7 +17,7 @@ from dsbd_forward.logits import Logits
 from dsbd_forward.rows import Ints
 
 Source = Hashable | None
-"""What a request's rows depend on besides their tokens, such as an encoder's input; None: nothing.
+"""Input that a request's rows depend on in addition to tokens, such as an encoder's; None: none.
 
 Rows of equal tokens and other sources share nothing."""
 
@@ -38,7 +38,7 @@ class RowSources:
 
     @classmethod
     def joined(cls, sources: Sequence[RowSources]) -> RowSources:
-        """Return those of rows that lie one behind the other."""
+        """Return those of rows that lie one after the other."""
         number_by_source: dict[Source, int] = {}
         index = []
         for each in sources:
@@ -177,7 +177,7 @@ class SourceReading:
 
 @dataclass(frozen=True, slots=True)
 class ForwardResult:
-    """What an engine returns of a forward.
+    """The result of a forward.
 
     Attributes:
         logits: of the R rows.
@@ -206,7 +206,7 @@ class ForwardResult:
 
 
 def joined_forward(forwards: Sequence[Forward]) -> Forward:
-    """Return one forward that appends the rows of several, one behind the other.
+    """Return one forward that appends the rows of several, one after the other.
 
     The mask of each was made for its place. Two requests with the rows [0, 1] and [2] that add two
     rows and one see, of the six,

@@ -86,7 +86,7 @@ class Logits(ABC):
             float64.
 
         Raises:
-            ModelError: NaN, an infinite first logit, or a larger one behind the first.
+            ModelError: NaN, an infinite first logit, or a larger one after the first.
         """
 
     def read(self, rows: Ints) -> tuple[Float32s, Floats]:
@@ -200,7 +200,7 @@ class TopLogits(Logits):
         finite(logits[:, 0])
         if len(logits.argmax(axis=1).nonzero()[0]):  # that of a row with NaN is there
             raise ModelError(
-                "the model returned top_logits with NaN or a larger one behind the first; check "
+                "the model returned top_logits with NaN or a larger one after the first; check "
                 "the engine's precision and the export's parity report"
             )
         return self.top_ids[:, : number or None], logits[:, : number or None].astype(np.float64)

@@ -23,7 +23,7 @@ _NUM_PARTS = 512  # of a row: a multiple of what one instruction compares
 def added_up(logits: NDArray[np.float32]) -> Floats:
     """Return the log-normalizers of whole rows, (R, vocab), of an engine that returns none.
 
-    Each is that of its row alone, to the last bit, whatever rows are beside it.
+    Each is that of its row alone, to the last bit, independent of the other rows.
     """
     normalizers = np.empty((len(logits), 1))
     size = max(1, _BLOCK // logits.shape[1])
@@ -130,7 +130,7 @@ def log_normalised(scores: Floats) -> Floats:
 def row_sums(terms: Floats) -> Floats:
     """Return the sum of every row, (num_rows, n), as (num_rows, 1).
 
-    Zeros behind the terms of a row change no bit of its sum: a table is as wide as the longest of
+    Zeros after the terms of a row change no bit of its sum: a table is as wide as the longest of
     the rows that a call happens to have. So blocks of columns are added one after the other, the
     last one filled up.
     """

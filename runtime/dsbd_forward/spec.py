@@ -1,4 +1,4 @@
-"""What a request must know of an engine before it begins."""
+"""Specification of an engine, which a request reads before it begins."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class HeadSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySpec:
-    """What an engine keeps from one forward to the next.
+    """State that an engine keeps from one forward to the next.
 
     Attributes:
         kept: of rows: "attention rows", "convolution rows", "recurrent rows". The latter two only
@@ -41,7 +41,7 @@ class MemorySpec:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSpec:
-    """What an engine is: what it takes, what it returns, what it keeps.
+    """An engine: its inputs, its outputs and its state.
 
     Attributes:
         vocab_size: number of tokens.

@@ -1,4 +1,4 @@
-"""The growing output: resumed behind its whole lines, and never mistaken for another file."""
+"""The growing output: resumed after its whole lines, and never mistaken for another file."""
 
 from __future__ import annotations
 

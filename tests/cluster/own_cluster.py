@@ -73,7 +73,7 @@ class Served:
 
 @contextlib.contextmanager
 def serve_run(cluster: OwnCluster, arguments: list[str]) -> Iterator[Served]:
-    """Have ``serve run`` deploy an application, behind a free port."""
+    """Have ``serve run`` deploy an application, after a free port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     environment = {**os.environ, **TOKEN, "RAY_ADDRESS": cluster.address}

@@ -150,7 +150,7 @@ PAIRS = [
     "dsbd W=2 / beam-sample",
     "speculative W=1 / sample",
     "speculative-beam-search W=2 / beam-search",
-    "beside others / alone",
+    "with others / alone",
     "rows kept from an earlier prompt / computed anew",
     "8 at a time, of mixed strategies / alone",
     "1 / 2 threads",

@@ -14,7 +14,7 @@ EOS = 9
 
 
 def next_numbers(path):
-    """Allow the last token plus 1 and plus 2, and an end behind multiples of 3."""
+    """Allow the last token plus 1 and plus 2, and an end after multiples of 3."""
     last = int(path[-1])
     return [last + 2, last + 1, last + 1, *([EOS] if last % 3 == 0 else [])]
 

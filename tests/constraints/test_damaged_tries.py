@@ -65,7 +65,7 @@ def test_a_trie_without_a_seal_is_of_another_version(tmp_path):
 
 
 def sealed(arrays):
-    """The bytes of arrays behind the head, as another program might write them."""
+    """The bytes of arrays after the head, as another program might write them."""
     file = io.BytesIO()
     for array in (np.array([2, 0], np.int64), *arrays):
         npy.write_array(file, array)

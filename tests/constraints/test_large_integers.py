@@ -138,7 +138,7 @@ def documents_for(value: int, more: int) -> list[Any]:
 
 
 def is_in_order(schema: dict[str, Any], document: Any) -> bool:
-    """Return whether properties have the order of the schema, others behind them."""
+    """Return whether properties have the order of the schema, others after them."""
     order = list(schema.get("properties", {}))
     keys = document if isinstance(document, dict) else []
     places = [order.index(key) if key in order else len(order) for key in keys]

@@ -266,7 +266,7 @@ def test_files_that_hold_no_trie(tmp_path):
     trie.save(tmp_path / "items.trie")
     whole = (tmp_path / "items.trie").read_bytes()
     changed = bytearray(whole)
-    changed[128] = 9  # the version, behind its header
+    changed[128] = 9  # the version, after its header
     (tmp_path / "items.trie").write_bytes(changed)
     with pytest.raises(ConstraintError, match=r"begins with \[9, 0\], a trie of this release"):
         TokenTrie.load(tmp_path / "items.trie")

@@ -203,7 +203,7 @@ CROWDED = {
             }
         },
     },
-    "behind required ones": {**optional(300), "required": [f"p{i}" for i in range(50)]},
+    "after required ones": {**optional(300), "required": [f"p{i}" for i in range(50)]},
 }
 
 

@@ -21,7 +21,7 @@ _RESULTS: dict[str, tuple[type[Any], ...]] = {
     "cudaGraphInstantiate": (_ADDRESS,),
     "cudaStreamEndCapture": (_ADDRESS,),
 }
-"""What a function writes to its first parameters; of cudaStreamEndCapture it is the last."""
+"""Values that a function writes to its first parameters, cudaStreamEndCapture to its last."""
 
 _ARGUMENTS: dict[str, tuple[type[Any], ...]] = {
     "cudaGetDeviceCount": (),

@@ -82,7 +82,7 @@ def test_the_tokens_are_those_of_all_logits(strategy, warp, monkeypatch):
     ids=str,
 )
 def test_rules_that_read_the_draft(options):
-    """Beside a draft that returns all: what it proposes decides there."""
+    """With a draft that returns all: what it proposes decides there."""
     for seed in range(4):
         draft = TableModel(VOCAB, DRAFT)
         wanted = decoded((TableModel(VOCAB, TARGET), draft), seed, options).sequences

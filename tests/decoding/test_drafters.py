@@ -306,7 +306,7 @@ SOURCE = (3, 1, 4, 1, 5, 0, 2, 6, 5, 3)
 
 
 def copied(copied_ids: tuple[int, ...]) -> DecodeResult:
-    """Of a target that copies SOURCE behind its start token, drafted by n-grams."""
+    """Of a target that copies SOURCE after its start token, drafted by n-grams."""
 
     def follows(path: tuple[int, ...]) -> Any:
         wanted = (*SOURCE, EOS)[min(len(path) - 1, len(SOURCE))]

@@ -313,7 +313,7 @@ def test_a_dead_end_names_the_constraint_and_the_path() -> None:
 
 @pytest.mark.parametrize("options", [{"forced_eos_token_id": 0}, {"bad_words_ids": [[0], [0, 1]]}])
 @pytest.mark.parametrize("num_top", [0, 3])
-def test_a_dead_end_at_the_prompt_is_one_beside_processors(
+def test_a_dead_end_at_the_prompt_is_one_with_processors(
     options: dict[str, Any], num_top: int
 ) -> None:
     """No row lists a token: the table of candidates is empty."""

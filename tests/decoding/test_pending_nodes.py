@@ -9,7 +9,7 @@ from dsbd_ort.decoding.forest import NO_NODE, NOT_COMPUTED, Forest
 
 
 def random_forest(rng: np.random.Generator, num_nodes: int, trunk: int) -> Forest:
-    """Return a forest that begins with a chain, behind which any node may go on."""
+    """Return a forest that begins with a chain, after which any node may go on."""
     forest = Forest(0, 0, 0, (), [])
     forest._reserve(num_nodes)
     forest._num_nodes = num_nodes

@@ -142,7 +142,7 @@ def test_ends_and_stop_states_stay_what_they_are(eos_ids: int | None, max_rows: 
     assert reasons & {"stop", "eos"} and sum(done.num_preempted.values()) >= 2
 
 
-def test_a_search_beside_long_prompts_reads_the_logits_that_it_needs() -> None:
+def test_a_search_with_long_prompts_reads_the_logits_that_it_needs() -> None:
     """An engine keeps those of its last rows: rows without logits go before them."""
     models = [TopTable(VOCAB, table, 2, keeps_full=True) for table in (TARGET, DRAFT)]
     search = {"strategy": "beam-search", "num_beams": 2}

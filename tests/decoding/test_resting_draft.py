@@ -67,7 +67,7 @@ def decoded(request: DecodingRequest, draft: TableModel | None) -> DecodeResult:
 @pytest.mark.parametrize("restless", RESTS, indirect=True)
 @pytest.mark.parametrize(("strategy", "plain"), PAIRS)
 @pytest.mark.parametrize("drafter", ["model", "model+ngram"])
-def test_a_draft_goes_on_behind_a_rest_with_the_same_tokens(
+def test_a_draft_goes_on_after_a_rest_with_the_same_tokens(
     strategy: str, plain: str, drafter: str, restless: tuple[int, int]
 ) -> None:
     for seed in range(2):

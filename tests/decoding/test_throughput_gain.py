@@ -154,7 +154,7 @@ def test_where_the_loop_is_dearer_than_the_calls_it_saves_little_is_drafted(monk
     assert draft_layers_an_iteration(1e-3, monkeypatch) > 2.0
 
 
-WIDE_CALLS = {  # rows that cost much beside the call, as those of a CPU do where beams are many
+WIDE_CALLS = {  # expensive rows, as on a CPU with many beams
     "much": EngineCosts(CostCurve((1, 64), (2e-2, 15e-2)), CostCurve((1, 64), (1e-3, 8e-3))),
     "all": EngineCosts(CostCurve((1, 64), (1e-2, 64e-2)), CostCurve((1, 64), (1e-3, 1e-2))),
 }

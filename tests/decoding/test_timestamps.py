@@ -157,7 +157,7 @@ def decoded(target: Any, draft: Any, **options: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("options", STRATEGIES, ids=lambda o: o["strategy"])
-def test_drafted_and_beside_a_top_k_head_as_plain(options):
+def test_drafted_and_with_a_top_k_head_as_plain(options):
     """A head that returns a few of the tokens: all of a row are read, for their sum."""
     for seed in range(6):
         table, other = random_table(seed, VOCAB), random_table(seed + 100, VOCAB)
@@ -177,8 +177,8 @@ def test_a_head_that_keeps_no_other_logits_is_refused():
         decoded(top, None, strategy="sample", top_k=8)
 
 
-def test_tokens_that_may_not_begin_come_behind_a_forced_first_one():
-    """As transformers has it: behind the forced token of a prompt of one token."""
+def test_tokens_that_may_not_begin_come_after_a_forced_first_one():
+    """As transformers has it: after the forced token of a prompt of one token."""
     table = random_table(0, VOCAB)
     config = DecodingConfig(
         strategy="sample",
@@ -204,7 +204,7 @@ def test_wrong_values_are_refused(options, kind, words):
         decoded(TableModel(VOCAB, random_table(0, VOCAB)), None, strategy="greedy", **options)
 
 
-def test_a_constraint_beside_times_is_refused():
+def test_a_constraint_with_times_is_refused():
     constraint = PathConstraint(VOCAB, some_tokens(VOCAB, always=(EOS,)), (EOS,))
     with pytest.raises(ConfigError, match="compare the times with all other tokens"):
         DecodingConfig(strategy="sample", constraint=constraint, no_timestamps_token_id=24)

@@ -179,7 +179,7 @@ SEARCHED_TOGETHER = [
 
 
 @pytest.mark.parametrize("options", SEARCHED_TOGETHER, ids=lambda o: o["strategy"])
-def test_logits_that_count_are_read_whatever_rows_of_others_are_behind_them(options):
+def test_logits_that_count_are_read_whatever_rows_of_others_are_after_them(options):
     """An engine keeps all logits of a forward's last rows: those of who came last."""
     config = DecodingConfig(max_new_tokens=12, **options)
 

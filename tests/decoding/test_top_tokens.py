@@ -178,7 +178,7 @@ def test_rows_in_the_cache_are_computed_again_for_their_logits_and_serve_the_nex
 
 
 @pytest.mark.parametrize("head", [0, 3])
-def test_scored_prompts_beside_others(head: int) -> None:
+def test_scored_prompts_with_others(head: int) -> None:
     """Full logits of a top-k head are those of one forward, so such calls are made alone."""
     options: dict[str, Any] = {"top_k": 3, "max_new_tokens": 3}
     configs = [

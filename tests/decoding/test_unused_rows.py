@@ -90,7 +90,7 @@ def test_unused_rows_are_dropped_before_the_cache_grows(strategy, options, basel
         target, draft = kind(VOCAB, TARGET), kind(VOCAB, DRAFT)
         results.append(decode(target, draft, PROMPT, config, np.random.default_rng(0)))
         if kind is Growing:
-            # prompt and answer take 84 rows: what is needed beside them fits into two steps
+            # prompt and answer take 84 rows: what is needed in addition fits into two steps
             assert max(target.capacity, draft.capacity) <= 128
     assert all_tokens(results[0]) == all_tokens(results[1])
 

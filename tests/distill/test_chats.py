@@ -226,7 +226,7 @@ def test_such_a_draft_is_no_target(of_chats):
 
 
 def test_interrupted_a_training_on_chats_ends_the_same(of_chats, chat_target, tmp_path):
-    """Interrupted behind its last step, then gone on."""
+    """Interrupted after its last step, then gone on."""
     config = DistillConfig(**{**vars(of_chats.config), "output": tmp_path / "draft"})
 
     def interrupt(line: str) -> None:
@@ -301,7 +301,7 @@ def test_a_feature_draft_of_chats_and_some_tokens(feature_of_chats, chat_target,
 
 
 def test_interrupted_a_feature_draft_ends_the_same(feature_of_chats, chat_target, tmp_path):
-    """Interrupted behind its last step, its features lost: labelled again, and the same bits."""
+    """Interrupted after its last step, its features lost: labelled again, and the same bits."""
     config = DistillConfig(**{**vars(feature_of_chats.config), "output": tmp_path / "draft"})
 
     def interrupt(line: str) -> None:

@@ -88,7 +88,7 @@ def test_what_is_left(distilled):
 
 
 @pytest.mark.slow
-def test_the_draft_exports_beside_its_target_and_into_a_bundle(distilled, target, tmp_path):
+def test_the_draft_exports_with_its_target_and_into_a_bundle(distilled, target, tmp_path):
     draft = str(distilled.config.output)
     pair = ExportConfig(target=str(target), draft=draft, output=tmp_path / "pair")
     alone = ExportConfig(target=str(target), output=tmp_path / "alone")
@@ -311,7 +311,7 @@ def test_texts_that_are_too_few_leave_nothing(target, tmp_path):
 def test_a_tokenizer_that_does_not_fit_is_refused(target, texts, tmp_path):
     folder = shutil.copytree(target, tmp_path / "target")
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    first, ids = tokenizer["added_tokens"][0], range(273, 313)  # behind those of the vocabulary
+    first, ids = tokenizer["added_tokens"][0], range(273, 313)  # after those of the vocabulary
     tokenizer["added_tokens"] += [{**first, "id": id_, "content": f"<{id_}>"} for id_ in ids]
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(ExportError, match=r"ids up to 312, but the target has vocab_size 300"):

@@ -85,7 +85,7 @@ def test_rows_see_their_ancestors():
 
 
 def test_every_step_is_what_the_draft_computes_along_a_path(draft):
-    """Row t of step j is the last one behind t - j given features and j own ones."""
+    """Row t of step j is the last one after t - j given features and j own ones."""
     tokens = torch.randint(0, 32, (2, 9))
     features = torch.randn(2, 8, WIDTH)
     with torch.no_grad():
@@ -113,7 +113,7 @@ def test_the_loss_judges_every_step(draft):
         draft.lm_head.weight.data *= weight
         losses[name] = rollout_loss(draft, batch, ALL, EXACT).item()
     kl = (log_p.exp() * (log_p + torch.log(torch.tensor(32.0)))).sum(-1)
-    # step j judges the rows from j on: labels behind tokens 1 + j to 8, every other but in step 0
+    # step j judges the rows from j on: labels after tokens 1 + j to 8, every other but in step 0
     judged = [kl[:, 1 + step :: 2 if step else 1] for step in range(NUM_STEPS)]
     wanted = [kl_of_step.mean().item() * 0.8**step for step, kl_of_step in enumerate(judged)]
     assert losses["flat"] == pytest.approx(sum(wanted) / sum(0.8**j for j in range(NUM_STEPS)))

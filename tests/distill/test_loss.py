@@ -32,7 +32,7 @@ TOP_IDS, REST_P, REST_Q = [0, 1], 0.2, 0.5
 
 
 class FixedModel(nn.Module):
-    """The same distribution behind every token."""
+    """The same distribution after every token."""
 
     def __init__(self, probs):
         super().__init__()

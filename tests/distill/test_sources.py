@@ -89,7 +89,7 @@ def test_sources_are_read_as_by_requests_and_long_ones_counted(marian):
     assert reader.num_left_out == 1
 
 
-ROWS = [  # (tokens, counted behind the last of them, sources, targets, counted of the targets)
+ROWS = [  # (tokens, counted after the last of them, sources, targets, counted of the targets)
     (
         [[5, 6, 2, 7, 8], [5, 2, 7, 0, 0]],
         [[0, 1, 1, 1], [1, 1, 0, 0]],
@@ -102,14 +102,14 @@ ROWS = [  # (tokens, counted behind the last of them, sources, targets, counted 
 ]
 
 
-@pytest.mark.parametrize(("tokens", "counted", "sources", "targets", "behind", "begin"), ROWS)
-def test_rows_are_parted(tokens, counted, sources, targets, behind, begin):
+@pytest.mark.parametrize(("tokens", "counted", "sources", "targets", "after", "begin"), ROWS)
+def test_rows_are_parted(tokens, counted, sources, targets, after, begin):
     reader = SourceRowReader(None, begin)
     found = SourceRows.of(torch.tensor(tokens), torch.tensor(counted).bool(), reader)
     assert found.sources.tolist() == sources
     assert found.is_source.tolist() == [[int(t > 0) for t in row] for row in sources]
     assert found.targets.tolist() == targets
-    assert found.counted.int().tolist() == behind
+    assert found.counted.int().tolist() == after
 
 
 @pytest.mark.parametrize("name", ["marian", "t5"])

@@ -89,7 +89,7 @@ def answers_of(teacher, ends=(END,), seed=3):
     return teacher.answer(PROMPTS, 6, CHAT_SAMPLING, ends, seed)
 
 
-def test_answers_begin_behind_prompts_of_any_length(teacher, model):
+def test_answers_begin_after_prompts_of_any_length(teacher, model):
     found = answers_of(teacher, ends=())
     length = 80 + 6 - 1
     assert found.tokens.shape == (5, length)

@@ -43,7 +43,7 @@ def data(tmp_path):
     return tmp_path / "data"
 
 
-FOUND = [  # (entry behind the folder, excluded, names)
+FOUND = [  # (entry after the folder, excluded, names)
     ("", (), ["a.md", "b.txt", "sub/c.md", "sub/deep/d.md"]),
     ("a.md", (), ["a.md"]),
     ("*.md", (), ["a.md"]),

@@ -184,7 +184,7 @@ def test_when_the_engines_end_every_request_ends_at_once(
 
 
 def test_when_the_engines_end_no_call_waits(pipeline: Pipeline) -> None:
-    """A call is made between two iterations: behind one that ends the thread it never comes."""
+    """A call is made between two iterations: after one that ends the thread it never comes."""
     service = Service(pipeline, ServiceLimits(max_requests=1))
     may_end, session = threading.Event(), pipeline._target._session
 

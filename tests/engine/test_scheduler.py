@@ -46,7 +46,7 @@ def scheduler(max_requests: int = 8, max_queued: int = 8, max_rows: int = 100) -
 
 
 def admitted(queue: Scheduler) -> list[int]:
-    """Admit beside running requests that use what was reserved for them."""
+    """Admit with running requests that use what was reserved for them."""
     return [one.most_rows for one in queue.admit(queue.rows_reserved)]
 
 
@@ -150,7 +150,7 @@ def test_places_are_bounded_too() -> None:
 
 
 def test_sources_that_are_not_kept_together_wait() -> None:
-    """Those of requests that run beside each other would be read again in every iteration."""
+    """Those of requests that run together would be read again in every iteration."""
     queue, asked = scheduler(), list[int]()
 
     def two(sources: Sequence[Source]) -> int:
@@ -202,7 +202,7 @@ def test_cancelled_requests_wait_no_more() -> None:
 
 @dataclass
 class Simulation:
-    """Requests that take a row an iteration each, beside a scheduler: no engine and no clock."""
+    """Requests that take a row an iteration each, with a scheduler: no engine and no clock."""
 
     queue: Scheduler
     lengths: dict[LiveRequest, int]

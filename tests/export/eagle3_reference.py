@@ -29,7 +29,7 @@ class Reference:
         }
 
     def logits(self, tokens, target_features, num_given):
-        """Return (n, V) logits behind tokens 1 to n of a sequence, given features of tokens 0 to n.
+        """Return (n, V) logits after tokens 1 to n of a sequence, given features of tokens 0 to n.
 
         tokens: (n + 1,) int64. target_features: (>= num_given, width). Token i + 1 is drafted with
         the target's feature of token i for i < num_given, with the draft's own from then on.

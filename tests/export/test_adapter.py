@@ -101,8 +101,8 @@ def test_a_tied_head_does_not_get_what_the_embedding_learned(llama_folder, tmp_p
     model = load_model(opened(llama_folder, adapter))
     with quiet_libraries():
         base = AutoModelForCausalLM.from_pretrained(llama_folder, dtype=torch.float32)
-        beside = PeftModel.from_pretrained(base, str(adapter)).eval()  # not merged
-    np.testing.assert_allclose(logits_of(model), logits_of(beside), atol=1e-5)
+        attached = PeftModel.from_pretrained(base, str(adapter)).eval()  # not merged
+    np.testing.assert_allclose(logits_of(model), logits_of(attached), atol=1e-5)
 
 
 def test_experts_in_one_parameter_are_merged(tmp_path):
@@ -243,7 +243,7 @@ def test_another_base_is_reported(small_llama_folder, tmp_path):
         assert any("trained for unsloth/Llama-3.2-1B" in line for line in lines) != is_known
 
 
-def test_a_tokenizer_beside_the_adapter_is_that_of_the_bundle(small_llama_folder, tmp_path):
+def test_a_tokenizer_with_the_adapter_is_that_of_the_bundle(small_llama_folder, tmp_path):
     adapter = write_adapter(small_llama_folder, tmp_path / "adapter", lora())
     files = tmp_path / "files"
     files.mkdir()

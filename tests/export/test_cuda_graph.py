@@ -70,7 +70,7 @@ def test_the_contract_is_kept(for_cuda, exported):
 CASES = [  # (family, options, operators of which some stay)
     # Heads are normed between the split and the transposition.
     ("qwen3", {"dtype": "fp16"}, {FUSED_NORM: 4, "RMSNormalization": 5, "Split": 4}),
-    # Norms in fp32 between casts, and one behind attention and MLP: no sum before it.
+    # Norms in fp32 between casts, and one after attention and MLP: no sum before it.
     ("gemma2", {"dtype": "fp16"}, {FUSED_NORM: 0, "RMSNormalization": 9}),
     ("llama", {"quantize": "int4", "dtype": "fp16"}, {FUSED_NORM: 4, "MatMulNBits": 9}),
     ("llama", {"attention": "grouped"}, {FUSED_NORM: 4, "Where": 1, "Tile": 1}),

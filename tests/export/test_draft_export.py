@@ -146,7 +146,7 @@ def test_a_vocabulary_of_another_padding_is_that_of_the_bundle(
     line = f"draft: vocab_size is {config.vocab_size} in the checkpoint, {VOCAB_SIZE} here"
     assert line in add_draft(copy, folder, captures)
     assert open_bundle(copy, verify=True).entry("draft").vocab_size == VOCAB_SIZE
-    with Pipeline.from_bundle(copy) as pipeline:  # also behind a token that the draft had not
+    with Pipeline.from_bundle(copy) as pipeline:  # also after a token that the draft had not
         result = pipeline.generate([5, VOCAB_SIZE - 1], seed=0, max_new_tokens=6, draft_length=2)
     assert result.stats.num_draft_tokens > 0
 

@@ -167,7 +167,7 @@ def test_a_top_k_head_reads_the_proposed_tokens_alone(pair: Path, dense: Path) -
     assert found.full is None
 
 
-def test_nothing_is_spread_over_the_vocabulary_beside_a_top_k_head(pair: Path, dense: Path) -> None:
+def test_nothing_is_spread_over_the_vocabulary_with_a_top_k_head(pair: Path, dense: Path) -> None:
     graphs = [
         onnx.load(bundle / "draft" / "model.onnx", load_external_data=False).graph
         for bundle in (pair, dense)

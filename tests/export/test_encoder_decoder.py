@@ -124,8 +124,8 @@ def stand_at_rows(graph: onnx.GraphProto) -> None:
         node.input[:] = ["two" if name == "row_positions" else name for name in node.input]
 
 
-def see_behind_sources(graph: onnx.GraphProto) -> None:
-    """Read what lies behind the tokens of the shorter sources of a call."""
+def see_after_sources(graph: onnx.GraphProto) -> None:
+    """Read what lies after the tokens of the shorter sources of a call."""
     for node in graph.node:
         if "source_lengths" in node.input:
             del node.input[3:]
@@ -140,7 +140,7 @@ def take_places_of_others(graph: onnx.GraphProto) -> None:
     graph.node.insert(0, onnx.helper.make_node("Div", ["source_places", "two"], ["halves"]))
 
 
-MUTATIONS = [see_no_source, stand_at_rows, see_behind_sources, take_places_of_others]
+MUTATIONS = [see_no_source, stand_at_rows, see_after_sources, take_places_of_others]
 
 
 @pytest.mark.parametrize("mutate", MUTATIONS)

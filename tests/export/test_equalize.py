@@ -75,7 +75,7 @@ def test_loud_channels_are_scaled_and_tails_rotated() -> None:
     assert error < 0.2
     form, error = chosen(long_tails(), can_scale=False)
     assert form.block == 64 and form.scales is None and error < 0.5
-    form, _ = chosen(long_tails(), can_scale=False, is_behind_attention=True)
+    form, _ = chosen(long_tails(), can_scale=False, is_after_attention=True)
     assert not form.block  # whose errors matter less
     form, _ = chosen(draw(0, 64, WIDTH))
     assert not form.block  # normal numbers: as good as it gets
@@ -264,11 +264,11 @@ class Both(FormChoice):
         *,
         can_scale: bool,
         can_rotate: bool,
-        is_behind_attention: bool = False,
+        is_after_attention: bool = False,
         is_head: bool = False,
         is_looked_up: bool = False,
     ) -> RowForm:
-        assert len(seen.largest) == weight.shape[1] and not is_behind_attention
+        assert len(seen.largest) == weight.shape[1] and not is_after_attention
         scales = np.exp(draw(3, weight.shape[1])) if can_scale else None
         return RowForm(scales, block_of(weight.shape[1]) if can_rotate else 0)
 

@@ -1,4 +1,4 @@
-"""From two folders to a bundle, and what is left behind when that fails."""
+"""From two folders to a bundle, and what is left after when that fails."""
 
 from __future__ import annotations
 

@@ -113,8 +113,8 @@ def shared_weights(target, left_out):
     return {name: value for name, value in shared.items() if name in left_out}
 
 
-def case_behind(tokens, features, node_ids):
-    """Return the tree behind a sequence, whose first token has no row."""
+def case_after(tokens, features, node_ids):
+    """Return the tree after a sequence, whose first token has no row."""
     num_nodes, is_root = len(node_ids), np.array(TREE_PARENTS) < 0
     of_nodes = np.full((num_nodes, features.shape[1]), np.nan, np.float32)  # own ones are not read
     of_nodes[is_root] = features[-1]
@@ -142,14 +142,14 @@ def published(name, targets, tmp_path):
 
 
 def check_trees(logits_of, target, draft, reference):
-    """Compare the tree behind sequences of several lengths with the reference, path by path."""
+    """Compare the tree after sequences of several lengths with the reference, path by path."""
     rng = np.random.default_rng(3)
     for num_tokens in (1, 2, 40):
         drawn = rng.integers(0, VOCAB_SIZE, num_tokens + len(TREE_PARENTS))
         tokens, node_ids = torch.from_numpy(drawn[:num_tokens]), drawn[num_tokens:]
         layers = draft.features.target_layers(NUM_LAYERS)
         features = features_of_target(target, layers, tokens)
-        case = case_behind(tokens, features, node_ids)
+        case = case_after(tokens, features, node_ids)
         found = logits_of(case)
         for node in (3, 4, 5, 6):  # the leaves
             path = case.path_to(node)
@@ -192,7 +192,7 @@ def test_a_token_that_the_draft_lacks_is_never_proposed(targets, captures, tmp_p
     rng = np.random.default_rng(0)
     drawn = rng.integers(0, VOCAB_SIZE, len(TREE_PARENTS))
     features = torch.from_numpy(rng.standard_normal((1, WIDTH), dtype=np.float32))
-    case = case_behind(torch.zeros(1, dtype=torch.int64), features, drawn)
+    case = case_after(torch.zeros(1, dtype=torch.int64), features, drawn)
     found = []
     for bundle in engines.values():
         with parity_engine(bundle, "draft") as engine:
@@ -258,7 +258,7 @@ def test_default_layers():
     }
 
 
-def test_it_is_exported_beside_its_target_or_into_its_bundle(targets, captures, tmp_path):
+def test_it_is_exported_with_its_target_or_into_its_bundle(targets, captures, tmp_path):
     draft = written(tmp_path, write_library, {}, config={"norm_output": True})
     pair = ExportConfig(target=str(targets["llama"]), draft=str(draft), output=tmp_path / "pair")
     export_bundle(pair, report=lambda _: None, source_of=captures)

@@ -1,4 +1,4 @@
-"""The parity gate looks behind a fold, and a bundle has the graph that folds."""
+"""The parity gate looks after a fold, and a bundle has the graph that folds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LIMIT = ParityLimit(MAX_ABS_ERROR, 1e-4)
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory, captures: Any) -> tuple[Any, ...]:
-    """A hybrid model's folder, checkpoint and entry, and the tree behind the longest prefix."""
+    """A hybrid model's folder, checkpoint and entry, and the tree after the longest prefix."""
 
     def export(folder: Path) -> tuple[Any, ...]:
         source = write_family_checkpoint("granite_hybrid", folder / "checkpoint")
@@ -58,7 +58,7 @@ def without_decay(graph: onnx.GraphProto, layer: int) -> None:
 
 
 @pytest.mark.parametrize("change", [None, without_decay])
-def test_the_gate_looks_behind_a_fold(
+def test_the_gate_looks_after_a_fold(
     exported: tuple[Any, ...], tmp_path: Path, change: Callable[..., None] | None
 ) -> None:
     folder, checkpoint, entry, wanted = exported
@@ -75,14 +75,14 @@ def test_the_gate_looks_behind_a_fold(
 
 
 def test_the_engine_of_the_gate_has_folded(exported: tuple[Any, ...]) -> None:
-    """The nodes of a long prefix are behind a checkpoint, a stranger in the same call is not."""
+    """The nodes of a long prefix are after a checkpoint, a stranger in the same call is not."""
     folder, checkpoint, _, [reference] = exported
     with parity_engine(bundle_of(folder, checkpoint), "target") as engine:
         engine.logits(reference.case)
         rows = engine.model.part(RecentRows)._paths
         assert rows.num_checkpoints == 2
-        behind = rows._checkpoints[-len(reference.case.node_ids) - 1 :]
-        assert behind.tolist() == [0, *([1] * len(reference.case.node_ids))]
+        after = rows._checkpoints[-len(reference.case.node_ids) - 1 :]
+        assert after.tolist() == [0, *([1] * len(reference.case.node_ids))]
 
 
 def test_no_engine_is_built_of_it(exported: tuple[Any, ...]) -> None:

@@ -112,7 +112,7 @@ def test_norms_and_rotations_are_single_nodes(exported):
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
-def test_weights_are_stored_once_beside_the_graph(exported, role):
+def test_weights_are_stored_once_with_the_graph(exported, role):
     graph = exported.graph(role)
     inside = [tensor for tensor in graph.initializer if not tensor.external_data]
     assert all(len(tensor.raw_data) < 256 for tensor in inside)

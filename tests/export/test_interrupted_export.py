@@ -1,4 +1,4 @@
-"""Real exports that run out of space or are ended: nothing stays behind, the next one works."""
+"""Real exports that run out of space or are ended: nothing stays after, the next one works."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_weights_that_do_not_fit(small_llama_folder: Path, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_an_export_that_is_ended(small_llama_folder: Path, tmp_path: Path) -> None:
-    """SIGTERM leaves nothing behind; what SIGKILL leaves is gone after the next export."""
+    """SIGTERM leaves nothing; files that SIGKILL leaves are gone after the next export."""
     output = tmp_path / "bundle"
     assert ended_by(signal.SIGTERM, small_llama_folder, output) == 128 + signal.SIGTERM
     assert names_in(tmp_path) == []

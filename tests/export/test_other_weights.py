@@ -82,8 +82,8 @@ def fp8(folder: Path) -> None:
 
 
 REFUSED = [
-    (add_adapter, r"beside its own weights \(adapter_config\.json, LORA\); .* folder and give .*"),
-    (add_bare_adapter, r"beside its own weights \(adapter_model\.safetensors\); .*"),
+    (add_adapter, r"next to its own weights \(adapter_config\.json, LORA\); .* folder and give .*"),
+    (add_bare_adapter, r"next to its own weights \(adapter_model\.safetensors\); .*"),
     (gptq, r"already quantized \(GPTQ, 4 bits: quantize_config\.json\)"),
     (gptq_under_its_own_name, r"already quantized \(GPTQ, 4 bits: quantize_config\.json\)"),
     (gptq_without_config, r"already quantized \(GPTQ: gptq_model-4bit-128g\.safetensors\)"),
@@ -117,6 +117,6 @@ def test_an_adapter_alone_says_the_command_that_merges_it(folder, small_llama_fo
         opened(folder)
 
 
-def test_a_config_beside_restored_weights_is_no_reason(folder):
+def test_a_config_with_restored_weights_is_no_reason(folder):
     (folder / "quantize_config.json").write_text('{"bits": 4, "group_size": 128}')
     opened(folder)

@@ -108,14 +108,14 @@ class Forest:
         recurrence: Recurrence,
         mask: np.ndarray,
         first_row: int,
-        behind: list[int] | None = None,
+        after: list[int] | None = None,
     ) -> Tensor:
-        """Outputs of the new rows, (HEADS, S, WIDTH), each behind the checkpoint ``behind``."""
-        behind = behind or [0] * len(mask)
-        groups = [[row for row, at in enumerate(behind) if at == each] for each in (0, 1)]
+        """Outputs of the new rows, (HEADS, S, WIDTH), each after the checkpoint ``after``."""
+        after = after or [0] * len(mask)
+        groups = [[row for row, at in enumerate(after) if at == each] for each in (0, 1)]
         most = max(map(len, groups))
         filled = [[*group, *[0] * (most - len(group))] for group in groups]
-        places = [at * most + groups[at].index(row) for row, at in enumerate(behind)]
+        places = [at * most + groups[at].index(row) for row, at in enumerate(after)]
         checkpoints = Checkpoints(torch.tensor(filled), torch.tensor(places))
         rows = PathRows(torch.from_numpy(mask), torch.tensor([first_row]), checkpoints)
 
@@ -134,7 +134,7 @@ class Forest:
         return self.call(recurrence, see_rows(parents, first_row, self.capacity)[0], first_row)
 
     def fold(self, rows: list[int], session: onnxruntime.InferenceSession, before: int = 0) -> None:
-        """Make the second checkpoint of rows behind ``before``; they become noise."""
+        """Make the second checkpoint of rows after ``before``; they become noise."""
         keys, deltas, decays = (part.numpy() for part in self.cache)
         inputs = {
             "past_key_values.0.recurrent_key": keys,
@@ -204,10 +204,10 @@ def test_a_prompt_in_parts_and_a_tree_below_it(seed, has_rate):
 
 @pytest.mark.parametrize("has_rate", [True, False])
 @pytest.mark.parametrize("decay", [0.01, 1.0])
-def test_behind_a_checkpoint_all_is_the_same(fold_session, has_rate, decay):
+def test_after_a_checkpoint_all_is_the_same(fold_session, has_rate, decay):
     """A path of 50 rows is folded in two steps up to row 44; a tree grows below it.
 
-    Its first root is behind the checkpoint, with the rows that are left; its second is another
+    Its first root is after the checkpoint, with the rows that are left; its second is another
     path, from the beginning.
     """
     prompt, folded = 50, 45

@@ -189,8 +189,8 @@ def test_tied_weights_are_stored_once_in_8_bits(bundles, quantize):
     assert bits <= {8}
 
 
-def logits_beside_others(folder, num_rows, seed):
-    """Logits of the same first nodes, two at most, behind the same prefix, others after them."""
+def logits_with_others(folder, num_rows, seed):
+    """Logits of the same first nodes, two at most, after the same prefix, others after them."""
     with load_causal_lm(
         open_bundle(folder), "target", settings=EngineSettings(num_threads=1)
     ) as model:
@@ -205,12 +205,12 @@ def logits_beside_others(folder, num_rows, seed):
 
 @pytest.mark.parametrize("quantize", ["int8-dynamic", "int8-blocks"])
 def test_a_row_does_not_depend_on_its_neighbours_bit_for_bit(bundles, quantize):
-    """Rows of int8, with a scale each or one a block: alone, beside others, and beside others."""
+    """Rows of int8, with a scale each or one a block: alone, and with others twice."""
     folder = bundles(quantize=quantize)[0]
-    wanted = logits_beside_others(folder, 2, seed=0)
+    wanted = logits_with_others(folder, 2, seed=0)
     for num_rows in (1, 6, 20, 33):
         for seed in (1, 2):
-            found = logits_beside_others(folder, num_rows, seed)
+            found = logits_with_others(folder, num_rows, seed)
             np.testing.assert_array_equal(found, wanted[:num_rows])
 
 

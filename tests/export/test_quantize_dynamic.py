@@ -63,7 +63,7 @@ def test_rows_by_axis_give_what_divided_rows_give(weight: np.ndarray) -> None:
     np.testing.assert_allclose(found, rows @ weight, rtol=0, atol=0.3)
 
 
-def test_a_row_is_the_same_bits_alone_and_beside_others(weight: np.ndarray) -> None:
+def test_a_row_is_the_same_bits_alone_and_with_others(weight: np.ndarray) -> None:
     rows = np.random.default_rng(2).normal(size=(1, 13, NUM_IN)).astype(np.float32)
     rows[0, 5] *= 1e4
     model = quantized([1, "S", NUM_IN], weight)

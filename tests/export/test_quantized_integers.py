@@ -110,10 +110,10 @@ def products_of(kind, num_threads, accuracy_level=None, silent_outputs=slice(0))
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_weight_only_products_of_a_row_are_the_same_bits_beside_any_rows(kind):
+def test_weight_only_products_of_a_row_are_the_same_bits_with_any_rows(kind):
     """At the level that is exported; at level 0 a single row takes another kernel.
 
-    At 4 bits it takes another one on x86 without AVX-512 at any level, hence the row beside it.
+    At 4 bits it takes another one on x86 without AVX-512 at any level, hence another row.
     """
     rows = np.random.default_rng(1).standard_normal((70, 160)).astype(np.float32)
     wanted = products_of(kind, 1)(rows)
@@ -121,7 +121,7 @@ def test_weight_only_products_of_a_row_are_the_same_bits_beside_any_rows(kind):
         products = products_of(kind, num_threads)
         for start, stop in ((0, 1), (69, 70), (5, 7), (5, 10), (3, 36)):
             np.testing.assert_array_equal(products(rows[start:stop]), wanted[start:stop])
-    if kind == "int8":  # without a row beside it
+    if kind == "int8":  # without another row
         at_level_0 = products_of(kind, 1, accuracy_level=0)
         assert (at_level_0(rows[:1]) != at_level_0(rows[:5])[:1]).mean() > 0.5
 

@@ -143,7 +143,7 @@ def hear_other_rows(graph: onnx.GraphProto) -> None:
 
 
 def count_from_the_first_new_row(graph: onnx.GraphProto) -> None:
-    """Positions 0, 1, ... in every call: right for a prefill, wrong behind a prefix."""
+    """Positions 0, 1, ... in every call: right for a prefill, wrong after a prefix."""
     for node in graph.node:
         node.input[:] = ["own" if name == "position_ids" else name for name in node.input]
     graph.node.insert(0, onnx.helper.make_node("Sub", ["position_ids", "write_indices"], ["own"]))

@@ -139,7 +139,7 @@ def test_caches_that_are_not_updated_in_place_are_found(place: BuildPlace, tmp_p
             network_of(place, wrong, file)
 
 
-def test_an_update_beside_the_outputs_is_found(place: BuildPlace) -> None:
+def test_an_update_with_the_outputs_is_found(place: BuildPlace) -> None:
     def layer(part: str, is_output: bool) -> Any:
         tensors = [SimpleNamespace(name=f"past_key_values.0.{part}", is_network_input=True)]
         tensors.append(SimpleNamespace(name=f"present.0.{part}", is_network_output=is_output))

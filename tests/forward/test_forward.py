@@ -34,7 +34,7 @@ PARENTS = {  # (mask, the parents' cache rows)
         ],
         [NO_ROW, 0, NO_ROW, 2, 3],
     ),
-    "a prompt behind the rows of others": ([[0, 0, 1, 0], [0, 0, 1, 1]], [NO_ROW, 2]),
+    "a prompt after the rows of others": ([[0, 0, 1, 0], [0, 0, 1, 1]], [NO_ROW, 2]),
     "a path between the rows of others": ([[1, 0, 1, 0, 1, 0], [0, 1, 0, 1, 0, 1]], [2, 3]),
     "one root": ([[1]], [NO_ROW]),
     "no rows": (np.zeros((0, 2)), []),

@@ -117,8 +117,8 @@ def test_rows_keep_their_sources_where_they_have_several() -> None:
     again = joined_forward([two, one])
     assert again.row_sources.distinct == ("b", "a")
     assert again.row_sources.index.tolist() == [0, 1, 1, 1]
-    beside_none = joined_forward([new_forward(**FIRST), new_forward(**SECOND, source="a")])
-    assert beside_none.row_sources.distinct == (None, "a")
+    with_none = joined_forward([new_forward(**FIRST), new_forward(**SECOND, source="a")])
+    assert with_none.row_sources.distinct == (None, "a")
 
 
 def test_the_one_source_of_all_rows() -> None:

@@ -1,4 +1,4 @@
-"""Sums over rows: those of each row alone, to the last bit, whatever is beside or behind it."""
+"""Sums over rows: those of each row alone, to the last bit, independent of other rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_normalizer_is_that_of_its_row_alone(vocab_size: int) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_zeros_behind_the_terms_of_a_row_change_no_bit(size: int) -> None:
+def test_zeros_after_the_terms_of_a_row_change_no_bit(size: int) -> None:
     rng = np.random.default_rng(size)
     terms = np.exp(rng.normal(size=(3, size)) * 5)
     sums = row_sums(terms)

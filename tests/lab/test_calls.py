@@ -52,7 +52,7 @@ def test_rounds_alternate_and_leave_out_the_first_call():
     assert found.ratio("b", "a").median == pytest.approx((4 / 2 + 2 / 4) / 2)
 
 
-def test_random_calls_are_steps_of_that_many_rows_behind_full_caches(tmp_path):
+def test_random_calls_are_steps_of_that_many_rows_after_full_caches(tmp_path):
     write_tiny_bundle(tmp_path / "bundle")
     bundle = open_bundle(tmp_path / "bundle")
     path, entry = bundle.model_path("target"), bundle.entry("target")

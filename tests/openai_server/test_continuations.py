@@ -61,8 +61,8 @@ def test_tokens_and_offsets_have_the_space(served: Served, fields: dict[str, Any
     offsets = [offset for part in parts for offset in part.text_offset]
     text = PROMPT + ANSWER if fields.get("echo") else ANSWER
     assert "".join(tokens) == text
-    behind = [served.backend.decode([*served.prompt, *served.answer[:n]]) for n in range(9)]
-    ends = [len(each) - len(PROMPT) for each in behind[: len(served.answer)]]
+    after = [served.backend.decode([*served.prompt, *served.answer[:n]]) for n in range(9)]
+    ends = [len(each) - len(PROMPT) for each in after[: len(served.answer)]]
     assert [o - len(text) + len(ANSWER) for o in offsets[-len(served.answer) :]] == ends
     for part in parts:
         for token, top in zip(part.tokens, part.top_logprobs, strict=True):

@@ -1,4 +1,4 @@
-"""Through the server, alone or beside others, a request gets the tokens that it gets alone."""
+"""Through the server, alone or with others, a request gets the tokens that it gets alone."""
 
 from __future__ import annotations
 

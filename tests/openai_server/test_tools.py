@@ -165,7 +165,7 @@ def test_tools_are_told_to_the_template_unless_none(
     assert prompt_tokens(tools=TOOLS, tool_choice="required") == told
 
 
-def test_a_conversation_goes_on_behind_a_call(tool_client: openai.OpenAI) -> None:
+def test_a_conversation_goes_on_after_a_call(tool_client: openai.OpenAI) -> None:
     call = {
         "id": "call_1",
         "type": "function",

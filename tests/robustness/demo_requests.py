@@ -57,13 +57,13 @@ class DemoRequest:
 
     Attributes:
         options: fields of DecodingConfig, and languages.
-        beside: the prompt of a request that shares the engine calls; None: there is none.
+        companion: the prompt of a request that shares the engine calls; None: there is none.
     """
 
     prompt: Any
     options: dict[str, Any]
     is_shared: bool
-    beside: Any = None
+    companion: Any = None
 
     @property
     def languages(self) -> dict[str, str]:
@@ -124,8 +124,10 @@ def demo_requests(draw: st.DrawFn, most_top_k: int = 0, texts: Texts = DEMO_TEXT
             options.pop("forced_bos_token_id", None)
     # a language needs a text to be the source, and the options of both are the same
     in_text = [each for each in texts.prompts if isinstance(each, str) or not texts.languages]
-    beside = draw(st.none() | st.sampled_from(in_text))
-    return DemoRequest(draw(st.sampled_from(texts.prompts)), options, draw(st.booleans()), beside)
+    companion = draw(st.none() | st.sampled_from(in_text))
+    return DemoRequest(
+        draw(st.sampled_from(texts.prompts)), options, draw(st.booleans()), companion
+    )
 
 
 def languages_of_requests(languages: tuple[str, ...]) -> st.SearchStrategy[dict[str, str]]:
@@ -157,7 +159,7 @@ def check_demo_request(pipes: Pipes, request: DemoRequest) -> bool:
         others.append(pipes.forced.generate(request.prompt, **vars(plain), **request.languages))
     if request.is_shared:
         others.append(of_a_service(pipes, request))
-    if request.beside is not None and (found := of_a_list(pipes, request)) is not None:
+    if request.companion is not None and (found := of_a_list(pipes, request)) is not None:
         others.append(found)
     for other in others:
         assert [s.token_ids for s in other.sequences] == [s.token_ids for s in result.sequences]
@@ -169,19 +171,19 @@ def check_demo_request(pipes: Pipes, request: DemoRequest) -> bool:
 def of_a_service(pipes: Pipes, request: DemoRequest) -> GenerationResult:
     """Generate in a Service, which has a request for the other prompt first."""
     with Service(pipes.forced) as service:
-        if request.beside is not None:
+        if request.companion is not None:
             with contextlib.suppress(DsbdError):
-                service.submit(request.beside, request.options, lambda event: None)
+                service.submit(request.companion, request.options, lambda event: None)
         return service.generate(request.prompt, **request.options)
 
 
 def of_a_list(pipes: Pipes, request: DemoRequest) -> GenerationResult | None:
     """Generate in a list with the other prompt, None if that is refused."""
     try:
-        return pipes.forced.generate([request.prompt, request.beside], **request.options)[0]
+        return pipes.forced.generate([request.prompt, request.companion], **request.options)[0]
     except DsbdError:
         with pytest.raises(DsbdError):
-            pipes.calm.generate(request.beside, **request.options)
+            pipes.calm.generate(request.companion, **request.options)
         return None
 
 

@@ -29,7 +29,7 @@ DRAFT_KINDS = ("itself", "mixed", "hostile", "forbidding", "features")
 FEATURES = "features"  # mixed, or hostile where a row comes from the draft's own feature
 NO_DRAFT = "none"  # of requests that need no draft model
 HEADS = ("top", "full", "proposed")
-"""What the engines return; "proposed": the draft's largest logits, of a vocabulary of its own."""
+"""Outputs of the engines; "proposed": the draft's largest logits, of a vocabulary of its own."""
 CHECKS = ("dense", "shared", "crowded", "repeated", "traced", "alone")
 
 

@@ -147,7 +147,7 @@ class FakeDevice:
         self.is_closed = True
 
     def memory_of(self, array: DeviceArray) -> NDArray[np.uint8]:
-        """Return the live memory behind an array, which may be a part of an allocation."""
+        """Return the live memory after an array, which may be a part of an allocation."""
         for address, memory in self.live.items():
             if address <= array.address < address + memory.nbytes:
                 start = array.address - address

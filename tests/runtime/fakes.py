@@ -63,7 +63,7 @@ class FakeSession:
         answer: Callable[[FakeCall], None] = lambda call: None,
         others: tuple[Part, ...] = (),
     ) -> None:
-        """``answer`` sees every call and may raise; ``others``: parts beside rows and head."""
+        """``answer`` sees every call and may raise; ``others``: parts other than rows and head."""
         self._vocab_size = entry.vocab_size
         self._answer = answer
         self.token_rows = np.full(64, -1, np.int64)

@@ -22,7 +22,7 @@ def logits_of(model: Engine, *arrays: Any, **wanted: Any) -> Any:
 
 
 def prefix_and_tree() -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return the fields of two forwards: 11 rows, and five nodes of a tree behind them."""
+    """Return the fields of two forwards: 11 rows, and five nodes of a tree after them."""
     prefix = (np.arange(11) + 20, np.arange(11), np.tri(11, dtype=np.bool_), np.arange(11))
     parents = [-1, -1, 0, 0, 2]
     mask = np.ones((5, 16), np.bool_)

@@ -68,7 +68,7 @@ TAKEN: list[tuple[str, list[dict[str, Any]]]] = [
     (ROLES_BY_NAME, [U, message("assistant", "<think>a"), U, message("assistant", " "), U]),
     (ALTERNATING, [S, U, A, U]),
     (LINES, [U, U, U]),
-    (FIRST_CALL, [U, message("assistant", "dropped beside a call", call()), A]),
+    (FIRST_CALL, [U, message("assistant", "dropped with a call", call()), A]),
     (OPENAI_ROLES, [message("developer"), S, U]),
     (PICKY, [U, U]),
 ]
@@ -83,7 +83,7 @@ LOST: list[tuple[str, list[dict[str, Any]], str]] = [
         "messages[1], of role 'critic'",
     ),  # without it the users do not alternate
     (ALTERNATING, [U, T], "messages[1], of role 'tool'"),
-    (LINES, [S, U], "messages[0], of role 'system'"),  # but for a new line
+    (LINES, [S, U], "messages[0], of role 'system'"),  # except a new line
     (LINES, [U, X, X, U], "messages[1], of role 'critic'"),
     (LINES, [message("developer"), U], "messages[0], of role 'system'"),
     (FIRST_CALL, [U, CALLS], "messages[1].tool_calls[1], of role 'assistant'"),

@@ -98,7 +98,7 @@ def source(number: int, length: int = 5) -> tuple[int, ...]:
 
 
 def check_rows(call: CallSources, sources: list[tuple[int, ...]]) -> None:
-    """Each source finds its own rows, and behind them finite numbers."""
+    """Each source finds its own rows, and after them finite numbers."""
     assert call.items.dtype == call.lengths.dtype == np.int64
     assert len(set(call.items.tolist())) == len(sources)
     for item, each in zip(call.items.tolist(), sources, strict=True):
@@ -189,7 +189,7 @@ def test_slots_become_fewer_and_shorter_once_most_are_unused() -> None:
     assert encoder.num_read == 18
 
 
-def test_a_call_reads_no_slots_far_behind_its_own() -> None:
+def test_a_call_reads_no_slots_far_after_its_own() -> None:
     _, slots = new_slots()
     many = [source(number) for number in range(1, 9)]
     read(slots, *many)
@@ -200,7 +200,7 @@ def test_a_call_reads_no_slots_far_behind_its_own() -> None:
 
 
 def test_a_source_that_is_held_is_not_read_again_after_its_release() -> None:
-    """Its next request begins once those beside it have made their calls."""
+    """Its next request begins once the others have made their calls."""
     encoder, slots = new_slots()
     one, two, three = (source(number, 6) for number in (1, 2, 3))
     with slots.held(one):

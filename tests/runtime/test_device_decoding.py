@@ -101,7 +101,7 @@ def check_traffic(machine: FakeMachine, num_steps: int, num_iterations: int) -> 
     num_moves = counts["call"] - num_steps
     assert 0 < num_moves <= num_iterations + 1
     assert counts["upload"] == counts["call"]
-    assert num_steps <= counts["synchronize"] <= num_steps + 2  # a prune behind a prune waits
+    assert num_steps <= counts["synchronize"] <= num_steps + 2  # a prune after a prune waits
     assert num_steps - 1 <= counts["download"] <= num_steps  # the prompt's rows have no logits
     num_caches = len(machine.engine.bound[0]) - NUM_SMALL_ARRAYS
     assert counts["fill_zero"] == NUM_FRESH_STARTS * num_caches // 2  # each is bound in and out

@@ -104,7 +104,7 @@ def session_options_of(model: CausalLM) -> Any:
     return model._session._engine.get_session_options()  # type: ignore[attr-defined]
 
 
-def test_a_small_draft_gets_one_thread_beside_the_target(tiny_bundle: Bundle) -> None:
+def test_a_small_draft_gets_one_thread_with_the_target(tiny_bundle: Bundle) -> None:
     target, draft = load_pair(tiny_bundle, settings=EngineSettings(num_threads=2))
     with target, draft:
         assert (num_threads_of(target), num_threads_of(draft)) == (2, 1)

@@ -54,7 +54,7 @@ def test_hashes_are_sha256(tmp_path: Path) -> None:
     assert sha256_of(tmp_path / "file").startswith("ba7816bf8f01cfea414140de5dae2223")
 
 
-def test_an_error_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="export"), new_bundle(tmp_path / "bundle") as folder:
         (folder / "half").write_text("x")
         raise RuntimeError("export")

@@ -94,7 +94,7 @@ def test_what_is_held_is_not_forgotten(encoder: OrtEncoder, engine: FakeEngine) 
 
 
 def test_what_was_let_go_makes_room_for_the_next(encoder: OrtEncoder, engine: FakeEngine) -> None:
-    """A window of an audio for the one behind it."""
+    """A window of an audio for the one after it."""
     with encoder.held.held(ONE):
         encoder.cross_rows(ONE)
     encoder.cross_rows(ONE)  # nothing is in the way yet

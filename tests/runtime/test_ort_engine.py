@@ -219,7 +219,7 @@ def test_a_closed_engine_binds_nothing() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
-def test_rows_of_every_type_move_in_place_behind_an_address(tmp_path: Path, dtype: str) -> None:
+def test_rows_of_every_type_move_in_place_after_an_address(tmp_path: Path, dtype: str) -> None:
     geometry = equal_caches(1, num_heads=2, head_dim=8, dtype=dtype)
     path = tmp_path / "prune.onnx"
     caches = tuple((entry, EVERY_ROW) for entry in geometry)

@@ -43,7 +43,7 @@ def logits_in_process(bundle: Path, folder: Path) -> bytes:
 
 
 def only(folder: Path) -> Path:
-    """The one prepared engine there is, and nothing beside it."""
+    """The one prepared engine there is, and nothing else."""
     (place,) = folder.iterdir()
     assert {path.name for path in place.iterdir()} == PARTS
     return place

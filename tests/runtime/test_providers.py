@@ -127,7 +127,7 @@ PLACES = [("cpu", "cpu", 0), ("cuda", "cuda", 0), ("cuda:0", "cuda", 0), ("cuda:
 
 
 @pytest.mark.parametrize(("text", "name", "device_id"), PLACES)
-def test_a_number_behind_a_colon_is_the_device(text: str, name: str, device_id: int) -> None:
+def test_a_number_after_a_colon_is_the_device(text: str, name: str, device_id: int) -> None:
     assert parse_placement(text) == Placement(find_provider(name), device_id)
 
 

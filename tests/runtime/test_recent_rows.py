@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dsbd_forward.forward import Forward
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.fold_chains import FOLDED_TOGETHER, LEFT_BEHIND
+from dsbd_runtime.parts.fold_chains import FOLDED_TOGETHER, STAY_RECENT
 from dsbd_runtime.parts.recent_paths import MOST_HELD, NewRows, RecentPaths
 
 NUM_ANCESTORS = 3
@@ -180,7 +180,7 @@ def test_what_is_kept_is_flat_in_the_length() -> None:
             (leaf,) = forest.keep([leaf])
         most = max(most, recent.num_recent)
     assert len(forest.engine.paths[leaf]) == 1800
-    assert most <= LEFT_BEHIND + FOLDED_TOGETHER + 5 * 14 + 16
+    assert most <= STAY_RECENT + FOLDED_TOGETHER + 5 * 14 + 16
     assert recent.num_checkpoints <= 1 + 1 + MOST_HELD
     assert forest.engine.num_again == 0
     assert min(forest.engine.memory.folds) >= FOLDED_TOGETHER
@@ -195,11 +195,11 @@ def test_beams_that_parted_are_folded_each() -> None:
         forest.append(leaves)
         leaves = list(range(first, first + 4))
     recent = forest.engine.recent
-    assert recent.num_recent <= 4 * (LEFT_BEHIND + FOLDED_TOGETHER + 16)
+    assert recent.num_recent <= 4 * (STAY_RECENT + FOLDED_TOGETHER + 16)
     assert recent.num_checkpoints <= 1 + 4 + MOST_HELD
     (leaf,) = forest.keep(leaves[:1])
     assert recent.num_checkpoints <= 1 + 4 + MOST_HELD
-    assert recent.num_recent <= LEFT_BEHIND + FOLDED_TOGETHER + 16
+    assert recent.num_recent <= STAY_RECENT + FOLDED_TOGETHER + 16
     forest.chain(3, leaf)
     assert forest.engine.num_again == 0
 
@@ -217,7 +217,7 @@ def test_a_path_branches_off_anywhere(cut: int) -> None:
         again.append(forest.engine.num_again - before)
     assert max(again) <= max(255 + MOST_NEW, cut // 2 + MOST_NEW)
     assert np.count_nonzero(again) <= 1
-    if cut > 800 - LEFT_BEHIND:
+    if cut > 800 - STAY_RECENT:
         assert again[0] == 0  # none of the last rows is folded
 
 

@@ -88,8 +88,8 @@ def test_pieces_are_never_taken_back_whatever_follows(tokenizer: CountingTokeniz
 def continued(
     tokenizer: CountingTokenizer, ids: Sequence[int], cut: int
 ) -> tuple[str, str, TextWindow]:
-    """Return the text before a cut, that which is streamed behind it, and where that begins."""
-    start = TextWindow.behind(tokenizer, ids[:cut])
+    """Return the text before a cut, that which is streamed after it, and where that begins."""
+    start = TextWindow.after(tokenizer, ids[:cut])
     decoder = StreamDecoder(start)
     pieces = [*(decoder.push([token]) for token in ids[cut:]), decoder.finish()]
     return whole_text(tokenizer, ids[:cut]), "".join(pieces), start
@@ -130,7 +130,7 @@ def test_the_work_does_not_grow_with_the_prompt(kind: str, tokenizer: CountingTo
         tokenizer.adds_text(token_id)
         tokenizer.bytes_of(token_id)
     before = tokenizer.num_decoded
-    decoder = StreamDecoder(TextWindow.behind(tokenizer, ids))
+    decoder = StreamDecoder(TextWindow.after(tokenizer, ids))
     assert tokenizer.num_decoded - before <= 4 * MOST_PER_TOKEN
     before = tokenizer.num_decoded
     for token_id in ids[:50]:

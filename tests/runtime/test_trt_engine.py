@@ -42,7 +42,7 @@ def bundle(bundle_copy: Path) -> Bundle:
 
 
 def chain(first_row: int, num_rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens, positions and mask of a chain behind ``first_row`` rows."""
+    """Tokens, positions and mask of a chain after ``first_row`` rows."""
     rows = np.arange(first_row, first_row + num_rows)
     return rows % 251, rows, np.tri(first_row + num_rows, dtype=np.bool_)[first_row:]
 

@@ -133,7 +133,7 @@ class TinyModel:
 
 
 def write_engine(model: TinyModel, path: Path) -> None:
-    """Write the model's ONNX file, its weights beside it as ``<name>.data``."""
+    """Write the model's ONNX file, its weights next to it as ``<name>.data``."""
     constants = {
         "query_shape": [1, -1, model.num_heads, model.head_dim],
         "kv_shape": [1, -1, model.num_kv_heads, model.head_dim],
@@ -150,7 +150,7 @@ def write_engine(model: TinyModel, path: Path) -> None:
     ]
     constants["zeros_shape"] = [1, model.width]
     feature_nodes = _feature_nodes(model)
-    if model.is_feature_draft:  # they come first, but for the last, which is what they return
+    if model.is_feature_draft:  # they come first, except the last, which is their output
         nodes += feature_nodes[:-1]
     for layer in range(model.num_layers):
         nodes += _layer_nodes(model, layer)
@@ -336,7 +336,7 @@ def _save(
         ir_version=11,
     )
     onnx.checker.check_model(proto)
-    # ONNX Runtime wants the constants of Reshape inside the file: only weights go beside it.
+    # ONNX Runtime wants the constants of Reshape inside the file: only weights go next to it.
     onnx.save_model(
         proto,
         path,

@@ -91,7 +91,7 @@ def test_other_rates_are_resampled(rate: int) -> None:
 def test_other_chunks_are_passed_over() -> None:
     before = chunk(b"LIST", b"INFOISFT\x05\0\0\0Lavf\0") + chunk(b"junk", b"odd")
     np.testing.assert_array_equal(
-        read_audio(wav_bytes(SPEECH, before=before) + chunk(b"LIST", b"behind")),
+        read_audio(wav_bytes(SPEECH, before=before) + chunk(b"LIST", b"a_tail")),
         read_audio(wav_bytes(SPEECH)),
     )
 
@@ -133,7 +133,7 @@ BAD = {  # what: (bytes of a file, the message)
     "infinity": (wav_bytes(np.array([0, -np.inf]), kind=FLOAT, bits=64), "has the sample -inf"),
     "cut": (WHOLE[:-1001], "is cut: its header has 22400 bytes of samples, the file 21399"),
     "cut in its head": (WHOLE[:30], "ends before its samples begin: it is cut"),
-    "cut behind its head": (WHOLE[:36], "ends before its samples begin: it is cut"),
+    "cut after its head": (WHOLE[:36], "ends before its samples begin: it is cut"),
     "cut FLAC": (_flac(noise(3.0))[:20_000], "is (damaged or )?cut"),
     "no format": (WHOLE[:12] + WHOLE[36:], "without a format before its samples"),
     "short format": (WHOLE[:12] + chunk(b"fmt ", b"\1\0") + WHOLE[36:], "has 2 bytes"),

@@ -14,7 +14,7 @@ from scripts.speech_checkpoint import speech_tokenizer
 
 VOCAB_SIZE = 8
 GAIN = 2.0
-TEXTS = [  # (words, text, what it has gained behind each token, in tokens)
+TEXTS = [  # (words, text, what it has gained after each token, in tokens)
     ([(1, 2, 3)], (1, 2, 3, 5), (1, 2, 3, 3)),
     ([(1, 2, 3)], (1, 2, 5, 1), (1, 2, 0, 1)),
     ([(1, 2, 3)], (5, 1, 1, 2, 3), (0, 1, 1, 2, 3)),  # begun anew

@@ -24,7 +24,7 @@ def test_a_tone_stays_a_tone(rate: int, hertz: float) -> None:
     given, wanted = tone(0.5, hertz, rate), tone(0.5, hertz)
     found = whole(given, rate)
     assert found.dtype == np.float32 and len(found) == -(-len(given) * 16_000 // rate)
-    inside = slice(400, len(wanted) - 400)  # silence before and behind is no tone
+    inside = slice(400, len(wanted) - 400)  # silence before and after is no tone
     np.testing.assert_allclose(found[inside], wanted[inside], rtol=0, atol=5e-5)
 
 

@@ -28,7 +28,7 @@ LITERAL = [  # (tokens as letters and times, segments as first and last time, fr
     ([0, "a", 50], [(10.0, 11.0)], 1000),  # one time at the end: nothing follows
     ([0, "a", 50, 50, "b", 90], [(10.0, 11.0), (11.0, 11.8)], 1000),
     ([0, "a", 50, 50], [(10.0, 11.0)], 100),  # two: cut, go on at the last
-    ([0, "a", 50, 50, "b"], [(10.0, 11.0)], 100),  # what is behind is read again
+    ([0, "a", 50, 50, "b"], [(10.0, 11.0)], 100),  # what is after is read again
     ([0, "a"], [(10.0, 20.0)], 1000),
     ([5, "a"], [(10.0, 10.1)], 1000),
     (["a", "b"], [(10.0, 20.0)], 1000),

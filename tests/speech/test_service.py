@@ -85,7 +85,7 @@ def test_eight_at_a_time_are_those_alone(service: Service, alone: list[Transcrip
     assert len({each.text for each in alone}) > 4
 
 
-def test_a_window_is_read_once_whatever_runs_beside_it(
+def test_a_window_is_read_once_whatever_else_runs(
     service: Service, alone: list[Transcript]
 ) -> None:
     """It has several requests, for its language and its text, and others between them.

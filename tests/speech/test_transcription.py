@@ -172,7 +172,7 @@ def test_how_sure_a_window_is(num_beams, whisper, speech_pipe):
     options = {**NO_FALLBACK, **FEW, "num_beams": num_beams, "return_timestamps": True}
     found = speech_pipe.transcribe(samples, **options)
     result = wanted[0]["result"]
-    tokens = result["sequences"][3:]  # behind start, language and task
+    tokens = result["sequences"][3:]  # after start, language and task
     tokens = (
         tokens[: 1 + int((tokens == TOKENS.end).nonzero().flatten().tolist()[0])]
         if (tokens == TOKENS.end).any()
@@ -386,7 +386,7 @@ def test_the_encoder_runs_once_a_window(whisper):
 
 
 def test_a_window_is_held_between_its_requests(whisper):
-    """And for the times of its words, whatever becomes of the caches; not behind its end."""
+    """And for the times of its words, whatever becomes of the caches; not after its end."""
     with Pipeline.from_bundle(whisper / "english-bundle", num_threads=1) as pipe:
         encoder = pipe._target.part(Sources).encoder
         encoder._engine = counted = CountedEngine(encoder._engine)

@@ -157,7 +157,7 @@ def test_a_text_that_may_repeat_itself_is_not_given_up(changes):
     assert (answer.temperature, attempts) == (0.0, [(0.0, LONGEST)])
 
 
-def test_a_good_sample_beside_one_that_was_given_up():
+def test_a_good_sample_with_one_that_was_given_up():
     """The best is the most probable: whether that is the poor one, its whole text tells."""
     for of_loop, temperature in ((-0.5, 0.2), (-0.1, 0.8)):
         texts = {0.2: [(SHORT, -0.3), (LOOP, of_loop)], 0.8: [(SHORT, -0.4)] * 2}

@@ -153,7 +153,7 @@ def test_a_larger_vocabulary_is_for_both_models(tmp_path):
         twin_config(config, 10**9, vocab_size=4096)
 
 
-def test_a_draft_of_a_tenth_of_a_billion_has_room_beside_qwens_vocabulary():
+def test_a_draft_of_a_tenth_of_a_billion_has_room_next_to_qwens_vocabulary():
     target, draft = (LlamaConfig.from_pretrained(folder) for folder in demo_pair())
     for source, size, hidden_size in ((target, 10**9, 2048), (draft, 10**8, 512)):
         config = twin_config(source, size, vocab_size=151_936)
@@ -255,7 +255,7 @@ def test_what_a_twin_cannot_be_made_of_is_refused():
         twin_config(small, 10**5)
 
 
-def test_a_twin_whose_logits_differ_is_not_left_behind(tmp_path):
+def test_a_twin_whose_logits_differ_is_not_left(tmp_path):
     with pytest.raises(click.ClickException, match="off the trained target's"):
         make_twin(
             demo_pair(), tmp_path / "twin", 8_000_000, context=None, seed=0,

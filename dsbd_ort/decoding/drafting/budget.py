@@ -29,7 +29,7 @@ _MOST_LOST_AT_ONCE = -0.5  # iterations: a prompt to be read says nothing about 
 
 @dataclass
 class DraftBudget:
-    """What drafts may still lose, in iterations without a draft; kept from request to request.
+    """Budget for rejected drafts, in iterations without a draft; kept from request to request.
 
     Attributes:
         balance: negative after a draft that cost more than was expected.

@@ -89,12 +89,12 @@ that the model chooses, by a call of ``num_rows`` rows; see DraftPolicy.takes_al
 
 
 MOST_FORCED_LAYERS = 4
-"""Of one draft, beside those that its policy chooses: bounds the rows of a request."""
+"""Of one draft, in addition to those that its policy chooses: bounds the rows of a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerNeeds:
-    """What is known of a layer before it is drafted.
+    """A layer that is about to be drafted.
 
     Attributes:
         pending: (n,) int64. Nodes that the model has to compute for it, parents first.

@@ -29,7 +29,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class _Proposed:
-    """What is proposed without the model: candidates of some of a layer's beams, beam by beam.
+    """Candidates that are proposed without the model, for some of a layer's beams, beam by beam.
 
     Attributes:
         is_known: (num_beams,) bool. Of which beams.

@@ -18,7 +18,7 @@ from dsbd_forward.rows import NO_INTS
 from dsbd_ort.decoding.logits_processing.path_states import Nodes, Tokens
 
 _DOUBTS = {8: 0.05, 5: 0.15, 3: 0.5, 2: 1.0, 1: 3.0}
-"""By length of a context, longest first: of c tokens seen behind it, d of them distinct, the share
+"""By length of a context, longest first: of c tokens seen after it, d of them distinct, the share
 c / (c + doubt * d) of the probability is theirs."""
 _LONGEST = max(_DOUBTS)
 _LONG_MATCH = 5
@@ -28,7 +28,7 @@ _ENOUGH = 0.95
 
 
 Following = int | dict[int, int]
-"""The tokens seen behind a context and how often; a plain token was seen alone, and once."""
+"""The tokens seen after a context and how often; a plain token was the only one, seen once."""
 
 
 class NGramCounts:
@@ -43,7 +43,7 @@ class NGramCounts:
         self.num_tokens = 0
 
     def add(self, context: tuple[int, ...], token: int) -> None:
-        """Count a token behind its context, whose last tokens alone matter."""
+        """Count a token after its context, of which only the last tokens matter."""
         self.num_tokens += 1
         known = self._following
         for length in _DOUBTS:
@@ -59,7 +59,7 @@ class NGramCounts:
                 found[token] = found.get(token, 0) + 1
 
     def add_text(self, token_ids: Sequence[int]) -> None:
-        """Count the tokens of a text, each behind those before it."""
+        """Count the tokens of a text, each after those before it."""
         tokens = tuple(map(int, token_ids))
         for end in range(1, len(tokens)):
             self.add(tokens[max(0, end - _LONGEST) : end], tokens[end])
@@ -83,7 +83,7 @@ class NGramPool:
 
     @property
     def counts(self) -> list[NGramCounts]:
-        """What is looked up, the latest first."""
+        """Keys to look up, latest first."""
         return self._halves[::-1]
 
     def add_text(self, token_ids: Sequence[int]) -> None:
@@ -121,7 +121,7 @@ class NGramPaths:
 
 @dataclass(frozen=True)
 class Proposals:
-    """What may follow some paths.
+    """Tokens that may follow some paths.
 
     Attributes:
         paths: (n,) int64. The index of each candidate's path, increasing.
@@ -205,7 +205,7 @@ class NGramDrafter:
     def _shares(
         self, tail: tuple[int, ...], tables: list[NGramCounts]
     ) -> tuple[dict[int, float], float]:
-        """Return the probabilities of all tokens seen behind a context, and that of the others."""
+        """Return the probabilities of all tokens seen after a context, and that of the others."""
         shares: dict[int, float] = {}
         left = 1.0
         for length, doubt in _DOUBTS.items():

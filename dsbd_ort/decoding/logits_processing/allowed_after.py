@@ -59,7 +59,7 @@ class AllowedAfter:
         return self._allowed.tokens if isinstance(self._allowed, TokenLists) else np.arange(0)
 
     def listed(self) -> Tokens | None:
-        """Return the tokens as a table, (num_rows, most) int64 by id, -1 behind the last of a row.
+        """Return the tokens as a table, (num_rows, most) int64 by id, padded with -1.
 
         It has a column even where no row lists a token. None where the constraint lists none.
         """

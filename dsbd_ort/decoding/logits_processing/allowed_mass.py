@@ -1,4 +1,4 @@
-"""Probability that processors leave to the tokens behind each path: to tell how sure a model was.
+"""Probability that processors leave to the tokens after each path: how sure the model was.
 
 A token that processors forbid leaves its probability to nobody: log-probabilities of an output are
 those of the model as it is. Divided by what is left they are those among the tokens that could
@@ -16,7 +16,7 @@ from dsbd_ort.decoding.logits_processing.path_states import Nodes, PathTokens
 
 
 class AllowedMass:
-    """Notes what processors leave of the target's distribution behind every path of a request."""
+    """Stores the share of the target's distribution that processors leave after each path."""
 
     def __init__(self) -> None:
         self._by_path: dict[bytes, float] = {}

@@ -19,7 +19,7 @@ class Candidates:
 
     Attributes:
         paths, nodes: the paths are those of these nodes, (num_paths,) int64.
-        tokens: (num_paths, n) int64, -1 behind the last candidate; None: all by id, n = vocab_size.
+        tokens: (num_paths, n) int64, padded with -1; None: all by id, n = vocab_size.
         vocab_size: V.
     """
 

@@ -1,4 +1,4 @@
-"""What is known of the path of every forest node beyond its last token.
+"""States of the path of every forest node, beyond its last token.
 
 The forest keeps these in step with its nodes: stop strings, constraints, and the tokens themselves
 for processors that read them. Only those that a request needs are made.
@@ -57,12 +57,12 @@ def state_after(start: StopState, token_ids: Iterable[int]) -> StopState:
 
 
 class StopStates:
-    """The StopState of every node; it is shown the tokens behind the first ``num_exempt`` alone."""
+    """The StopState of every node; it sees only the tokens after the first ``num_exempt``."""
 
     def __init__(self, start: StopState, num_exempt: int) -> None:
         """Take the state of the empty continuation."""
         self._states = [start]
-        self._exempt = [num_exempt]  # new tokens that are still exempt behind each node
+        self._exempt = [num_exempt]  # new tokens that are still exempt after each node
 
     def add(self, parents: Nodes, tokens: Tokens) -> NDArray[np.bool_]:
         """See PathStates.add."""
@@ -132,7 +132,7 @@ class PathTokens:
     """The tokens of every node's path, for processors: what all share once, the rest by node.
 
     What the live paths share is the prompt and the new tokens on which they agree, counted as they
-    are added; a path's *own* tokens are the few behind. With the prompt [7, 3] and the paths
+    are added; a path's *own* tokens are the few after them. With the prompt [7, 3] and the paths
     [7, 3, 5, 8] and [7, 3, 5, 9] of two nodes: shared [7, 3, 5], own [[8], [9]].
 
     Attributes:
@@ -148,7 +148,7 @@ class PathTokens:
         self._num_shared = len(prompt_ids)
         self.prompt_counts = np.bincount(self._shared, minlength=vocab_size)
         self.shared_counts = np.zeros(vocab_size, dtype=np.int64)
-        self._own = np.zeros((1, 8), dtype=np.int64)  # (num_nodes, room), 0 behind the own tokens
+        self._own = np.zeros((1, 8), dtype=np.int64)  # (num_nodes, room), padded with 0
         self._num_own = np.zeros(1, dtype=np.int64)
 
     @property

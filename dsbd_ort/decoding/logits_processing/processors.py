@@ -216,7 +216,7 @@ class ForcedToken:
 
 
 class BeginSuppress(Ban):
-    """Forbids tokens where a path has so many new tokens: as its first, or behind a forced one."""
+    """Forbids tokens at one length of a path: as its first token, or after a forced one."""
 
     def __init__(self, tokens: Sequence[int], num_new: int) -> None:
         self._tokens = np.array(tokens, dtype=np.int64)

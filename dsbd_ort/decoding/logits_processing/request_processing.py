@@ -65,7 +65,7 @@ class RequestProcessing:
 
     @property
     def path_states(self) -> list[PathStates]:
-        """What the forest keeps in step with its nodes."""
+        """Data that the forest updates together with its nodes."""
         return [self.paths, *([self.constraint] if self.constraint else [])]
 
     def distributions(self, logits: Logits, nodes: Nodes, *, is_draft: bool) -> ListedDistributions:

@@ -13,9 +13,9 @@ from dsbd_ort.decoding.logits_processing.path_states import Tokens
 
 
 class Timestamps:
-    """Whisper's rules of times, which are the tokens behind that of a text without them.
+    """Whisper's rules for times, which are the tokens after ``<|notimestamps|>``.
 
-    They come in pairs, but for the first of a path and one before its end, and never decrease; a
+    They come in pairs, except the first of a path and one before its end, and never decrease; a
     path begins with one. Where all times together are more probable than the most probable other
     token, one of them follows (Radford et al. 2022, section 3.8 and their code).
     """
@@ -73,17 +73,17 @@ class Timestamps:
         is_time = new >= first
         if stop is not None:
             is_time &= new < stop
-        is_behind_time = is_time[-1]
-        is_behind_pair = is_behind_time and (len(new) == 1 or is_time[-2])
-        if is_behind_pair:
+        is_after_time = is_time[-1]
+        is_after_pair = is_after_time and (len(new) == 1 or is_time[-2])
+        if is_after_pair:
             yield first, stop
-        elif is_behind_time:
+        elif is_after_time:
             yield 0, self._end
             if stop is not None:
                 yield stop, None
         times = new[is_time]
         if len(times):  # the second of a pair may be as the first
-            yield first, int(times[-1]) + (not is_behind_time or is_behind_pair)
+            yield first, int(times[-1]) + (not is_after_time or is_after_pair)
 
     def _prefer_times(self, scores: NDArray[np.float64], tokens: Tokens | None) -> None:
         """Leave the times alone where they are more probable than every other token.
@@ -112,5 +112,5 @@ def _between(tokens: Tokens | None, begin: int, end: int | None) -> slice | NDAr
     """Return the places of tokens ``begin`` to ``end - 1`` of one path; None: of all from there."""
     if tokens is None:
         return slice(begin, end)
-    is_behind = tokens >= begin
-    return is_behind if end is None else is_behind & (tokens < end)
+    is_after = tokens >= begin
+    return is_after if end is None else is_after & (tokens < end)

@@ -19,7 +19,7 @@ namespace dsbd {
 /// One engine's side of the forest: no node is computed twice while it is live.
 ///
 /// The cache's first `num_shared_` rows are seen by every live node (the prompt and the beams'
-/// common path); only the rows behind them differ between nodes.
+/// common path); only the rows after them differ between nodes.
 class ForestCache {
 public:
     ForestCache(StepModel& model, const Forest& forest, const Warp& warp)
@@ -27,7 +27,7 @@ public:
 
     std::size_t num_calls() const { return num_calls_; }
 
-    /// Compute the prompt but for its last token, which is the forest's root.
+    /// Compute the prompt without its last token, which is the forest's root.
     void prefill(const std::vector<std::int64_t>& prompt) {
         model_.keep({});
         num_shared_ = prompt.size() - 1;
@@ -170,7 +170,7 @@ private:
     std::size_t num_calls_ = 0;
     std::size_t num_shared_ = 0;
     std::map<std::size_t, TokenLaw> laws_;                           // by node
-    std::map<std::size_t, std::vector<std::size_t>> rows_seen_;      // behind the shared ones
+    std::map<std::size_t, std::vector<std::size_t>> rows_seen_;      // after the shared ones
 };
 
 }  // namespace dsbd

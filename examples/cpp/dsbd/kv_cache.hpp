@@ -88,7 +88,7 @@ public:
         capacity_ = capacity;
     }
 
-    /// Copy the rows `rows` (increasing, none below first_row) to first_row and behind.
+    /// Copy the rows `rows` (increasing, none below first_row) to first_row and after it.
     void move_rows(const std::vector<std::size_t>& rows, std::size_t first_row) {
         for (CacheBuffer& buffer : buffers_) {
             const std::size_t size = buffer.row_bytes();

@@ -20,7 +20,7 @@ namespace dsbd {
 
 struct ModelEntry {
     std::filesystem::path model_file;
-    std::uintmax_t weight_bytes;                 // of the file beside it, 0 without one
+    std::uintmax_t weight_bytes;                 // of the file next to it, 0 without one
     std::size_t vocab_size;
     std::size_t context_length;
     std::set<std::int64_t> eos_token_ids;

@@ -44,7 +44,7 @@ private:
         return !bundle.draft || bundle.draft->weight_bytes <= std::uintmax_t{32} << 20;
     }
 
-    /// A small draft gets one thread and no pool beside the target's.
+    /// A small draft gets one thread and no pool of its own.
     static Threads draft_threads(const Bundle& bundle, std::optional<int> num_threads) {
         return Threads{has_small_draft(bundle) ? std::optional<int>{1} : num_threads};
     }

@@ -17,7 +17,7 @@
 
 namespace dsbd {
 
-/// The state of a path is a node of the trie: 0 at the start, `ended` behind an end-of-sequence
+/// The state of a path is a node of the trie: 0 at the start, `ended` after an end-of-sequence
 /// token.
 class Trie {
 public:

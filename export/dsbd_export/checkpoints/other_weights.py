@@ -40,7 +40,7 @@ def refusal_of_files(role: str, folder: Path) -> str | None:
         kind = f", {content['peft_type']}" if "peft_type" in content else ""
         if (folder / "config.json").is_file():
             return (
-                f"has an adapter beside its own weights ({adapter}{kind}); to merge it, move "
+                f"has an adapter next to its own weights ({adapter}{kind}); to merge it, move "
                 f"{', '.join(_ADAPTER_FILES)} to another folder and give that with "
                 f"{_FLAG_BY_ROLE[role]}; if it is merged already, remove {adapter}"
             )

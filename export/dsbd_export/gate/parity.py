@@ -38,7 +38,7 @@ _EXACT_LIMIT = 1e-4  # rounding in fp32 stays below 2e-5 on the demo pair
 _ROUNDING_FACTOR = 4  # of an engine, whose sums have another order, over the checkpoint's own
 _MOST_ROUNDING = 1e-3  # of the checkpoint's own that is believed: more is another computation
 
-# By (dtype, quantize): mean KL divergence of the text in nats. Behind each limit, measurements: the
+# By (dtype, quantize): mean KL divergence of the text in nats. After each limit, measurements: the
 # demo pair (the larger of target and draft), and the worst of the tiny random mixtures of experts,
 # whose routers amplify rounding more than any other model that was tried.
 _KL_LIMITS = {

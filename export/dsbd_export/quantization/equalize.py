@@ -115,7 +115,7 @@ class Equalizer:
             weight,
             can_scale=can_scale,
             can_rotate=can_rotate,
-            is_behind_attention=maker is not None and maker.op_type in _JOINS_HEADS,
+            is_after_attention=maker is not None and maker.op_type in _JOINS_HEADS,
             is_head=any(linear.is_head for linear in group),
             is_looked_up=any(self._lookups(linear.weight) for linear in group),
         )

@@ -113,7 +113,7 @@ class FormChoice:
         *,
         can_scale: bool,
         can_rotate: bool,
-        is_behind_attention: bool = False,
+        is_after_attention: bool = False,
         is_head: bool = False,
         is_looked_up: bool = False,
     ) -> RowForm:
@@ -122,7 +122,7 @@ class FormChoice:
         weight: (out, in).
         can_scale: whether something takes in the scales.
         can_rotate: whether the rows can be rotated.
-        is_behind_attention: the rows are what the heads of attention give.
+        is_after_attention: the rows are what the heads of attention give.
         is_head: the products are logits.
         is_looked_up: outputs of the weight are also embeddings of tokens.
         """
@@ -142,7 +142,7 @@ class FormChoice:
 
         error, form = best([RowForm(each) for each in scales])
         block = block_of(weight.shape[1])
-        tolerable = _TOLERABLE_OF_HEADS if is_behind_attention else _TOLERABLE
+        tolerable = _TOLERABLE_OF_HEADS if is_after_attention else _TOLERABLE
         if can_rotate and block and error > tolerable:
             # Before a rotation even powers are about as good as the best.
             tried = [form.scales, *scales[_EVEN : _EVEN + 1]]

@@ -63,7 +63,7 @@ class _Places:
     final: Path
     key: str
 
-    def beside(self, kind: str) -> Path:
+    def sibling(self, kind: str) -> Path:
         """Return the path of one of ``_KINDS``."""
         return self.final.with_name(f".{self.final.name}.{kind}-{self.key}")
 
@@ -87,7 +87,7 @@ def new_bundle(
     """
     final = Path(os.path.realpath(path))
     places = _Places(final, secrets.token_hex(4))
-    lock = FileLock(places.beside("lock"))
+    lock = FileLock(places.sibling("lock"))
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         _remove_remains(final)
@@ -96,7 +96,7 @@ def new_bundle(
     except OSError as error:
         raise BundleError(f"cannot write next to {final}: {error.strerror or error}") from error
     try:
-        partial = places.beside("partial")
+        partial = places.sibling("partial")
         partial.mkdir()
         yield partial
         sync_folder(partial)
@@ -106,7 +106,7 @@ def new_bundle(
     finally:
         _settle(places)
         lock.release()
-        places.beside("lock").unlink(missing_ok=True)
+        places.sibling("lock").unlink(missing_ok=True)
 
 
 def _check_replaceable(final: Path) -> None:
@@ -118,7 +118,7 @@ def _check_replaceable(final: Path) -> None:
 
 def _put_in_place(places: _Places, swap: Callable[[Path, Path], bool]) -> None:
     """Move the partial folder to its place, in one step if the file system supports it."""
-    partial, final, old = places.beside("partial"), places.final, places.beside("old")
+    partial, final, old = places.sibling("partial"), places.final, places.sibling("old")
     while not _moved(partial, final) and not swap(partial, final):
         shutil.rmtree(old, ignore_errors=True)  # from the round before
         with contextlib.suppress(FileNotFoundError):  # another export was faster
@@ -143,9 +143,9 @@ def _remove_remains(final: Path) -> None:
     for key in {name.rpartition("-")[2] for name in names}:
         places = _Places(final, key)
         try:
-            with FileLock(places.beside("lock"), blocking=False):
+            with FileLock(places.sibling("lock"), blocking=False):
                 _settle(places)
-            places.beside("lock").unlink(missing_ok=True)
+            places.sibling("lock").unlink(missing_ok=True)
         except Timeout:
             continue
         except PermissionError as error:
@@ -154,8 +154,8 @@ def _remove_remains(final: Path) -> None:
 
 def _settle(places: _Places) -> None:
     """Restore the old bundle if its place is empty; remove the other folders."""
-    old = places.beside("old")
+    old = places.sibling("old")
     if old.exists() and not places.final.exists():
         old.rename(places.final)
-    for folder in (old, places.beside("partial")):
+    for folder in (old, places.sibling("partial")):
         shutil.rmtree(folder, ignore_errors=True)

@@ -12,7 +12,7 @@ from dsbd_forward.rows import Ints
 FOLDED_TOGETHER = 32
 """The fewest rows that are folded: a fold costs about as much as the states are large."""
 
-LEFT_BEHIND = 16
+STAY_RECENT = 16
 """So many rows before the deepest of a path are not folded, 1 or more: drafts are rarely longer."""
 
 MOST_LEFT = 128
@@ -42,11 +42,11 @@ def foldable_chains(
         deepest[row] = max(map(deepest.__getitem__, children.get(row, ())), default=own)
     found = []
     for root, tree in trees.items():
-        last_depth = deepest[root] - LEFT_BEHIND
+        last_depth = deepest[root] - STAY_RECENT
         chain = [root]
         while len(below := children.get(chain[-1], [])) == 1:
             chain += below
-        num_long = sum(deepest[child] >= depths[chain[-1]] + LEFT_BEHIND for child in below)
+        num_long = sum(deepest[child] >= depths[chain[-1]] + STAY_RECENT for child in below)
         chain = [row for row in chain if depths[row] <= last_depth]
         is_long = len(chain) >= FOLDED_TOGETHER or num_long > 1
         if chain and (is_long or deepest[root] - depths[root] >= MOST_LEFT):

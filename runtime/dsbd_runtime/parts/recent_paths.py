@@ -258,8 +258,8 @@ class RecentPaths:
         mask = np.zeros((num_new, first + num_new), np.bool_)
         recent = (self._places >= 0).nonzero()[0]
         ends = np.array(self._ends)[checkpoints]
-        is_behind = self._depths[recent] > ends[:, None]
-        mask[:, self._places[recent]] = forward.mask[:, recent] & is_behind
+        is_after = self._depths[recent] > ends[:, None]
+        mask[:, self._places[recent]] = forward.mask[:, recent] & is_after
         mask[:, first:] |= forward.mask[:, self.num_rows :]
         return mask
 

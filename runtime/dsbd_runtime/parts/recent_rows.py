@@ -49,7 +49,7 @@ from dsbd_runtime.parts.cache_entries import (
     recent,
     recurrent,
 )
-from dsbd_runtime.parts.fold_chains import FOLDED_TOGETHER, LEFT_BEHIND
+from dsbd_runtime.parts.fold_chains import FOLDED_TOGETHER, STAY_RECENT
 from dsbd_runtime.parts.kv_cache import KVCache, row_bytes
 from dsbd_runtime.parts.part import (
     BOOL,
@@ -90,7 +90,7 @@ def path_bytes(caches: Sequence[CacheEntry]) -> int:
     They are the states of its checkpoint and the recent rows that usually follow it. A
     request is one such path, and so is each of its beams that has parted from the others for long.
     """
-    num_rows = recent_capacity(LEFT_BEHIND + FOLDED_TOGETHER + 1)
+    num_rows = recent_capacity(STAY_RECENT + FOLDED_TOGETHER + 1)
     states = (shape for entry in recurrent(caches) for shape in entry.states.values())
     return num_rows * row_bytes(recent(caches)) + sum(_STATE_BYTES * math.prod(s) for s in states)
 

@@ -70,7 +70,7 @@ class TextWindow:
     invalid: tuple[int, ...] = ()
 
     @classmethod
-    def behind(cls, tokenizer: Tokenizer, token_ids: Sequence[int]) -> TextWindow:
+    def after(cls, tokenizer: Tokenizer, token_ids: Sequence[int]) -> TextWindow:
         """Return the window after a prompt, whose ``whole_text`` counts as returned.
 
         The work grows with a run of bytes at the end of the prompt, not with the prompt.
@@ -171,7 +171,7 @@ class TextWindow:
 
 def whole_text(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
     """Return the text of tokens, without an incomplete character at their end."""
-    window = TextWindow.behind(tokenizer, token_ids)
+    window = TextWindow.after(tokenizer, token_ids)
     end, num_unfinished = len(token_ids), len(window.run)
     while num_unfinished:
         end -= 1
@@ -184,7 +184,7 @@ class StreamDecoder:
     """Incremental decoder of tokens; the module says which text is certain."""
 
     def __init__(self, start: TextWindow) -> None:
-        """``start``: ``TextWindow.behind`` a prompt, or ``TextWindow(tokenizer)``, a new text."""
+        """``start``: ``TextWindow.after`` a prompt, or ``TextWindow(tokenizer)``, a new text."""
         self._start = self._window = start
 
     def push(self, token_ids: Sequence[int]) -> str:

@@ -12,7 +12,7 @@ from lab.gpu.forward_times import (
     AS_IT_IS,
     SETTINGS,
     by_setting,
-    forwards_behind,
+    forwards_after,
     milliseconds_of,
 )
 from tests.runtime.fake_device import open_on_fake
@@ -25,7 +25,7 @@ NAMES = [
 
 
 def test_padding_is_written_out_and_sees_column_0_or_itself_alone():
-    found = forwards_behind(20, 50)
+    found = forwards_after(20, 50)
     assert list(found) == NAMES
     assert [forward.num_new for forward in found.values()] == [1, 8, 36, 256, 40, 64, 64]
     seen, alone = (found[name].mask for name in NAMES[-2:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.peers.comparison import COMPARISONS, STRATEGIES, beside_busy
+from lab.peers.comparison import COMPARISONS, STRATEGIES, next_to_busy
 from lab.peers.report import tables_of
 
 ROW = {
@@ -106,6 +106,6 @@ def test_tables_say_that_a_core_was_taken() -> None:
 
 def test_on_a_busy_machine_the_aim_is_to_be_no_slower() -> None:
     quiet = COMPARISONS[STRATEGIES]
-    busy = beside_busy(quiet)
+    busy = next_to_busy(quiet)
     assert (quiet.section, busy.section) == ("peers", "peers, busy")
     assert {bar.aim for bar in busy.bars} == {1.0} and len(busy.bars) == len(quiet.bars) > 0
