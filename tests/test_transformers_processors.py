@@ -117,5 +117,4 @@ def distribution_after(
     if processing is None:
         return Warp.of(config).distributions(DenseLogits(logits))[0]
     nodes = np.array([0])
-    allowed = processing.allowed_after(nodes)
-    return processing.distributions(DenseLogits(logits), nodes, allowed, is_draft=False)[0][0]
+    return processing.distributions(DenseLogits(logits), nodes, is_draft=False)[0]

@@ -197,8 +197,8 @@ def test_one_bad_file_of_several(transcribe: Run, files: list[Path]) -> None:
     assert done.exit_code == 2
     assert done.stdout == f"{files[1]}:\n{text_of(files[1])}\n"
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
-    assert line.startswith(f"Error: the audio {files[0]} is no ")
-    assert_one_line_error(transcribe("--audio", files[0]), f"the audio {files[0]} is no ")
+    assert line.startswith(f"Error: the audio {files[0]} is not audio ")
+    assert_one_line_error(transcribe("--audio", files[0]), f"the audio {files[0]} is not audio ")
 
 
 def test_a_wrong_language(transcribe: Run, files: list[Path]) -> None:

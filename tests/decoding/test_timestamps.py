@@ -80,8 +80,7 @@ def test_scores_are_those_of_transformers(scale, index):
             for states in processing.path_states:
                 states.add(np.array([node]), np.array([token]))
         nodes = np.array([len(new)])
-        allowed = processing.allowed_after(nodes)
-        found = processing.distributions(DenseLogits(logits), nodes, allowed, is_draft=False)[0][0]
+        found = processing.distributions(DenseLogits(logits), nodes, is_draft=False)[0]
         scores = transformers_scores(prompt, new, logits, options)
         num_preferred += not np.isfinite(scores[:FIRST]).any()
         assert found.tokens.tolist() == np.flatnonzero(np.isfinite(scores)).tolist()
@@ -125,8 +124,7 @@ def test_tokens_after_the_last_time_are_those_of_texts(scale):
             for states in processing.path_states:
                 states.add(np.array([node]), np.array([token]))
         nodes = np.array([len(new)])
-        allowed = processing.allowed_after(nodes)
-        found = processing.distributions(DenseLogits(logits), nodes, allowed, is_draft=False)[0][0]
+        found = processing.distributions(DenseLogits(logits), nodes, is_draft=False)[0]
         ids = torch.tensor([place[[21, 22, *new]].tolist()])
         scores = rules(ids, torch.from_numpy(logits[:, order]))[0].numpy()[place]
         assert found.tokens.tolist() == np.flatnonzero(np.isfinite(scores)).tolist()

@@ -193,7 +193,7 @@ def check_early_end(result: DecodeResult, plain: DecodingConfig, request: WholeR
     """Hold the result of sampled beams against all layers of a run to the end without a draft."""
     if plain.replacement:  # a beam may count several times
         return
-    to_the_end = dataclasses.replace(plain, num_return_sequences=plain.width)
+    to_the_end = dataclasses.replace(plain, num_return_sequences=plain.num_beams)
     try:
         layers = [beams_of(step) for step in decoded(request, to_the_end)[1]]
     except ConstraintError:  # of a beam that was given up before

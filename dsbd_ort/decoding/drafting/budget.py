@@ -8,8 +8,9 @@ that many iterations have passed: so drafts lose at most 2 % of a short answer, 
 longer, all requests together.
 
 Where estimates say that no draft pays, one layer is tried once the shares since the last draft pay
-for it: at 0.16 iterations a try, after 8 iterations. Every try that does not pay halves the share;
-so does every draft once drafts have lost 2 iterations more than they earned, whatever is estimated.
+for it: at 0.16 iterations a try, after 8 iterations. Once drafts have lost 2 iterations more than
+they earned, nothing but tries is made, whatever is estimated. Every try that does not pay halves
+the share.
 A draft that pays quadruples it, up to 2 %. So tries of a draft that is never right become rare:
 after 8, 16, ... 64 iterations.
 """
@@ -48,6 +49,11 @@ class DraftBudget:
     gained: float = 0.0
     num_prepaid: int = _SHORT_ANSWER
 
+    @property
+    def believes_estimates(self) -> bool:
+        """Whether a draft may be made because it is expected to pay; else tries alone are made."""
+        return self.gained >= _LOST
+
     def begin_request(self, prompt: float, draft_prompt: float) -> None:
         """Add the share of a prompt that the target has read in ``prompt``.
 
@@ -79,7 +85,7 @@ class DraftBudget:
         self.saved = 0.0
         if earned > cost:
             self.share = min(4.0 * self.share, SHARE)
-        elif is_try or self.gained < _LOST:
+        elif is_try or not self.believes_estimates:
             self.share = max(0.5 * self.share, _LEAST_SHARE)
 
     def iterations_until(self, cost: float, *, is_try: bool = False) -> int:

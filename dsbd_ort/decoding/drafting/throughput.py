@@ -189,6 +189,7 @@ class ThroughputDraftPolicy:
         )
         self._try_cost = max((self._usual_call + prompt) / usual, _LEAST_TRY)
         self._now.may_try = not budget.iterations_until(self._try_cost, is_try=True)
+        self._now.may_call &= budget.believes_estimates or self._now.may_try
         self._now.worth = float(self._worth_of_more(1.0, num_rows)) + self._usual_call
 
     def _refresh(self) -> None:
@@ -213,6 +214,8 @@ class ThroughputDraftPolicy:
         if len(draft.layers) >= draft.limit or draft.reach == 0.0:
             return False
         if num_rows and not draft.may_call:
+            return False
+        if num_rows and draft.called and not estimator.budget.believes_estimates:
             return False
         call = self._costs.draft[min(num_rows, costs.most_rows)] + self._layer
         prompt = draft.prompt if num_rows else 0.0
