@@ -21,7 +21,7 @@ EXPECTED = [  # what is done, its status, how its message begins
     (
         "open: wrong type",
         ERROR,
-        "num_threads is True; expected a whole number from 1 to 214748",
+        "num_threads is True; expected a whole number",
     ),
     ("open: wrong provider", ERROR, "no execution provider 'abacus' in this version; choose one"),
     ("open: wrong limit", ERROR, "max_requests is 0; expected a whole number from 1 to 2147483647"),
