@@ -24,7 +24,7 @@ from dsbd_ort.commands.serve_arguments import ServeArguments
 EXPORT_EXAMPLES = """\b
 Examples:
   dsbd-export --demo -o bundle/
-  dsbd-export --target TARGET --draft DRAFT --quantize int8-dynamic -o bundle/
+  dsbd-export --target TARGET --draft DRAFT --quantize int8 -o bundle/
   dsbd-export --bundle bundle/ --draft DRAFT
 """
 DISTILL_EXAMPLES = """\b

@@ -14,7 +14,7 @@ WIDTH, TOP_K = 4, 20
 TORCH = "torch==2.13.0"
 OURS = "dsbd-ort"
 PRECISIONS = ("fp32", "int8")
-QUANTIZE_BY_PRECISION = {"fp32": "none", "int8": "int8-dynamic"}
+QUANTIZE_BY_PRECISION = {"fp32": "none", "int8": "int8"}
 
 DSBD, DSBD_SHAPE, DSBD_DYNAMIC = "dsbd W=4, throughput", "dsbd W=4, 2x6", "dsbd W=4, at least 2"
 BEAM_SAMPLE, BEAM_SEARCH, SAMPLE = "beam-sample W=4", "beam-search W=4", "sample"

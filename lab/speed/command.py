@@ -33,7 +33,7 @@ FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
 PAGE, DRAFTS = RESULTS / "speed.md", RESULTS / "drafts.md"
 PICTURE = DOCS / "images" / "frontier.png"
 FRONTIER = "frontier"  # the third measurement, in addition to those by draft
-PRECISIONS = {"none": "fp32"} | {kind: kind for kind in ("int8", "int8-dynamic", "int4")}
+PRECISIONS = {"none": "fp32"} | {kind: kind for kind in ("int8", "int8-blocks", "int4")}
 
 # dsbd-bench adds the baseline of every run: the same distribution without a draft.
 RUNS = (
@@ -96,7 +96,7 @@ def measure(bundle: Path, runs: tuple[str, ...], result: Path, options: list[str
     "--quantize",
     type=click.Choice(list(PRECISIONS)),
     multiple=True,
-    default=("none", "int8", "int8-dynamic"),
+    default=("none", "int8", "int8-blocks"),
     show_default=True,
 )
 @click.option("--draft", "drafts", type=FOLDER, multiple=True, help="Of the demo target.")

@@ -1,6 +1,6 @@
 """Transcription compared with faster-whisper and transformers: time, word errors, tokens.
 
-One model, in CHECKPOINT as transformers has it, is exported in fp32 and int8-dynamic. All tools
+One model, in CHECKPOINT as transformers has it, is exported in fp32 and int8. All tools
 transcribe what eSpeak NG reads of the texts in utterances.jsonl, in turn, on the same threads and
 with the same settings. The section "equality" is not timed: it counts how often segments, tokens
 and scores are those of transformers' generate. Everything is kept in WORK and not made again.
@@ -31,7 +31,7 @@ from lab.transcription.tools import (
 )
 
 SPEED, EQUALITY = "transcription", "equality"
-OPTIONS_BY_PRECISION = {"fp32": (), "int8": ("--quantize", "int8-dynamic")}
+OPTIONS_BY_PRECISION = {"fp32": (), "int8": ("--quantize", "int8")}
 EXPORT = (sys.executable, "-c", "from dsbd_ort.cli import export; export()")
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 

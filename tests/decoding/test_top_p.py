@@ -33,7 +33,7 @@ def sorted_whole(log_probs: np.ndarray, top_p: float) -> np.ndarray:
 def test_few_or_all(
     seed: int, width: float, steps: float | None, top_p: float, forbidden: float
 ) -> None:
-    """Rows that few tokens settle with others; equal logits; tokens that cannot be drawn."""
+    """Rows that few tokens settle, among other rows; equal logits; tokens that cannot be drawn."""
     rng = np.random.default_rng(seed)
     scores = np.array([[width], [1.0], [0.01], [5.0]]) * rng.normal(size=(4, 1500))
     if steps:

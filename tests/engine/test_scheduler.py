@@ -46,7 +46,7 @@ def scheduler(max_requests: int = 8, max_queued: int = 8, max_rows: int = 100) -
 
 
 def admitted(queue: Scheduler) -> list[int]:
-    """Admit with running requests that use what was reserved for them."""
+    """Admit while running requests use their reserved rows."""
     return [one.most_rows for one in queue.admit(queue.rows_reserved)]
 
 

@@ -133,7 +133,7 @@ def test_an_adapter_is_merged_into_the_weights_of_a_file(tmp_path: Path) -> None
         np.testing.assert_array_equal(found[name], weight, err_msg=name)
 
 
-def test_what_lies_with_the_file_is_not_read(tmp_path: Path) -> None:
+def test_other_files_of_the_folder_are_not_read(tmp_path: Path) -> None:
     file = write_gguf(DRAFT, tmp_path / "m.gguf", "F16")
     for name in ("tokenizer.json", "generation_config.json", "config.json"):
         (tmp_path / name).write_text("of another model")

@@ -113,7 +113,7 @@ def products_of(kind, num_threads, accuracy_level=None, silent_outputs=slice(0))
 def test_weight_only_products_of_a_row_are_the_same_bits_with_any_rows(kind):
     """At the level that is exported; at level 0 a single row takes another kernel.
 
-    At 4 bits it takes another one on x86 without AVX-512 at any level, hence another row.
+    At 4 bits a lone row has another kernel on x86 without AVX-512 at any level: two rows are used.
     """
     rows = np.random.default_rng(1).standard_normal((70, 160)).astype(np.float32)
     wanted = products_of(kind, 1)(rows)

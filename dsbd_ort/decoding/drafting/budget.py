@@ -7,12 +7,11 @@ that it has saved; none may cost more than the balance. Every iteration adds a s
 that many iterations have passed: so drafts lose at most 2 % of a short answer, and of everything
 longer, all requests together.
 
-Where estimates say that no draft pays, one layer is tried once the shares since the last draft pay
-for it: at 0.16 iterations a try, after 8 iterations. Once drafts have lost 2 iterations more than
-they earned, nothing but tries is made, whatever is estimated. Every try that does not pay halves
-the share.
-A draft that pays quadruples it, up to 2 %. So tries of a draft that is never right become rare:
-after 8, 16, ... 64 iterations.
+If estimates say that no draft pays, one layer is tried once the shares since the last draft pay for
+it: at 0.16 iterations a try, after 8 iterations. Every try that does not pay halves the share; a
+draft that pays quadruples it, up to 2 %. So tries of a draft that is never right become rare: after
+8, 16, ... 64 iterations. Once drafts have lost 2 iterations more than they earned, only tries are
+made, whatever is estimated.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def read_gguf_config(role: str, file: Path, header: GgufHeader) -> PreTrainedCon
         raise ExportError(
             f"transformers cannot read the {role} in {file}: {reason_of(error)}; export the "
             "checkpoint folder that the file was made from, as the model's page names it, with "
-            "--quantize int4 or int8-dynamic for small weights"
+            "--quantize int4 or int8 for small weights"
         ) from error
 
 

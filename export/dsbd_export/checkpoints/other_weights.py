@@ -54,7 +54,7 @@ def refusal_of_files(role: str, folder: Path) -> str | None:
         return (
             f"has weights that are already quantized ({how}); a checkpoint in fp32, fp16 or bf16 "
             "is needed: export the model that they were made from, with --quantize int4 or "
-            "int8-dynamic for small weights"
+            "int8 for small weights"
         )
     return None
 

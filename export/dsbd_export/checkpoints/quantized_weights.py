@@ -23,10 +23,7 @@ from dsbd_export.checkpoints.packed_weights import awq_weights, gptq_weights
 from dsbd_export.checkpoints.weights import ComputedWeight
 from dsbd_export.errors import ExportError
 
-PLAIN = (
-    "export the model that they were made from, with --quantize int4 or int8-dynamic for small "
-    "weights"
-)
+PLAIN = "export the model that they were made from, with --quantize int4 or int8 for small weights"
 _BY_TRANSFORMERS = ("mxfp4", "compressed-tensors")
 _PACKAGE = "compressed-tensors"
 _COMPRESSED_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
