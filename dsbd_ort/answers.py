@@ -26,16 +26,11 @@ TextGenerator = Pipeline | Service
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a prompt.
+    """The answer to a prompt."""
 
-    Attributes:
-        text: of the best sequence; as far as it was final, if the answer was interrupted.
-        result: None if the answer was interrupted.
-        stats: of the whole request, or up to the interruption; None before its first iteration.
-    """
-
-    text: str
+    text: str  # of the best sequence; as far as it was final, if the answer was interrupted
     result: GenerationResult | None
+    # of the whole request, or up to the interruption; None before its first iteration
     stats: DecodingStats | None = None
 
 
@@ -49,13 +44,9 @@ def answer(
 ) -> Answer:
     """Continue a prompt.
 
-    Args:
-        generator: an opened bundle.
-        prompt: text or token ids.
-        options: fields of DecodingConfig.
-        is_interrupted: called after every iteration.
-        show: called with every piece of text as soon as it is final.
-        trace: records every iteration.
+    is_interrupted: called after every iteration.
+    show: called with every piece of text as soon as it is final.
+    trace: records every iteration.
     """
     texts: list[str] = []
     with contextlib.closing(generator.stream(prompt, trace=trace, **options)) as stream:

@@ -34,17 +34,11 @@ def without_languages(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RequestInputs:
-    """A prompt as the engines read it.
+    """A prompt as the engines read it."""
 
-    Attributes:
-        prompt_ids: the tokens that decoding continues.
-        source: see ``Forward.source``.
-        copied_ids: its tokens, if source and target share a vocabulary.
-    """
-
-    prompt_ids: list[int]
-    source: Source = None
-    copied_ids: tuple[int, ...] = ()
+    prompt_ids: list[int]  # the tokens that decoding continues
+    source: Source = None  # see ``Forward.source``
+    copied_ids: tuple[int, ...] = ()  # its tokens, if source and target share a vocabulary
 
 
 class PromptReader:
@@ -52,7 +46,6 @@ class PromptReader:
 
     Attributes:
         encoder: of the target, None if requests have no source.
-        tokenizer: of prompts.
     """
 
     def __init__(self, bundle: Bundle, tokenizer: Tokenizer) -> None:
@@ -94,8 +87,6 @@ class PromptReader:
     ) -> list[int]:
         """Return the tokens of a prompt, which may be a source.
 
-        add_special_tokens: whether those of a text are added.
-
         Raises:
             InputError, DecodingError: the prompt or the language is invalid.
         """
@@ -113,11 +104,7 @@ class PromptReader:
         return self._in_language(token_ids, self._language(SRC_LANG, src_lang))
 
     def the_one(self, prompt: Any, source: Any) -> Any:
-        """Return the prompt or the source of a call, which gives one of them.
-
-        Raises:
-            InputError: none or both are, or a source is given to a model that reads none.
-        """
+        """Return the prompt or the source, of which a call gives one; else raise InputError."""
         if (prompt is None) == (source is None):
             given = "neither" if prompt is None else "both"
             raise InputError(f"prompt and source: {given} is given; expected one of them")
@@ -133,11 +120,7 @@ class PromptReader:
         return num_tokens if self.encoder is None else 1
 
     def with_language(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of decoding, in which a language is the first token.
-
-        Raises:
-            InputError: the model has no such language, or no languages at all.
-        """
+        """Return the options with a language as first token; raise InputError if unknown."""
         known = without_languages(options)
         if options.get(SRC_LANG) is not None:
             self._language(SRC_LANG, options[SRC_LANG])

@@ -27,18 +27,13 @@ _RESUMED = "; run the same command again to go on"
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """A batch job.
+    """A batch job."""
 
-    Attributes:
-        input, output: JSONL files; the output ``-`` is stdout.
-        settings: shared by all lines.
-        source: answers the lines.
-    """
-
+    # input, output: JSONL files; the output ``-`` is stdout
     input: Path
     output: Path
     settings: BatchSettings
-    source: AnswerSource = field(default_factory=ThisProcess)
+    source: AnswerSource = field(default_factory=ThisProcess)  # answers the lines
 
 
 def run_batch(batch: Batch, console: Console) -> int:

@@ -2,7 +2,7 @@
 
 A line is written to the operating system as soon as it is answered, so that it survives the end of
 this process. It is synced to disk every few seconds and at the end: after a power cut the last
-seconds may have to be answered again. A last line that is not complete is dropped.
+seconds may have to be answered again.
 
 One process at a time writes to a file, by whatever path: the open file itself is locked, and the
 lock ends with the process.
@@ -43,11 +43,9 @@ class Journal:
     def resume(self, request_hashes: Iterable[str]) -> int:
         """Return how many lines are done; drop a torn last one.
 
-        Args:
-            request_hashes: of all lines of the input, in order.
+        request_hashes: of all lines of the input, in order.
 
-        Raises:
-            BatchError: a line was made from another input or by other settings.
+        Raises BatchError if a line was made from another input or by other settings.
         """
         hashes = iter(request_hashes)
         num_done, torn = 0, b""
@@ -134,16 +132,7 @@ def open_journal(
     clock: Callable[[], float] = time.monotonic,
     lock: Callable[..., bool] = lock_descriptor,
 ) -> Iterator[Journal]:
-    """Open or create the output, locked against other processes.
-
-    Args:
-        file: its path, or a link to it.
-        clock: seconds, for the syncs.
-        lock: as ``filelock.lock_descriptor``.
-
-    Raises:
-        BatchError: it cannot be written, is not a regular file, or another process writes to it.
-    """
+    """Open or create the output, locked; raise BatchError if it cannot be written or is locked."""
     if not file.parent.is_dir():
         raise BatchError(f"--output {file} cannot be written: make the folder {file.parent} first")
     if file.exists() and not file.is_file():

@@ -28,11 +28,7 @@ class _Worker:
     connection: Connection
 
     def answer(self, line: RawLine, may_stop: MayStop) -> LineAnswer | None:
-        """Return the answer to a line, None if the batch may stop before.
-
-        Raises:
-            BatchError: the worker could not open the bundle, or has ended.
-        """
+        """Return the answer, None if the batch may stop; raise BatchError if the worker ended."""
         with contextlib.suppress(OSError):  # it has ended, see below
             self.connection.send(line)
         try:
@@ -54,10 +50,7 @@ class _Worker:
 
 @dataclass(frozen=True)
 class Workers:
-    """Answer source: processes of this machine that share its cores.
-
-    ``answers`` raises BatchError if a worker could not open the bundle, or ended.
-    """
+    """Answer source: processes of this machine that share its cores."""
 
     num_workers: int
 
@@ -122,10 +115,7 @@ def _start(settings: BatchSettings, fingerprint: str) -> _Worker:
 
 
 def _work(settings: BatchSettings, fingerprint: str, connection: Connection) -> None:
-    """Answer lines until the other side closes the connection or ends.
-
-    If the bundle cannot be opened, the reason is sent as the answer to the first line.
-    """
+    """Answer lines until the other side closes; send an error if the bundle cannot be opened."""
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
             opened = settings.pipeline.open()

@@ -1,9 +1,8 @@
 """Forecast for a pair: tokens per iteration, and the speed-up that follows from measured calls.
 
 Requests are really decoded, with the drafts of the policy "throughput". Their engine calls are not
-timed: each is priced by its number of rows, with cost curves that were measured before, so that a
-disturbance of the machine does not distort the result. Prompts, the host and the cost of attention
-at long contexts are left out; dsbd-bench measures all of it.
+timed: each is priced by its number of rows, with cost curves measured before. Prompts, the host and
+the cost of attention at long contexts are left out; dsbd-bench measures all of it.
 """
 
 from __future__ import annotations
@@ -71,14 +70,11 @@ def forecast(
 ) -> list[ExpectedSpeed]:
     """Return the expected speed of a bundle's draft at each of ``WIDTHS``, on the CPU.
 
-    Args:
-        bundle: with a draft.
-        requests: sources (None for models without sources) and token ids; some are continued.
-        are_chats: whether they are chats or have sources: answered at temperature 0.7 with top-p
-            0.9, and greedily.
+    requests: sources (None for models without sources) and token ids; some are continued.
+    are_chats: whether they are chats or have sources: answered at temperature 0.7 with top-p 0.9,
+    and greedily.
 
-    Raises:
-        BenchmarkError: the context is too short for the measured calls.
+    Raises BenchmarkError if the context is too short for the measured calls.
     """
     if bundle.context_length < MEASURED_ROWS[-1]:
         raise BenchmarkError(
@@ -123,10 +119,7 @@ def forecasts(
     sources: Sequence[Source] | None = None,
     ends: Sequence[int] = (),
 ) -> Iterator[ExpectedSpeed]:
-    """Yield the forecast of each width for engines with these costs.
-
-    sources: of the prompts, for engines that read sources. ends: tokens that end a sequence.
-    """
+    """Yield the forecast of each width for engines with these costs."""
     sources = [None] * len(prompts) if sources is None else sources
     kinds = [(width, False) for width in WIDTHS]
     kinds += [(width, True) for width in GREEDY_WIDTHS if are_chats]

@@ -36,11 +36,7 @@ def check_picture(file: Path) -> None:
 
 
 def plot(runs: Sequence[RunSummary], title: str, file: Path) -> None:
-    """Write the four plots as one picture, whole.
-
-    Raises:
-        OSError: see ``write_whole``.
-    """
+    """Write the four plots as one picture, whole; see ``write_whole``."""
     figure = Figure(figsize=SIZE_INCHES, layout="constrained", dpi=DOTS_PER_INCH)
     plots = (_plot_speedups, _plot_time_split, _plot_acceptance, _plot_quality)
     for part, draw in zip(figure.subfigures(2, 2, squeeze=False).flat, plots, strict=True):
@@ -52,10 +48,7 @@ def plot(runs: Sequence[RunSummary], title: str, file: Path) -> None:
 
 
 def _plot_speedups(axes: Axes, runs: Sequence[RunSummary]) -> None:
-    """Draw the speed-up over the baseline by width, one line per strategy and policy.
-
-    Settings of one width, such as two draft lengths, are points without a line.
-    """
+    """Draw the speed-up over the baseline by width, one line per strategy and policy."""
     lines: dict[str, list[RunSummary]] = {}
     for run in runs:
         if run.comparison is not None:

@@ -160,11 +160,7 @@ def run(arguments: BenchArguments) -> None:
 
 
 def count_differing(arguments: BenchArguments, prompts: list[str]) -> None:
-    """Print how many requests of each pair of settings differ.
-
-    Raises:
-        BenchmarkError: some do, and the bundle says that its engines are bit-exact.
-    """
+    """Print how many requests differ; raise BenchmarkError if some do in a bit-exact bundle."""
     settings = arguments.pipeline
     pairs = check_invariance(
         settings,

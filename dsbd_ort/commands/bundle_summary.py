@@ -33,19 +33,12 @@ class Summary(SimpleNamespace):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSummary:
-    """The engines of one model.
+    """The engines of one model."""
 
-    Attributes:
-        role: "target" or "draft".
-        built: content of its engine.json.
-        problems: why they do not run on this machine.
-        not_checked: facts that are unknown on this machine, so not compared.
-    """
-
-    role: str
-    built: EngineRecord
-    problems: list[str]
-    not_checked: list[str]
+    role: str  # "target" or "draft"
+    built: EngineRecord  # content of its engine.json
+    problems: list[str]  # why they do not run on this machine
+    not_checked: list[str]  # facts that are unknown on this machine, so not compared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +51,7 @@ class ProviderSummary:
 
 
 def summarize_bundle(bundle: Bundle, *, verified: bool) -> Summary:
-    """Return the summary of an opened bundle; ONNX Runtime is used only to list its providers.
-
-    verified: whether the hash of every file was checked, in addition to its size.
-    """
+    """Return the summary of an opened bundle; ONNX Runtime is used only to list its providers."""
     manifest = bundle.manifest
     files = {name: entry.size for name, entry in manifest.files.items()}
     models = {role: _model_summary(bundle, role) for role in bundle.roles}

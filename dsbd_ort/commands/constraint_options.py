@@ -83,8 +83,7 @@ def constraint_given(values: Mapping[str, Any]) -> dict[str, Any] | None:
 
     values: by the keys of ``CONSTRAINT_OPTIONS``.
 
-    Raises:
-        click.UsageError: there are several.
+    Raises click.UsageError if there are several.
     """
     given = {name: value for name, value in values.items() if value not in (None, False, ())}
     if len(given) > 1:

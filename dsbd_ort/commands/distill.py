@@ -112,11 +112,7 @@ class DistillArguments:
 
 
 def run(arguments: DistillArguments) -> None:
-    """Train the draft and print what was measured of it.
-
-    Raises:
-        click.ClickException: the packages of the export are not installed.
-    """
+    """Train the draft and print what was measured of it."""
     with export_packages():
         from dsbd_distill.draft_run import distill
     config = DistillConfig(**arguments.draft, **arguments.texts, **arguments.training)

@@ -161,12 +161,7 @@ def run(arguments: ExportArguments, given: dict[str, str]) -> None:
 
 
 def export(arguments: ExportArguments) -> None:
-    """Export a target, with or without a draft, and print the files of the bundle.
-
-    Raises:
-        click.UsageError: neither a target nor the demo was given, or both.
-        click.ClickException: the packages of the export are not installed.
-    """
+    """Export a target, with or without a draft, and print the files of the bundle."""
     options = arguments.options
     if arguments.demo == bool(options["target"] or options["draft"]):
         raise click.UsageError("give either --demo or --target, with or without --draft")
@@ -191,11 +186,7 @@ def export(arguments: ExportArguments) -> None:
 
 
 def export_draft(bundle: Path, options: dict[str, Any]) -> None:
-    """Export a draft into a bundle and print its files.
-
-    Raises:
-        click.ClickException: the packages of the export are not installed.
-    """
+    """Export a draft into a bundle and print its files."""
     with export_packages():
         from dsbd_export.draft_export import export_draft as export_into
     names = {field.name for field in fields(DraftConfig)} & options.keys()
@@ -206,12 +197,7 @@ def export_draft(bundle: Path, options: dict[str, Any]) -> None:
 
 
 def accept(arguments: ExportArguments, limit: float, given: dict[str, str]) -> None:
-    """Make a refused export a bundle and print its files.
-
-    Raises:
-        click.UsageError: an option is missing, or has no meaning here.
-        click.ClickException: the packages of the export are not installed.
-    """
+    """Make a refused export a bundle and print its files."""
     output = arguments.models["output"]
     if arguments.bundle is None or output is None:
         raise click.UsageError(
@@ -236,13 +222,7 @@ def export_packages() -> Iterator[None]:
 
 
 def build_engines(bundle: Path, options: dict[str, Any]) -> None:
-    """Build TensorRT engines for a bundle and print its files.
-
-    options: fields of TensorrtOptions.
-
-    Raises:
-        click.ClickException: the packages that the build needs are not installed.
-    """
+    """Build TensorRT engines for a bundle, print its files; ``options`` are of TensorrtOptions."""
     with packages_of("building engines", "tensorrt", "tensorrt-rtx"):
         from dsbd_export.tensorrt.tensorrt_build import add_engines
     with working() as report:
@@ -319,10 +299,7 @@ def working() -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def orderly_termination() -> Iterator[None]:
-    """Turn SIGTERM into an exception inside the block, as Python does with Ctrl-C.
-
-    Python's default ends the process at once: no ``finally`` runs, and files are left over.
-    """
+    """Turn SIGTERM, which would skip every ``finally``, into an exception inside the block."""
     previous = signal.signal(signal.SIGTERM, _raise_exit)
     try:
         yield

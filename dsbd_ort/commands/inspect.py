@@ -77,11 +77,7 @@ class InspectArguments:
 
 
 def run(arguments: InspectArguments) -> None:
-    """Print the summary of a bundle: tables, or one JSON object.
-
-    Raises:
-        BundleError: the bundle is absent, damaged or contradictory.
-    """
+    """Print the summary of a bundle: tables, or one JSON object."""
     bundle = open_bundle(arguments.bundle, verify=arguments.verify)
     summary = summarize_bundle(bundle, verified=arguments.verify)
     if arguments.as_json:

@@ -103,12 +103,7 @@ class _Chat(_Continuation):
 def talk(
     respond: Callable[[str, Callable[[], bool]], Answer], read_line: Callable[[], str]
 ) -> None:
-    """Read and answer lines until the end of input: Ctrl-C ends an answer, Ctrl-D the session.
-
-    Args:
-        respond: takes a text and a callable that returns whether to stop; returns the answer.
-        read_line: returns the next text; raises EOFError at the end.
-    """
+    """Read and answer lines until the end of input: Ctrl-C ends an answer, Ctrl-D the session."""
     while True:
         try:
             text = read_line()

@@ -51,11 +51,7 @@ def run(arguments: RunArguments) -> int:
 
 @contextlib.contextmanager
 def _input_file(given: Path) -> Iterator[Path]:
-    """Hold the file of --input; stdin is read to its end first, as a batch reads its input twice.
-
-    Raises:
-        click.UsageError: stdin is closed.
-    """
+    """Hold the file of --input; stdin is read to its end first: a batch reads its input twice."""
     if given != STANDARD_STREAM:
         yield given
         return

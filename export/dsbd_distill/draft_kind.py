@@ -25,8 +25,7 @@ class DraftKind(ABC):
     """A kind of draft, for one target.
 
     Attributes:
-        bounds_logits: whether the loss computes logits for some places at a time, however long a
-            batch.
+        bounds_logits: the loss computes logits for some places at a time.
     """
 
     bounds_logits = True

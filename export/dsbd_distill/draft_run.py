@@ -45,19 +45,12 @@ _NUM_MEASURED = 64  # requests at most: their sounds are in memory
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedDraft:
-    """A trained draft, whose speed is to be measured.
+    """A trained draft, whose speed is to be measured."""
 
-    Attributes:
-        target: checkpoint folder of the target, or its GGUF file.
-        folder: of the draft.
-        bundle: folder that a bundle may be exported to; it is removed afterwards.
-        requests: held-out requests: a source (None if the target reads none) and token ids.
-        are_chats: whether they are chats or sources.
-    """
-
-    target: Path
+    target: Path  # checkpoint folder of the target, or its GGUF file
     folder: Path
-    bundle: Path
+    bundle: Path  # folder for an exported bundle, which is removed afterwards
+    # held-out requests: a source (None if the target reads none) and token ids
     requests: Sequence[tuple[Source, list[int]]]
     are_chats: bool
 
@@ -76,18 +69,14 @@ def distill(
 ) -> DraftRecord:
     """Train a draft, leave it in ``config.output`` and return its measurements.
 
-    The output is whole or absent. After a kill or an error the work folder keeps the training, and
-    the same command resumes it.
+    After a kill or an error the work folder keeps the training, and the same command resumes it.
 
-    Args:
-        config: the options.
-        report: gets a line for each stage.
-        measure_speed: measures the engines of the trained draft; None for a record without speeds.
-        hear: reads audio, for a target that reads sound.
-        save_every: seconds of training that a kill may lose.
+    measure_speed: measures the engines of the trained draft; None for a record without speeds.
+    hear: reads audio, for a target that reads sound.
+    save_every: seconds of training that a kill may lose.
 
-    Raises:
-        ExportError: an option, the target or the data is not usable, or nothing can be written.
+    Raises ExportError if an option, the target or the data is not usable, or nothing can be
+    written.
     """
     _check_absent(config.output)
     report("reading the target's config and tokenizer")

@@ -91,8 +91,7 @@ def tokens_to_propose(
 ) -> NDArray[np.int64] | None:
     """Return the tokens that the draft proposes, (n,) int64 ascending; None: all.
 
-    They are the most frequent ones: in the texts; for chats, in their prompts and in the target's
-    distributions along its first answers; for sources, in these distributions alone.
+    The most frequent in texts and prompts; with prompts or sources, also in the target's answers.
     """
     if config.draft_vocab is None:
         return None

@@ -1,11 +1,10 @@
 """Windows of sound that a draft of a speech model learns from, and the encoder's output for them.
 
-Audio is read as requests read it, in windows of the encoder's length. A window is kept as a prompt
-of two numbers: its own, and that of its audio's first window, from which the language is detected.
-Half of all targets have times, like those of audio of several windows.
+A window is kept as a prompt of two numbers: its own, and that of its audio's first window, from
+which the language is detected. Half of all targets have times, like those of audio of several
+windows.
 
-Features are kept in 16 bits. So is the encoder's output for a window, because computing it costs
-more than all that a draft computes for the window. Target and draft read the same numbers.
+Features and the encoder's output are kept in 16 bits; recomputing costs more than training on them.
 """
 
 from __future__ import annotations
@@ -48,10 +47,7 @@ def write_windows(
 ) -> None:
     """Write the features of all windows to a file, then their prompts to ``folder``.
 
-    Both appear when they are complete.
-
-    Raises:
-        ExportError: some files are not audio; the message counts them.
+    Raises ExportError if some files are not audio; the message counts them.
     """
     partial, num_windows, num_files = features.with_suffix(".partial"), 0, 0
     wrong: list[DsbdError] = []
@@ -106,11 +102,7 @@ def check_spoken(config: DistillConfig, checkpoint: Checkpoint) -> None:
 
 
 class SoundSources(SourceRowReader):
-    """Sources that are windows of sound.
-
-    Targets begin as those of requests: start, language and task if the model has them, and whether
-    times are left out.
-    """
+    """Sources that are windows of sound."""
 
     spread = 1  # those with times begin with a token less
     answers_a_round = 64  # encoding a window is slow

@@ -28,15 +28,10 @@ _MOST_CACHE_BYTES = 2**29  # of keys and values while sampling
 
 @dataclass(frozen=True)
 class TorchDevice:
-    """Device on which models are trained and run.
-
-    Attributes:
-        name: of torch: "cpu" or "cuda".
-        uses_bf16: whether products are computed in bf16, if the hardware is good at it.
-    """
+    """Device on which models are trained and run."""
 
     name: str
-    uses_bf16: bool
+    uses_bf16: bool  # whether products are computed in bf16, if the hardware is good at it
 
     def rows_at_once(self, num_labels: int, vocab_size: int) -> int:
         """Return how many rows with logits of so many tokens are computed together."""
@@ -66,10 +61,7 @@ class Sampling:
     top_p: float = 1.0
 
     def probs(self, logits: Tensor) -> Tensor:
-        """Return the probabilities of the most probable tokens, (..., K), zero for those cut off.
-
-        logits: (..., K). Those of the tokens, up to a constant, the most probable first.
-        """
+        """Return probabilities, (..., K), zero if cut off, of sorted logits, (..., K)."""
         probs = (logits / self.temperature).softmax(-1)
         probs[..., self.top_k :] = 0.0
         probs /= probs.sum(-1, keepdim=True)
@@ -91,15 +83,9 @@ Rows = Sequence[NDArray[np.integer]]
 
 @dataclass(frozen=True)
 class Opened:
-    """Prompts as the target reads them.
+    """Prompts as the target reads them."""
 
-    Attributes:
-        begins: of each row, the tokens before the first that is drawn.
-        name: argument of the target that takes tokens.
-        arguments: its other arguments.
-    """
-
-    begins: Rows
+    begins: Rows  # of each row, the tokens before the first that is drawn
     name: str
     arguments: dict[str, Any]
 
@@ -108,9 +94,6 @@ class Teacher:
     """A target, its vocabulary and its device.
 
     Attributes:
-        target: in evaluation mode, on the device.
-        vocab_size: of its logits.
-        device: its device.
         features: collects what the draft reads of the target in addition to tokens; None: nothing.
         spread: prompts that are answered together differ in length by less than this.
     """
@@ -125,10 +108,7 @@ class Teacher:
         device: TorchDevice,
         features: TeacherFeatures | None = None,
     ) -> None:
-        """Take a target.
-
-        cache_bytes: of keys and values per token.
-        """
+        """Take a target; ``cache_bytes`` are of keys and values per token."""
         self.target = target
         self.vocab_size = vocab_size
         self._cache_bytes = cache_bytes
@@ -170,12 +150,6 @@ class Teacher:
 
         The end-of-sequence token does not stop a row: a new text follows it.
 
-        Args:
-            prompts: (num_rows, prompt_length) int64.
-            length: of the rows, prompts included.
-            sampling: how tokens are drawn.
-            seed: of the draws.
-
         Returns:
             The rows, (num_rows, length) int64; and the rows without their last token, with the
             distribution after every token from the last of the prompt on.
@@ -195,9 +169,8 @@ class Teacher:
     ) -> Lesson:
         """Answer prompts of any lengths, each with ``num_new`` tokens or up to one of ``ends``.
 
-        Prompts of similar lengths are answered together, without padding before them, which not
-        every family of models can ignore: while the longer prompts are still read, tokens are drawn
-        for the shorter ones.
+        Prompts of similar lengths are answered together without padding: while longer ones are
+        still read, tokens are drawn for the shorter ones.
 
         Returns:
             The distributions after the last token of each prompt and after those of its answer
@@ -305,10 +278,7 @@ class Draws:
         self._counted: list[Tensor] = []
 
     def draw(self, logits: Tensor, has_begun: Tensor) -> Tensor:
-        """Return a token for each row, (B,) int64.
-
-        logits: (B, 1, V) float32. has_begun: (B,) bool. Whether all of the prompt has been read.
-        """
+        """Return a token for each row, (B,) int64."""
         teacher, sampling = self._teacher, self._sampling
         self._tops.append(teacher.top(logits))
         draws = has_begun & ~self._is_over

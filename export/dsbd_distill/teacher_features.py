@@ -1,8 +1,7 @@
 """Features of a target: hidden states that enter some of its layers, for drafts that read them.
 
-Computing them takes a pass through most of the target, which on a CPU costs more than all that a
-draft learns from them. So they come from the pass that labels a row, and are kept in bf16: it has
-the range of fp32, and hidden states of some families exceed that of fp16.
+They come from the pass that labels a row, as computing them alone costs most of a pass, and are
+kept in bf16, which has the range of fp32.
 """
 
 from __future__ import annotations
@@ -19,18 +18,10 @@ from dsbd_export.parts.features import layers_of
 
 
 class TeacherFeatures:
-    """Takes features from the passes through a target.
-
-    Attributes:
-        width: numbers of a feature, num_layers * Ht.
-    """
+    """Takes features from the passes through a target."""
 
     def __init__(self, target: PreTrainedModel, layers: Sequence[int], hidden_size: int) -> None:
-        """Take a target, which of its layers the hidden states enter, and their width.
-
-        Raises:
-            ExportError: its transformer layers are not found.
-        """
+        """Take a target, which of its layers the hidden states enter, and their width."""
         self.width = len(layers) * hidden_size
         modules = layers_of(target)
         self._modules = [modules[layer] for layer in layers]

@@ -1,7 +1,7 @@
 """Tokens of all data of a distillation, as streams on disk: texts and chats, sources, or sound.
 
 A source is a line of a file. In a ``.jsonl`` file it is a string, or an object with a field
-``source`` or ``text``. Only sources are read: the draft learns the targets that the model writes.
+``source`` or ``text``.
 """
 
 from __future__ import annotations
@@ -51,10 +51,7 @@ def token_streams(
 ) -> TokenStreams:
     """Return the tokens of all data, which an earlier run may have left.
 
-    hear: reads audio, for a target that reads sound.
-
-    Raises:
-        ExportError: the data is too little, or cannot be read.
+    Raises ExportError if the data is too little, or cannot be read.
     """
     encoder = checkpoint.encoder
     begin = target_begin(checkpoint) if encoder is not None and encoder.speech is None else []
@@ -155,8 +152,7 @@ def _write_sources(
 def target_begin(checkpoint: Checkpoint) -> list[int]:
     """Return the tokens that every target of an encoder-decoder begins with.
 
-    Raises:
-        ExportError: targets begin with a language, and the checkpoint does not choose one.
+    Raises ExportError if targets begin with a language, and the checkpoint does not choose one.
     """
     encoder = checkpoint.encoder
     assert encoder is not None  # the caller has asked
@@ -177,8 +173,7 @@ def target_begin(checkpoint: Checkpoint) -> list[int]:
 def sources_of(file: TextFile) -> Iterator[tuple[str, str]]:
     """Yield (name, text) of every source of a file; empty lines are skipped.
 
-    Raises:
-        ExportError: a line of a .jsonl file holds no source.
+    Raises ExportError if a line of a .jsonl file holds no source.
     """
     if file.path.suffix == ".jsonl":
         for name, where, content in json_lines(file):
@@ -208,11 +203,7 @@ def _source_in(content: Any, where: str) -> str:
 
 
 class SourceTokens:
-    """Turns sources into the tokens that the encoder reads, as requests do.
-
-    Attributes:
-        num_left_out: number of sources that were longer than ``longest``.
-    """
+    """Turns sources into the tokens that the encoder reads, as requests do."""
 
     def __init__(self, folder: Path, checkpoint: Checkpoint, longest: int) -> None:
         """Take the folder of the tokenizer, and the most tokens that a source may have."""

@@ -26,15 +26,10 @@ _MOMENTUM = 0.95  # of Muon
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Length of a training: one of the two.
-
-    Attributes:
-        steps: optimizer steps.
-        seconds: of all processes that trained, each up to its last checkpoint.
-    """
+    """Length of a training: one of the two."""
 
     steps: int | None = None
-    seconds: float = math.inf
+    seconds: float = math.inf  # of all processes that trained, each up to its last checkpoint
 
     def progress(self, step: int, seconds: float) -> float:
         """Return the share of the training that is over, 1 or more at its end."""
@@ -43,16 +38,11 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Learning rates of a training.
+    """Learning rates of a training."""
 
-    Attributes:
-        learning_rate: peak; Muon's update is scaled to the root mean square of AdamW's.
-        warmup_steps: linear ramp at the start.
-        decay_fraction: last share of the training, in which the rate falls to nearly zero.
-    """
-
-    learning_rate: float = 3e-3
+    learning_rate: float = 3e-3  # peak; Muon's update is scaled to the root mean square of AdamW's
     warmup_steps: int = 100
+    # last share of the training, in which the rate falls to nearly zero
     decay_fraction: float = 0.5
 
     def rate(self, step: int, progress: float) -> float:
@@ -67,19 +57,12 @@ class Schedule:
 
 @dataclass
 class TrainingState:
-    """State of a training.
-
-    Attributes:
-        step: optimizer steps done.
-        seconds: spent on them, and on everything between them.
-        progress: share of the budget.
-        losses: of the steps since the last point of ``history``.
-        history: points that the observer returned.
-    """
+    """State of a training."""
 
     step: int = 0
     seconds: float = 0.0
-    progress: float = 0.0
+    progress: float = 0.0  # share of the budget
+    # of the steps since the last point of ``history``
     losses: list[float] = field(default_factory=list)
     history: list[Point] = field(default_factory=list)
 
@@ -110,9 +93,8 @@ class Muon(torch.optim.Optimizer):
     """Momentum, orthogonalized, so that a matrix moves equally far in each of its directions.
 
     Jordan et al. 2024; the update is scaled to the root mean square of AdamW's (Liu et al. 2025,
-    arXiv 2502.16982). It is torch.optim.Muon without its products in bf16: on a CPU without bf16
-    they take 5 to 25 times as long as these, more than the rest of a step. AdamW alone loses 0.06
-    of held-out acceptance.
+    arXiv 2502.16982). It is torch.optim.Muon without products in bf16, which take 5 to 25 times as
+    long on many CPUs.
     """
 
     def __init__(self, params: Sequence[nn.Parameter], lr: float, weight_decay: float) -> None:
@@ -156,13 +138,7 @@ def orthogonalized(matrix: Tensor) -> Tensor:
 class Trainer:
     """Trains a model in place; resumes from the checkpoint file if it exists.
 
-    Args:
-        model: on the device where it is trained.
-        schedule: of the learning rate.
-        budget: of the training.
-        checkpoint: file of everything that changes; replaced as a whole.
-        save_every: seconds between checkpoints.
-        clock: returns seconds.
+    checkpoint: file of everything that changes; replaced as a whole.
     """
 
     def __init__(
@@ -194,11 +170,8 @@ class Trainer:
     ) -> TrainingState:
         """Train to the end of the budget.
 
-        Args:
-            batches_at: returns the batches of a step, whose gradients are averaged. It must depend
-                on its arguments alone, step and progress, so that a resumed run sees the same data.
-            loss_of: returns the mean loss of a batch.
-            observe: see Observer.
+        batches_at: returns the batches of a step, a function of step and progress alone, so that a
+        resumed run sees the same data.
         """
         state = self.state
         began, saved = self._clock() - state.seconds, state.seconds

@@ -39,7 +39,6 @@ class WorkFolder:
         features: file of the features of all windows of sound.
         hidden_states: folder of the encoder's outputs for windows of sound.
         checkpoint: file of the latest state of the training.
-        draft: folder of the result.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,14 +58,7 @@ class WorkFolder:
 
     @contextlib.contextmanager
     def opened(self, config: DistillConfig) -> Iterator[None]:
-        """Lock the folder inside the block, and remove it at the end.
-
-        After an error it stays if it contains samples or a training state.
-
-        Raises:
-            ExportError: another process works here, the folder belongs to other options, or it
-                cannot be written.
-        """
+        """Lock the folder in the block and remove it at the end; raise ExportError if locked."""
         with writing(self.path, "free some space; the same command then resumes"):
             self.path.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.path / "lock")
@@ -117,11 +109,7 @@ class WorkFolder:
 
 
 def read_arrays(file: Path, names: Iterable[str]) -> list[NDArray[Any]]:
-    """Return arrays by their names from a file that ``numpy.savez`` wrote.
-
-    Raises:
-        ExportError: the file is damaged.
-    """
+    """Return the arrays of an .npz file by their names; raise ExportError if it is damaged."""
     try:
         with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
             return [arrays[name] for name in names]
@@ -132,11 +120,7 @@ def read_arrays(file: Path, names: Iterable[str]) -> list[NDArray[Any]]:
 
 
 def read_array(file: Path) -> NDArray[Any]:
-    """Return the array in a file that ``numpy.save`` wrote, memory-mapped.
-
-    Raises:
-        ExportError: the file is damaged.
-    """
+    """Return the array of an .npy file, memory-mapped; raise ExportError if it is damaged."""
     try:
         return np.load(file, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
     except (ValueError, EOFError, TypeError) as error:

@@ -21,9 +21,7 @@ def changed_bundle(bundle: Bundle, kept: list[str]) -> Iterator[Path]:
 
     The block adds the other files and writes the manifest. After any error the bundle is as it was.
 
-    Args:
-        bundle: as it was opened.
-        kept: names of files in its manifest; with hard links they need no space.
+    kept: names of files in its manifest; with hard links they need no space.
 
     Raises:
         BundleError: a kept file is not the one of the manifest.

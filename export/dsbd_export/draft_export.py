@@ -29,12 +29,6 @@ def export_draft(
 
     The target's files stay, except its TensorRT engines if ``config`` requires new ones. The bundle
     is replaced as a whole at the end; after any error it is unchanged.
-
-    Raises:
-        ExportError: an option, the draft or the result is not usable, or the draft has another
-            tokenizer than the bundle.
-        BundleError: there is no such bundle, it is damaged, or it cannot be written.
-        ProviderError: TensorRT is requested and not installed.
     """
     bundle = open_bundle(config.bundle)
     target = bundle.entry("target")

@@ -52,16 +52,12 @@ class TextFile:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenStreams:
-    """Tokens of all texts, one after the other, memory-mapped.
+    """Tokens of all texts, one after the other, memory-mapped."""
 
-    Attributes:
-        train, held_out: (num_tokens,) uint32.
-        train_prompts, held_out_prompts: prompts of chats, or sources.
-        split: how held-out texts were chosen, in words.
-    """
-
+    # train, held_out: (num_tokens,) uint32
     train: Tokens
     held_out: Tokens
+    # train_prompts, held_out_prompts: prompts of chats, or sources
     train_prompts: Prompts
     held_out_prompts: Prompts
     split: str
@@ -78,11 +74,7 @@ class TokenStreams:
 
 
 def find_files(data: tuple[str, ...], exclude: tuple[str, ...]) -> list[TextFile]:
-    """Return the files of ``data``, sorted by name; hidden ones only if they are named.
-
-    Raises:
-        ExportError: an entry matches no file.
-    """
+    """Return the files of ``data``, sorted by name; raise ExportError if an entry has none."""
     found: dict[Path, str] = {}
     for entry in data:
         files = list(_files_of(entry))
@@ -98,11 +90,7 @@ def find_files(data: tuple[str, ...], exclude: tuple[str, ...]) -> list[TextFile
 
 
 def readable_files(option: str, data: Sequence[str]) -> list[TextFile]:
-    """Return the files of another option than ``data``, all of them UTF-8.
-
-    Raises:
-        ExportError: as ``find_files`` and ``check_readable``, with the option's name.
-    """
+    """Return the UTF-8 files of another ``option`` than data; raise ExportError with its name."""
     try:
         files = find_files(tuple(data), ())
         check_readable(files)
@@ -160,10 +148,7 @@ def _is_utf8(path: Path) -> bool:
 
 
 def texts_of(file: TextFile) -> Iterator[tuple[str, Iterable[str]]]:
-    """Yield (name, pieces) of every text of a file; pieces end at the end of a line if possible.
-
-    The pieces of a chat are a ``Chat``, which gives the texts of its messages.
-    """
+    """Yield (name, pieces) of every text of a file; pieces end at the end of a line if possible."""
     if file.path.suffix != ".jsonl":
         yield file.name, _pieces(file.path)
         return
@@ -172,11 +157,7 @@ def texts_of(file: TextFile) -> Iterator[tuple[str, Iterable[str]]]:
 
 
 def json_lines(file: TextFile) -> Iterator[tuple[str, str, Any]]:
-    """Yield the name, the place for messages, and the content of every line that is not empty.
-
-    Raises:
-        ExportError: a line is invalid JSON.
-    """
+    """Yield name, place for messages, and content of every line; or raise ExportError."""
     with file.path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -225,8 +206,7 @@ def write_streams(
 ) -> None:
     """Write the tokens of all texts to ``folder``, which appears when it is complete.
 
-    One piece of a text is in memory at a time. A text begins like a prompt, and ends with ``eos``
-    unless that is None.
+    A text begins like a prompt, and ends with ``eos`` unless that is None.
     """
     with opened_sinks(folder) as sink_of:
         for file in files:
@@ -278,13 +258,7 @@ class Sink:
 
 
 def open_streams(folder: Path, kind: str = CHATS) -> TokenStreams:
-    """Return the tokens in a folder of ``opened_sinks``.
-
-    kind: of the prompts, ``CHATS``, ``SOURCES`` or ``WINDOWS``.
-
-    Raises:
-        ExportError: they are too few to learn from.
-    """
+    """Return the tokens in a folder of ``opened_sinks``; raise ExportError if they are too few."""
     train, held_out = (_mapped(folder / f"{side}{_TOKENS}", np.uint32) for side in _SIDES)
     prompts, held_out_prompts = (
         Prompts(

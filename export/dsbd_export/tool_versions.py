@@ -26,10 +26,7 @@ def tried_range(tool: str) -> str:
 
 
 def untried_versions(installed: Mapping[str, str]) -> list[str]:
-    """Return a warning for each library that is older or newer than the tested versions.
-
-    installed: versions by name, see ``tool_versions``.
-    """
+    """Return a warning for each library that is older or newer than the tested versions."""
     return [
         f"warning: {tool} {installed[tool]} was not tested, {tried_range(tool)} was; the parity "
         "gate checks the result"

@@ -29,17 +29,10 @@ _VIEWS = frozenset(
 
 
 class ComputeIn(TorchFunctionMode):
-    """In the block, every operation converts tensors of narrower types to ``dtype``.
-
-    Results have ``dtype``, and so have types that model code reads and requests: neither a weight
-    nor code that computes in float32 narrows the activations.
-    """
+    """In the block, every operation converts tensors of narrower types to ``dtype``."""
 
     def __init__(self, dtype: torch.dtype, chunk_elements: int = _CHUNK_ELEMENTS) -> None:
-        """Widen at most ``chunk_elements`` of a linear layer's weight at once.
-
-        dtype: float32 or float64.
-        """
+        """Widen at most ``chunk_elements`` of a linear layer's weight at once, to a ``dtype``."""
         super().__init__()
         self._dtype = dtype
         self._narrower = _NARROWER[dtype]

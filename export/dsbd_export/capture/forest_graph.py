@@ -37,7 +37,6 @@ class ForestGraph(nn.Module):
 
     Attributes:
         form: how the prepared model attends; None where masks are parts of biases.
-        contract: of all parts.
     """
 
     PLACE = "model"  # with which the names of weights begin
@@ -95,11 +94,7 @@ def captured_graph(
     report: Report,
     phase: str = "capturing the graph",
 ) -> ir.Model:
-    """Return the graph of a module that takes and returns a list of the tensors of a contract.
-
-    Raises:
-        ExportError: the module does what no graph can hold.
-    """
+    """Return the graph of a module over lists of tensors; raise ExportError if it has none."""
     phase = f"{checkpoint.role}: {phase}"
     report(phase)
     counter = Counter(phase, "", to_stdout(report, sys.stdout))

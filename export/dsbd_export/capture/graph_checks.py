@@ -1,8 +1,7 @@
 """Checks of a captured graph, before it is written: against the contract, and for TensorRT.
 
-The contract is that of the engine's parts. ``check_for_tensorrt`` looks for constructs
-that TensorRT refuses or interprets differently, without TensorRT; it runs on every export in fp16
-and bf16 without quantization, which are the ones for TensorRT.
+``check_for_tensorrt`` finds, without TensorRT, what TensorRT refuses or interprets differently; it
+runs on unquantized exports in fp16 and bf16.
 """
 
 from __future__ import annotations
@@ -28,10 +27,7 @@ _PAST_INPUTS = {4: "past_key", 5: "past_value", 6: "nonpad_kv_seqlen"}
 def check_contract(
     model: ir.Model, contract: ExportContract, form: AttentionForm | None = AttentionForm.NODE
 ) -> None:
-    """Raise when names, operators, caches or masks of the graph are not those of the contract.
-
-    form: None where masks are parts of biases: the parity gate alone judges them.
-    """
+    """Raise unless names, operators, caches and masks are the contract's; form None: no masks."""
     _check_names("inputs", model.graph.inputs, list(contract.inputs))
     _check_names("outputs", model.graph.outputs, list(contract.outputs))
     _check_operators(model)
@@ -72,9 +68,7 @@ def _check_caches(graph: ir.Graph, contract: ExportContract) -> None:
 def _check_masks(graph: ir.Graph, attended: Sequence[str], form: AttentionForm) -> None:
     """Every layer must attend with the mask of its config, and as often as all others.
 
-    That is once, or twice where a layer's attention is a difference of two (DiffLlama). A model
-    that attends by its own arithmetic shows no layers to count: that it reads its masks at all is
-    checked here, all else by the parity gate.
+    That is once, or twice in DiffLlama; a model's own arithmetic shows no layers to count.
     """
     wanted = Counter(attended)
     found: Counter[str | None] = Counter()

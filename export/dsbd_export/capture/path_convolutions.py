@@ -25,19 +25,13 @@ class PathConvolutions:
         self._new: Tensor | None = None
 
     def read(self, rows: Tensor, new: Tensor) -> None:
-        """Let the next convolution read these rows of a cache, (1, 1, C, W).
-
-        new: (1, W, S), those of the nodes themselves, which are among them.
-        """
+        """Let the next convolution read these rows of a cache, (1, 1, C, W)."""
         self._rows, self._new = rows, new
 
     def convolved(
         self, states: Tensor, weight: Tensor, bias: Tensor | None = None, **options: Any
     ) -> Tensor:
-        """Return (1, W, S): the products of k rows and k weights, added in the order of the path.
-
-        The arguments are those of torch's function, of which the model keeps the first S results.
-        """
+        """Return (1, W, S): products of k rows and k weights, added in the order of the path."""
         rows, new = self._rows, self._new
         self._rows = self._new = None
         num_channels, group, size = weight.shape

@@ -36,11 +36,7 @@ SOURCE_ATTENTION = "forest-and-source"
 
 
 def take_over_source_attention(model: PreTrainedModel) -> None:
-    """Make encoder and decoder attend by ``source_attention``, in place.
-
-    Raises:
-        ExportError: the model has an attention of its own, which cannot be replaced.
-    """
+    """Make encoder and decoder attend by ``source_attention``, in place; or raise ExportError."""
     ALL_ATTENTION_FUNCTIONS.register(SOURCE_ATTENTION, source_attention)
     with quiet_libraries():
         model.set_attn_implementation(SOURCE_ATTENTION)
@@ -59,16 +55,11 @@ class SourcePlaces:
 
     With rows 0, 2 and 3 of source 0 and row 1 of source 1: rows [[0, 2, 3], [1, 0, 0]] (the last
     two are padding) and places [0, 3, 1, 2].
-
-    Attributes:
-        rows: (B, P) int64. The rows that read each source, filled up with any others.
-        places: (S,) int64. Where each row stands among the B * P.
-        lengths: (B,) int64. Tokens of each source.
     """
 
-    rows: Tensor
-    places: Tensor
-    lengths: Tensor
+    rows: Tensor  # (B, P) int64. The rows that read each source, filled up with any others.
+    places: Tensor  # (S,) int64. Where each row stands among the B * P.
+    lengths: Tensor  # (B,) int64. Tokens of each source.
 
     def by_source(self, query: Tensor) -> Tensor:
         """Return the rows of each source, (B, H, P, D), of those of a call, (1, H, S, D)."""
@@ -129,10 +120,7 @@ def source_attention(
 
 
 class DistanceBiases:
-    """The biases by distance of an encoder's or a decoder's layers, looked up in tables.
-
-    A table has the biases of the distances -most to most, beyond which they do not change.
-    """
+    """The biases by distance of an encoder's or a decoder's layers, looked up in tables."""
 
     def __init__(self, stack: nn.Module) -> None:
         self._modules: list[Any] = [module for module in stack.modules() if _has_bias(module)]
@@ -178,10 +166,7 @@ def _has_bias(module: Any) -> bool:
 
 @contextlib.contextmanager
 def forest_positions(decoder: nn.Module, token_ids: Tensor, positions: Tensor) -> Iterator[None]:
-    """Let a decoder's table of positions, where it has one, read those of the nodes.
-
-    token_ids, positions: (S,) int64.
-    """
+    """Let a decoder's table of positions, where it has one, read those of the nodes."""
     table: Any = getattr(decoder, "embed_positions", None)
     if table is None:
         yield

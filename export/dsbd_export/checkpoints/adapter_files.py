@@ -71,11 +71,7 @@ def adapter_content(folder: Path) -> dict[str, Any] | None:
 
 
 def weight_shapes(where: str, folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of an adapter's weights by their names.
-
-    Raises:
-        ExportError: the file is damaged, or has values that are not finite.
-    """
+    """Return the shapes of weights by name; raise ExportError if damaged or not finite."""
     file = next(each for name in WEIGHT_FILES if (each := folder / name).is_file())
     shapes = {}
     try:
@@ -128,10 +124,7 @@ def _sizes(shapes: Shapes, axis_by_pattern: Mapping[str, int]) -> Iterator[int]:
 
 
 def check_settings(where: str, content: Mapping[str, Any], kind: str, shapes: Shapes) -> None:
-    """Raise ExportError for a setting that peft would ignore, or that cannot be right.
-
-    A number that is a size of weights must occur in their shapes, at least as an upper limit.
-    """
+    """Raise ExportError for a setting that peft would ignore, or that cannot be right."""
     known = {field.name for field in dataclasses.fields(PEFT_TYPE_TO_CONFIG_MAPPING[kind])}
     largest = max(_LEAST, *(size for shape in shapes.values() for size in shape))
     for name, value in content.items():
@@ -187,10 +180,7 @@ def _integers(value: object) -> Iterator[int]:
 
 
 def check_patterns(where: str, content: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Raise ExportError if matching a setting with names of modules takes too long.
-
-    ``re`` cannot be interrupted, so another process tries it.
-    """
+    """Raise ExportError if matching a setting takes too long; another process tries it."""
     patterns = [pattern for name in _PATTERNS for pattern in _strings(content.get(name))]
     if all(re.fullmatch(r"[\w.]*", pattern) for pattern in patterns):
         return

@@ -1,8 +1,7 @@
 """GGUF files: a checkpoint in one file, whose weights are mostly quantized.
 
-transformers reads config and weights of the architectures that it supports, and dequantizes the
-weights: these are the checkpoint of an export. The header is checked first (``gguf_header``); the
-tokenizer is read as llama.cpp reads it (``gguf_tokenizer``).
+The header is checked first (``gguf_header``); the tokenizer is read as llama.cpp reads it
+(``gguf_tokenizer``).
 """
 
 from __future__ import annotations
@@ -37,11 +36,7 @@ def is_gguf(file: Path) -> bool:
 
 
 def read_gguf_config(role: str, file: Path, header: GgufHeader) -> PreTrainedConfig:
-    """Return the config in the metadata of a file.
-
-    Raises:
-        ExportError: transformers does not support the architecture, or the metadata are wrong.
-    """
+    """Return the config of a file; raise ExportError if transformers does not support it."""
     _check_layers(role, file, header)
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
@@ -72,8 +67,7 @@ def _check_layers(role: str, file: Path, header: GgufHeader) -> None:
 def _take_rope_factors(config: PreTrainedConfig, file: Path, header: GgufHeader) -> None:
     """Give a config the divisors of rotary frequencies, which transformers ignores.
 
-    Llama 3.1 and later store them as a tensor. In transformers the type "longrope" divides by such
-    numbers; here the same ones are used at all lengths.
+    Llama 3.1 and later store them as a tensor; transformers' "longrope" divides by such numbers.
     """
     is_left_out = config.model_type == "llama" and _FACTORS in header.shapes
     if not is_left_out or _scaling(header) is not None:

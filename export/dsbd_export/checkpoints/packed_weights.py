@@ -28,8 +28,8 @@ _AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # of outputs 0 to 7 in a word
 def gptq_weights(weights: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
     """Return readers of plain weights for packed ones; only zero points are read.
 
-    Before its version 2 the format stores zero points minus one, so that 0 becomes the largest
-    number. Readers disagree on its meaning, so such weights are refused.
+    Before version 2 the format stores zero points minus one, and readers disagree on its largest
+    number, so such weights are refused.
     """
     bits, is_old = content["bits"], content.get("checkpoint_format", "gptq") == "gptq"
 

@@ -21,11 +21,7 @@ def write_proposed_tokens(folder: Path, tokens: NDArray[np.int64]) -> None:
 
 
 def read_proposed_tokens(folder: Path, vocab_size: int) -> NDArray[np.int64] | None:
-    """Return the tokens that the draft in a folder was trained to propose, None for all.
-
-    Raises:
-        ExportError: the file holds something else.
-    """
+    """Return the tokens that a draft was trained to propose, None for all; or raise ExportError."""
     file = folder / PROPOSED_TOKENS_FILE
     if not file.is_file():
         return None

@@ -1,8 +1,7 @@
 """Graph of an encoder: a source to the cross rows that the decoder's layers read.
 
-The model itself is captured, with a cache of transformers for both kinds of rows: a first call
-stores the cross rows in it, later calls read them. So the export needs neither the names of
-projections nor the form of the head.
+The model itself is captured: a first call stores the cross rows in a cache of transformers, later
+calls read them.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ from dsbd_runtime.parts.encoder_entry import (
 class EncoderGraph(nn.Module):
     """A source to the cross rows of every decoder layer, and its hidden states.
 
-    A source is tokens or features of sound; for a draft that shares the target's encoder it is the
-    hidden states of that encoder.
+    A source is tokens or features of sound; for a draft with a shared encoder, its hidden states.
     """
 
     def __init__(self, model: PreTrainedModel, encoder: EncoderEntry) -> None:
@@ -44,10 +42,7 @@ class EncoderGraph(nn.Module):
         self._biases = DistanceBiases(model.get_encoder())
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Return key and value of each layer, (1, H, N, D), and the hidden states, (1, N, W).
-
-        tensors: the source, (1, N) int64 tokens, (1, M, F) features or (1, N, W) hidden states.
-        """
+        """Return key and value of each layer, (1, H, N, D), and the hidden states, (1, N, W)."""
         [source] = tensors
         if self._encoder.is_shared:
             hidden = source

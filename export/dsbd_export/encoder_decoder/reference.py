@@ -32,11 +32,7 @@ _NUM_TOKENS = 3  # of the probed source; the target has two, so that they differ
 
 
 def probed_sources(model: PreTrainedModel, checkpoint: Checkpoint, dtype: str) -> Checkpoint:
-    """Return the checkpoint with its caches and cross rows, found by a run over a short source.
-
-    Raises:
-        ExportError: a layer caches anything except a key and a value row for each head.
-    """
+    """Return the checkpoint with its caches and cross rows; raise ExportError for other caches."""
     encoder = entry_of(checkpoint)
     own, cross = RecordingCache(), RecordingCache()
     source, num_rows = {"input_ids": torch.arange(_NUM_TOKENS)[None]}, _NUM_TOKENS
@@ -64,11 +60,7 @@ def probed_sources(model: PreTrainedModel, checkpoint: Checkpoint, dtype: str) -
 
 
 def source_cases(checkpoint: Checkpoint) -> list[ForestCase]:
-    """Return the forests with sources of several lengths, and the text as its own source.
-
-    Cases of each kind also occur together: sources of several lengths in one call. Those of a
-    speech model have several sounds in sequence: the outputs for the last one are kept.
-    """
+    """Return the forests with sources of several lengths, alone and together, and the text."""
     if (speech := entry_of(checkpoint).speech) is not None:
         forests = [*forest_cases(checkpoint), text_case(checkpoint)]
         sounds = heard_sounds(speech)
@@ -104,11 +96,7 @@ def _drawn_source(
 def _with_source(
     case: ForestCase, source_ids: NDArray[np.int64], checkpoint: Checkpoint
 ) -> ForestCase:
-    """Return a case with a source, both without padding: no request has padding in its source.
-
-    Padding in a target is an ordinary token, but in M2M100 its position depends on its neighbours
-    in transformers, which computes the reference.
-    """
+    """Return a case with a source, both without padding: no request has padding in its source."""
     padding = checkpoint.config.pad_token_id
     other = 0 if padding != 0 else 1
     source = source_ids[: entry_of(checkpoint).context_length]

@@ -1,7 +1,6 @@
 """Drafts with the target's encoder: recognized by weights and config, exported without it.
 
-Such a draft, from distil-whisper or ``dsbd-distill``, is only a decoder: its cross rows are
-products with the hidden states of the target's encoder, which are computed anyway.
+Such a draft, from distil-whisper or ``dsbd-distill``, is only a decoder over the target's encoder.
 """
 
 from __future__ import annotations
@@ -33,10 +32,7 @@ def with_hidden_states(
 ) -> EncoderEntry:
     """Return the entry of an encoder whose graph returns hidden states or reads the target's.
 
-    A target's encoder returns them: a draft that shares it may be added later. A draft's encoder
-    reads them if it is the same, and does neither if it is different.
-
-    encoder: of the checkpoint of this model.
+    A target's encoder returns them; a draft's reads them if it is the same.
     """
     own = fingerprint(model)
     width = int(model.config.hidden_size)
@@ -55,10 +51,7 @@ def with_hidden_states(
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """Return the sha256 (hex) of config and weights that determine an encoder's hidden states.
-
-    Weights are hashed in fp32, which holds all types exactly.
-    """
+    """Return the sha256 (hex) of an encoder's config and weights, which are hashed in fp32."""
     encoder = model.get_encoder()
     digest = hashlib.sha256()
     content = {

@@ -87,7 +87,6 @@ class FeatureDraft(LlamaPreTrainedModel):  # type: ignore[misc]  # transformers 
     """A feature draft.
 
     Attributes:
-        features: its config.
         d2t: (draft vocabulary,) int64. Difference from each of its tokens to the target's.
     """
 
@@ -153,10 +152,7 @@ class FeatureDraft(LlamaPreTrainedModel):  # type: ignore[misc]  # transformers 
         return normed, normed if self.features.norm_output else hidden
 
     def target_logits(self, normed: Tensor) -> Tensor:
-        """Return logits over the target's vocabulary in float32, (..., V), -inf for unknown tokens.
-
-        normed: (..., H), input of the head.
-        """
+        """Return float32 logits over the target's vocabulary, (..., V), of normed (..., H)."""
         logits = self.lm_head(normed).float()
         return spread(logits, self.proposed_tokens(), self.config.vocab_size)
 

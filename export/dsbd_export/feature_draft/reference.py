@@ -1,8 +1,6 @@
 """Cases of the parity gate for a feature draft, with the checkpoint's own logits.
 
-The draft is computed as published: path by path, without a forest or a cache, own features one
-after the other. Features of the target are random: any will do for a comparison. The first token of
-a sequence has no row in a feature draft, so no case has one.
+The draft is computed as published: path by path, without a forest or a cache, on random features.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ def nodes_forward(
     """Return the forward that appends the nodes of a case, without logits.
 
     prefix: the first cache row of its prefix, and the one after the last.
-    num_nodes: append only so many, the first ones; None: all.
     """
     nodes = slice(num_nodes)
     return _forward(case, case.node_ids[nodes], case.parents[nodes], first_row, prefix)
@@ -47,8 +46,7 @@ def see_rows(
 ) -> tuple[NDArray[np.bool_], Ints]:
     """Return the rows that nodes from ``first_row`` on see, (S, C) bool, and their positions, (S,).
 
-    A node sees the rows of its prefix, its ancestors and itself. With parents [-1, -1, 0] and
-    first_row 1, node 2 sees rows 0, 1, 3 and stands at position 2.
+    With parents [-1, -1, 0] and first_row 1, node 2 sees rows 0, 1, 3 and stands at position 2.
 
     prefix: its first row, and the one after the last; None: all rows before ``first_row``.
     """

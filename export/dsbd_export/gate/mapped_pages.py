@@ -17,10 +17,8 @@ _MAPS = Path("/proc/self/maps")
 def dropped_pages(file: Path, period_s: float = _PERIOD_S) -> Iterator[None]:
     """Inside the block, release the mapped pages of ``file`` every ``period_s`` seconds.
 
-    A page counts as memory of this process from its first use on, so weights that are used layer
-    by layer would in the end count as if all were needed at once. A page needed again comes from
-    the system's file cache. Only for mappings that are never written: changes would be
-    lost. Does nothing on a system other than Linux.
+    A page counts as memory of this process from its first use on. Only for mappings that are never
+    written: changes would be lost.
     """
     ranges = _mapped_ranges(file)
     if not ranges:

@@ -1,8 +1,8 @@
 """Engine of the parity gate: the one that hosts open, on ONNX Runtime's CPU provider.
 
-Two things differ from an engine that serves. Cache rows that no forward has written hold noise: a
-graph that reads rows hidden by its masks fails the gate. And fp16 weights are widened when they are
-used, because an export has no memory for all of them at once; then no graph is optimized.
+Cache rows that no forward has written hold noise: a graph that reads rows hidden by its masks fails
+the gate. And fp16 weights are widened when they are used, because an export has no memory for all
+of them at once; then no graph is optimized.
 """
 
 from __future__ import annotations
@@ -39,11 +39,7 @@ from dsbd_runtime.parts.sources import Sources
 
 @contextlib.contextmanager
 def parity_engine(bundle: Bundle, role: str) -> Iterator[ParityEngine]:
-    """Open the engine of a bundle, which may have no manifest yet, to run parity cases.
-
-    Raises:
-        ExportError: ONNX Runtime cannot load the graph, or it is not that of its entry.
-    """
+    """Open the engine of a bundle to run cases; raise ExportError if ONNX Runtime cannot."""
     with contextlib.ExitStack() as stack:
         bundle_on_cpu = stack.enter_context(runnable_on_cpu(bundle, role))
         with as_export_errors():
@@ -80,8 +76,8 @@ def _opened(bundle: Bundle, entry: ModelEntry, role: str) -> CausalLM:
 def _widen_one_by_one(options: Any) -> None:
     """Let a weight be widened to fp32 when it is used, and dropped after it.
 
-    The CPU provider computes in fp32. By default it widens all weights when it opens a graph,
-    which takes twice their size; and it would widen many ahead of their use, and keep the memory.
+    By default the CPU provider widens all weights when it opens a graph, which takes twice their
+    size.
     """
     ort = import_ort()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -114,10 +110,6 @@ class ParityEngine:
         """Return what the engine returns for the R compared nodes.
 
         Every request's prefix is a forward of its own, then all of their nodes are one.
-
-        Args:
-            case: with its requests.
-            with_features: whether the features of all nodes are wanted.
         """
         requests = case.requests
         if self._has_recent_rows:
@@ -186,10 +178,7 @@ class ParityEngine:
 
 
 def _stranger(case: ForestCase) -> ForestCase:
-    """Return a request of one node, whose logits are not compared.
-
-    Its path has no checkpoint when a long prefix has one: neither may be read for the other.
-    """
+    """Return a request of one node, whose logits are not compared."""
     none = case.prefix_ids[:0]
     return ForestCase(
         name="stranger",

@@ -25,11 +25,7 @@ _SPARE_RECENT_ROWS = 3
 
 
 def check_prune(bundle: Bundle, checkpoint: Checkpoint) -> None:
-    """Move a shuffled half of the rows to row 2 and compare every cache with numpy.
-
-    Raises:
-        ExportError: a row is moved wrongly, or ONNX Runtime cannot run the graph.
-    """
+    """Move a shuffled half of the rows to row 2; raise ExportError unless caches equal numpy's."""
     role = checkpoint.role
     rows = np.random.default_rng(0).permutation(_CAPACITY)[: _CAPACITY // 2]
     with runnable_on_cpu(bundle, role) as on_cpu:

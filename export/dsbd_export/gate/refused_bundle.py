@@ -40,10 +40,7 @@ def is_refused(folder: Path) -> bool:
 
 
 def keep_refused(folder: Path, output: Path, manifest: Manifest, reason: str) -> ExportError:
-    """Move a complete bundle that is refused to OUTPUT.refused; return the error that says so.
-
-    A refused one that is there already is replaced.
-    """
+    """Move a complete bundle that is refused to OUTPUT.refused; return the error that says so."""
     final = Path(os.path.realpath(output))
     kept = final.with_name(f"{final.name}.refused")
     if is_refused(kept):

@@ -1,7 +1,4 @@
-"""Bundle of an engine in the parity gate: a folder without a manifest, and its future entry.
-
-Parity is not known yet, and no head has been added to the graph.
-"""
+"""Bundle of an engine in the parity gate: a folder without a manifest, and its future entry."""
 
 from __future__ import annotations
 
@@ -26,12 +23,8 @@ def unwritten_bundle(
 ) -> Bundle:
     """Return a bundle in memory, from which the engine of ``role`` can be opened.
 
-    Args:
-        path: its folder; the engine's folder in it has the name of the role.
-        role: "target" or "draft".
-        entry: of the engine.
-        target: of a draft, the entry of its target, whose encoder it may share. None: it is opened
-            without its target.
+    target: of a draft, the entry of its target, whose encoder it may share. None: it is opened
+    without its target.
     """
     is_draft = role == "draft"
     manifest = Manifest(

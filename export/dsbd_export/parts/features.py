@@ -1,8 +1,4 @@
-"""Features of a target: the hidden states that enter some of its layers, side by side.
-
-They are taken where the model hands its residual stream to a layer, in the graph and in the
-checkpoint that parity compares it with.
-"""
+"""Features of a target: the hidden states that enter some of its layers, side by side."""
 
 from __future__ import annotations
 
@@ -94,8 +90,7 @@ class ExportedFeatures(ExportPart):
 def default_layers(num_layers: int) -> tuple[int, ...]:
     """Return the layers whose inputs the published drafts read: 2, half of them, all but three.
 
-    Where layers are few they are moved apart as far as there are layers: of 6 layers 2, 3 and 4, of
-    2 layers 0 and 1.
+    In a model of few layers they are moved apart: of 6 layers 2, 3 and 4, of 2 layers 0 and 1.
     """
     if num_layers < NUM_LAYERS:
         return tuple(range(num_layers))
@@ -108,11 +103,7 @@ def default_layers(num_layers: int) -> tuple[int, ...]:
 
 
 def layers_of(model: PreTrainedModel) -> nn.ModuleList:
-    """Return the transformer layers of a model, in their order.
-
-    Raises:
-        ExportError: it has no such list, or several.
-    """
+    """Return the transformer layers of a model; raise ExportError unless it has one list."""
     number = model.config.get_text_config().num_hidden_layers
     found = [
         module
@@ -183,11 +174,7 @@ class LayerInputs:
 def check_features(
     bundle: Bundle, checkpoint: Checkpoint, references: Sequence[Reference], config: ModelOptions
 ) -> None:
-    """Compare the features that the engine of a bundle returns with those of the references.
-
-    Raises:
-        ExportError: they differ by more than rounding at the precision of the export.
-    """
+    """Raise ExportError unless the engine returns the references' features up to rounding."""
     (text,) = (reference for reference in references if reference.features is not None)
     assert text.features is not None
     with parity_engine(bundle, checkpoint.role) as engine:

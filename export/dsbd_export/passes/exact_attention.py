@@ -1,8 +1,7 @@
 """Attention whose sums are the same, bit for bit, wherever the visible rows lie in the cache.
 
-Attention is the only part of a graph in which a row's result depends on the places and the number
-of other rows: ONNX Runtime adds up the softmax and the product with the values in an order that
-follows from both. Here every Attention node becomes
+ONNX Runtime adds up the softmax and the product with the values in an order that follows from the
+places and the number of other rows. Here every Attention node becomes
 
     scores = query @ key^T * scale + mask         fp32, query heads of one key head as rows
     weights = exp(scores - max(scores))           fp32, element by element
@@ -11,8 +10,8 @@ follows from both. Here every Attention node becomes
 ``DoubleSums`` adds up in double and rounds to fp32 at the end: another order moves a result in
 about one of 1e8 cases, by the last bit. ``IntegerSums`` is exact: weights and values are integers
 so small that every partial sum is an integer below 2^24, which fp32 holds. Scores are products over
-the head's width; onnxruntime computes them in one order for any number of rows but one, which
-takes another kernel. So such a product gets a further row of zeros; so do fp32 experts.
+the head's width; onnxruntime computes them in one order for any number of rows but one, which takes
+another kernel. So such a product gets a further row of zeros; so do fp32 experts.
 """
 
 from __future__ import annotations
@@ -104,8 +103,8 @@ class IntegerSums:
     ) -> None:
         """Take the most columns of scores, and the largest magnitudes of every layer's values.
 
-        context_length: of the longest path, and one more where a sink has a column.
-        largest_values: by layer, (Hkv, D) each.
+        context_length: of the longest path, and one more with a sink. largest_values: by layer,
+        (Hkv, D).
         """
         self._store = store
         self._is_long = context_length > _MAX_ROWS_IN_FP32
@@ -168,10 +167,7 @@ def _without_sink(tape: ir.tape.Tape, store: Store, columns: ir.Value) -> ir.Val
 
 
 def without_exact_form(model: ir.Model, layers: Sequence[int]) -> str | None:
-    """Return why a graph of the contract has no exact form of attention, None where it has one.
-
-    layers: those that attend.
-    """
+    """Return why a graph of the contract has no exact form of attention, None where it has one."""
     nodes = [node for node in model.graph if node.op_type == "Attention"]
     if not all(_is_scattered(node.inputs[2]) for node in nodes):
         return (
@@ -203,15 +199,10 @@ def attend_exactly(
 ) -> int:
     """Rewrite all attention of ``model`` in place; return the number of attentions.
 
-    Args:
-        model: a graph of the contract, before quantization.
-        context_length: the most rows that a row sees.
-        layers: those that attend.
-        largest_values: of each of them the largest magnitudes of its values, (Hkv, D), for sums of
-            integers; None for sums in double.
+    largest_values: of each of them the largest magnitudes of its values, (Hkv, D), for sums of
+    integers; None for sums in double.
 
-    Raises:
-        ExportError: it has no exact form.
+    Raises ExportError if it has no exact form.
     """
     if reason := without_exact_form(model, layers):
         raise ExportError(f"attention='exact' has no form here: {reason}; use attention='fused'")

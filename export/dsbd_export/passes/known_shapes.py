@@ -1,7 +1,6 @@
 """Shapes that a graph computes although they are known: constants in their place.
 
-Torch takes dimensions from shapes. ONNX Runtime does such arithmetic on the CPU, which an engine on
-a GPU refuses.
+ONNX Runtime does such arithmetic on the CPU, which an engine on a GPU refuses.
 """
 
 from __future__ import annotations
@@ -15,10 +14,7 @@ import onnxscript.optimizer
 
 
 def fix_known_dimensions(model: ir.Model) -> None:
-    """Make constants of the dimensions that a graph reads from shapes although they are known.
-
-    Torch reads them for every assignment to a part of a tensor.
-    """
+    """Make constants of the dimensions that a graph reads from shapes although they are known."""
     for node in list(model.graph):
         dims = _known_dims(node)
         if dims is not None:
@@ -60,11 +56,7 @@ def fix_reshapes(model: ir.Model) -> int:
 
 
 def fix_expansions(model: ir.Model) -> int:
-    """Give constant dimensions to every Expand that allows it, in place; return how many did.
-
-    A dimension that stays is 1, by which Expand leaves it: from
-    (1, S, 2, 1, D) to (1, S, 2, 4, D) is [1, 1, 2, 4, D].
-    """
+    """Make Expand dimensions constant in place, 1 if unchanged; return how many nodes changed."""
     return sum(
         node.op_type == "Expand" and _give_dims(model, node, _dims_to_expand)
         for node in list(model.graph)

@@ -22,25 +22,15 @@ _ROUTES = ("Softmax", "TopK")
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """One product of rows with a weight, plus a bias.
-
-    Attributes:
-        node: the MatMul or Gemm.
-        weight: the initializer, (in, out), or (E, in, out) for E experts.
-        is_stored_by_output: the initializer is (out, in) or (E, out, in) instead.
-        bias: (out,), None without one.
-        is_head: it is the last of the graph, the one that makes the logits.
-        may_lack_rows: its rows may be none, as those of the head.
-        is_router: its result chooses experts.
-    """
+    """One product of rows with a weight, plus a bias."""
 
     node: ir.Node
-    weight: ir.Value
-    is_stored_by_output: bool
-    bias: ir.Value | None
-    is_head: bool
-    may_lack_rows: bool
-    is_router: bool
+    weight: ir.Value  # the initializer, (in, out), or (E, in, out) for E experts
+    is_stored_by_output: bool  # the initializer is (out, in) or (E, out, in) instead
+    bias: ir.Value | None  # (out,), None without one
+    is_head: bool  # it is the last of the graph, the one that makes the logits
+    may_lack_rows: bool  # its rows may be none, as those of the head
+    is_router: bool  # its result chooses experts
 
     @property
     def rows(self) -> ir.Value:
@@ -186,11 +176,7 @@ class Store:
         dtype: ir.DataType,
         shape: tuple[int, ...],
     ) -> ir.Value:
-        """Return the initializer ``compute(weight)``, of this type and shape.
-
-        It is computed when it is written and not kept: at any time one weight and its
-        derived tensor are in memory.
-        """
+        """Return the initializer ``compute(weight)``, computed when it is written and not kept."""
         name = f"{weight.name}.{suffix}"
         tensor = weight.const_value
         assert tensor is not None  # a weight is an initializer

@@ -65,10 +65,7 @@ class Equalizer:
         seen: RowsOfProducts,
         choice: FormChoice,
     ) -> None:
-        """Take a graph, its products and lookups of tokens, and rows that were seen.
-
-        ``embeddings`` and ``done`` are those of the graph as it is. ``choice``: of the forms.
-        """
+        """Take a graph with its products and lookups, observed rows, and a choice of forms."""
         self._graph = graph
         self._store = Store(graph, "equalize")
         self._linears = {linear.node: linear for linear in linears}
@@ -213,10 +210,7 @@ class Equalizer:
         return divide
 
     def _divides_product(self, value: ir.Value, reader: ir.Node) -> Divide | None:
-        """Return what divides the columns of a product, or of the part of it that a Split gives.
-
-        None where ``value`` is neither, or where something but ``reader`` reads it.
-        """
+        """Return what divides the columns of a product, or of the part of it that a Split gives."""
         maker = value.producer()
         if maker is None or not _is_read_by(value, {reader}):
             return None

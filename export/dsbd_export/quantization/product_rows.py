@@ -17,14 +17,10 @@ _FIRST_WEIGHTS = 64
 
 @dataclass(frozen=True)
 class ProductRows:
-    """Statistics of the rows of one product, seen over a text.
+    """Statistics of the rows of one product, seen over a text."""
 
-    Attributes:
-        rows: (n, in) float32. Some of them, evenly spread.
-        largest: (in,) float32. The largest magnitude of every channel, in all of them.
-    """
-
-    rows: NDArray[np.float32]
+    rows: NDArray[np.float32]  # (n, in) float32. Some of them, evenly spread.
+    # (in,) float32. The largest magnitude of every channel, in all of them.
     largest: NDArray[np.float32]
 
 
@@ -33,21 +29,14 @@ RowsOfProducts = dict[bytes, ProductRows]
 
 
 def key_of(weight: NDArray[Any]) -> bytes:
-    """Return the key of a product with weight (out, in): its first weights, and its width.
-
-    Names are no keys: a graph has its own. Merged products have the key of the first of them.
-    """
+    """Return a product's key: its first weights and width; of merged products, the first's."""
     first = np.ascontiguousarray(weight[0, :_FIRST_WEIGHTS], dtype=np.float32)
     return bytes(first.tobytes()) + int(weight.shape[1]).to_bytes(8, "little")
 
 
 @contextmanager
 def observed_rows(model: nn.Module) -> Iterator[RowsOfProducts]:
-    """Yield the rows of every product of the runs in the block; the last run counts.
-
-    Products are modules with a matrix and rows: linear layers, and transformers' Conv1D, which has
-    its weight turned around.
-    """
+    """Yield the rows of every product of the runs in the block; the last run counts."""
     found: RowsOfProducts = {}
     last: list[tuple[Tensor, ProductRows]] = []  # query, key and value multiply one tensor
 

@@ -9,8 +9,7 @@
 | routers to experts, other embeddings, norms, biases, attention, caches | as they are | | |
 
 A head that shares the embedding's weight shares its integers: they are stored once. The head and
-the embedding touch every token, and 4 bits there cost more than they save; a router chooses
-between experts by small differences. MatMulNBits knows no batch of matrices.
+the embedding touch every token; a router chooses by small differences.
 """
 
 from __future__ import annotations
@@ -41,11 +40,7 @@ _MICROSOFT_OPSET = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Quantized:
-    """Numbers of products and embeddings that were quantized, and of products that were not.
-
-    Attributes:
-        equalized: of the groups of products of the same rows that got another form before.
-    """
+    """Numbers of products and embeddings that were quantized, and of products that were not."""
 
     num_linears: int
     num_embeddings: int
@@ -72,12 +67,7 @@ class Quantized:
 def quantize_graph(
     model: ir.Model, kind: str, *, is_exact: bool, rows: RowsOfProducts | None = None
 ) -> Quantized:
-    """Quantize ``model`` in place.
-
-    kind: "int8-dynamic", "int8", "int4" or "int4-symmetric".
-    is_exact: whether a row's products may not depend on other rows, by one bit.
-    rows: of the products, seen over a text, for what rounds rows to int8.
-    """
+    """Quantize ``model`` in place; ``kind`` is one of ``QUANTIZED_FORMS``."""
     linears = find_linears(model.graph)
     routers = [linear for linear in linears if linear.is_router]
     others = [linear for linear in linears if not linear.is_router]

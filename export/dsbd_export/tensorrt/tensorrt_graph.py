@@ -27,9 +27,9 @@ _PREFIX = "additive."
 def tensorrt_graph(file: Path, capacity: int) -> onnx.ModelProto:
     """Return the graph of a file with caches of ``capacity`` rows; weights stay where they lie.
 
-    TensorRT 11 refuses caches whose size is not known. And TensorRT for RTX 1.7 fails to build
-    ("more than one op named attention_mask") where several Attention nodes read one bool input:
-    each mask becomes 0 and HIDDEN once, in the type of the attention, for all layers.
+    TensorRT 11 refuses caches whose size is not known. TensorRT for RTX 1.7 fails if several
+    Attention nodes read one bool input ("more than one op named attention_mask"): each mask becomes
+    0 and HIDDEN once for all layers.
     """
     model = onnx.load(file, load_external_data=False)
     _fix_capacity(model.graph, capacity)
@@ -45,10 +45,7 @@ def _fix_capacity(graph: onnx.GraphProto, capacity: int) -> None:
 
 
 def _add_masks(graph: onnx.GraphProto) -> None:
-    """Let every Attention add its mask; a mask is converted where it is read first.
-
-    Grouped attention adds numbers already.
-    """
+    """Let every Attention add its mask; a mask is converted where it is read first."""
     masks = {
         value.name for value in graph.input if value.type.tensor_type.elem_type == TensorProto.BOOL
     }
@@ -89,11 +86,7 @@ def _scalar(name: str, number: float, element_type: int) -> TensorProto:
 
 
 def parse_network(trt: ModuleType, builder: Any, model: onnx.ModelProto, file: Path) -> Any:
-    """Return the network of a graph whose weights are next to ``file``.
-
-    Raises:
-        ExportError: TensorRT cannot read the graph, or would copy a cache instead of updating it.
-    """
+    """Return the network of a graph whose weights are next to ``file``; or raise ExportError."""
     network = builder.create_network(_creation_flags(trt))
     parser = trt.OnnxParser(network, builder.logger)
     if not parser.parse(model.SerializeToString(), str(file)):

@@ -1,10 +1,10 @@
 """Pre-tokenizers by the names in GGUF files: how each splits a text into words.
 
 A file has the vocabulary and the merges of a byte-level BPE; for the rest it has only a name, one
-of llama.cpp's. An expression is that of the original tokenizer.json if llama.cpp gives it,
-else llama.cpp's own. Names that split alike share a row of ``_ROWS``. No row: names whose
-expression llama.cpp itself misreads (afmoe, tiny_aya, cohere2moe, youtu), names with code of their
-own (kimi-k2), and models that generate no text (jina, granite-embed).
+of llama.cpp's. An expression is that of the original tokenizer.json if llama.cpp gives it, else
+llama.cpp's own. No row: names whose expression llama.cpp itself misreads (afmoe, tiny_aya,
+cohere2moe, youtu), names with code of their own (kimi-k2), and models that generate no text (jina,
+granite-embed).
 """
 
 from __future__ import annotations
@@ -51,20 +51,16 @@ _CASED_LETTERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class PreTokenizer:
-    """A pre-tokenizer.
+    """A pre-tokenizer."""
 
-    Attributes:
-        splits: regular expressions, applied in order. Each splits the remaining pieces into its
-            matches and the text between them.
-        takes_whole_words: whether a word in the vocabulary is one token, whatever the merges.
-        begins: whether a prompt begins with the file's begin token if the file does not say.
-        spells_bytes: whether the vocabulary spells bytes like GPT-2; else it spells characters, a
-            space as "▁", and bytes as <0xE2>.
-    """
-
+    # regular expressions, applied in order. Each splits the remaining pieces into its matches and
+    # the text between them.
     splits: tuple[str, ...]
     takes_whole_words: bool = False
+    # whether a prompt begins with the file's begin token if the file does not say
     begins: bool = False
+    # whether the vocabulary spells bytes like GPT-2; else it spells characters, a space as "▁", and
+    # bytes as <0xE2>
     spells_bytes: bool = True
 
 

@@ -3,8 +3,7 @@
 It compares the ids of plain texts, of texts of single tokens and of texts with every added token,
 with and without the tokens around a prompt; the texts of these ids; and rendered chats with their
 ids. transformers itself may be wrong: a class that does not fit its files loses the text of the
-tokenizer's own tokens, in any alphabet. A tokenizer that it builds from a sentencepiece file is
-compared with sentencepiece.
+tokenizer's own tokens, in any alphabet.
 """
 
 from __future__ import annotations
@@ -154,7 +153,7 @@ class TokenizerGate:
         """Return tokens spread over the vocabulary, each with its text.
 
         Tokens that are not texts by themselves are left out: special ones, parts of a character,
-        and later parts of words (``##ing``). Added tokens are used only if there are no others.
+        and later parts of words (``##ing``).
         """
         by_token, added = self._theirs.get_vocab(), self._theirs.get_added_vocab()
         model = self._theirs.backend_tokenizer.model
@@ -205,9 +204,9 @@ class TokenizerGate:
     ) -> None:
         """Compare one conversation, with and without the beginning of an answer at its end.
 
-        A template may refuse it. The runtime may refuse it if transformers does not (requests then
-        get an error), but must accept a plain question with the default template. Some templates
-        expect the arguments of a call as an object, others as JSON: either may agree.
+        The runtime may refuse it if transformers does not (requests then get an error), but must
+        accept a plain question with the default template. Some templates expect the arguments of a
+        call as an object, others as JSON: either may agree.
         """
         for prompt in (True, False):
             forms = (messages, _with_arguments_as_text(messages))
