@@ -46,7 +46,6 @@ def answer(
 
     is_interrupted: called after every iteration.
     show: called with every piece of text as soon as it is final.
-    trace: records every iteration.
     """
     texts: list[str] = []
     with contextlib.closing(generator.stream(prompt, trace=trace, **options)) as stream:

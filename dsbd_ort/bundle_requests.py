@@ -34,12 +34,7 @@ from dsbd_runtime.text.tokenizer import Tokenizer
 
 
 class BundleRequests:
-    """Makes the requests to a bundle, and texts of their results; it calls no engine.
-
-    Attributes:
-        defaults: the values of options that requests leave out.
-        constraints: binds constraints to the bundle.
-    """
+    """Makes the requests to a bundle, and texts of their results; it calls no engine."""
 
     def __init__(self, bundle: Bundle, options: PipelineOptions, *, has_draft: bool) -> None:
         """Read what requests need of a bundle; without a draft, those that need one are refused."""

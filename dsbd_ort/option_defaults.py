@@ -54,11 +54,7 @@ class ServerDefaults:
 
 
 def resolve(given: Mapping[str, Any], model: ModelDefaults) -> DecodingConfig:
-    """Return the config of a request; a server adds its defaults first (``with_server``).
-
-    Raises:
-        ConfigError: what the caller gives is invalid or contradictory.
-    """
+    """Return the config, after ``with_server``; raise ConfigError for what the caller gives."""
     named = with_strategy(read_options(given), None, model)
     options = with_defaults(named, model.options_of(STRATEGIES[named["strategy"]], named))
     model.tell(options.keys() - named.keys())

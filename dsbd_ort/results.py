@@ -115,7 +115,6 @@ class StopSearch:
 
     Attributes:
         window: the end of the path's tokens, at first of the prompt's.
-        stop_texts: the stop strings; none is empty.
         tail: the end of its final text, in which a stop string may have begun.
     """
 

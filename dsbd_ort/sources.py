@@ -42,11 +42,7 @@ class RequestInputs:
 
 
 class PromptReader:
-    """Turns prompts into inputs of the engines: the prompt itself, or a source.
-
-    Attributes:
-        encoder: of the target, None if requests have no source.
-    """
+    """Turns prompts into inputs of the engines: the prompt itself, or a source."""
 
     def __init__(self, bundle: Bundle, tokenizer: Tokenizer) -> None:
         self._bundle = bundle
@@ -85,11 +81,7 @@ class PromptReader:
         *,
         add_special_tokens: bool = True,
     ) -> list[int]:
-        """Return the tokens of a prompt, which may be a source.
-
-        Raises:
-            InputError, DecodingError: the prompt or the language is invalid.
-        """
+        """Return the tokens of a prompt or source; raise InputError or DecodingError."""
         token_ids = prompt_ids(self.tokenizer, prompt, add_special_tokens=add_special_tokens)
         if self.encoder is None:
             check_prompt(token_ids, self._bundle.manifest.target.vocab_size)
@@ -135,7 +127,6 @@ class PromptReader:
         return known
 
     def _language(self, option: str, name: object) -> int:
-        """Return the token of a language."""
         languages = None if self.encoder is None else self.encoder.languages
         if languages is None:
             raise InputError(

@@ -62,7 +62,6 @@ def answers_in_order(
 ) -> Answers:
     """Yield the answers of members that answer one line each at a time, in the order of the lines.
 
-    members: the next line goes to an idle one.
     ask: called in a thread of each member, until the answer is there. It may return None once the
     function that it receives returns True.
     """

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -156,7 +157,8 @@ def check_field(name: str, value: Any) -> None:
             raise InputError(
                 f"{name} is nested deeper than {MOST_LEVELS} levels; expected a flatter value"
             )
-        layer = [child for entry in nested for child in _children(entry)]
+        children = (entry.values() if isinstance(entry, dict) else entry for entry in nested)
+        layer = [*itertools.chain.from_iterable(children)]
 
 
 def prompt_line(fields: dict[str, Any]) -> PromptLine:
@@ -183,10 +185,6 @@ def prompt_line(fields: dict[str, Any]) -> PromptLine:
     if given == ["messages"] and not isinstance(messages, list):
         raise InputError(f"messages is {in_short(messages)}; expected a list of messages")
     return PromptLine(prompt=prompt, messages=messages, options=options)
-
-
-def _children(value: list[Any] | dict[str, Any]) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Forecast for a pair: tokens per iteration, and the speed-up that follows from measured calls.
 
-Requests are really decoded, with the drafts of the policy "throughput". Their engine calls are not
-timed: each is priced by its number of rows, with cost curves measured before. Prompts, the host and
-the cost of attention at long contexts are left out; dsbd-bench measures all of it.
+Their engine calls are not timed: each is priced by its number of rows, with cost curves measured
+before. Prompts, the host and the cost of attention at long contexts are left out; dsbd-bench
+measures all of it.
 """
 
 from __future__ import annotations
@@ -39,15 +39,11 @@ _NUM_PROMPTS, _NEW_TOKENS = 16, 32
 
 
 class PricedCalls:
-    """Costs of a pair, and the total price of the calls of its requests; see Costs.
-
-    Attributes:
-        seconds: the total, without calls that compute a prompt.
-    """
+    """Costs of a pair, and the total price of the calls of its requests; see Costs."""
 
     def __init__(self, costs: EngineCosts) -> None:
         self._costs = costs
-        self.seconds = 0.0
+        self.seconds = 0.0  # without calls that compute a prompt
 
     def now(self) -> EngineCosts:
         """See Costs.now."""
@@ -88,7 +84,11 @@ def forecast(
         target, draft = load_pair(bundle)
         for model in (target, draft):
             stack.enter_context(model)
-        longest = max((source for source, _ in requests), key=_length)
+        # Windows of sound have one length.
+        longest = max(
+            (source for source, _ in requests),
+            key=lambda source: len(source) if isinstance(source, tuple) else 0,
+        )
         costs = measure_costs(target, draft, time.perf_counter, longest)
         found = forecasts(
             target,
@@ -101,11 +101,6 @@ def forecast(
             ends=() if encoder is None else bundle.manifest.target.eos_token_ids,
         )
         return list(found)
-
-
-def _length(source: Source) -> int:
-    """Return the tokens of a source; 0 without a source, and for windows of one length."""
-    return len(source) if isinstance(source, tuple) else 0
 
 
 def forecasts(

@@ -42,7 +42,6 @@ class PairCount:
     num_other_logprobs: int  # requests with other tokens or log-probabilities in any sequence
 
     def __add__(self, other: PairCount) -> PairCount:
-        """Return the count of these and other requests of the same pair."""
         assert self.name == other.name
         return PairCount(
             name=self.name,
@@ -78,13 +77,11 @@ def pair_count(name: str, pairs: Iterable[tuple[Output, Output]]) -> PairCount:
     return PairCount(
         name=name,
         num_requests=len(found),
-        num_other_tokens=sum(_tokens(one) != _tokens(other) for one, other in found),
+        num_other_tokens=sum(
+            [tokens for tokens, _ in one] != [tokens for tokens, _ in other] for one, other in found
+        ),
         num_other_logprobs=sum(one != other for one, other in found),
     )
-
-
-def _tokens(output: Output) -> list[Sequence[Any]]:
-    return [tokens for tokens, _ in output]
 
 
 def check_invariance(

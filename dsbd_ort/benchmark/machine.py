@@ -1,7 +1,6 @@
 """The machine of a benchmark: processor, memory, versions, energy counters.
 
-RAPL counts the joules of processors, NVML those of GPUs (package nvidia-ml-py). Both count
-everything that runs on the device, not only this process.
+RAPL counts the joules of processors, NVML those of GPUs, of everything that runs on the device.
 """
 
 from __future__ import annotations

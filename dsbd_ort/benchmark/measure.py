@@ -67,8 +67,8 @@ def measure(
 ) -> Iterator[Measurement]:
     """Yield a measurement for every repetition, prompt and run.
 
-    The order of runs alternates, so that a machine that slows down slows all of them. Every prompt
-    and repetition has its own seed: 3 prompts from seed 10 have 10, 11, 12; then 13, 14, 15.
+    The order of runs alternates, so that a machine that slows down slows all. 3 prompts from seed
+    10 have the seeds 10, 11, 12; then 13, 14, 15.
     """
     for repetition in range(repetitions):
         order = runs if repetition % 2 == 0 else runs[::-1]

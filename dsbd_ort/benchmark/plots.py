@@ -82,7 +82,6 @@ def _family(run: RunSummary) -> str:
 
 
 def _plot_time_split(axes: Axes, runs: Sequence[RunSummary]) -> None:
-    """Draw milliseconds per token by part, one bar per run."""
     names = [run.name for run in runs]
     left = np.zeros(len(runs))
     for part, colour in TIME_COLOURS.items():
@@ -95,7 +94,6 @@ def _plot_time_split(axes: Axes, runs: Sequence[RunSummary]) -> None:
 
 
 def _plot_acceptance(axes: Axes, runs: Sequence[RunSummary]) -> None:
-    """Draw the share of iterations that accepted 0, 1, 2, ... layers, for runs that draft."""
     drafting = [run for run in runs if run.draft_acceptance_rate is not None]
     for run in drafting:
         share = np.array(run.acceptance_histogram) / sum(run.acceptance_histogram)
@@ -107,7 +105,6 @@ def _plot_acceptance(axes: Axes, runs: Sequence[RunSummary]) -> None:
 
 
 def _plot_quality(axes: Axes, runs: Sequence[RunSummary]) -> None:
-    """Draw quality over speed, one point per run with the quartiles of its speed."""
     axes.set_prop_cycle(color=colormaps["tab20"](np.arange(NUM_COLOURS)))
     for run in runs:
         speed = run.tokens_per_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -13,24 +13,12 @@ from dsbd_ort.benchmark.bench_run import NO_BASELINE, BenchRun
 from dsbd_ort.benchmark.bootstrap import Estimate, Spread, bootstrap, spread
 from dsbd_ort.benchmark.machine import Machine
 from dsbd_ort.benchmark.measure import Measurement
-from dsbd_ort.results import json_text
+from dsbd_runtime.bundle_files.manifest import ModelEntry
 
 SCHEMA_VERSION = 1
 
 
-class Precision(Protocol):
-    """The precision of an engine: a ModelEntry of a manifest, or an EngineInfo."""
-
-    @property
-    def dtype(self) -> str:
-        """The dtype that it computes in."""
-
-    @property
-    def quantization(self) -> str:
-        """The quantization of its weights, or "none"."""
-
-
-def precision_name(engine: Precision) -> str:
+def precision_name(engine: ModelEntry | EngineInfo) -> str:
     """Return the name of an engine's precision: fp32, int8-dynamic."""
     return engine.dtype if engine.quantization == "none" else engine.quantization
 
@@ -201,11 +189,3 @@ class BenchReport:
     runs: list[RunSummary]
     # one per repetition, prompt and run, in the order they were made
     measurements: list[Measurement]
-
-    def to_json(self) -> str:
-        """Return the report as one JSON object, with null for unknown values."""
-        return json_text(self.to_dict(), indent=1) + "\n"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain values."""
-        return dataclasses.asdict(self)

@@ -262,16 +262,13 @@ def print_no_draft(folder: Path) -> None:
 def _parity_cells(parity: ParityReport) -> tuple[str, ...]:
     """Return the cells of one model: its measured errors, and the limit of its measure."""
     name = {"max_abs_error": "error", "mean_kl": "KL"}[parity.measure]
+    accepted = "" if parity.accepted is None else f", accepted {parity.accepted:.1e}"
     return (
         f"{parity.max_abs_error:.1e}",
         f"{parity.mean_kl:.1e}",
         f"{parity.top1_agreement:.1%}",
-        f"{name} {parity.limit:.0e}" + _accepted(parity.accepted),
+        f"{name} {parity.limit:.0e}" + accepted,
     )
-
-
-def _accepted(limit: float | None) -> str:
-    return "" if limit is None else f", accepted {limit:.1e}"
 
 
 def print_families() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-import socket
 import sys
 
 from dsbd_ort.commands.serve_arguments import ServeArguments
@@ -39,7 +38,8 @@ def serve(arguments: ServeArguments) -> None:
             shutdown_timeout_s=arguments.shutdown_timeout_s,
             max_connections=arguments.max_connections,
         )
-        url = _url(listener)
+        host, port = listener.getsockname()[:2]
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
         server.run_on(
             listener,
             when_listening=lambda: _log.info("serving %s at %s", settings.model_name, url),
@@ -66,11 +66,6 @@ def _log_to_stderr() -> None:
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # a warning a malformed body
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
 def is_loopback(host: str) -> bool:

@@ -64,7 +64,6 @@ def _input_file(given: Path) -> Iterator[Path]:
 
 
 def _answer_one(arguments: RunArguments, prompt: str) -> int:
-    """Answer one prompt, streamed at a terminal."""
     is_read_along = sys.stdout is not None and sys.stdout.isatty() and arguments.can_stream
     arguments = replace(arguments, stream=arguments.stream or is_read_along)
     with arguments.opening.open() as pipeline:
@@ -91,18 +90,15 @@ def _batch(arguments: RunArguments, input: Path, output: Path, console: Console)
         system=arguments.system,
         chat_template_kwargs=arguments.chat_template_kwargs,
     )
+    source: AnswerSource
     if arguments.cluster is None:
-        source = _local_source(arguments.workers or 1, arguments.concurrency or 1)
+        num_requests, num_workers = arguments.concurrency or 1, arguments.workers or 1
+        source = Workers(num_workers) if num_workers > 1 else ThisProcess()
+        source = SharedCalls(num_requests) if num_requests > 1 else source
     else:
         source = _replicas(arguments.cluster, arguments.replicas or 1, console)
         output = _file_in(output)
     return Batch(input=input, output=output, settings=settings, source=source)
-
-
-def _local_source(num_workers: int, num_requests: int) -> AnswerSource:
-    if num_requests > 1:
-        return SharedCalls(num_requests)
-    return Workers(num_workers) if num_workers > 1 else ThisProcess()
 
 
 def _replicas(cluster: str, num_replicas: int, console: Console) -> AnswerSource:

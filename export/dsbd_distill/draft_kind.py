@@ -22,13 +22,9 @@ from dsbd_export.errors import ExportError
 
 
 class DraftKind(ABC):
-    """A kind of draft, for one target.
+    """A kind of draft, for one target."""
 
-    Attributes:
-        bounds_logits: the loss computes logits for some places at a time.
-    """
-
-    bounds_logits = True
+    bounds_logits = True  # the loss computes logits for some places at a time
 
     def __init__(
         self, config: DistillConfig, teaching: Teaching, proposed: NDArray[np.int64] | None

@@ -1,7 +1,4 @@
-"""Shape and first weights of a draft: a Llama of some size, or some layers of the target.
-
-A draft of its own shape gets the target's embedding, projected onto its principal directions.
-"""
+"""Shape and first weights of a draft: a Llama of some size, or some layers of the target."""
 
 from __future__ import annotations
 
@@ -84,7 +81,6 @@ def largest_shape(
 ) -> _Shape:
     """Return the last shape of at most ``wanted`` parameters.
 
-    wanted: None for a tenth of the target's, or the smallest shape.
     sizes: shapes and their parameters, the smallest first.
 
     Raises ExportError if no shape has so few.
@@ -154,8 +150,7 @@ def llama_config(
 def projected(table: Tensor, size: int, deviation: float) -> Tensor:
     """Return a table of ``size`` columns whose rows differ as those of ``table`` do.
 
-    These are its principal directions (a truncated SVD of the centered rows), rotated to spread
-    evenly. If the table has fewer columns, noise is added.
+    These are its principal directions, rotated to spread evenly, and noise in further columns.
 
     deviation: root mean square of the kept columns.
     """
@@ -207,7 +202,6 @@ def truncated_target(
 
 
 def _truncated_config(checkpoint: Checkpoint, kept: list[int]) -> dict[str, Any]:
-    """Return the content of the target's config with fewer layers."""
     content: dict[str, Any] = checkpoint.config.to_dict()
     content.pop("quantization_config", None)  # weights in memory are plain
     num_layers = normalized_config(checkpoint.config).num_layers

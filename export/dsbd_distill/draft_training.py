@@ -89,10 +89,7 @@ def pool_of(
 def tokens_to_propose(
     config: DistillConfig, teaching: Teaching, work: WorkFolder, report: Report
 ) -> NDArray[np.int64] | None:
-    """Return the tokens that the draft proposes, (n,) int64 ascending; None: all.
-
-    The most frequent in texts and prompts; with prompts or sources, also in the target's answers.
-    """
+    """Return the most frequent tokens, (n,) int64 ascending, for the draft to propose, or None."""
     if config.draft_vocab is None:
         return None
     checkpoint, streams = teaching.checkpoint, teaching.streams

@@ -41,10 +41,7 @@ class Lesson:
     features: FeatureRows | None = None
 
     def batch(self, rows: NDArray[np.int64], device: str) -> tuple[Tensor, ...]:
-        """Return tokens, ids, log-probabilities, counted, and features if any, of ``rows``.
-
-        Labels before the first and after the last that counts are left out, and tokens after it.
-        """
+        """Return tokens, ids, log-probabilities, counted, and features if any, of ``rows``."""
         used = np.flatnonzero(self.counted[rows].any(0))
         labels = slice(used[0], used[-1] + 1)
         length = self.tokens.shape[1] - self.counted.shape[1] + labels.stop

@@ -25,8 +25,8 @@ def tv_weight(progress: float) -> float:
 class Coverage:
     """A term of the loss for beams: each of the target's best tokens is proposed.
 
-    Beams of width W keep the W best candidates of the target, and the draft must propose all of
-    them. KL weighs a token by its probability, so the second to W-th best hardly count. The term
+    Beams of width W keep the W best candidates of the target; KL hardly counts the second to W-th.
+    The term
 
         L_W = 1/W sum over the W best i of max(0, log p_i - log q_i)
 

@@ -1,8 +1,7 @@
 """Pool of labelled rows that a draft is trained on: rounds on disk, made when they are needed.
 
 A round holds windows of the texts, samples of the target after such windows, and long windows; for
-chats and sources, the target's answers. It depends only on the seed and its number. New rounds are
-made as the training goes on and the oldest are deleted, so disk and memory are bounded.
+chats and sources, the target's answers. It depends only on the seed and its number.
 """
 
 from __future__ import annotations
@@ -85,7 +84,6 @@ class Pool:
         return ("long",) if step % _LONG_EVERY == _LONG_EVERY - 1 else ("texts", "samples")
 
     def _drawn(self, number: int, kind: str, rng: np.random.Generator) -> list[tuple[Tensor, ...]]:
-        """Return rows of one kind, as many at a time as are computed together."""
         rows = self._read(number, kind)
         most = self.answers_a_step if kind == "answers" else _BATCH[kind]
         size = min(most, len(rows.tokens))
@@ -101,7 +99,6 @@ class Pool:
 
     @property
     def _kinds(self) -> list[str]:
-        """The kinds of rows of every round."""
         of_texts = [*_LENGTH] if len(self.texts) else []
         return of_texts + ["answers"] * bool(len(self.prompts))
 

@@ -1,8 +1,7 @@
 """Rollout of a feature draft while it is trained: its own features in place of the target's.
 
-In use a drafted token follows others: the draft has the target's features for committed tokens, and
-its own features after them. Trained on the target's features alone it would agree with the target
-at the first token only. So every position is computed several times (EAGLE-3's training-time test):
+A draft has the target's features for committed tokens, and its own for drafted ones. So every
+position is computed several times (EAGLE-3's training-time test):
 
     step 0: row t reads the target's feature of the token before it
     step j: row t reads the own feature of row t - 1 in step j - 1

@@ -1,8 +1,7 @@
 """Windows of sound that a draft of a speech model learns from, and the encoder's output for them.
 
 A window is kept as a prompt of two numbers: its own, and that of its audio's first window, from
-which the language is detected. Half of all targets have times, like those of audio of several
-windows.
+which the language is detected.
 
 Features and the encoder's output are kept in 16 bits; recomputing costs more than training on them.
 """
@@ -24,6 +23,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from dsbd_distill.config import DistillConfig
 from dsbd_distill.sources import SourceRowReader
 from dsbd_distill.teacher import Rows
+from dsbd_distill.work_folder import read_array
 from dsbd_errors import DsbdError
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
@@ -45,10 +45,7 @@ _NEVER = -1e4  # a logit whose probability is 0, in 16 bits too
 def write_windows(
     files: Iterable[TextFile], hear: Hear, speech: SpeechEntry, features: Path, folder: Path
 ) -> None:
-    """Write the features of all windows to a file, then their prompts to ``folder``.
-
-    Raises ExportError if some files are not audio; the message counts them.
-    """
+    """Write the features of all windows, then their prompts; raise ExportError for other files."""
     partial, num_windows, num_files = features.with_suffix(".partial"), 0, 0
     wrong: list[DsbdError] = []
     with opened_sinks(folder) as sink_of:
@@ -175,7 +172,6 @@ class SoundSources(SourceRowReader):
         return SoundFeatures(self._features[source[0]].astype(np.float32)), begin.tolist()
 
     def _begin(self, first_window: int, has_times: bool) -> list[int]:
-        """Return the tokens that the target of a window begins with."""
         speech, tokens = self._speech, [self._start]
         if speech.languages is not None and speech.tasks is not None:
             tokens += [self._language_token(first_window), speech.tasks[self._task]]
@@ -221,15 +217,7 @@ class SoundSources(SourceRowReader):
     def _read(self, window: int) -> NDArray[np.float16] | None:
         """Return the hidden states of a window if they were kept."""
         file = self._file(window)
-        if not file.exists():
-            return None
-        try:
-            found: NDArray[np.float16] = np.load(file, allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise ExportError(
-                f"{file} is damaged ({error}); remove it, and the same command makes it again"
-            ) from error
-        return found
+        return read_array(file) if file.exists() else None
 
     def _keep(self, window: int, states: NDArray[np.float16]) -> NDArray[np.float16]:
         """Keep the hidden states of a window if there is room for them, and return them."""

@@ -1,7 +1,7 @@
 """Drafts for encoder-decoders: one or two layers of the target's decoder over its encoder.
 
-The encoder is the target's and is not trained, so that the export shares it. Embeddings and head
-are not trained either if the encoder has them too, or in speech models.
+Not trained: the target's encoder, which the export shares, and embeddings and head if the encoder
+has them too, or in speech models.
 """
 
 from __future__ import annotations

@@ -60,15 +60,10 @@ class SourceRows:
 
 
 class SourceRowReader:
-    """Reads the sources of rows of a pool; here texts, whose targets all begin alike.
+    """Reads the sources of rows of a pool; here texts, whose targets all begin alike."""
 
-    Attributes:
-        spread: rows that are continued together differ in length by less than this.
-        answers_a_round: sources in a round of the pool.
-    """
-
-    spread = 64
-    answers_a_round = 256  # targets are short
+    spread = 64  # rows continued together differ in length by less
+    answers_a_round = 256  # of the pool; targets are short
 
     def __init__(self, target: Any, num_begin: int) -> None:
         """Take the model, and how many tokens of the target follow each stored source."""
@@ -85,10 +80,7 @@ class SourceRowReader:
         return ids[: -self.most_begin], ids[-self.most_begin :]
 
     def begins(self, first_labels: Tensor) -> Tensor:
-        """Return where the targets begin in rows, (B,) int64.
-
-        first_labels: (B,) int64. The first place that counts in each row.
-        """
+        """Return where targets begin in rows, (B,) int64, by the first places that count."""
         return first_labels - (self.most_begin - 1)
 
     def hidden_states(self, sources: Tensor, is_source: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -91,14 +91,9 @@ class Opened:
 
 
 class Teacher:
-    """A target, its vocabulary and its device.
+    """A target, its vocabulary and its device; ``features`` collects what a draft reads, if any."""
 
-    Attributes:
-        features: collects what the draft reads of the target in addition to tokens; None: nothing.
-        spread: prompts that are answered together differ in length by less than this.
-    """
-
-    spread = 64
+    spread = 64  # prompts answered together differ in length by less
 
     def __init__(
         self,
@@ -146,13 +141,9 @@ class Teacher:
     def sample(
         self, prompts: NDArray[np.int64], length: int, sampling: Sampling, seed: int
     ) -> tuple[NDArray[np.int64], Lesson]:
-        """Continue texts until every row has ``length`` tokens.
+        """Continue texts until every row has ``length`` tokens, beyond the end of a text.
 
-        The end-of-sequence token does not stop a row: a new text follows it.
-
-        Returns:
-            The rows, (num_rows, length) int64; and the rows without their last token, with the
-            distribution after every token from the last of the prompt on.
+        Returns the rows, (num_rows, length) int64, and as a lesson all except their last token.
         """
         num_new = length - prompts.shape[1]
         generator = torch.Generator(self.device.name).manual_seed(seed)
@@ -171,10 +162,6 @@ class Teacher:
 
         Prompts of similar lengths are answered together without padding: while longer ones are
         still read, tokens are drawn for the shorter ones.
-
-        Returns:
-            The distributions after the last token of each prompt and after those of its answer
-            except the last.
         """
         generator = torch.Generator(self.device.name).manual_seed(seed)
         order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
@@ -206,8 +193,8 @@ class Teacher:
     ) -> tuple[NDArray[np.int64], Lesson]:
         """Return rows (num_rows, length), and all but their last token with the distributions.
 
-        length: of the longest prompt with its new tokens, or less if all rows have ended. Tokens
-        after the end of a row do not count.
+        length: of the longest prompt with its new tokens, or less. Tokens after a row's end do not
+        count.
         """
         opened, name, device = self._opened(prompts), cache_name(self.target), self.device.name
         begins = opened.begins

@@ -1,7 +1,6 @@
 """Features of a target: hidden states that enter some of its layers, for drafts that read them.
 
-They come from the pass that labels a row, as computing them alone costs most of a pass, and are
-kept in bf16, which has the range of fp32.
+They come from the pass that labels a row, and are kept in bf16, which has the range of fp32.
 """
 
 from __future__ import annotations

@@ -58,10 +58,7 @@ def prepare_teaching(
     report: Report,
     hear: Hear | None = None,
 ) -> Teaching:
-    """Read the data, load the target and choose held-out prompts.
-
-    Raises ExportError if the data is too little, or the target is no model that can teach.
-    """
+    """Load the target and choose held-out prompts; raise ExportError if it cannot teach."""
     checkpoint = with_languages(checkpoint)
     streams = token_streams(config, checkpoint, files, work, report, hear)
     device = best_device()
@@ -75,7 +72,9 @@ def prepare_teaching(
     reader = None if checkpoint.encoder is None else _reader(config, checkpoint, target, work)
     size = checkpoint.vocab_size
     if reader is None:
-        features = _features(config, checkpoint, target)
+        features = None
+        if config.kind == FEATURE:
+            features = TeacherFeatures(target, feature_layers(checkpoint), feature_size(checkpoint))
         teacher = Teacher(target, size, cache_bytes, device, features)
     else:
         teacher = SourceTeacher(target, size, cache_bytes, device, reader)
@@ -86,14 +85,12 @@ def prepare_teaching(
 def learns_few_answers(config: DistillConfig, streams: TokenStreams) -> bool:
     """Return whether a draft learns quickly from few rows: a feature draft, from chats alone.
 
-    It learns answers by heart after few passes (128 answers, 24 times each: loss 0.4, acceptance
-    0.38), so it learns each 8 times and keeps its embedding.
+    It learns answers by heart after few passes, so it learns each 8 times and keeps its embedding.
     """
     return config.kind == FEATURE and streams.has_chats and not streams.has_texts
 
 
 def _cache_bytes(checkpoint: Checkpoint, target: PreTrainedModel) -> int:
-    """Return the bytes of keys and values per token."""
     if checkpoint.encoder is None:
         rows = [*probed_caches(target, checkpoint, "fp32")]
     else:
@@ -101,14 +98,6 @@ def _cache_bytes(checkpoint: Checkpoint, target: PreTrainedModel) -> int:
         assert probed.encoder is not None
         rows = [*probed.caches, *probed.encoder.cross]
     return _BYTES_PER_NUMBER * sum(each.numbers_a_row for each in rows)
-
-
-def _features(
-    config: DistillConfig, checkpoint: Checkpoint, target: PreTrainedModel
-) -> TeacherFeatures | None:
-    if config.kind != FEATURE:
-        return None
-    return TeacherFeatures(target, feature_layers(checkpoint), feature_size(checkpoint))
 
 
 def _reader(

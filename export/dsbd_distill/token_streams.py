@@ -1,6 +1,6 @@
 """Tokens of all data of a distillation, as streams on disk: texts and chats, sources, or sound.
 
-A source is a line of a file. In a ``.jsonl`` file it is a string, or an object with a field
+A source is a line of a file: a text, or in a ``.jsonl`` file a string, or an object with a field
 ``source`` or ``text``.
 """
 
@@ -49,10 +49,7 @@ def token_streams(
     report: Report,
     hear: Hear | None,
 ) -> TokenStreams:
-    """Return the tokens of all data, which an earlier run may have left.
-
-    Raises ExportError if the data is too little, or cannot be read.
-    """
+    """Return the tokens of all data, stored before or now; raise ExportError for bad data."""
     encoder = checkpoint.encoder
     begin = target_begin(checkpoint) if encoder is not None and encoder.speech is None else []
     if not work.tokens.exists():
@@ -80,7 +77,6 @@ def token_streams(
 
 
 def _sizes(streams: TokenStreams) -> str:
-    """Return how much there is to learn from and held out, in words."""
     texts = f"{len(streams.train):,} tokens to learn from, {len(streams.held_out):,} held out"
     prompts = (
         f"{len(streams.train_prompts):,} prompts of chats to learn from, "
@@ -91,7 +87,6 @@ def _sizes(streams: TokenStreams) -> str:
 
 
 def _opened_sources(work: WorkFolder, kind: str, report: Report) -> TokenStreams:
-    """Return the sources that were written, and report how many there are."""
     streams = open_streams(work.tokens, kind)
     if not len(streams.train_prompts):
         wanted = "lines of text" if kind == SOURCES else "files of audio"
@@ -150,10 +145,7 @@ def _write_sources(
 
 
 def target_begin(checkpoint: Checkpoint) -> list[int]:
-    """Return the tokens that every target of an encoder-decoder begins with.
-
-    Raises ExportError if targets begin with a language, and the checkpoint does not choose one.
-    """
+    """Return the tokens that every target begins with; raise ExportError for an open language."""
     encoder = checkpoint.encoder
     assert encoder is not None  # the caller has asked
     file, name = checkpoint.folder / GENERATION_CONFIG_FILE, "forced_bos_token_id"
@@ -171,10 +163,7 @@ def target_begin(checkpoint: Checkpoint) -> list[int]:
 
 
 def sources_of(file: TextFile) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of every source of a file; empty lines are skipped.
-
-    Raises ExportError if a line of a .jsonl file holds no source.
-    """
+    """Yield (name, text) of every source of a file; raise ExportError for a line without one."""
     if file.path.suffix == ".jsonl":
         for name, where, content in json_lines(file):
             yield name, _source_in(content, where)

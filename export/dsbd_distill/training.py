@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -136,10 +137,7 @@ def orthogonalized(matrix: Tensor) -> Tensor:
 
 
 class Trainer:
-    """Trains a model in place; resumes from the checkpoint file if it exists.
-
-    checkpoint: file of everything that changes; replaced as a whole.
-    """
+    """Trains a model in place; resumes from the checkpoint file, which is replaced as a whole."""
 
     def __init__(
         self,
@@ -170,15 +168,16 @@ class Trainer:
     ) -> TrainingState:
         """Train to the end of the budget.
 
-        batches_at: returns the batches of a step, a function of step and progress alone, so that a
-        resumed run sees the same data.
+        batches_at: returns the batches of a step, by step and progress alone: a resumed run sees
+        the same.
         """
         state = self.state
         began, saved = self._clock() - state.seconds, state.seconds
         if not state.step:
             self._note(observe)
         while state.progress < 1.0:
-            self._set_rate(self._schedule.rate(state.step, state.progress))
+            for group in itertools.chain(*(each.param_groups for each in self._optimizers)):
+                group["lr"] = self._schedule.rate(state.step, state.progress)
             state.losses.append(self._step(batches_at(state.step, state.progress), loss_of))
             state.step += 1
             state.seconds = self._clock() - began
@@ -194,13 +193,7 @@ class Trainer:
             self.state.history.append(point)
             self.state.losses.clear()
 
-    def _set_rate(self, rate: float) -> None:
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-
     def _step(self, batches: Sequence[Batch], loss_of: Loss) -> float:
-        """Make one optimizer step; return the mean loss."""
         total = 0.0
         for batch in batches:
             loss = loss_of(self._model, batch) / len(batches)

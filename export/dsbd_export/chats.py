@@ -1,8 +1,8 @@
 """Chats to learn from: lines {"messages": [...]}, the prompts in them, and their tokens on disk.
 
-Every turn that the model would answer is a prompt: the messages before each answer of the
-assistant, and a whole chat that ends with a user's message, rendered by the target's chat template
-as requests are. The draft learns the target's own answers, and the given ones only on request.
+Every turn that the model would answer is a prompt: the messages before each answer, or a whole chat
+that ends with a user's message, rendered by the target's template. The draft learns the target's
+own answers, and the given ones only on request.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ class Chat:
     where: str
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the text of each message that has one."""
         for message in self.messages:
             content = message.get("content") if isinstance(message, dict) else None
             if isinstance(content, str):
@@ -60,7 +59,6 @@ class ChatTokens:
     """Converts chats to token ids, as for a request.
 
     longest: most tokens of a prompt; longer ones are counted and left out.
-    learns_answers: whether chats that end with an answer are also texts.
     """
 
     def __init__(
@@ -109,7 +107,6 @@ class Prompts:
     ends: NDArray[np.int64]  # (num_prompts,) int64. End of each prompt in ``tokens``.
 
     def __len__(self) -> int:
-        """Return the number of prompts."""
         return len(self.ends)
 
     def chosen(self, count: int, rng: np.random.Generator) -> list[NDArray[np.int64]]:

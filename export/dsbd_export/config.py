@@ -44,7 +44,7 @@ def quantization_of(quantize: str, dtype: str, form: str) -> str:
 
     "int8" in fp32 is for CPUs, and there rows and weights are int8 by row and channel. At 4 to 20
     rows they need 0.68 to 0.86 of the time of blocks, at a KL divergence of 3.8e-3 instead of
-    2.4e-3 (SmolLM2). CUDA has no such product: in fp16, and in CUDA's form, "int8" is blocks.
+    2.4e-3 (SmolLM2).
     """
     if quantize == "int8-blocks":
         return INT8_BLOCKS

@@ -49,11 +49,7 @@ class EngineGraph:
 
 
 class ModelSource:
-    """A model in memory and its derived data, before and after its weights are converted.
-
-    The methods are called once each, in this order; before the last the weights are converted to
-    the type of the engine.
-    """
+    """A model in memory and its derived data, before and after its weights are converted."""
 
     GRAPH = ForestGraph
 

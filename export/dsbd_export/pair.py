@@ -100,10 +100,7 @@ def context_warning(
 
 
 def resize_vocabulary(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
-    """Give embedding and output head the agreed vocabulary size, in place.
-
-    New rows are copies of the last one, which is padding or the last, rare token.
-    """
+    """Give embedding and output head the agreed vocabulary size, in place."""
     num_own = model.config.get_text_config().vocab_size
     if num_own == checkpoint.vocab_size:
         return

@@ -1,8 +1,4 @@
-"""Cases of the parity gate: small forests and real text, with the checkpoint's own logits.
-
-Forests of random tokens find a wrong mask or position. How much a rounded weight matters shows only
-on text that the model can predict: prose and code.
-"""
+"""Cases of the parity gate: small forests and real text, with the checkpoint's own logits."""
 
 from __future__ import annotations
 
@@ -86,12 +82,7 @@ class ForestCase:
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """A case and the result of transformers.
-
-    Attributes:
-        features: (S, width) float32, of all nodes, for the text of a target with features; else
-        None.
-    """
+    """A case and the result of transformers; features, (S, width) float32, of the text alone."""
 
     case: ForestCase
     logits: NDArray[Any]
@@ -99,10 +90,7 @@ class Reference:
 
 
 def forest_cases(checkpoint: Checkpoint, num_tokens: int | None = None) -> list[ForestCase]:
-    """Return prefill, cached decode and tree at each prompt length, equal at every call.
-
-    A sliding window is always exceeded, so that a wrong mask of a layer is found.
-    """
+    """Return prefill, cached decode and tree at each prompt length; a sliding window is exceeded."""
     num_tokens = num_tokens or num_drawn(checkpoint)
     longest = checkpoint.context_length - TREE_DEPTH
     wanted = [*PROMPT_LENGTHS, (checkpoint.sliding_window or 0) + PROMPT_LENGTHS[1]]
@@ -139,10 +127,7 @@ def reference_logits(
     dtype: torch.dtype = torch.float32,
     heard: Heard | None = None,
 ) -> NDArray[Any]:
-    """Return (R, V) of ``dtype``: each node's logits after a plain causal pass over its path.
-
-    heard: outputs for earlier cases of this model; the sound of this case is added.
-    """
+    """Return (R, V) of ``dtype``: each node's logits after a plain causal pass over its path."""
     alone = dataclasses.replace(case, together=())
     heard = {} if heard is None else heard
     found = [_request_logits(model, each, dtype, heard) for each in (alone, *case.together)]

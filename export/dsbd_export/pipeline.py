@@ -278,12 +278,7 @@ def _write_graph(
 def _with_attention(
     checkpoint: Checkpoint, missing: str | None, config: ModelOptions, report: Report
 ) -> ModelOptions:
-    """Return the options with the form of attention that a model gets.
-
-    missing: why it has no exact form; "" or None if it may have one.
-
-    Raises ExportError if exact attention was requested, and the model has no such form.
-    """
+    """Return the options with a model's form of attention; ``missing``: why not exact, or ""."""
     if not missing or config.attention_form != EXACT:
         return config
     model = f"the {checkpoint.role} (family {checkpoint.family})"

@@ -83,7 +83,11 @@ def find_files(data: tuple[str, ...], exclude: tuple[str, ...]) -> list[TextFile
                 f"data={entry!r} matches no file; give a file, a folder, or a pattern such as "
                 "'texts/**/*.md'"
             )
-        found |= {file.path: file.name for file in files if not _is_excluded(file, exclude)}
+        found |= {
+            file.path: file.name
+            for file in files
+            if not any(fnmatch.fnmatch(file.name, pattern) for pattern in exclude)
+        }
     if not found:
         raise ExportError(f"exclude={', '.join(exclude)} leaves no file of data; exclude less")
     return sorted((TextFile(path, name) for path, name in found.items()), key=lambda f: f.name)
@@ -116,10 +120,6 @@ def _root_of(pattern: Path) -> Path:
     """Return the folder before the first part of a pattern that has wildcards."""
     parts = itertools.takewhile(lambda part: not glob.has_magic(part), pattern.parts[:-1])
     return Path(*parts)
-
-
-def _is_excluded(file: TextFile, exclude: tuple[str, ...]) -> bool:
-    return any(fnmatch.fnmatch(file.name, pattern) for pattern in exclude)
 
 
 def is_held_out(name: str) -> bool:
@@ -179,7 +179,6 @@ def _pieces(path: Path) -> Iterator[str]:
 
 
 def _text_in(content: Any, where: str) -> Iterable[str]:
-    """Return the text of a line, or its chat."""
     if isinstance(content, dict) and "messages" in content:
         if "text" in content:
             raise ExportError(f"{where} has both a text and messages; write one of them")
@@ -204,10 +203,7 @@ def write_streams(
     eos: int | None,
     folder: Path,
 ) -> None:
-    """Write the tokens of all texts to ``folder``, which appears when it is complete.
-
-    A text begins like a prompt, and ends with ``eos`` unless that is None.
-    """
+    """Write the tokens of all texts; each begins like a prompt and ends with ``eos``, if any."""
     with opened_sinks(folder) as sink_of:
         for file in files:
             for name, pieces in texts_of(file):

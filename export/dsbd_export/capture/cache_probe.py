@@ -87,8 +87,7 @@ def probed_caches(
 ) -> tuple[CacheEntry, ...]:
     """Return the caches of a model, those of its engine in ``dtype``, by a run over two tokens.
 
-    Raises ExportError if a layer caches something other than a key and a value for each head, or
-    rows of a convolution or a known recurrence.
+    Raises ExportError for anything except rows of attention, convolutions and known recurrences.
     """
     cache = RecordingCache()
     with (
@@ -112,7 +111,10 @@ def probed_caches(
             "cache, so no row of it can be kept; choose another checkpoint"
         )
     entries: list[CacheEntry] = [*attention_rows(cache, checkpoint, dtype, _NUM_ROWS)]
-    entries += _convolution_rows(cache, dtype)
+    entries += [
+        ConvolutionRows(layer=layer, width=shape[1], num_ancestors=kernel_size - 1, dtype=dtype)
+        for layer, (shape, kernel_size) in cache.convolutions.items()
+    ]
     entries += _recurrent_rows(cache)
     return tuple(sorted(entries, key=lambda entry: entry.layer))
 
@@ -149,13 +151,6 @@ def attention_rows(
             )
         yield AttentionRows(
             layer=layer, num_heads=key[1], key_width=key[3], value_width=value[3], dtype=dtype
-        )
-
-
-def _convolution_rows(cache: RecordingCache, dtype: str) -> Iterator[ConvolutionRows]:
-    for layer, (shape, kernel_size) in cache.convolutions.items():
-        yield ConvolutionRows(
-            layer=layer, width=shape[1], num_ancestors=kernel_size - 1, dtype=dtype
         )
 
 

@@ -75,7 +75,6 @@ class _Builder:
 
 
 def _fold(builder: _Builder, cache: RecurrentRows) -> None:
-    """Add the nodes of one layer."""
     add, constant = builder.add, builder.constant
     state, state_decay = state_name(cache.layer), state_decay_name(cache.layer)
     keys, deltas, decays = (

@@ -7,8 +7,7 @@ keys and values of every head from all cached rows in every call, k = W_k c and 
     q . (W_k c) = (W_k' q) . c      and      sum_c p_c W_v c = W_v sum_c p_c c
 
 the queries are taken into the space of the latents instead, and the weighted sum out of it: a layer
-with one head, whose key, of r + dr numbers, is its value as well. (The dr numbers too many cost
-little, and TensorRT has no attention to values of another width than the keys.)
+with one head, whose key, of r + dr numbers, is its value as well.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Part: one kind of state of an engine, in its graph, in other files and in the manifest.
-
-``dsbd_export.parts.table`` has a row for each kind.
-"""
+"""Part: one kind of state of an engine, in its graph, in other files and in the manifest."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Short convolutions over the paths of a forest (docs/algorithm.md 3.11).
 
-A convolution over a sequence reads, at each token, its own input and those of the k - 1 tokens
-before. In a forest these are the last ancestors of a node: rows of a cache, which an input of the
-graph names.
+A token reads its own input and those of its last k - 1 ancestors, rows of a cache that an input of
+the graph names.
 """
 
 from __future__ import annotations

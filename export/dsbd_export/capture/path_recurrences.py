@@ -2,16 +2,16 @@
 
 A recurrent layer changes a matrix at every token: it decays by exp(g), and the token writes into it
 a delta u by a key k. In a forest the matrix S is kept at *checkpoints* alone, ancestors that many
-nodes share. Every node after one is a row, as in attention, of its key, its delta and the
-logarithm G of the decay along its path. With c the checkpoint of i, the matrix of zeros if it
-has none, and A(i) the ancestors of i after it,
+nodes share. Every node after one is a row, as in attention, of its key, its delta and the logarithm
+G of the decay along its path. With c the checkpoint of i, the matrix of zeros if it has none, and
+A(i) the ancestors of i after it,
 
     u_i = rate_i (v_i - exp(G_i - G_c) S_c' k_i - sum_{j in A(i)} exp(G_i - G_j) (k_i . k_j) u_j)
     o_i = exp(G_i - G_c) S_c' q_i + sum_{j in A(i) and i} exp(G_i - G_j) (q_i . k_j) u_j
 
 is the gated delta rule, and with u_i = v_i Mamba2. Outputs are products over rows under the
 forest's own mask. The deltas of one call are the solution of a triangular system, since parents
-stand before children. ``folded`` makes a checkpoint of the rows of a path after another one.
+stand before children.
 """
 
 from __future__ import annotations
@@ -244,11 +244,7 @@ def _passed(before: Tensor, after: Tensor) -> Tensor:
 
 
 def _unit_lower_inverse(system: Tensor, levels: list[Tensor]) -> Tensor:
-    """Return (I + system)^-1 of strictly lower triangular systems, (H, S, S).
-
-    By blocks of twice the size at each level: [[A, 0], [B, C]] has the inverse [[A', 0], [-C' B A',
-    C']].
-    """
+    """Return (I + system)^-1 of strictly lower triangular systems, (H, S, S), by growing blocks."""
     inverse = torch.eye(system.shape[-1]) - system * levels[0]
     for is_between in levels[1:]:
         inverse = inverse - inverse @ (system * is_between) @ inverse

@@ -23,8 +23,7 @@ _ELEMENT_TYPES = {
 def write_prune_graph(contract: ExportContract, file: Path) -> None:
     """Write the graph for the caches of a contract.
 
-    Row ``write_indices[0] + k`` of every cache becomes the old row ``src_rows[k]``; every space has
-    inputs of its own, and may have no rows at all.
+    Row ``write_indices[0] + k`` of every cache becomes the old row ``src_rows[k]``, in every space.
     """
     inputs = []
     for space in contract.spaces:

@@ -9,8 +9,7 @@ Here all experts are two batched products, and the routing is a weight that is 0
 chosen; a row's result cannot depend on the others.
 
 Rotary frequencies that depend on the length of the sequence: "longrope" switches to its long
-factors, "dynamic" widens its base, both only beyond a limit that their config names. Beyond it a
-graph has the long factors of "longrope" at every length.
+factors, "dynamic" widens its base, both only beyond a limit that their config names.
 """
 
 from __future__ import annotations
@@ -168,9 +167,7 @@ def capped_attention(
 ) -> Tensor:
     """Return (1, H, S, D) with scores capped at ``softcap * tanh(scores / softcap)``.
 
-    ``sinks``, (H,), are scores of one more row of each head, which has no value: it only takes its
-    share of the softmax.
-    Heads that share a key head are rows of one product: (1, Hkv, G*S, D) x (1, Hkv, D, C).
+    ``sinks``, (H,), are scores of one more row of each head, which has no value.
     """
     _, num_heads, num_nodes, head_dim = query.shape
     num_key_heads = key.shape[1]
@@ -217,7 +214,6 @@ class ReplaceTorchFunctions(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call ``func``, or its replacement."""
         return self._replacements.get(func, func)(*args, **(kwargs or {}))
 
 
@@ -263,8 +259,6 @@ def dense_experts(
 
     module: transformers' experts: gate_up_proj (E, 2I, H) or up_proj (E, I, H), and down_proj (E,
     H, I); each the other way round if ``is_transposed``.
-    top_k_index: (S, K) int64. Experts of each row.
-    top_k_weights: (S, K). Their weights.
     """
     if module.has_post_expert_norm or module._is_expert_parallel:
         raise ExportError(f"{type(module).__name__} treats its experts in an unknown way")

@@ -1,10 +1,8 @@
 """Attention and positions of an encoder-decoder in a graph.
 
-Self-attention of the decoder sees the forest mask, attention in the encoder everything: a source is
-read alone. The rows of a call of the decoder may have several sources: those of each become an item
-of a batch (``SourcePlaces``), since one mask over all sources would multiply the cost by the
-number of sources. Three things count the rows of a cache, and take the positions of a
-forest instead:
+Self-attention of the decoder sees the forest mask, attention in the encoder everything. The rows of
+a call may have several sources, each an item of a batch (``SourcePlaces``). Three things count the
+rows of a cache, and take the positions of a forest instead:
 
 * tables of positions that take them as an argument (BART, Marian, ...): they are given those;
 * M2M100's, whose positions begin after the id of the padding, which itself has no position;
@@ -101,8 +99,7 @@ def source_attention(
     """Attend; the interface is that of transformers' attention functions.
 
     query: (1, H, S, D). key, value: (1, H, rows, D), of sources (B, H, rows, D). attention_mask:
-    (1, 1, S, C) bool, None for the rows of sources. position_bias: (1, H, S, rows). places: which
-    source each row reads, None in an encoder. Returns (1, S, H, D).
+    (1, 1, S, C) bool, None for sources. position_bias: (1, H, S, rows). Returns (1, S, H, D).
     """
     refuse_unknown(module, others)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
@@ -141,16 +138,12 @@ class DistanceBiases:
         for module, table, most in tables:
             found = F.embedding(distances.clamp(-most, most) + most, table)
             bias = found.permute(2, 0, 1)[None]  # (1, H, S, C)
-            module.compute_bias = _returning(bias)
+            module.compute_bias = lambda *_, bias=bias, **__: bias
         try:
             yield
         finally:
             for module in self._modules:
                 del module.compute_bias
-
-
-def _returning(bias: Tensor) -> Any:
-    return lambda *_, **__: bias
 
 
 def has_distance_bias(model: PreTrainedModel) -> bool:

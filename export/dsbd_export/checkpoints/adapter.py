@@ -1,7 +1,7 @@
 """Adapter of a checkpoint: a PEFT folder that is checked and merged into the model's weights.
 
-peft does the merging. Checked here is what it would accept silently: settings of a later version,
-weights without a place, and a merged model that differs from model and adapter together.
+Checked here is what peft would accept silently: settings of a later version, weights without a
+place, and a merged model that differs from model and adapter together.
 """
 
 from __future__ import annotations
@@ -135,7 +135,6 @@ def merge_adapter(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:
 
 
 def _with_adapter(model: PreTrainedModel, adapter: Adapter) -> PeftModel:
-    """Return the model with all weights of the adapter attached."""
     where = f"the adapter at {adapter.folder}"
     trained_for = f" ({adapter.base_name})" if adapter.base_name else ""
     fix = f"give the model that it was trained for{trained_for}"
@@ -166,8 +165,7 @@ def _with_adapter(model: PreTrainedModel, adapter: Adapter) -> PeftModel:
 def _without_copies(names: Sequence[str], adapter: Adapter) -> list[str]:
     """Return names of the file without copies of loaded weights.
 
-    PEFT saves a weight of ``modules_to_save`` twice if the vocabulary has grown, and tied rows of
-    tokens for embedding and head, but loads only one of them.
+    PEFT saves weights of ``modules_to_save`` and tied rows of tokens twice, but loads only one.
     """
     if not names:
         return []
@@ -208,10 +206,7 @@ def _token_weights(model: PreTrainedModel) -> list[Tensor]:
 
 
 def _is_same_name(base: str, source: str) -> bool:
-    """Return whether two names, on the hub or of folders, may mean one model.
-
-    "unsloth/Llama-3.2-1B-bnb-4bit" and "meta-llama/Llama-3.2-1B" may; so may the name of a file.
-    """
+    """Return whether two names, on the hub or of folders, may mean one model, or its 4-bit copy."""
     names = [each.rstrip("/").rpartition("/")[2].casefold() for each in (base, source)]
     return names[0] in names[1] or names[1] in names[0]
 
@@ -232,7 +227,6 @@ def _untie(model: PreTrainedModel) -> None:
 
 @torch.inference_mode()
 def _probed_logits(computes: nn.Module, model: PreTrainedModel) -> Tensor:
-    """Return the logits of a few tokens, (_NUM_PROBED, V)."""
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(vocab_size, (1, _NUM_PROBED), generator=generator)

@@ -1,7 +1,6 @@
 """Files of an adapter (PEFT): settings and shapes of weights, checked before a model is loaded.
 
-PEFT does not check them: it allocates memory for any rank, matches a pattern for any time, and
-damaged files end in any error.
+PEFT would allocate memory for any rank, match a pattern for any time, and end in any error.
 """
 
 from __future__ import annotations
@@ -169,7 +168,6 @@ def _expected(name: str, value: object) -> str | None:
 
 
 def _integers(value: object) -> Iterator[int]:
-    """Yield the integers in a value of JSON."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):

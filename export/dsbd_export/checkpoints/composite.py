@@ -1,8 +1,7 @@
 """Composite models: the text part in its wrapper, without parts for pictures or sound.
 
-The wrapper's own forward is captured, not a text model made of its weights: a wrapper may scale
-logits (Cohere2-Vision), give positions in rows for time, height and width (Qwen-VL), or have no
-text class.
+The wrapper's own forward is captured: it may scale logits (Cohere2-Vision), give positions in rows
+for time, height and width (Qwen-VL), or have no text class.
 """
 
 from __future__ import annotations

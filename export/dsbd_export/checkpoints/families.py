@@ -1,8 +1,4 @@
-"""Model families: a table of how each is exported, or why it cannot be.
-
-A family that is not in the table is exported in the same way, and the parity gate judges the
-result.
-"""
+"""Model families: how each is exported, or why not; others are tried and judged by the gate."""
 
 from __future__ import annotations
 

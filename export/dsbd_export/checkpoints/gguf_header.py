@@ -1,8 +1,7 @@
 """Header of a GGUF file, read with every count and length checked against the file's size.
 
-A library that does not check a count loops or allocates without limit; here nothing beyond the
-file's size is read or allocated. A file that passes is complete: little-endian, one part, all bytes
-of all tensors.
+Nothing beyond the file's size is read or allocated. A file that passes is complete: little-endian,
+one part, all bytes of all tensors.
 """
 
 from __future__ import annotations
@@ -54,8 +53,7 @@ class GgufHeader:
     def token_id(self, name: str) -> int | None:
         """Return the token that the file names as ``bos``, ``eos`` and so on, or None.
 
-        Ids beyond the vocabulary, which converters wrote for models without such tokens, are
-        ignored. Raises ExportError if its tokenizer has no such token.
+        Ids beyond the vocabulary, as converters wrote them, are ignored or raise ExportError.
         """
         key = f"tokenizer.ggml.{name}_token_id"
         index, size = self.values.get(key), len(self.values.get("tokenizer.ggml.tokens") or ())

@@ -40,8 +40,7 @@ def load_model(
 ) -> PreTrainedModel:
     """Return the unmodified transformers model in evaluation mode, its weights in ``dtype``.
 
-    Parts of a composite model that read no text are omitted. Constants that follow from the config
-    stay in fp32.
+    Parts that read no text are omitted; constants that follow from the config stay in fp32.
     """
     with quiet_libraries(), _as_loading_errors(checkpoint):
         model, info = _load(checkpoint, TORCH_DTYPES[dtype], report)

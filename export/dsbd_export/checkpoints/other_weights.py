@@ -1,7 +1,4 @@
-"""Weights that are not those of a whole model: adapters, and quantized ones without a config.
-
-transformers would accept them silently.
-"""
+"""Adapters and quantized weights without a config, which transformers would accept silently."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 The dequantized weights are the checkpoint that an export is compared with. transformers dequantizes
 mxfp4 and, with the package of that name, compressed-tensors. FP8, GPTQ and AWQ are read here:
-transformers' FP8 applies the scales of short blocks to other rows, and the other two need packages
-that need a GPU.
+transformers' FP8 is wrong for short blocks, the others need a GPU.
 """
 
 from __future__ import annotations

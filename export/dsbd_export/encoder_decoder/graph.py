@@ -1,8 +1,4 @@
-"""Graph of an encoder: a source to the cross rows that the decoder's layers read.
-
-The model itself is captured: a first call stores the cross rows in a cache of transformers, later
-calls read them.
-"""
+"""Graph of an encoder: a source to the cross rows that the decoder's layers read."""
 
 from __future__ import annotations
 
@@ -30,10 +26,7 @@ from dsbd_runtime.parts.encoder_entry import (
 
 
 class EncoderGraph(nn.Module):
-    """A source to the cross rows of every decoder layer, and its hidden states.
-
-    A source is tokens or features of sound; for a draft with a shared encoder, its hidden states.
-    """
+    """A source (tokens, sound, hidden states) to the layers' cross rows and its hidden states."""
 
     def __init__(self, model: PreTrainedModel, encoder: EncoderEntry) -> None:
         super().__init__()

@@ -69,10 +69,12 @@ def source_cases(checkpoint: Checkpoint) -> list[ForestCase]:
             for index, case in enumerate(forests)
         ]
     rng = np.random.default_rng(1)
+    num_tokens = min(entry_of(checkpoint).vocab_size, num_drawn(checkpoint))
     cases = []
     for index, case in enumerate(forest_cases(checkpoint)):
         length = _SOURCE_LENGTHS[index % len(_SOURCE_LENGTHS)]
-        cases.append(_with_source(case, _drawn_source(checkpoint, length, rng), checkpoint))
+        source = rng.integers(0, num_tokens, length, dtype=np.int64)
+        cases.append(_with_source(case, source, checkpoint))
     first, *others = (case for case in cases if case.name == TREE)
     together = dataclasses.replace(first, name="sources", together=tuple(others))
     text = text_case(checkpoint)
@@ -84,13 +86,6 @@ def with_own_source(case: ForestCase, checkpoint: Checkpoint) -> ForestCase:
     if (speech := entry_of(checkpoint).speech) is not None:
         return dataclasses.replace(case, sound=heard_sounds(speech)[1])
     return _with_source(case, case.node_ids, checkpoint)
-
-
-def _drawn_source(
-    checkpoint: Checkpoint, length: int, rng: np.random.Generator
-) -> NDArray[np.int64]:
-    num_tokens = min(entry_of(checkpoint).vocab_size, num_drawn(checkpoint))
-    return rng.integers(0, num_tokens, length, dtype=np.int64)
 
 
 def _with_source(

@@ -1,7 +1,4 @@
-"""Drafts with the target's encoder: recognized by weights and config, exported without it.
-
-Such a draft, from distil-whisper or ``dsbd-distill``, is only a decoder over the target's encoder.
-"""
+"""Drafts with the target's encoder: recognized by weights and config, exported without it."""
 
 from __future__ import annotations
 
@@ -30,10 +27,7 @@ training, of outputs, of requests. Unknown fields are compared."""
 def with_hidden_states(
     model: PreTrainedModel, checkpoint: Checkpoint, encoder: EncoderEntry
 ) -> EncoderEntry:
-    """Return the entry of an encoder whose graph returns hidden states or reads the target's.
-
-    A target's encoder returns them; a draft's reads them if it is the same.
-    """
+    """Return the entry of an encoder that returns hidden states, or shares the target's."""
     own = fingerprint(model)
     width = int(model.config.hidden_size)
     if checkpoint.role == "target":

@@ -74,12 +74,7 @@ def _check_sound(said: dict[str, Any]) -> None:
 
 
 def speech_entry(files: CheckpointFiles) -> SpeechEntry:
-    """Return the settings in the files of a checkpoint.
-
-    Raises:
-        ExportError: settings for transformers' transcription are missing, or an option is not
-            supported for a source of sound.
-    """
+    """Return the settings in the files of a checkpoint; raise ExportError if any is missing."""
     config, generation = files.config, files.generation
     if (most := files.options.max_source) is not None:
         raise ExportError(

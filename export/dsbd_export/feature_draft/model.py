@@ -6,8 +6,7 @@
     logits = lm_head(norm(own feature))
 
 ``fc`` projects a feature of the target to the draft's width, which an own feature already has.
-Parameters have the names of the speculators library. Logits are over the draft's vocabulary;
-``target_logits`` spreads them over the target's.
+Logits are over the draft's vocabulary; ``target_logits`` spreads them over the target's.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ class FeatureLayer(nn.Module):
     ) -> Tensor:
         """Return the residual stream after the layer, (B, S, H).
 
-        embeddings, features: (B, S, H). mask: of transformers' attention. angles: cos and sin of
-        the positions. cache: of transformers, or None.
+        embeddings, features: (B, S, H). mask, cache: of transformers. angles: cos and sin.
         """
         normed = self.hidden_norm(features)
         residual = normed if self._norm_before_residual else features
@@ -84,11 +82,7 @@ def _mlp_without_bias(layer: Any) -> nn.Module:
 
 
 class FeatureDraft(LlamaPreTrainedModel):  # type: ignore[misc]  # transformers has no types
-    """A feature draft.
-
-    Attributes:
-        d2t: (draft vocabulary,) int64. Difference from each of its tokens to the target's.
-    """
+    """A feature draft."""
 
     def __init__(self, features: FeatureDraftConfig) -> None:
         layer = features.layer
@@ -111,6 +105,7 @@ class FeatureDraft(LlamaPreTrainedModel):  # type: ignore[misc]  # transformers 
         self.lm_head = nn.Linear(size, features.draft_vocab_size, bias=False)
         if features.ties_head:
             self.lm_head.weight = self.embed_tokens.weight
+        # Difference from each of its tokens to the target's.
         self.register_buffer("d2t", torch.zeros(features.draft_vocab_size, dtype=torch.int64))
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -140,11 +135,7 @@ class FeatureDraft(LlamaPreTrainedModel):  # type: ignore[misc]  # transformers 
         attention_mask: Tensor | None,
         cache: Any = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the input of the head and the own features, (B, S, H) each.
-
-        input_ids, position_ids: (B, S) int64. features: (B, S, H), projected, for the token before
-        each.
-        """
+        """Return the head's input and the own features, (B, S, H), of projected ones, (B, S, H)."""
         embeddings = self.embed_tokens(input_ids)
         angles = self.rotary_emb(embeddings, position_ids)
         hidden = self.layers[0](embeddings, features, attention_mask, angles, cache)

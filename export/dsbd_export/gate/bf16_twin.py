@@ -1,8 +1,7 @@
 """Twin of a bf16 engine in fp32, which the CPU runs.
 
-The CPU provider has no MatMul, Add, RMSNormalization, ... in bf16. In the twin every weight is the
-bf16 one, widened, and all arithmetic and the caches are fp32: parity judges the graph and the
-rounded weights, not the rounding of activations.
+The CPU provider has no MatMul, Add, ... in bf16. In the twin weights are widened, and all
+arithmetic is fp32: parity judges the graph and the rounded weights.
 """
 
 from __future__ import annotations

@@ -19,10 +19,7 @@ def prefix_forward(case: ForestCase, first_row: int) -> Forward:
 def nodes_forward(
     case: ForestCase, first_row: int, prefix: tuple[int, int], num_nodes: int | None = None
 ) -> Forward:
-    """Return the forward that appends the nodes of a case, without logits.
-
-    prefix: the first cache row of its prefix, and the one after the last.
-    """
+    """Return the forward of a case's nodes after ``prefix``, its first and end row; no logits."""
     nodes = slice(num_nodes)
     return _forward(case, case.node_ids[nodes], case.parents[nodes], first_row, prefix)
 
@@ -47,8 +44,6 @@ def see_rows(
     """Return the rows that nodes from ``first_row`` on see, (S, C) bool, and their positions, (S,).
 
     With parents [-1, -1, 0] and first_row 1, node 2 sees rows 0, 1, 3 and stands at position 2.
-
-    prefix: its first row, and the one after the last; None: all rows before ``first_row``.
     """
     begin, end = prefix or (0, first_row)
     visible = np.zeros((len(parents), capacity), np.bool_)

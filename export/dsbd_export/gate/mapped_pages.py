@@ -17,8 +17,7 @@ _MAPS = Path("/proc/self/maps")
 def dropped_pages(file: Path, period_s: float = _PERIOD_S) -> Iterator[None]:
     """Inside the block, release the mapped pages of ``file`` every ``period_s`` seconds.
 
-    A page counts as memory of this process from its first use on. Only for mappings that are never
-    written: changes would be lost.
+    A page counts as memory of this process from its first use on. Changes to pages would be lost.
     """
     ranges = _mapped_ranges(file)
     if not ranges:

@@ -85,7 +85,6 @@ def measured_parity(
     """Run every case on the engine of a bundle, then its prune.onnx; return the errors found.
 
     in_float64: for a limit of the largest error: returns whether a case above it is rounding;
-    called when no engine is open any more. None: every case above it fails.
 
     Raises ExportError if a case computes something else than the checkpoint (NaN, other tokens), or
     a row is moved wrongly.
@@ -144,9 +143,8 @@ def _limit_by_rounding(
 ) -> ParityLimit:
     """Return the limit that rounding alone keeps, ``limit`` at least.
 
-    The checkpoint's own fp32 is off by e in float64. An engine may be off by ``_ROUNDING_FACTOR``
-    times as much. Float64 is slow: cases are computed until all are admitted, the text first, then
-    the largest error.
+    The checkpoint's own fp32 is off by e in float64; an engine may be by ``_ROUNDING_FACTOR`` e.
+    Float64 is slow: cases are computed until all are admitted.
     """
     missed = [result for result in results if not limit.admits(result)]
     judged = [

@@ -1,8 +1,7 @@
 """Engine of the parity gate: the one that hosts open, on ONNX Runtime's CPU provider.
 
-Cache rows that no forward has written hold noise: a graph that reads rows hidden by its masks fails
-the gate. And fp16 weights are widened when they are used, because an export has no memory for all
-of them at once; then no graph is optimized.
+Cache rows that no forward has written hold noise, and fp16 weights are widened when they are used,
+because an export has no memory for all of them at once.
 """
 
 from __future__ import annotations
@@ -74,11 +73,7 @@ def _opened(bundle: Bundle, entry: ModelEntry, role: str) -> CausalLM:
 
 
 def _widen_one_by_one(options: Any) -> None:
-    """Let a weight be widened to fp32 when it is used, and dropped after it.
-
-    By default the CPU provider widens all weights when it opens a graph, which takes twice their
-    size.
-    """
+    """Let a weight be widened to fp32 when it is used, and dropped after it, to save memory."""
     ort = import_ort()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
@@ -107,10 +102,7 @@ class ParityEngine:
         return whole
 
     def result(self, case: ForestCase, *, with_features: bool = False) -> ForwardResult:
-        """Return what the engine returns for the R compared nodes.
-
-        Every request's prefix is a forward of its own, then all of their nodes are one.
-        """
+        """Return what the engine returns for the R compared nodes, one forward of all requests."""
         requests = case.requests
         if self._has_recent_rows:
             requests = (_stranger(case), *requests)

@@ -21,11 +21,7 @@ NOT_MEASURED = ParityReport(
 def unwritten_bundle(
     path: Path, role: str, entry: ModelEntry, target: ModelEntry | None = None
 ) -> Bundle:
-    """Return a bundle in memory, from which the engine of ``role`` can be opened.
-
-    target: of a draft, the entry of its target, whose encoder it may share. None: it is opened
-    without its target.
-    """
+    """Return a bundle in memory; ``target``: for a draft, the entry of the encoder it may share."""
     is_draft = role == "draft"
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,

@@ -1,13 +1,10 @@
 """Alignment graph of a speech model: how some heads of its decoder attend to the sound.
 
-It is the decoder's graph with another output, written next to the finished file. All weights are
-those of model.onnx.data. By the attentions that follow the sound (``alignment_heads``) it returns
-which token is heard where; the shapes are those of ``dsbd_runtime.parts.alignment``.
+It is the decoder's graph with another output and the weights of model.onnx.data. By the attentions
+that follow the sound (``alignment_heads``) it returns which token is heard where; the shapes are
+those of ``dsbd_runtime.parts.alignment``.
 
     alignment_weights = Softmax(scale * query @ cross.key^T)       of these heads, (A, S, N)
-
-The weights are compared with the checkpoint's in every precision, but held to a limit in fp32
-alone.
 """
 
 from __future__ import annotations

@@ -110,7 +110,8 @@ def layers_of(model: PreTrainedModel) -> nn.ModuleList:
         for module in model.modules()
         if isinstance(module, nn.ModuleList) and len(module) == number
     ]
-    found = [each for each in found if not any(_is_within(each, other) for other in found)]
+    inner = {each for other in found for each in other.modules() if each is not other}
+    found = [each for each in found if each not in inner]
     if len(found) != 1:
         raise ExportError(
             f"{type(model).__name__} has {len(found)} lists of {number} layers, expected one, so "
@@ -119,16 +120,8 @@ def layers_of(model: PreTrainedModel) -> nn.ModuleList:
     return found[0]
 
 
-def _is_within(module: nn.Module, other: nn.Module) -> bool:
-    return module is not other and any(each is module for each in other.modules())
-
-
 class LayerInputs:
-    """Inside this context the hidden states that enter some layers of a model are kept.
-
-    Attributes:
-        seen: by layer, (1, S, H).
-    """
+    """Inside this context hidden states that enter some layers are in ``seen``, (1, S, H) each."""
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[int]) -> None:
         self._layers = layers

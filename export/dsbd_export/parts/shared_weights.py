@@ -1,7 +1,4 @@
-"""Weights that the encoder's graph reads from the decoder's file: an embedding that both have.
-
-So weights that model.onnx.data has byte for byte are neither stored nor mapped a second time.
-"""
+"""Weights that model.onnx.data has byte for byte, which the encoder's graph reads from there."""
 
 from __future__ import annotations
 
@@ -77,7 +74,6 @@ def _stored(model: onnx.ModelProto, file: str) -> list[TensorProto]:
 
 
 def _place_of(weight: TensorProto) -> tuple[int, int]:
-    """Return offset and length of a weight in its file."""
     entries = {entry.key: entry.value for entry in weight.external_data}
     return int(entries.get("offset", 0)), int(entries["length"])
 

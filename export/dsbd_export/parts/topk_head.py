@@ -1,7 +1,6 @@
 """Top-k head: a graph that returns the K largest logits of a row and the log-sum of all.
 
-It is put on the finished file, after parity has judged the logits themselves, and is then judged
-against those logits. Shapes are those of ``dsbd_runtime.parts.head``.
+It is put on the finished file, and judged against the logits; shapes: ``dsbd_runtime.parts.head``.
 
     top_logits, top_ids = TopK(logits, K)                  largest first, ties by lower id
     logsumexp           = top_logits[0] - LogSoftmax(logits)[top_ids[0]]
@@ -104,7 +103,6 @@ def proposed_logits(graph: onnx.GraphProto) -> ProposedLogits | None:
 
 
 def _remove_unused(graph: onnx.GraphProto) -> None:
-    """Remove nodes and initializers whose values are unused."""
     outputs = {output.name for output in graph.output}
     while True:
         read = {name for node in graph.node for name in node.input} | outputs
@@ -192,7 +190,6 @@ def longest_cases(cases: Sequence[ForestCase]) -> list[ForestCase]:
 
 
 def _head_rows(found: Logits) -> HeadRows:
-    """Return the results of a head."""
     assert isinstance(found, TopLogits)  # as the manifest says
     full = None if found.kept is None else found.kept.read(np.arange(len(found)))
     return HeadRows(found.top_ids, found.top_logits, found.logsumexp, full)

@@ -101,11 +101,7 @@ class IntegerSums:
     def __init__(
         self, store: Store, context_length: int, largest_values: Mapping[int, NDArray[np.float32]]
     ) -> None:
-        """Take the most columns of scores, and the largest magnitudes of every layer's values.
-
-        context_length: of the longest path, and one more with a sink. largest_values: by layer,
-        (Hkv, D).
-        """
+        """Take the most columns of scores, and each layer's largest values, (Hkv, D)."""
         self._store = store
         self._is_long = context_length > _MAX_ROWS_IN_FP32
         bits = _EXACT_BITS - math.ceil(math.log2(context_length))
@@ -161,7 +157,6 @@ class IntegerSums:
 
 
 def _without_sink(tape: ir.tape.Tape, store: Store, columns: ir.Value) -> ir.Value:
-    """Return all columns but the last."""
     bounds = [_integers(store, 0), _integers(store, -1), _integers(store, -1)]
     return tape.op("Slice", [columns, *bounds])
 
@@ -199,8 +194,7 @@ def attend_exactly(
 ) -> int:
     """Rewrite all attention of ``model`` in place; return the number of attentions.
 
-    largest_values: of each of them the largest magnitudes of its values, (Hkv, D), for sums of
-    integers; None for sums in double.
+    largest_values: of each layer, (Hkv, D), for sums of integers; None for sums in double.
 
     Raises ExportError if it has no exact form.
     """
@@ -258,7 +252,6 @@ def _replace_attention(graph: ir.Graph, node: ir.Node, sums: Sums, store: Store)
 
 
 def _integers(store: Store, *numbers: int) -> ir.Value:
-    """Return an int64 vector."""
     return store.constant("_".join(map(str, numbers)), np.array(numbers, np.int64))
 
 
@@ -282,7 +275,7 @@ def _softmaxes(graph: ir.Graph) -> list[tuple[ir.Node, ir.Node, list[ir.Node]]]:
     found = []
     for node in graph:
         softmax = None if node.op_type != "MatMul" else _softmax_before(node.inputs[0])
-        if softmax is not None and _is_present(node.inputs[1]):
+        if softmax is not None and _is_scattered(node.inputs[1]):
             found.append((node, softmax, _steps(node.inputs[0], softmax)))
     return found
 
@@ -310,11 +303,6 @@ def _steps(value: ir.Value | None, start: ir.Node) -> list[ir.Node]:
     return steps
 
 
-def _is_present(value: ir.Value | None) -> bool:
-    producer = None if value is None else value.producer()
-    return producer is not None and producer.op_type == "TensorScatter"
-
-
 def _prepare_values(graph: ir.Graph, sums: Sums, layers: Sequence[int]) -> None:
     """Let the cache hold the values as the sums need them."""
     outputs = {output.name: output for output in graph.outputs}
@@ -328,10 +316,7 @@ def _prepare_values(graph: ir.Graph, sums: Sums, layers: Sequence[int]) -> None:
 
 
 def _may_have_one_row(node: ir.Node, keys: set[str]) -> bool:
-    """Return whether a product takes another kernel for one row: with cached keys, or experts.
-
-    A weight of two axes is packed when the engine opens, and its products have one kernel.
-    """
+    """Return whether a product has another kernel for one row: with cached keys, or experts."""
     if found := weight_of(node):
         return len(shape_of(found[0])) == 3
     value = node.inputs[1]

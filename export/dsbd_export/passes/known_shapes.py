@@ -1,7 +1,4 @@
-"""Shapes that a graph computes although they are known: constants in their place.
-
-ONNX Runtime does such arithmetic on the CPU, which an engine on a GPU refuses.
-"""
+"""Shapes that a graph computes although they are known: constants in their place."""
 
 from __future__ import annotations
 
@@ -43,9 +40,8 @@ def _known_dims(node: ir.Node) -> Any:
 def fix_reshapes(model: ir.Model) -> int:
     """Give constant dimensions to every Reshape that allows it, in place; return how many did.
 
-    They are constants if each one is known (a number) or is that of the input (0), except for one
-    that follows from the others (-1): of (1, 2, 2*S, C) with 4 heads, (1, 4, S, C) is
-    [1, 4, -1, 0].
+    Of (1, 2, 2*S, C) with 4 heads, (1, 4, S, C) is [1, 4, -1, 0]; 0: as the input, -1: what
+    follows.
     """
     num_fixed = 0
     for node in model.graph:

@@ -198,11 +198,7 @@ class DropUnsqueezedSqueeze(RewriteRuleClassBase):  # type: ignore[misc]  # unty
 
 
 class ConcatenateParts(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
-    """``x[..., :k] = a; x[..., k:] = b``, which leave nothing of x -> Concat.
-
-    Torch writes an assignment as ScatterND between transpositions that swap the first axis and the
-    last.
-    """
+    """``x[..., :k] = a; x[..., k:] = b``, which leave nothing of x -> Concat."""
 
     def __init__(self) -> None:
         super().__init__(remove_nodes=False)  # all layers share what they assign to

@@ -50,7 +50,8 @@ def find_linears(graph: ir.Graph) -> list[Linear]:
     found = [
         (node, weight)
         for node in graph
-        if (weight := weight_of(node)) is not None and _in_features(*weight) >= MIN_IN_FEATURES
+        if (weight := weight_of(node)) is not None
+        and shape_of(weight[0])[-1 if weight[1] else -2] >= MIN_IN_FEATURES
     ]
     return [
         Linear(
@@ -130,10 +131,6 @@ def _is_weight(value: ir.Value | None) -> bool:
     return value is not None and value.is_initializer() and value.const_value is not None
 
 
-def _in_features(weight: ir.Value, is_stored_by_output: bool) -> int:
-    return shape_of(weight)[-1 if is_stored_by_output else -2]
-
-
 def _reads(node: ir.Node, name: str) -> bool:
     """Return whether the rows of a product are an input of the graph, or a norm of it."""
     value = node.inputs[0]
@@ -148,12 +145,8 @@ def _routes(node: ir.Node) -> bool:
     """Return whether the result of ``node`` goes to a Softmax or TopK, as a router's does."""
     return any(
         user.op_type in _ROUTES or (user.op_type in _KEEPS_VALUES and _routes(user))
-        for user in _users(node)
+        for user in (usage.node for usage in node.outputs[0].uses())
     )
-
-
-def _users(node: ir.Node) -> Iterator[ir.Node]:
-    return (usage.node for usage in node.outputs[0].uses())
 
 
 class Store:

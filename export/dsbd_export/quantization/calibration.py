@@ -22,8 +22,6 @@ _MOST_TEXTS = 32  # which share them
 def calibration_case(checkpoint: Checkpoint, data: Sequence[str]) -> ForestCase:
     """Return text that the checkpoint reads once, as one prefill; the head reads every row.
 
-    data: files, folders or patterns, whose first 32 texts have equal shares of 512 tokens.
-
     Raises ExportError if they are no readable texts.
     """
     if data:

@@ -4,8 +4,6 @@ What takes in the scales of a product's rows costs nothing at run time:
 
     rows = norm(x) * g                     g / s, where every reader of the rows is a product
     rows = act(gate) * up                  the columns of up's weight / s
-
-An embedding that shares its weight with the head is turned back where it is looked up.
 """
 
 from __future__ import annotations
@@ -47,7 +45,6 @@ class EqualizedProducts:
     num_rotated: int = 0
 
     def __str__(self) -> str:
-        """Return a few words for people."""
         return f"rows of {self.num_scaled} groups scaled by channel, of {self.num_rotated} rotated"
 
 
@@ -233,7 +230,6 @@ class Equalizer:
         return lambda scales: self._divide_columns(linear.node, first, scales)
 
     def _divide_columns(self, node: ir.Node, first: int, scales: NDArray[np.float32]) -> None:
-        """Divide the outputs of a product from ``first`` on."""
         linear = self._linears[node]
         columns = slice(first, first + len(scales))
 
@@ -297,7 +293,6 @@ def _row_shape(rows: ir.Value, num_channels: int) -> tuple[int, ...] | None:
 
 
 def _is_read_by(value: ir.Value, readers: set[ir.Node]) -> bool:
-    """Return whether nothing else reads a value."""
     users: Iterator[ir.Node] = (usage.node for usage in value.uses())
     return not value.is_graph_output() and all(user in readers for user in users)
 

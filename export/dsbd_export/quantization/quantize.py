@@ -8,8 +8,7 @@
 | experts (batched products) | W8A8 | as they are | as they are |
 | routers to experts, other embeddings, norms, biases, attention, caches | as they are | | |
 
-A head that shares the embedding's weight shares its integers: they are stored once. The head and
-the embedding touch every token; a router chooses by small differences.
+A head that shares the embedding's weight shares its integers: they are stored once.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ class Quantized:
     equalized: EqualizedProducts = NOTHING_EQUALIZED
 
     def __str__(self) -> str:
-        """Return one line for people."""
         done = f"{self.num_linears} products and {self.num_embeddings} embeddings quantized"
         kept = [
             f"{count} {name}"
@@ -106,7 +104,6 @@ def _release(graph: ir.Graph, weights: list[ir.Value | None]) -> None:
 
 
 def _dynamic(model: ir.Model, linears: list[Linear], embeddings: list[ir.Node]) -> None:
-    """Quantize everything."""
     looked_up = {node.inputs[0] for node in embeddings}
     quantizer = DynamicQuantizer(model.graph)
     for linear in linears:

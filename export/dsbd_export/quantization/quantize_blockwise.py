@@ -1,9 +1,9 @@
 """Weights alone as int8 or int4 in blocks of inputs: com.microsoft's MatMulNBits.
 
 ``accuracy_level`` 4 lets ONNX Runtime quantize the rows on the fly, block by block, and multiply
-integers; at level 0 int8 is a hundred times slower on a CPU. At level 4 a row's products are the
-same bits for any number of rows and threads, except with 4 bits on x86 without AVX-512, where a
-single row takes another kernel; an exact graph adds a row of zeros.
+integers; at level 0 int8 is a hundred times slower on a CPU. Then a row's products are the same
+bits for any number of rows and threads, except with 4 bits on x86 without AVX-512, where an exact
+graph adds a row of zeros.
 
 On CUDA, rows in fp16 are multiplied with integers as they are (``ep.cuda.fpa_intb_gemm``) where no
 block has a zero point; otherwise a call of more than a few rows dequantizes the whole weight first.
@@ -159,9 +159,8 @@ def blocks_of(weight: NDArray[Any], bits: int, *, is_symmetric: bool = False) ->
     """Return scales and zero points of a weight (out, in).
 
     8 bits are symmetric around 128. 4 bits span the smallest and largest value of the block, and
-    zero. Symmetric 4 bits are those around 8, whose lowest, -8, is the value of the largest
-    magnitude: a block from -1 to 4 has the scale -0.5, and only values below -3.5 of a block to 4
-    are clipped.
+    zero. Symmetric 4 bits are around 8, whose lowest, -8, is the value of the largest magnitude: a
+    block from -1 to 4 has the scale -0.5.
     """
     num_blocks = -(-weight.shape[1] // block_size(bits))
     scales = np.empty((weight.shape[0], num_blocks), np.float32)

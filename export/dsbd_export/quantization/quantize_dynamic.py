@@ -4,11 +4,10 @@
     uint8 = QuantizeLinear(row, largest / 127), zero point 128
     row @ weight = DequantizeLinear(MatMulInteger(uint8, int8), largest) * weight scale / 127
 
-Rows are (1, S, in), so both take their scales along axis 1. Where the rows are of another shape, or
-may be none, they are divided by their largest and the products multiplied by it instead.
+Rows are (1, S, in), so both take their scales along axis 1. Rows of another shape, or of none, are
+divided by their largest and the products multiplied by it.
 
-Products of integers are exact, so the result of a row is the same bit for bit whatever rows
-accompany it; ``exact_attention`` does the same for attention.
+Products of integers are exact, so a row's result does not depend on the rows that accompany it.
 
 On x86 without VNNI (before Ice Lake and Zen 4) ONNX Runtime multiplies uint8 by int8 with
 VPMADDUBSW, whose sums of two products saturate at 16 bits. There the runtime sets the session

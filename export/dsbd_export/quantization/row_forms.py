@@ -8,8 +8,7 @@ leave the others few integers. Apart from rounding, neither of these changes a p
                                                          SmoothQuant)
     rows @ weight = (rows R) @ (R^T weight)              R orthogonal (Ashkboos et al. 2024, QuaRot)
 
-Channels become alike by s, which a norm's weight takes in at no cost at run time. R spreads the
-rest over its block, for two shapes and a small product.
+Channels become alike by s, which a norm's weight takes in at no cost at run time.
 
 ``FormChoice`` tries them on rows of a text, and takes the form with the smallest error.
 """
@@ -107,7 +106,6 @@ class FormChoice:
     ) -> RowForm:
         """Return the form of a product that loses least, and rotates only where much is lost.
 
-        weight: (out, in).
         is_after_attention: the rows are what the heads of attention give.
         is_head: the products are logits.
         is_looked_up: outputs of the weight are also embeddings of tokens.

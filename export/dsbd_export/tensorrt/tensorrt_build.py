@@ -97,8 +97,7 @@ def build_engines(
 ) -> None:
     """Write the engines of the target and, where there is one, the draft: entries in this order.
 
-    capacity: rows of the caches of all; None for the longer context, rounded up, but at most
-        ``MOST_DEFAULT_CAPACITY``.
+    capacity: rows of all caches; None: the longer context, at most ``MOST_DEFAULT_CAPACITY``.
     """
     if capacity is None:
         capacity = default_capacity(max(entry.context_length for entry in entries))

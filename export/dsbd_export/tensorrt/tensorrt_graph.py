@@ -1,8 +1,4 @@
-"""TensorRT's form of a graph: the ONNX graph that it takes, and the network that it parses from it.
-
-The ONNX graph gets one capacity, and masks as numbers to add. Of the network it is checked that
-caches are updated in place.
-"""
+"""TensorRT's form of a graph: one capacity, additive masks, caches that are updated in place."""
 
 from __future__ import annotations
 
@@ -32,16 +28,12 @@ def tensorrt_graph(file: Path, capacity: int) -> onnx.ModelProto:
     0 and HIDDEN once for all layers.
     """
     model = onnx.load(file, load_external_data=False)
-    _fix_capacity(model.graph, capacity)
-    _add_masks(model.graph)
-    return model
-
-
-def _fix_capacity(graph: onnx.GraphProto, capacity: int) -> None:
-    for value in (*graph.input, *graph.output):
+    for value in (*model.graph.input, *model.graph.output):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param == _CAPACITY:
                 dim.dim_value = capacity
+    _add_masks(model.graph)
+    return model
 
 
 def _add_masks(graph: onnx.GraphProto) -> None:
@@ -61,28 +53,17 @@ def _add_masks(graph: onnx.GraphProto) -> None:
         nodes.append(node)
     if not converted:
         return
-    element_type = _type_of_caches(graph)
+    cache = next(value for value in graph.input if value.name in _caches(graph))
+    dtype = helper.tensor_dtype_to_np_dtype(cache.type.tensor_type.elem_type)
     for name, number in (("seen", 0.0), ("hidden", HIDDEN)):
-        graph.initializer.append(_scalar(_PREFIX + name, number, element_type))
+        graph.initializer.append(numpy_helper.from_array(np.array(number, dtype), _PREFIX + name))
     del graph.node[:]
     graph.node.extend(nodes)
-
-
-def _type_of_caches(graph: onnx.GraphProto) -> int:
-    element_type = next(
-        value.type.tensor_type.elem_type for value in graph.input if value.name in _caches(graph)
-    )
-    return int(element_type)
 
 
 def _caches(graph: onnx.GraphProto) -> dict[str, str]:
     """Return the output of each cache by its input."""
     return {node.input[0]: node.output[0] for node in graph.node if node.op_type == "TensorScatter"}
-
-
-def _scalar(name: str, number: float, element_type: int) -> TensorProto:
-    dtype = helper.tensor_dtype_to_np_dtype(element_type)
-    return numpy_helper.from_array(np.array(number, dtype), name)
 
 
 def parse_network(trt: ModuleType, builder: Any, model: onnx.ModelProto, file: Path) -> Any:

@@ -1,8 +1,7 @@
 """Pre-tokenizers by the names in GGUF files: how each splits a text into words.
 
 A file has the vocabulary and the merges of a byte-level BPE; for the rest it has only a name, one
-of llama.cpp's. An expression is that of the original tokenizer.json if llama.cpp gives it, else
-llama.cpp's own. No row: names whose expression llama.cpp itself misreads (afmoe, tiny_aya,
+of llama.cpp's. No row: names whose expression llama.cpp itself misreads (afmoe, tiny_aya,
 cohere2moe, youtu), names with code of their own (kimi-k2), and models that generate no text (jina,
 granite-embed).
 """

@@ -1,10 +1,9 @@
 """Tokenizers of Marian (OPUS-MT): two sentencepiece files with separate ids.
 
 source.spm splits sources, target.spm writes targets, and vocab.json has the ids of pieces
-(target_vocab.json those of targets, if the vocabularies differ). So there are two tokenizers:
-tokenizer.json writes targets, ``SOURCE_TOKENIZER_FILE`` reads sources. In the latter, pieces of
-targets alone have names that occur in no text, and pieces without an id in vocab.json have ids
-after all others, which are read as the unknown token.
+(target_vocab.json those of targets, if the vocabularies differ). In the latter, pieces of targets
+alone have names that occur in no text, and pieces without an id in vocab.json have ids after all
+others, which are read as the unknown token.
 """
 
 from __future__ import annotations

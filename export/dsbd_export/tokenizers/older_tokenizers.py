@@ -74,11 +74,7 @@ def sentencepiece_file(folder: Path) -> Path | None:
 
 
 def sentencepiece_ids(file: Path, texts: Iterable[str]) -> Iterator[tuple[str, list[int]]]:
-    """Yield texts with their ids by sentencepiece itself.
-
-    Leading spaces are removed, as checkpoints with ``"legacy": false`` add none; so are
-    ``_STACKS``.
-    """
+    """Yield texts with their ids by sentencepiece, without leading spaces and ``_STACKS``."""
     processor = sentencepiece.SentencePieceProcessor(model_file=str(file))
     for text in texts:
         plain = without_stacks(text.lstrip(" "))

@@ -206,7 +206,6 @@ def _config(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 
 
 def _templates(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-    """Return the chat templates by the names of their files."""
     found = tokenizer.chat_template
     by_name = found if isinstance(found, dict) else {} if found is None else {"default": found}
     for name in by_name:
