@@ -79,7 +79,7 @@ class Lesson:
         )
 
     def with_features(self, parts: Sequence[Tensor]) -> Lesson:
-        """Return the rows with the features of all their tokens."""
+        """Return the rows with features of all tokens, (num_rows, n, width) bf16 a part."""
         bits = torch.cat([*parts], dim=1).view(torch.int16).cpu().numpy()
         lengths = self._feature_lengths().tolist()
         rows = (row[:length] for row, length in zip(bits, lengths, strict=True))

@@ -74,7 +74,7 @@ def selected(values: Tensor, counted: Tensor) -> Tensor:
 def distance(
     log_q: Tensor, log_p: Tensor, tv_weight: Tensor, coverage: Coverage | None = None
 ) -> Tensor:
-    """Return KL(p || q) mixed with the total variation, and with a coverage, by position, (n,)."""
+    """Return KL mixed with the total variation and a coverage, (n,), of log_q, log_p: (n, K)."""
     p, q = log_p.exp(), log_q.exp()
     rest_p = (1 - p.sum(-1)).clamp_min(_LEAST)
     rest_q = (1 - q.sum(-1)).clamp_min(_LEAST)

@@ -39,7 +39,7 @@ class SourceRows:
         If targets begin with one token b, a row [s, s, b, y, y] whose last three count has the
         source [s, s] and the target [b, y, y].
 
-        counted: (B, num_labels) bool, after the last tokens of each row.
+        tokens: (B, length) int64. counted: (B, num_labels) bool, after the last tokens of each row.
         """
         places = torch.arange(tokens.shape[1], device=tokens.device)
         after = torch.zeros(tokens.shape, dtype=torch.bool, device=tokens.device)
@@ -84,13 +84,13 @@ class SourceRowReader:
         return first_labels - (self.most_begin - 1)
 
     def hidden_states(self, sources: Tensor, is_source: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the encoder's output, (B, N, W), and which of it is valid, (B, N) or None: all."""
+        """Return the output for sources, (B, M), as (B, N, W), and what is valid, (B, N)."""
         with torch.no_grad():
             output = self._target.get_encoder()(input_ids=sources, attention_mask=is_source)
         return output.last_hidden_state, is_source
 
     def ruled(self, logits: Tensor, targets: Tensor, num_begin: int) -> Tensor:
-        """Return the logits after targets as requests see them, (B, 1, V)."""
+        """Return the logits, (B, 1, V), after targets, (B, T) int64, as requests see them."""
         return logits
 
     def num_rows(self, length: int) -> int:

@@ -141,9 +141,10 @@ class Teacher:
     def sample(
         self, prompts: NDArray[np.int64], length: int, sampling: Sampling, seed: int
     ) -> tuple[NDArray[np.int64], Lesson]:
-        """Continue texts until every row has ``length`` tokens, beyond the end of a text.
+        """Continue prompts, (num_rows, prompt_length), to ``length`` tokens a row.
 
-        Returns the rows, (num_rows, length) int64, and as a lesson all except their last token.
+        A new text follows an ended one. Returns the rows, (num_rows, length) int64, and as a lesson
+        all except their last token.
         """
         num_new = length - prompts.shape[1]
         generator = torch.Generator(self.device.name).manual_seed(seed)
@@ -265,7 +266,7 @@ class Draws:
         self._counted: list[Tensor] = []
 
     def draw(self, logits: Tensor, has_begun: Tensor) -> Tensor:
-        """Return a token for each row, (B,) int64."""
+        """Return a token for each row, (B,) int64, by logits (B, 1, V) and has_begun (B,) bool."""
         teacher, sampling = self._teacher, self._sampling
         self._tops.append(teacher.top(logits))
         draws = has_begun & ~self._is_over

@@ -82,7 +82,7 @@ class ForestCase:
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """A case and the result of transformers; features, (S, width) float32, of the text alone."""
+    """A case and the result of transformers: logits (R, V), features of a text (S, width)."""
 
     case: ForestCase
     logits: NDArray[Any]
@@ -90,7 +90,7 @@ class Reference:
 
 
 def forest_cases(checkpoint: Checkpoint, num_tokens: int | None = None) -> list[ForestCase]:
-    """Return prefill, cached decode and tree at each prompt length; a sliding window is exceeded."""
+    """Return prefill, cached decode and tree at each prompt length, beyond a sliding window."""
     num_tokens = num_tokens or num_drawn(checkpoint)
     longest = checkpoint.context_length - TREE_DEPTH
     wanted = [*PROMPT_LENGTHS, (checkpoint.sliding_window or 0) + PROMPT_LENGTHS[1]]
@@ -167,7 +167,7 @@ def _encoded(model: PreTrainedModel, sound: SoundFeatures) -> Tensor:
 def _path_logits(
     model: PreTrainedModel, case: ForestCase, ids: Tensor, wanted: Tensor, heard: Tensor | None
 ) -> Tensor:
-    """Return the logits of some places of paths, (paths, places, V)."""
+    """Return the logits of places (n,) of paths, (paths, length), as (paths, places, V)."""
     if heard is not None:
         outputs = BaseModelOutput(last_hidden_state=heard.expand(len(ids), -1, -1))
         output = model(encoder_outputs=outputs, decoder_input_ids=ids, use_cache=False)

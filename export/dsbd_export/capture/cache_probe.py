@@ -122,7 +122,7 @@ def probed_caches(
 def largest_values(
     model: PreTrainedModel, checkpoint: Checkpoint
 ) -> dict[int, NDArray[np.float32]]:
-    """Return the largest magnitude of cached value channels in text and random tokens, by layer."""
+    """Return the largest magnitudes of values, (Hkv, D) by layer, in text and random tokens."""
     text = text_case(checkpoint).node_ids
     noise = np.random.default_rng(0).integers(0, num_drawn(checkpoint), len(text), dtype=np.int64)
     seen: dict[int, NDArray[np.float32]] = {}

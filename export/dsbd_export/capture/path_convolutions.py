@@ -24,7 +24,7 @@ class PathConvolutions:
         self._new: Tensor | None = None
 
     def read(self, rows: Tensor, new: Tensor) -> None:
-        """Let the next convolution read these rows of a cache, (1, 1, C, W)."""
+        """Let the next convolution read rows of a cache, (1, 1, C, W), with new ones, (1, W, S)."""
         self._rows, self._new = rows, new
 
     def convolved(

@@ -267,7 +267,10 @@ def path_outputs(
     past: PastRows,
     scatter: Callable[[Tensor, Tensor], Tensor],
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return the outputs of the new rows of a layer, (H, S, Dv), and its rows with them."""
+    """Return the outputs of the new rows of a layer, (H, S, Dv), and its rows with them.
+
+    scatter: returns one of the kinds of rows with new ones, (1, heads, S, width).
+    """
     past_keys, past_deltas, past_decays = past.rows
     keys = scatter(past_keys, recurrence.key[None])
     begun = rows.checkpoints.decays(past.decays)

@@ -167,7 +167,8 @@ def capped_attention(
 ) -> Tensor:
     """Return (1, H, S, D) with scores capped at ``softcap * tanh(scores / softcap)``.
 
-    ``sinks``, (H,), are scores of one more row of each head, which has no value.
+    ``sinks``, (H,), are scores of one more row of each head, which has no value. Heads that share a
+    key head are rows of one product: (1, Hkv, G*S, D) x (1, Hkv, D, C).
     """
     _, num_heads, num_nodes, head_dim = query.shape
     num_key_heads = key.shape[1]
@@ -258,7 +259,8 @@ def dense_experts(
     With 3 experts, top_k_index [[2, 0]] and top_k_weights [[.7, .3]] give routing [[.3, 0, .7]].
 
     module: transformers' experts: gate_up_proj (E, 2I, H) or up_proj (E, I, H), and down_proj (E,
-    H, I); each the other way round if ``is_transposed``.
+    H, I); each the other way round if ``is_transposed``. top_k_index: (S, K) int64. top_k_weights:
+    (S, K).
     """
     if module.has_post_expert_norm or module._is_expert_parallel:
         raise ExportError(f"{type(module).__name__} treats its experts in an unknown way")

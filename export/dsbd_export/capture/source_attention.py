@@ -159,7 +159,7 @@ def _has_bias(module: Any) -> bool:
 
 @contextlib.contextmanager
 def forest_positions(decoder: nn.Module, token_ids: Tensor, positions: Tensor) -> Iterator[None]:
-    """Let a decoder's table of positions, where it has one, read those of the nodes."""
+    """Let a decoder's table of positions, if any, read those of the nodes, (S,) int64 each."""
     table: Any = getattr(decoder, "embed_positions", None)
     if table is None:
         yield

@@ -35,7 +35,10 @@ class EncoderGraph(nn.Module):
         self._biases = DistanceBiases(model.get_encoder())
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Return key and value of each layer, (1, H, N, D), and the hidden states, (1, N, W)."""
+        """Return each layer's key and value, (1, H, N, D), and the hidden states, (1, N, W).
+
+        tensors: the source, (1, N) int64 tokens, (1, M, F) features or (1, N, W) hidden states.
+        """
         [source] = tensors
         if self._encoder.is_shared:
             hidden = source

@@ -135,7 +135,10 @@ class FeatureDraft(LlamaPreTrainedModel):  # type: ignore[misc]  # transformers 
         attention_mask: Tensor | None,
         cache: Any = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the head's input and the own features, (B, S, H), of projected ones, (B, S, H)."""
+        """Return the head's input and own features, (B, S, H) each.
+
+        input_ids, position_ids: (B, S) int64. features: (B, S, H), projected.
+        """
         embeddings = self.embed_tokens(input_ids)
         angles = self.rotary_emb(embeddings, position_ids)
         hidden = self.layers[0](embeddings, features, attention_mask, angles, cache)

@@ -210,7 +210,7 @@ def _runs(heads: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[int]]]:
 def _append_weights(
     graph: onnx.GraphProto, attention: onnx.NodeProto, heads: list[int], prefix: str
 ) -> str:
-    """Put what some heads of an attention over the sound weigh on a graph; return its name."""
+    """Put the weights of some heads over the sound, (1, A, S, N), on a graph; return their name."""
     query, key, *_ = attention.input
     scale = next(each.f for each in attention.attribute if each.name == "scale")
     numbers = {

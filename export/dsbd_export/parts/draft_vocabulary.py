@@ -77,7 +77,7 @@ def _as_trained(draft: Checkpoint, options: DraftedOptions, report: Report) -> C
 def most_frequent_tokens(
     counts: NDArray[np.int64], always: Sequence[int], num_tokens: int
 ) -> NDArray[np.int64]:
-    """Return the most frequent tokens, (num_tokens,) int64, ascending."""
+    """Return the most frequent tokens by counts (V,), (num_tokens,) int64 ascending."""
     ranks = counts.copy()
     ranks[list(always)] = np.iinfo(np.int64).max
     return np.sort(np.argsort(-ranks, kind="stable")[:num_tokens])
@@ -146,7 +146,7 @@ def shorter_head_advice(model: PreTrainedModel, draft: Checkpoint) -> str | None
 def spread(logits: Tensor, tokens: Tensor | None, vocab_size: int) -> Tensor:
     """Return logits of some tokens, (R, n), over the vocabulary, (R, V): -inf for all others.
 
-    A scatter: ONNX Runtime's gather of single numbers takes ten times as long.
+    tokens: (n,) int64; None: all. A scatter: a gather of single numbers takes ten times as long.
     """
     if tokens is None:
         return logits

@@ -139,7 +139,7 @@ def _head_nodes(proposed: ProposedLogits | None) -> list[onnx.NodeProto]:
 def logsumexp_nodes(
     prefix: str, best_logit: str, best_id: str, one: str, logits: str = LOGITS
 ) -> list[onnx.NodeProto]:
-    """Return the nodes from logits and the largest of each row to ``logsumexp``."""
+    """Return the nodes from logits, best logits and ids, (R, 1) each, to ``logsumexp``."""
     log_probs, best_log_prob, row_sums = (
         prefix + name for name in ("log_probs", "best_log_prob", "row_sums")
     )

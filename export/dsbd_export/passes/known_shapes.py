@@ -52,7 +52,7 @@ def fix_reshapes(model: ir.Model) -> int:
 
 
 def fix_expansions(model: ir.Model) -> int:
-    """Make Expand dimensions constant in place, 1 if unchanged; return how many nodes changed."""
+    """Give Expand constant dimensions: (1, S, 2, 1, D) to 4 heads is [1, 1, 2, 4, D]."""
     return sum(
         node.op_type == "Expand" and _give_dims(model, node, _dims_to_expand)
         for node in list(model.graph)

@@ -54,7 +54,10 @@ class FuseRMSNormalization(RewriteRuleClassBase):  # type: ignore[misc]  # untyp
 
 
 class FuseLowRMSNormalization(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
-    """``scale * cast(x32 / sqrt(mean(x32^2) + epsilon))``, x32 = cast(x) -> RMSNormalization."""
+    """``scale * cast(x32 / sqrt(mean(x32^2) + epsilon))``, x32 = cast(x) -> RMSNormalization.
+
+    Scales before the cast back (Gemma, OLMo2) round otherwise: the rule above makes those norms.
+    """
 
     def pattern(self, op: Any, x32: ir.Value, scale: ir.Value, epsilon: ir.Value) -> Any:
         """Return the pieces that torch makes of an RMS norm in fp16 or bf16."""

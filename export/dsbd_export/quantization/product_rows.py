@@ -29,7 +29,7 @@ RowsOfProducts = dict[bytes, ProductRows]
 
 
 def key_of(weight: NDArray[Any]) -> bytes:
-    """Return a product's key: its first weights and width; of merged products, the first's."""
+    """Return the key of a product (out, in): its width, and the first weights, if merged."""
     first = np.ascontiguousarray(weight[0, :_FIRST_WEIGHTS], dtype=np.float32)
     return bytes(first.tobytes()) + int(weight.shape[1]).to_bytes(8, "little")
 

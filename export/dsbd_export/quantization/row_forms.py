@@ -104,11 +104,10 @@ class FormChoice:
         is_head: bool = False,
         is_looked_up: bool = False,
     ) -> RowForm:
-        """Return the form of a product that loses least, and rotates only where much is lost.
+        """Return the form of a product (out, in) that loses least.
 
-        is_after_attention: the rows are what the heads of attention give.
-        is_head: the products are logits.
-        is_looked_up: outputs of the weight are also embeddings of tokens.
+        is_after_attention: the rows are what the heads of attention give. is_head: the products are
+        logits. is_looked_up: outputs of the weight are also embeddings of tokens.
         """
         largest = np.maximum(weight.max(0), -weight.min(0)).astype(np.float32)
         some = _likely_outputs(weight, seen.rows) if is_head else _some_outputs(weight)
@@ -155,7 +154,7 @@ def _likely_outputs(weight: NDArray[Any], rows: NDArray[np.float32]) -> NDArray[
 def _channel_scales(
     rows: NDArray[np.float32], weights: NDArray[np.float32], power: float
 ) -> NDArray[np.float32]:
-    """Return rows^power / weights^(1 - power), their geometric mean 1."""
+    """Return rows^power / weights^(1 - power), (in,), their geometric mean 1."""
     loud, heavy = (np.maximum(each, _quietest(each)) for each in (rows, weights))
     logs = power * np.log(loud) - (1 - power) * np.log(heavy)
     return np.asarray(np.exp(logs - logs.mean()), np.float32)
