@@ -17,7 +17,7 @@ from dsbd_distill.lesson import Lesson
 from dsbd_distill.loss import Coverage, distance, selected
 from dsbd_distill.teaching import Teaching
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
-from dsbd_export.checkpoints.proposed_tokens import write_proposed_tokens
+from dsbd_export.checkpoints.json_files import write_proposed_tokens
 from dsbd_export.errors import ExportError
 
 

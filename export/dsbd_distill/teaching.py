@@ -17,10 +17,10 @@ from dsbd_distill.teacher import (
     CHAT_SAMPLING,
     TEXT_SAMPLING,
     Teacher,
+    TeacherFeatures,
     TorchDevice,
     best_device,
 )
-from dsbd_distill.teacher_features import TeacherFeatures
 from dsbd_distill.token_streams import target_begin, token_streams
 from dsbd_distill.work_folder import WorkFolder
 from dsbd_export.capture.cache_probe import probed_caches

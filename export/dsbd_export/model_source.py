@@ -33,8 +33,7 @@ from dsbd_export.parts.draft_vocabulary import without_others
 from dsbd_export.parts.table import parts_of_engine
 from dsbd_export.passes.optimize import optimize_graph
 from dsbd_export.progress import Report
-from dsbd_export.quantization.calibration import calibration_case
-from dsbd_export.quantization.product_rows import RowsOfProducts, observed_rows
+from dsbd_export.quantization.product_rows import RowsOfProducts, calibration_case, observed_rows
 from dsbd_runtime.bundle_files.bundle import MODEL_FILE, WEIGHTS_FILE
 
 

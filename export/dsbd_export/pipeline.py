@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from dsbd_export.capture.cache_graphs import write_prune_graph
 from dsbd_export.capture.graph_checks import check_for_tensorrt
 from dsbd_export.capture.part import ExportContract, ExportPart, Made, joined
-from dsbd_export.capture.prune_graph import write_prune_graph
 from dsbd_export.changed_bundle import writing
 from dsbd_export.checkpoints.adapter import report_adapter
 from dsbd_export.checkpoints.checkpoint import Checkpoint, limited_threads

@@ -12,7 +12,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConf
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.checkpoints.gguf_file import gguf_end_ids, gguf_refusal, read_gguf_config
 from dsbd_export.checkpoints.gguf_header import read_header
-from dsbd_export.checkpoints.json_files import json_object
+from dsbd_export.checkpoints.json_files import json_object, read_proposed_tokens
 from dsbd_export.checkpoints.model_config import (
     constant_rope_length,
     decoder_vocab_size,
@@ -22,7 +22,6 @@ from dsbd_export.checkpoints.model_config import (
     text_config,
     window_within,
 )
-from dsbd_export.checkpoints.proposed_tokens import read_proposed_tokens
 from dsbd_export.config import MAX_CONTEXT, MIN_CONTEXT, ModelOptions
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_runtime.parts.attention_rows import ATTENTION_MASK_SLIDING

@@ -7,8 +7,11 @@ because an export has no memory for all of them at once.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,12 +20,10 @@ from numpy.typing import NDArray
 
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.gate.bf16_twin import runnable_on_cpu
-from dsbd_export.gate.case_forwards import nodes_forward, prefix_forward, source_of
-from dsbd_export.gate.mapped_pages import dropped_pages
 from dsbd_export.parity_cases import ForestCase
 from dsbd_forward.features import ParentFeatures
-from dsbd_forward.forward import Forward, ForwardResult, joined_forward
-from dsbd_forward.rows import NO_INTS
+from dsbd_forward.forward import Forward, ForwardResult, Source, joined_forward
+from dsbd_forward.rows import NO_INTS, Ints
 from dsbd_runtime.bundle_files.bundle import WEIGHTS_FILE, Bundle, ModelEntry
 from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.engine.providers import parse_placement
@@ -34,6 +35,101 @@ from dsbd_runtime.parts.cache_entries import recent
 from dsbd_runtime.parts.feature_memory import HostFeatures
 from dsbd_runtime.parts.kv_cache import NUMPY_DTYPES
 from dsbd_runtime.parts.sources import Sources
+
+
+def prefix_forward(case: ForestCase, first_row: int) -> Forward:
+    """Return the forward that appends the prefix of a case as a path of its own."""
+    ids = case.prefix_ids
+    return _forward(case, ids, np.arange(-1, len(ids) - 1), first_row, (first_row, first_row))
+
+
+def nodes_forward(
+    case: ForestCase, first_row: int, prefix: tuple[int, int], num_nodes: int | None = None
+) -> Forward:
+    """Return the forward of a case's nodes after ``prefix``, its first and end row; no logits."""
+    nodes = slice(num_nodes)
+    return _forward(case, case.node_ids[nodes], case.parents[nodes], first_row, prefix)
+
+
+def _forward(
+    case: ForestCase, token_ids: Ints, parents: Ints, first_row: int, prefix: tuple[int, int]
+) -> Forward:
+    mask, positions = see_rows(parents, first_row, first_row + len(parents), prefix)
+    return Forward(token_ids, positions, mask, NO_INTS, source=source_of(case))
+
+
+def source_of(case: ForestCase) -> Source:
+    """Return the source of a case as a forward takes it, None without a source."""
+    if case.source_ids is None:
+        return case.sound
+    return tuple(case.source_ids.tolist())
+
+
+def see_rows(
+    parents: Ints, first_row: int, capacity: int, prefix: tuple[int, int] | None = None
+) -> tuple[NDArray[np.bool_], Ints]:
+    """Return the rows that nodes from ``first_row`` on see, (S, C) bool, and their positions, (S,).
+
+    With parents [-1, -1, 0] and first_row 1, node 2 sees rows 0, 1, 3 and stands at position 2.
+    """
+    begin, end = prefix or (0, first_row)
+    visible = np.zeros((len(parents), capacity), np.bool_)
+    positions = np.zeros(len(parents), np.int64)
+    visible[:, begin:end] = True
+    for node, parent in enumerate(parents.tolist()):
+        if parent >= 0:
+            visible[node] |= visible[parent]
+        visible[node, first_row + node] = True
+        positions[node] = end - begin if parent < 0 else positions[parent] + 1
+    return visible, positions
+
+
+_PERIOD_S = 0.05
+_MADV_DONTNEED = 4
+_MAPS = Path("/proc/self/maps")
+
+
+@contextlib.contextmanager
+def dropped_pages(file: Path, period_s: float = _PERIOD_S) -> Iterator[None]:
+    """Inside the block, release the mapped pages of ``file`` every ``period_s`` seconds.
+
+    A page counts as memory of this process from its first use on. Changes to pages would be lost.
+    """
+    ranges = _mapped_ranges(file)
+    if not ranges:
+        yield
+        return
+    is_over = threading.Event()
+    dropper = threading.Thread(target=_drop_until, args=(is_over, ranges, period_s), daemon=True)
+    dropper.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        dropper.join()
+
+
+def _drop_until(is_over: threading.Event, ranges: list[tuple[int, int]], period_s: float) -> None:
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    while True:
+        for start, end in ranges:
+            advise(start, end - start, _MADV_DONTNEED)
+        if is_over.wait(period_s):
+            return
+
+
+def _mapped_ranges(file: Path) -> list[tuple[int, int]]:
+    """Return the addresses (start, end) at which parts of a file are mapped."""
+    if not _MAPS.exists():
+        return []
+    ranges, resolved = [], str(file.resolve())
+    for line in _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        addresses, *_, path = f"{line} ".split(" ", maxsplit=5)
+        if path.strip() == resolved:
+            start, end = addresses.split("-")
+            ranges.append((int(start, 16), int(end, 16)))
+    return ranges
 
 
 @contextlib.contextmanager
