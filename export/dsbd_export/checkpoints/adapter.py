@@ -20,7 +20,6 @@ from dsbd_export.checkpoints.adapter_files import (
     BY_HAND,
     CONFIG_FILE,
     WEIGHT_FILES,
-    adapter_content,
     check_patterns,
     check_settings,
     fewest_tokens,
@@ -140,7 +139,7 @@ def _with_adapter(model: PreTrainedModel, adapter: Adapter) -> PeftModel:
     fix = f"give the model that it was trained for{trained_for}"
     _resize(model, adapter)
     names = (name for name, _ in model.named_modules())
-    check_patterns(where, adapter_content(adapter.folder) or {}, names)
+    check_patterns(where, json_object_or_none(adapter.folder / CONFIG_FILE) or {}, names)
     try:
         config = PeftConfig.from_pretrained(str(adapter.folder))
         config.inference_mode = True

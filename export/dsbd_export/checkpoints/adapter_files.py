@@ -19,7 +19,6 @@ from peft import PEFT_TYPE_TO_CONFIG_MAPPING
 from safetensors import safe_open
 from torch import Tensor
 
-from dsbd_export.checkpoints.json_files import json_object_or_none
 from dsbd_export.errors import ExportError, reason_of
 
 CONFIG_FILE = "adapter_config.json"
@@ -62,11 +61,6 @@ for pattern in patterns:
         for name in names:
             compiled.match(name)
 """
-
-
-def adapter_content(folder: Path) -> dict[str, Any] | None:
-    """Return the content of adapter_config.json, None if it cannot be read."""
-    return json_object_or_none(folder / CONFIG_FILE)
 
 
 def weight_shapes(where: str, folder: Path) -> dict[str, tuple[int, ...]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -97,14 +96,6 @@ def encoder_contract(checkpoint: Checkpoint) -> ExportContract:
     return ExportContract(inputs={name: example}, outputs=(*encoder.cross_shapes, *hidden))
 
 
-def capture_encoder_graph(
-    model: PreTrainedModel, checkpoint: Checkpoint, report: Report
-) -> ir.Model:
-    """Return the graph of the encoder of a prepared model."""
-    module, contract = EncoderGraph(model, entry_of(checkpoint)), encoder_contract(checkpoint)
-    return captured_graph(module, checkpoint, contract, report, "capturing the encoder")
-
-
 class EncoderDecoderSource(ModelSource):
     """An encoder-decoder of transformers, whose decoder is the engine."""
 
@@ -123,7 +114,10 @@ class EncoderDecoderSource(ModelSource):
         """See ModelSource; with the encoder."""
         graphs = super().capture(model, parts, report)
         self._prepare(model)
-        encoder = capture_encoder_graph(model, self._checkpoint, report)
+        module = EncoderGraph(model, entry_of(self._checkpoint))
+        contract = encoder_contract(self._checkpoint)
+        phase = "capturing the encoder"
+        encoder = captured_graph(module, self._checkpoint, contract, report, phase)
         optimize_graph(encoder)
         return [*graphs, EngineGraph(encoder, ENCODER_FILE, ENCODER_WEIGHTS_FILE, "encoder")]
 

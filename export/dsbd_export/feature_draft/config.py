@@ -89,7 +89,7 @@ def read_feature_config(folder: Path) -> FeatureDraftConfig:
     if reason := next(_refusals(content), None):
         raise ExportError(f"{where} cannot be exported: {reason}; choose another checkpoint")
     try:
-        found = _of_library(content) if LIBRARY_TYPE in content else _of_flat(content)
+        found = _config_of(content)
     except Exception as error:  # transformers raises many types
         raise ExportError(
             f"the config of {where} cannot be read: {reason_of(error)}; check config.json"
@@ -136,36 +136,22 @@ def _layer_refusals(config: FeatureDraftConfig) -> Iterator[str]:
         )
 
 
-def _of_library(content: Mapping[str, Any]) -> FeatureDraftConfig:
-    """Return the content of a config of the speculators library."""
-    layer = _layer_config(content[_LAYER_CONFIG])
+def _config_of(content: Mapping[str, Any]) -> FeatureDraftConfig:
+    is_flat = LIBRARY_TYPE not in content
+    layer = _layer_config({"model_type": "llama", **content} if is_flat else content[_LAYER_CONFIG])
+    ids = (content.get("eagle_config") or {}).get(_LAYER_IDS) if is_flat else None
+    num_own = content.get("draft_vocab_size") if is_flat else content["draft_vocab_size"]
     return FeatureDraftConfig(
         layer=layer,
-        draft_vocab_size=int(content["draft_vocab_size"]),
-        target_hidden_size=int(content.get("target_hidden_size") or layer.hidden_size),
-        layers=_layers(content.get(_LAYER_IDS), 0),
-        norm_before_residual=bool(content["norm_before_residual"]),
-        norm_output=bool(content.get("norm_output")),
-        norm_before_fc=bool(content.get("norm_before_fc")),
-        fc_norm=bool(content.get("fc_norm")),
-    )
-
-
-def _of_flat(content: Mapping[str, Any]) -> FeatureDraftConfig:
-    """Return the content of a config in SGLang's layout."""
-    layer = _layer_config({"model_type": "llama", **content})
-    ids = (content.get("eagle_config") or {}).get(_LAYER_IDS)
-    return FeatureDraftConfig(
-        layer=layer,
-        draft_vocab_size=int(content.get("draft_vocab_size") or layer.vocab_size),
+        draft_vocab_size=int(num_own or layer.vocab_size),
         target_hidden_size=int(content.get("target_hidden_size") or layer.hidden_size),
         layers=_layers(content.get(_LAYER_IDS), 0) if ids is None else _layers(ids, 1),
         norm_before_residual=bool(content.get("norm_before_residual")),
         norm_output=bool(content.get("norm_output")),
         norm_before_fc=bool(content.get("norm_before_fc")),
         fc_norm=bool(content.get("fc_norm")),
-        fc_bias=bool(content.get("bias")),
-        ties_head=bool(content.get("tie_word_embeddings")),
+        fc_bias=is_flat and bool(content.get("bias")),
+        ties_head=is_flat and bool(content.get("tie_word_embeddings")),
     )
 
 

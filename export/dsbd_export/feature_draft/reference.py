@@ -40,7 +40,7 @@ def feature_logits(draft: FeatureDraft, case: ForestCase) -> NDArray[Any]:
     num_prefix, num_nodes = len(case.prefix_ids), len(case.node_ids)
     tokens = torch.from_numpy(np.concatenate([case.prefix_ids, case.node_ids]))
     projected = draft.projected(torch.from_numpy(case.features))
-    logits: list[Tensor | None] = [None] * num_nodes
+    logits: dict[int, NDArray[Any]] = {}
     leaves = sorted(set(range(num_nodes)) - set(case.parents.tolist()))
     for path in map(case.path_to, leaves):
         places = torch.tensor([*range(num_prefix), *(num_prefix + node for node in path)])
@@ -48,14 +48,8 @@ def feature_logits(draft: FeatureDraft, case: ForestCase) -> NDArray[Any]:
         normed = rolled_out(draft, tokens[places], projected[places[:num_given]])
         found = draft.target_logits(normed[num_prefix:])
         for node, row in zip(path, found, strict=True):
-            logits[node] = row
-    return np.stack([_row(logits[node]) for node in case.rows])
-
-
-def _row(logits: Tensor | None) -> NDArray[Any]:
-    assert logits is not None  # every node is on the path to a leaf
-    found: NDArray[Any] = logits.numpy()
-    return found
+            logits[node] = row.numpy()
+    return np.stack([logits[node] for node in case.rows])
 
 
 def rolled_out(draft: FeatureDraft, tokens: Tensor, features: Tensor) -> Tensor:

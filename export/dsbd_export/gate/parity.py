@@ -126,9 +126,7 @@ def _checked_cases(
                 ParityCase(
                     name=case.name,
                     prompt_length=case.prompt_length,
-                    max_abs_error=found.max_abs_error,
-                    mean_kl=found.mean_kl,
-                    top1_agreement=found.top1_agreement,
+                    **vars(found),
                 )
             )
     check_prune(bundle, checkpoint)

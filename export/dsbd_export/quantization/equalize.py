@@ -119,7 +119,10 @@ class Equalizer:
         if form.scales is not None and (divide := self._divides(rows, nodes)) is not None:
             divide(form.scales)
         if form.block:
-            rows = self._rotated(rows, shape_of(group[0].weight), group[0], form.block)
+            first, tape = group[0], ir.tape.Tape()
+            num_inputs = shape_of(first.weight)[1 if first.is_stored_by_output else 0]
+            rows = self._rotation(tape, rows, form.block, num_inputs)
+            self._graph.insert_before(first.node, tape.nodes)
             for node in nodes:
                 node.replace_input_with(0, rows)
         self.done = EqualizedProducts(
@@ -132,16 +135,6 @@ class Equalizer:
             for lookup in self._lookups(linear.weight):
                 self._turn_back(lookup, weight, form)
             self._put_weight(linear, weight)
-
-    def _rotated(
-        self, rows: ir.Value, shape: tuple[int, ...], first: Linear, block: int
-    ) -> ir.Value:
-        """Return the rows with every block rotated, made before the first of their products."""
-        num_inputs = shape[1 if first.is_stored_by_output else 0]
-        tape = ir.tape.Tape()
-        rotated = self._rotation(tape, rows, block, num_inputs)
-        self._graph.insert_before(first.node, tape.nodes)
-        return rotated
 
     def _rotation(
         self, tape: ir.tape.Tape, rows: ir.Value, block: int, num_channels: int
