@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -18,7 +18,7 @@ from dsbd_ort.engine import Service
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.results import GenerationResult
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 TextGenerator = Pipeline | Service
@@ -88,12 +88,19 @@ class Interruption:
 
 
 @contextlib.contextmanager
+def handled_signals(numbers: Iterable[int], handler: Any) -> Iterator[None]:
+    """Let a handler of ``signal.signal`` receive these signals inside the block."""
+    previous = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, before in previous.items():
+            signal.signal(number, before)
+
+
+@contextlib.contextmanager
 def watched_signals() -> Iterator[Interruption]:
     """Record signals inside the block instead of raising; for the main thread only."""
     interruption = Interruption()
-    previous = {number: signal.signal(number, interruption.receive) for number in _SIGNALS}
-    try:
+    with handled_signals(SIGNALS, interruption.receive):
         yield interruption
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

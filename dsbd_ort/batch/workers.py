@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 from dsbd_errors import DsbdError
+from dsbd_ort.answers import SIGNALS, handled_signals
 from dsbd_ort.batch.answer_sources import (
     WAIT_SECONDS,
     Answers,
@@ -81,7 +82,7 @@ def _started(
     """Start the workers, and end them after the block."""
     workers: list[_Worker] = []
     try:
-        with _ignored_signals():
+        with handled_signals(SIGNALS, signal.SIG_IGN):  # to the group: this process ends them
             for _ in range(num_workers):
                 workers.append(_start(settings, fingerprint))
         yield workers
@@ -91,18 +92,6 @@ def _started(
         for worker in workers:
             worker.process.join()
             worker.connection.close()
-
-
-@contextlib.contextmanager
-def _ignored_signals() -> Iterator[None]:
-    """Let processes started inside the block ignore signals to the group: this one ends them."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    previous = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _start(settings: BatchSettings, fingerprint: str) -> _Worker:

@@ -19,6 +19,7 @@ from dsbd_export.checkpoints.families import FAMILIES
 from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.progress import silenced_libraries
 from dsbd_export.tensorrt.tensorrt_options import TensorrtOptions
+from dsbd_ort.answers import handled_signals
 from dsbd_ort.commands.one_line import packages_of
 from dsbd_ort.commands.option_types import PATH, TOLERANCE
 from dsbd_ort.commands.options import flag, group, option
@@ -297,11 +298,8 @@ def working() -> Iterator[Callable[[str], None]]:
 @contextlib.contextmanager
 def orderly_termination() -> Iterator[None]:
     """Turn SIGTERM, which would skip every ``finally``, into an exception inside the block."""
-    previous = signal.signal(signal.SIGTERM, _raise_exit)
-    try:
+    with handled_signals([signal.SIGTERM], _raise_exit):
         yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _raise_exit(_signal: int, _frame: FrameType | None) -> None:

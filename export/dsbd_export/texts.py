@@ -108,18 +108,14 @@ def _files_of(entry: str) -> Iterator[TextFile]:
     if path.is_file():
         yield TextFile(path, path.name)
         return
-    root, pattern = _root_of(path), str(path)
+    # The folder before the first part that has wildcards.
+    plain = itertools.takewhile(lambda part: not glob.has_magic(part), path.parts[:-1])
+    root, pattern = Path(*plain), str(path)
     if path.is_dir():
         root, pattern = path, os.path.join(glob.escape(str(path)), "**")
     for name in glob.glob(pattern, recursive=True):
         if os.path.isfile(name):
             yield TextFile(Path(name), Path(name).relative_to(root).as_posix())
-
-
-def _root_of(pattern: Path) -> Path:
-    """Return the folder before the first part of a pattern that has wildcards."""
-    parts = itertools.takewhile(lambda part: not glob.has_magic(part), pattern.parts[:-1])
-    return Path(*parts)
 
 
 def is_held_out(name: str) -> bool:
@@ -150,7 +146,9 @@ def _is_utf8(path: Path) -> bool:
 def texts_of(file: TextFile) -> Iterator[tuple[str, Iterable[str]]]:
     """Yield (name, pieces) of every text of a file; pieces end at the end of a line if possible."""
     if file.path.suffix != ".jsonl":
-        yield file.name, _pieces(file.path)
+        with file.path.open(encoding="utf-8", newline="") as opened:
+            blocks = iter(lambda: opened.read(_PIECE_CHARS), "")
+            yield file.name, (block + opened.readline(_PIECE_CHARS) for block in blocks)
         return
     for name, where, content in json_lines(file):
         yield name, _text_in(content, where)
@@ -170,12 +168,6 @@ def json_lines(file: TextFile) -> Iterator[tuple[str, str, Any]]:
                     f"{where} is invalid JSON ({error}); write one object a line"
                 ) from error
             yield f"{file.name}:{number}", where, content
-
-
-def _pieces(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8", newline="") as file:
-        while piece := file.read(_PIECE_CHARS):
-            yield piece + file.readline(_PIECE_CHARS)
 
 
 def _text_in(content: Any, where: str) -> Iterable[str]:
