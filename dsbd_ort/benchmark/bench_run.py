@@ -84,7 +84,7 @@ class BenchRun:
 
 
 def with_baselines(runs: list[BenchRun]) -> list[BenchRun]:
-    """Return the runs, all baselines named and present; raise BenchmarkError for invalid names."""
+    """Return the runs with all baselines, named; raise BenchmarkError for invalid names."""
     complete: list[BenchRun] = []
     for run in runs:
         implied = _implied_baseline(run) if run.baseline is None else None

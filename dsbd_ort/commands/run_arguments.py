@@ -200,7 +200,7 @@ class RunArguments:
         return not self.as_json and self.options.get("num_return_sequences", 1) == 1
 
     def read_prompt(self) -> str | None:
-        """Return the prompt, None if prompts are read from the terminal; raise click.UsageError."""
+        """Return the prompt, None to read it at the terminal; raise click.UsageError for none."""
         text, file = self.prompt, self.prompt_file
         if text is None and file is None:
             if sys.stdin is None:  # closed by the parent process

@@ -45,7 +45,7 @@ _NEVER = -1e4  # a logit whose probability is 0, in 16 bits too
 def write_windows(
     files: Iterable[TextFile], hear: Hear, speech: SpeechEntry, features: Path, folder: Path
 ) -> None:
-    """Write the features of all windows, then their prompts; raise ExportError for other files."""
+    """Write features of all windows, then their prompts; raise ExportError for non-audio files."""
     partial, num_windows, num_files = features.with_suffix(".partial"), 0, 0
     wrong: list[DsbdError] = []
     with opened_sinks(folder) as sink_of:

@@ -110,7 +110,7 @@ class SoundDrafts(SourceDrafts):
 
 
 def cut_decoder(target: PreTrainedModel, checkpoint: Checkpoint, num_kept: int) -> PreTrainedModel:
-    """Return the target with some layers of its decoder, alone trainable; or raise ExportError."""
+    """Return the target with some trainable layers of its decoder; or raise ExportError."""
     kept = kept_layers(num_decoder_layers(checkpoint.config), num_kept)
     content = checkpoint.config.to_dict()
     content |= {name: num_kept for name in _COUNTS if content.get(name) is not None}

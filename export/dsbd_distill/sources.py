@@ -84,7 +84,7 @@ class SourceRowReader:
         return first_labels - (self.most_begin - 1)
 
     def hidden_states(self, sources: Tensor, is_source: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the output for sources, (B, M), as (B, N, W), and what is valid, (B, N)."""
+        """Return the output for sources, (B, M), as (B, N, W), and its mask, (B, N)."""
         with torch.no_grad():
             output = self._target.get_encoder()(input_ids=sources, attention_mask=is_source)
         return output.last_hidden_state, is_source

@@ -145,7 +145,7 @@ def _write_sources(
 
 
 def target_begin(checkpoint: Checkpoint) -> list[int]:
-    """Return the tokens that every target begins with; raise ExportError for an open language."""
+    """Return the tokens that targets begin with; raise ExportError if their language is open."""
     encoder = checkpoint.encoder
     assert encoder is not None  # the caller has asked
     file, name = checkpoint.folder / GENERATION_CONFIG_FILE, "forced_bos_token_id"

@@ -23,7 +23,7 @@ _PAST_INPUTS = {4: "past_key", 5: "past_value", 6: "nonpad_kv_seqlen"}
 def check_contract(
     model: ir.Model, contract: ExportContract, form: AttentionForm | None = AttentionForm.NODE
 ) -> None:
-    """Raise unless names, operators, caches and masks are the contract's; form None: no masks."""
+    """Raise unless names, operators, caches and, with a form, masks are those of the contract."""
     _check_names("inputs", model.graph.inputs, list(contract.inputs))
     _check_names("outputs", model.graph.outputs, list(contract.outputs))
     _check_operators(model)

@@ -122,7 +122,7 @@ def _where(files: CheckpointFiles) -> str:
 
 
 def _alignment_heads(files: CheckpointFiles) -> list[list[int]] | None:
-    """Return layer and head of each; None if all are in layers that the decoder lacks."""
+    """Return layer and head of each alignment head; None if the decoder lacks their layers."""
     heads = files.generation.get("alignment_heads") or []
     num_heads = files.config.decoder_attention_heads
     for head in heads if isinstance(heads, list) else [heads]:

@@ -73,7 +73,7 @@ def read_feature_draft(files: CheckpointFiles) -> Checkpoint:
 def agreed_features(
     draft: FeatureDraftCheckpoint, target: Checkpoint | ModelEntry
 ) -> FeatureDraftCheckpoint:
-    """Return a feature draft with tokens and context of its target; raise ExportError if unfit."""
+    """Return a feature draft with its target's tokens and context; or raise ExportError."""
     if draft.vocab_size != target.vocab_size:
         raise ExportError(
             f"vocab_size is {target.vocab_size} in the target and {draft.vocab_size} in the draft "

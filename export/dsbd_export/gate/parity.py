@@ -209,7 +209,7 @@ def _is_other_computation(result: ParityCase, limit: ParityLimit) -> bool:
 
 @dataclass(frozen=True)
 class Divergence:
-    """The distance of R rows; infinite, and no agreement, where the shapes differ."""
+    """The distance of R rows; infinite, and no agreement, if the shapes differ."""
 
     max_abs_error: float  # largest difference of a logit, NaN where a value is
     mean_kl: float  # mean of KL(wanted || found) over the rows, in nats, NaN where a value is

@@ -119,7 +119,7 @@ def cut_head(model: PreTrainedModel, tokens: NDArray[np.int64]) -> None:
 
 
 def shorter_head_advice(model: PreTrainedModel, draft: Checkpoint) -> str | None:
-    """Return what a shorter head would save, where it is much; None of any but a draft's."""
+    """Return what a shorter head of a draft would save, None if that is little."""
     head, whole = model.get_output_embeddings(), draft.vocab_size
     is_settled = draft.proposed_tokens is not None or draft.names_proposed
     if draft.role != "draft" or is_settled or whole < LARGE_VOCABULARY:

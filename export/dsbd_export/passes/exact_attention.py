@@ -162,7 +162,7 @@ def _without_sink(tape: ir.tape.Tape, store: Store, columns: ir.Value) -> ir.Val
 
 
 def without_exact_form(model: ir.Model, layers: Sequence[int]) -> str | None:
-    """Return why a graph of the contract has no exact form of attention, None where it has one."""
+    """Return why a graph of the contract has no exact form of attention, None if it has one."""
     nodes = [node for node in model.graph if node.op_type == "Attention"]
     if not all(_is_scattered(node.inputs[2]) for node in nodes):
         return (

@@ -37,7 +37,7 @@ RowsOfProducts = dict[bytes, ProductRows]
 
 
 def key_of(weight: NDArray[Any]) -> bytes:
-    """Return the key of a product (out, in): its width, and the first weights, if merged."""
+    """Return the key of a product with weight (out, in): its first weights, and its width."""
     first = np.ascontiguousarray(weight[0, :_FIRST_WEIGHTS], dtype=np.float32)
     return bytes(first.tobytes()) + int(weight.shape[1]).to_bytes(8, "little")
 

@@ -196,7 +196,7 @@ def block_integers(weight: NDArray[Any], blocks: Blocks, bits: int) -> NDArray[n
 
 
 def _divisors(scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return scales to divide by, 1 for those of blocks of zeros, which stay 0 for rounding."""
+    """Return scales to divide by, 1 for those of blocks of zeros, which are 0."""
     return np.where(scales != 0, scales, np.float32(1))
 
 

@@ -89,7 +89,7 @@ def block_of(num_channels: int) -> int:
 
 @dataclass(frozen=True)
 class FormChoice:
-    """Chooses the forms of products whose rows have one scale per ``shared`` channels, or one."""
+    """Chooses forms of products with a scale for every ``shared`` channels of a row, or for all."""
 
     shared: int | None = None
 

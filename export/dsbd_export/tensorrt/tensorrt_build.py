@@ -95,7 +95,7 @@ def build_engines(
     *,
     report: Report,
 ) -> None:
-    """Write the engines of the target and, where there is one, the draft: entries in this order.
+    """Write the engines of the target and, if there is one, the draft: entries in this order.
 
     capacity: rows of all caches; None: the longer context, at most ``MOST_DEFAULT_CAPACITY``.
     """

@@ -72,7 +72,7 @@ def highest_token_id(tokenizer: dict[str, Any]) -> int:
 
 
 def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, report: Report) -> None:
-    """Write tokenizer, chat templates and generation_config.json; raise ExportError if wrong."""
+    """Write a tokenizer's files; raise ExportError if they do not behave like transformers."""
     tokenizer = load_tokenizer(checkpoint)
     backend = _backend(tokenizer)
     if checkpoint.encoder is not None and checkpoint.encoder.speech is not None:
