@@ -72,7 +72,10 @@ class ModelDefaults:
         num_top_logits = 0 if target.head.keeps_full else parse_num_top_logits(target.logits)
         content: dict[str, Any] = {}
         if reads_file and GENERATION_CONFIG_FILE in bundle.manifest.files:
-            content = _content_of(bundle.path / GENERATION_CONFIG_FILE)
+            file = bundle.path / GENERATION_CONFIG_FILE
+            content = json_from_file(file)
+            if not isinstance(content, dict):
+                raise BundleError(f"{file} is {in_short(content)}, expected a JSON object")
         if reads_source:
             content |= _lengths_of_targets(content)
         options = _options_of(content, bundle.path / GENERATION_CONFIG_FILE, reads_source)
@@ -142,13 +145,6 @@ class ModelDefaults:
         if subject not in self._told:
             self._told.add(subject)
             _log.warning("%s", message)
-
-
-def _content_of(file: Path) -> dict[str, Any]:
-    content = json_from_file(file)
-    if not isinstance(content, dict):
-        raise BundleError(f"{file} is {in_short(content)}, expected a JSON object")
-    return content
 
 
 def _lengths_of_targets(content: Mapping[str, Any]) -> dict[str, int]:

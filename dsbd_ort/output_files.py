@@ -20,14 +20,10 @@ def write_whole(file: Path, content: str | bytes) -> None:
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o666)
     with open(descriptor, "wb") as opened:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            _lock(descriptor)
+            is_ours = True
+            with contextlib.suppress(OSError):  # no locks here: two are unlikely to meet
+                is_ours = lock_descriptor(descriptor, blocking=False)
+            if not is_ours:
+                raise BlockingIOError(errno.EAGAIN, "another process is writing to it")
             opened.truncate()
         opened.write(content.encode() if isinstance(content, str) else content)
-
-
-def _lock(descriptor: int) -> None:
-    is_ours = True
-    with contextlib.suppress(OSError):  # no locks here: the two are unlikely to meet in a moment
-        is_ours = lock_descriptor(descriptor, blocking=False)
-    if not is_ours:
-        raise BlockingIOError(errno.EAGAIN, "another process is writing to it")

@@ -57,15 +57,11 @@ class Workers:
 
     def answers(self, backlog: Backlog) -> Answers:
         """See AnswerSource."""
-        shared = _with_share_of_threads(backlog.settings, self.num_workers)
+        pipeline = backlog.settings.pipeline
+        share = max(1, (pipeline.num_threads or usable_cores()) // self.num_workers)
+        shared = replace(backlog.settings, pipeline=replace(pipeline, num_threads=share))
         with _started(shared, backlog.fingerprint, self.num_workers) as workers:
             yield from answers_in_order(workers, _Worker.answer, backlog)
-
-
-def _with_share_of_threads(settings: BatchSettings, num_workers: int) -> BatchSettings:
-    pipeline = settings.pipeline
-    share = max(1, (pipeline.num_threads or usable_cores()) // num_workers)
-    return replace(settings, pipeline=replace(pipeline, num_threads=share))
 
 
 def usable_cores() -> int:

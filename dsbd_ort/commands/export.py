@@ -24,7 +24,7 @@ from dsbd_ort.commands.one_line import packages_of
 from dsbd_ort.commands.option_types import PATH, TOLERANCE
 from dsbd_ort.commands.options import flag, group, option
 from dsbd_ort.commands.progress import shown_progress
-from dsbd_runtime.bundle_files.bundle import MANIFEST_NAME, Manifest, ParityReport
+from dsbd_runtime.bundle_files.bundle import MANIFEST_NAME, Manifest
 
 ENGINE_OPTIONS = ("bundle", "engine", "compute_capability", "capacity")
 """Options that may accompany --bundle without --draft."""
@@ -243,7 +243,16 @@ def print_bundle(folder: Path, manifest: Manifest) -> None:
     for column in ("model", "max abs logit error", "mean KL", "top-1", "limit"):
         parity.add_column(column, justify="left" if column == "model" else "right")
     for role, model in manifest.entry_by_role.items():
-        parity.add_row(role, *_parity_cells(model.parity))
+        found = model.parity
+        measure = {"max_abs_error": "error", "mean_kl": "KL"}[found.measure]
+        accepted = "" if found.accepted is None else f", accepted {found.accepted:.1e}"
+        parity.add_row(
+            role,
+            f"{found.max_abs_error:.1e}",
+            f"{found.mean_kl:.1e}",
+            f"{found.top1_agreement:.1%}",
+            f"{measure} {found.limit:.0e}{accepted}",
+        )
     console = Console()
     console.print(files)
     console.print(parity)
@@ -257,18 +266,6 @@ def print_no_draft(folder: Path) -> None:
         highlight=False,
         markup=False,
         soft_wrap=True,
-    )
-
-
-def _parity_cells(parity: ParityReport) -> tuple[str, ...]:
-    """Return the cells of one model: its measured errors, and the limit of its measure."""
-    name = {"max_abs_error": "error", "mean_kl": "KL"}[parity.measure]
-    accepted = "" if parity.accepted is None else f", accepted {parity.accepted:.1e}"
-    return (
-        f"{parity.max_abs_error:.1e}",
-        f"{parity.mean_kl:.1e}",
-        f"{parity.top1_agreement:.1%}",
-        f"{name} {parity.limit:.0e}" + accepted,
     )
 
 

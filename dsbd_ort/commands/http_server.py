@@ -19,7 +19,11 @@ _log = logging.getLogger(__name__)
 
 def serve(arguments: ServeArguments) -> None:
     """Serve until SIGTERM or Ctrl-C; logs go to stderr."""
-    _log_to_stderr()
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # a warning a malformed body
     settings = _settings(arguments)
     listener = listening_socket(
         arguments.host, arguments.port, stuck_after_s=arguments.stuck_timeout_s
@@ -58,14 +62,6 @@ def _settings(arguments: ServeArguments) -> ServingSettings:
     return ServingSettings(
         model_name=model_name, keys=keys, defaults=arguments.options, **arguments.settings
     )
-
-
-def _log_to_stderr() -> None:
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
-    )
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # a warning a malformed body
 
 
 def is_loopback(host: str) -> bool:

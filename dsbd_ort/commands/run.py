@@ -46,7 +46,10 @@ def run(arguments: RunArguments) -> int:
             f"--trace {trace} draws one request; give its prompt with --prompt, --prompt-file or "
             "on stdin"
         )
-    return _answer_terminal(arguments)
+    arguments = replace(arguments, stream=arguments.can_stream)
+    with arguments.opening.open() as pipeline:
+        talk(responder_of(pipeline, arguments).respond, line_of_terminal)
+    return 0
 
 
 @contextlib.contextmanager
@@ -71,14 +74,6 @@ def _answer_one(arguments: RunArguments, prompt: str) -> int:
         with watched_signals() as interruption:
             responder.respond(prompt, interruption.is_requested)
         return interruption.exit_code
-
-
-def _answer_terminal(arguments: RunArguments) -> int:
-    """Answer prompts typed at the terminal, streamed unless several sequences are printed."""
-    arguments = replace(arguments, stream=arguments.can_stream)
-    with arguments.opening.open() as pipeline:
-        talk(responder_of(pipeline, arguments).respond, line_of_terminal)
-    return 0
 
 
 def _batch(arguments: RunArguments, input: Path, output: Path, console: Console) -> Batch:

@@ -55,7 +55,12 @@ def transcribe_files(pipeline: Pipeline, arguments: RunArguments) -> int:
     """See ``run_audio``; with a pipeline that is open."""
     files = arguments.audio_files
     output_files = _output_files(files, arguments)
-    _check_reads_audio(pipeline)
+    encoder = pipeline.prompts.encoder
+    if encoder is None or encoder.speech is None:
+        raise InputError(
+            f"--audio is given, but the model of {pipeline.bundle.path} reads text; use a bundle "
+            "of a speech model (docs/speech.md), or give --prompt"
+        )
     with watched_signals() as interruption:
         with _Shown(arguments, output_files) as shown:
             try:
@@ -64,15 +69,6 @@ def transcribe_files(pipeline: Pipeline, arguments: RunArguments) -> int:
             except _Interrupted:
                 click.echo("interrupted", err=True)
         return interruption.exit_code or (2 if shown.num_errors else 0)
-
-
-def _check_reads_audio(pipeline: Pipeline) -> None:
-    encoder = pipeline.prompts.encoder
-    if encoder is None or encoder.speech is None:
-        raise InputError(
-            f"--audio is given, but the model of {pipeline.bundle.path} reads text; use a bundle "
-            "of a speech model (docs/speech.md), or give --prompt"
-        )
 
 
 def _output_files(files: Sequence[Path], arguments: RunArguments) -> dict[Path, Path]:

@@ -47,10 +47,14 @@ class HeldOutPrompts:
         ]
         phase = "sampling the target's continuations of held-out prompts"
         if missing:
+            self.folder.mkdir(exist_ok=True)
             self.report(phase)
         counter, total = Counter(phase, "prompts", self.report), len(missing) * _PROMPTS_A_FILE
         for number, begin in enumerate(missing, 1):
-            self._draw(begin)
+            rows = self.prompts[begin : begin + _PROMPTS_A_FILE]
+            seed = int(np.random.default_rng((self.seed, 3, begin)).integers(2**62))
+            drawn = self.teacher.answer(rows, self.num_new, self.sampling, self.ends, seed)
+            drawn.write(self._file(begin))
             counter.done(number * _PROMPTS_A_FILE, total)
         return [
             Lesson.read(self._file(begin), with_features=has_features).at(
@@ -61,13 +65,6 @@ class HeldOutPrompts:
 
     def _file(self, begin: int) -> Path:
         return self.folder / f"{begin:04d}.npz"
-
-    def _draw(self, begin: int) -> None:
-        self.folder.mkdir(exist_ok=True)
-        rows = self.prompts[begin : begin + _PROMPTS_A_FILE]
-        seed = int(np.random.default_rng((self.seed, 3, begin)).integers(2**62))
-        drawn = self.teacher.answer(rows, self.num_new, self.sampling, self.ends, seed)
-        drawn.write(self._file(begin))
 
 
 def prompt_length(context_length: int, num_held_out: int) -> int:

@@ -113,7 +113,10 @@ class Pool:
         if all(Lesson.is_stored(file, with_features=has_features) for file in files):
             return
         self.folder.mkdir(exist_ok=True)
-        for kind, rows in self._round(number).items():
+        rng = np.random.default_rng((self.seed, number, 0))
+        made = self._texts_round(rng) if len(self.texts) else {}
+        made |= self._chats_round(rng) if len(self.prompts) else {}
+        for kind, rows in made.items():
             narrow = rows.log_probs.astype(np.float16)
             dataclasses.replace(rows, log_probs=narrow).write(self._file(number, kind))
         for old in self.folder.glob("*.np[yz]"):
@@ -122,11 +125,6 @@ class Pool:
 
     def _length(self, kind: str) -> int:
         return min(_LENGTH[kind], self.context_length, len(self.texts))
-
-    def _round(self, number: int) -> dict[str, Lesson]:
-        rng = np.random.default_rng((self.seed, number, 0))
-        of_texts = self._texts_round(rng) if len(self.texts) else {}
-        return of_texts | (self._chats_round(rng) if len(self.prompts) else {})
 
     def _texts_round(self, rng: np.random.Generator) -> dict[str, Lesson]:
         labelled = {}

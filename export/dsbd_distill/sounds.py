@@ -198,9 +198,9 @@ class SoundSources(SourceRowReader):
 
     def _hidden(self, windows: list[int]) -> Tensor:
         """Return the encoder's output for windows, (B, N, W) float32."""
-        read = {window: self._read(window) for window in windows}
-        found = {window: states for window, states in read.items() if states is not None}
-        missing = [window for window in read if window not in found]
+        kept = {window for window in windows if self._file(window).exists()}
+        found = {window: read_array(self._file(window)) for window in kept}
+        missing = [window for window in dict.fromkeys(windows) if window not in kept]
         device = next(self._target.parameters()).device
         for begin in range(0, len(missing), _ENCODED_TOGETHER):
             part = missing[begin : begin + _ENCODED_TOGETHER]
@@ -213,11 +213,6 @@ class SoundSources(SourceRowReader):
 
     def _file(self, window: int) -> Path:
         return self._kept / f"{window:07d}.npy"
-
-    def _read(self, window: int) -> NDArray[np.float16] | None:
-        """Return the hidden states of a window if they were kept."""
-        file = self._file(window)
-        return read_array(file) if file.exists() else None
 
     def _keep(self, window: int, states: NDArray[np.float16]) -> NDArray[np.float16]:
         """Keep the hidden states of a window if there is room for them, and return them."""

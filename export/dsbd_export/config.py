@@ -104,11 +104,22 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         self._check_choices()
-        self._check_calibration()
+        if self.calibration_texts and not self._takes_texts():
+            raise ExportError(
+                f"calibration_texts={self.calibration_texts[0]!r} has no meaning with quantize="
+                f"{self.quantize!r}, dtype={self.dtype!r} and form={self.form!r}; use quantize="
+                "'int8' in fp32, or leave it out"
+            )
         self._check_attention()
         self._check_form()
         self._check_engine()
-        self._check_logits()
+        try:
+            _ = self.num_top_logits
+        except ValueError as error:
+            raise ExportError(
+                f"logits={self.logits!r} is no kind of output; use auto, full, or topk:K with K "
+                "from 1 to the vocabulary's size, as topk:64"
+            ) from error
         self._check_limits()
         check_num_threads(self.num_threads)
         for field in ("max_context", "max_source"):
@@ -209,14 +220,6 @@ class ModelOptions:
     def _takes_texts(self) -> bool:
         return self.rounds_rows
 
-    def _check_calibration(self) -> None:
-        if self.calibration_texts and not self._takes_texts():
-            raise ExportError(
-                f"calibration_texts={self.calibration_texts[0]!r} has no meaning with quantize="
-                f"{self.quantize!r}, dtype={self.dtype!r} and form={self.form!r}; use quantize="
-                "'int8' in fp32, or leave it out"
-            )
-
     def _check_attention(self) -> None:
         if self.attention != EXACT:
             return
@@ -259,15 +262,6 @@ class ModelOptions:
                 f"quantize={self.quantize!r} runs on ONNX Runtime only, not in engine="
                 f"{self.engine!r}; use quantize='none' with dtype='fp16'"
             )
-
-    def _check_logits(self) -> None:
-        try:
-            _ = self.num_top_logits
-        except ValueError as error:
-            raise ExportError(
-                f"logits={self.logits!r} is no kind of output; use auto, full, or topk:K with K "
-                "from 1 to the vocabulary's size, as topk:64"
-            ) from error
 
     def _check_limits(self) -> None:
         for field, example in (("atol", 1e-4), ("max_kl", 0.01)):
@@ -330,7 +324,15 @@ class ExportConfig(DraftedOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_of_draft()
+        for field in ("draft_quantize", "draft_vocab", "draft_adapter"):
+            if self.draft is None and (value := getattr(self, field)) is not None:
+                raise ExportError(
+                    f"{field}={value!r} has no meaning without a draft; give one, or leave it out"
+                )
+        try:
+            _ = self.of_draft
+        except ExportError as error:
+            raise ExportError(f"draft_quantize, of the draft: {error}") from error
         if self.features and self.engine != ONNX:
             raise ExportError(
                 f"features=True has no form for engine={self.engine!r}; use engine={ONNX!r}, or "
@@ -355,17 +357,6 @@ class ExportConfig(DraftedOptions):
 
     def _takes_texts(self) -> bool:
         return self.rounds_rows or self._rounds_rows(self.draft_quantize)
-
-    def _check_of_draft(self) -> None:
-        for field in ("draft_quantize", "draft_vocab", "draft_adapter"):
-            if self.draft is None and (value := getattr(self, field)) is not None:
-                raise ExportError(
-                    f"{field}={value!r} has no meaning without a draft; give one, or leave it out"
-                )
-        try:
-            _ = self.of_draft
-        except ExportError as error:
-            raise ExportError(f"draft_quantize, of the draft: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

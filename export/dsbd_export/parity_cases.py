@@ -143,7 +143,8 @@ def _request_logits(
     sound = None if case.sound is None else (dtype, case.sound)
     if sound is not None and sound not in heard:
         with torch.no_grad(), ComputeIn(dtype):
-            heard[sound] = _encoded(model, sound[1])
+            sound_features = torch.from_numpy(sound[1].values.copy())[None]
+            heard[sound] = model.get_encoder()(sound_features).last_hidden_state
     of_case = None if sound is None else heard[sound]
     for paths in _paths_by_length(case):
         ids = [np.concatenate([case.prefix_ids, case.node_ids[path]]) for path in paths]
@@ -156,12 +157,6 @@ def _request_logits(
                 if node in row_of_node:
                     logits[row_of_node[node]] = values
     return logits
-
-
-def _encoded(model: PreTrainedModel, sound: SoundFeatures) -> Tensor:
-    """Return the encoder's output for a sound, (1, N, width)."""
-    features = torch.from_numpy(sound.values.copy())[None]
-    return cast(Tensor, model.get_encoder()(features).last_hidden_state)
 
 
 def _path_logits(

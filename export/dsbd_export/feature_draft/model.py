@@ -46,7 +46,9 @@ class FeatureLayer(nn.Module):
             narrow = getattr(self.self_attn, name)
             wide = nn.Linear(2 * size, narrow.out_features, bias=narrow.bias is not None)
             setattr(self.self_attn, name, wide)
-        self.mlp = LlamaMLP(layer) if layer.model_type == "llama" else _mlp_without_bias(layer)
+        if layer.model_type != "llama":
+            layer.mlp_bias = False  # of Qwen3, whose MLP is Llama's without biases
+        self.mlp = LlamaMLP(layer)
         self.input_layernorm = LlamaRMSNorm(size, eps=eps)
         self.hidden_norm = LlamaRMSNorm(size, eps=eps)
         self.post_attention_layernorm = LlamaRMSNorm(size, eps=eps)
@@ -72,13 +74,6 @@ class FeatureLayer(nn.Module):
         hidden = residual + attended
         result: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return result
-
-
-def _mlp_without_bias(layer: Any) -> nn.Module:
-    """Return the MLP of Qwen3, which is Llama's without biases."""
-    layer.mlp_bias = False
-    mlp: nn.Module = LlamaMLP(layer)
-    return mlp
 
 
 class FeatureDraft(LlamaPreTrainedModel):  # type: ignore[misc]  # transformers has no types
