@@ -63,11 +63,6 @@ class ForestCase:
         return (self, *self.together)
 
     @property
-    def num_cache_rows(self) -> int:
-        """Return the number of cache rows that prefixes and nodes need."""
-        return sum(len(each.prefix_ids) + len(each.node_ids) for each in self.requests)
-
-    @property
     def prompt_length(self) -> int:
         """Return the length of the prompt: the prefix, or the nodes of a prefill."""
         return len(self.prefix_ids) or len(self.node_ids)

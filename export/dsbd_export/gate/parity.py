@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
-from dsbd_export.gate.parity_engine import parity_engine
-from dsbd_export.gate.prune_check import check_prune
+from dsbd_export.gate.parity_engine import check_prune, parity_engine
 from dsbd_export.parity_cases import DECODE, PREFILL, TEXT, ForestCase, Reference, differences
 from dsbd_export.progress import Counter, Report, counted, silent
 from dsbd_runtime.bundle_files.bundle import Bundle, ParityCase, ParityReport

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.gate.bf16_twin import runnable_on_cpu
 from dsbd_export.parity_cases import ForestCase
@@ -30,10 +31,12 @@ from dsbd_runtime.engine.providers import parse_placement
 from dsbd_runtime.engine.session import EngineOptions
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.loading import open_causal_lm
-from dsbd_runtime.ort.ort_module import import_ort
-from dsbd_runtime.parts.cache_entries import recent
+from dsbd_runtime.ort.ort_module import LOG_ERRORS, import_ort
+from dsbd_runtime.parts.attention_rows import SRC_ROWS, WRITE_INDICES
+from dsbd_runtime.parts.cache_entries import parts_of, past_name, present_name, recent
 from dsbd_runtime.parts.feature_memory import HostFeatures
 from dsbd_runtime.parts.kv_cache import NUMPY_DTYPES
+from dsbd_runtime.parts.recent_rows import RECENT_WRITE_INDICES, SRC_RECENT_ROWS
 from dsbd_runtime.parts.sources import Sources
 
 
@@ -287,3 +290,51 @@ def as_export_errors() -> Iterator[None]:
             f"parity failed: onnxruntime cannot run the graph: {reason_of(error)}; "
             "this family is not supported"
         ) from error
+
+
+_CAPACITY = 135
+_FIRST_ROW = 2
+_SPARE_RECENT_ROWS = 3
+
+
+def check_prune(bundle: Bundle, checkpoint: Checkpoint) -> None:
+    """Move a shuffled half of the rows to row 2; raise ExportError unless caches equal numpy's."""
+    role = checkpoint.role
+    rows = np.random.default_rng(0).permutation(_CAPACITY)[: _CAPACITY // 2]
+    with runnable_on_cpu(bundle, role) as on_cpu:
+        if not _moves_rows(on_cpu.prune_path(role), on_cpu.entry(role), rows, rows[::2]):
+            raise ExportError(
+                f"parity failed: prune.onnx of the {role} (family {checkpoint.family}) "
+                "moves cache rows wrongly; this onnxruntime is not supported"
+            )
+
+
+def _moves_rows(
+    path: Path, entry: ModelEntry, rows: NDArray[np.int64], recent_rows: NDArray[np.int64]
+) -> bool:
+    """Return whether the graph moves rows of every cache, and others of the recent ones."""
+    rng, ort = np.random.default_rng(1), import_ort()
+    first_row = np.array([_FIRST_ROW])
+    inputs: dict[str, Any] = {SRC_ROWS: rows, WRITE_INDICES: first_row}
+    if recent(entry.caches):
+        inputs |= {SRC_RECENT_ROWS: recent_rows, RECENT_WRITE_INDICES: first_row}
+    pairs = []
+    with as_export_errors():
+        options = ort.SessionOptions()
+        options.log_severity_level = LOG_ERRORS
+        session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        binding = session.io_binding()
+        for name, array in inputs.items():
+            binding.bind_cpu_input(name, np.ascontiguousarray(array))
+        for cache, part in parts_of(entry.caches):
+            is_recent = cache in recent(entry.caches)
+            shape = cache.shape(part, _CAPACITY + _SPARE_RECENT_ROWS * is_recent)
+            found = rng.standard_normal(shape, np.float32).astype(NUMPY_DTYPES[cache.dtype])
+            wanted, moved = found.copy(), recent_rows if is_recent else rows
+            wanted[:, :, _FIRST_ROW : _FIRST_ROW + len(moved)] = found[:, :, moved]
+            value = ort.OrtValue.ortvalue_from_numpy(found)  # shares its memory
+            binding.bind_ortvalue_input(past_name(cache.layer, part), value)
+            binding.bind_ortvalue_output(present_name(cache.layer, part), value)
+            pairs.append((found, wanted))
+        session.run_with_iobinding(binding)
+    return all(np.array_equal(found, wanted) for found, wanted in pairs)
