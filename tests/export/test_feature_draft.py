@@ -221,7 +221,7 @@ def test_every_precision_and_form(options, targets, captures, tmp_path):
     folder = written(tmp_path, write_library, {"fc_norm": True}, config={"fc_norm": True})
     options, _, draft = opened(targets["llama"], folder, **options)
     entry = export_model(draft, tmp_path, options, lambda _: None, captures)
-    assert (entry.dtype, entry.quantization) == (options.dtype, options.quantize)
+    assert (entry.dtype, entry.quantization) == (options.dtype, options.quantized_form)
     assert getattr(entry.parity, entry.parity.measure) <= entry.parity.limit
 
 
