@@ -62,14 +62,12 @@ _DOMAINS: dict[str, Domain] = {
 class PipelineOptions(EngineSettings):
     """How a bundle is opened: the keywords of ``Pipeline.from_bundle``, the fields of C's settings.
 
-    Has the fields of EngineSettings too: the engines receive this record.
-
     Attributes:
         provider: an execution provider of the table in docs/gpu.md; "cuda:1" is the second GPU.
         draft_provider: the provider of the draft; None means that of the target.
         verify: also check the hash of every file.
-        prefix_cache: keep cache rows between requests, so that only the part of a prompt after
-            the common prefix is computed.
+        prefix_cache: keep cache rows between requests, so that only the part of a prompt after the
+            common prefix is computed.
         generation_config: take the options that a request leaves out from the bundle's
             generation_config.json.
         chat_defaults: requests are chats. If neither they nor generation_config.json say how to

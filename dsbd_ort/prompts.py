@@ -1,7 +1,4 @@
-"""Prompts: token ids, the check of the context length, chat messages, drawn seeds.
-
-A conversation is a list of messages, oldest first.
-"""
+"""Prompts: token ids, the check of the context length, chat messages, drawn seeds."""
 
 from __future__ import annotations
 

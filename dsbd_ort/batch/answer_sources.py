@@ -23,19 +23,12 @@ MayStop = Callable[[], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Backlog:
-    """The lines of a batch that are left to answer.
-
-    Attributes:
-        settings: shared by all lines.
-        fingerprint: of the settings, part of each answer's request hash.
-        lines: in the order of the answers.
-        is_interrupted: whether the batch has to end before the last line.
-    """
+    """The lines of a batch that are left to answer."""
 
     settings: BatchSettings
-    fingerprint: str
+    fingerprint: str  # of the settings, part of each answer's request hash
     lines: Iterator[RawLine]
-    is_interrupted: Callable[[], bool]
+    is_interrupted: Callable[[], bool]  # whether the batch has to end before the last line
 
 
 class AnswerSource(Protocol):
@@ -69,11 +62,8 @@ def answers_in_order(
 ) -> Answers:
     """Yield the answers of members that answer one line each at a time, in the order of the lines.
 
-    Args:
-        members: the next line goes to an idle one.
-        ask: called in a thread of each member, until the answer is there. It may return None once
-            the function that it receives returns True.
-        backlog: the lines.
+    ask: called in a thread of each member, until the answer is there. It may return None once the
+    function that it receives returns True.
     """
     idle: SimpleQueue[Member] = SimpleQueue()
     for member in members:

@@ -32,11 +32,7 @@ class Spread:
 
 
 def bootstrap(values: Sequence[float], statistic: Literal["mean", "median"]) -> Estimate:
-    """Return a statistic of ``values`` and its percentile bootstrap interval, from a fixed seed.
-
-    A value belongs to one pair of measurements, so the effects that both of a pair share (the
-    prompt, the seed, a slow moment of the machine) cancel before anything is resampled.
-    """
+    """Return a statistic of values, one per pair, and its percentile interval by a fixed seed."""
     data = np.asarray(values, dtype=np.float64)  # (num_pairs,)
     compute = STATISTICS[statistic]
     rng = np.random.default_rng(0)

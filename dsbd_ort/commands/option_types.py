@@ -88,7 +88,8 @@ class OptionText(click.ParamType[Any]):
             case Wholes():
                 return _wholes(text)
             case Number():
-                return _number(text)
+                with contextlib.suppress(ValueError):
+                    return float(text)
             case TokenSequences() | Biases():
                 with contextlib.suppress(ValueError, RecursionError):
                     return json.loads(text)
@@ -128,13 +129,6 @@ def _wholes(text: str) -> int | tuple[int, ...] | str:
     if len(wholes) < len(numbers):
         return text
     return wholes[0] if len(wholes) == 1 else wholes
-
-
-def _number(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 COUNT = click.IntRange(1, MOST)

@@ -262,8 +262,6 @@ _LANGUAGES = {
 def decoding_options(*, of_server: bool = False) -> Any:
     """Return a field with an option for each row of the table: a dict of those given.
 
-    ``constraint`` has one for each kind.
-
     of_server: they are its defaults: those that it may have, and no languages.
     """
     options: dict[str, Any] = {}

@@ -17,19 +17,14 @@ from dsbd_distill.lesson import Lesson
 from dsbd_distill.loss import Coverage, distance, selected
 from dsbd_distill.teaching import Teaching
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
-from dsbd_export.checkpoints.proposed_tokens import write_proposed_tokens
+from dsbd_export.checkpoints.json_files import write_proposed_tokens
 from dsbd_export.errors import ExportError
 
 
 class DraftKind(ABC):
-    """A kind of draft, for one target.
+    """A kind of draft, for one target."""
 
-    Attributes:
-        bounds_logits: whether the loss computes logits for some places at a time, however long a
-            batch.
-    """
-
-    bounds_logits = True
+    bounds_logits = True  # the loss computes logits for some places at a time
 
     def __init__(
         self, config: DistillConfig, teaching: Teaching, proposed: NDArray[np.int64] | None

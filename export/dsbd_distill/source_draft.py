@@ -1,8 +1,7 @@
 """Drafts for encoder-decoders: one or two layers of the target's decoder over its encoder.
 
-The encoder is the target's and is not trained, so that the export shares it: a source is read once
-for both. Neither are embeddings and head if the encoder has them too, or in speech models. Only the
-layers of the decoder are trained, which begin as some of the target's.
+Not trained: the target's encoder, which the export shares, and embeddings and head if the encoder
+has them too, or in speech models.
 """
 
 from __future__ import annotations
@@ -111,11 +110,7 @@ class SoundDrafts(SourceDrafts):
 
 
 def cut_decoder(target: PreTrainedModel, checkpoint: Checkpoint, num_kept: int) -> PreTrainedModel:
-    """Return the target with some layers of its decoder; only these are trainable.
-
-    Raises:
-        ExportError: the layers of its family are not found.
-    """
+    """Return the target with some trainable layers of its decoder; or raise ExportError."""
     kept = kept_layers(num_decoder_layers(checkpoint.config), num_kept)
     content = checkpoint.config.to_dict()
     content |= {name: num_kept for name in _COUNTS if content.get(name) is not None}

@@ -90,10 +90,7 @@ def _adapted(checkpoint: Checkpoint, source: str | None) -> Checkpoint:
 
 
 def _checked_tokens(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint; raise ExportError unless its special tokens are in its vocabulary.
-
-    Ids that are only defaults are ignored: GPT-2's config has 50256 for vocabularies of any size.
-    """
+    """Return a checkpoint; raise ExportError unless its special tokens are in its vocabulary."""
     checkpoint = _without_default_tokens(checkpoint)
     bos = [] if checkpoint.bos_token_id is None else [checkpoint.bos_token_id]
     for name, tokens in (("bos_token_id", bos), ("eos_token_id", checkpoint.eos_token_ids)):

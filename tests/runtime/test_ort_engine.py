@@ -11,8 +11,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from dsbd_export.capture.cache_graphs import write_prune_graph
 from dsbd_export.capture.part import ExportContract
-from dsbd_export.capture.prune_graph import write_prune_graph
 from dsbd_export.parts.attention_rows import EVERY_ROW
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.device.cuda_device import CudaDevice

@@ -65,9 +65,7 @@ class ExportedAttention(ExportPart):
     def _mask_argument(self, masks: list[Tensor]) -> Tensor | dict[str, Tensor | None] | None:
         """Return the masks as ``generate`` hands ready-made ones to a model.
 
-        One tensor where all layers share it, else a dict by layer type. Four-dimensional masks
-        reach the attention function untouched. No mask reaches a convolution or a recurrence, which
-        would take it for one of padded tokens.
+        One tensor where all layers share it, else a dict by layer type.
         """
         checkpoint = self._checkpoint
         if not any(checkpoint.layer_masks):

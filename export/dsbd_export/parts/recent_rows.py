@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dsbd_export.capture.fold_graph import write_fold_graph
+from dsbd_export.capture.cache_graphs import write_fold_graph
 from dsbd_export.capture.part import (
     NODES,
     Axis,

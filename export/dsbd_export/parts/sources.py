@@ -169,10 +169,7 @@ def heard_sounds(speech: SpeechEntry) -> list[SoundFeatures]:
 
 
 def _sweep(num_samples: int, sampling_rate: int) -> NDArray[np.float32]:
-    """Return a tone that rises through the voice's range with its harmonics, four times a window.
-
-    Each time it lasts for three quarters.
-    """
+    """Return a tone that rises through the voice's range with its harmonics, four times."""
     seconds = np.arange(num_samples) / sampling_rate
     part = seconds * 4 / (num_samples / sampling_rate) % 1
     phase = np.cumsum(2 * np.pi * (100 + 300 * part) / sampling_rate)
