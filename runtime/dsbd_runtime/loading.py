@@ -8,11 +8,10 @@ from dataclasses import replace
 from dsbd_runtime.bundle_files.bundle import WEIGHTS_FILE, Bundle
 from dsbd_runtime.device.cuda_device import check_cuda_device, import_cuda_runtime
 from dsbd_runtime.device.ort_engine import open_cuda_session
-from dsbd_runtime.engine.causal_lm import CausalLM
-from dsbd_runtime.engine.providers import Placement, check_reads_sources, parse_placement
+from dsbd_runtime.engine.causal_lm import CausalLM, language_model
+from dsbd_runtime.engine.providers import Placement, parse_placement
 from dsbd_runtime.engine.session import EngineOptions, Session
 from dsbd_runtime.engine.settings import EngineSettings
-from dsbd_runtime.engine.source_reading_lm import language_model
 from dsbd_runtime.errors import InputError, ProviderError
 from dsbd_runtime.ort.ort_module import import_ort_for
 from dsbd_runtime.ort.ort_session import open_host_session
@@ -118,13 +117,11 @@ def open_causal_lm(request: EngineOptions) -> CausalLM:
 
 def _open_session(request: EngineOptions) -> Session:
     provider, bundle, role = request.placement.provider, request.bundle, request.role
-    entry = bundle.entry(role)
-    if provider.ort_name is None and entry.features:
+    if provider.ort_name is None and bundle.entry(role).features:
         raise ProviderError(
             f"the {role} of {bundle.path} has features, which provider {provider.name!r} does not "
             "run; use 'cpu' or 'cuda', or export a pair without"
         )
-    check_reads_sources(provider, entry, bundle.model_path(role))
     return BACKENDS[provider.backend](request)
 
 

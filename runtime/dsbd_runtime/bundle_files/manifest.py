@@ -97,9 +97,7 @@ class ModelEntry:
 
     Attributes:
         family: ``model_type`` of the checkpoint, for people; nothing depends on it.
-        context_length: maximum number of positions.
         num_layers: transformer layers, including those without a cache.
-        caches: caches of the layers, in the order of the layers.
         dtype: one of ``DTYPES``, the type of weights that are not quantized.
         quantization: one of ``QUANTIZED_FORMS``: "int4" has zero points, "int4-symmetric" none.
         logits: "full", or "topk:K" with K up to the vocabulary; see ``graph``.
@@ -246,8 +244,7 @@ def manifest_from_file(file: Path) -> Manifest:
         versions = data.get("versions")
         made_by = versions.get("dsbd-ort") if isinstance(versions, dict) else None
         raise UnknownEntryError(*error.entry, f"the bundle ({in_short(made_by)})") from error
-    check_features(manifest.target, manifest.draft, str(file))
-    check_encoders(manifest.target, manifest.draft, str(file))
+    check_pair(manifest.target, manifest.draft, str(file))
     return manifest
 
 
@@ -332,14 +329,10 @@ def _check_encoder(encoder: EncoderEntry, entry: ModelEntry, where: str) -> None
         _check_rows(rows, f"{where}: cross[{index}]")
 
 
-def check_encoders(target: ModelEntry, draft: ModelEntry | None, where: str) -> None:
-    """Raise BundleError unless a draft without its own encoder can use that of the target."""
-    check_shared_encoder(target.encoder, None if draft is None else draft.encoder, where)
-
-
-def check_features(target: ModelEntry, draft: ModelEntry | None, where: str) -> None:
-    """Raise BundleError unless the target returns the features that the draft reads."""
+def check_pair(target: ModelEntry, draft: ModelEntry | None, where: str) -> None:
+    """Raise BundleError unless the target returns the features and states that the draft reads."""
     returned, read = target.features, None if draft is None else draft.features
+    check_shared_encoder(target.encoder, None if draft is None else draft.encoder, where)
     if returned is not None:
         layers, num_layers = returned.layers, target.num_layers
         place = f"{where}: target: features"

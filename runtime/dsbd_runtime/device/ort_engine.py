@@ -68,18 +68,12 @@ def open_cuda_session(request: EngineOptions) -> DeviceSession:
             open_on_provider(ort, path, provider, options, libraries, device.free_bytes)
             for path in paths
         )
-        check_graph(paths[0], entry.contract, model.get_inputs(), model.get_outputs())
+        check_graph(paths[0], entry.contract, model)
     except BaseException:
         device.close()
         raise
     engine, prune_engine = (
-        OrtEngine(
-            ort,
-            session,
-            path,
-            device_type="cuda",
-            device_id=placement.device_id,
-        )
+        OrtEngine(ort, session, path, device_type="cuda", device_id=placement.device_id)
         for session, path in zip((model, prune), paths, strict=True)
     )
     most_recorded = MOST_RECORDED if request.records_calls else 0
@@ -211,13 +205,7 @@ class OrtEngine:
     """One graph in an ONNX Runtime session on ``device_type``."""
 
     def __init__(
-        self,
-        ort: ModuleType,
-        session: Any,
-        path: Path,
-        *,
-        device_type: str,
-        device_id: int = 0,
+        self, ort: ModuleType, session: Any, path: Path, *, device_type: str, device_id: int = 0
     ) -> None:
         """Own an InferenceSession; messages name its graph by ``path``."""
         self._ort = ort
@@ -226,13 +214,11 @@ class OrtEngine:
         self._place = (device_type, device_id)
 
     def capacity_for(self, num_rows: int, current: int) -> int:
-        """Return the bucket for ``num_rows``."""
         return bucket_capacity(num_rows)
 
     def bind(
         self, inputs: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]
     ) -> OrtCall:
-        """Return the call with these inputs and outputs."""
         if self._session is None:
             raise EngineError(f"the engine {self._path} is closed; load it again")
         binding = self._session.io_binding()
@@ -245,7 +231,6 @@ class OrtEngine:
         return OrtCall(self._path, self._session, binding, options)
 
     def close(self) -> None:
-        """Release the session; calling it again does nothing."""
         self._session = None
 
 
@@ -281,5 +266,4 @@ class OrtCall:
             ) from error
 
     def release(self) -> None:
-        """Drop the bindings."""
         self._session = self._binding = None

@@ -130,7 +130,11 @@ def find_provider(name: str) -> Provider:
 
 def check_runnable(provider: Provider, entry: ModelEntry, model_path: Path) -> None:
     """Raise ProviderError unless the provider runs an engine: types, caches, quantization."""
-    check_reads_sources(provider, entry, model_path)
+    if entry.encoder is not None and provider.has_device_caches:
+        raise ProviderError(
+            f"{model_path} is the engine of an encoder-decoder, which provider {provider.name!r} "
+            "does not run; use 'cpu'"
+        )
     if entry.quantization not in provider.quantizations:
         raise ProviderError(
             f"{model_path} is quantized as {entry.quantization}, for which provider "
@@ -149,15 +153,6 @@ def check_runnable(provider: Provider, entry: ModelEntry, model_path: Path) -> N
                 f"{model_path} is in {dtype}, provider {provider.name!r} runs "
                 f"{', '.join(provider.dtypes)}; export with --dtype {provider.dtypes[0]}"
             )
-
-
-def check_reads_sources(provider: Provider, entry: ModelEntry, model_path: Path) -> None:
-    """Raise ProviderError for the engine of an encoder-decoder on a GPU."""
-    if entry.encoder is not None and provider.has_device_caches:
-        raise ProviderError(
-            f"{model_path} is the engine of an encoder-decoder, which provider {provider.name!r} "
-            "does not run; use 'cpu'"
-        )
 
 
 @dataclass(frozen=True)

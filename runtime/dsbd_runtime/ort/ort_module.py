@@ -132,7 +132,7 @@ class OrtGraphs:
         log_severity: int = LOG_ERRORS,
         adapt: Callable[[Any], None] | None = None,
     ) -> None:
-        """Import ONNX Runtime; see ``OrtSession`` for the arguments."""
+        """See ``OrtSession`` for the arguments."""
         self.ort = import_ort_for(provider)
         self._provider = provider
         self._entry = entry
@@ -149,44 +149,36 @@ class OrtGraphs:
         return options
 
     def open(self, path: Path) -> Any:
-        """See HostGraphs."""
         return self.open_with(path, self.options())
 
     def open_with(self, path: Path, options: Any) -> Any:
-        """Return the session on a graph with other options."""
-        return opened_engine(self.ort, self._provider, path, options)
+        """Return the session on a graph with other options.
+
+        Raises:
+            BundleError: ONNX Runtime cannot load the graph.
+            ProviderError: it runs it on another provider.
+        """
+        try:
+            with huge_pages():
+                engine = self.ort.InferenceSession(
+                    str(path),
+                    options,
+                    providers=[self._provider.ort_name],
+                    enable_fallback=False,  # which would print to stdout and try the same again
+                )
+        except Exception as error:  # its exceptions share no base but this one
+            reason = " ".join(str(error).split())
+            raise BundleError(
+                f"ONNX Runtime cannot load {path} ({reason}); copy the bundle or export again"
+            ) from error
+        check_offered(self._provider, engine.get_providers(), f"the session of {path} runs on")
+        return engine
 
     def open_again(self, path: Path) -> Any:
-        """See HostGraphs."""
         return self.open_with(path, without_packing(self.options(), self._entry))
 
     def releasing_options(self) -> Any:
-        """See HostGraphs."""
         return releasing_options(self.ort)
-
-
-def opened_engine(ort: ModuleType, provider: Provider, model_path: Path, options: Any) -> Any:
-    """Return the session of ONNX Runtime on a graph, whose provider runs it.
-
-    Raises:
-        BundleError: ONNX Runtime cannot load the graph.
-        ProviderError: it runs it on another provider.
-    """
-    try:
-        with huge_pages():
-            engine = ort.InferenceSession(
-                str(model_path),
-                options,
-                providers=[provider.ort_name],
-                enable_fallback=False,  # which would print to stdout and try the same again
-            )
-    except Exception as error:  # its exceptions share no base but this one
-        reason = " ".join(str(error).split())
-        raise BundleError(
-            f"ONNX Runtime cannot load {model_path} ({reason}); copy the bundle or export again"
-        ) from error
-    check_offered(provider, engine.get_providers(), f"the session of {model_path} runs on")
-    return engine
 
 
 def keep_int8_products_exact(options: Any) -> None:

@@ -60,9 +60,8 @@ class PreparedEngine:
     """The prepared form of one engine of a bundle.
 
     Attributes:
-        folder: folder of prepared engines of all bundles; created if absent.
-        source_digest: digest of the engine's files.
-        num_bytes: size of the engine's files.
+        folder: of prepared engines of all bundles; created if absent.
+        source_digest, num_bytes: digest and size of the engine's files.
         verify: whether an opening compares hashes instead of checksums.
     """
 

@@ -105,7 +105,6 @@ class AttentionEntry(PartEntry):
     reads_positions: bool = False
 
     def contract(self) -> GraphContract:
-        """See PartEntry."""
         inputs = {
             **dict.fromkeys((INPUT_IDS, POSITION_IDS), TensorSpec(INT64, (1, "S"))),
             **{mask: TensorSpec(BOOL, (1, 1, "S", "C")) for mask in self.masks},
@@ -117,24 +116,16 @@ class AttentionEntry(PartEntry):
         return GraphContract(inputs={**inputs, **caches.inputs}, outputs=caches.outputs)
 
     def on_host(self, place: HostPlace) -> Rows:
-        """See PartEntry."""
         return Rows(self, HostRows(self.caches, place))
 
     def on_device(self, place: DevicePlace) -> Rows:
-        """See PartEntry."""
         return Rows(self, place.rows)
 
 
 class Rows(Part):
-    """The rows of an engine's cache, their positions, and the masks over them.
-
-    Attributes:
-        memory: the caches.
-        capacity: rows that they hold now; 0 after ``close``.
-    """
+    """The rows of an engine's cache, their positions, and the masks over them."""
 
     def __init__(self, entry: AttentionEntry, memory: RowMemory) -> None:
-        """Take the caches, whose memory the backend knows."""
         self.memory = memory
         self.capacity = memory.capacity
         self._reads_positions = entry.reads_positions
@@ -144,11 +135,9 @@ class Rows(Part):
 
     @property
     def num_bytes(self) -> int:
-        """See Part."""
         return self.memory.num_bytes
 
     def bind(self, call: Call, binder: Binder) -> None:
-        """See Part."""
         forward, first, stop = call.forward, call.first_row, call.stop
         self._positions[first:stop] = forward.positions
         masks = self._masks.padded(forward, self._positions[:stop], self.capacity)
@@ -166,12 +155,10 @@ class Rows(Part):
             self.memory.bind(binder)
 
     def reserve(self, num_rows: int, num_used: int) -> None:
-        """See Part."""
         self.memory.reserve(num_rows, num_used)
         self._fit_positions(num_used)
 
     def shrink(self, num_used: int) -> None:
-        """Free the memory that the first ``num_used`` rows do not need."""
         self.memory.shrink(num_used)
         self._fit_positions(num_used)
 
@@ -184,7 +171,6 @@ class Rows(Part):
             self._positions[first:num_kept] = self._positions[moved]
 
     def close(self) -> None:
-        """See Part."""
         self.memory.close()
         self.capacity = 0
 
@@ -202,11 +188,7 @@ def num_in_place(rows: Ints) -> int:
 
 
 class ForwardMasks:
-    """The engine's masks, built in buffers [max_rows, capacity] that every call reuses.
-
-    ``names`` and ``sliding_window`` are those of the manifest: the window is a number exactly
-    when the names hold the sliding mask.
-    """
+    """The engine's masks, built in buffers [max_rows, capacity] that every call reuses."""
 
     def __init__(self, names: Sequence[str], sliding_window: int | None, max_rows: int) -> None:
         self._names = names

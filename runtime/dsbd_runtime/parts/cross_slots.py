@@ -60,11 +60,7 @@ class CrossSlots:
         entry: EncoderEntry,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        """Take an encoder, whose rows are used for nothing else.
-
-        most_bytes: of all sources, including those outside the slots. The sources of one call are
-            kept in any case.
-        """
+        """most_bytes: of all sources; those of one call are kept in any case."""
         self._ort = ort
         self._encoder = encoder
         self._entry = entry
@@ -92,7 +88,7 @@ class CrossSlots:
         return shape[0], shape[2]
 
     def most_together(self, sources: Sequence[Source]) -> int:
-        """Return how many of these sources one call may have: their rows have to fit the memory."""
+        """Return how many of these sources one call may have; beyond, some are read again."""
         speech, limit = self._entry.speech, self._entry.context_length
         limit = limit if speech is None else speech.num_positions  # of a window's frames
         lengths = (len(source) if isinstance(source, tuple) else limit for source in sources)
@@ -133,26 +129,21 @@ class CrossSlots:
         return CallSources(values, self._lengths[slot : slot + 1], item)
 
     def read(self, source: Source) -> None:
-        """Read a source, unless it is kept.
-
-        Raises:
-            InputError: it is none of the encoder's.
-            CapacityError: it is too long, for the encoder or for the memory.
-        """
+        """Read a source, unless it is kept; raises as ``of_call``."""
         if source not in self._slots:
             self._encoder.cross_rows(source)
 
     def release(self, source: Source) -> None:
         """Let the slot of a source be used for others: no request reads it any more.
 
-        The rows of one that is held then go back to the encoder.
+        The rows of one that is held go back to the encoder, if the memory suffices.
         """
         if source in self._slots:
             self._released.add(source)
             self._was_released = True
 
     def held(self, source: Source) -> AbstractContextManager[None]:
-        """Hold a source between requests too; may be entered and left in any thread."""
+        """Keep the rows of a source between requests, if the memory suffices; for any thread."""
         return self._encoder.held.held(source)
 
     def forget(self) -> None:

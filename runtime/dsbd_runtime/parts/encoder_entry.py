@@ -188,12 +188,7 @@ def _checked_features(speech: SpeechEntry, source: Source) -> Features:
 
 
 def _checked_ids(entry: EncoderEntry, source: Source) -> Ints:
-    """Return a source as (N,) int64.
-
-    Raises:
-        InputError: it is no tuple of tokens of the encoder.
-        CapacityError: it is longer than the encoder reads.
-    """
+    """Return a source as (N,) int64; raises as ``encoder_input``."""
     if not isinstance(source, tuple) or not source:
         raise InputError(
             f"the source of a forward is {source!r}, but the engine is an encoder-decoder's: "

@@ -100,11 +100,7 @@ class ReadFeatures:
 
 @dataclass(frozen=True, slots=True)
 class HostFeatures:
-    """Features in host memory: the array that the engine has written.
-
-    Attributes:
-        array: (n, width).
-    """
+    """Features in host memory: the array (n, width) that the engine has written."""
 
     role: str
     array: NDArray[Any]
@@ -113,7 +109,6 @@ class HostFeatures:
         return len(self.array)
 
     def copied(self, row: int) -> HostFeatures:
-        """See Features."""
         return HostFeatures(self.role, self.array[row : row + 1].copy())
 
 
@@ -129,17 +124,14 @@ class HostFeatureMemory:
         self._dtype = NUMPY_DTYPES[dtype]
 
     def take(self, num_rows: int) -> HostFeatures:
-        """See FeatureMemory."""
         return HostFeatures(self._role, np.empty((num_rows, self._widths[FEATURES]), self._dtype))
 
     def bind_returned(
         self, binder: HostBinder, kept: HostFeatures, first: int, number: int, dim: str
     ) -> None:
-        """See FeatureMemory."""
         binder.write_to(FEATURES, kept.array[first : first + number])
 
     def bind_read(self, binder: HostBinder, read: ReadFeatures) -> None:
-        """See FeatureMemory."""
         pieces = {TARGET_FEATURES: read.target, OWN_FEATURES: read.own}
         rows = {
             name: host_rows(found, self._widths[name], self._dtype)

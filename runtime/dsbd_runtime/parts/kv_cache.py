@@ -101,15 +101,11 @@ class KVCache:
 
     def _resize_buffers(self, capacity: int, num_used: int) -> None:
         for key in self.buffers:
-            if num_used == 0 or self.buffers[key].shape[2] != capacity:
-                self.buffers[key] = self._resized(self.buffers[key], capacity, num_used)
-
-    def _resized(
-        self, old: NDArray[np.generic], capacity: int, num_used: int
-    ) -> NDArray[np.generic]:
-        new = self._new_buffer(old, capacity)
-        new[:, :, :num_used] = old[:, :, :num_used]
-        return new
+            old = self.buffers[key]
+            if num_used == 0 or old.shape[2] != capacity:
+                new = self._new_buffer(old, capacity)
+                new[:, :, :num_used] = old[:, :, :num_used]
+                self.buffers[key] = new
 
     def _new_buffer(self, old: NDArray[np.generic], capacity: int) -> NDArray[np.generic]:
         return self._new_rows((*old.shape[:2], capacity, old.shape[3]), old.dtype)
@@ -136,37 +132,30 @@ class HostRows:
 
     @property
     def capacity(self) -> int:
-        """Rows that the caches hold now; 0 after ``close``."""
         return 0 if self._cache is None else self._cache.capacity
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the caches take now."""
         return 0 if self._cache is None else self._cache.num_bytes
 
     def bind(self, binder: HostBinder) -> None:
-        """See RowMemory."""
         for key, buffer in self._open().buffers.items():
             binder.update(past_name(*key), present_name(*key), buffer)
 
     def reserve(self, num_rows: int, num_used: int) -> None:
-        """See RowMemory."""
         cache, capacity = self._open(), bucket_capacity(num_rows)
         if num_used == 0 or capacity > cache.capacity:
             self._resize(cache, capacity, num_used)
 
     def shrink(self, num_used: int) -> None:
-        """See RowMemory."""
         cache, capacity = self._open(), bucket_capacity(num_used)
         if capacity < cache.capacity:
             self._resize(cache, capacity, num_used)
 
     def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
-        """See RowMemory."""
         self._open().move_rows(src_rows, first_row)
 
     def close(self) -> None:
-        """See RowMemory."""
         self._cache = None
 
     def _resize(self, cache: KVCache, capacity: int, num_used: int) -> None:
@@ -186,10 +175,6 @@ class DeviceCaches:
     """Arrays [1, num_heads, capacity, width] of one capacity; unwritten rows are zero.
 
     Another capacity is another object: ``copy_from`` brings the rows over on the device.
-
-    Attributes:
-        capacity: rows of each.
-        num_bytes: bytes that all take.
     """
 
     def __init__(self, device: Device, caches: Sequence[CacheEntry], capacity: int) -> None:

@@ -100,7 +100,6 @@ class TrtEngine:
         return TrtCall(self, profile, inputs, outputs)
 
     def close(self) -> None:
-        """Release the contexts and the plan; calling it again does nothing."""
         self._last_call.clear()
         self._contexts.clear()
         if self._plan is not None:
@@ -204,11 +203,9 @@ class TrtCall:
         self.outputs = outputs
 
     def run(self) -> None:
-        """Queue the engine once."""
         self._engine.execute(self)
 
     def release(self) -> None:
-        """Drop the bindings."""
         self._engine.forget(self)
 
 
