@@ -24,7 +24,6 @@ class ConstraintBinding:
     """Binds constraints to the tokenizer of a bundle. Safe to use from several threads."""
 
     def __init__(self, tokenizer_file: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """Set the tokenizer file, and the vocabulary and end-of-sequence ids of the target."""
         self._tokenizer_file = tokenizer_file
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
@@ -114,13 +113,11 @@ class TrieFiles:
     """
 
     def __init__(self, read: Callable[[Path], TokenTrie] = TokenTrie.from_file) -> None:
-        """``read`` returns the trie of a file."""
         self._read = read
         self._lock = threading.Lock()  # of what follows
         self._kept: OrderedDict[tuple[Any, ...], _KeptTrie] = OrderedDict()
 
     def __call__(self, path: str) -> TokenTrie:
-        """Return the trie of a file, see ``TokenTrie.from_file``."""
         file = Path(path)
         try:
             found = file.stat()

@@ -42,7 +42,6 @@ class Spelling:
     """Tells whether a tokenizer writes two tokens in sequence. Safe to use from several threads."""
 
     def __init__(self, tokenizer: ByteTokenizer) -> None:
-        """Take a tokenizer."""
 
         @lru_cache(_MOST_PAIRS)
         def writes(first: int, second: int) -> bool:
@@ -82,22 +81,18 @@ class CanonicalConstraint:
     """A constraint to the texts of a grammar in the tokenizer's own spelling."""
 
     def __init__(self, grammar: MaskedConstraint, spelling: Spelling) -> None:
-        """Take the constraint to the grammar."""
         self._grammar = grammar
         self._spelling = spelling
 
     @property
     def name(self) -> str:
-        """Name of the grammar in errors."""
         return self._grammar.name
 
     def start(self, prompt_ids: Sequence[int]) -> States:
-        """Return the beginning of a text, (1,) objects."""
         (state,) = self._grammar.start(prompt_ids)
         return object_states([_State(state, _NO_TOKEN)])
 
     def advance(self, states: States, tokens: NDArray[np.int64]) -> States:
-        """Return the states of these paths with one more token each, (n,) objects."""
         advanced = self._grammar.advance(_of_grammar(states), tokens)
         pairs = zip(advanced, tokens.tolist(), strict=True)
         return object_states([_State(state, token) for state, token in pairs])
@@ -112,11 +107,9 @@ class CanonicalConstraint:
         return TokenMasks(masks)
 
     def accepts(self, states: States) -> NDArray[np.bool_]:
-        """Return whether the text is complete, (n,)."""
         return self._grammar.accepts(_of_grammar(states))
 
     def has_ended(self, states: States) -> NDArray[np.bool_]:
-        """Return whether the text is complete and cannot be continued, (n,)."""
         return self._grammar.has_ended(_of_grammar(states))
 
     def _canonical(self, state: _State, bits: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -312,13 +312,9 @@ class GrammarConstraint:
     If only one text may follow, only the tokenizer's own spelling of it is allowed.
     A text that is complete and cannot be continued ends without an end-of-sequence token; one that
     can be continued ends with such a token.
-
-    Attributes:
-        memory: of the grammar.
     """
 
     def __init__(self, root: llguidance.LLMatcher, masks: TextMasks, memory: GrammarMemory) -> None:
-        """Take a matcher at the beginning of a grammar; ``GrammarTokenizer.constraint`` does."""
         self._root = root
         self._masks = masks
         self.memory = memory
@@ -330,7 +326,6 @@ class GrammarConstraint:
 
     @property
     def name(self) -> str:
-        """Name of the grammar in errors."""
         return self.memory.name
 
     @property
@@ -340,7 +335,6 @@ class GrammarConstraint:
         return memory.has_failed or memory.is_over or memory.followed > MOST_GRAMMAR_BYTES
 
     def start(self, prompt_ids: Sequence[int]) -> States:
-        """Return the beginning of a text, (1,) objects; the prompt does not matter."""
         self.memory.check()
         pool = MatcherPool(self._root, self._masks, self.memory)
         beginning = Position(None, -1)
@@ -348,7 +342,6 @@ class GrammarConstraint:
         return object_states([state])
 
     def advance(self, states: States, tokens: NDArray[np.int64]) -> States:
-        """Return the states of these paths with one more token each, (n,) objects."""
         return object_states(
             [
                 GrammarState(state.pool, Position(state.position, token))
@@ -365,12 +358,10 @@ class GrammarConstraint:
         return TokenMasks(bits=bits)
 
     def accepts(self, states: States) -> NDArray[np.bool_]:
-        """Return whether the text is complete, (n,)."""
         self._fill(states)
         return np.array([state.is_accepting for state in states], dtype=np.bool_)
 
     def has_ended(self, states: States) -> NDArray[np.bool_]:
-        """Return whether the text is complete and cannot be continued, (n,)."""
         self._fill(states)
         ended = [state.is_accepting and not state.bits.any() for state in states]
         return np.array(ended, dtype=np.bool_)

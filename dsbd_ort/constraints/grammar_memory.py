@@ -39,7 +39,6 @@ class GrammarMemory:
     """
 
     def __init__(self, name: str, limit: MemoryLimit) -> None:
-        """Count from zero."""
         self.name = name
         self.compiled = self.followed = self.num_requests = 0
         self.has_failed = self.is_over = False
@@ -94,12 +93,9 @@ class MemoryLimit:
     """Bound of the memory of several grammars. Safe to use from several threads."""
 
     def __init__(self, most_bytes: int | None, drop_one: Callable[[], bool]) -> None:
-        """Begin without grammars.
+        """``drop_one`` drops a grammar that is over or unused, and returns whether it found one.
 
-        Args:
-            most_bytes: limit of all grammars; None: unlimited.
-            drop_one: drops a grammar that is over, else one without requests; returns whether it
-                found one.
+        most_bytes: limit of all grammars; None: unlimited.
         """
         self._most_bytes = most_bytes
         self._drop_one = drop_one

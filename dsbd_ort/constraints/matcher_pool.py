@@ -43,12 +43,7 @@ class _Guide:
     """A matcher that moves to any position, and the positions on the way to its current one."""
 
     def __init__(self, name: str, root: llguidance.LLMatcher) -> None:
-        """Start at the beginning.
-
-        Args:
-            name: name of the grammar in errors.
-            root: a matcher at the beginning, which has computed no mask. Not changed.
-        """
+        """``root``: a matcher at the beginning, which has computed no mask. Not changed."""
         self._name = name
         self._root = root
         self._matcher = root.deep_copy()
@@ -78,11 +73,7 @@ class _Guide:
 
 
 def consume(name: str, matcher: llguidance.LLMatcher, tail: Sequence[Position]) -> None:
-    """Consume the tokens of ``tail``.
-
-    Raises:
-        ConstraintError: a token is not allowed; the message names it.
-    """
+    """Consume the tokens of ``tail``; a ConstraintError names one that is not allowed."""
     num_done = matcher.try_consume_tokens([position.token for position in tail])
     if num_done == len(tail):
         return
@@ -106,14 +97,11 @@ class TextMasks:
         num_words: int,
         text_bits: NDArray[np.int32],
     ) -> None:
-        """Set the threads and the sizes.
+        """executor: None computes in the caller's thread, one matcher at a time.
 
-        Args:
-            tokenizer: tokenizer of the matchers.
-            executor: the threads; None computes in the caller's thread, one matcher at a time.
-            num_words: words of 32 tokens in the mask of a matcher.
-            text_bits: (words,) int32. The model's tokens without those that end a sequence; no
-                more than ``num_words``.
+        num_words: words of 32 tokens in the mask of a matcher.
+        text_bits: (words,) int32. The model's tokens without those that end a sequence; no more
+            than ``num_words``.
         """
         self._tokenizer = tokenizer
         self._executor = executor
@@ -172,13 +160,7 @@ class MatcherPool:
     """Matchers of one request. Safe to use from several threads."""
 
     def __init__(self, root: llguidance.LLMatcher, masks: TextMasks, memory: GrammarMemory) -> None:
-        """Begin with the guide.
-
-        Args:
-            root: a matcher at the beginning, which has computed no mask. Not changed.
-            masks: writes the masks.
-            memory: counts the memory of the grammar, and has its name.
-        """
+        """``root``: as of the guide."""
         self._name = memory.name
         self._memory = memory
         self._masks = masks
@@ -190,7 +172,6 @@ class MatcherPool:
             self._guide = _Guide(self._name, root)
 
     def __del__(self) -> None:
-        """Count the memory of the matchers as freed."""
         before = held_bytes()
         self._runners.clear()
         self._guide = None

@@ -90,7 +90,6 @@ def constraint_from_data(data: Mapping[str, Any], trie_of_name: TrieOfName) -> A
 def _constraint_of(
     kind: str, value: Any, others: Mapping[str, Any], trie_of_name: TrieOfName
 ) -> Any:
-    """Return the constraint of a kind in any spelling."""
     if kind == "json_schema":
         return JsonSchema(value, **others)
     if kind == "json_object":

@@ -58,7 +58,6 @@ class TokenTrie:
         path: Path | None = None,
         items: TrieItems | None = None,
     ) -> None:
-        """Take the arrays of a trie; ``from_sequences`` and its siblings make them."""
         if end not in ("leaf", "eos"):
             raise ConstraintError(f"end is {end!r}; a trie ends with 'leaf' or 'eos'")
         self.end: End = end
@@ -252,11 +251,9 @@ class TokenTrie:
         return self._row_offsets.nbytes + self._tokens.nbytes + self._is_end.nbytes + of_items
 
     def start(self, prompt_ids: Sequence[int]) -> States:
-        """Return the root, (1,) int64; the prompt does not matter."""
         return np.zeros(1, dtype=np.int64)
 
     def advance(self, states: States, tokens: NDArray[np.int64]) -> States:
-        """Return the children of these nodes by these tokens, (n,) int64."""
         starts, ends = self._row_offsets[states], self._row_offsets[states + 1]
         rows = zip(tokens.tolist(), starts.tolist(), ends.tolist(), strict=True)
         found = [bisect.bisect_left(self._view, token, a, b) for token, a, b in rows]
@@ -271,7 +268,6 @@ class TokenTrie:
         return edges + 1
 
     def allowed(self, states: States) -> TokenLists:
-        """Return the tokens of the edges of these nodes."""
         starts, ends = self._row_offsets[states], self._row_offsets[states + 1]
         rows = [self._tokens[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
         empty = np.empty(0, dtype=np.int64)
@@ -280,7 +276,6 @@ class TokenTrie:
         )
 
     def accepts(self, states: States) -> NDArray[np.bool_]:
-        """Return at which of these nodes a sequence ends."""
         return self._is_end[states]
 
     def has_ended(self, states: States) -> NDArray[np.bool_]:
@@ -315,7 +310,6 @@ class TokenTrie:
         )
 
     def _all_arrays(self) -> list[Any]:
-        """Return the arrays that make this trie, (n,) each."""
         arrays, items = self._arrays, self._items
         of_items = [] if items is None else [items.nodes, items.offsets, items.text]
         return [arrays.row_offsets, arrays.tokens, arrays.is_end, *of_items]

@@ -55,11 +55,7 @@ class _Level:
 
 
 def joined(sequences: Iterable[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the concatenated token ids of sequences, and the length of each.
-
-    Raises:
-        ConstraintError: names the first that is not a sequence of token ids.
-    """
+    """Return the joined ids of sequences, and lengths; a ConstraintError names a wrong one."""
     if not isinstance(sequences, Iterable):
         raise ConstraintError(f"the sequences are {shown(sequences)}; give lists of token ids")
     sequences = sequences if isinstance(sequences, Sequence) else list(sequences)

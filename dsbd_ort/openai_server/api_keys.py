@@ -73,7 +73,6 @@ class ApiKeyCheck:
         self._open_paths = frozenset[str]() if everywhere else _OPEN_PATHS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward a request or reject it."""
         if scope["type"] != "http" or scope["path"] in self._open_paths:
             await self._app(scope, receive, send)
             return

@@ -62,11 +62,9 @@ class ErrorResponse(Exception):
     """An HTTP error response in OpenAI's format; not a DsbdError, which may be its cause.
 
     Attributes:
-        status: HTTP status.
         message: the fault, the given value, the expected value, and the fix.
         param: the invalid field of the body; None if no single field is invalid.
         code: for programs.
-        headers: of the response.
     """
 
     status: int
@@ -179,7 +177,6 @@ def handle_http_exception(request: Request, error: Exception) -> Response:
 
 
 def _endpoints(app: FastAPI) -> list[str]:
-    """Return method and path of all documented endpoints."""
     paths: dict[str, dict[str, Any]] = app.openapi()["paths"]
     return [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
 

@@ -61,11 +61,7 @@ class Gate:
 
     @contextlib.contextmanager
     def passed(self) -> Iterator[None]:
-        """Count a request for as long as the block lasts.
-
-        Raises:
-            ErrorResponse: the server is shutting down.
-        """
+        """Count a request for as long as the block lasts; raise ErrorResponse once draining."""
         if self.is_draining:
             raise shutting_down()
         self.num_inside += 1
@@ -134,7 +130,6 @@ class GenerationHandler:
             return Response(response.model_dump_json(), media_type="application/json")
 
     def _tokenizer(self, body: GenerationBody) -> Tokenizer:
-        """Return the tokenizer for the texts of a response's tokens."""
         tokenizer = self._service.pipeline.tokenizer
         skips = (body.model_extra or {}).get("skip_special_tokens") is not False
         return tokenizer if skips else tokenizer.with_special_tokens
@@ -158,7 +153,6 @@ class GenerationHandler:
 def _submitted(
     generation: Generation, plan_of: Callable[[Body], GenerationPlan], body: Body
 ) -> GenerationPlan:
-    """Submit the engine requests of a body; return their plan."""
     plan = plan_of(body)
     generation.submit(plan)
     return plan
@@ -207,10 +201,7 @@ class Generation:
     def __init__(
         self, service: Service, meter: RequestMeter, timeout_s: float, caller: str = ""
     ) -> None:
-        """Call in the event loop that reads the results; ``timeout_s`` begins now.
-
-        caller: see ``Service.submit``.
-        """
+        """Call in the event loop that reads the results; ``timeout_s`` begins now."""
         self._service = service
         self._caller = caller
         self._meter = meter
@@ -256,10 +247,7 @@ class Generation:
             raise rejection(error) from error
 
     def close(self) -> None:
-        """Cancel the engine requests that have not ended, and those that ``submit`` adds later.
-
-        May be called again.
-        """
+        """Cancel the engine requests that have not ended, and those that ``submit`` adds later."""
         self._is_closed = True  # first: ``submit`` reads it after it has added a request
         if self._num_ended < len(self._live):
             self._meter.cancelled()
@@ -290,12 +278,9 @@ class Generation:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of ``work``; cancel it when the client disconnects.
+    """Return the result of ``work``; cancel it and raise ErrorResponse if the client disconnects.
 
-    ``receive``: of a request whose body has been read.
-
-    Raises:
-        ErrorResponse: the client disconnected.
+    receive: of a request whose body has been read.
     """
     working = asyncio.ensure_future(work)
     disconnecting = asyncio.ensure_future(_disconnected(receive))

@@ -146,7 +146,6 @@ class _ServiceCollector(Collector):
         self._model_name = model_name
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the gauges, and the counter of preemptions."""
         stats = self._service.stats()
         usage = stats.rows_in_use / stats.max_rows if stats.max_rows else 0.0
         reserved = "Rows that running requests were expected to need."

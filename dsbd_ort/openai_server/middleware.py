@@ -38,7 +38,6 @@ class AccessLog:
         self._is_shown = is_shown
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -85,7 +84,6 @@ class JsonByDefault:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward a request."""
         if scope["type"] == "http" and scope["method"] == "POST":
             headers = dict(scope["headers"])
             kind = headers.get(_TYPE, b"").partition(b";")[0].strip().lower()
@@ -112,7 +110,6 @@ class BodyLimit:
         self._limits_by_path = limits_by_path or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward a request with its body, or reject it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -103,9 +103,7 @@ class Planner:
         """``new_seed`` returns the seed of a request without a seed.
 
         Raises:
-            ConfigError: the server's default options are invalid.
-            InputError: they need a draft, but the bundle has no draft.
-            ConstraintError: a trie of the settings is invalid.
+            ConfigError, InputError, ConstraintError: a default option or a trie is invalid.
         """
         self._service = service
         self._pipeline = service.pipeline
@@ -120,11 +118,7 @@ class Planner:
         self._log_plain_tools()
 
     def plan_completion(self, body: CompletionBody) -> GenerationPlan:
-        """Return the engine requests of /v1/completions.
-
-        Raises:
-            ErrorResponse: the request is invalid or exceeds a limit.
-        """
+        """Return the engine requests of /v1/completions; raise ErrorResponse for an invalid one."""
         prompts = body.prompts()
         check_limit("prompt", len(prompts), self._settings.max_prompts, " prompts")
         if body.echo and body.stream and body.logprobs is not None:
@@ -200,7 +194,6 @@ class Planner:
         return auto_fault(template, self._tag_is_text)
 
     def _log_plain_tools(self) -> None:
-        """Log if tools of requests are plain text, and why."""
         if self._pipeline.prompts.encoder is not None:
             return  # it cannot chat
         with contextlib.suppress(BundleError):  # the bundle has no chat template
@@ -243,7 +236,6 @@ class Planner:
         return CALL_BEGINS in tokenizer.decode(tokens)
 
     def _constraint(self, body: GenerationBody, tools: ToolUse | None) -> Any:
-        """Return the constraint of a request, None without one."""
         given: dict[str, Any] = dict(body.given_constraints())
         if tools is not None and given:
             raise contradiction(tools.choice, given)
@@ -334,7 +326,6 @@ def _shortened(config: DecodingConfig, max_new_tokens: int | None) -> DecodingCo
 
 
 def _template_variables(body: ChatBody, tools: ToolUse | None) -> dict[str, Any] | None:
-    """Return the variables of the chat template, including the tools if they are used."""
     variables = body.chat_template_kwargs
     if tools is None:
         return variables

@@ -39,11 +39,7 @@ async def full_response(
 ) -> BaseModel:
     """Return the response with the best sequences of each prompt.
 
-    Args:
-        results: of the plan's engine requests.
-        plan: of the HTTP request.
-        builder: makes the response of the endpoint.
-        tokenizer: given if the response has log-probabilities.
+    tokenizer: given if the response has log-probabilities.
     """
     result_by_index = {
         index: event async for index, event in results if isinstance(event, GenerationResult)
@@ -112,7 +108,6 @@ class EventStream(StreamingResponse):
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -185,7 +180,6 @@ class _ChoiceStreams:
                     yield from self._begin(request_index, index)
 
     def _begin(self, request_index: int, index: int) -> Iterator[str]:
-        """Yield the chunks that begin a choice."""
         choice = self._builder.first_choice(index)
         if choice is not None:
             yield self._builder.event(choice)

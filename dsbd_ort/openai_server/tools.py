@@ -180,11 +180,7 @@ def auto_fault(template: str | None, tag_is_text: bool) -> str | None:
 
 
 def _arguments(tool: Tool) -> JsonSchema:
-    """Return the schema of a function's arguments; without ``parameters``, of an empty object.
-
-    Raises:
-        ErrorResponse: the schema is not of type "object", or invalid.
-    """
+    """Return the schema of a function's arguments; without ``parameters``, of an empty object."""
     parameters = tool.function.parameters
     if not parameters:
         return JsonSchema({"type": "object", "additionalProperties": False})

@@ -61,11 +61,7 @@ class TranscriptionHandler:
         self._num_inside = 0
 
     async def respond(self, request: Request, form: SpeechForm, task: str) -> Response:
-        """Return the transcript of an audio, or a stream of its text.
-
-        Raises:
-            ErrorResponse: the request is rejected or failed, or its client disconnected.
-        """
+        """Return the transcript of an audio, or a stream; raise ErrorResponse if it fails."""
         if form.model != self._settings.model_name:
             raise unknown_model(form.model, self._settings.model_name)
         encoder = self._service.pipeline.prompts.encoder
@@ -172,11 +168,7 @@ class _Transcription:
             self._live.cancel()
 
     async def events(self) -> AsyncIterator[Segment | Transcript]:
-        """Yield the segments and then the transcript.
-
-        Raises:
-            ErrorResponse: it failed or was cancelled, or took too long.
-        """
+        """Yield the segments and the transcript; raise ErrorResponse if it fails or is too late."""
         while not self._is_over:
             event = await self.received.get()
             if not isinstance(event, Segment):

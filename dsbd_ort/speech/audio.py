@@ -44,10 +44,7 @@ _FFMPEG = "ffmpeg -i FILE -ar 16000 -ac 1 audio.wav"
 class _Opened:
     """An opened audio file.
 
-    Attributes:
-        sampling_rate, num_channels: of the file.
-        num_frames: samples of a channel, None if they are not known.
-        blocks: of samples, (frames, num_channels) float32 or float64.
+    num_frames: of a channel, None if unknown. blocks: (frames, num_channels) float32 or float64.
     """
 
     sampling_rate: int

@@ -98,11 +98,7 @@ class HotWords:
 
 
 def read_hot_words(words: object, tokenizer: Tokenizer) -> tuple[Word, ...]:
-    """Return the tokens of each hot word, as it is spelled after another word.
-
-    Raises:
-        InputError: not a list of texts, too many, or one is too long or empty.
-    """
+    """Return the tokens of each hot word after a space; raise InputError for an invalid one."""
     if words is None:
         return ()
     if isinstance(words, str) or not isinstance(words, Sequence):

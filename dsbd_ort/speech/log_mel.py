@@ -89,10 +89,7 @@ class LogMel:
         return _scaled(features, float(features.max()))
 
     def windows(self, samples: Samples) -> FeatureWindows:
-        """Return the features of an audio as windows, computed when they are read.
-
-        Raises InputError as a call does.
-        """
+        """Return the features as windows, which are computed when read; raises as a call."""
         padded = self._padded(samples)
         if len(padded) == self._chunk:
             features = self(padded)
@@ -151,11 +148,7 @@ def _scaled(logs: Samples, maximum: float) -> Samples:
 
 
 class FeatureWindows:
-    """Features of an audio, by windows that begin anywhere.
-
-    Attributes:
-        num_frames: frames of the audio, at least one chunk.
-    """
+    """Features of an audio, ``num_frames`` of them, by windows that begin anywhere."""
 
     def __init__(self, num_frames: int, computed: Callable[[int, int], Samples]) -> None:
         """``computed(first, last)`` returns frames, (num_mels, last - first) float32."""
@@ -165,10 +158,8 @@ class FeatureWindows:
     def window(self, first: int, length: int) -> Samples:
         """Return the features of frames ``first`` on, (num_mels, length) float32.
 
-        After the last frame they are zeros, as in the training of the model.
-
-        Raises:
-            InputError: ``first`` is not a frame of the audio.
+        After the last frame they are zeros, as in the training of the model. A frame outside of the
+        audio is an InputError.
         """
         if not 0 <= first < self.num_frames:
             raise InputError(f"frame {first}: the audio has frames 0 to {self.num_frames - 1}")

@@ -34,12 +34,7 @@ class TimedPart:
 
 @dataclass(frozen=True)
 class WindowParts:
-    """The segments of one window.
-
-    Attributes:
-        parts: in the order of time, one at least.
-        num_frames: from the start of the window to that of the next.
-    """
+    """The segments of a window in order, and the frames from its start to that of the next."""
 
     parts: tuple[TimedPart, ...]
     num_frames: int

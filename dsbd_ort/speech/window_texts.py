@@ -171,13 +171,7 @@ Answers = Generator[Requests, list[DecodeResult], list[WindowText]]
 
 
 class WindowTexts:
-    """Decodes the texts of windows, at one temperature after another.
-
-    Attributes:
-        speech_request: the options of the transcription.
-        hot_words: favoured in every text; None: no hot words.
-        stats: statistics of every request so far.
-    """
+    """Decodes texts of windows at one temperature after another; ``stats``: of each request."""
 
     def __init__(
         self,
@@ -187,7 +181,6 @@ class WindowTexts:
         *,
         has_times: bool,
     ) -> None:
-        """``has_times``: whether texts have times."""
         self.speech_request = request
         self.hot_words = None
         if request.hot_words and request.hot_word_gain:
