@@ -51,9 +51,7 @@ class ConstraintBinding:
     def bound(self, constraint: Any, num_dropped_spaces: int = 0) -> Constraint | None:
         """Return a constraint that needs a tokenizer bound to the bundle's; None for another.
 
-        Args:
-            constraint: of the options.
-            num_dropped_spaces: at the beginning of the text, see ``TextWindow``.
+        num_dropped_spaces: at the beginning of the text, see ``TextWindow``.
 
         Raises:
             ConstraintError: it is invalid, or has tokens that the target lacks.
@@ -88,10 +86,7 @@ class ConstraintBinding:
 
 
 def items_of(constraint: Any, sequence: DecodedSequence) -> list[Any] | None:
-    """Return the items of a sequence; None without a trie that has items.
-
-    A sequence that was cut off has no items.
-    """
+    """Return the items of a sequence, none if it was cut off; None without a trie with items."""
     if not isinstance(constraint, TokenTrie) or not constraint.has_items:
         return None
     return [] if sequence.finish_reason == "length" else constraint.items_of(sequence.token_ids)

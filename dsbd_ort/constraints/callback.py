@@ -90,12 +90,7 @@ class AllowedTokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Answer:
-    """Answer of the function for a path.
-
-    Attributes:
-        tokens: (num_tokens,) int64, increasing. The tokens that may follow.
-        accepts: whether the text may end.
-    """
+    """Tokens that may follow, (num_tokens,) int64 increasing, and whether the text may end."""
 
     tokens: NDArray[np.int64]
     accepts: bool
@@ -103,13 +98,7 @@ class _Answer:
 
 @dataclass(slots=True, eq=False)
 class _State:
-    """A path, and the answer of the function after its call.
-
-    Attributes:
-        prompt_ids: (num_prompt,) int64.
-        position: the new tokens.
-        answer: None before the call.
-    """
+    """A path, its prompt (num_prompt,) int64, and the answer of the function after its call."""
 
     prompt_ids: NDArray[np.int64]
     position: Position

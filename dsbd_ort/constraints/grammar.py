@@ -32,11 +32,7 @@ class ConstraintSpec(Protocol):
         """A short description for messages, such as "the regex '[0-9]+'"."""
 
     def bind(self, tokenizer: GrammarTokenizer) -> Constraint:
-        """Return the running constraint.
-
-        Raises:
-            ConstraintError: the specification is invalid; the message names it.
-        """
+        """Return the running constraint; a ConstraintError names an invalid specification."""
 
 
 @dataclass(frozen=True, slots=True)

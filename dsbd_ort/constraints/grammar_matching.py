@@ -83,9 +83,6 @@ class GrammarTokenizer:
 
     Construction takes about three seconds for a vocabulary of 150,000: make one for a bundle.
     Safe to use from several threads.
-
-    Attributes:
-        spelling: which tokens it writes in sequence.
     """
 
     def __init__(
@@ -97,14 +94,12 @@ class GrammarTokenizer:
         num_threads: int | None = None,
         is_guarded: bool = False,
     ) -> None:
-        """Read a tokenizer.
+        """Read the text of a tokenizer.json.
 
-        Args:
-            tokenizer_json: text of a tokenizer.json.
-            vocab_size: tokens of the model, which may be more or fewer than the tokenizer has.
-            eos_token_ids: tokens that no grammar ever allows: the decoder allows them itself.
-            num_threads: how many compute masks; None is one a core, 32 at most.
-            is_guarded: whether grammars are untrusted: each is tried by ``GrammarTrial`` first.
+        vocab_size: tokens of the model, which may be more or fewer than the tokenizer has.
+        eos_token_ids: tokens that no grammar ever allows: the decoder allows them itself.
+        num_threads: how many compute masks; None is one a core, 32 at most.
+        is_guarded: whether grammars are untrusted: each is tried by ``GrammarTrial`` first.
         """
         library = _library()
         tokenizer_json = _with_plain_spaces(tokenizer_json)
@@ -291,13 +286,10 @@ def _text_bits(vocab_size: int, eos_token_ids: Sequence[int]) -> NDArray[np.int3
 
 @dataclass(slots=True, eq=False)
 class GrammarState:
-    """State of a path under a grammar; its mask is computed when it is first needed.
+    """State of a path under a grammar.
 
-    Attributes:
-        pool: matchers of the request.
-        position: the path.
-        bits: (words,) int32. Allowed tokens, None before they are needed.
-        is_accepting: whether the text may end here; undefined without ``bits``.
+    bits: (words,) int32. Allowed tokens, None before they are needed.
+    is_accepting: whether the text may end here; undefined without ``bits``.
     """
 
     pool: MatcherPool

@@ -29,13 +29,10 @@ _BYTES_OF_ONE_STEP = 64 << 20  # the masks of one step may add this before it is
 class GrammarMemory:
     """Memory of one compiled grammar.
 
-    Attributes:
-        name: name of the grammar in errors.
-        compiled: bytes allocated by compiling it.
-        followed: bytes allocated by its requests since then.
-        num_requests: requests that use it now.
-        has_failed: whether a matcher has failed. Its lexer may be at a limit and accept no token.
-        is_over: whether its requests must end because it uses too much memory.
+    compiled, followed: bytes allocated by compiling it, and by its requests since then.
+    num_requests: requests that use it now.
+    has_failed: whether a matcher has failed. Its lexer may be at a limit and accept no token.
+    is_over: whether its requests must end because it uses too much memory.
     """
 
     def __init__(self, name: str, limit: MemoryLimit) -> None:

@@ -108,13 +108,9 @@ class TokenTrie:
     def from_array(
         cls, array: NDArray[Any], *, end: End = "leaf", items: Sequence[Any] | None = None
     ) -> TokenTrie:
-        """Build the trie of the rows of ``array``.
+        """Build the trie of the rows of ``array``, (num_sequences, longest) integers.
 
-        Args:
-            array: (num_sequences, longest) integers. Shorter sequences are padded with -1 at their
-                end.
-            end: as in the class.
-            items: as in ``from_sequences``.
+        Shorter sequences are padded with -1 at their end.
         """
         if not isinstance(array, np.ndarray):
             raise ConstraintError(
@@ -204,10 +200,7 @@ class TokenTrie:
         return self._items is not None
 
     def items_of(self, token_ids: Sequence[int]) -> list[Any]:
-        """Return the items of a sequence; an incomplete sequence has none.
-
-        token_ids: the sequence, with or without an end-of-sequence token after it.
-        """
+        """Return the items of a sequence, with or without an end-of-sequence token after it."""
         if self._items is None:
             return []
         node = 0

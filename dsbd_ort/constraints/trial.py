@@ -72,9 +72,7 @@ class GrammarTrial:
 
         parts: of the grammar, in the language of ``source``, that short paths may not reach.
 
-        Raises:
-            ConstraintError: the grammar is refused.
-            GrammarTrialError: the trial itself failed.
+        ConstraintError: it is refused. GrammarTrialError: the trial itself failed.
         """
         if len(source) > MOST_CHARACTERS:
             raise ConstraintError(

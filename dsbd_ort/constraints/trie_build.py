@@ -175,13 +175,10 @@ def _codes(
 def _levels_of(
     keys: NDArray[np.int64], depths: int, token_bits: int
 ) -> Generator[_Level, None, NDArray[np.int64]]:
-    """Yield the levels of one piece; return each key's node in the last of them.
+    """Yield the levels of one piece of ``depths`` tokens; return each key's node in the last.
 
-    Args:
-        keys: (num_sequences,) int64, sorted. From the high bits to the low ones: the node reached
-            before, ``depths`` codes of ``token_bits`` bits, and 1 if the sequence goes on.
-        depths: how many tokens a piece has.
-        token_bits: how many bits a code has.
+    keys: (num_sequences,) int64, sorted. From the high bits to the low ones: the node reached
+        before, ``depths`` codes of ``token_bits`` bits, and 1 if the sequence goes on.
     """
     mask = (1 << token_bits) - 1
     ranks = keys >> depths * token_bits + 1

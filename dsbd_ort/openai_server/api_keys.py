@@ -38,8 +38,7 @@ class ApiKeys:
 def read_api_keys(file: Path) -> ApiKeys:
     """Read a file of one key per line; empty lines and lines that begin with # are skipped.
 
-    Raises:
-        ServingError: the file cannot be read, holds no key, or a key that no header can carry.
+    A ServingError is raised without a key, or for one that no header can carry.
     """
     try:
         mode = file.stat().st_mode

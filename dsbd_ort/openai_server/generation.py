@@ -50,10 +50,7 @@ _GRAMMAR_THREADS = 2
 
 
 class Gate:
-    """Counts the generation requests in flight and, once draining, rejects new ones.
-
-    To be used in one event loop only.
-    """
+    """Counts generation requests in flight and, once draining, rejects new ones; one event loop."""
 
     def __init__(self) -> None:
         self.num_inside = 0
@@ -98,11 +95,7 @@ class GenerationHandler:
         builder_of: Callable[[ResponseHead, GenerationPlan], ResponseBuilder],
         id_prefix: str,
     ) -> Response:
-        """Return the response to ``body``: in one piece, or a stream.
-
-        Raises:
-            ErrorResponse: the request is rejected or failed, or its client disconnected.
-        """
+        """Return the response in one piece or as a stream; raise ErrorResponse if it fails."""
         self._check(body)
         wants_logprobs = body.num_top_logprobs is not None
         tokenizer = self._tokenizer(body) if wants_logprobs else None
@@ -214,11 +207,9 @@ class Generation:
         self._is_closed = False
 
     def submit(self, plan: GenerationPlan) -> None:
-        """Submit all engine requests of a plan, or none; in any thread.
+        """Submit all engine requests of a plan, or none, in any thread.
 
-        Raises:
-            ErrorResponse: the service rejects one, they are more than it can ever hold, or
-                ``close`` was called meanwhile.
+        ErrorResponse: one is rejected, they are too many, or ``close`` was called meanwhile.
         """
         limits = self._service.limits
         capacity = limits.max_requests + limits.max_queued
@@ -258,8 +249,7 @@ class Generation:
     async def results(self) -> AsyncIterator[tuple[int, StreamPiece | GenerationResult]]:
         """Yield pieces and results, each with the index of its engine request, until all ended.
 
-        Raises:
-            ErrorResponse: one failed or was cancelled, or the request timed out.
+        ErrorResponse: one failed or was cancelled, or the request timed out.
         """
         while self._num_ended < len(self._live):
             index, event = await self._events.get()

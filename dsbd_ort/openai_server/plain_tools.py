@@ -63,10 +63,7 @@ def as_text(messages: Sequence[Message]) -> list[Message]:
     """Return messages whose calls, and results of calls, are text.
 
     Consecutive results, and a user message after them, become one message: many templates require
-    that user and assistant alternate.
-
-    Raises:
-        InputError: the arguments of a call are not a JSON object.
+    that user and assistant alternate. InputError: arguments of a call are not a JSON object.
     """
     names: dict[str, str] = {}  # of called functions, by the id of the call
     found: list[Message] = []

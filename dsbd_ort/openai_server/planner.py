@@ -43,7 +43,6 @@ class GenerationPlan:
     """All engine requests of one HTTP request: those of the first prompt, then those of the next.
 
     Attributes:
-        prompts: token ids of each.
         configs: of the engine requests, the same number for each prompt; see ``Pipeline.config``.
         num_choices: different sequences to return for each prompt.
         num_copies: how often each sequence is returned, as all of a greedy request are equal.

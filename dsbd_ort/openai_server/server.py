@@ -22,13 +22,10 @@ _LAST_RESPONSES_S = 2  # for the responses to cancelled requests to reach their 
 
 
 def listening_socket(host: str, port: int, *, stuck_after_s: float) -> socket.socket:
-    """Return a bound socket; port 0 picks a free one.
+    """Return a bound socket; port 0 picks a free one. ServingError: the address cannot be bound.
 
     On Linux the kernel drops a connection whose client acknowledges no data for
     ``stuck_after_s``: it has vanished, or stopped reading.
-
-    Raises:
-        ServingError: the address cannot be bound.
     """
     check_seconds("stuck_after_s", stuck_after_s)
     listener = None

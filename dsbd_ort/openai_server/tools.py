@@ -73,9 +73,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedChoice
 class Addition:
     """Part of an answer's message, read from some more text.
 
-    Attributes:
-        content: text outside of calls.
-        calls: (index of the call, its name in its first part, more of its arguments).
+    calls: (index of the call, its name in its first part, more of its arguments).
     """
 
     content: str = ""
@@ -96,10 +94,8 @@ class CallReader(Protocol):
 class ToolUse:
     """How the tools of a request are used.
 
-    Attributes:
-        choice: "auto", "required" or "named".
-        names: of the functions; of a named choice, the one name.
-        constraint: of the answer; None for any text.
+    names: of the functions; of a named choice, the one name.
+    constraint: of the answer; None for any text.
     """
 
     choice: Literal["auto", "required", "named"]
@@ -121,16 +117,11 @@ def new_call_id() -> str:
 def tool_use(
     tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool, auto_fault: str | None
 ) -> ToolUse | None:
-    """Return how a request uses its tools, None if it uses none.
+    """Return how a request uses its tools, None if it uses none; raise ErrorResponse for a fault.
 
-    Args:
-        tools: of the request.
-        choice: its ``tool_choice``; None is "auto" if there are tools.
-        parallel: whether one answer may have several calls.
-        auto_fault: why calls cannot be distinguished from text, None if they can.
-
-    Raises:
-        ErrorResponse: they contradict each other, or are not supported.
+    choice: its ``tool_choice``; None is "auto" if there are tools.
+    parallel: whether one answer may have several calls.
+    auto_fault: why calls cannot be distinguished from text, None if they can.
     """
     names = tuple(tool.function.name for tool in tools)
     if len(set(names)) < len(names):
@@ -162,9 +153,7 @@ def tool_use(
 def auto_fault(template: str | None, tag_is_text: bool) -> str | None:
     """Return why calls cannot be distinguished from text, None if they can.
 
-    Args:
-        template: source of the chat template, None without one.
-        tag_is_text: whether the tokenizer keeps the tag that begins a call as text.
+    tag_is_text: whether the tokenizer keeps the tag that begins a call as text.
     """
     if not tag_is_text:
         return f"the tokenizer of this model drops {CALL_BEGINS} from texts"

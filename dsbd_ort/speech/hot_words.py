@@ -79,10 +79,7 @@ class HotWords:
         return state
 
     def _after(self, begun: Word, pending: int, token: int) -> tuple[Word, int, int]:
-        """Return both after one more token, and how many tokens it completes.
-
-        If it may continue several words, the longest is used.
-        """
+        """Return both after one more token, and how many tokens the longest word completes."""
         for start in range(len(begun) + 1):
             if start and len(begun) - start > pending:
                 continue

@@ -77,10 +77,7 @@ class LogMel:
         """Return the features of an audio, (num_mels, frames) float32.
 
         samples: (n,) float32; frames are n divided by the hop length. Audio shorter than a chunk is
-            padded to it with zeros.
-
-        Raises:
-            InputError: the samples are invalid.
+            padded to it with zeros. InputError: the samples are invalid.
         """
         padded = self._padded(samples)
         features = np.empty((self._num_mels, len(padded) // self._hop), np.float32)

@@ -45,12 +45,9 @@ def parts_of_window(
 ) -> WindowParts:
     """Return the segments of a window.
 
-    Args:
-        token_ids: the new tokens, without that which ends them.
-        seek: first frame of the window.
-        num_frames: frames of the window within the audio.
-        speech: speech entry of the model.
-        has_times: whether the text was requested with times, and follows their rules.
+    token_ids: the new tokens, without that which ends them.
+    seek, num_frames: first frame of the window, and its frames within the audio.
+    has_times: whether the text was requested with times, and follows their rules.
     """
     first = speech.first_timestamp
     seconds = FRAMES_A_POSITION * speech.seconds_per_frame  # from one time to the next

@@ -25,10 +25,7 @@ ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int64": 8, "bool": 1, "uint8"
 class DeviceArray:
     """A C-contiguous array in device memory, or a part of one; its allocator frees it.
 
-    Attributes:
-        address: device address of the first element.
-        shape: its dimensions.
-        dtype: a key of ``ELEMENT_BYTES``: numpy has no bf16.
+    dtype: a key of ``ELEMENT_BYTES``, because numpy has no bf16.
     """
 
     address: int
@@ -123,10 +120,7 @@ class BoundCall(Protocol):
     """One graph with every input and output bound to device memory, ready to run many times."""
 
     def run(self) -> None:
-        """Queue the graph once, or run it to its end.
-
-        Raises CapacityError when the device has no memory for the intermediate results.
-        """
+        """Queue the graph once, or run it to its end; raise CapacityError without memory."""
 
     def release(self) -> None:
         """Drop the bindings, because their memory will be freed."""
@@ -138,9 +132,7 @@ class DeviceEngine(Protocol):
     def capacity_for(self, num_rows: int, current: int) -> int:
         """Return the capacity that caches of ``current`` rows should get to hold ``num_rows``.
 
-        ``current`` is 0 for new caches.
-
-        Raises CapacityError when no capacity of this engine holds so many rows.
+        ``current`` is 0 for new caches. Raises CapacityError if no capacity holds so many rows.
         """
 
     def bind(

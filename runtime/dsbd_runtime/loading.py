@@ -69,13 +69,8 @@ def load_pair(
     pool. The idle threads of either model sleep soon (``EngineSettings.spin_us``): while they wait
     busily they use the cores that the other model needs.
 
-    Args:
-        bundle: from ``open_bundle``.
-        provider: where the target runs, see ``load_causal_lm``.
-        draft_provider: where the draft runs; None means the target's provider.
-        settings: how both run; each applies to the engines whose provider has it.
-
-    Raises the errors of ``load_causal_lm``, and InputError for a bundle without a draft.
+    Each setting applies to the engines whose provider has it. Raises the errors of
+    ``load_causal_lm``, and InputError for a bundle without a draft.
     """
     bundle.entry("draft")  # refuse a bundle without one before anything is opened
     target_place = parse_placement(provider)

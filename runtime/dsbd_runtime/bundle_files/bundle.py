@@ -63,8 +63,7 @@ _MOST_ENTRIES = 10_000
 class Bundle:
     """An opened bundle: its folder and its checked manifest.
 
-    Attributes:
-        is_verified: whether the hash of every file was checked, not only its size.
+    is_verified: whether the hash of every file was checked, not only its size.
     """
 
     path: Path
@@ -146,14 +145,11 @@ def _existing_folder(path: object) -> Path:
 
 
 def open_bundle(path: str | os.PathLike[str], *, verify: bool = False) -> Bundle:
-    """Read and check the bundle at ``path``.
+    """Read and check the bundle at ``path``; a BundleError names the problem and its fix.
 
     Checks the schema version, that every file is there with its size (with ``verify`` also its
-    hash), that no other file would be read, and that draft and target agree
-    on vocabulary and special tokens.
-
-    Raises:
-        BundleError: names the problem, the value seen, the value expected and the fix.
+    hash), that no other file would be read, and that draft and target agree on vocabulary and
+    special tokens.
     """
     folder = _existing_folder(path)
     file = folder / MANIFEST_NAME

@@ -199,13 +199,10 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The content of dsbd.json.
+    """The content of dsbd.json; ``versions``: of the tools that made the bundle.
 
-    Attributes:
-        schema_version: version in the file; the other fields follow ``SCHEMA_VERSION``.
-        versions: versions of the tools that made the bundle.
-        draft: None in a bundle for strategies without a draft.
-        files: by path relative to the bundle.
+    schema_version: version in the file; the other fields follow ``SCHEMA_VERSION``.
+    files: by path relative to the bundle.
     """
 
     schema_version: int

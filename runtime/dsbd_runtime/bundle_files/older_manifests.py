@@ -16,11 +16,7 @@ MOST_LAYERS = 10_000
 
 
 def as_current(data: dict[str, Any], version: int, where: str) -> dict[str, Any]:
-    """Return the content of a manifest of a version, the current one or one of ``OLDER_VERSIONS``.
-
-    Raises:
-        BundleError: it lacks a field of its version that the conversion needs.
-    """
+    """Return a manifest of this version in the current form; BundleError: it lacks a field."""
     if version < 3:
         data = _as_3(data, where)
     return _as_4(data, where) if version < 4 else data

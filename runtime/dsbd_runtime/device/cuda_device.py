@@ -48,10 +48,7 @@ def check_cuda_device(runtime: Any, device_id: int) -> None:
 
 
 def gpu_compute_capability(runtime: Any, device_id: int) -> str | None:
-    """Return the compute capability of a GPU, such as "9.0"; None for an absent GPU.
-
-    ``runtime`` is the module cuda.bindings.runtime.
-    """
+    """Return the compute capability of a GPU, such as "9.0"; None for an absent GPU."""
     attributes = runtime.cudaDeviceAttr
     numbers = []
     for attribute in (
@@ -66,18 +63,10 @@ def gpu_compute_capability(runtime: Any, device_id: int) -> str | None:
 
 
 class CudaDevice:
-    """One GPU; everything is queued on one stream of its own.
-
-    Attributes:
-        name: "cuda:0" and so on.
-        stream: address of the CUDA stream, for engines that share the queue.
-    """
+    """One GPU; everything is queued on one stream of its own, at the address ``stream``."""
 
     def __init__(self, device_id: int, runtime: Any) -> None:
-        """Open the device; ``runtime`` is the module cuda.bindings.runtime.
-
-        Raises ProviderError without a driver or without such a device.
-        """
+        """Open the device; raise ProviderError without a driver or without such a device."""
         check_cuda_device(runtime, device_id)
         self.name = f"cuda:{device_id}"
         self.device_id = device_id

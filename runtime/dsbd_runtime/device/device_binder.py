@@ -36,7 +36,6 @@ class StagedCall:
 
         inputs: inputs of the engine's contract, whose shapes name the dimensions.
         capacity: rows of the caches; padding must not exceed it.
-        most_rows: maximum rows of a call.
         """
         num_new = call.forward.num_new
         if num_new > most_rows:

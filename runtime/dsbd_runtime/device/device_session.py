@@ -24,7 +24,7 @@ class DeviceSession:
     """
 
     def __init__(self, model: LoadedModel) -> None:
-        """Own the device and both engines, which ``close`` closes.
+        """Own the device and both engines.
 
         Raises CapacityError, with everything closed, if the device has no room for the caches.
         """
@@ -46,10 +46,7 @@ class DeviceSession:
         return len(self.caches.recorded)
 
     def run(self, call: Call) -> None:
-        """See Session.
-
-        Raises CapacityError if the device has no room for the outputs; the caches are as before.
-        """
+        """See Session; CapacityError: the device has no room for the outputs."""
         bound, model = self.caches.bound, self._model
         staged = StagedCall(
             self._inputs, call, capacity=bound.capacity, most_rows=model.max_forward_rows

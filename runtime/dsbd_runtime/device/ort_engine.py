@@ -244,12 +244,7 @@ class OrtCall:
         self._options = options
 
     def run(self) -> None:
-        """Queue the graph.
-
-        Raises:
-            CapacityError: the device has no memory for it.
-            EngineError: ONNX Runtime failed otherwise.
-        """
+        """Queue the graph; CapacityError: the device has no memory, EngineError: it failed."""
         try:
             self._session.run_with_iobinding(self._binding, self._options)
         except Exception as error:  # ONNX Runtime's exceptions share no base but this one

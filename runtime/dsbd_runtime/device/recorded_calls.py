@@ -35,11 +35,8 @@ class RepeatedWork:
     ) -> None:
         """Record nothing yet.
 
-        Args:
-            device: records the work.
-            recorded: the units of a session that exist now.
-            most_recorded: how many there may be; 0: none is recorded.
-            work: queues the work, piece by piece.
+        recorded: the units of a session that exist now, at most ``most_recorded``.
+        work: queues the work, piece by piece.
         """
         self._device = device
         self._all_recorded = recorded

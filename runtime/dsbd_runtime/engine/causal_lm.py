@@ -28,8 +28,6 @@ class CausalLM:
     rows valid when it raises.
 
     Attributes:
-        spec: properties of the engine.
-        context_length: number of positions; the highest position is one less.
         num_rows: rows now in the cache.
         kv_bytes_peak: highest ``kv_bytes`` since the start or ``reset_peak``.
     """

@@ -18,8 +18,6 @@ class Provider:
     """One execution provider.
 
     Attributes:
-        name: the name in options.
-        module: the Python module that contains it.
         ort_name: its name in ONNX Runtime; None: it does not use ONNX Runtime.
         extra: the extra of dsbd-ort that installs it.
         no_wheels_for: processors for which the package index has no wheel of its package.

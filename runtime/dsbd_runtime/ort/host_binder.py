@@ -31,10 +31,6 @@ class OrtBinder:
 
     Small inputs are copied into memory of their shape, small outputs out of it. Large arrays, such
     as those of long prompts and full logits, are bound directly, and so are long-lived arrays.
-
-    Attributes:
-        name: name of the engine in errors.
-        is_cleared: whether the caches and other long-lived arrays must be bound again.
     """
 
     def __init__(self, ort: ModuleType, binding: Any, name: str) -> None:

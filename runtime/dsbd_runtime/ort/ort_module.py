@@ -154,9 +154,7 @@ class OrtGraphs:
     def open_with(self, path: Path, options: Any) -> Any:
         """Return the session on a graph with other options.
 
-        Raises:
-            BundleError: ONNX Runtime cannot load the graph.
-            ProviderError: it runs it on another provider.
+        BundleError: it cannot be loaded; ProviderError: it runs on another provider.
         """
         try:
             with huge_pages():

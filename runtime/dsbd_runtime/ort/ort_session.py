@@ -28,11 +28,7 @@ def _no_target(kind: type[PartEntry]) -> Part:
 
 
 class OrtSession:
-    """One engine on ONNX Runtime together with its parts.
-
-    Caches stay bound until their capacity changes, small inputs and outputs while calls have the
-    same size.
-    """
+    """One engine on ONNX Runtime together with its parts."""
 
     def __init__(
         self,
@@ -49,17 +45,11 @@ class OrtSession:
     ) -> None:
         """Open the engine at ``model_path``; the weight file is mapped, matrices are packed.
 
-        Args:
-            model_path: the ONNX file; its external data is in the same folder.
-            entry: manifest entry of the engine; a contradiction is a BundleError.
-            provider: a name of the table in ``providers``.
-            settings: number of threads, and how long they spin.
-            prepared: the prepared engine in the cache; None opens the original.
-            log_severity: lowest severity that ONNX Runtime writes to stderr; ``LOG_WARNINGS``
-                shows when a cache is not updated in place.
-            of_target: see ``HostPlace``.
-            new_rows: see ``EngineOptions``.
-            adapt: likewise.
+        entry: manifest entry of the engine; a contradiction is a BundleError.
+        prepared: the prepared engine in the cache; None opens the original.
+        log_severity: lowest severity that ONNX Runtime writes to stderr; ``LOG_WARNINGS`` shows
+            when a cache is not updated in place.
+        of_target: see ``HostPlace``; new_rows, adapt: see ``EngineOptions``.
         """
         row = find_provider(provider)
         check_runnable(row, entry, model_path)

@@ -112,11 +112,8 @@ class Alignment(Part):
     ) -> AlignedTokens:
         """Return how the engine attends to a source as it reads new tokens after a prompt.
 
-        The cache stays as it is.
-
-        Raises:
-            CapacityError: no memory, or too long a text.
-            BundleError, EngineError: the graph cannot be opened, or fails.
+        The cache stays unchanged. CapacityError: no memory, or too long a text. BundleError,
+        EngineError: the graph cannot be opened, or fails.
         """
         read = np.array([*prompt_ids, *token_ids[:-1]], np.int64)
         if len(read) > self._entry.context_length:

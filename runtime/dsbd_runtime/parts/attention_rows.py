@@ -89,14 +89,13 @@ class RowMemory(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionEntry(PartEntry):
-    """Description of the attention rows in the manifest.
+    """The attention rows in the manifest.
 
-    Attributes:
-        caches: of all that is kept of every row: keys and values of the layers that attend.
-        masks: names of the mask inputs.
-        sliding_window: positions that a sliding-window layer sees; None exactly when ``masks``
-            lacks the sliding one.
-        reads_positions: whether the graph has the input ``row_positions``.
+    caches: keys and values of the layers that attend.
+    masks: names of the mask inputs.
+    sliding_window: positions that a sliding-window layer sees; None exactly when ``masks`` lacks
+        the sliding one.
+    reads_positions: whether the graph has the input ``row_positions``.
     """
 
     caches: Sequence[CacheEntry]
@@ -204,10 +203,7 @@ class ForwardMasks:
         With a window of 2, positions [5] and row_positions [3, 4, 4, 5], the mask
         [[1, 1, 0, 1]] becomes [[1, 1, 0, 1, 0, ...]] and, sliding, [[0, 1, 0, 1, 0, ...]].
 
-        Args:
-            inputs: S new rows, N rows with those of the cache.
-            row_positions: (N,) int64. Positions of the cache rows, the S new ones included.
-            capacity: rows of the caches, at least N.
+        row_positions: (N,) int64. Positions of the cache rows, the S new ones included.
         """
         mask = inputs.mask
         num_new, num_rows = mask.shape

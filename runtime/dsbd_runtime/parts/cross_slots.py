@@ -116,10 +116,7 @@ class CrossSlots:
         return CallSources(values, self._lengths[first:stop], slots - first)
 
     def alone(self, source: Source) -> CallSources:
-        """Return what a call reads that has one source; neither takes a slot nor frees one.
-
-        The values are valid until the next call. Raises as ``of_call``.
-        """
+        """Return the same for one source; its values are valid until the next call."""
         item = np.zeros(1, np.int64)
         if source not in self._slots:
             rows = self._encoder.cross_rows(source)

@@ -24,11 +24,7 @@ from dsbd_runtime.parts.part import DeviceBinder
 
 
 class DeviceFeatures:
-    """Features in device memory, which may be used again after the last reference.
-
-    Attributes:
-        array: (room, width), of which the first rows are in use.
-    """
+    """Features in device memory: the first rows of ``array``, (room, width)."""
 
     def __init__(self, memory: DeviceFeatureMemory, array: DeviceArray, num_rows: int) -> None:
         self.array = array

@@ -166,11 +166,9 @@ def check_shared_encoder(
 
 
 def encoder_input(entry: EncoderEntry, source: Source) -> tuple[str, NDArray[Any]]:
-    """Return the name of the input of an encoder's graph, and a source as the graph takes it.
+    """Return the input's name of an encoder's graph, and a source as the graph takes it.
 
-    Raises:
-        InputError: it is no source of this encoder.
-        CapacityError: it is longer than the encoder reads.
+    InputError: it is no source of this encoder. CapacityError: it is too long.
     """
     if entry.speech is not None:
         return INPUT_FEATURES, _checked_features(entry.speech, source)[None]

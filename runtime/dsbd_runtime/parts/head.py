@@ -85,12 +85,7 @@ def full_output(vocab_size: int) -> HeadOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadEntry(PartEntry):
-    """Description of the head in the manifest.
-
-    Attributes:
-        kind: "full" or "topk:K".
-        full_logits: whether the graph has the output ``logits``.
-    """
+    """The head in the manifest; ``full_logits``: whether the graph has the output ``logits``."""
 
     kind: str
     vocab_size: int

@@ -41,10 +41,7 @@ class KVCache:
     """Key/value buffers [1, num_heads, capacity, width] that an engine updates in place.
 
     Unwritten rows are zero: masked rows still enter a product with weight 0, so they must be
-    finite.
-
-    Attributes:
-        buffers: by (layer, part); replaced when the capacity changes, so do not hold on to them.
+    finite. ``buffers``, by (layer, part), are replaced when the capacity changes.
     """
 
     def __init__(
@@ -53,10 +50,7 @@ class KVCache:
         bucket: Callable[[int], int] = bucket_capacity,
         new_rows: NewRows = np.zeros,
     ) -> None:
-        """Take the smallest capacity: that of no rows in ``bucket``.
-
-        new_rows: makes an array of new rows.
-        """
+        """Take the smallest capacity: that of no rows in ``bucket``."""
         self.capacity = bucket(0)
         self._new_rows = new_rows
         self._row_bytes = row_bytes(caches)
@@ -76,10 +70,7 @@ class KVCache:
         """Give every buffer ``capacity`` rows and keep the first ``num_used``; the rest is zero.
 
         One buffer after the other, so that the peak is the new size and one old buffer: no other
-        references to the old ones may exist.
-
-        Raises:
-            CapacityError: without memory for it; the caches are then as before.
+        references to the old ones may exist. After a CapacityError the caches are as before.
         """
         old_capacity = self.capacity
         try:

@@ -80,10 +80,6 @@ class OrtEncoder:
     """One encoder, which reads every source once as long as its cross rows are kept.
 
     A draft may share the encoder of its target: its graph then reads the hidden states there.
-
-    Attributes:
-        held: the sources that are kept while no request has them, as far as the memory goes.
-        num_bytes: of all that is kept.
     """
 
     def __init__(
@@ -99,7 +95,6 @@ class OrtEncoder:
         """Open the graph at ``path``; a contradiction to its entry is a BundleError.
 
         shared: the target's encoder, for the entry of a draft that shares it.
-        clock: seconds, for what a reading takes.
         """
         self._clock = clock
         self._reading: SourceReading | None = None
@@ -119,12 +114,7 @@ class OrtEncoder:
         self.num_bytes = 0
 
     def cross_rows(self, source: Source) -> CrossRows:
-        """Return the cross rows of a source.
-
-        Raises:
-            InputError: it is none, or has tokens that the encoder does not know.
-            CapacityError: it is too long, for the encoder or for the memory.
-        """
+        """Return the cross rows of a source; raises as ``encoder_input``."""
         rows = self._kept.pop(source, None)
         if rows is None:
             kept = list(self._kept.items())
@@ -140,10 +130,7 @@ class OrtEncoder:
         self.forget()
 
     def hidden_states(self, source: Source) -> Any:
-        """Return the hidden states of a source, an OrtValue (1, N, W), after ``keep_hidden``.
-
-        Raises as ``cross_rows``.
-        """
+        """Return a source's hidden states, an OrtValue (1, N, W), after ``keep_hidden``."""
         if source in self._hidden_of_taken:
             return self._hidden_of_taken[source]
         hidden = self.cross_rows(source).hidden
@@ -158,8 +145,7 @@ class OrtEncoder:
     def take(self, source: Source) -> CrossRows:
         """Return the cross rows of a source, which the caller keeps from now on.
 
-        Its hidden states stay here, for a draft that has not read the source yet. Raises as
-        ``cross_rows``.
+        Its hidden states stay here, for a draft that has not read the source yet.
         """
         rows = self.cross_rows(source)
         del self._kept[source]

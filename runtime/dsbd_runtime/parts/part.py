@@ -72,12 +72,8 @@ class Call:
     """One engine call: some rows of a forward, or all of them.
 
     Attributes:
-        forward: the S rows.
-        first_row: cache row of the first of them.
-        stop: the cache row after the last of them.
-        num_new: S.
-        whole: the forward that they are rows of.
-        start: the row of ``whole`` with which they begin.
+        forward: the S = ``num_new`` rows; the cache's rows ``first_row`` to ``stop - 1``.
+        whole: the forward that they are rows of, from its row ``start`` on.
         is_first, is_last: whether they are its first or last rows.
         returned: what the whole forward returns, by field of ``ForwardResult``; parts fill it in.
         outputs: of earlier calls of the whole forward, by name of the graph.
@@ -200,11 +196,7 @@ class HostBinder(Binder, Protocol):
 
 
 class HostGraphs(Protocol):
-    """Opens the graphs of an engine as ONNX Runtime runs them on the host.
-
-    Attributes:
-        ort: the module onnxruntime.
-    """
+    """Opens the graphs of an engine as ONNX Runtime runs them on the host."""
 
     ort: Any
 
@@ -234,8 +226,7 @@ class DeviceBinder(Binder, Protocol):
 class PartEntry:
     """Description of one kind of state in the manifest; a kind overrides what differs.
 
-    Attributes:
-        lacks: for a kind that devices refuse, what they do not do, such as "reads no sources".
+    lacks: for a kind that devices refuse, what they do not do, such as "reads no sources".
     """
 
     lacks: ClassVar[str] = ""
@@ -259,11 +250,7 @@ class PartEntry:
         raise NotImplementedError
 
     def on_device(self, place: DevicePlace) -> Part:
-        """Return the same with its memory on a device.
-
-        Raises:
-            ProviderError: devices refuse this kind.
-        """
+        """Return the same with its memory on a device; ProviderError: devices refuse this kind."""
         raise ProviderError(f"{place.device.name} {self.lacks}; run it on the CPU")
 
 
@@ -302,9 +289,8 @@ class Part:
     def bind(self, call: Call, binder: Any) -> None:
         """Say what a call reads and writes of its kind.
 
-        Raises:
-            InputError: the forward has what the engine does not take; nothing has been computed.
-            CapacityError: no memory.
+        InputError: the engine does not take the forward, nothing has been computed.
+        CapacityError: no memory.
         """
 
     def reserve(self, num_rows: int, num_used: int) -> None:

@@ -106,9 +106,7 @@ class NewRows:
 class RecentPaths:
     """Of every row of the cache, whether it is recent, and what continues from it.
 
-    Attributes:
-        num_rows: of the cache.
-        num_recent: places in use among the recent rows, those of dropped rows included.
+    num_recent: places in use among the recent rows, those of dropped rows included.
     """
 
     def __init__(self, memory: RecentMemory, num_ancestors: int) -> None:

@@ -171,9 +171,7 @@ class RecentRows(Part):
 class HostRecentMemory:
     """Recent rows of one engine, and the states of checkpoints [B, H, Dk, Dv]; the first is zero.
 
-    Attributes:
-        rows: of all kinds.
-        states: by input name; replaced when the number of checkpoints changes.
+    states: by input name; replaced when the number of checkpoints changes.
     """
 
     def __init__(self, caches: Sequence[CacheEntry], place: HostPlace) -> None:

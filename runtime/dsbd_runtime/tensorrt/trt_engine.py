@@ -44,17 +44,11 @@ class TrtEngine:
         contexts: TrtContexts,
         errors: list[str],
     ) -> None:
-        """Check the plan and own it.
+        """Check the plan, whose file is ``path``, and own it.
 
-        Args:
-            plan: the deserialized engine.
-            path: its file, for messages.
-            caches: caches of the layers.
-            capacity: rows of the caches.
-            profiles: maximum rows of a call, by optimization profile.
-            stream: address of the CUDA stream of all calls.
-            contexts: contexts of ``plan``.
-            errors: list to which the logger of ``plan`` appends errors.
+        profiles: maximum rows of a call, by optimization profile.
+        stream: address of the CUDA stream of all calls.
+        errors: list to which the logger of ``plan`` appends errors.
 
         Raises:
             BundleError: the plan has other profiles or another capacity, or would not update a
@@ -214,10 +208,7 @@ def open_trt_session(
 ) -> DeviceSession:
     """Open the engine of "target" or "draft" and its prune engine on one GPU.
 
-    Args:
-        request: the model, and the provider "tensorrt" or "tensorrt-rtx".
-        trt: the module tensorrt or tensorrt_rtx; None imports the provider's.
-        cuda_runtime: the module cuda.bindings.runtime; None imports it.
+    trt, cuda_runtime: the modules tensorrt and cuda.bindings.runtime; None imports them.
 
     Raises:
         BundleError: there is no engine, or it does not fit this machine; the message has the

@@ -46,10 +46,8 @@ class ChatTemplate:
     ) -> None:
         """Compile templates.
 
-        Args:
-            sources: by name; only ``default`` and ``tool_use`` are used. A text is the default.
-            special_tokens: variables of the templates, ``bos_token`` and so on.
-            now: the clock of the templates.
+        sources: by name; only ``default`` and ``tool_use`` are used. A text is the default.
+        special_tokens: variables of the templates, ``bos_token`` and so on.
         """
         named = {_DEFAULT: sources} if isinstance(sources, str) else sources
         self._sources = {name: named[name] for name in _USED_NAMES if name in named}
@@ -78,9 +76,6 @@ class ChatTemplate:
         """Return the source of the template for conversations with or without tools.
 
         As in transformers, the one named ``tool_use`` is used with tools, if present.
-
-        Raises:
-            BundleError: the bundle only has a template for tools.
         """
         return self._sources[self._name(has_tools)]
 
@@ -102,10 +97,8 @@ class ChatTemplate:
     ) -> str:
         """Return the text of a conversation, all special tokens spelled out.
 
-        Args:
-            messages: each with "role" and "content", oldest first.
-            add_generation_prompt: end with the beginning of the model's answer.
-            variables: more variables of the template, such as ``tools`` or ``enable_thinking``.
+        add_generation_prompt: end with the beginning of the model's answer.
+        variables: more variables of the template, such as ``tools`` or ``enable_thinking``.
 
         Raises:
             InputError: the messages are invalid, refused by the template, or one leaves no trace.

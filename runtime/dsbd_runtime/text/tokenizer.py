@@ -62,9 +62,7 @@ class Tokenizer:
     def __init__(
         self, folder: Path, *, bos_token_id: int | None, file: str = TOKENIZER_FILE
     ) -> None:
-        """Read tokenizer.json and, if present, tokenizer_config.json in ``folder``.
-
-        file: another name than tokenizer.json.
+        """Read ``file`` and, if present, tokenizer_config.json in ``folder``.
 
         ``bos_token_id``: of the manifest. ``encode`` adds it if the tokenizer's post-processor does
         not and tokenizer_config.json has ``"add_bos_token": true``.
@@ -128,10 +126,7 @@ class Tokenizer:
         return [*first, *ids]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of ``token_ids`` without special tokens.
-
-        Bytes that are not UTF-8 become U+FFFD.
-        """
+        """Return the text without special tokens; bytes that are not UTF-8 become U+FFFD."""
         ids, skips = [int(i) for i in token_ids], self._skips_special_tokens
         if not ids:  # some decoders panic
             return ""
@@ -209,10 +204,7 @@ class Tokenizer:
         return None if match is None else int(match[1], 16)
 
     def adds_text(self, token_id: int) -> bool:
-        """Return whether a token ever changes the text around it.
-
-        Special tokens and ids outside the vocabulary do not.
-        """
+        """Return whether a token ever changes a text; special and unknown tokens do not."""
         found = self._adds_text_by_token.get(token_id)
         if found is None:
             letter, token = (self.letter,), (token_id,)
