@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,25 +23,18 @@ from numpy.typing import NDArray
 from dsbd_ort.constraints.position import object_states
 from dsbd_ort.decoding.logits_processing.constraint import Constraint, States, TokenMasks
 
+if TYPE_CHECKING:
+    import llguidance
+
 _FEW = 64  # allowed tokens; with more, spellings are not checked
 _MOST_PAIRS = 1 << 16  # of the cache
 _NO_TOKEN = -1
 
 
-class ByteTokenizer(Protocol):
-    """The part of a tokenizer that spellings need."""
-
-    def decode_bytes(self, tokens: list[int]) -> bytes:
-        """Return the bytes of tokens."""
-
-    def tokenize_bytes(self, text: bytes) -> list[int]:
-        """Return the tokens of a text."""
-
-
 class Spelling:
     """Tells whether a tokenizer writes two tokens in sequence. Safe to use from several threads."""
 
-    def __init__(self, tokenizer: ByteTokenizer) -> None:
+    def __init__(self, tokenizer: llguidance.LLTokenizer) -> None:
 
         @lru_cache(_MOST_PAIRS)
         def writes(first: int, second: int) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -172,13 +172,10 @@ def handle_http_exception(request: Request, error: Exception) -> Response:
         message = f"{request.method} {path} is not supported; use {allowed}"
     elif error.status_code == 404:
         absent = f"{path} is not supported" if path.startswith(_LATER) else f"unknown path {path}"
-        message = f"{absent}; this server has {', '.join(_endpoints(request.app))}"
+        paths: dict[str, dict[str, Any]] = request.app.openapi()["paths"]
+        known = (f"{method.upper()} {of}" for of, methods in paths.items() for method in methods)
+        message = f"{absent}; this server has {', '.join(known)}"
     return ErrorResponse(error.status_code, message, headers=headers).response()
-
-
-def _endpoints(app: FastAPI) -> list[str]:
-    paths: dict[str, dict[str, Any]] = app.openapi()["paths"]
-    return [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
 
 
 def handle_validation_error(request: Request, error: Exception) -> Response:

@@ -133,7 +133,8 @@ class Planner:
             if not body.echo:
                 return plan
             has_none = body.decoding_options().get("max_new_tokens") == 0
-            text_of = self._pipeline.tokenizer.decode if has_none else self._text_before
+            tokenizer = self._pipeline.tokenizer
+            text_of = tokenizer.decode if has_none else functools.partial(whole_text, tokenizer)
             texts = tuple(
                 prompt if isinstance(prompt, str) else text_of(token_ids)
                 for prompt, token_ids in zip(prompts, tokens, strict=True)
@@ -147,9 +148,6 @@ class Planner:
     ) -> list[int]:
         adds = body.add_special_tokens is not False
         return self._pipeline.prompts.token_ids(prompt, src_lang, add_special_tokens=adds)
-
-    def _text_before(self, token_ids: list[int]) -> str:
-        return whole_text(self._pipeline.tokenizer, token_ids)
 
     def plan_chat(self, body: ChatBody) -> GenerationPlan:
         """Return the engine requests of /v1/chat/completions; raises as ``plan_completion``."""

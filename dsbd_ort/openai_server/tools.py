@@ -14,7 +14,7 @@ import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -78,16 +78,6 @@ class Addition:
 
     content: str = ""
     calls: list[tuple[int, str | None, str]] = field(default_factory=list)
-
-
-class CallReader(Protocol):
-    """Reads the calls of one answer, piece of text by piece."""
-
-    def push(self, text: str) -> Addition:
-        """Return what this text adds."""
-
-    def finish(self) -> Addition:
-        """Return the rest, at the end of the text."""
 
 
 @dataclass(frozen=True)
@@ -329,6 +319,10 @@ class _TaggedCalls:
             return None
         written = json.dumps(arguments, ensure_ascii=False)
         return name, written.encode(errors="backslashreplace").decode()  # of lone surrogates
+
+
+CallReader = _Arguments | _CallList | _TaggedCalls
+"""Reads the calls of one answer, piece of text by piece; ``finish`` returns the rest."""
 
 
 def _is_open_string(error: Exception) -> bool:

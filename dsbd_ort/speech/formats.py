@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -44,7 +45,8 @@ def as_srt(transcript: Transcript) -> str:
 def as_vtt(transcript: Transcript) -> str:
     """Return subtitles as WebVTT; the text is escaped as its cues require."""
     cues = [
-        f"{_clock(segment.start, '.')} --> {_clock(segment.end, '.')}\n{_escaped(text)}\n"
+        f"{_clock(segment.start, '.')} --> {_clock(segment.end, '.')}\n"
+        f"{html.escape(text, quote=False)}\n"
         for segment, text in _cues(transcript)
     ]
     return "\n".join(["WEBVTT\n", *cues])
@@ -157,7 +159,3 @@ def _clock(seconds: float, mark: str) -> str:
     minutes, whole = divmod(whole, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours:02d}:{minutes:02d}:{whole:02d}{mark}{milliseconds:03d}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

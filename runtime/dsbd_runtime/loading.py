@@ -84,8 +84,9 @@ def load_pair(
             "draft_provider out"
         )
     shares_cores = not any(row.has_device_caches for row in providers)
-    has_one_thread = shares_cores and _has_small_draft(bundle)
-    draft_settings = replace(settings, num_threads=1) if has_one_thread else settings
+    weights = bundle.manifest.files.get(f"draft/{WEIGHTS_FILE}")
+    is_small = weights is None or weights.size <= SMALL_DRAFT_BYTES
+    draft_settings = replace(settings, num_threads=1) if shares_cores and is_small else settings
     session = _open_session(
         EngineOptions(bundle=bundle, role="target", placement=target_place, settings=settings)
     )
@@ -118,11 +119,6 @@ def _open_session(request: EngineOptions) -> Session:
             "run; use 'cpu' or 'cuda', or export a pair without"
         )
     return BACKENDS[provider.backend](request)
-
-
-def _has_small_draft(bundle: Bundle) -> bool:
-    weights = bundle.manifest.files.get(f"draft/{WEIGHTS_FILE}")
-    return weights is None or weights.size <= SMALL_DRAFT_BYTES
 
 
 def check_available(placement: Placement) -> None:

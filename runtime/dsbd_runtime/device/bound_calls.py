@@ -208,17 +208,13 @@ class BoundForward:
             work()
         num_returned = call.num_logit_rows
         if num_returned:
-            self.output_buffer.download(self._returned_bytes(num_returned))
+            last = next(reversed(self.outputs.on_host.values()))
+            self.output_buffer.download(self.outputs.num_bytes - last[num_returned:].nbytes)
         self.device.synchronize()
         return {
             output.name: self.outputs.on_host[output.name][:num_returned].copy()
             for output in call.outputs
         }
-
-    def _returned_bytes(self, num_returned: int) -> int:
-        """Return the bytes up to the end of the returned rows of the last output."""
-        last = next(reversed(self.outputs.on_host.values()))
-        return self.outputs.num_bytes - last[num_returned:].nbytes
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsbd_errors import install_hint
@@ -24,10 +24,8 @@ class Provider:
         backend: the kind of session, a key of ``loading.BACKENDS``.
         dtypes: types of bundles that it runs, the usual one first.
         quantizations: kinds of quantized bundles that it runs, a part of ``QUANTIZED_FORMS``.
-        has_static_capacity: whether an engine is built for one number of cache rows.
         has_device_caches: whether the caches lie in the memory of a GPU.
-        has_cuda_graphs: whether calls of a size can be captured as a CUDA graph and replayed.
-        uses_cuda_graphs: whether they are by default.
+        uses_cuda_graphs: whether calls of a size are captured and replayed by default.
     """
 
     name: str
@@ -38,9 +36,7 @@ class Provider:
     backend: str
     dtypes: tuple[str, ...]
     quantizations: tuple[str, ...]
-    has_static_capacity: bool
     has_device_caches: bool
-    has_cuda_graphs: bool
     uses_cuda_graphs: bool
 
     @property
@@ -58,6 +54,17 @@ class Provider:
         return install_hint(self.extra)
 
 
+_TENSORRT = Provider(
+    name="tensorrt",
+    module="tensorrt",
+    ort_name=None,
+    extra="tensorrt",
+    backend="tensorrt",
+    dtypes=("fp16", "bf16", "fp32"),
+    quantizations=("none",),
+    has_device_caches=True,
+    uses_cuda_graphs=False,
+)
 PROVIDERS = (
     Provider(
         name="cpu",
@@ -67,9 +74,7 @@ PROVIDERS = (
         backend="onnxruntime-host",
         dtypes=("fp32", "fp16"),
         quantizations=QUANTIZED_FORMS,
-        has_static_capacity=False,
         has_device_caches=False,
-        has_cuda_graphs=False,
         uses_cuda_graphs=False,
     ),
     Provider(
@@ -81,37 +86,11 @@ PROVIDERS = (
         backend="onnxruntime-device",
         dtypes=("fp16", "bf16", "fp32"),
         quantizations=tuple(form for form in QUANTIZED_FORMS if form != "int8-dynamic"),
-        has_static_capacity=False,
         has_device_caches=True,
-        has_cuda_graphs=True,
         uses_cuda_graphs=True,
     ),
-    Provider(
-        name="tensorrt",
-        module="tensorrt",
-        ort_name=None,
-        extra="tensorrt",
-        backend="tensorrt",
-        dtypes=("fp16", "bf16", "fp32"),
-        quantizations=("none",),
-        has_static_capacity=True,
-        has_device_caches=True,
-        has_cuda_graphs=True,
-        uses_cuda_graphs=False,
-    ),
-    Provider(
-        name="tensorrt-rtx",
-        module="tensorrt_rtx",
-        ort_name=None,
-        extra="tensorrt-rtx",
-        backend="tensorrt",
-        dtypes=("fp16", "bf16", "fp32"),
-        quantizations=("none",),
-        has_static_capacity=True,
-        has_device_caches=True,
-        has_cuda_graphs=True,
-        uses_cuda_graphs=False,
-    ),
+    _TENSORRT,
+    replace(_TENSORRT, name="tensorrt-rtx", module="tensorrt_rtx", extra="tensorrt-rtx"),
 )
 
 

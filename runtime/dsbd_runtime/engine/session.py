@@ -42,7 +42,7 @@ class EngineOptions:
         provider = self.placement.provider
         if self.settings.cuda_graphs is None:
             return provider.uses_cuda_graphs
-        return self.settings.cuda_graphs and provider.has_cuda_graphs
+        return self.settings.cuda_graphs and provider.has_device_caches
 
 
 class Session(Protocol):

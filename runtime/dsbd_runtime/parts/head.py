@@ -165,7 +165,9 @@ class Head(Part):
             rows = self._distinct(call)
         binder.write({LOGIT_ROWS: rows})
         binder.returns(self._outputs, len(rows))
-        bound = self._first_kept_row(call), len(rows)
+        # full logits of a call are kept after those of the calls before it
+        first = int(np.count_nonzero(call.whole.logit_rows < call.start)) if call.start else 0
+        bound = first, len(rows)
         if self.full is not None and (binder.is_cleared or bound != self._bound):
             self.full.bind(binder, *bound)
         self._bound = bound
@@ -192,10 +194,6 @@ class Head(Part):
 
     def _logits(self, call: Call, found: dict[str, NDArray[Any]]) -> Logits:
         return DenseLogits(found[LOGITS])
-
-    def _first_kept_row(self, call: Call) -> int:
-        """Return where the full logits of a call are kept: after those of the calls before it."""
-        return int(np.count_nonzero(call.whole.logit_rows < call.start)) if call.start else 0
 
     def _distinct(self, call: Call) -> Ints:
         """Return the rows whose logits a call returns, at most S: repeated rows once."""

@@ -30,6 +30,7 @@ from dsbd_runtime.bundle_files.bundle import (
 )
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.text.chat_messages import Message, check_messages, check_traces, messages_for
+from dsbd_runtime.typed_json import json_object_in
 
 _DEFAULT, _WITH_TOOLS = _USED_NAMES = ("default", "tool_use")
 
@@ -63,7 +64,7 @@ class ChatTemplate:
         They are chat_template.jinja and additional_chat_templates/NAME.jinja, or ``chat_template``:
         one text, or a list of named ones.
         """
-        config = _json_object(folder / TOKENIZER_CONFIG_FILE)
+        config = json_object_in(folder / TOKENIZER_CONFIG_FILE)
         sources = _sources_in(folder) or _sources_of(config.get("chat_template"))
         if not sources:
             raise BundleError(
@@ -170,17 +171,6 @@ def _sources_of(entry: object) -> dict[str, str]:
         named = {each.get("name"): each.get("template") for each in entry if isinstance(each, dict)}
     sources = {name: named.get(name) for name in _USED_NAMES}
     return {name: source for name, source in sources.items() if isinstance(source, str)}
-
-
-def _json_object(file: Path) -> dict[str, Any]:
-    text = _text(file)
-    if text is None:
-        return {}
-    try:
-        config = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BundleError(f"{file} cannot be read as JSON ({error}); export again") from error
-    return config if isinstance(config, dict) else {}
 
 
 def _text(file: Path) -> str | None:

@@ -33,6 +33,7 @@ from dsbd_runtime.bundle_files.bundle import (
     Bundle,
 )
 from dsbd_runtime.errors import BundleError, InputError
+from dsbd_runtime.typed_json import json_object_in
 
 # The library raises plain Exception, and a BaseException if its Rust code panics: all are caught
 # except those that are not the library's.
@@ -77,7 +78,8 @@ class Tokenizer:
         self._adds_text_by_token: dict[int, bool] = {}
         self._bytes_by_token: dict[int, bytes] = {}
         self._added_first: list[int] = []
-        if bos_token_id is not None and _says_add_bos_token(folder / TOKENIZER_CONFIG_FILE):
+        config = folder / TOKENIZER_CONFIG_FILE
+        if bos_token_id is not None and json_object_in(config).get("add_bos_token") is True:
             if bos_token_id not in self._backend.encode("").ids:
                 self._added_first = [bos_token_id]
 
@@ -264,16 +266,6 @@ def _id_of_code(code: str, id_by_code: Mapping[str, int]) -> int:
 def _reason(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 300 else f"{text[:297]}..."
-
-
-def _says_add_bos_token(file: Path) -> bool:
-    if not file.exists():
-        return False
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise BundleError(f"{file} cannot be read as JSON ({error}); export again") from error
-    return isinstance(config, dict) and config.get("add_bos_token") is True
 
 
 @dataclass(frozen=True, kw_only=True)
