@@ -144,7 +144,6 @@ def _by_kind(base: Any) -> dict[str, Any]:
 
 
 def _chosen(kinds: dict[str, Any], value: dict[str, Any], where: str) -> Any:
-    """Return the dataclass that the ``kind`` of an object names."""
     kind = value.get("kind")
     if not isinstance(kind, str):
         raise mismatch(f"one of {', '.join(kinds)}", kind, f"{where}: kind")

@@ -113,7 +113,6 @@ class Bundle:
         return self._num_bytes(role, ENCODER_FILE)
 
     def _num_bytes(self, role: str, name: str = "") -> int:
-        """Return the size of the files of a role whose names begin so."""
         _check_role(role)
         files = self.manifest.files.items()
         return sum(entry.size for file, entry in files if file.startswith(f"{role}/{name}"))
@@ -206,7 +205,6 @@ def sha256_of(path: Path) -> str:
 
 
 def _graphs(entry: ModelEntry) -> list[str]:
-    """Return the files of an engine's graphs."""
     return [MODEL_FILE, PRUNE_FILE, *(file for part in entry.parts for file in part.files)]
 
 

@@ -213,7 +213,6 @@ class Manifest:
 
     @property
     def entry_by_role(self) -> dict[str, ModelEntry]:
-        """The entries of the models that are there, the target first."""
         return entry_by_role(self.target, self.draft)
 
 

@@ -59,7 +59,6 @@ class _Places:
     key: str
 
     def sibling(self, kind: str) -> Path:
-        """Return the path of one of ``_KINDS``."""
         return self.final.with_name(f".{self.final.name}.{kind}-{self.key}")
 
 

@@ -147,7 +147,6 @@ class BoundCaches:
         return RepeatedWork(model.device, self._recorded, model.most_recorded, work)
 
     def _input_parts(self, sizes: Mapping[str, int]) -> list[PackedPart]:
-        """Return the packed inputs of a call."""
         return [
             (
                 name,

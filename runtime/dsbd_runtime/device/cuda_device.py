@@ -88,7 +88,6 @@ class CudaDevice:
         return array
 
     def free(self, array: DeviceArray) -> None:
-        """Free an array; CUDA waits for the work that uses it."""
         self._release("cudaFree", array.address)
 
     def allocate_pinned(self, num_bytes: int) -> NDArray[np.uint8]:

@@ -152,7 +152,6 @@ def open_on_provider(
 
 
 def _engine_bytes(path: Path) -> int:
-    """Return the bytes of a graph and of its weights."""
     weights = path.with_name(WEIGHTS_FILE)
     has_weights = path.name == MODEL_FILE and weights.is_file()
     return path.stat().st_size + (weights.stat().st_size if has_weights else 0)

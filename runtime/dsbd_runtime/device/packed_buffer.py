@@ -88,7 +88,6 @@ def packed_bytes(parts: Sequence[PackedPart]) -> int:
 
 
 def _extents(parts: Sequence[PackedPart]) -> list[tuple[int, int]]:
-    """Return first byte and end of each part."""
     extents, stop = [], 0
     for _, shape, dtype in parts:
         start = -(-stop // _ALIGNMENT) * _ALIGNMENT

@@ -144,7 +144,6 @@ class CausalLM:
             self._reserve(0, 0)
 
     def shrink(self) -> None:
-        """Free memory beyond the rows in use."""
         self._rows.shrink(self.num_rows)
         self._note_bytes()
 

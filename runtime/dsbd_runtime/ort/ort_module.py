@@ -141,7 +141,6 @@ class OrtGraphs:
         self._adapt = adapt
 
     def options(self) -> Any:
-        """Return the session options of the engine."""
         options = session_options(self.ort, self._entry, self._settings)
         options.log_severity_level = self._log_severity
         if self._adapt is not None:

@@ -160,7 +160,6 @@ class PreparedEngine:
             raise OSError(f"{place} is not what was written to it")
 
     def _is_whole(self, place: Path) -> bool:
-        """Return whether a prepared engine is present and unchanged."""
         name = "sha256" if self.verify else "checksum"
         try:
             written = json.loads((place / _WHOLE).read_text(encoding="utf-8"))

@@ -146,7 +146,6 @@ class Alignment(Part):
         self._engine = None
 
     def _opened(self) -> Any:
-        """Return the engine; a contradiction to its entry is a BundleError."""
         if self._engine is None:
             engine, contract = self._graphs.open_again(self._path), self._entry.graph_contract()
             check_graph(self._path, contract, engine)

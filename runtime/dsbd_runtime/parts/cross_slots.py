@@ -233,7 +233,6 @@ class CrossSlots:
         self._lengths[slot] = rows.num_tokens
 
     def _values_of(self, first: int, stop: int) -> dict[str, Any]:
-        """Return OrtValues on the slots ``first`` to ``stop - 1``."""
         if self._range != (first, stop):
             new_value = self._ort.OrtValue.ortvalue_from_numpy
             self._values = {

@@ -55,7 +55,6 @@ class DeviceFeatureMemory:
     kind = DeviceFeatures
 
     def __init__(self, device: Device, role: str, widths: Mapping[str, int], dtype: str) -> None:
-        """Take the widths by tensor, and their type as in the manifest."""
         self.role = role
         self._device = device
         self._widths = widths
@@ -81,7 +80,6 @@ class DeviceFeatureMemory:
         return DeviceFeatures(self, unused.pop(), num_rows)
 
     def give_back(self, array: DeviceArray) -> None:
-        """Let the memory of features without references be used again."""
         if not self._is_closed:
             self._unused[array.shape[0]].append(array)
 

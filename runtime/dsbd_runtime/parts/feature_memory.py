@@ -118,7 +118,6 @@ class HostFeatureMemory:
     kind = HostFeatures
 
     def __init__(self, role: str, widths: Mapping[str, int], dtype: str) -> None:
-        """Take the widths by tensor, and their type as in the manifest."""
         self._role = role
         self._widths = widths
         self._dtype = NUMPY_DTYPES[dtype]

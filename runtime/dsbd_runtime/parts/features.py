@@ -192,7 +192,6 @@ def features_part(entry: FeatureEntry, dtype: str) -> ReturnedFeaturesEntry | Dr
 
 
 def _named_rows(rows: Ints | None) -> Ints:
-    """Return the rows whose features a forward requests; no rows if it names none."""
     return NO_INTS if rows is None else rows
 
 

@@ -95,7 +95,6 @@ def _wrong_position(positions: NDArray[np.int64], context_length: int) -> DsbdEr
 
 
 def _are_below(array: NDArray[np.int64], stop: int) -> bool:
-    """Return whether all numbers are 0 to ``stop - 1``."""
     if len(array) <= _FEW:
         numbers = array.tolist()
         return not numbers or (min(numbers) >= 0 and max(numbers) < stop)

@@ -85,7 +85,6 @@ class KVCache:
         self.capacity = capacity
 
     def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
-        """Copy the rows ``src_rows`` (K,) to ``first_row .. first_row + K - 1``, as if at once."""
         stop = first_row + src_rows.shape[0]
         for buffer in self.buffers.values():
             buffer[:, :, first_row:stop] = buffer.take(src_rows, axis=2)
@@ -203,7 +202,6 @@ class DeviceCaches:
             self._device.fill_zero(array)
 
     def free(self) -> None:
-        """Free the memory."""
         for array in self._arrays.values():
             self._device.free(array)
         self._arrays.clear()

@@ -178,7 +178,6 @@ class OrtEncoder:
         self._drop(source for source in known if source not in self.held)
 
     def close(self) -> None:
-        """Release the engine and all rows."""
         self._engine = self._shared = None
         self._kept.clear()
         self._hidden_of_taken.clear()

@@ -218,7 +218,6 @@ class RecentPaths:
         self.num_recent += num_new
 
     def _continued(self, forward: Forward) -> Ints:
-        """Return the rows of the cache that a forward continues from."""
         rows = np.unique(self._last_seen(forward))
         found: Ints = rows[rows != NO_ROW]
         return found
@@ -361,7 +360,6 @@ class RecentPaths:
     # The table
 
     def _path(self, row: int) -> Ints:
-        """Return the rows of the path to a row of the cache, which is the last."""
         path = [row]
         while (parent := int(self._parents[path[-1]])) != NO_ROW:
             path.append(parent)

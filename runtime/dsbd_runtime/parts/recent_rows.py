@@ -175,7 +175,6 @@ class HostRecentMemory:
     """
 
     def __init__(self, caches: Sequence[CacheEntry], place: HostPlace) -> None:
-        """Take the smallest memory; open the fold graph, which only recurrences have."""
         self.rows = KVCache(recent(caches), recent_capacity, place.new_rows)
         self.states: dict[str, NDArray[np.float32]] = {
             name: np.zeros((1, *shape), np.float32)
@@ -188,7 +187,6 @@ class HostRecentMemory:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of rows and states."""
         return self.rows.num_bytes + sum(state.nbytes for state in self.states.values())
 
     def reserve(self, num_rows: int, num_used: int) -> None:
@@ -238,7 +236,6 @@ class HostRecentMemory:
             self.states[name][target] = state[0]
 
     def bind(self, call: RecentInputs, binder: HostBinder) -> None:
-        """Let the next call read and write the recent rows, and read the states."""
         for key, buffer in self.rows.buffers.items():
             binder.update(past_name(*key), present_name(*key), buffer)
         binder.write({RECENT_WRITE_INDICES: np.array([call.first_row], np.int64)})
@@ -254,5 +251,4 @@ class HostRecentMemory:
                 binder.read(name, state[first : first + number])
 
     def close(self) -> None:
-        """Release the fold graph."""
         self._fold = None

@@ -212,7 +212,6 @@ def _marked(message: Message, index: int) -> dict[str, Any]:
 
 
 def _named(call: Message, name: str) -> dict[str, Any]:
-    """Return a call of another name."""
     if isinstance(call.get("function"), Mapping):
         return {**call, "function": {**call["function"], "name": name}}
     return {**call, "name": name}

@@ -174,7 +174,6 @@ def _sources_of(entry: object) -> dict[str, str]:
 
 
 def _text(file: Path) -> str | None:
-    """Return the text of a file, None if it is absent."""
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:

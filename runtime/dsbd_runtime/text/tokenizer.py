@@ -253,7 +253,6 @@ def _without_codes(backend: tokenizers.Tokenizer) -> tuple[tokenizers.Tokenizer,
 
 
 def _id_of_code(code: str, id_by_code: Mapping[str, int]) -> int:
-    """Return the token of a code; raise InputError if the model lacks it."""
     if code in id_by_code:
         return id_by_code[code]
     close = get_close_matches(code, id_by_code, n=3)
@@ -308,7 +307,6 @@ def joints_of(decoder: Mapping[str, Any] | None) -> TextJoints:
 
 
 def _steps(decoder: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """Yield the steps of a decoder, those of a ``Sequence`` in its place."""
     if decoder is None:
         return
     if decoder.get("type") != "Sequence":
