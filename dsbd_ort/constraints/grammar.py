@@ -270,7 +270,6 @@ def after_spaces(spec: ConstraintSpec, number: int) -> ConstraintSpec:
 
 
 def _schema_text(schema: object) -> str:
-    """Return the JSON text of a schema, which is given as that or as an object."""
     try:
         found = json.loads(schema) if isinstance(schema, str | bytes) else schema
         text = json.dumps(found, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

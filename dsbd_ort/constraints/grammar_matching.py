@@ -154,7 +154,6 @@ class GrammarTokenizer:
             return bool(over or unused)
 
     def close(self) -> None:
-        """End the process that tries grammars, if any."""
         if self._trial is not None:
             self._trial.close()
 
@@ -181,7 +180,6 @@ class GrammarTokenizer:
         return matcher
 
     def _follow(self, name: str, matcher: llguidance.LLMatcher, parts: Sequence[str]) -> None:
-        """Refuse a grammar that exceeds a limit after a few tokens."""
         library = _library()
         error = on_deep_stack(
             lambda: error_in_following(library, self._tokenizer, matcher, parts, self._limits)

@@ -119,7 +119,6 @@ class MemoryLimit:
 
     @property
     def _counted(self) -> list[GrammarMemory]:
-        """Grammars whose requests continue."""
         return [memory for memory in self._memories if not memory.is_over]
 
     def _is_exceeded(self) -> bool:
@@ -146,7 +145,6 @@ class _MallocInfo(ctypes.Structure):
 
 @functools.cache
 def _glibc() -> Any:
-    """Return the C library if it is glibc, else None."""
     try:
         library = ctypes.CDLL(None)
         library.mallinfo2.restype = _MallocInfo

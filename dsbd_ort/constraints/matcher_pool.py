@@ -195,7 +195,6 @@ class MatcherPool:
         return [(mask.copy(), ends) for mask, ends in zip(masks, are_accepting, strict=True)]
 
     def _written(self, positions: Sequence[Position], bits: NDArray[np.int32]) -> list[bool]:
-        """Write the masks of the positions; return whether the text may end at each."""
         runners = []
         idle, self._runners = self._runners, []
         guide = self._guide

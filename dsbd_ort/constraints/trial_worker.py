@@ -74,7 +74,6 @@ def _bound(most_seconds: float, most_bytes: int) -> None:
 def _tried(
     library: Any, tokenizer: Any, limits: Any, head: Mapping[str, Any], grammar: Mapping[str, Any]
 ) -> str | None:
-    """Return the error of a grammar that is compiled and followed, None without one."""
     found: list[str | None] = []
 
     def try_it() -> None:

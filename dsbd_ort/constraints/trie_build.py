@@ -73,7 +73,6 @@ def joined(sequences: Iterable[Sequence[int]]) -> tuple[NDArray[np.int64], NDArr
 
 
 def _fault(sequences: Sequence[Any]) -> ConstraintError:
-    """Return the error of the first invalid sequence or token id."""
     expected = f"expected a whole number from 0 to {_MAX_TOKEN}"
     for index, sequence in enumerate(sequences):
         try:

@@ -188,7 +188,6 @@ def _unreadable(path: Path, error: Exception) -> ConstraintError:
 
 
 def _json_line(line: str) -> dict[str, Any] | None:
-    """Return the object of a line with a sequence and an item, None for any other line."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):

@@ -76,7 +76,6 @@ class PastCall(BaseModel):
     function: CalledFunction
 
     def for_template(self) -> dict[str, Any]:
-        """Return the call in the form that chat templates read."""
         named = {} if self.id is None else {"id": self.id}
         return {**named, "type": "function", "function": self.function.model_dump()}
 

@@ -90,7 +90,6 @@ class ErrorResponse(Exception):
         return json.dumps(self.body().model_dump())
 
     def response(self) -> Response:
-        """Return the HTTP response."""
         return Response(
             self.json(), self.status, headers=self.headers, media_type="application/json"
         )

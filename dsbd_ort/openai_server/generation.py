@@ -68,7 +68,6 @@ class Gate:
             self.num_inside -= 1
 
     def drain(self) -> None:
-        """Reject new requests from now on."""
         self.is_draining = True
 
 

@@ -103,7 +103,6 @@ class RequestMeter:
         self._last_token_by_index: dict[int, float] = {}
 
     def piece(self, index: int, piece: StreamPiece) -> None:
-        """Record a piece of the engine request with this index."""
         if not piece.token_ids:
             return
         now = self._metrics.clock()
@@ -134,7 +133,6 @@ class RequestMeter:
             metrics.count("dsbd:constrained_iterations", stats.num_iterations, constraint=kind)
 
     def cancelled(self) -> None:
-        """Record that the request was cancelled."""
         self._metrics.count("dsbd:requests_cancelled")
 
 

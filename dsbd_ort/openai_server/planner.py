@@ -64,12 +64,10 @@ class GenerationPlan:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
         return sum(map(len, self.prompts))
 
     @property
     def strategy(self) -> str:
-        """Strategy of all engine requests."""
         return str(self.configs[0].strategy)
 
     @property
@@ -84,7 +82,6 @@ class GenerationPlan:
         return seed
 
     def prompt_index(self, request_index: int) -> int:
-        """Return the prompt of an engine request."""
         return request_index // self.num_samples
 
     @property
@@ -304,7 +301,6 @@ class Planner:
         return min(most, own, of_server)
 
     def _set_ends(self, body: GenerationBody, options: dict[str, Any]) -> None:
-        """Set the end-of-sequence tokens if they are not the model's own."""
         given = options.get("eos_token_id")
         if body.ignore_eos and given:
             raise bad_request(

@@ -66,7 +66,6 @@ async def full_response(
 
 
 def _returned(plan: GenerationPlan, results: list[GenerationResult]) -> list[GeneratedSequence]:
-    """Return the sequences of one prompt that are part of the response."""
     sequences = [sequence for result in results for sequence in result.sequences]
     if plan.is_ranked:
         sequences = sorted(sequences, key=lambda each: -each.score)[: plan.num_choices]
@@ -191,7 +190,6 @@ class _ChoiceStreams:
         return self._builder.event(choice, usage=self._usage())
 
     def piece_chunks(self, request_index: int, piece: StreamPiece) -> Iterator[str]:
-        """Yield the new text of an engine request, if any."""
         if not self._is_streamed(request_index) or self._plan.drops_new_tokens:
             return
         self.num_new_tokens += len(piece.token_ids) * self._plan.num_copies

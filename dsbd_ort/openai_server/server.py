@@ -100,7 +100,6 @@ class GracefulServer(uvicorn.Server):
         self._when_listening()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle a signal."""
         if self._gate.is_draining:
             self.should_exit = self.force_exit = True
         self._gate.drain()
@@ -136,7 +135,6 @@ class TimedProtocol(H11Protocol):
         self._await_request(after=None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer."""
         if self._expiry is not None:
             self._expiry.cancel()
         super().connection_lost(exc)

@@ -93,7 +93,6 @@ class ToolUse:
     constraint: JsonSchema | FunctionCalls | None
 
     def reader(self) -> CallReader:
-        """Return a reader for one answer."""
         if self.choice == "named":
             return _Arguments(self.names[0])
         return _CallList() if self.choice == "required" else _TaggedCalls(self.names)
@@ -307,7 +306,6 @@ class _TaggedCalls:
         return None
 
     def _call(self, text: str) -> tuple[str, str] | None:
-        """Return name and arguments of a call, None if the text is not a call."""
         try:
             call = json_from_text(text)
         except (ValueError, RecursionError):

@@ -88,7 +88,6 @@ class TranscriptionHandler:
         options: dict[str, Any],
         on_end: contextlib.ExitStack,
     ) -> None:
-        """Decode the audio, once a place is free, and submit it."""
         file, max_seconds = form.file.file, self._settings.max_audio_s
 
         def read(is_over: Callable[[], bool]) -> Samples:
@@ -161,7 +160,6 @@ class _Transcription:
             raise rejection(error) from error
 
     def close(self) -> None:
-        """Cancel it unless it has ended."""
         was_over, self._is_over = self._is_over, True  # before ``submit`` reads it
         if self._live is not None and not was_over:
             self._metrics.count("dsbd:requests_cancelled")

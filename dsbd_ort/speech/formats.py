@@ -81,7 +81,6 @@ def remarks(transcript: Transcript) -> Iterator[str]:
 
 
 def _remark_on(gap: list[Skipped]) -> str:
-    """Return a sentence on consecutive skipped windows."""
     silence = min(window.no_speech_prob for window in gap)
     logprob = max(window.avg_logprob for window in gap)
     several = len(gap) > 1

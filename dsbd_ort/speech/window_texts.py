@@ -126,7 +126,6 @@ class _Sample:
         return _Sample(request, mass, self._temperature, self._texts)
 
     def take(self, result: DecodeResult) -> None:
-        """Rate the sequences of the request's result."""
         self._texts.stats.append(result.stats)
         self.answers = [self._rated(sequence) for sequence in result.sequences]
 

@@ -129,11 +129,8 @@ class BoundCall(Protocol):
 class DeviceEngine(Protocol):
     """One graph (the model, or the one that moves cache rows) loaded on a device."""
 
-    def capacity_for(self, num_rows: int, current: int) -> int:
-        """Return the capacity that caches of ``current`` rows should get to hold ``num_rows``.
-
-        ``current`` is 0 for new caches. Raises CapacityError if no capacity holds so many rows.
-        """
+    def capacity_for(self, num_rows: int) -> int:
+        """Return the capacity of caches that hold ``num_rows``; CapacityError: there is none."""
 
     def bind(
         self, inputs: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]

@@ -143,7 +143,7 @@ class DeviceRows:
 
     def _capacity_for(self, num_rows: int) -> int:
         """Return the engine's capacity for some rows; with recorded calls, at least the present."""
-        capacity = self._model.engine.capacity_for(num_rows, self.capacity)
+        capacity = self._model.engine.capacity_for(num_rows)
         return max(capacity, self.capacity) if self._model.most_recorded else capacity
 
     def _allocate(self, capacity: int) -> BoundCaches:

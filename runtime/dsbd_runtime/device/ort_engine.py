@@ -212,7 +212,7 @@ class OrtEngine:
         self._path = path
         self._place = (device_type, device_id)
 
-    def capacity_for(self, num_rows: int, current: int) -> int:
+    def capacity_for(self, num_rows: int) -> int:
         return bucket_capacity(num_rows)
 
     def bind(

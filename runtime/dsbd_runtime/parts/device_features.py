@@ -65,7 +65,7 @@ class DeviceFeatureMemory:
         self._is_closed = False
 
     def take(self, num_rows: int) -> DeviceFeatures:
-        """See FeatureMemory; raise CapacityError when the device has no memory."""
+        """See HostFeatureMemory; raise CapacityError when the device has no memory."""
         room = 1 << max(num_rows - 1, 0).bit_length()
         unused = self._unused.setdefault(room, [])
         if not unused:
@@ -93,7 +93,7 @@ class DeviceFeatureMemory:
     def bind_returned(
         self, binder: DeviceBinder, kept: DeviceFeatures, first: int, number: int, dim: str
     ) -> None:
-        """See FeatureMemory: what the engine has written is copied to where it is kept."""
+        """See HostFeatureMemory: what the engine has written is copied to where it is kept."""
         written = self._use(binder, FEATURES, dim, number)
         if number:
             binder.after(
@@ -101,7 +101,7 @@ class DeviceFeatureMemory:
             )
 
     def bind_read(self, binder: DeviceBinder, read: ReadFeatures) -> None:
-        """See FeatureMemory: the rows are gathered to where the engine reads them."""
+        """See HostFeatureMemory: the rows are gathered to where the engine reads them."""
         target = self._use(binder, TARGET_FEATURES, "T", read.num_target)
         own = self._use(binder, OWN_FEATURES, "P", read.num_own)
 
@@ -115,7 +115,7 @@ class DeviceFeatureMemory:
         binder.write({FEATURE_INDEX: padded}, -1)
 
     def close(self) -> None:
-        """See FeatureMemory; the calls that are bound to it have been released."""
+        """See HostFeatureMemory; the calls that are bound to it have been released."""
         self._is_closed = True
         for array in (*self._arrays.values(), *self._kept):
             self._device.free(array)

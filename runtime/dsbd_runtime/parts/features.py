@@ -37,14 +37,12 @@ from dsbd_runtime.parts.feature_memory import (
     FEATURES,
     OWN_FEATURES,
     TARGET_FEATURES,
-    FeatureMemory,
     HostFeatureMemory,
     ReadFeatures,
 )
 from dsbd_runtime.parts.part import (
     FLOAT_TYPES,
     INT64,
-    Binder,
     Call,
     DevicePlace,
     GraphContract,
@@ -74,7 +72,7 @@ class FeatureEntry:
 class _Features(Part):
     """Features of an engine's rows; ``memory`` holds them."""
 
-    def __init__(self, memory: FeatureMemory) -> None:
+    def __init__(self, memory: HostFeatureMemory | DeviceFeatureMemory) -> None:
         self._memory = memory
 
     def close(self) -> None:
@@ -89,7 +87,7 @@ class FeaturesOfTarget(_Features):
         "bundle with dsbd-export --features"
     }
 
-    def bind(self, call: Call, binder: Binder) -> None:
+    def bind(self, call: Call, binder: Any) -> None:
         whole = _named_rows(call.whole.feature_rows)
         if call.is_first:
             check_kept_rows(whole, call.whole.num_new)
@@ -109,7 +107,7 @@ class FeaturesOfDraft(_Features):
         **FeaturesOfTarget.reads,
     }
 
-    def bind(self, call: Call, binder: Binder) -> None:
+    def bind(self, call: Call, binder: Any) -> None:
         if call.is_first:
             _check_draft(call.whole, self._memory.kind)
             call.returned[FEATURES] = self._memory.take(call.whole.num_new)

@@ -31,6 +31,10 @@ class HostLogits:
         self._values: dict[tuple[int, int], Any] = {}
 
     def bind(self, binder: HostBinder, first_row: int, num_logit_rows: int) -> None:
+        """Let the next call write the logits of R rows from ``first_row`` of the memory on.
+
+        The rows before ``first_row``, those of the forward's earlier calls, stay.
+        """
         place, stop = (first_row, num_logit_rows), first_row + num_logit_rows
         if stop > len(self._buffer):
             larger = np.empty(self._output.shape(_room(stop)), np.float32)
@@ -42,9 +46,11 @@ class HostLogits:
         binder.write_value(self._output.name, self._values[place])
 
     def read(self, rows: Ints) -> NDArray[np.float32]:
+        """Return a copy of some rows of the memory, (n, V)."""
         return self._buffer[rows]
 
     def read_tokens(self, rows: Ints, token_ids: Ints) -> NDArray[np.float32]:
+        """Return one number from each of some rows of the memory; all arrays are (n,)."""
         return self._buffer[rows, token_ids]
 
     def close(self) -> None:
@@ -87,14 +93,14 @@ class DeviceLogits:
         )
 
     def read(self, rows: Ints) -> NDArray[np.float32]:
-        """See FullMemory; raise CapacityError without pinned memory."""
+        """See HostLogits; raise CapacityError without pinned memory."""
         logits = np.empty((len(rows), self._vocab_size), np.float32)
         for start, some in self._downloaded(rows):
             logits[start : start + len(some)] = some
         return logits
 
     def read_tokens(self, rows: Ints, token_ids: Ints) -> NDArray[np.float32]:
-        """See FullMemory; whole rows are copied, as a gather would need a graph of its own."""
+        """See HostLogits; whole rows are copied, as a gather would need a graph of its own."""
         distinct, place = np.unique(rows, return_inverse=True)
         found = np.empty(len(rows), np.float32)
         for start, some in self._downloaded(distinct):
@@ -131,7 +137,7 @@ class DeviceLogits:
         return arrays[room]
 
     def close(self) -> None:
-        """See FullMemory; the calls bound to it have been released."""
+        """Release the memory; the calls bound to it have been released."""
         for arrays in (self._arrays, self._joined):
             for array in arrays.values():
                 self._device.free(array)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,6 @@ from dsbd_runtime.parts.full_logits import DeviceLogits, HostLogits
 from dsbd_runtime.parts.part import (
     FLOAT32,
     INT64,
-    Binder,
     Call,
     DevicePlace,
     GraphContract,
@@ -127,23 +126,8 @@ class HeadEntry(PartEntry):
         return (Head if self.kind == FULL else TopHead)(self, full, others)
 
 
-class FullMemory(Protocol):
-    """Memory of all logits of an engine's last forward."""
-
-    def bind(self, binder: Any, first_row: int, num_logit_rows: int) -> None:
-        """Let the next call write the logits of R rows from ``first_row`` of the memory on.
-
-        The rows before ``first_row``, those of the forward's earlier calls, stay.
-        """
-
-    def read(self, rows: Ints) -> NDArray[np.float32]:
-        """Return a copy of some rows of the memory, (n, V)."""
-
-    def read_tokens(self, rows: Ints, token_ids: Ints) -> NDArray[np.float32]:
-        """Return one number from each of some rows of the memory; all arrays are (n,)."""
-
-    def close(self) -> None:
-        """Release the memory."""
+FullMemory = HostLogits | DeviceLogits
+"""Memory of all logits of an engine's last forward."""
 
 
 class Head(Part):
@@ -158,7 +142,7 @@ class Head(Part):
         self._bound = 0, -1  # of ``full``: first row and number of rows
         self._place: Ints | None = None  # of each logit row that repeats, its row in the call
 
-    def bind(self, call: Call, binder: Binder) -> None:
+    def bind(self, call: Call, binder: Any) -> None:
         self.num_forwards += call.is_first
         rows = call.forward.logit_rows
         if len(rows) > call.num_new or self._place is not None:
@@ -218,7 +202,6 @@ class TopHead(Head):
         tops = found[TOP_IDS], found[TOP_LOGITS], found[LOGSUMEXP]
         if self.full is None:
             return TopLogits(*tops)
-
         return TopLogits(*tops, KeptLogits(self, self.full, len(tops[0]), found.get(_KEPT_ROWS)))
 
 

@@ -68,7 +68,7 @@ class TrtEngine:
             names = past_name(cache.layer, part), present_name(cache.layer, part)
             self._check_cache(plan, *names)
 
-    def capacity_for(self, num_rows: int, current: int) -> int:
+    def capacity_for(self, num_rows: int) -> int:
         """Return the only capacity, for which the engine was built."""
         if num_rows > self._capacity:
             raise CapacityError(
