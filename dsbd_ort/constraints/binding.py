@@ -56,8 +56,12 @@ class ConstraintBinding:
         Raises:
             ConstraintError: it is invalid, or has tokens that the target lacks.
         """
-        if isinstance(constraint, TokenTrie):
-            self._check_trie(constraint)
+        if isinstance(constraint, TokenTrie) and constraint.highest_token >= self._vocab_size:
+            raise ConstraintError(
+                f"{constraint.name} has the token id {constraint.highest_token}; expected 0 to "
+                f"{self._vocab_size - 1}, the target's vocabulary: build it with the bundle's "
+                "tokenizer"
+            )
         if not hasattr(constraint, "bind"):
             return None
         return after_spaces(constraint, num_dropped_spaces).bind(self.tokenizer)
@@ -74,15 +78,6 @@ class ConstraintBinding:
                     is_guarded=self._is_guarded,
                 )
             return self._tokenizer
-
-    def _check_trie(self, trie: TokenTrie) -> None:
-        """Refuse a trie whose sequences the target cannot write."""
-        if trie.highest_token >= self._vocab_size:
-            raise ConstraintError(
-                f"{trie.name} has the token id {trie.highest_token}; expected 0 to "
-                f"{self._vocab_size - 1}, the target's vocabulary: build it with the bundle's "
-                "tokenizer"
-            )
 
 
 def items_of(constraint: Any, sequence: DecodedSequence) -> list[Any] | None:

@@ -312,8 +312,8 @@ class TokenTrie:
 
     def __reduce__(self) -> tuple[Callable[..., TokenTrie], tuple[Any, ...]]:
         if self.path is not None:
-            return _load, (self.path.absolute(), self.end)
-        return _restore, (self._arrays, self.end, self._items)
+            return functools.partial(TokenTrie.load, end=self.end), (self.path.absolute(),)
+        return functools.partial(TokenTrie, end=self.end, items=self._items), (self._arrays,)
 
 
 @contextlib.contextmanager
@@ -323,11 +323,3 @@ def _naming(path: Path) -> Iterator[None]:
         yield
     except ConstraintError as error:
         raise ConstraintError(f"{path} does not hold a trie: {error}") from error
-
-
-def _load(path: Path, end: End) -> TokenTrie:
-    return TokenTrie.load(path, end=end)
-
-
-def _restore(arrays: TrieArrays, end: End, items: TrieItems | None) -> TokenTrie:
-    return TokenTrie(arrays, end=end, items=items)

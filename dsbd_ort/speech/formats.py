@@ -28,8 +28,29 @@ def as_json(transcript: Transcript) -> str:
 
 
 def as_verbose_json(transcript: Transcript) -> str:
-    """Return OpenAI's JSON with segments, and statistics in the field ``dsbd``."""
-    return json_text(verbose_fields(transcript))
+    """Return OpenAI's JSON with segments, and statistics in the field ``dsbd``.
+
+    ``words`` only if their times were requested.
+    """
+    segments = transcript.segments
+    words = [_word_fields(word) for segment in segments for word in segment.words or ()]
+    has_words = any(segment.words is not None for segment in segments)
+    fields = {
+        "task": transcript.task,
+        "language": transcript.language,
+        "duration": round(transcript.duration, 3),
+        "text": as_text(transcript),
+        **({"words": words} if has_words else {}),
+        "segments": [_segment_fields(segment) for segment in segments],
+        "usage": usage(transcript),
+        "dsbd": {
+            "language_probability": transcript.language_probability,
+            "stats": dataclasses.asdict(transcript.stats),
+            "skipped": [dataclasses.asdict(window) for window in transcript.skipped],
+            **_alternatives(transcript),
+        },
+    }
+    return json_text(fields)
 
 
 def as_srt(transcript: Transcript) -> str:
@@ -94,28 +115,6 @@ def _remark_on(gap: list[Skipped]) -> str:
 def usage(transcript: Transcript) -> dict[str, Any]:
     """Return OpenAI's ``usage`` of an audio."""
     return {"type": "duration", "seconds": round(transcript.duration, 3)}
-
-
-def verbose_fields(transcript: Transcript) -> dict[str, Any]:
-    """Return the fields of OpenAI's verbose JSON; ``words`` only if their times were requested."""
-    segments = transcript.segments
-    words = [_word_fields(word) for segment in segments for word in segment.words or ()]
-    has_words = any(segment.words is not None for segment in segments)
-    return {
-        "task": transcript.task,
-        "language": transcript.language,
-        "duration": round(transcript.duration, 3),
-        "text": as_text(transcript),
-        **({"words": words} if has_words else {}),
-        "segments": [_segment_fields(segment) for segment in segments],
-        "usage": usage(transcript),
-        "dsbd": {
-            "language_probability": transcript.language_probability,
-            "stats": dataclasses.asdict(transcript.stats),
-            "skipped": [dataclasses.asdict(window) for window in transcript.skipped],
-            **_alternatives(transcript),
-        },
-    }
 
 
 def transcript_object(transcript: Transcript, audio: str) -> dict[str, Any]:

@@ -40,11 +40,6 @@ class DeviceSession:
     def grows_at_a_cost(self) -> bool:
         return self._model.most_recorded > 0
 
-    @property
-    def num_recorded(self) -> int:
-        """Number of recorded calls, each replayed as one unit."""
-        return len(self.caches.recorded)
-
     def run(self, call: Call) -> None:
         """See Session; CapacityError: the device has no room for the outputs."""
         bound, model = self.caches.bound, self._model

@@ -70,10 +70,6 @@ class OrtBinder:
             found[output.name] = array.copy() if is_kept else self._bound.pop(output.name).array
         return found
 
-    def size(self, dim: str, number: int) -> int:
-        """See Binder: calls on the host are not padded."""
-        return number
-
     def write(self, arrays: Mapping[str, NDArray[Any]], padding: int = 0) -> None:
         for name, array in arrays.items():
             kept = self._kept.get((name, array.shape))

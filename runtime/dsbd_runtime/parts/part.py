@@ -156,9 +156,6 @@ class Binder(Protocol):
             of masks see themselves.
         """
 
-    def size(self, dim: str, number: int) -> int:
-        """Return the size that a dimension has in the call, of which ``number`` rows are used."""
-
     def returns(self, outputs: tuple[HeadOutput, ...], num_logit_rows: int) -> None:
         """Have outputs copied to the host, for R logit rows."""
 
@@ -212,6 +209,9 @@ class HostGraphs(Protocol):
 
 class DeviceBinder(Binder, Protocol):
     """Binder of an engine on a device: each size of call is bound to the device's memory once."""
+
+    def size(self, dim: str, number: int) -> int:
+        """Return the size that a dimension has in the call, of which ``number`` rows are used."""
 
     def use(self, name: str, array: DeviceArray) -> None:
         """Let the call read or write a device array, the same one in all calls of its size."""

@@ -63,7 +63,11 @@ class TrtEngine:
         self._errors = errors
         self._contexts: dict[int, Any] = {}
         self._last_call: dict[int, TrtCall] = {}
-        self._check_profiles(plan)
+        if plan.num_optimization_profiles != len(self._profiles):
+            raise BundleError(
+                f"{self._path} has {plan.num_optimization_profiles} optimization profiles, "
+                f"engine.json says {len(self._profiles)}; export the bundle again"
+            )
         for cache, part in parts_of(caches):
             names = past_name(cache.layer, part), present_name(cache.layer, part)
             self._check_cache(plan, *names)
@@ -147,13 +151,6 @@ class TrtEngine:
     def _dynamic_dims(self, name: str, shape: tuple[int, ...]) -> list[int]:
         built = self._open_plan().get_tensor_shape(name)
         return [dim for dim, fixed in zip(shape, built, strict=True) if fixed == -1] or [1]
-
-    def _check_profiles(self, plan: Any) -> None:
-        if plan.num_optimization_profiles != len(self._profiles):
-            raise BundleError(
-                f"{self._path} has {plan.num_optimization_profiles} optimization profiles, "
-                f"engine.json says {len(self._profiles)}; export the bundle again"
-            )
 
     def _check_cache(self, plan: Any, past: str, present: str) -> None:
         """Refuse a cache that is not updated in place, which would silently lose its rows."""
