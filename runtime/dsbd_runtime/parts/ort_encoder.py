@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,6 +27,7 @@ MOST_BYTES = 2**30
 longest ago goes, and is computed again where it is needed after all."""
 
 
+@dataclass(eq=False)
 class CrossRows:
     """The cross rows of one source as the decoder's graph takes them: never written, never moved.
 
@@ -36,11 +38,10 @@ class CrossRows:
         was_held: whether the source was held when they were kept: let go, it is not needed again.
     """
 
-    def __init__(self, values: dict[str, Any], num_bytes: int, hidden: Any = None) -> None:
-        self.values = values
-        self.num_bytes = num_bytes
-        self.hidden = hidden
-        self.was_held = False
+    values: dict[str, Any]
+    num_bytes: int
+    hidden: Any = None
+    was_held: bool = False
 
     @property
     def num_tokens(self) -> int:

@@ -79,19 +79,6 @@ class Call:
         outputs: of earlier calls of the whole forward, by name of the graph.
     """
 
-    __slots__ = (
-        "first_row",
-        "forward",
-        "is_first",
-        "is_last",
-        "num_new",
-        "outputs",
-        "returned",
-        "start",
-        "stop",
-        "whole",
-    )
-
     def __init__(
         self, forward: Forward, first_row: int, of: Call | None = None, start: int = 0
     ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -178,26 +179,20 @@ class TrtEngine:
         return reason
 
 
+@dataclass(eq=False)
 class TrtCall:
     """A BoundCall: a profile of an engine, and its inputs and outputs."""
 
-    def __init__(
-        self,
-        engine: TrtEngine,
-        profile: int,
-        inputs: Mapping[str, DeviceArray],
-        outputs: Mapping[str, DeviceArray],
-    ) -> None:
-        self._engine = engine
-        self.profile = profile
-        self.inputs = inputs
-        self.outputs = outputs
+    engine: TrtEngine
+    profile: int
+    inputs: Mapping[str, DeviceArray]
+    outputs: Mapping[str, DeviceArray]
 
     def run(self) -> None:
-        self._engine.execute(self)
+        self.engine.execute(self)
 
     def release(self) -> None:
-        self._engine.forget(self)
+        self.engine.forget(self)
 
 
 def open_trt_session(
