@@ -6,6 +6,7 @@ import contextlib
 import io
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -233,25 +234,25 @@ class OrtEngine:
         self._session = None
 
 
+@dataclass(eq=False)
 class OrtCall:
     """A graph bound to device memory."""
 
-    def __init__(self, path: Path, session: Any, binding: Any, options: Any) -> None:
-        self._path = path
-        self._session = session
-        self._binding = binding
-        self._options = options
+    path: Path
+    session: Any
+    binding: Any
+    options: Any
 
     def run(self) -> None:
         """Queue the graph; CapacityError: the device has no memory, EngineError: it failed."""
         try:
-            self._session.run_with_iobinding(self._binding, self._options)
+            self.session.run_with_iobinding(self.binding, self.options)
         except Exception as error:  # ONNX Runtime's exceptions share no base but this one
             reason = " ".join(str(error).split())
             if not any(sign in reason for sign in _NO_MEMORY):
                 again = "start the process" if "CUDA failure" in reason else "open the bundle"
                 raise EngineError(
-                    f"ONNX Runtime failed in a call of {self._path}: {reason}; "
+                    f"ONNX Runtime failed in a call of {self.path}: {reason}; "
                     f"{again} again, or export it again if that does not help"
                 ) from error
             raise CapacityError(
@@ -260,4 +261,4 @@ class OrtCall:
             ) from error
 
     def release(self) -> None:
-        self._session = self._binding = None
+        self.session = self.binding = None
