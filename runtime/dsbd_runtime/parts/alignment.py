@@ -28,9 +28,9 @@ from dsbd_runtime.parts.attention_rows import (
     POSITION_IDS,
     WRITE_INDICES,
     AttentionEntry,
+    places_of_rows,
 )
 from dsbd_runtime.parts.cache_entries import parts_of, past_name
-from dsbd_runtime.parts.cross_slots import places_of_rows
 from dsbd_runtime.parts.encoder_entry import SOURCE_LENGTHS, SOURCE_PLACES, SOURCE_ROWS
 from dsbd_runtime.parts.graph_check import call_error, check_graph
 from dsbd_runtime.parts.head import LOGIT_ROWS, LOGITS, HeadEntry

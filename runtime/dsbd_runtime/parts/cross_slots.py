@@ -255,29 +255,5 @@ class CrossSlots:
         )
 
 
-def places_of_rows(items: Ints, num_items: int) -> tuple[Ints, Ints]:
-    """Return the inputs ``source_rows`` (B, P) and ``source_places`` (S,) of a call.
-
-    With items [1, 0, 1] of two: rows [[1, 0], [0, 2]], the second of which is padding, and places
-    [2, 0, 3].
-
-    items: (S,) int64, which of the B items each row reads.
-    """
-    num_rows = len(items)
-    if num_items == 1:
-        rows = np.arange(num_rows)
-        return rows[None], rows
-    counts = np.bincount(items, minlength=num_items)
-    num_places = int(counts.max())
-    order = items.argsort(kind="stable")
-    begins = counts.cumsum() - counts
-    places = np.empty(num_rows, np.int64)
-    of_item = items[order]
-    places[order] = of_item * num_places + np.arange(num_rows) - begins[of_item]
-    filled = np.zeros(num_items * num_places, np.int64)
-    filled[places] = np.arange(num_rows)
-    return filled.reshape(num_items, num_places), places
-
-
 def _rounded(length: int) -> int:
     return -(-length // _ROUNDED) * _ROUNDED

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dsbd_runtime.parts.cross_slots import CrossSlots, places_of_rows
+from dsbd_runtime.parts.attention_rows import places_of_rows
+from dsbd_runtime.parts.cross_slots import CrossSlots
 from dsbd_runtime.parts.encoder_entry import (
     ENCODER_FILE,
     SOURCE_LENGTHS,
