@@ -114,7 +114,7 @@ class CanonicalConstraint:
         if not len(kept):
             return bits.copy()
         goes_on = self._goes_on(state, kept)
-        return _bits_of(kept[goes_on] if goes_on.any() else kept, len(bits))
+        return bits_of(kept[goes_on] if goes_on.any() else kept, len(bits))
 
     def _goes_on(self, state: _State, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return after which tokens the text may end, or continue canonically, (n,)."""
@@ -138,7 +138,8 @@ def _tokens_of(bits: NDArray[np.int32]) -> NDArray[np.int64]:
     return np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
 
 
-def _bits_of(tokens: NDArray[np.int64], num_words: int) -> NDArray[np.int32]:
+def bits_of(tokens: NDArray[np.int64], num_words: int) -> NDArray[np.int32]:
+    """Return tokens as a mask, (num_words,) int32: token t is bit t % 32 of word t // 32."""
     is_set = np.zeros(32 * num_words, dtype=np.bool_)
     is_set[tokens] = True
     return np.packbits(is_set, bitorder="little").view("<i4").astype(np.int32)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dsbd_errors import install_hint
 from dsbd_ort.constraints import trial
-from dsbd_ort.constraints.canonical_spelling import Spelling
+from dsbd_ort.constraints.canonical_spelling import Spelling, bits_of
 from dsbd_ort.constraints.grammar_memory import MOST_BYTES, GrammarMemory, MemoryLimit
 from dsbd_ort.constraints.matcher_pool import (
     MatcherPool,
@@ -111,7 +111,8 @@ class GrammarTokenizer:
             size = self._tokenizer.vocab_size
             self._trial = trial.GrammarTrial(tokenizer_json, size, list(eos_token_ids) or None)
         num_words = _num_words(self._tokenizer.vocab_size)
-        text_bits = _text_bits(vocab_size, self._tokenizer.eos_tokens)
+        text_tokens = np.setdiff1d(np.arange(vocab_size), self._tokenizer.eos_tokens)
+        text_bits = bits_of(text_tokens, _num_words(vocab_size))
         if num_threads is None:
             num_threads = min(os.cpu_count() or 1, _MOST_THREADS)
         executor = library.LLExecutor(num_threads) if num_threads > 1 else None
@@ -273,13 +274,6 @@ def _with_plain_spaces(tokenizer_json: str) -> str:
 
 def _num_words(vocab_size: int) -> int:
     return (vocab_size + 31) // 32
-
-
-def _text_bits(vocab_size: int, eos_token_ids: Sequence[int]) -> NDArray[np.int32]:
-    is_text = np.zeros(_num_words(vocab_size) * 32, dtype=np.bool_)
-    is_text[:vocab_size] = True
-    is_text[[token for token in eos_token_ids if token < vocab_size]] = False
-    return np.packbits(is_text, bitorder="little").view("<i4").astype(np.int32)
 
 
 @dataclass(slots=True, eq=False)
