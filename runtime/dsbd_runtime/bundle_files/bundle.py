@@ -28,9 +28,7 @@ from dsbd_runtime.bundle_files.manifest import (
     ModelEntry,
     ParityCase,
     ParityReport,
-    check_entry,
-    check_pair,
-    entry_by_role,
+    check_entries,
     manifest_from_file,
 )
 from dsbd_runtime.errors import BundleError, InputError
@@ -180,9 +178,7 @@ def write_manifest(
     folder: Path, *, versions: dict[str, str], target: ModelEntry, draft: ModelEntry | None
 ) -> Manifest:
     """Hash every file in ``folder`` and write dsbd.json; return its content."""
-    for role, entry in entry_by_role(target, draft).items():
-        check_entry(entry, role)
-    check_pair(target, draft, MANIFEST_NAME)
+    check_entries(target, draft, MANIFEST_NAME)
     files = {
         file.relative_to(folder).as_posix(): FileEntry(
             size=file.stat().st_size, sha256=sha256_of(file)
