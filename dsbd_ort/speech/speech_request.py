@@ -102,14 +102,11 @@ _OF_TRANSCRIPTION = {
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechRequest:
-    """The options of one transcription; see ``Pipeline.transcribe``.
+    """The options of one transcription; see ``SpeechOptions``.
 
-    Attributes:
-        language: a code of the model; None: detected, or the model has only one.
-        prompt_ids: tokens of the initial prompt.
-        most_previous: maximum number of tokens of the text before.
-        vocab_size: vocabulary size of the model.
-        options: fields of DecodingConfig for every request.
+    language: a code of the model; None: detected, or the model has only one.
+    most_previous: maximum number of tokens of the text before.
+    options: fields of DecodingConfig for every request.
     """
 
     vocab_size: int

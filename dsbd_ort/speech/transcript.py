@@ -32,15 +32,11 @@ class Segment:
     """A part of the text and its times, in seconds from the start of the audio.
 
     Attributes:
-        id: its place among the segments, from 0.
         seek: the first feature frame of the window that it was decoded in.
         start, end: its times; for a text without times those of its window.
-        text: as decoded, usually with a space in front.
-        token_ids: its tokens, timestamps included.
         temperature: temperature of its window: above 0 after a fallback.
         avg_logprob: mean log-probability of the tokens of its window.
         compression_ratio: size of the window's text over its compressed size; repetitions raise it.
-        no_speech_prob: no-speech probability of its window.
         words: words of the text, in order; None unless their times were requested.
     """
 

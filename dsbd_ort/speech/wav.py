@@ -114,12 +114,9 @@ def _format(fields: bytes, name: str) -> WavFormat | None:
 
 
 def _num_bytes(file: Section, said: int, byte_rate: int, name: str) -> int | None:
-    """Return how many bytes of samples follow; None: to the end of the file.
+    """Return how many bytes of samples follow; None: to the end of the file; InputError: too few.
 
     ``said``: bytes by the header, 0 if unknown; ``byte_rate``: bytes per second.
-
-    Raises:
-        InputError: there are too few, by more than writers miscount.
     """
     begin = file.tell()
     num_there = file.seek(0, io.SEEK_END) - begin

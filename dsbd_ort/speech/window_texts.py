@@ -57,13 +57,7 @@ class SpeechPipeline(Protocol):
 
 @dataclass(frozen=True)
 class WindowText:
-    """A window's text at one temperature.
-
-    Attributes:
-        sequence: the best sequence.
-        token_ids: without the token that ends the text.
-        temperature, avg_logprob, compression_ratio: see ``Segment``.
-    """
+    """A window's text at one temperature, without the token that ends it; see ``Segment``."""
 
     sequence: DecodedSequence
     token_ids: tuple[int, ...]
@@ -190,10 +184,9 @@ class WindowTexts:
     def answers(self, inputs: RequestInputs, no_speech_prob: float) -> Answers:
         """Return a window's texts at the first temperature with a good text, or at the last one.
 
-        The best text is the first; at most ``num_return_sequences`` are returned.
-
-        A stopped attempt may have been silence, which only its whole text tells. It is decoded to
-        its end if another attempt finds speech; else the window is skipped in any case.
+        The best text is the first. A stopped attempt may have been silence, which only its whole
+        text tells. It is decoded to its end if another attempt finds speech; else the window is
+        skipped in any case.
         """
         request, unknown = self.speech_request, list[list[_Sample]]()
         answers: list[WindowText] = []

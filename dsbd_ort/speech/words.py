@@ -32,10 +32,8 @@ _NO_CHARACTER = "\ufffd"  # decoded from bytes of an incomplete character
 class TokenTimes:
     """Times and probabilities of the tokens of a window.
 
-    Attributes:
-        start, end: (n,) float64. Seconds from the start of the audio: a token begins where the one
-            before it ends.
-        probabilities: (n,) float64, among the tokens of texts and their end; 0 of a time.
+    start, end: (n,) float64. Seconds from the start of the audio, without gaps.
+    probabilities: (n,) float64, among the tokens of texts and their end; 0 of a time.
     """
 
     start: NDArray[np.float64]

@@ -187,7 +187,7 @@ def num_in_place(rows: Ints) -> int:
 
 
 def places_of_rows(items: Ints, num_items: int) -> tuple[Ints, Ints]:
-    """Return the inputs ``source_rows`` (B, P) and ``source_places`` (S,) of a call.
+    """Return the rows of each item, (B, P), and where each row stands in them, (S,).
 
     With items [1, 0, 1] of two: rows [[1, 0], [0, 2]], the second of which is padding, and places
     [2, 0, 3].
