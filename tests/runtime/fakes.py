@@ -30,9 +30,6 @@ class RecordingBinder:
     def write(self, arrays: Mapping[str, NDArray[Any]], padding: int = 0) -> None:
         self.arrays |= {name: array.copy() for name, array in arrays.items()}
 
-    def size(self, dim: str, number: int) -> int:
-        return number
-
     def returns(self, outputs: tuple[HeadOutput, ...], num_rows: int) -> None:
         pass
 
