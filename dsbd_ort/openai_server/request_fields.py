@@ -117,12 +117,3 @@ def refusal(name: str, field: Refused) -> ErrorResponse:
 def _equals_in_json(value: Any, other: Any) -> bool:
     """Return whether two values are equal; true is not 1."""
     return isinstance(value, bool) is isinstance(other, bool) and bool(value == other)
-
-
-def documented(name: str, field: RequestField) -> str:
-    """Return the row of the field in the table of docs/serving_reference.md."""
-    if isinstance(field, Unused):
-        return f"| `{name}` | accepted, unused | {field.meaning} |"
-    values = ", ".join(f"`{json.dumps(value)}`" for value in field.neutral)
-    accepted = f"{values} accepted, else refused" if values else "refused"
-    return f"| `{name}` | {accepted} | {field.reason} |"
