@@ -34,6 +34,8 @@ class Segment:
     Attributes:
         seek: the first feature frame of the window that it was decoded in.
         start, end: its times; for a text without times those of its window.
+        text: as decoded, usually with a space in front.
+        token_ids: its tokens, timestamps included.
         temperature: temperature of its window: above 0 after a fallback.
         avg_logprob: mean log-probability of the tokens of its window.
         compression_ratio: size of the window's text over its compressed size; repetitions raise it.
