@@ -116,7 +116,7 @@ class CrossSlots:
         return CallSources(values, self._lengths[first:stop], slots - first)
 
     def alone(self, source: Source) -> CallSources:
-        """Return the same for one source; its values are valid until the next call."""
+        """Return what ``of_call`` does, for one source in no slot; valid until the next call."""
         item = np.zeros(1, np.int64)
         if source not in self._slots:
             rows = self._encoder.cross_rows(source)
