@@ -342,7 +342,7 @@ class Pipeline:
         with contextlib.ExitStack() as held:
             for model in self._models:
                 for sources in model.parts_of(Sources):
-                    held.enter_context(sources.held(source))
+                    held.enter_context(sources.slots.held(source))
             yield
 
     def planned(self, request: DecodingRequest) -> DecodingRequest:

@@ -79,10 +79,7 @@ class HotWords:
         return state
 
     def _after(self, begun: Word, pending: int, token: int) -> tuple[Word, int, int]:
-        """Return both after one more token, and how many tokens it completes.
-
-        If it may continue several words, the longest is used.
-        """
+        """Return both after one more token, and how many tokens the longest word completes."""
         for start in range(len(begun) + 1):
             if start and len(begun) - start > pending:
                 continue
@@ -98,11 +95,7 @@ class HotWords:
 
 
 def read_hot_words(words: object, tokenizer: Tokenizer) -> tuple[Word, ...]:
-    """Return the tokens of each hot word, as it is spelled after another word.
-
-    Raises:
-        InputError: not a list of texts, too many, or one is too long or empty.
-    """
+    """Return the tokens of each hot word after a space; raise InputError for an invalid one."""
     if words is None:
         return ()
     if isinstance(words, str) or not isinstance(words, Sequence):

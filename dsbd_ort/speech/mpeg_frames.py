@@ -42,13 +42,10 @@ class _Frame(NamedTuple):
 
 @dataclass(frozen=True)
 class MpegStream:
-    """Frames of one kind that follow each other.
+    """Frames of one kind that follow each other, the bytes from ``begin`` to ``end``.
 
-    Attributes:
-        begin, end: its bytes.
-        num_samples: of a channel in its complete frames, without its header.
-        said_samples: samples by its header; None without a header.
-        frame_samples: of one frame.
+    num_samples: of a channel in its complete frames, without its header.
+    said_samples: samples by its header; None without a header.
     """
 
     begin: int

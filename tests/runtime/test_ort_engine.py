@@ -49,9 +49,7 @@ AZURE = Provider(
     backend="onnxruntime-device",
     dtypes=("fp32",),
     quantizations=("none",),
-    has_static_capacity=False,
     has_device_caches=True,
-    has_cuda_graphs=False,
     uses_cuda_graphs=False,
 )
 

@@ -225,7 +225,7 @@ class ParityEngine:
         """Keep the encoder output of a sound until a case has another one: encoding is slow."""
         self._held.close()
         if case.sound is not None:
-            self._held.enter_context(self.model.part(Sources).held(source_of(case)))
+            self._held.enter_context(self.model.part(Sources).slots.held(source_of(case)))
 
     def _append_prefix(self, case: ForestCase) -> tuple[int, int]:
         """Append the prefix of a request; return its first row, and the one after the last."""

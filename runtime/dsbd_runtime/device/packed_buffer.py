@@ -29,12 +29,9 @@ PackedPart = tuple[str, tuple[int, ...], str]
 
 @dataclass(frozen=True)
 class PackedArrays:
-    """Arrays that lie one after the other in a ``PackedBuffer``, on both sides.
+    """Arrays by name that lie one after the other in a ``PackedBuffer``, on both sides.
 
-    Attributes:
-        on_host: views of the pinned memory, by name.
-        on_device: the same parts of the device memory, by name.
-        num_bytes: from the start of the buffer to the end of the last array.
+    num_bytes: from the start of the buffer to the end of the last array.
     """
 
     on_host: dict[str, NDArray[Any]]
@@ -91,7 +88,6 @@ def packed_bytes(parts: Sequence[PackedPart]) -> int:
 
 
 def _extents(parts: Sequence[PackedPart]) -> list[tuple[int, int]]:
-    """Return first byte and end of each part."""
     extents, stop = [], 0
     for _, shape, dtype in parts:
         start = -(-stop // _ALIGNMENT) * _ALIGNMENT
