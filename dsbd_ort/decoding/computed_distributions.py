@@ -9,18 +9,15 @@ from dsbd_forward.logits import Logits
 from dsbd_forward.rows import NO_INTS
 from dsbd_forward.spec import EngineSpec
 from dsbd_ort.decoding.beams import Beams
-from dsbd_ort.decoding.distribution import (
-    Rows,
-    TokenDistribution,
-    TokenDistributions,
-    TopDistributions,
-)
+from dsbd_ort.decoding.beyond_top_k import distributions_beyond_top_k
+from dsbd_ort.decoding.distribution import TokenDistribution, TokenDistributions, TopDistributions
 from dsbd_ort.decoding.engine_call import ENGINE_INDEX, Role
 from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import JointDistribution, joint_distribution
 from dsbd_ort.decoding.left_out import LeftOut, LeftOutTokens
-from dsbd_ort.decoding.logits_reader import LogitsReader
-from dsbd_ort.decoding.top_tokens import KeptTopTokens, TopTokens
+from dsbd_ort.decoding.logits_processing.request_processing import RequestProcessing
+from dsbd_ort.decoding.top_tokens import TopTokens
+from dsbd_ort.decoding.warp import Warp, looks_beyond
 
 NONE_YET: TokenDistributions = TopDistributions(
     np.zeros((0, 0), dtype=np.int64), np.zeros((0, 0)), np.zeros((0, 0))
@@ -33,8 +30,8 @@ class ComputedDistributions:
     Row 0 is no distribution: an ended beam has slot 0 and stays what it is.
 
     Attributes:
-        tops: keeps the most probable tokens after every node.
-        kept_tops: the same, if the request returns them.
+        tops: the most probable tokens after every node, if the request returns them.
+        left_out: tokens that a top-k head left out.
         bytes_peak: most bytes that the distributions took.
     """
 
@@ -43,19 +40,18 @@ class ComputedDistributions:
         role: Role,
         spec: EngineSpec,
         forest: Forest,
-        reader: LogitsReader,
-        tops: TopTokens,
+        warp: Warp,
+        processing: RequestProcessing | None,
+        tops: TopTokens | None = None,
     ) -> None:
-        """Take the parts of an engine's distributions; nothing is computed yet."""
-        self._engine = ENGINE_INDEX[role]
-        self._spec = spec
-        self._forest = forest
-        self._reader = reader
+        self._engine, self._is_draft = ENGINE_INDEX[role], role == "draft"
+        self._spec, self._forest = spec, forest
+        self._warp, self._processing = warp, processing
+        self._looks_beyond = looks_beyond(warp, spec)
         self.tops = tops
-        self.kept_tops = [tops] if isinstance(tops, KeptTopTokens) else []
         self.bytes_peak = 0
         self._known = NONE_YET
-        self._left_out = LeftOutTokens(spec)
+        self.left_out = LeftOutTokens(spec)
 
     def append(self, logits: Logits, nodes: Nodes, first_slot: int) -> None:
         """Add the distributions after nodes, whose slots are the next ones.
@@ -64,10 +60,16 @@ class ComputedDistributions:
             ModelError: the logits are not those needed, or invalid.
         """
         logits.check(self._spec, len(nodes))
-        found = self._reader.distributions(logits, nodes)
-        for tops in self.kept_tops:
-            tops.append(logits)
-        self._left_out.latest = first_slot, logits
+        found: TokenDistributions
+        if self._processing is not None:
+            found = self._processing.distributions(logits, nodes, is_draft=self._is_draft)
+        elif self._looks_beyond:
+            found = distributions_beyond_top_k(self._warp, logits, self._spec.vocab_size)
+        else:
+            found = self._warp.distributions(logits)
+        if self.tops is not None:
+            self.tops.append(logits)
+        self.left_out.latest = first_slot, logits
         if self._known is NONE_YET:
             self._known = found.after_unused_row()
         else:
@@ -76,27 +78,27 @@ class ComputedDistributions:
     def joint(
         self, nodes: Nodes, log_weights: NDArray[np.float64], copies: NDArray[np.int64] | None
     ) -> JointDistribution:
-        """Return the joint distribution over the continuations of computed beams."""
+        """Return the joint distribution over the continuations of computed beams.
+
+        Raises:
+            ConstraintError: no token may follow a beam of the target.
+        """
         forest = self._forest
         slots = forest.slots[self._engine][nodes]
         joint = joint_distribution(
             nodes, log_weights, copies, self._known, slots, has_ends=forest.has_ends
         )
-        for check in self._reader.checks:
-            check(joint)
-        if self._left_out.has_tokens:
-            joint = self._left_out.added_to(joint, log_weights, slots)
+        if self._processing is not None and not self._is_draft:
+            is_stuck = np.bincount(joint.parents, minlength=len(nodes)) == 0
+            self._processing.check_continues(nodes[is_stuck], len(joint.tokens))
+        if self.left_out.has_tokens:
+            joint = self.left_out.added_to(joint, log_weights, slots)
         return joint
 
     def read_left_out(self, beams: Beams, threshold: float, most: int) -> LeftOut:
-        """See NodeDistributions.read_left_out; ``gone`` must be computed once more."""
-        slots, weights = self._forest.slots[self._engine][beams.nodes], beams.log_weights
-        return self._left_out.read(self._known, slots, weights, threshold, most)
-
-    @property
-    def gone(self) -> Rows:
-        """Which of the beams that ``read_left_out`` was called with are GONE, (n,) int64."""
-        return self._left_out.gone
+        """See ForestRunner.read_left_out; ``left_out.gone`` must be computed once more."""
+        slots = self._forest.slots[self._engine][beams.nodes]
+        return self.left_out.read(self._known, slots, beams.log_weights, threshold, most)
 
     def log_probs(self, nodes: Nodes, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the warped log-probability of one token after each computed node."""
@@ -111,11 +113,11 @@ class ComputedDistributions:
         """Keep slot 0 and these, which become 1, 2, ...; without any, all stay as they are."""
         if (num_bytes := self._known.num_bytes) > self.bytes_peak:
             self.bytes_peak = num_bytes
-        self._left_out.forget()
+        self.left_out.forget()
         if slots.size:
             self._known.keep(slots)
-            for tops in self.kept_tops:
-                tops.keep(slots)
+            if self.tops is not None:
+                self.tops.keep(slots)
 
     def forget(self) -> None:
         """Forget all of them."""

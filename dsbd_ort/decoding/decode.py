@@ -40,7 +40,6 @@ from dsbd_ort.decoding.request import GIVE_UP_INTERVAL, DecodingRequest, check_r
 from dsbd_ort.decoding.result import DecodeResult, IterationOutput, decoded_sequences, result_of
 from dsbd_ort.decoding.rule import Finished
 from dsbd_ort.decoding.set_up import LoopParts, set_up
-from dsbd_ort.decoding.top_tokens import TopTokens
 from dsbd_ort.decoding.trace import TraceRecorder
 
 Prefixes = tuple[PrefixCache, PrefixCache]
@@ -202,7 +201,7 @@ def _is_given_up(run: LoopParts, beams: Beams, depth: int, num_new: int) -> bool
     if gives_up is None or not is_due or run.rule.is_finished(beams, depth):
         return False
     paths = hypotheses.paths(beams.hypotheses)
-    ended = decoded_sequences(run.rule.ended(), hypotheses, run.request.finish_reason, TopTokens())
+    ended = decoded_sequences(run.rule.ended(), hypotheses, run.request.finish_reason)
     return gives_up([hypotheses.tokens[path].tolist() for path in paths], ended)
 
 
@@ -300,4 +299,5 @@ def _finish(run: LoopParts, beams: Beams) -> DecodeResult:
         request.ngram_pool.add_text([*request.prompt_ids, *sequences[0].token_ids])
     stats = run.stats.stats(num_output_tokens)
     num_bytes = sum(runner.distributions.bytes_peak for runner in run.runners)
-    return DecodeResult(sequences, stats, num_bytes, run.target.prompt_reading.result())
+    scorer = run.target.scorer
+    return DecodeResult(sequences, stats, num_bytes, scorer.result() if scorer else None)

@@ -16,9 +16,10 @@ from dsbd_ort.decoding.drafting.draft import LayerNeeds
 from dsbd_ort.decoding.engine_call import ENGINE_INDEX, EngineCall, EngineCalls, Role
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.forest import NO_NODE, NOT_COMPUTED, Forest, Nodes
+from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
 from dsbd_ort.decoding.left_out import LeftOut
 from dsbd_ort.decoding.node_features import NO_FEATURES, FeatureNeeds, NodeFeatures
-from dsbd_ort.decoding.top_tokens import PromptReading
+from dsbd_ort.decoding.top_tokens import SCORED_CHUNK, PromptScorer
 
 _FIRST = np.array(0)  # slot; an operation takes an array faster than a number
 
@@ -26,21 +27,20 @@ _FIRST = np.array(0)  # slot; an operation takes an array faster than a number
 class ForestRunner:
     """The computed nodes of the forest in one engine; none is computed twice while it is live.
 
-    Except those of a feature draft whose rows are outdated, see ``node_features``.
-
-    A computed node has a slot, the same in the ``CacheView`` (its row and what that sees) and in
-    the distributions. Slot 0 is reserved: the prompt in the former, "stays what it is" in the
-    latter.
+    Except those of a feature draft whose rows are outdated, see ``node_features``. A computed node
+    has a slot, the same in the ``CacheView`` (its row and what that sees) and in the distributions.
+    Slot 0 is reserved: the prompt in the former, "stays what it is" in the latter.
 
     Attributes:
         distributions: after the computed nodes.
-        joint, log_probs: their methods, see NodeDistributions.
+        joint, log_probs: their methods.
         meter: counts the engine calls of the request.
-        prompt_reading: takes the logits after the tokens of the prompt.
+        scorer: takes the logits after the tokens of the prompt, if the request returns these.
         forces: see Drafter: a model forces nothing.
     """
 
     forces = False
+    _is_unread = _is_put_off = False  # see LateRunner
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class ForestRunner:
         view: CacheView,
         forest: Forest,
         distributions: ComputedDistributions,
-        features: Sequence[NodeFeatures],
-        prompt_reading: PromptReading,
+        features: Sequence[NodeFeatures] = (),
+        scorer: PromptScorer | None = None,
     ) -> None:
         """Take an engine's view, which begins with the rows of its prefix, and the parts.
 
@@ -63,7 +63,7 @@ class ForestRunner:
         self.distributions = distributions
         self.joint, self.log_probs = distributions.joint, distributions.log_probs
         self._features = features
-        self.prompt_reading = prompt_reading
+        self.scorer = scorer
         self._num_calls = 0
         self._slots_above: dict[int, int] = {}  # by node set back: a slot that sees what is above
 
@@ -79,11 +79,11 @@ class ForestRunner:
 
         followers: compute every part of the prompt as soon as it is computed here.
         """
-        tokens, view, reading = token_ids.tolist(), self._view, self.prompt_reading
-        size = reading.most_rows
+        tokens, view, scorer = token_ids.tolist(), self._view, self.scorer
+        size = PREFILL_CHUNK if scorer is None else SCORED_CHUNK
         for start in range(len(view.prefix.tokens), len(tokens), size):
             chunk = token_ids[start : start + size]
-            logit_rows = np.arange(len(chunk) if reading.reads_logits else 0)
+            logit_rows = np.arange(0 if scorer is None else len(chunk))
             needs = NO_FEATURES
             for features in self._features:
                 needs = features.for_prompt(start, len(chunk))
@@ -100,7 +100,8 @@ class ForestRunner:
                 result.logits.check(view.spec, len(logit_rows))
             except ModelError as error:
                 raise self._error(error) from error
-            reading.append(result.logits)
+            if scorer is not None:
+                scorer.append(result.logits)
             view.prefix.tokens = tokens[: start + len(chunk)]
             for features in self._features:
                 features.take_prompt(result, start, len(chunk))
@@ -158,6 +159,8 @@ class ForestRunner:
 
         A feature draft needs further calls, for nodes that come from features of the call before.
         """
+        if self._is_unread and len(pending):
+            yield from self._read_prompt()
         slots, distributions = self._forest.slots[self._engine], self.distributions
         while len(pending):
             nodes, first_slot = pending, self._view.num_slots
@@ -176,7 +179,10 @@ class ForestRunner:
             pending = pending[slots[pending] < 0]
 
     def _call(self, nodes: Nodes) -> EngineCall:
-        """Return the call that computes these nodes, and give them their slots."""
+        """Return the call that computes these nodes, and give them their slots.
+
+        A node set back, whose parent the forest forgot, has a slot that sees what is above.
+        """
         forest, view, size = self._forest, self._view, len(nodes)
         slots, features = forest.slots[self._engine], NO_FEATURES
         for own in self._features:
@@ -185,51 +191,44 @@ class ForestRunner:
         parents = forest.parents[nodes]
         parent_slots = slots[parents]
         if self._slots_above:
-            self._add_slots_above(parent_slots, nodes, parents)
+            for index in (parents == NO_NODE).nonzero()[0].tolist():
+                parent_slots[index] = self._slots_above.get(int(nodes[index]), 0)
+        tokens, positions = forest.tokens[nodes], forest.positions[nodes]
+        source = view.prefix.source
 
         def forward_at(first_row: int) -> Forward:
-            return Forward(
-                tokens,
-                positions,
-                view.append(parent_slots, first_row),
-                np.arange(size),
-                *features,
-                source=source,
-            )
+            mask = view.append(parent_slots, first_row)
+            return Forward(tokens, positions, mask, np.arange(size), *features, source=source)
 
-        tokens, positions, source = (
-            forest.tokens[nodes],
-            forest.positions[nodes],
-            view.prefix.source,
-        )
         return EngineCall(self._role, self.meter, size, forward_at, source)
 
-    def _add_slots_above(
-        self, parent_slots: NDArray[np.int64], nodes: Nodes, parents: Nodes
-    ) -> None:
-        """Put the slots that see what is above nodes set back, whose parents the forest forgot."""
-        for index in (parents == NO_NODE).nonzero()[0].tolist():
-            parent_slots[index] = self._slots_above.get(int(nodes[index]), 0)
+    def _read_prompt(self) -> EngineCalls[None]:
+        """Compute the prompt, if that is left to the first node."""
+        yield from ()
 
     def _error(self, error: ModelError) -> ModelError:
         return ModelError(f"call {self._num_calls} of the {self._role}: {error}")
 
     def read_left_out(self, beams: Beams, threshold: float, most: int) -> LeftOut:
-        """See NodeDistributions.read_left_out."""
+        """Look for continuations that an engine with a top-k head did not return.
+
+        Of every beam that may have one with a log-weight of at least ``threshold``, the ``most``
+        best are read. If they are GONE, the beam counts as not computed; what its parent sees
+        remains known.
+        """
         found = self.distributions.read_left_out(beams, threshold, most)
         if found is LeftOut.GONE:
-            self._set_back(beams.nodes[self.distributions.gone])
+            nodes = beams.nodes[self.distributions.left_out.gone]
+            slots = self.slots[nodes]
+            self._slots_above |= dict(zip(nodes.tolist(), slots.tolist(), strict=True))
+            self._view.forget_own_rows(slots)
+            self.slots[nodes] = NOT_COMPUTED
         return found
-
-    def _set_back(self, nodes: Nodes) -> None:
-        """Let these nodes count as not computed; what their parents see remains known."""
-        slots = self.slots[nodes]
-        self._slots_above |= dict(zip(nodes.tolist(), slots.tolist(), strict=True))
-        self._view.forget_own_rows(slots)
-        self.slots[nodes] = NOT_COMPUTED
 
     def keep_needed(self, is_kept: NDArray[np.bool_]) -> None:
         """Keep the nodes as well that are needed to compute kept ones later: (num_nodes,) bool."""
+        if self._is_put_off:
+            return
         forest = self._forest
         slots = forest.slots[self._engine]
         for features in self._features:
@@ -241,6 +240,8 @@ class ForestRunner:
 
     def prune(self) -> None:
         """Forget the nodes that the forest has dropped, and those whose rows are outdated."""
+        if self._is_put_off:
+            return
         slots = self._forest.slots[self._engine][: len(self._forest)]
         for features in self._features:
             slots[:] = features.slots_after_pruning(slots)

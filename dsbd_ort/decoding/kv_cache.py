@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.engine import Engine, GrowingEngine, SourceReader, SteppedEngine
-from dsbd_forward.forward import Forward, ForwardResult, Source, joined_forward
+from dsbd_forward.forward import ForwardResult, Source, joined_forward
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache, RowIdentity, Rows, UsedRows
+from dsbd_ort.decoding.distribution import larger
 from dsbd_ort.decoding.engine_call import EngineCall
 
 PREFILL_CHUNK = 256
@@ -150,21 +151,15 @@ class SharedKVCache:
         forwards, first_row = [], self.model.num_rows
         for call in calls:
             forward, end = call.forward_at(first_row), first_row + call.num_rows
-            self._record(forward, first_row, end)
+            if end > self._recorded.shape[1]:
+                self._recorded = larger(self._recorded.T, 2 * end).T
+            self._recorded[0, first_row:end] = forward.token_ids
+            self._recorded[1, first_row:end] = forward.positions
             forwards.append(forward)
             first_row = end
         if len(forwards) == 1:  # as a rule
             return [self.model.forward(forwards[0])]
         return self.model.forward(joined_forward(forwards)).parts(forwards)
-
-    def _record(self, forward: Forward, first_row: int, end: int) -> None:
-        """Remember tokens and positions of new rows."""
-        if end > self._recorded.shape[1]:
-            larger = np.zeros((2, 2 * end), dtype=np.int64)
-            larger[:, :first_row] = self._recorded[:, :first_row]
-            self._recorded = larger
-        self._recorded[0, first_row:end] = forward.token_ids
-        self._recorded[1, first_row:end] = forward.positions
 
     def trim(self) -> None:
         """Drop all rows that no view sees."""

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams, Hypotheses
 from dsbd_ort.decoding.cache_view import CacheView, RowIdentity
 from dsbd_ort.decoding.computed_distributions import ComputedDistributions
 from dsbd_ort.decoding.engine_call import EngineCalls
-from dsbd_ort.decoding.forest import NOT_COMPUTED, Forest, Nodes
+from dsbd_ort.decoding.forest import NOT_COMPUTED, Forest
 from dsbd_ort.decoding.forest_runner import ForestRunner
-from dsbd_ort.decoding.top_tokens import PromptReading
 
 _LONG_REST = 8
 """From this many iterations without a draft, recomputing the draft's rows and what the target knows
@@ -25,9 +23,6 @@ class LateRunner(ForestRunner):
 
     A draft that will not be wanted for long is *put off*: nothing is kept for it, and its next rows
     are computed as a prompt is, all at once.
-
-    Attributes:
-        is_put_off: whether nothing is kept for its next call.
     """
 
     def __init__(
@@ -38,11 +33,9 @@ class LateRunner(ForestRunner):
         prompt_ids: Sequence[int],
         hypotheses: Hypotheses,
     ) -> None:
-        """Take the parts of the draft's side."""
-        super().__init__("draft", view, forest, distributions, [], PromptReading())
+        super().__init__("draft", view, forest, distributions)
         self._prompt_ids = prompt_ids
         self._hypotheses = hypotheses
-        self._is_unread = self.is_put_off = False
         self.prefill_later(Beams.initial())
 
     def prefill_later(self, beams: Beams) -> None:
@@ -60,14 +53,14 @@ class LateRunner(ForestRunner):
         With 0 iterations, be ready for a draft below these beams.
         """
         if not num_iterations:
-            if self.is_put_off:
+            if self._is_put_off:
                 self.prefill_later(beams)
-        elif not self.is_put_off and (num_iterations >= _LONG_REST or self._is_unread):
+        elif not self._is_put_off and (num_iterations >= _LONG_REST or self._is_unread):
             self._put_off(beams)
 
     def _put_off(self, beams: Beams) -> None:
         """Keep nothing for a next call but the rows of the one path, until ``resume``."""
-        self.is_put_off = True
+        self._is_put_off = True
         if self._is_unread:
             return
         slots = self.slots[: len(self._forest)]
@@ -98,28 +91,11 @@ class LateRunner(ForestRunner):
         if not self._is_unread:
             super().finish(agreed_tokens)
 
-    def compute(self, pending: Nodes) -> EngineCalls[None]:
-        """See ForestRunner.compute."""
-        if self._is_unread and len(pending):
-            return self._compute_after_prompt(pending)
-        return ForestRunner.compute(self, pending)
-
-    def _compute_after_prompt(self, pending: Nodes) -> EngineCalls[None]:
-        """Compute the prompt, except for the rows that another request has by now; then nodes."""
+    def _read_prompt(self) -> EngineCalls[None]:
+        """See ForestRunner; rows that another request has by now are shared."""
         view, token_ids = self._view, self._tokens()[:-1]
-        self._is_unread = self.is_put_off = False
+        self._is_unread = self._is_put_off = False
         shared = view.row_cache.longest_prefix(RowIdentity(token_ids, view.prefix.source))
         if len(shared.tokens) > len(view.prefix.tokens):
             view.prefix = shared
         yield from self.prefill(np.array(token_ids, dtype=np.int64))
-        yield from ForestRunner.compute(self, pending)
-
-    def keep_needed(self, is_kept: NDArray[np.bool_]) -> None:
-        """See ForestRunner.keep_needed; nothing is needed while it is put off."""
-        if not self.is_put_off:
-            ForestRunner.keep_needed(self, is_kept)
-
-    def prune(self) -> None:
-        """See ForestRunner.prune."""
-        if not self.is_put_off:
-            ForestRunner.prune(self)

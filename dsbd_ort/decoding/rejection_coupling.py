@@ -92,9 +92,10 @@ class RejectionCoupling:
     def choose(
         self, joint: JointDistribution, layer: DraftLayer | None, num_draws: int, depth: int
     ) -> tuple[NDArray[np.int64], bool]:
-        """Return the outputs of a layer and whether all are accepted drafts.
+        """Return the outputs of a layer, and whether all are accepted drafts.
 
-        A layer after the drafted ones (``layer`` None) draws from the target alone.
+        Then the next layer may be selected as well. A layer after the drafted ones (``layer`` None)
+        draws from the target alone.
         """
         p = joint.probabilities()
         if layer is None:

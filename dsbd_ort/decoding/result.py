@@ -61,7 +61,7 @@ class IterationOutput:
     live: NDArray[np.int64]
     agreement: Agreement
     recorder: StatsRecorder
-    tops: TopTokens
+    tops: TopTokens | None
 
     @property
     def hypotheses(self) -> list[Hypothesis]:
@@ -87,7 +87,7 @@ class IterationOutput:
     def agreed_top_logprobs(self, start: int) -> list[TokenLogprobs] | None:
         """Return the most probable tokens in the places of the agreed ones from ``start`` on."""
         entries = self.agreement.entries[start : len(self.agreed_tokens)]
-        return self.tops.of(np.array(entries, dtype=np.int64))
+        return None if self.tops is None else self.tops.of(np.array(entries, dtype=np.int64))
 
 
 _Item = TypeVar("_Item")
@@ -122,7 +122,7 @@ def decoded_sequences(
     finished: Finished,
     hypotheses: Hypotheses,
     finish_reason: Callable[[list[int]], str],
-    tops: TopTokens,
+    tops: TopTokens | None = None,
 ) -> list[DecodedSequence]:
     """Return final hypotheses as sequences; ``finish_reason`` is that of a request."""
     sequences = []
@@ -141,7 +141,7 @@ def decoded_sequences(
                 logprob=logprob,
                 score=score,
                 finish_reason=finish_reason(token_ids),
-                top_logprobs=tops.of(path),
+                top_logprobs=None if tops is None else tops.of(path),
             )
         )
     return sequences

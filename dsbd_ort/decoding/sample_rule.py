@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,38 +11,12 @@ from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.drafting.draft import DraftLayer
 from dsbd_ort.decoding.forest import Forest
+from dsbd_ort.decoding.forest_runner import ForestRunner
 from dsbd_ort.decoding.joint_distribution import JointDistribution, best_candidates
 from dsbd_ort.decoding.noise import noisy
-from dsbd_ort.decoding.rule import (
-    BeamSetRule,
-    Finished,
-    LayerBuilder,
-    NodeDistributions,
-    is_decided,
-)
+from dsbd_ort.decoding.rejection_coupling import RejectionCoupling
+from dsbd_ort.decoding.rule import Finished, LayerBuilder, SelectionRule, is_decided
 from dsbd_ort.decoding.width import layer_width
-
-
-class Coupling(Protocol):
-    """How the draws of draft and target are correlated.
-
-    Attributes:
-        keeps_descendants: whether computed descendants of the beams may be kept for the next
-            iteration.
-        reads_draft_distributions: whether a layer is selected by the draft's joint distribution
-            as well.
-    """
-
-    keeps_descendants: bool
-    reads_draft_distributions: bool
-
-    def propose(self, joint: JointDistribution, num_draws: int, depth: int) -> NDArray[np.int64]:
-        """Draw the draft's candidates of one layer, in order."""
-
-    def choose(
-        self, joint: JointDistribution, layer: DraftLayer | None, num_draws: int, depth: int
-    ) -> tuple[NDArray[np.int64], bool]:
-        """Return the target's candidates of one layer and whether the next may be selected."""
 
 
 class GumbelCoupling:
@@ -88,17 +61,23 @@ class GumbelCoupling:
         return noisy(joint.log_masses, self._forest.candidate_keys(joint), depth)
 
 
-class SampleRule(BeamSetRule):
+Coupling = GumbelCoupling | RejectionCoupling
+"""How the draws of draft and target are correlated."""
+
+
+class SampleRule(SelectionRule):
     """Beam sampling: draws with or without replacement until all beams are absorbing.
 
     Or until ``early_stopping`` ends it, a function of the beams alone: so what is returned is the
     same with and without speculation, and every layer has the same distribution as without it.
-
-    Attributes:
-        propose: see SelectionRule: that of the coupling.
     """
 
-    def __init__(self, config: DecodingConfig, builder: LayerBuilder, coupling: Coupling) -> None:
+    def __init__(
+        self,
+        config: DecodingConfig,
+        builder: LayerBuilder,
+        coupling: GumbelCoupling | RejectionCoupling,
+    ) -> None:
         super().__init__(config, builder)
         self.keeps_descendants = coupling.keeps_descendants
         self.reads_draft_distributions = (
@@ -106,7 +85,6 @@ class SampleRule(BeamSetRule):
         )
         self._coupling = coupling
         self.propose = coupling.propose
-        self._width = config.num_beams
 
     def draft_scores(self, joint: JointDistribution, depth: int) -> NDArray[np.float64]:
         """See SelectionRule.draft_scores."""
@@ -114,7 +92,7 @@ class SampleRule(BeamSetRule):
         return self._coupling.scores(joint, depth)
 
     def select(
-        self, target: NodeDistributions, beams: Beams, drafted: list[DraftLayer], depth: int
+        self, target: ForestRunner, beams: Beams, drafted: list[DraftLayer], depth: int
     ) -> Iterator[Beams]:
         """See SelectionRule.select."""
         layers = iter(drafted)
@@ -122,7 +100,7 @@ class SampleRule(BeamSetRule):
         while may_go_on and target.are_computed(beams.nodes):
             joint = target.joint(beams.nodes, beams.log_weights, beams.copies)
             layer = next(layers, None)
-            width = self._width
+            width = self._config.num_beams
             if layer is not None and self._config.width_policy != "fixed":
                 width = layer_width(self._config, joint, layer)
             drawn, may_go_on = self._coupling.choose(joint, layer, width, depth)

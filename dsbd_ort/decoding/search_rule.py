@@ -16,21 +16,18 @@ from numpy.typing import NDArray
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.drafting.draft import DraftLayer
+from dsbd_ort.decoding.forest_runner import ForestRunner
 from dsbd_ort.decoding.joint_distribution import JointDistribution, best_candidates
 from dsbd_ort.decoding.left_out import LeftOut
-from dsbd_ort.decoding.rule import Finished, LayerBuilder, NodeDistributions, is_decided
+from dsbd_ort.decoding.rule import Finished, LayerBuilder, SelectionRule, is_decided
 from dsbd_ort.decoding.warp import num_searched
 
 
-class SearchRule:
+class SearchRule(SelectionRule):
     """Deterministic beam search by the target, with the pool of finished hypotheses."""
 
-    keeps_descendants = True
-    reads_draft_distributions = False
-
     def __init__(self, config: DecodingConfig, builder: LayerBuilder) -> None:
-        self._config = config
-        self._builder = builder
+        super().__init__(config, builder)
         self._eos = np.array(sorted(config.eos_ids), dtype=np.int64)
         self._num_candidates = num_searched(config)
         self._pool = Finished(np.arange(0), np.zeros(0))
@@ -48,7 +45,7 @@ class SearchRule:
         return is_eos
 
     def select(
-        self, target: NodeDistributions, beams: Beams, drafted: list[DraftLayer], depth: int
+        self, target: ForestRunner, beams: Beams, drafted: list[DraftLayer], depth: int
     ) -> Iterator[Beams]:
         """See SelectionRule.select."""
         width = self._config.num_beams
@@ -73,7 +70,7 @@ class SearchRule:
             yield beams
 
     def _best(
-        self, target: NodeDistributions, beams: Beams
+        self, target: ForestRunner, beams: Beams
     ) -> tuple[JointDistribution, NDArray[np.int64]]:
         """Return the candidates of a layer, and which are the best."""
         joint = target.joint(beams.nodes, beams.log_weights, None)

@@ -10,13 +10,13 @@ from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.computed_distributions import ComputedDistributions
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
+from dsbd_ort.decoding.drafting.cost_curve import RequestCosts
 from dsbd_ort.decoding.drafting.draft import Drafter, DraftPolicy, FixedDraftPolicy, Observer
 from dsbd_ort.decoding.drafting.drafters import ChainedDrafter, Proposers
 from dsbd_ort.decoding.drafting.ngram import NGramDrafter
-from dsbd_ort.decoding.drafting.request_costs import RequestCosts
-from dsbd_ort.decoding.drafting.stage import DraftStage, PolicyDraftStage, RestingDraftStage
+from dsbd_ort.decoding.drafting.stage import DraftStage
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
-from dsbd_ort.decoding.engine_call import Meter, Role
+from dsbd_ort.decoding.engine_call import Meter
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.forest_runner import ForestRunner
 from dsbd_ort.decoding.joint_rule import JointGreedyRule, JointSpeculativeRule
@@ -24,12 +24,7 @@ from dsbd_ort.decoding.late_runner import LateRunner
 from dsbd_ort.decoding.logits_processing.forbidden_tokens import ForbiddenTokens
 from dsbd_ort.decoding.logits_processing.path_states import PathStates, StopStates
 from dsbd_ort.decoding.logits_processing.request_processing import RequestProcessing, processing_of
-from dsbd_ort.decoding.logits_reader import logits_reader
-from dsbd_ort.decoding.node_features import (
-    DraftFeatures,
-    TargetFeatures,
-    align_prefixes,
-)
+from dsbd_ort.decoding.node_features import DraftFeatures, TargetFeatures, align_prefixes
 from dsbd_ort.decoding.rejection_coupling import GeneratorSource, RejectionCoupling
 from dsbd_ort.decoding.request import DecodingRequest, check_request
 from dsbd_ort.decoding.row_bounds import expected_rows
@@ -37,13 +32,7 @@ from dsbd_ort.decoding.rule import LayerBuilder, SelectionRule
 from dsbd_ort.decoding.sample_rule import GumbelCoupling, SampleRule
 from dsbd_ort.decoding.search_rule import SearchRule
 from dsbd_ort.decoding.stats import StatsRecorder
-from dsbd_ort.decoding.top_tokens import (
-    KeptTopTokens,
-    PromptReading,
-    PromptScorer,
-    TopTokens,
-    check_top_logprobs,
-)
+from dsbd_ort.decoding.top_tokens import PromptScorer, TopTokens, check_top_logprobs
 from dsbd_ort.decoding.trace import Tracer
 from dsbd_ort.decoding.warp import Warp, check_top_k
 
@@ -105,24 +94,19 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
     if request.trace is not None:
         tracers = [Tracer(request.trace, builder, runners, stats, proposers, paths.forbidden)]
     chained = _chained_drafters(paths, rule, of_draft, config, proposers if tracers else None)
-    drafters: list[Drafter] = [*chained, *of_draft]
-    stage: DraftStage = DraftStage()
-    if drafters:
-        of_engines = builder.forest, of_target, of_draft
-        stage = PolicyDraftStage(request, rule, policy, drafters[0], *of_engines)
-        if isinstance(policy, ThroughputDraftPolicy):
-            stage = RestingDraftStage(stage, policy, late if config.num_beams == 1 else None)
+    drafter: Drafter | None = next(iter((*chained, *of_draft)), None)
+    tops = of_target.distributions.tops
     return LoopParts(
         request=request,
         forest=builder.forest,
         hypotheses=builder.hypotheses,
         agreement=Agreement(builder.hypotheses),
         rule=rule,
-        draft_stage=stage,
+        draft_stage=DraftStage(request, rule, policy, drafter, builder.forest, of_target, of_draft),
         target=of_target,
         runners=runners,
         stats=stats,
-        observers=[policy, stats, *tracers, *chained, *of_target.distributions.kept_tops],
+        observers=[policy, stats, *tracers, *chained, *([tops] if tops else [])],
         tracers=tracers,
     )
 
@@ -160,39 +144,29 @@ def _runners(
     """Return each engine's rows of the forest: the target's, and the draft's if a model drafts."""
     config, spec, forest = request.config, target.spec, paths.builder.forest
     num_top = min(config.top_logprobs, spec.vocab_size)
-    tops = KeptTopTokens(num_top, forest, paths.builder.hypotheses) if num_top else TopTokens()
-    reading = PromptReading()
-    if config.prompt_logprobs:
-        reading = PromptScorer(request.prompt_ids, num_top)
+    tops = TopTokens(num_top, forest, paths.builder.hypotheses) if num_top else None
+    scorer = PromptScorer(request.prompt_ids, num_top) if config.prompt_logprobs else None
     warp = target_warp = Warp.of(config)
     if not config.row.has_draft and not spec.head.num_top_logits:  # all logits are read later
         target_warp = warp.narrowed()
-    known = _distributions("target", spec, paths, target_warp, tops)
+    known = ComputedDistributions("target", spec, forest, target_warp, paths.processing, tops)
     if draft is None or not config.has_draft_model:
-        return [ForestRunner("target", target, forest, known, [], reading)]
+        return [ForestRunner("target", target, forest, known, scorer=scorer)]
     draft_warp = warp.within(draft.spec.head.num_top_logits)
-    of_draft = draft, forest, _distributions("draft", draft.spec, paths, draft_warp, TopTokens())
+    drafted = ComputedDistributions("draft", draft.spec, forest, draft_warp, paths.processing)
     if not draft.spec.reads_features:
         path = request.prompt_ids, paths.builder.hypotheses
         return [
-            ForestRunner("target", target, forest, known, [], reading),
-            LateRunner(*of_draft, *path),
+            ForestRunner("target", target, forest, known, scorer=scorer),
+            LateRunner(draft, forest, drafted, *path),
         ]
     align_prefixes(target.prefix, draft.prefix)
     features = TargetFeatures(target)
     draft.own_features = own = DraftFeatures(forest, features)
     return [
-        ForestRunner("target", target, forest, known, [features], reading),
-        ForestRunner("draft", *of_draft, [own], PromptReading()),
+        ForestRunner("target", target, forest, known, [features], scorer),
+        ForestRunner("draft", draft, forest, drafted, [own]),
     ]
-
-
-def _distributions(
-    role: Role, spec: EngineSpec, paths: _Paths, warp: Warp, tops: TopTokens
-) -> ComputedDistributions:
-    """Return the distributions of an engine that has computed nothing yet."""
-    reader = logits_reader(role, spec, warp, paths.processing)
-    return ComputedDistributions(role, spec, paths.builder.forest, reader, tops)
 
 
 def _chained_drafters(

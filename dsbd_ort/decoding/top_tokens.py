@@ -21,7 +21,6 @@ from dsbd_ort.decoding.distribution import larger
 from dsbd_ort.decoding.drafting.draft import Iteration
 from dsbd_ort.decoding.errors import ConfigError, DecodingError
 from dsbd_ort.decoding.forest import Forest
-from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
 
 SCORED_CHUNK = 64
 """Prompt rows per call where each has logits: bounds these at SCORED_CHUNK x vocabulary."""
@@ -47,23 +46,6 @@ class PromptLogprobs:
 
 
 class TopTokens:
-    """The most probable tokens after nodes of a request that returns none: they are not kept.
-
-    Attributes:
-        number: of tokens a position, at most the vocabulary.
-    """
-
-    number = 0
-
-    def of(self, entries: Ints) -> list[TokenLogprobs] | None:
-        """Return the most probable tokens in the place of each hypothesis' last token, if kept.
-
-        The last token's own log-probability is the one that the hypothesis has.
-        """
-        return None
-
-
-class KeptTopTokens(TopTokens):
     """The most probable tokens after the nodes of a forest, kept for those that are committed.
 
     By slot (see ForestRunner) as long as a node lives; by hypothesis from when its node has been a
@@ -106,7 +88,10 @@ class KeptTopTokens(TopTokens):
                     self._kept[entry] = self._tokens[slot].tolist(), self._logprobs[slot].tolist()
 
     def of(self, entries: Ints) -> list[TokenLogprobs]:
-        """See TopTokens."""
+        """Return the most probable tokens in the place of each hypothesis' last token.
+
+        The last token's own log-probability is the one that the hypothesis has.
+        """
         found = []
         parents = self._hypotheses.parents[entries].tolist()
         chosen = self._hypotheses.tokens[entries].tolist()
@@ -152,30 +137,8 @@ def top_logprobs_of(logits: Logits, number: int) -> tuple[Ints, Floats]:
     return tokens, scores - normalizers
 
 
-class PromptReading:
-    """The reading of a prompt whose log-probabilities nobody returns: without logits.
-
-    Attributes:
-        most_rows: of the prompt in one call.
-        reads_logits: whether all rows of a call have logits.
-    """
-
-    most_rows = PREFILL_CHUNK
-    reads_logits: bool = False
-
-    def append(self, logits: Logits) -> None:
-        """Take the logits after the next tokens of the prompt."""
-
-    def result(self) -> PromptLogprobs | None:
-        """Return the log-probabilities, if they are collected."""
-        return None
-
-
-class PromptScorer(PromptReading):
+class PromptScorer:
     """Collects the log-probabilities of a prompt's tokens, call by call."""
-
-    most_rows = SCORED_CHUNK
-    reads_logits = True
 
     def __init__(self, prompt_ids: Sequence[int], num_top: int) -> None:
         """Take the whole prompt; ``num_top``: most probable tokens to keep at a position."""
@@ -185,7 +148,7 @@ class PromptScorer(PromptReading):
         self._tops: list[TokenLogprobs | None] = [None]
 
     def append(self, logits: Logits) -> None:
-        """See PromptReading."""
+        """Take the logits after the next tokens of the prompt."""
         num_rows = len(logits)
         first = len(self._logprobs)
         following = self._prompt_ids[first : first + num_rows]
@@ -197,7 +160,7 @@ class PromptScorer(PromptReading):
                 self._tops.append(_with_own(tokens.tolist(), values.tolist(), int(token), logprob))
 
     def result(self) -> PromptLogprobs:
-        """See PromptReading."""
+        """Return the log-probabilities."""
         return PromptLogprobs(self._logprobs, self._tops if self._num_top else None)
 
 

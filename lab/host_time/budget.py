@@ -23,7 +23,7 @@ from dsbd_ort.decoding import DecodingStats
 from dsbd_ort.decoding.beams import Agreement
 from dsbd_ort.decoding.computed_distributions import ComputedDistributions
 from dsbd_ort.decoding.drafting.draft import FixedDraftPolicy
-from dsbd_ort.decoding.drafting.stage import PolicyDraftStage, RestingDraftStage
+from dsbd_ort.decoding.drafting.stage import DraftStage
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
 from dsbd_ort.decoding.forest_runner import ForestRunner
 from dsbd_ort.decoding.kv_cache import SharedKVCache
@@ -40,8 +40,7 @@ _STAGE = importlib.import_module("dsbd_ort.decoding.drafting.stage")
 _POLICY = "rest", "begin", "wants_layer", "takes_all", "choose", "choose_forced", "observe"
 STEPS: dict[str, tuple[tuple[type | ModuleType, tuple[str, ...]], ...]] = {
     "draft": (
-        (PolicyDraftStage, ("draft",)),
-        (RestingDraftStage, ("draft",)),
+        (DraftStage, ("draft",)),
         (_STAGE, ("draft_forest",)),
         (FixedDraftPolicy, _POLICY[1:]),
     ),

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.forward import SourceReading
-from dsbd_ort.decoding.engine_call import EngineCall, Role
+from dsbd_ort.decoding.engine_call import EngineCall
+from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
 
 Floats = NDArray[np.float64]
 LEARNED_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -28,6 +29,10 @@ _KEPT_CALLS = 9  # of a size
 _SOON = 3  # calls of a size each of which changes the curve at once
 _GUESSED_SHARE = 0.05  # of the seconds of one row: the cost of a further row
 _BYTES_PER_SECOND = 1e10  # read by a call of one row
+LOOK_AHEAD = 6
+"""Layers after the next one whose gain is estimated."""
+
+CostKind = Literal["target", "draft", "source"]
 
 
 @dataclass(frozen=True)
@@ -67,11 +72,11 @@ class Costs(Protocol):
     def now(self) -> EngineCosts:
         """Return the costs as they are known now; the same object until they change."""
 
-    def observe(self, role: Role, num_rows: int, seconds: float) -> None:
-        """Learn from a call, all of whose rows returned logits."""
+    def observe(self, kind: CostKind, num_rows: int, seconds: float) -> None:
+        """Learn from a call, all of whose rows returned logits, or the draft's reading of a source.
 
-    def observe_source(self, role: Role, num_tokens: int, seconds: float) -> None:
-        """Learn from the reading of a source."""
+        num_rows: of a source, its tokens.
+        """
 
 
 @dataclass(frozen=True)
@@ -91,10 +96,7 @@ class EngineCosts:
         """See Costs.now."""
         return self
 
-    def observe(self, role: Role, num_rows: int, seconds: float) -> None:
-        """Learn nothing: the curves are given."""
-
-    def observe_source(self, role: Role, num_tokens: int, seconds: float) -> None:
+    def observe(self, kind: CostKind, num_rows: int, seconds: float) -> None:
         """Learn nothing: the curves are given."""
 
 
@@ -108,36 +110,34 @@ class LearnedCosts:
 
         source_bytes: of the weights that read the source, if the draft has such.
         """
-        self._target, self._draft, self._source = (
-            LearnedCurve(num_bytes / _BYTES_PER_SECOND)
-            for num_bytes in (target_bytes, draft_bytes, source_bytes)
-        )
-        self._reads_source = source_bytes > 0
+        guesses = {"target": target_bytes, "draft": draft_bytes, "source": source_bytes}
+        self._curves = {
+            kind: LearnedCurve(num_bytes / _BYTES_PER_SECOND)
+            for kind, num_bytes in guesses.items()
+            if num_bytes or kind != "source"
+        }
         self._costs: EngineCosts | None = None
 
     def now(self) -> EngineCosts:
         """See Costs.now."""
         if self._costs is None:
-            target, draft, source = self._target, self._draft, self._source
+            target, draft = self._curves["target"], self._curves["draft"]
+            source = self._curves.get("source")
             any_known = draft if draft.num_calls else target
             self._costs = EngineCosts(
                 target.curve(draft.times_guessed),
                 draft.curve(target.times_guessed),
-                source.curve(any_known.times_guessed) if self._reads_source else FREE,
+                source.curve(any_known.times_guessed) if source else FREE,
             )
         return self._costs
 
-    def observe(self, role: Role, num_rows: int, seconds: float) -> None:
-        """See Costs.observe."""
-        if (self._target if role == "target" else self._draft).learn(num_rows, seconds):
+    def observe(self, kind: CostKind, num_rows: int, seconds: float) -> None:
+        """See Costs.observe; the time of a long source is scaled to the longest size."""
+        if kind == "source":
+            counted = min(num_rows, LEARNED_ROWS[-1])
+            num_rows, seconds = counted, seconds * counted / num_rows
+        if kind in self._curves and self._curves[kind].learn(num_rows, seconds):
             self._costs = None
-
-    def observe_source(self, role: Role, num_tokens: int, seconds: float) -> None:
-        """See Costs.observe_source; the time of a long source is scaled to the longest size."""
-        if role == "draft" and self._reads_source:
-            counted = min(num_tokens, LEARNED_ROWS[-1])
-            if self._source.learn(counted, seconds * counted / num_tokens):
-                self._costs = None
 
 
 def observe_call(
@@ -146,7 +146,8 @@ def observe_call(
     """Let costs learn from calls that were made together, and from the source that they read."""
     role = calls[0].role
     if reading is not None:
-        costs.observe_source(role, reading.num_tokens, reading.own_seconds)
+        if role == "draft":
+            costs.observe("source", reading.num_tokens, reading.own_seconds)
         seconds -= reading.seconds
     num_rows = 0
     for call in calls:
@@ -235,3 +236,78 @@ def never_falling(sums: Floats, weights: Floats) -> Floats:
             pool = (last[0] + pool[0], last[1] + pool[1], last[2] + pool[2])
         pools.append(pool)
     return np.repeat([pool[0] / pool[1] for pool in pools], [pool[2] for pool in pools])
+
+
+class RequestCosts:
+    """Seconds of calls, by rows, as ``refresh`` has found them last.
+
+    Args and attributes:
+        num_beams, most_beams: beams of the request, most candidates of a layer.
+        most_rows: of the largest target call; calls beyond it (after a restart) cost as much.
+        has_draft_model: whether drafts cost engine calls.
+        target: (room,) float64. Of a target call; 0 for 0 rows.
+        seconds, draft: lists of numbers, which are looked up one by one, by 0 to ``most_rows``
+            rows: of target and draft calls.
+        row: of a target call of one row that is not shared.
+        num_sharers: requests that share the calls.
+        are_learned: whether calls teach them.
+        most_known: rows of the largest target call whose cost is known well enough for a draft.
+    """
+
+    def __init__(
+        self,
+        costs: Costs,
+        num_sharers: Callable[[], int],
+        *,
+        num_beams: int,
+        most_rows: int,
+        most_beams: int,
+        has_draft_model: bool,
+    ) -> None:
+        self._costs, self._sharers_now = costs, num_sharers
+        self.num_beams, self.most_rows, self.most_beams = num_beams, most_rows, most_beams
+        self.has_draft_model = has_draft_model
+        self._known: EngineCosts | None = None
+        self.num_sharers = 0
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look up what calls cost now."""
+        costs, num_sharers = self._costs.now(), self._sharers_now()
+        if costs is self._known and num_sharers == self.num_sharers:  # usually
+            return
+        self._known, self.num_sharers = costs, num_sharers
+        self.row = costs.target.seconds[0]
+        seconds = costs.target.up_to(self.most_rows, num_sharers)
+        self.target = np.pad(seconds, (0, self.most_beams + 1), mode="edge")
+        self.seconds: list[float] = seconds.tolist()
+        draft = costs.draft if self.has_draft_model else FREE
+        self.draft: list[float] = draft.up_to(self.most_rows, num_sharers).tolist()
+        self._ahead: dict[int, Floats] = {}
+        self.most_known, seen = self.most_rows, costs.target.seen
+        self.are_learned = seen is not None
+        if seen is not None and not self.has_draft_model:
+            # Drafts without a model begin before the costs of large calls are known: no more than
+            # twice the rows that were seen.
+            is_base_known = seen[0] <= num_sharers * self.num_beams
+            self.most_known = 2 * seen[1] // num_sharers if is_base_known else 0
+
+    def reading(self, num_unread: int, num_unread_source: int) -> float:
+        """Return the seconds in which the draft model reads so much of prompt and source."""
+        if self._known is None or not (num_unread or num_unread_source):
+            return 0.0
+        seconds = self._known.draft.up_to(PREFILL_CHUNK)
+        num_whole, rest = divmod(num_unread, PREFILL_CHUNK)
+        source = self._known.source.up_to(num_unread_source)[-1]
+        return float(num_whole * seconds[-1] + seconds[rest] + source)
+
+    def rows_ahead(self, width: int) -> Floats:
+        """Return the seconds that further layers of a width add to target calls.
+
+        (room, LOOK_AHEAD + 1) float64, by rows before them and by their number.
+        """
+        if width not in self._ahead:
+            last = len(self.target) - 1
+            rows = np.add.outer(np.arange(last + 1), width * np.arange(LOOK_AHEAD + 1))
+            self._ahead[width] = self.target[np.minimum(rows, last)] - self.target[:, None]
+        return self._ahead[width]

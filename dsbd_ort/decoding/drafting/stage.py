@@ -17,29 +17,15 @@ from dsbd_ort.decoding.rule import SelectionRule
 
 
 class DraftStage:
-    """The draft stage of a request that drafts nothing.
+    """The draft stage of a request; its draft policy decides.
+
+    With one beam nothing is kept for the draft model during a long rest of a throughput policy: it
+    then reads the tokens that it missed as it reads a prompt.
 
     Attributes:
+        drafter: gives the distributions; None: nothing is drafted.
         most_descendants: nodes below the beams that pruning leaves at most.
         lockstep: runners that compute the prompt part by part, as the target does.
-    """
-
-    most_descendants = 0
-    lockstep: Sequence[ForestRunner] = ()
-
-    def draft(self, beams: Beams, depth: int) -> EngineCalls[list[DraftLayer]]:
-        """Return a computation that adds the layers drafted below ``beams`` to the forest.
-
-        depth: of the beams, counted from the prompt.
-        """
-        return _no_layers()
-
-
-class PolicyDraftStage(DraftStage):
-    """The draft stage of a request with a drafter; its draft policy decides.
-
-    Attributes:
-        drafter: gives the distributions.
     """
 
     def __init__(
@@ -47,23 +33,32 @@ class PolicyDraftStage(DraftStage):
         request: DecodingRequest,
         rule: SelectionRule,
         policy: DraftPolicy,
-        drafter: Drafter,
+        drafter: Drafter | None,
         forest: Forest,
         target: ForestRunner,
         draft: Sequence[ForestRunner],
     ) -> None:
         """Take the parts of a request; ``draft``: the draft model's side, if it has one."""
-        self._config = request.config
-        self._rule = rule
-        self._policy = policy
-        self.drafter = drafter
-        self._forest = forest
-        self._target = target
+        self._config, self._rule, self._policy = request.config, rule, policy
+        self.drafter, self._forest, self._target = drafter, forest, target
         self.lockstep = [runner for runner in draft if not isinstance(runner, LateRunner)]
-        self.most_descendants = most_descendants(request.config) if rule.keeps_descendants else 0
+        keeps = drafter is not None and rule.keeps_descendants
+        self.most_descendants = most_descendants(request.config) if keeps else 0
+        self._resting = policy if isinstance(policy, ThroughputDraftPolicy) else None
+        is_single = request.config.num_beams == 1
+        late = [runner for runner in draft if isinstance(runner, LateRunner) and is_single]
+        self._put_off = late if self._resting is not None else []
 
     def draft(self, beams: Beams, depth: int) -> EngineCalls[list[DraftLayer]]:
-        """See DraftStage.draft."""
+        """Return a computation that adds the layers drafted below ``beams`` to the forest.
+
+        depth: of the beams, counted from the prompt.
+        """
+        num_to_rest = 0 if self._resting is None else self._resting.rest()
+        for runner in self._put_off:
+            runner.rest(num_to_rest, beams)
+        if self.drafter is None or num_to_rest:
+            return _no_layers()
         most_layers = self._config.max_new_tokens - depth - 1
         self._policy.begin(self._target.num_missing(beams.nodes), most_layers)
         return draft_forest(
@@ -75,28 +70,6 @@ class PolicyDraftStage(DraftStage):
             keeps_distributions=self._rule.reads_draft_distributions,
             repeats=self._config.replacement,
         )
-
-
-class RestingDraftStage(DraftStage):
-    """A draft stage that is skipped while its policy rests.
-
-    With one beam nothing is kept for the draft model during a long rest: it then reads the tokens
-    that it missed as it reads a prompt.
-    """
-
-    def __init__(
-        self, stage: DraftStage, policy: ThroughputDraftPolicy, late: LateRunner | None
-    ) -> None:
-        """Wrap a stage; ``late``: the draft model's side, if it can be put off."""
-        self._stage, self._policy, self._late = stage, policy, late
-        self.lockstep, self.most_descendants = stage.lockstep, stage.most_descendants
-
-    def draft(self, beams: Beams, depth: int) -> EngineCalls[list[DraftLayer]]:
-        """See DraftStage.draft."""
-        num_to_rest = self._policy.rest()
-        if self._late is not None:
-            self._late.rest(num_to_rest, beams)
-        return _no_layers() if num_to_rest else self._stage.draft(beams, depth)
 
 
 def _no_layers() -> EngineCalls[list[DraftLayer]]:

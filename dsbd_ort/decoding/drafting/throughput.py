@@ -1,7 +1,7 @@
 """Draft policy "throughput" (docs/algorithm.md 3.5): as much as pays, by costs and acceptance.
 
-Lawful only if the output does not depend on the draft (gumbel coupling or search, fixed width): it
-looks at the noise of a layer before the layer is selected.
+Only for outputs that do not depend on the draft (gumbel coupling or search, fixed width): it looks
+at the noise of a layer before the layer is selected.
 
 A layer of n candidates is accepted if all beams that the target selects are among them. The draft's
 scores (log mass plus noise) say how sure that is. A candidate's *deficit* is the score that it
@@ -11,18 +11,17 @@ and the deficit of the best one left out is its *gap*. How often a gap was enoug
 
 With lambda, the tokens per second of the latest drafts, an accepted layer is worth 1 / lambda
 seconds (the ratio of two expectations is largest where gain - lambda * cost is, Dinkelbach 1967).
-The tokens are the expected ones: those of so few drafts are mostly noise. A layer takes the n that
-maximises
+The tokens are the expected ones: observed ones of so few drafts are mostly noise. A layer takes the
+n that maximises
 
     reach * accepted(gap(n)) / lambda - (seconds of n more target rows) + (gain of further layers),
 
-reach being the probability that all layers before it are accepted, and the draft ends if nothing is
-gained. Calls that requests share cost each its share, as if all drafted alike.
+reach being the probability that all layers before it are accepted; the draft ends if nothing is
+gained. Of calls that requests share each pays its share, as if all drafted alike.
 
-Three records: the estimate (``acceptance.py``), the budget, which no draft may exceed whatever is
-estimated (``budget.py``), and the current draft. Where estimates say that no draft pays, the budget
-buys tries of one layer; the target computes no row for them. The first prompt of a setting is read
-by the draft model before there is evidence that it pays: it was made for its target.
+Whatever is estimated (``acceptance.py``), no draft may exceed its budget (``budget.py``). If
+estimates say that no draft pays, the budget buys tries of one layer; the target computes no row for
+them. The first prompt of a setting is read by the draft before there is evidence that it pays.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ from dsbd_forward.rows import NO_INTS
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.budget import SHARE
+from dsbd_ort.decoding.drafting.cost_curve import LOOK_AHEAD, RequestCosts
 from dsbd_ort.decoding.drafting.draft import MOST_FORCED_LAYERS, Iteration, Scores
-from dsbd_ort.decoding.drafting.request_costs import LOOK_AHEAD, RequestCosts
 from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import STAY, JointDistribution, best_candidates
 
@@ -78,8 +77,8 @@ class _Draft:
         num_left: iterations that may share the cost of the prompt.
         num_rows, num_needed: of the target call, with and without the layers that were chosen.
         worth: gain of further layers after those chosen, their calls included.
-        may_try: whether the budget may buy a first layer that is not expected to pay.
-        is_try: whether it does.
+        may_try: whether the budget may buy a first layer that is not expected to pay; ``is_try``:
+            whether it does.
         reach: probability that all layers are accepted.
         expected: tokens.
         next_call, called: rows of draft calls, with the seconds of the prompt read before.
@@ -88,13 +87,13 @@ class _Draft:
         refused: cost of a first layer that exceeds the budget.
     """
 
-    limit: int
-    may_call: bool
-    stake: float
-    prompt: float
-    num_left: int
-    num_rows: int
-    num_needed: int
+    limit: int = 0
+    may_call: bool = False
+    stake: float = 0.0
+    prompt: float = 0.0
+    num_left: int = 1
+    num_rows: int = 0
+    num_needed: int = 0
     worth: float = 0.0
     may_try: bool = False
     is_try: bool = False
@@ -117,8 +116,8 @@ class ThroughputDraftPolicy:
         scores: the rule's ranking.
         forest: of the request.
         most_layers: upper limit.
-        host_seconds: returns the time that the request has spent outside engine calls.
-        target_seconds: returns the time of its target calls.
+        host_seconds, target_seconds: return the time that the request has spent outside engine
+            calls, and in those of its target.
         unread: returns how many tokens of the prompt and of the source the draft model has to read.
         may_rest: whether an iteration without a draft predicts the next ones: tokens that a
             constraint forces appear without notice.
@@ -138,12 +137,11 @@ class ThroughputDraftPolicy:
         may_rest: bool,
     ) -> None:
         self._costs, self._estimator, self._scores, self._forest = costs, estimator, scores, forest
-        self._most_layers, self._may_rest = most_layers, may_rest
+        self._most_layers, self._may_rest, self._unread = most_layers, may_rest, unread
         self._host_seconds, self._target_seconds = host_seconds, target_seconds
-        self._unread = unread
         self._num_to_rest = self._num_iterations = 0
         self._has_begun = False  # an iteration: not while the policy rests
-        self._now = _Draft(0, False, 0.0, 0.0, 1, 0, 0)
+        self._now = _Draft()
         self._powers = np.zeros(LOOK_AHEAD + 1)
 
     def rest(self) -> int:
@@ -255,8 +253,9 @@ class ThroughputDraftPolicy:
         gaps = deficits[narrowest : widest + 1]
         if num_best <= widest:  # none is left out of the widest
             gaps = np.append(gaps, np.inf)
-        if joint.log_unlisted > -np.inf:
-            gaps = np.minimum(gaps, _gap_to_unlisted(joint))
+        if joint.log_unlisted > -np.inf:  # tokens that the draft does not list
+            gap = float(np.logaddexp.reduce(joint.log_masses)) - joint.log_unlisted
+            gaps = np.minimum(gaps, max(gap, 0.0))
         draft.layers.append(_Layer(joint.nodes, joint.candidate_ids(best), gaps, narrowest))
         reach = draft.reach * self._estimator.accepted(gaps, len(draft.layers) - 1)
         before = draft.num_rows
@@ -424,11 +423,6 @@ class ThroughputDraftPolicy:
         gains -= self._usual_call * _LAYERS_AHEAD[ahead]
         worth: Floats = np.maximum.reduce(gains, axis=-1)  # of no layer: 0
         return worth
-
-
-def _gap_to_unlisted(joint: JointDistribution) -> float:
-    """Return the gap to tokens that a draft does not list."""
-    return max(float(np.logaddexp.reduce(joint.log_masses)) - joint.log_unlisted, 0.0)
 
 
 def _candidate_ids(forest: Forest, parents: Nodes, nodes: Nodes) -> NDArray[np.int64]:
