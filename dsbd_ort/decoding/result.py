@@ -95,11 +95,7 @@ _Result = TypeVar("_Result")
 
 
 class WithResult(Generic[_Item, _Result]):
-    """Iterates over a generator and keeps its return value.
-
-    Attributes:
-        result: the return value, once the iteration has ended.
-    """
+    """Iterates over a generator; afterwards ``result`` is its return value."""
 
     result: _Result
 
@@ -126,22 +122,21 @@ def decoded_sequences(
 ) -> list[DecodedSequence]:
     """Return final hypotheses as sequences; ``finish_reason`` is that of a request."""
     sequences = []
-    paths, logprobs = (
-        hypotheses.paths(finished.hypotheses),
-        hypotheses.logprobs[finished.hypotheses],
-    )
-    for path, logprob, score in zip(
-        paths, logprobs.tolist(), finished.scores.tolist(), strict=True
-    ):
+    logprobs = hypotheses.logprobs[finished.hypotheses].tolist()
+    of_paths = hypotheses.paths(finished.hypotheses), logprobs, finished.scores.tolist()
+    for path, logprob, score in zip(*of_paths, strict=True):
         token_ids = hypotheses.tokens[path].tolist()
+        token_logprobs = hypotheses.token_logprobs[path].tolist()
+        top_logprobs = None if tops is None else tops.of(path)
+        reason = finish_reason(token_ids)
         sequences.append(
             DecodedSequence(
                 token_ids=token_ids,
-                token_logprobs=hypotheses.token_logprobs[path].tolist(),
+                token_logprobs=token_logprobs,
                 logprob=logprob,
                 score=score,
-                finish_reason=finish_reason(token_ids),
-                top_logprobs=None if tops is None else tops.of(path),
+                finish_reason=reason,
+                top_logprobs=top_logprobs,
             )
         )
     return sequences

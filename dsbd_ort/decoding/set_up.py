@@ -21,7 +21,7 @@ from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.forest_runner import ForestRunner
 from dsbd_ort.decoding.joint_rule import JointGreedyRule, JointSpeculativeRule
 from dsbd_ort.decoding.late_runner import LateRunner
-from dsbd_ort.decoding.logits_processing.forbidden_tokens import ForbiddenTokens
+from dsbd_ort.decoding.logits_processing.allowed_after import ForbiddenTokens
 from dsbd_ort.decoding.logits_processing.path_states import PathStates, StopStates
 from dsbd_ort.decoding.logits_processing.request_processing import RequestProcessing, processing_of
 from dsbd_ort.decoding.node_features import DraftFeatures, TargetFeatures, align_prefixes
@@ -38,12 +38,7 @@ from dsbd_ort.decoding.warp import Warp, check_top_k
 
 
 def check_decodable(request: DecodingRequest, target: EngineSpec, draft: EngineSpec | None) -> None:
-    """Raise for a request that these engines cannot decode; none is called.
-
-    Raises:
-        DecodingError: an empty prompt, ids outside the vocabulary, a missing draft, or a top-k
-            beyond the logits that an engine returns.
-    """
+    """Raise DecodingError for a request that these engines cannot decode; none is called."""
     config = request.config
     check_request(request, target, draft)
     check_top_logprobs(target, config)
@@ -94,7 +89,7 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
     if request.trace is not None:
         tracers = [Tracer(request.trace, builder, runners, stats, proposers, paths.forbidden)]
     chained = _chained_drafters(paths, rule, of_draft, config, proposers if tracers else None)
-    drafter: Drafter | None = next(iter((*chained, *of_draft)), None)
+    drafters: list[Drafter] = [*chained, *of_draft]
     tops = of_target.distributions.tops
     return LoopParts(
         request=request,
@@ -102,7 +97,7 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
         hypotheses=builder.hypotheses,
         agreement=Agreement(builder.hypotheses),
         rule=rule,
-        draft_stage=DraftStage(request, rule, policy, drafter, builder.forest, of_target, of_draft),
+        draft_stage=DraftStage(request, rule, policy, drafters[:1], builder.forest, of_target, of_draft),
         target=of_target,
         runners=runners,
         stats=stats,
@@ -113,12 +108,7 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
 
 @dataclass(frozen=True)
 class _Paths:
-    """State of the paths of a request that does not depend on the engine.
-
-    Attributes:
-        forbidden: the tokens that the constraint forbids, if the request is traced.
-        ngram: the n-gram drafter, which has a state for each path.
-    """
+    """State of the paths of a request that does not depend on the engine."""
 
     builder: LayerBuilder
     processing: RequestProcessing | None
@@ -128,14 +118,29 @@ class _Paths:
 
 def _paths(request: DecodingRequest, vocab_size: int) -> _Paths:
     """Return forest, hypotheses, processors and constraint of a request that begins."""
-    config, constraint = request.config, request.running_constraint
-    forbidden = None
-    if request.trace is not None and constraint is not None:
-        forbidden = ForbiddenTokens()
+    config, constraint, prompt_ids = request.config, request.running_constraint, request.prompt_ids
+    is_traced = request.trace is not None and constraint is not None
+    forbidden = ForbiddenTokens() if is_traced else None
     notes = forbidden, request.source_ids, request.allowed_mass
-    processing = processing_of(config, constraint, request.prompt_ids, vocab_size, *notes)
-    ngram = _ngram_drafter(request)
-    return _Paths(_builder(request, processing, ngram), processing, forbidden, ngram)
+    processing = processing_of(config, constraint, prompt_ids, vocab_size, *notes)
+    ngram = None
+    if config.has_ngram_drafter:
+        ngram = NGramDrafter(
+            prompt_ids,
+            request.ngram_pool,
+            config.temperature or 1.0,
+            only_long_matches=config.has_draft_model,
+            copied_ids=request.copied_ids,
+        )
+    states: list[PathStates] = []
+    seed = int(request.rng.integers(2**63))
+    if request.stop:
+        states.append(StopStates(request.stop, config.min_new_tokens))
+    states += processing.path_states if processing else []
+    states += [ngram.paths] if ngram else []
+    forest = Forest(int(prompt_ids[-1]), len(prompt_ids) - 1, seed, config.eos_ids, states)
+    builder = LayerBuilder(forest, Hypotheses(), repeats=config.replacement)
+    return _Paths(builder, processing, forbidden, ngram)
 
 
 def _runners(
@@ -156,10 +161,8 @@ def _runners(
     drafted = ComputedDistributions("draft", draft.spec, forest, draft_warp, paths.processing)
     if not draft.spec.reads_features:
         path = request.prompt_ids, paths.builder.hypotheses
-        return [
-            ForestRunner("target", target, forest, known, scorer=scorer),
-            LateRunner(draft, forest, drafted, *path),
-        ]
+        late = LateRunner(draft, forest, drafted, *path)
+        return [ForestRunner("target", target, forest, known, scorer=scorer), late]
     align_prefixes(target.prefix, draft.prefix)
     features = TargetFeatures(target)
     draft.own_features = own = DraftFeatures(forest, features)
@@ -189,35 +192,6 @@ def _chained_drafters(
         proposes_ends=not rule.reads_draft_distributions,
     )
     return [chained]
-
-
-def _ngram_drafter(request: DecodingRequest) -> NGramDrafter | None:
-    """Return the n-gram drafter of a request that has one."""
-    config = request.config
-    if not config.has_ngram_drafter:
-        return None
-    return NGramDrafter(
-        request.prompt_ids,
-        request.ngram_pool,
-        config.temperature or 1.0,
-        only_long_matches=config.has_draft_model,
-        copied_ids=request.copied_ids,
-    )
-
-
-def _builder(
-    request: DecodingRequest, processing: RequestProcessing | None, ngram: NGramDrafter | None
-) -> LayerBuilder:
-    """Return the forest and the hypotheses of a request that begins."""
-    config, prompt_ids = request.config, request.prompt_ids
-    seed = int(request.rng.integers(2**63))
-    states: list[PathStates] = []
-    if request.stop:
-        states.append(StopStates(request.stop, config.min_new_tokens))
-    states += processing.path_states if processing else []
-    states += [ngram.paths] if ngram else []
-    forest = Forest(int(prompt_ids[-1]), len(prompt_ids) - 1, seed, config.eos_ids, states)
-    return LayerBuilder(forest, Hypotheses(), repeats=config.replacement)
 
 
 def _rule(request: DecodingRequest, builder: LayerBuilder) -> SelectionRule:

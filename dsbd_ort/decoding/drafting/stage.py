@@ -33,16 +33,20 @@ class DraftStage:
         request: DecodingRequest,
         rule: SelectionRule,
         policy: DraftPolicy,
-        drafter: Drafter | None,
+        drafters: Sequence[Drafter],
         forest: Forest,
         target: ForestRunner,
         draft: Sequence[ForestRunner],
     ) -> None:
-        """Take the parts of a request; ``draft``: the draft model's side, if it has one."""
+        """Take the parts of a request.
+
+        drafters: the one to use, if it drafts. draft: the draft model's side, if it has one.
+        """
         self._config, self._rule, self._policy = request.config, rule, policy
-        self.drafter, self._forest, self._target = drafter, forest, target
+        self.drafter = drafters[0] if drafters else None
+        self._forest, self._target = forest, target
         self.lockstep = [runner for runner in draft if not isinstance(runner, LateRunner)]
-        keeps = drafter is not None and rule.keeps_descendants
+        keeps = self.drafter is not None and rule.keeps_descendants
         self.most_descendants = most_descendants(request.config) if keeps else 0
         self._resting = policy if isinstance(policy, ThroughputDraftPolicy) else None
         is_single = request.config.num_beams == 1

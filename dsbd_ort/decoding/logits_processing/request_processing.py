@@ -16,11 +16,13 @@ from dsbd_forward.rows import largest_columns
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.distribution import ListedDistributions
 from dsbd_ort.decoding.errors import ConstraintError
-from dsbd_ort.decoding.logits_processing.allowed_after import AllowedAfter
-from dsbd_ort.decoding.logits_processing.allowed_mass import AllowedMass
+from dsbd_ort.decoding.logits_processing.allowed_after import (
+    AllowedAfter,
+    AllowedMass,
+    ForbiddenTokens,
+)
 from dsbd_ort.decoding.logits_processing.candidates import Candidates, LogitsProcessor, Scores
 from dsbd_ort.decoding.logits_processing.constraint import Constraint
-from dsbd_ort.decoding.logits_processing.forbidden_tokens import ForbiddenTokens
 from dsbd_ort.decoding.logits_processing.path_states import (
     ConstraintStates,
     Nodes,
