@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 
 from dsbd_forward.engine import Engine
 from dsbd_forward.forward import ForwardResult
-from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
+from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.decode import DecodingLoop, decoding_loop
 from dsbd_ort.decoding.drafting.cost_curve import Costs, observe_call
 from dsbd_ort.decoding.engine_call import Clock, EngineCall, EngineCalls, Role, forward_groups
-from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, SharedKVCache
+from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, PrefixCache, SharedKVCache
 from dsbd_ort.decoding.preemption import PreemptedRows, recomputed
 from dsbd_ort.decoding.request import DecodingRequest
 from dsbd_ort.decoding.result import DecodeResult, IterationOutput
@@ -146,7 +146,7 @@ class BatchedDecoder:
         Raises what ``decoding_loop`` raises, unless it starts later.
         """
         views = {
-            role: cache.open_view(PrefixCache(source=request.source))
+            role: CacheView(cache, PrefixCache(source=request.source))
             for role, cache in self.caches.items()
         }
         request = dataclasses.replace(request, num_sharers=lambda: len(self._members))

@@ -15,11 +15,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One entry of ``Hypotheses``: the new tokens of a beam.
-
-    Attributes:
-        index: of the entry; 0 is the empty hypothesis.
-    """
+    """One entry of ``Hypotheses``: the new tokens of a beam; 0 is the empty one."""
 
     hypotheses: Hypotheses
     index: int
@@ -59,9 +55,8 @@ class Hypothesis:
 class Hypotheses:
     """All hypotheses of a request as back-pointers: each is its parent and one more token.
 
-    Entry 0 is the empty one, with which every request starts.
-
-    The attributes have room for more entries than there are: read them anew after ``extend``.
+    Entry 0 is the empty one. The attributes have room for more entries than there are: read them
+    anew after ``extend``.
 
     Attributes:
         parents, tokens, lengths: (room,) int64.
@@ -134,8 +129,8 @@ class Hypotheses:
 class Agreement:
     """The first tokens that all live hypotheses share, followed from iteration to iteration.
 
-    Of the hypotheses' tree it keeps the branches that still live: how many each entry has, and the
-    exclusive or of these, which is the branch itself where there is one. Every entry is added and
+    Of every entry of the hypotheses' tree it keeps the number of branches that still live, and
+    their exclusive or, which is the branch itself if there is only one. Every entry is added and
     removed once, however long the hypotheses are.
 
     Attributes:

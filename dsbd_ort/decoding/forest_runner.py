@@ -59,7 +59,7 @@ class ForestRunner:
         self._engine = ENGINE_INDEX[role]
         self._view = view
         self.meter = view.meter
-        self._forest = forest
+        self.forest = forest
         self.distributions = distributions
         self.joint, self.log_probs = distributions.joint, distributions.log_probs
         self._features = features
@@ -70,7 +70,7 @@ class ForestRunner:
     @property
     def slots(self) -> NDArray[np.int64]:
         """Slot of every node, see ``Forest.slots``: negative where it is not computed."""
-        return self._forest.slots[self._engine]
+        return self.forest.slots[self._engine]
 
     def prefill(
         self, token_ids: NDArray[np.int64], followers: Sequence[ForestRunner] = ()
@@ -134,25 +134,25 @@ class ForestRunner:
 
     def are_computed(self, nodes: Nodes) -> bool:
         """Return whether the distribution after each is known; an absorbing one needs none."""
-        slots = self._forest.slots[self._engine][nodes]
+        slots = self.forest.slots[self._engine][nodes]
         return not len((slots < _FIRST).nonzero()[0])
 
     def num_missing(self, nodes: Nodes) -> int:
         """Return how many of ``nodes`` are not computed."""
-        return len((self._forest.slots[self._engine][nodes] < _FIRST).nonzero()[0])
+        return len((self.forest.slots[self._engine][nodes] < _FIRST).nonzero()[0])
 
     def missing(self) -> Nodes:
         """Return all nodes that are not computed, parents first."""
-        slots = self._forest.slots[self._engine]
-        return (slots[: len(self._forest)] < _FIRST).nonzero()[0]
+        slots = self.forest.slots[self._engine]
+        return (slots[: len(self.forest)] < _FIRST).nonzero()[0]
 
     def pending(self, nodes: Nodes) -> Nodes:
         """Return what must be computed before the distributions after ``nodes``, parents first."""
-        return self._forest.pending(nodes, self._forest.slots[self._engine])
+        return self.forest.pending(nodes, self.forest.slots[self._engine])
 
     def look_up(self, nodes: Nodes, takes_all: object) -> LayerNeeds:
         """See Drafter.look_up: every row needs the model, and what it has not computed above."""
-        return LayerNeeds(self._forest.pending(nodes, self._forest.slots[self._engine]))
+        return LayerNeeds(self.forest.pending(nodes, self.forest.slots[self._engine]))
 
     def compute(self, pending: Nodes) -> EngineCalls[None]:
         """Compute nodes as ``pending`` and ``missing`` return them in one call, if there are any.
@@ -161,7 +161,7 @@ class ForestRunner:
         """
         if self._is_unread and len(pending):
             yield from self._read_prompt()
-        slots, distributions = self._forest.slots[self._engine], self.distributions
+        slots, distributions = self.forest.slots[self._engine], self.distributions
         while len(pending):
             nodes, first_slot = pending, self._view.num_slots
             for features in self._features:
@@ -183,7 +183,7 @@ class ForestRunner:
 
         A node set back, whose parent the forest forgot, has a slot that sees what is above.
         """
-        forest, view, size = self._forest, self._view, len(nodes)
+        forest, view, size = self.forest, self._view, len(nodes)
         slots, features = forest.slots[self._engine], NO_FEATURES
         for own in self._features:
             features = own.for_nodes(nodes)
@@ -229,7 +229,7 @@ class ForestRunner:
         """Keep the nodes as well that are needed to compute kept ones later: (num_nodes,) bool."""
         if self._is_put_off:
             return
-        forest = self._forest
+        forest = self.forest
         slots = forest.slots[self._engine]
         for features in self._features:
             slots = features.slots_after_pruning(slots)
@@ -242,7 +242,7 @@ class ForestRunner:
         """Forget the nodes that the forest has dropped, and those whose rows are outdated."""
         if self._is_put_off:
             return
-        slots = self._forest.slots[self._engine][: len(self._forest)]
+        slots = self.forest.slots[self._engine][: len(self.forest)]
         for features in self._features:
             slots[:] = features.slots_after_pruning(slots)
         computed = (slots > _FIRST).nonzero()[0]

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from dsbd_ort.decoding.beams import Beams, Hypotheses
-from dsbd_ort.decoding.cache_view import CacheView, RowIdentity
+from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.computed_distributions import ComputedDistributions
 from dsbd_ort.decoding.engine_call import EngineCalls
 from dsbd_ort.decoding.forest import NOT_COMPUTED, Forest
 from dsbd_ort.decoding.forest_runner import ForestRunner
+from dsbd_ort.decoding.kv_cache import RowIdentity
 
 _LONG_REST = 8
 """From this many iterations without a draft, recomputing the draft's rows and what the target knows
@@ -41,7 +42,7 @@ class LateRunner(ForestRunner):
     def prefill_later(self, beams: Beams) -> None:
         """Compute the tokens of the only beam, except the last, just before its node is wanted."""
         (node,) = beams.nodes.tolist()
-        forest = self._forest
+        forest = self.forest
         self._is_unread = True
         self._read_to = beams
         self._num_to_read = int(forest.positions[node])
@@ -63,7 +64,7 @@ class LateRunner(ForestRunner):
         self._is_put_off = True
         if self._is_unread:
             return
-        slots = self.slots[: len(self._forest)]
+        slots = self.slots[: len(self.forest)]
         computed = (slots > 0).nonzero()[0]
         self._view.keep(slots[computed])
         self._is_unread, self._read_to = True, beams

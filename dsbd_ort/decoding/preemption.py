@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from dsbd_forward.features import ZEROS, Features, ParentFeatures
 from dsbd_forward.forward import Forward, ForwardResult
-from dsbd_ort.decoding.cache_view import CacheView, OwnFeatures, PrefixCache, Rows
+from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.engine_call import EngineCall, EngineCalls, Role
-from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
+from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, PrefixCache, Rows
 from dsbd_ort.decoding.node_features import NO_FEATURES, FeatureNeeds, align_prefixes
 
 _NO_LOGITS = np.arange(0)
@@ -165,7 +165,7 @@ def recomputed(preempted: dict[Role, PreemptedRows]) -> EngineCalls[None]:
     """Compute the rows of a preempted request again; remove them from there once they are."""
     draft = preempted.get("draft")
     if draft is not None and draft.view.own_features is not None:
-        yield from RecomputedPair(preempted["target"], draft, draft.view.own_features).compute()
+        yield from RecomputedPair(preempted["target"], draft).compute()
         preempted.clear()
     for role, rows in list(preempted.items()):
         yield from rows.compute(role)
@@ -179,14 +179,16 @@ class RecomputedPair:
     kept, or from the feature of the target's row of its parent, which has the same path of tokens.
     """
 
-    def __init__(self, target: PreemptedRows, draft: PreemptedRows, features: OwnFeatures) -> None:
+    def __init__(self, target: PreemptedRows, draft: PreemptedRows) -> None:
         """Take the rows of both engines."""
+        own_of = draft.view.own_features
+        assert own_of is not None  # the caller has looked
         self._target, self._draft = target, draft
         self._target_paths, self._draft_parents = _paths(target, draft)
         self._own = {
             row: place
             for row, slot in draft.slots_by_row().items()
-            if (place := features.own_of(slot)) is not None
+            if (place := own_of(slot)) is not None
         }
         self._of_target: dict[int, tuple[Features, int]] = {}  # by path
 

@@ -10,13 +10,13 @@ import numpy as np
 
 from dsbd_forward.forward import Source
 from dsbd_forward.spec import EngineSpec
-from dsbd_ort.decoding.cache_view import RowIdentity
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import Costs
 from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.engine_call import Clock, EngineCall, Role
 from dsbd_ort.decoding.errors import DecodingError
+from dsbd_ort.decoding.kv_cache import RowIdentity
 from dsbd_ort.decoding.logits_processing.allowed_after import AllowedMass
 from dsbd_ort.decoding.logits_processing.constraint import Constraint
 from dsbd_ort.decoding.logits_processing.path_states import StopState, state_after

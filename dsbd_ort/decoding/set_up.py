@@ -97,7 +97,7 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
         hypotheses=builder.hypotheses,
         agreement=Agreement(builder.hypotheses),
         rule=rule,
-        draft_stage=DraftStage(request, rule, policy, drafters[:1], builder.forest, of_target, of_draft),
+        draft_stage=DraftStage(request, rule, policy, drafters[:1], of_target, of_draft),
         target=of_target,
         runners=runners,
         stats=stats,
@@ -165,7 +165,8 @@ def _runners(
         return [ForestRunner("target", target, forest, known, scorer=scorer), late]
     align_prefixes(target.prefix, draft.prefix)
     features = TargetFeatures(target)
-    draft.own_features = own = DraftFeatures(forest, features)
+    own = DraftFeatures(forest, features)
+    draft.own_features = own.own_of
     return [
         ForestRunner("target", target, forest, known, [features], scorer),
         ForestRunner("draft", draft, forest, drafted, [own]),

@@ -1,7 +1,4 @@
-"""Drafting: the forest grown by the draft model, and the policies that say how much.
-
-The record of an iteration stands here as well: policies, statistics and traces all observe it.
-"""
+"""Drafting: the forest grown by the draft model, the policies that decide how much, the record."""
 
 from __future__ import annotations
 
@@ -26,8 +23,7 @@ class DraftLayer:
         drawn: (<= W_S,) int64 candidates of ``distribution`` in the order drawn.
         children: (<= W_S,) int64. Nodes of the distinct drawn candidates, in the order first drawn.
         num_new: how many of them the forest did not have.
-        kept: ``distribution``, None where the rule never reads it: without top-k it is an array
-            of the vocabulary's size for every beam.
+        kept: ``distribution``; None if the rule never reads it: it may be of beams x vocabulary.
     """
 
     drawn: NDArray[np.int64]
@@ -74,19 +70,17 @@ Scores = Callable[[JointDistribution, int], NDArray[np.float64]]
 
 
 class Observer(Protocol):
-    """Is shown every iteration before it is pruned."""
+    """Receives every iteration before it is pruned."""
 
     def observe(self, iteration: Iteration) -> None:
         """Learn from an iteration."""
 
 
 Proposer = Literal["model", "ngram", "constraint"]
-"""Whose distribution a node was drafted from."""
+"""Who drafted a node."""
 
 TakesAll = Callable[[int, int], bool]
-"""(num_candidates, num_rows) -> whether a layer of all these candidates is worth more than one
-that the model chooses, by a call of ``num_rows`` rows; see DraftPolicy.takes_all."""
-
+"""(num_candidates, num_rows): see DraftPolicy.takes_all."""
 
 MOST_FORCED_LAYERS = 4
 """Of one draft, in addition to those that its policy chooses: bounds the rows of a request."""
@@ -111,19 +105,19 @@ class Drafter(Protocol):
     """Gives the distributions that a layer is drafted from. ``ForestRunner`` is one.
 
     Attributes:
-        forces: whether layers may be forced, so that it has to be looked what they need.
+        forces: whether layers may be forced, so that ``look_up`` comes before the policy is asked.
     """
 
     forces: bool
 
     def look_up(self, nodes: Nodes, takes_all: TakesAll) -> LayerNeeds | None:
-        """Begin a layer below these nodes; None where every path ends with its next token.
+        """Begin a layer below these nodes; None if every path ends with its next token.
 
         Such a layer has nothing to verify: the target selects it from the distributions above.
         """
 
     def compute(self, pending: Nodes) -> EngineCalls[None]:
-        """Let the model compute nodes, those that the layer needs."""
+        """Let the model compute the nodes that the layer needs."""
 
     def joint(
         self, nodes: Nodes, log_weights: NDArray[np.float64], copies: NDArray[np.int64] | None
@@ -131,7 +125,7 @@ class Drafter(Protocol):
         """Return the draft's joint distribution over the continuations of these nodes."""
 
 
-class DraftPolicy(Protocol):
+class DraftPolicy(Observer, Protocol):
     """Decides, layer by layer, whether to draft and how many candidates (docs/algorithm.md 3.5)."""
 
     def begin(self, num_pending: int, most_layers: int) -> None:
@@ -143,16 +137,13 @@ class DraftPolicy(Protocol):
         """
 
     def takes_all(self, num_candidates: int, num_rows: int) -> bool:
-        """Return whether a layer of all candidates is better than one that a model chooses.
-
-        num_rows: of the engine call by which it would.
-        """
+        """Return whether a layer of all candidates is better than a call of ``num_rows`` rows."""
 
     def wants_layer(self, num_rows: int, num_whole: int = 0) -> bool:
         """Return whether to draft one more layer, by an engine call of so many rows.
 
-        With 0 rows, whether it might be worth looking what could be drafted. ``num_whole``: number
-        of candidates where they are all there are.
+        With 0 rows, whether a draft is worth looking up. ``num_whole``: number of candidates of a
+        layer of all that there are, else 0.
         """
 
     def choose(self, joint: JointDistribution, depth: int) -> NDArray[np.int64]:
@@ -162,24 +153,18 @@ class DraftPolicy(Protocol):
         """
 
     def choose_forced(self, joint: JointDistribution) -> NDArray[np.int64]:
-        """Return all candidates of a forced layer where these are worth their rows, else none.
+        """Return all candidates of a forced layer if these are worth their rows, else none.
 
         If the layer before is accepted, so is this one: it saves a call of the target.
         """
-
-    def observe(self, iteration: Iteration) -> None:
-        """Learn from an iteration."""
 
 
 class FixedDraftPolicy:
     """``draft_length`` layers of ``draft_beams`` candidates each, and what is forced."""
 
     def __init__(self, layer_widths: tuple[int, ...], propose: Propose) -> None:
-        self._layer_widths = layer_widths
-        self._propose = propose
-        self._layer = 0
-        self._num_forced = 0
-        self._most_layers = 0
+        self._layer_widths, self._propose = layer_widths, propose
+        self._layer = self._num_forced = self._most_layers = 0
 
     def begin(self, num_pending: int, most_layers: int) -> None:
         """See DraftPolicy.begin."""
@@ -222,10 +207,11 @@ def draft_forest(
     keeps_distributions: bool,
     repeats: bool,
 ) -> EngineCalls[list[DraftLayer]]:
-    """Add the draft's candidates to the forest: one engine call a layer, where one is needed.
+    """Add the draft's candidates to the forest: at most one engine call per layer.
 
     The draft's weights u start at the target's weights of the input beams (the published code
-    starts from equal weights and loses acceptance), then u_child = u_parent * q~.
+    starts from equal weights and loses acceptance), then u_child = u_parent * q~. The draft ends
+    once all draft beams have ended.
 
     Args:
         forest: grows.
@@ -235,9 +221,6 @@ def draft_forest(
         depth: of the first layer, counted from the prompt.
         keeps_distributions: whether the layers hold the draft's joint distributions.
         repeats: whether a candidate may be drawn more than once.
-
-    Returns:
-        The layers; none are added once all draft beams have ended.
     """
     layers: list[DraftLayer] = []
     nodes, log_u, copies = beams.nodes, beams.log_weights, beams.copies
@@ -254,9 +237,8 @@ def draft_forest(
         joint = drafter.joint(nodes, log_u, copies)
         if not len(joint.tokens):  # none is known, or processors and constraint leave none
             break
-        drawn = (
-            policy.choose_forced(joint) if is_forced else policy.choose(joint, depth + len(layers))
-        )
+        depth_now = depth + len(layers)
+        drawn = policy.choose_forced(joint) if is_forced else policy.choose(joint, depth_now)
         if not len(drawn):
             break
         distinct, copies = distinct_in_order(drawn) if repeats else (drawn, None)

@@ -8,7 +8,6 @@ from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.drafting.draft import Drafter, DraftLayer, DraftPolicy, draft_forest
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
 from dsbd_ort.decoding.engine_call import EngineCalls
-from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.forest_runner import ForestRunner
 from dsbd_ort.decoding.late_runner import LateRunner
 from dsbd_ort.decoding.request import DecodingRequest
@@ -34,7 +33,6 @@ class DraftStage:
         rule: SelectionRule,
         policy: DraftPolicy,
         drafters: Sequence[Drafter],
-        forest: Forest,
         target: ForestRunner,
         draft: Sequence[ForestRunner],
     ) -> None:
@@ -44,7 +42,7 @@ class DraftStage:
         """
         self._config, self._rule, self._policy = request.config, rule, policy
         self.drafter = drafters[0] if drafters else None
-        self._forest, self._target = forest, target
+        self._target = target
         self.lockstep = [runner for runner in draft if not isinstance(runner, LateRunner)]
         keeps = self.drafter is not None and rule.keeps_descendants
         self.most_descendants = most_descendants(request.config) if keeps else 0
@@ -66,7 +64,7 @@ class DraftStage:
         most_layers = self._config.max_new_tokens - depth - 1
         self._policy.begin(self._target.num_missing(beams.nodes), most_layers)
         return draft_forest(
-            self._forest,
+            self._target.forest,
             self.drafter,
             beams,
             self._policy,
