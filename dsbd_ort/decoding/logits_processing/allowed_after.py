@@ -33,9 +33,7 @@ class AllowedAfter:
     def __init__(
         self, allowed: TokenLists | TokenMasks | None, accepts: NDArray[np.bool_], eos: Tokens
     ) -> None:
-        self._allowed = allowed
-        self._accepts = accepts
-        self._eos = eos
+        self._allowed, self._accepts, self._eos = allowed, accepts, eos
 
     @classmethod
     def after(cls, nodes: Nodes, states: ConstraintStates | None) -> AllowedAfter:
@@ -57,16 +55,11 @@ class AllowedAfter:
         return AllowedAfter(allowed, self._accepts[rows], self._eos)
 
     @property
-    def lists(self) -> bool:
-        """Whether there is a constraint that lists what it allows."""
-        return isinstance(self._allowed, TokenLists)
-
-    def lists_nothing(self) -> NDArray[np.bool_]:
-        """Return the rows without a listed token, so only with the end: (num_rows,) bool."""
+    def num_listed(self) -> Rows:
+        """Tokens that the constraint lists in each row, the end aside; -1: it lists none."""
         if isinstance(self._allowed, TokenLists):
-            is_empty: NDArray[np.bool_] = self._allowed.counts == 0
-            return is_empty
-        return np.zeros(len(self._accepts), dtype=np.bool_)
+            return self._allowed.counts
+        return np.full(len(self._accepts), -1)
 
     @property
     def listed_tokens(self) -> Tokens:
@@ -76,7 +69,7 @@ class AllowedAfter:
     def listed(self) -> Tokens | None:
         """Return the tokens as a table, (num_rows, most) int64 by id, padded with -1.
 
-        It has a column even where no row lists a token. None where the constraint lists none.
+        It has a column even if no row lists a token. None if the constraint lists none.
         """
         if not isinstance(self._allowed, TokenLists):
             return None
@@ -125,19 +118,18 @@ class AllowedAfter:
 
     @property
     def num_tokens(self) -> NDArray[np.int64]:
-        """Tokens allowed in each row, where there is a constraint."""
+        """Tokens allowed in each row, with a constraint."""
+        assert self._allowed is not None
         if isinstance(self._allowed, TokenMasks):
             counts = np.bitwise_count(self._allowed.bits.view(np.uint32)).sum(axis=1)
         else:
-            assert self._allowed is not None
             counts = self._allowed.counts
         return np.asarray(counts + self._accepts * len(self._eos))
 
     def num_of(self, vocab_size: int) -> NDArray[np.int64]:
         """Tokens allowed in each row, ``vocab_size`` without a constraint."""
-        if self._allowed is None:
-            return np.full(len(self._accepts), vocab_size)
-        return self.num_tokens
+        is_free = self._allowed is None
+        return np.full(len(self._accepts), vocab_size) if is_free else self.num_tokens
 
 
 class ForbiddenTokens:
@@ -150,17 +142,12 @@ class ForbiddenTokens:
         """Note the forbidden ones of the likeliest tokens after nodes, of the target."""
         normalizers = logits.log_normalizers
         tokens, scores = logits.most_probable(_LOOKED_AT)
-        log_probs = scores - normalizers
+        probabilities = np.exp(scores - normalizers)
         is_forbidden = ~allowed.are_allowed(tokens)
         for row, node in enumerate(nodes.tolist()):
             columns = np.flatnonzero(is_forbidden[row])[:MOST_FORBIDDEN]
-            self._noted[node] = tuple(
-                zip(
-                    tokens[row, columns].tolist(),
-                    np.exp(log_probs[row, columns]).tolist(),
-                    strict=True,
-                )
-            )
+            found = tokens[row, columns].tolist(), probabilities[row, columns].tolist()
+            self._noted[node] = tuple(zip(*found, strict=True))
 
     def taken(self) -> dict[int, Forbidden]:
         """Return what was noted, by node, and forget it: pruning gives nodes other numbers."""
@@ -194,7 +181,7 @@ class AllowedMass:
     def before(self, token_ids: Sequence[int]) -> NDArray[np.float64]:
         """Return the log of what was left at the place of each of an output's new tokens, (n,).
 
-        Zeros for a request without processors, which leave everything.
+        Zeros without processors, which leave everything.
         """
         if not self._by_path:
             return np.zeros(len(token_ids))

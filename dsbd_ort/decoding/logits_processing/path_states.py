@@ -1,7 +1,6 @@
 """States of the path of every forest node, beyond its last token.
 
-The forest keeps these in step with its nodes: stop strings, constraints, and the tokens themselves
-for processors that read them. Only those that a request needs are made.
+The forest keeps these in step with its nodes. Only those that a request needs are made.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ class PathStates(Protocol):
 class StopState(Protocol):
     """Whether the new tokens of one path end it: the seam for stop strings.
 
-    Immutable: every node of the forest has its own, made from its parent's. A path that has ended
-    is absorbing, as one whose last token ends the sequence.
+    Immutable: every node has its own, made from its parent's. A path that has ended is absorbing.
     """
 
     @property
@@ -129,11 +127,11 @@ class ConstraintStates:
 
 
 class PathTokens:
-    """The tokens of every node's path, for processors: what all share once, the rest by node.
+    """The tokens of every node's path, for processors: shared ones once, the rest by node.
 
-    What the live paths share is the prompt and the new tokens on which they agree, counted as they
-    are added; a path's *own* tokens are the few after them. With the prompt [7, 3] and the paths
-    [7, 3, 5, 8] and [7, 3, 5, 9] of two nodes: shared [7, 3, 5], own [[8], [9]].
+    The live paths share the prompt and the new tokens on which they agree; a path's *own* tokens
+    are the few after them. With the prompt [7, 3] and the paths [7, 3, 5, 8] and [7, 3, 5, 9] of
+    two nodes: shared [7, 3, 5], own [[8], [9]].
 
     Attributes:
         num_prompt: tokens of the prompt.
@@ -183,8 +181,7 @@ class PathTokens:
     def add(self, parents: Nodes, tokens: Tokens) -> None:
         """See PathStates.add; no path ends by its tokens alone."""
         ends, num_nodes = self._num_own[parents], len(self._num_own)
-        room = self._own.shape[1]
-        if ends.max(initial=0) == room:
+        if ends.max(initial=0) == self._own.shape[1]:
             self._own = np.concatenate([self._own, np.zeros_like(self._own)], axis=1)
         added = self._own[parents]
         added[np.arange(len(parents)), ends] = tokens
@@ -195,10 +192,7 @@ class PathTokens:
         """See PathStates.would_end."""
 
     def prune(self, kept: Nodes, is_absorbing: NDArray[np.int64]) -> None:
-        """See PathStates.prune; what the live paths now agree on becomes shared.
-
-        A path that has ended is never read again: it need not agree.
-        """
+        """See PathStates.prune; tokens on which the live paths now agree become shared."""
         self._own, self._num_own = self._own[kept], self._num_own[kept]
         live = (is_absorbing == 0).nonzero()[0]
         if not len(live):

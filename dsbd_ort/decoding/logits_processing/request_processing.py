@@ -1,7 +1,7 @@
 """Distributions of a request with processors or a constraint (docs/algorithm.md 3.8).
 
-In every position: raw scores, processors, constraint, then the warping. What may be drawn is kept
-alone, so that a node under a tight constraint costs a few entries and not a vocabulary.
+In every position: raw scores, processors, constraint, then the warping. Only tokens that may be
+drawn are kept, so that a node under a tight constraint costs a few entries and not a vocabulary.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class RequestProcessing:
         processors: in their order.
         constraint: its states, None without one.
         paths: the tokens of every path.
-        forbidden: notes what the constraint forbids to the target; None unless it is traced.
-        mass: notes what the processors leave of the target's distributions; None: nothing does.
+        forbidden, mass: note what constraint and processors leave out of the target's
+            distributions; None: off.
     """
 
     def __init__(
@@ -59,11 +59,8 @@ class RequestProcessing:
     ) -> None:
         self._warp = Warp.of(config)
         self._processes_log_probs = self._warp.is_raw and config.num_beams > 1
-        self.processors = processors
-        self.constraint = constraint
-        self.paths = paths
-        self.forbidden = forbidden
-        self.mass = mass
+        self.processors, self.constraint, self.paths = processors, constraint, paths
+        self.forbidden, self.mass = forbidden, mass
 
     @property
     def path_states(self) -> list[PathStates]:
@@ -73,11 +70,8 @@ class RequestProcessing:
     def distributions(self, logits: Logits, nodes: Nodes, *, is_draft: bool) -> ListedDistributions:
         """Return the distributions after nodes.
 
-        Args:
-            logits: of these nodes, one row each.
-            nodes: (num_rows,) int64.
-            is_draft: whether tokens that a top-k head left out, and that cannot be read, may stay
-                out.
+        logits: of these nodes, one row each. is_draft: whether tokens that a top-k head left out,
+        and that cannot be read, may stay out.
         """
         allowed = self.allowed_after(nodes)
         if self.forbidden is not None and not is_draft:
@@ -95,8 +89,18 @@ class RequestProcessing:
         part = nodes[incomplete], allowed.part(incomplete)
         return found.replaced(incomplete, self._of_all(rows, normalizers, *part, is_draft))
 
-    def _check_known(self, allowed: AllowedAfter) -> None:
-        vocab_size = self.vocab_size
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return len(self.paths.shared_counts)
+
+    def allowed_after(self, nodes: Nodes) -> AllowedAfter:
+        """Return what the constraint allows after these nodes.
+
+        Raises:
+            ConstraintError: it lists a token outside the vocabulary.
+        """
+        allowed, vocab_size = AllowedAfter.after(nodes, self.constraint), self.vocab_size
         tokens = allowed.listed_tokens
         if tokens.max(initial=0) >= vocab_size or tokens.min(initial=0) < 0:
             assert self.constraint is not None  # which has listed them
@@ -104,24 +108,14 @@ class RequestProcessing:
                 f"{self.constraint.constraint.name} allows token ids from {tokens.min()} to "
                 f"{tokens.max()}; expected 0 to {vocab_size - 1}, the target's vocabulary"
             )
-
-    @property
-    def vocab_size(self) -> int:
-        """V."""
-        return len(self.paths.shared_counts)
-
-    def allowed_after(self, nodes: Nodes) -> AllowedAfter:
-        """Return what the constraint allows after these nodes."""
-        allowed = AllowedAfter.after(nodes, self.constraint)
-        self._check_known(allowed)
         return allowed
 
     def ends_next(self, nodes: Nodes, allowed: AllowedAfter) -> NDArray[np.bool_]:
-        """Return where every path ends with its next token, as far as is known: (num_nodes,) bool.
+        """Return where every path surely ends with its next token, (num_nodes,) bool.
 
         allowed: after these nodes.
         """
-        is_last = allowed.lists_nothing()
+        is_last: NDArray[np.bool_] = allowed.num_listed == 0
         if self.constraint is not None and hasattr(self.constraint.constraint, "ends_next"):
             is_last |= self.constraint.constraint.ends_next(self.constraint.states[nodes])
         return is_last
@@ -141,18 +135,14 @@ class RequestProcessing:
         is_token = np.arange(counts.max()) < counts[:, None]
         table, scores = np.full(is_token.shape, -1), np.full(is_token.shape, -np.inf)
         table[is_token], scores[is_token] = tokens, log_probs
-        return self._processed_draft(nodes, table, scores)[is_token]
-
-    def _processed_draft(self, nodes: Nodes, tokens: Tokens, log_probs: Scores) -> Scores:
-        candidates = Candidates(self.paths, nodes, tokens, self.vocab_size)
-        found = log_probs
+        candidates = Candidates(self.paths, nodes, table, self.vocab_size)
         for processor in self.processors:
-            found = processor.process(found, candidates)
-        found[~self.allowed_after(nodes).are_allowed(tokens)] = -np.inf
-        return found
+            scores = processor.process(scores, candidates)
+        scores[~self.allowed_after(nodes).are_allowed(table)] = -np.inf
+        return scores[is_token]
 
     def check_continues(self, nodes: Nodes, num_candidates: int) -> None:
-        """Raise ConstraintError where nothing may follow.
+        """Raise ConstraintError if nothing may follow.
 
         Args:
             nodes: (n,) int64. Of the beams without a candidate; a dead end is among them.
@@ -206,10 +196,7 @@ class RequestProcessing:
         tokens: Tokens,
         is_draft: bool,
     ) -> ListedDistributions:
-        """Return distributions over all allowed tokens, (num_rows, most) as ``listed``.
-
-        Their logits alone are read.
-        """
+        """Return distributions over all allowed tokens, (num_rows, most), reading only those."""
         is_token = tokens >= 0
         scores = np.full(tokens.shape, -np.inf)
         scores[is_token] = full.read_tokens(is_token.nonzero()[0], tokens[is_token])
@@ -308,7 +295,7 @@ def processing_of(
 ) -> RequestProcessing | None:
     """Return the logits processing of a request that begins, None without any.
 
-    source: its tokens, where the request has one.
+    source: its tokens, if the request has one.
     """
     if not config.processes_logits:
         return None

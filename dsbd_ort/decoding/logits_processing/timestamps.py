@@ -8,17 +8,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.logits_processing.candidates import Candidates, Scores
+from dsbd_ort.decoding.logits_processing.candidates import Candidates, LogitsProcessor, Scores
 from dsbd_ort.decoding.logits_processing.path_states import Tokens
 
 
-class Timestamps:
+class Timestamps(LogitsProcessor):
     """Whisper's rules for times, which are the tokens after ``<|notimestamps|>``.
 
     They come in pairs, except the first of a path and one before its end, and never decrease; a
-    path begins with one. Where all times together are more probable than the most probable other
+    path begins with one. If all times together are more probable than the most probable other
     token, one of them follows (Radford et al. 2022, section 3.8 and their code).
     """
+
+    raises = True  # every time counts, also one that a top-k head has left out
 
     def __init__(
         self,
@@ -86,7 +88,7 @@ class Timestamps:
             yield first, int(times[-1]) + (not is_after_time or is_after_pair)
 
     def _prefer_times(self, scores: NDArray[np.float64], tokens: Tokens | None) -> None:
-        """Leave the times alone where they are more probable than every other token.
+        """Leave the times alone if they are more probable than every other token.
 
         scores, tokens: (n,). Of one path; changed in place.
         """
@@ -102,10 +104,6 @@ class Timestamps:
         if together > max(float(scores[part].max(initial=-np.inf)) for part in others):
             for part in others:
                 scores[part] = -np.inf
-
-    def may_raise(self, candidates: Candidates) -> bool:
-        """Return True: every time counts, also one that a top-k head has left out."""
-        return True
 
 
 def _between(tokens: Tokens | None, begin: int, end: int | None) -> slice | NDArray[np.bool_]:
