@@ -1,9 +1,8 @@
-"""Tokens that were left out of the distributions after nodes, and are read once they count.
+"""Tokens that were left out of the distributions after nodes, and are read once they matter.
 
-A top-k head returns K tokens of a position, and a search without a draft looks at a few of all.
-Where a further one may be among the best candidates of a layer, all logits of the row are read, as
-long as they are there: until the engine's next forward. Those that are gone have to be computed
-once more.
+A top-k head returns K tokens of a position, and a search without a draft reads a few of all. If a
+further one may be among the best candidates of a layer, all logits of the row are read, as long as
+they are there: until the engine's next forward. Those that are gone are computed once more.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ class LeftOutTokens:
 
     Attributes:
         gone: (n,) int64. Which of the beams that were asked about last have lost their logits.
-        latest: first slot and logits of the engine's latest call, set by who makes it.
-        has_tokens: whether any were read that count.
+        latest: first slot and logits of the engine's latest call, set by the caller.
+        has_tokens: whether any were read that matter.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
-        """Take what is known of the engine: one that keeps no other logits leaves them out."""
+        """Take the specification of the engine: one that keeps no other logits leaves them out."""
         self._can_read = not spec.head.num_top_logits or spec.head.keeps_full_logits
         self._vocab_size = spec.vocab_size
         self.forget()
@@ -70,8 +69,8 @@ class LeftOutTokens:
             known: the distributions, by slot.
             slots: (num_beams,) int64.
             log_weights: (num_beams,) float64.
-            threshold: least log-weight that counts.
-            most: continuations that count, of all beams together.
+            threshold: least log-weight that matters.
+            most: continuations that matter, of all beams together.
         """
         if not isinstance(known, TopDistributions) or not self._can_read:
             return LeftOut.NOTHING
@@ -92,19 +91,14 @@ class LeftOutTokens:
             rows, normalizers = logits.read(slots[there] - first_slot)
             tokens, scores = largest_logits(rows, most)
             raw = (scores - normalizers)[:, known.num_tokens :]
-            counts = log_weights[there, None] + raw >= threshold
-            self._add(slots[there], counts, tokens[:, known.num_tokens :], raw)
+            matters = log_weights[there, None] + raw >= threshold
+            read = slots[there]
+            self._read_slots = np.append(self._read_slots, read)
+            self._slots = np.append(self._slots, np.repeat(read, matters.sum(axis=1)))
+            self._tokens = np.append(self._tokens, tokens[:, known.num_tokens :][matters])
+            self._raw_log_probs = np.append(self._raw_log_probs, raw[matters])
+            self.has_tokens = len(self._tokens) > 0
         return LeftOut.GONE if len(self.gone) else LeftOut.READ
-
-    def _add(
-        self, slots: Slots, counts: NDArray[np.bool_], tokens: NDArray[np.int64], raw: Floats
-    ) -> None:
-        """Add the tokens that count, (num_slots, n) each; those of a slot by decreasing logit."""
-        self._read_slots = np.append(self._read_slots, slots)
-        self._slots = np.append(self._slots, np.repeat(slots, counts.sum(axis=1)))
-        self._tokens = np.append(self._tokens, tokens[counts])
-        self._raw_log_probs = np.append(self._raw_log_probs, raw[counts])
-        self.has_tokens = len(self._tokens) > 0
 
     def added_to(
         self, joint: JointDistribution, log_weights: Floats, slots: Slots

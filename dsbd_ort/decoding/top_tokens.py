@@ -1,7 +1,6 @@
 """The most probable tokens after every committed path, and the log-probabilities of a prompt.
 
-Both are raw, before temperature and the other warpings, over the whole vocabulary. Requests without
-``top_logprobs`` and ``prompt_logprobs`` have none of this.
+Both are raw, before temperature and the other warpings, over the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from dsbd_ort.decoding.errors import ConfigError, DecodingError
 from dsbd_ort.decoding.forest import Forest
 
 SCORED_CHUNK = 64
-"""Prompt rows per call where each has logits: bounds these at SCORED_CHUNK x vocabulary."""
+"""Prompt rows per call if each has logits: bounds these at SCORED_CHUNK x vocabulary."""
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -48,15 +47,13 @@ class PromptLogprobs:
 class TopTokens:
     """The most probable tokens after the nodes of a forest, kept for those that are committed.
 
-    By slot (see ForestRunner) as long as a node lives; by hypothesis from when its node has been a
-    beam: slots come and go, hypotheses stay. An Observer of the iterations.
+    By slot (see ForestRunner) as long as a node lives; by hypothesis once its node was a beam. An
+    Observer of the iterations.
     """
 
     def __init__(self, number: int, forest: Forest, hypotheses: Hypotheses) -> None:
         """Keep ``number`` tokens a position for the paths of ``hypotheses``."""
-        self.number = number
-        self._forest = forest
-        self._hypotheses = hypotheses
+        self.number, self._forest, self._hypotheses = number, forest, hypotheses
         self._tokens = np.zeros((64, number), dtype=np.int64)  # (slot capacity, number)
         self._logprobs = np.zeros((64, number))
         self._num_slots = 1
@@ -92,22 +89,17 @@ class TopTokens:
 
         The last token's own log-probability is the one that the hypothesis has.
         """
-        found = []
         parents = self._hypotheses.parents[entries].tolist()
-        chosen = self._hypotheses.tokens[entries].tolist()
+        tokens = self._hypotheses.tokens[entries].tolist()
         logprobs = self._hypotheses.token_logprobs[entries].tolist()
-        for parent, token, logprob in zip(parents, chosen, logprobs, strict=True):
-            tokens, tops = self._kept[parent]
-            found.append(_with_own(tokens, tops, token, logprob))
-        return found
+        return [
+            _with_own(*self._kept[parent], token, logprob)
+            for parent, token, logprob in zip(parents, tokens, logprobs, strict=True)
+        ]
 
 
 def check_top_logprobs(target: EngineSpec, config: DecodingConfig) -> None:
-    """Refuse log-probabilities that an engine with a top-k head does not return.
-
-    Raises:
-        ConfigError: naming what to change.
-    """
+    """Raise ConfigError for log-probabilities that an engine with a top-k head does not return."""
     most = target.head.num_top_logits
     if not most or target.head.keeps_full_logits:
         return
@@ -149,10 +141,10 @@ class PromptScorer:
 
     def append(self, logits: Logits) -> None:
         """Take the logits after the next tokens of the prompt."""
-        num_rows = len(logits)
         first = len(self._logprobs)
-        following = self._prompt_ids[first : first + num_rows]
-        logprobs = _logprobs_of(logits, following).tolist()
+        following = self._prompt_ids[first : first + len(logits)]
+        chosen = _whole_rows(logits)[np.arange(len(following)), following].astype(np.float64)
+        logprobs = (chosen - logits.log_normalizers[: len(following), 0]).tolist()
         self._logprobs += logprobs
         if self._num_top:
             tops = zip(*top_logprobs_of(logits, self._num_top), strict=True)
@@ -162,13 +154,6 @@ class PromptScorer:
     def result(self) -> PromptLogprobs:
         """Return the log-probabilities."""
         return PromptLogprobs(self._logprobs, self._tops if self._num_top else None)
-
-
-def _logprobs_of(logits: Logits, tokens: Ints) -> Floats:
-    """Return the raw log-probability of one token a row, (R,) float64."""
-    chosen = _whole_rows(logits)[np.arange(len(tokens)), tokens].astype(np.float64)
-    logprobs: Floats = chosen - logits.log_normalizers[: len(tokens), 0]
-    return logprobs
 
 
 def _whole_rows(logits: Logits) -> NDArray[np.float32]:

@@ -28,13 +28,10 @@ _FIRST_TOKENS = 128  # of a position that a search looks at before it knows the 
 class Warp:
     """The warping of a request: ``top_k`` 0, ``top_p`` 1, ``min_p`` 0 and ``typical_p`` 1 are off.
 
-    They come in this order, each with its renormalisation, as in transformers: the most probable
-    tokens, the fewest that reach a mass (Holtzman et al. 2020), those of at least a share of the
-    most probable one's, and the fewest nearest to the entropy that reach a mass (Meister et al.
-    2023).
-
-    With ``is_raw`` the ``log_probs`` are the raw ones: top-k then only bounds how many tokens are
-    looked at.
+    They are applied in this order, each with its renormalisation, as in transformers: the most
+    probable tokens, the fewest that reach a mass (Holtzman et al. 2020), those of at least a share
+    of the most probable one's, and the fewest nearest to the entropy that reach a mass (Meister et
+    al. 2023). With ``is_raw`` the ``log_probs`` are the raw ones, and top-k bounds the tokens read.
     """
 
     temperature: float
@@ -58,14 +55,11 @@ class Warp:
         )
 
     def narrowed(self) -> Warp:
-        """Return one for a search that looks at fewer tokens of a position and reads others later.
+        """Return one for a search that reads fewer tokens of a position, and others later.
 
-        All logits are there until the next forward: a search without a draft knows by then which
-        of the others matter.
+        All logits are there until the next forward, before which a search without a draft selects.
         """
-        if not self.is_raw:
-            return self
-        return replace(self, top_k=min(self.top_k, _FIRST_TOKENS))
+        return replace(self, top_k=min(self.top_k, _FIRST_TOKENS)) if self.is_raw else self
 
     def within(self, num_top_logits: int) -> Warp:
         """Return one that a draft with a top-k head can serve: it may propose K tokens at most.
@@ -78,8 +72,6 @@ class Warp:
 
     def distributions(self, logits: Logits) -> TokenDistributions:
         """Return the next-token distribution of every row of a forward's result.
-
-        Of a top-k head the first ``top_k`` of K >= top_k tokens count.
 
         Raises:
             ModelError: a row without a finite largest logit or logsumexp (NaN, +inf, or all -inf).
@@ -96,9 +88,8 @@ class Warp:
 
     def warped(self, centred: Floats) -> Floats:
         """Return warped log-probabilities of logits, both (num_rows, n) float64."""
-        log_probs = log_normalised(
-            centred if self.temperature == 1.0 else centred / self.temperature
-        )
+        is_scaled = self.temperature != 1.0
+        log_probs = log_normalised(centred / self.temperature if is_scaled else centred)
         if self.top_p < 1.0:
             log_probs = log_normalised(_cut_top_p(log_probs, self.top_p))
         if self.min_p > 0.0:
@@ -112,7 +103,7 @@ class Warp:
 def _cut_top_p(log_probs: Floats, top_p: float, numbers: Sequence[int] = (256, 4096)) -> Floats:
     """Set all but the smallest set of most probable tokens that reaches ``top_p`` to -inf.
 
-    numbers: of tokens, by so many of which it is tried before all are sorted.
+    numbers: of tokens, tried one after the other before all are sorted.
     """
     if not numbers or log_probs.shape[1] < 4 * numbers[0]:
         return _cut_in_order(log_probs, top_p, np.argsort(-log_probs, axis=1, kind="stable"))
@@ -169,12 +160,9 @@ def looks_beyond(warp: Warp, spec: EngineSpec) -> bool:
 
 
 def check_top_k(target: EngineSpec, config: DecodingConfig) -> None:
-    """Refuse a request that looks at more tokens of a position than the target returns and keeps.
+    """Raise ConfigError for a request that reads more tokens of a position than the target keeps.
 
     A draft may propose fewer.
-
-    Raises:
-        ConfigError: naming what to change.
     """
     most, top_k = target.head.num_top_logits, Warp.of(config).top_k
     if not most or target.head.keeps_full_logits:

@@ -12,15 +12,12 @@ from dsbd_ort.decoding.joint_distribution import JointDistribution
 Floats = NDArray[np.float64]
 
 
-def layer_width(config: DecodingConfig, joint: JointDistribution, layer: DraftLayer | None) -> int:
-    """Return n_t, the width of a layer whose candidates have the target distribution ``joint``.
+def layer_width(config: DecodingConfig, joint: JointDistribution, layer: DraftLayer) -> int:
+    """Return n_t, the width of a drafted layer whose candidates have the distribution ``joint``.
 
     It reads the distributions of draft and target alone, never what was drawn in this layer:
-    otherwise width and content would be correlated and the output not that of beam sampling. A
-    layer after the drafted ones (``layer`` None) always has the full width.
+    otherwise width and content would be correlated and the output not that of beam sampling.
     """
-    if config.width_policy == "fixed" or layer is None:
-        return config.num_beams
     index = layer.distribution.aligned_to(joint)
     q = np.where(index >= 0, layer.distribution.probabilities()[index], 0.0)
     waits = waiting_distribution(joint.probabilities(), q, len(layer.drawn))
@@ -32,8 +29,8 @@ def threshold_width(waits: Floats, most: int, least: int, threshold: float) -> i
 
     waits: see ``waiting_distribution``. If no n reaches the threshold: ``least``. The n-th
     acceptance comes after the sum of n waits, so that probability is the mass which their n-fold
-    convolution has within the drafts. It never grows with n: bit by bit, from the highest, n takes
-    the powers of two with which it stays above the threshold.
+    convolution has within the drafts. It never grows with n, which takes powers of two from the
+    highest on.
     """
     powers = [np.append(0.0, waits)]  # the first, second, fourth ... power, by number of drafts
     while 2 ** len(powers) <= min(most, len(waits)):
