@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams
+from dsbd_ort.decoding.computed_distributions import LeftOut
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.drafting.draft import DraftLayer
 from dsbd_ort.decoding.forest_runner import ForestRunner
 from dsbd_ort.decoding.joint_distribution import JointDistribution, best_candidates
-from dsbd_ort.decoding.left_out import LeftOut
 from dsbd_ort.decoding.rule import Finished, LayerBuilder, SelectionRule, is_decided
 from dsbd_ort.decoding.warp import num_searched
 

@@ -18,9 +18,8 @@ from dsbd_ort.decoding.drafting.stage import DraftStage
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
 from dsbd_ort.decoding.engine_call import Meter
 from dsbd_ort.decoding.forest import Forest
-from dsbd_ort.decoding.forest_runner import ForestRunner
+from dsbd_ort.decoding.forest_runner import ForestRunner, LateRunner
 from dsbd_ort.decoding.joint_rule import JointGreedyRule, JointSpeculativeRule
-from dsbd_ort.decoding.late_runner import LateRunner
 from dsbd_ort.decoding.logits_processing.allowed_after import ForbiddenTokens
 from dsbd_ort.decoding.logits_processing.path_states import PathStates, StopStates
 from dsbd_ort.decoding.logits_processing.request_processing import RequestProcessing, processing_of

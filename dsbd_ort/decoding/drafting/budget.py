@@ -3,15 +3,13 @@
 Counted in iterations without a draft: 0.5 is half the time of one. A draft costs its calls, its
 rows and the loop's own time, a prompt that the draft model reads included, and earns the iterations
 that it has saved; none may cost more than the balance. Every iteration adds a share of its time,
-2 % at first. The share of a first short answer is there from the start, and none is added until
-that many iterations have passed: so drafts lose at most 2 % of a short answer, and of everything
-longer, all requests together.
+2 % at first. The share of a first short answer is there from the start, and the next one is added
+after that many iterations: so drafts lose at most 2 %, all requests together.
 
-Where estimates say that no draft pays, one layer is tried once the shares since the last draft pay
-for it: at 0.16 iterations a try, after 8 iterations. Every try that does not pay halves the share;
-so does every draft once drafts have lost 2 iterations more than they earned, whatever is estimated.
-A draft that pays quadruples it, up to 2 %. So tries of a draft that is never right become rare:
-after 8, 16, ... 64 iterations.
+If estimates say that no draft pays, one layer is tried once the shares since the last draft pay for
+it: at 0.16 iterations a try, after 8 iterations. A try that does not pay halves the share; so does
+every draft once drafts have lost 2 iterations more than they earned. A draft that pays quadruples
+it, up to 2 %. So tries of a draft that is never right become rare: after 8, 16, ... 64 iterations.
 """
 
 from __future__ import annotations
@@ -33,10 +31,8 @@ class DraftBudget:
 
     Attributes:
         balance: negative after a draft that cost more than was expected.
-        most: upper limit of the balance: something for drafts, and the prompt that the draft model
-            reads in the requests of now.
-        share: what an iteration adds.
-        saved: the shares since the last draft.
+        most: upper limit of the balance, the prompt that the draft model reads included.
+        share: added by an iteration; ``saved``: the shares since the last draft.
         gained: iterations that drafts have earned beyond their cost, the latest counting most.
         num_prepaid: iterations whose share is in the balance already.
     """
@@ -49,10 +45,7 @@ class DraftBudget:
     num_prepaid: int = _SHORT_ANSWER
 
     def begin_request(self, prompt: float, draft_prompt: float) -> None:
-        """Add the share of a prompt that the target has read in ``prompt``.
-
-        draft_prompt: what it costs the draft model.
-        """
+        """Add the share of a prompt, by its cost to the target and to the draft model."""
         self.most = _MOST + draft_prompt
         self.add(self.share * prompt)
 
@@ -65,10 +58,10 @@ class DraftBudget:
             self.add(self.share)
 
     def add(self, earned: float) -> None:
-        """Add what was earned, less its cost; negative: it was lost."""
+        """Add earnings less their cost, which may be negative."""
         balance = self.balance + earned
         if earned > 0.0 and balance > self.most:  # a balance beyond the limit stays
-            balance = self.balance if self.balance > self.most else self.most
+            balance = max(self.balance, self.most)
         self.balance = balance
 
     def settle(self, cost: float, earned: float, *, is_try: bool) -> None:

@@ -2,9 +2,8 @@
 
 No request waits for a measurement (docs/algorithm.md 3.5). Before any call, one row is guessed to
 take as long as reading every weight once, and a further row a small part of that. Of the latest
-calls of each size the first quartile is used (a disturbance only makes a call longer), the very
-first excepted, which warms up. Sizes that were never called lie on a line through the others, which
-two guessed points hold if all calls have one size.
+calls of each size, except the first, the first quartile is used (a disturbance only makes a call
+longer). Sizes that were never called lie on a line through the others and two guessed points.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ class CostCurve:
     def up_to(self, most_rows: int, num_sharers: int = 1) -> Floats:
         """Return the seconds of calls with 0, 1, ... ``most_rows`` rows; 0 rows are no call.
 
-        With ``num_sharers`` requests in each call, all alike: one's share. Twice 3 rows in 8 ms
-        are 3 rows in 4 ms.
+        With ``num_sharers`` requests in each call, one's share: twice 3 rows in 8 ms are 3 in 4 ms.
         """
         num_rows = np.arange(most_rows + 1) * num_sharers
         inside = np.interp(num_rows, (0, *self.rows), (0.0, *self.seconds))
@@ -108,7 +106,7 @@ class LearnedCosts:
     ) -> None:
         """Take the bytes of the weights, by which a call of one row of each engine is guessed.
 
-        source_bytes: of the weights that read the source, if the draft has such.
+        source_bytes: of the draft's weights that read the source.
         """
         guesses = {"target": target_bytes, "draft": draft_bytes, "source": source_bytes}
         self._curves = {
@@ -190,8 +188,7 @@ class LearnedCurve:
     def curve(self, scale: float) -> CostCurve:
         """Return the curve; before the first call the guess, times ``scale``.
 
-        Of each size the first quartile of its calls is used; a size that was called once counts
-        only if none was called again.
+        A size that was called once is used only if none was called again.
         """
         guess = 1.0 + _GUESSED_SHARE * (_SIZES - 1.0)  # in calls of one row
         if not self.num_calls:
@@ -287,8 +284,7 @@ class RequestCosts:
         self.most_known, seen = self.most_rows, costs.target.seen
         self.are_learned = seen is not None
         if seen is not None and not self.has_draft_model:
-            # Drafts without a model begin before the costs of large calls are known: no more than
-            # twice the rows that were seen.
+            # Drafts without a model begin with at most twice the rows that were seen.
             is_base_known = seen[0] <= num_sharers * self.num_beams
             self.most_known = 2 * seen[1] // num_sharers if is_base_known else 0
 

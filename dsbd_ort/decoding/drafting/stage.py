@@ -8,8 +8,7 @@ from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.drafting.draft import Drafter, DraftLayer, DraftPolicy, draft_forest
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
 from dsbd_ort.decoding.engine_call import EngineCalls
-from dsbd_ort.decoding.forest_runner import ForestRunner
-from dsbd_ort.decoding.late_runner import LateRunner
+from dsbd_ort.decoding.forest_runner import ForestRunner, LateRunner
 from dsbd_ort.decoding.request import DecodingRequest
 from dsbd_ort.decoding.row_bounds import most_descendants
 from dsbd_ort.decoding.rule import SelectionRule
