@@ -26,8 +26,7 @@ class CacheView:
     so comes from no feature: such drafts are trained without it.
 
     Attributes:
-        row_cache: the engine's cache.
-        spec: of the engine.
+        row_cache, spec: of the engine.
         prefix: the tokens of the prompt's rows.
         meter: counts the engine calls of the request.
         num_slots: slots in use, slot 0 included.
@@ -106,26 +105,18 @@ class CacheView:
         self._seen[first : self.num_slots] = seen
         mask = np.unpackbits(seen, axis=1, count=num_rows, bitorder="little").view(np.bool_)
         if self._hides_first and not len(self.prefix.rows):
-            self._hide_root(mask, (parent_slots == 0).nonzero()[0], first)
+            for root in (parent_slots == 0).nonzero()[0].tolist():  # the prompt's one token, if new
+                row = first_row + root
+                self._seen[first : self.num_slots, row >> 3] &= 255 ^ (1 << (row & 7))
+                mask[:, row] = False
+                mask[root, row] = True
         return mask
-
-    def _hide_root(
-        self, mask: NDArray[np.bool_], roots: NDArray[np.int64], first_slot: int
-    ) -> None:
-        """Let only the prompt's one token see its own row, which ``roots`` says if it is new."""
-        first_row = mask.shape[1] - len(mask)
-        for root in roots.tolist():
-            row = first_row + root
-            self._seen[first_slot : self.num_slots, row >> 3] &= 255 ^ (1 << (row & 7))
-            mask[:, row] = False
-            mask[root, row] = True
 
     @staticmethod
     def _add_ancestors(seen: NDArray[np.uint8], above: NDArray[np.int64]) -> None:
         """Let new nodes see what their new ancestors see, twice as many of these in every round.
 
-        seen: (S, bytes). above: (S,) int64, the parent among the S, or the node itself where its
-        parent is none of them.
+        seen: (S, bytes). above: (S,) int64, the parent if it is among the S, else the node itself.
         """
         while True:
             seen |= seen.take(above, axis=0)

@@ -257,15 +257,15 @@ class ForestRunner:
 
 
 _LONG_REST = 8
-"""From this many iterations without a draft, recomputing the draft's rows and what the target knows
-of them is cheaper than keeping them up to date."""
+"""From this many iterations without a draft, recomputing the draft's rows is cheaper than keeping
+them up to date."""
 
 
 class LateRunner(ForestRunner):
-    """Reads the prompt if a node is wanted: a request that drafts nothing never has it read.
+    """The draft's rows of the forest; it reads the prompt just before its first node.
 
-    A draft that will not be wanted for long is *put off*: nothing is kept for it, and its next rows
-    are computed as a prompt is, all at once.
+    During a long rest it is *put off*: nothing is kept for it, and its next rows are computed as a
+    prompt is, all at once.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class LateRunner(ForestRunner):
         self.prefill_later(Beams.initial())
 
     def prefill_later(self, beams: Beams) -> None:
-        """Compute the tokens of the only beam, except the last, just before its node is wanted."""
+        """Compute the tokens of the only beam, except the last, just before its node."""
         (node,) = beams.nodes.tolist()
         forest = self.forest
         self._is_unread = True
@@ -302,7 +302,7 @@ class LateRunner(ForestRunner):
             self._put_off(beams)
 
     def _put_off(self, beams: Beams) -> None:
-        """Keep nothing for a next call but the rows of the one path, until ``resume``."""
+        """Keep only the rows of the one path for a next call."""
         self._is_put_off = True
         if self._is_unread:
             return

@@ -27,13 +27,12 @@ PREFILL_CHUNK = 256
 """Prompt rows per call: bounds the mask at PREFILL_CHUNK x capacity."""
 
 MOST_UNUSED_ROWS = 64
-"""Rows that no view sees may lie between the others, and besides them a quarter of the others: an
-unused row costs a masked column, dropping it moves those after it in every transformer layer.
-Not these besides where rows are folded, which waits for unused ones to be dropped."""
+"""So many rows that no view sees, and a quarter of the others, may lie between these: an unused row
+costs a masked column, dropping it moves those after it in every transformer layer. No quarter if
+rows are folded, which waits for unused ones to be dropped."""
 
 _WORTH_DROPPING = 32
-"""More unused rows than these are dropped rather than let the cache grow, which copies it whole and
-takes memory for rows that nobody sees. Fewer are not: the next call would want room again."""
+"""More unused rows than these are dropped before the cache grows, which copies it whole."""
 
 _MOST_CLOSED = 256
 """Closed views whose rows may serve a request that begins alike."""
@@ -41,12 +40,7 @@ _MOST_CLOSED = 256
 
 @dataclass(frozen=True)
 class RowIdentity:
-    """Everything that the rows of a path depend on; paths with equal ones may share rows.
-
-    Attributes:
-        tokens: from position 0 on.
-        source: what they depend on besides.
-    """
+    """Everything that the rows of a path depend on, from position 0 on; equal ones share rows."""
 
     tokens: list[int]
     source: Source = None
@@ -80,8 +74,7 @@ class PrefixCache:
     Attributes:
         tokens: from position 0 on.
         rows: (>= num_tokens,) int64 increasing. The row of each.
-        feature: with a feature draft, the target's feature after the last prompt; None: no feature.
-        source: of the rows.
+        feature: with a feature draft, the target's feature after the last prompt.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -113,11 +106,7 @@ class PrefixCache:
 
 
 class UsedRows(Protocol):
-    """Rows that a request uses now: the seam between a cache and its requests.
-
-    Attributes:
-        prefix: the tokens of the prompt's rows.
-    """
+    """Rows that a request uses now, ``prefix`` for its prompt: the seam of cache and requests."""
 
     prefix: PrefixCache
 
@@ -191,10 +180,7 @@ class SharedKVCache:
         return longest.copy_of(num_common)
 
     def close_view(self, view: UsedRows) -> None:
-        """Give up a view's rows; until dropped its prefix may serve a request that begins alike.
-
-        One that has been removed has none.
-        """
+        """Give up a view's rows; until dropped its prefix may serve a request that begins alike."""
         if view not in self._views:
             return
         self.remove(view)
@@ -247,7 +233,7 @@ class SharedKVCache:
             self._recorded[1, first_row:end] = forward.positions
             forwards.append(forward)
             first_row = end
-        if len(forwards) == 1:  # as a rule
+        if len(forwards) == 1:  # usually
             return [self.model.forward(forwards[0])]
         return self.model.forward(joined_forward(forwards)).parts(forwards)
 

@@ -53,8 +53,7 @@ class OptionRow:
         default: its value if it is left out, or a function that returns it; with a function, or if
             it is None, None may also be given.
         help: its text in the help of the commands.
-        needs: conditions, all of which must be met for it to mean something: a strategy that takes
-            it, or the value of another option.
+        needs: conditions, all of which must be met for it to mean something.
         neutral: the values that it may have if it means nothing, or a function that returns them;
             the first is stored. None: the default alone.
         is_redundant: whether any value may be given if it means nothing.
@@ -150,13 +149,8 @@ def usual_drafter(options: Chosen) -> str | None:
 def usual_draft_policy(options: Chosen) -> str | None:
     """Return "fixed" if a shape is given or the output depends on the draft."""
     has_shape = options.draft_length is not None or options.draft_beams is not None
-    depends_on_draft = (
-        options.coupling == "rejection"
-        or options.width_policy == "threshold"
-        or options.memory == "single"
-        or options.replacement
-    )
-    if has_shape or depends_on_draft:
+    depends_on_draft = options.coupling == "rejection" or options.width_policy == "threshold"
+    if has_shape or depends_on_draft or options.memory == "single" or options.replacement:
         return "fixed"
     return {True: "throughput", False: "fixed", None: None}[options.costs_are_known]
 

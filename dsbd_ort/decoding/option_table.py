@@ -2,7 +2,7 @@
 
 The typed names are in ``config.py``: ``DecodingOptions`` (given) and ``DecodingConfig`` (resolved).
 An option that means nothing to the strategy or to another option is refused, unless its value is
-neutral (it changes nothing) or redundant (it says what happens anyway).
+neutral (it changes nothing) or redundant (it happens anyway).
 """
 
 from __future__ import annotations

@@ -17,16 +17,15 @@ Path = tuple[int, ...]
 class TableModel:
     """A model given by its next-token logits for every path of tokens.
 
-    It keeps what a cache keeps (one row per computed node) and finds each node's path through the
-    mask, so a wrong mask, row or position gives wrong logits, as with a real engine.
+    It finds each node's path through the mask, so a wrong mask, row or position gives wrong logits,
+    as with a real engine.
     """
 
     def __init__(self, vocab_size: int, logits_of: Callable[[Path], NDArray[np.floating]]) -> None:
         """Take the table: ``logits_of(path)`` returns (vocab_size,) logits after ``path``."""
         self.spec = EngineSpec(vocab_size=vocab_size)
         self._logits_of = logits_of
-        self._tokens = np.zeros(0, dtype=np.int64)
-        self._positions = np.zeros(0, dtype=np.int64)
+        self._tokens = self._positions = np.zeros(0, dtype=np.int64)
         self.computed_paths: list[Path] = []
 
     @property
