@@ -91,11 +91,7 @@ class Progress:
 
 
 class BatchedDecoder:
-    """The live requests of a target and, if there is one, its draft.
-
-    Attributes:
-        caches: by engine, its cache, of which every request has a view.
-    """
+    """The live requests of a target and, if there is one, its draft; ``caches``: by engine."""
 
     def __init__(
         self,
@@ -141,9 +137,8 @@ class BatchedDecoder:
     def join(self, request: DecodingRequest) -> BatchMember:
         """Take in a request, which starts with the next iteration.
 
-        Or once its prompt is computed, if another request is computing the same one.
-
-        Raises what ``decoding_loop`` raises, unless it starts later.
+        Or once its prompt is computed, if another request is computing the same one. Raises what
+        ``decoding_loop`` raises, unless it starts later.
         """
         views = {
             role: CacheView(cache, PrefixCache(source=request.source))
@@ -212,10 +207,7 @@ class BatchedDecoder:
             self.caches[role].release_source(view)
 
     def iterate(self) -> list[Progress]:
-        """Run one iteration of every request; return its outputs.
-
-        A request whose prompt is still being computed has none; one that ends has left.
-        """
+        """Run one iteration of every request; return its outputs, none of unfinished prompts."""
         progress: list[Progress] = []
         for member in [member for member in self._members if not member.has_started]:
             if not self._prompt_is_coming(member):
@@ -316,10 +308,7 @@ class BatchedDecoder:
                     self._end(member, error, progress)
 
     def _make_room(self, role: Role, members: list[BatchMember], progress: list[Progress]) -> None:
-        """Preempt the youngest requests until the calls of ``members`` fit; remove them from there.
-
-        The oldest is left in any case.
-        """
+        """Preempt the youngest of several requests until the calls of ``members`` fit."""
         cache = self.caches[role]
         while len(self._members) > 1:
             calls = (member.call for member in members)

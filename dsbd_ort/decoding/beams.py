@@ -55,8 +55,7 @@ class Hypothesis:
 class Hypotheses:
     """All hypotheses of a request as back-pointers: each is its parent and one more token.
 
-    Entry 0 is the empty one. The attributes have room for more entries than there are: read them
-    anew after ``extend``.
+    Entry 0 is the empty one. Read the attributes anew after ``extend``.
 
     Attributes:
         parents, tokens, lengths: (room,) int64.
@@ -127,14 +126,11 @@ class Hypotheses:
 
 
 class Agreement:
-    """The first tokens that all live hypotheses share, followed from iteration to iteration.
+    """``entries`` and ``tokens`` that all live hypotheses share, from iteration to iteration.
 
     Of every entry of the hypotheses' tree it keeps the number of branches that still live, and
     their exclusive or, which is the branch itself if there is only one. Every entry is added and
     removed once, however long the hypotheses are.
-
-    Attributes:
-        entries, tokens: the shared ones, from the first on.
     """
 
     def __init__(self, hypotheses: Hypotheses) -> None:

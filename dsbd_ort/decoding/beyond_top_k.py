@@ -29,10 +29,8 @@ def distributions_beyond_top_k(
 ) -> ListedDistributions | DenseDistributions:
     """Return the distributions after nodes; raises as ``Warp.distributions``.
 
-    Args:
-        warp: of a sampling request, whose top_k is 0 or more than K.
-        logits: of an engine with a top-k head that keeps all logits.
-        vocab_size: V.
+    warp: of a sampling request, whose top_k is 0 or more than K. logits: of an engine with a top-k
+    head that keeps all logits.
     """
     tokens, scores = logits.most_probable(0)
     normalizers = logits.log_normalizers
@@ -93,14 +91,9 @@ def settled(
 ) -> tuple[Floats, NDArray[np.bool_]]:
     """Return warped log-probabilities of the K largest logits, and of which rows they are right.
 
-    Args:
-        warp: as above.
-        scores: (num_rows, K) float64, by decreasing logit.
-        normalizers: (num_rows, 1) float64, at temperature 1, of all V logits.
-        vocab_size: V.
-
-    Returns:
-        (num_rows, K) float64, -inf where a token is cut; (num_rows,) bool.
+    scores: (num_rows, K) float64, by decreasing logit. normalizers: (num_rows, 1) float64, at
+    temperature 1, of all V logits. Returns (num_rows, K) float64, -inf where a token is cut;
+    (num_rows,) bool.
     """
     if not _cuts(warp):
         return np.full_like(scores, -np.inf), np.zeros(len(scores), dtype=np.bool_)

@@ -76,14 +76,10 @@ class CacheView:
         return mask
 
     def append(self, parent_slots: NDArray[np.int64], first_row: int) -> NDArray[np.bool_]:
-        """Add nodes, whose slots and rows are the next ones; return the mask of their rows.
+        """Add nodes, whose slots and rows are the next ones; return their mask.
 
-        Args:
-            parent_slots: (S,) int64. The slot of each node's parent, which may be a new one.
-            first_row: row of the first.
-
-        Returns:
-            (S, first_row + S) bool.
+        parent_slots: (S,) int64. The slot of each node's parent, which may be a new one.
+        first_row: row of the first. Returns (S, first_row + S) bool.
         """
         size, first = len(parent_slots), self.num_slots
         num_rows = first_row + size

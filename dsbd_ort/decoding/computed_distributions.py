@@ -75,12 +75,8 @@ class LeftOutTokens:
     ) -> LeftOut:
         """Read the ``most`` best tokens of beams that may have a continuation of that log-weight.
 
-        Args:
-            known: the distributions, by slot.
-            slots: (num_beams,) int64.
-            log_weights: (num_beams,) float64.
-            threshold: least log-weight that matters.
-            most: continuations that matter, of all beams together.
+        known: the distributions, by slot. slots, log_weights: (num_beams,) int64, float64.
+        threshold: least log-weight that matters. most: continuations of all beams together.
         """
         if not isinstance(known, TopDistributions) or not self._can_read:
             return LeftOut.NOTHING
@@ -139,7 +135,6 @@ class ComputedDistributions:
 
     Attributes:
         tops: the most probable tokens after every node, if the request returns them.
-        left_out: tokens that a top-k head left out.
         bytes_peak: most bytes that the distributions took.
     """
 
@@ -162,11 +157,7 @@ class ComputedDistributions:
         self.left_out = LeftOutTokens(spec)
 
     def append(self, logits: Logits, nodes: Nodes, first_slot: int) -> None:
-        """Add the distributions after nodes, whose slots are the next ones.
-
-        Raises:
-            ModelError: the logits are not those needed, or invalid.
-        """
+        """Add the distributions after nodes, whose slots are the next ones; check the logits."""
         logits.check(self._spec, len(nodes))
         found: TokenDistributions
         if self._processing is not None:
@@ -186,11 +177,7 @@ class ComputedDistributions:
     def joint(
         self, nodes: Nodes, log_weights: NDArray[np.float64], copies: NDArray[np.int64] | None
     ) -> JointDistribution:
-        """Return the joint distribution over the continuations of computed beams.
-
-        Raises:
-            ConstraintError: no token may follow a beam of the target.
-        """
+        """Return the joint distribution over the continuations of computed beams, checked."""
         forest = self._forest
         slots = forest.slots[self._engine][nodes]
         joint = joint_distribution(

@@ -15,10 +15,7 @@ from dsbd_ort.decoding.strategies import STRATEGIES, Strategy
 
 
 class DecodingOptions(TypedDict, total=False):
-    """The options that a caller gives, as keyword arguments; ``OPTION_TABLE`` explains each.
-
-    Numbers may be of any exact type, numpy's too.
-    """
+    """The options that a caller gives; numbers may be of any exact type, numpy's too."""
 
     strategy: str | None
     num_beams: int | None
@@ -150,10 +147,6 @@ class DecodingConfig:
         """Return the config with nothing left open about drafting; itself if nothing is.
 
         ``max_new_tokens`` is at most the length of the constraint's longest path.
-
-        Args:
-            costs_are_known: whether the costs of engine calls are, which "throughput" needs.
-            has_draft: whether there is a draft model.
         """
         longest = self.longest_path
         is_shorter = longest is not None and longest < self.max_new_tokens

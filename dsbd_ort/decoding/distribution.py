@@ -32,9 +32,9 @@ class TokenDistribution(NamedTuple):
 
 
 class TopDistributions:
-    """Next-token distributions over K tokens each, in one array with room for more.
+    """Distributions over K tokens each: (3, room, K) float64.
 
-    The array is (3, room, K) float64: log-probabilities, raw ones, and the int64 bits of token ids.
+    Log-probabilities, raw ones, and the int64 bits of token ids.
     """
 
     def __init__(self, tokens: NDArray[np.int64], log_probs: Floats, raw_log_probs: Floats) -> None:
@@ -115,12 +115,9 @@ class DenseDistributions:
     ) -> None:
         """Take the rows of a forward.
 
-        Args:
-            logits: (num_rows, vocab).
-            largest: (num_rows,). The largest of each row.
-            warped: returns warped log-probabilities of logits less the largest, both (num_rows,
-                vocab); None: they are the raw ones.
-            normalizers: (num_rows, 1), of an engine that returns them; None: added up when read.
+        logits: (num_rows, vocab). largest: (num_rows,), of each row. warped: returns warped
+        log-probabilities of logits less the largest, both (num_rows, vocab); None: the raw ones.
+        normalizers: (num_rows, 1), of an engine that returns them; None: added up when read.
         """
         self._warped = warped
         self._arrays: tuple[NDArray[Any], ...] = logits, largest

@@ -38,16 +38,13 @@ class Meter:
 
 @dataclass(eq=False, slots=True)
 class EngineCall:
-    """One forward that a request needs before it can go on.
-
-    The loop yields it and never makes it.
+    """One forward that a request needs before it can go on; the loop never makes it.
 
     Attributes:
         meter: of the request, for this engine.
         num_rows: rows that it appends.
         forward_at: returns the forward, given the row of the cache of its first new one; called
             once, just before the forward is made.
-        source: of its rows.
         is_prefill: whether it computes a part of the prompt.
     """
 

@@ -76,10 +76,7 @@ class Forest:
         return joint.path_keys
 
     def descend(self, joint: JointDistribution, chosen: NDArray[np.int64]) -> Nodes:
-        """Return the node of every distinct chosen candidate, made if it is not there yet.
-
-        An absorbing beam stays the node it is.
-        """
+        """Return the node of every distinct chosen candidate; an absorbing beam's is its own."""
         num_chosen = len(chosen)
         if not num_chosen:
             return chosen

@@ -31,9 +31,6 @@ class ForestRunner:
     Slot 0 is reserved: the prompt in the former, "stays what it is" in the latter.
 
     Attributes:
-        distributions: after the computed nodes.
-        joint, log_probs: their methods.
-        meter: counts the engine calls of the request.
         scorer: takes the logits after the tokens of the prompt, if the request returns these.
         forces: see Drafter: a model forces nothing.
     """
@@ -50,10 +47,7 @@ class ForestRunner:
         features: Sequence[NodeFeatures] = (),
         scorer: PromptScorer | None = None,
     ) -> None:
-        """Take an engine's view, which begins with the rows of its prefix, and the parts.
-
-        features: of the engine's nodes, if a request has a feature draft.
-        """
+        """Take an engine's view, which begins with the rows of its prefix, and the parts."""
         self._role = role
         self._engine = ENGINE_INDEX[role]
         self._view = view
@@ -74,10 +68,7 @@ class ForestRunner:
     def prefill(
         self, token_ids: NDArray[np.int64], followers: Sequence[ForestRunner] = ()
     ) -> EngineCalls[None]:
-        """Compute the prompt except its last token, which is the forest's root.
-
-        followers: compute every part of the prompt as soon as it is computed here.
-        """
+        """Compute the prompt except its last token; ``followers`` compute every part after it."""
         tokens, view, scorer = token_ids.tolist(), self._view, self.scorer
         size = PREFILL_CHUNK if scorer is None else SCORED_CHUNK
         for start in range(len(view.prefix.tokens), len(tokens), size):
@@ -125,10 +116,7 @@ class ForestRunner:
         return Forward(chunk, positions, mask, logit_rows, *features, source=source)
 
     def finish(self, agreed_tokens: list[int]) -> None:
-        """Leave the rows that all nodes see to the next request.
-
-        agreed_tokens: the prompt and the new tokens that all beams share.
-        """
+        """Leave the rows of the prompt and the new tokens that all beams share to the next one."""
         self._view.end(agreed_tokens)
 
     def are_computed(self, nodes: Nodes) -> bool:

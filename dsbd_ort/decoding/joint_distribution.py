@@ -91,15 +91,9 @@ def joint_distribution(
     *,
     has_ends: bool = True,
 ) -> JointDistribution:
-    """Combine beam weights and next-token distributions.
+    """Combine beam weights and next-token distributions, of which row 0 is an absorbing beam's.
 
-    Args:
-        nodes: (num_beams,) int64. Of the beams.
-        log_weights: (num_beams,) float64. Theirs.
-        copies: (num_beams,) int64. How often each was drawn; None: once.
-        distributions: row 0 stands for "stays what it is".
-        rows: (num_beams,) int64. The row of each beam, 0 for an absorbing one.
-        has_ends: whether there may be one.
+    nodes, log_weights, copies, rows: (num_beams,). The row of each beam, how often it was drawn.
     """
     tokens, log_probs, raw = distributions.candidates(rows)
     if isinstance(distributions, ListedDistributions):

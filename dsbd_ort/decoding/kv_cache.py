@@ -69,12 +69,11 @@ class PromptFeature:
 class PrefixCache:
     """The tokens whose rows begin a path in an engine's cache, for a request that begins alike.
 
-    Valid at any time between two requests, also after one that was given up half-way.
+    Valid at any time between two requests, also after one that was given up half-way. ``feature``:
+    with a feature draft, the target's after the last prompt.
 
     Attributes:
-        tokens: from position 0 on.
-        rows: (>= num_tokens,) int64 increasing. The row of each.
-        feature: with a feature draft, the target's feature after the last prompt.
+        rows: (>= num_tokens,) int64 increasing. The row of each token.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -118,12 +117,7 @@ class UsedRows(Protocol):
 
 
 class SharedKVCache:
-    """The key/value cache of one engine.
-
-    Attributes:
-        model: the engine, whose cache is used for nothing else.
-        max_rows: most rows that it may hold, None for no limit.
-    """
+    """The key/value cache of one engine; ``max_rows``: most rows that it may hold, or None."""
 
     def __init__(
         self, model: Engine, max_rows: int | None = None, *, shares_prefixes: bool = True

@@ -87,10 +87,7 @@ def child_key(parent_key: int, token: int) -> int:
 
 
 def gumbel_noise(keys: Keys, depth: int, draw: int | None = None) -> NDArray[np.float64]:
-    """Return the standard Gumbel numbers of the candidates with these (child) path keys.
-
-    With ``draw``, those that belong to one of several draws with replacement.
-    """
+    """Return the Gumbel numbers of candidates with these (child) keys, of one of several draws."""
     return noisy(_NO_MASS, keys, depth, draw)
 
 

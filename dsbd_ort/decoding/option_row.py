@@ -17,10 +17,8 @@ USUAL_THRESHOLD = 0.7
 class Chosen(SimpleNamespace):
     """The values of all options: resolved as far as the table was read, below that as given.
 
-    Attributes:
-        is_cold: whether temperature 0 is given.
-        has_draft: whether there is a draft model; None: not known yet.
-        costs_are_known: whether the costs of engine calls will be known; None likewise.
+    And ``is_cold``: whether temperature 0 is given; ``has_draft``, ``costs_are_known``: whether
+    there is a draft model, whether the costs of engine calls will be known; None: not known yet.
     """
 
     @property
@@ -33,10 +31,7 @@ class Chosen(SimpleNamespace):
 class Condition:
     """A condition without which an option means nothing.
 
-    Attributes:
-        option: the name of the option that decides.
-        is_met: whether it holds.
-        remedy: the value of that option to use instead, for a message.
+    ``option`` decides; ``remedy``: its value to use instead, for a message.
     """
 
     option: str

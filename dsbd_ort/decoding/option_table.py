@@ -393,11 +393,7 @@ _DEPENDENT = tuple(n for n, row in OPTION_TABLE.items() if row.needs or callable
 
 
 def read_option(name: str, value: object) -> Any:
-    """Return a value in its plain form, None if None may be given and stands for the default.
-
-    Raises:
-        ConfigError: it is no value of the option.
-    """
+    """Return a value in its plain form, or None for a default; ConfigError: it is no value."""
     row = OPTION_TABLE[name]
     if value is row.default or (value is None and row.takes_none):
         return value
@@ -405,11 +401,7 @@ def read_option(name: str, value: object) -> Any:
 
 
 def read_options(given: Mapping[str, object]) -> dict[str, Any]:
-    """Return options in their plain form.
-
-    Raises:
-        ConfigError: there is no such option, or it has no such value.
-    """
+    """Return options in their plain form; ConfigError: no such option, or no such value."""
     if unknown := sorted(set(given) - OPTION_TABLE.keys(), key=str):
         close = did_you_mean(unknown[0], OPTION_TABLE)
         expected = close or "; expected a field of DecodingConfig (docs/run.md lists them)"

@@ -35,9 +35,7 @@ class PreemptedRows:
     and the positions 0, 1, 2, 2 of the rows, the last one sees the rows 0 and 1.
 
     Attributes:
-        view: that was preempted.
         tokens, positions: (num_rows,) int64.
-        num_rows: how many there were.
         prefix: the tokens of the prompt's rows that are in the cache again.
     """
 

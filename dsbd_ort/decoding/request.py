@@ -96,11 +96,7 @@ class DecodingRequest:
 
     @property
     def source_ids(self) -> Sequence[int] | None:
-        """The tokens of the source, None without one.
-
-        Raises:
-            DecodingError: an option needs them, and the source has no tokens.
-        """
+        """The tokens of the source, if an option needs them; DecodingError: it has none."""
         if self.source is None or not self.config.encoder_no_repeat_ngram_size:
             return None
         if not isinstance(self.source, tuple) or not all(type(t) is int for t in self.source):

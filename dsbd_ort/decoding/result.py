@@ -42,9 +42,7 @@ class DecodedSequence:
 class DecodeResult:
     """The sequences, best first, and the statistics of a request.
 
-    Attributes:
-        distribution_bytes_peak: most bytes that the distributions of nodes took, of both engines.
-        prompt_logprobs: with ``prompt_logprobs`` in the request.
+    distribution_bytes_peak: most bytes that the distributions of nodes took, of both engines.
     """
 
     sequences: list[DecodedSequence]

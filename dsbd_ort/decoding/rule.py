@@ -24,12 +24,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Finished:
-    """Hypotheses to return, best first, and what they are ranked by.
-
-    Attributes:
-        hypotheses: (n,) int64. Entries of ``Hypotheses``.
-        scores: (n,) float64.
-    """
+    """Hypotheses to return, entries of ``Hypotheses``, and their scores, (n,) each; best first."""
 
     hypotheses: Ints
     scores: NDArray[np.float64]
@@ -81,11 +76,8 @@ def is_decided(
     the finished ones that count. A beam's log-probability only falls; False scores it as if it
     ended now, "never" at its best length, the longest where ``length_penalty`` is above 0.
 
-    Args:
-        config: of the request.
-        last_score: of the finished sequences that count.
-        best_logprob: of the live beams, by which they would be scored.
-        num_layers: tokens of each.
+    last_score: of the finished sequences that count. best_logprob: of the live beams, by which they
+    would be scored.
     """
     if config.early_stopping is True:
         return True

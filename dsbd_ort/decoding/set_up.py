@@ -50,7 +50,6 @@ class LoopParts:
 
     Attributes:
         runners: of the engines in use: the target, and the draft if a model drafts.
-        observers: of every iteration, before it is pruned.
         tracers: those of the observers that also observe the prompt.
     """
 

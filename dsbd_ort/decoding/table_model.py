@@ -34,11 +34,7 @@ class TableModel:
         return len(self._tokens)
 
     def forward(self, forward: Forward) -> ForwardResult:
-        """See StepModel.forward.
-
-        Raises:
-            ValueError: the rows a node sees are not exactly the positions 0 to its own.
-        """
+        """See StepModel.forward; ValueError: a node does not see the positions 0 to its own."""
         mask, num_new = forward.mask, forward.num_new
         if mask.shape != (num_new, self.num_rows + num_new):
             raise ValueError(f"mask has shape {mask.shape}")

@@ -85,10 +85,7 @@ class TopTokens:
                     self._kept[entry] = self._tokens[slot].tolist(), self._logprobs[slot].tolist()
 
     def of(self, entries: Ints) -> list[TokenLogprobs]:
-        """Return the most probable tokens in the place of each hypothesis' last token.
-
-        The last token's own log-probability is the one that the hypothesis has.
-        """
+        """Return the most probable tokens in the place of each hypothesis' last token."""
         parents = self._hypotheses.parents[entries].tolist()
         tokens = self._hypotheses.tokens[entries].tolist()
         logprobs = self._hypotheses.token_logprobs[entries].tolist()
@@ -119,8 +116,7 @@ def check_top_logprobs(target: EngineSpec, config: DecodingConfig) -> None:
 def top_logprobs_of(logits: Logits, number: int) -> tuple[Ints, Floats]:
     """Return the most probable tokens of every row and their log-probabilities, (R, number) each.
 
-    Raises:
-        DecodingError: an engine with a top-k head returned fewer, and no others can be read.
+    DecodingError: an engine with a top-k head returned fewer, and no others can be read.
     """
     normalizers = logits.log_normalizers
     tokens, scores = logits.most_probable(number)

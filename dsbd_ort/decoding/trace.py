@@ -117,12 +117,7 @@ class TraceRecorder(Protocol):
 
 @dataclass
 class RequestTrace:
-    """A TraceRecorder that stores one request, the last that began.
-
-    Attributes:
-        config: the request's options, None before it began.
-        iterations: in order; those so far, if the request was given up.
-    """
+    """A TraceRecorder that stores one request, the last that began, as far as it came."""
 
     prompt_ids: list[int] = field(default_factory=list)
     config: DecodingConfig | None = None
@@ -310,10 +305,7 @@ class Tracer:
 
 
 def _log_prob(runners: Sequence[ForestRunner], parent: int, token: int) -> float | None:
-    """Return the warped log-probability of ``token`` after ``parent``, None if not computed.
-
-    runners: the engine's, if there is one.
-    """
+    """Return the warped log-probability of ``token`` after ``parent``, None if not computed."""
     for runner in runners if parent != NO_NODE else ():
         if (found := runner.distributions.after(parent)) is not None:
             place = np.flatnonzero(found.tokens == token)

@@ -62,10 +62,7 @@ class Warp:
         return replace(self, top_k=min(self.top_k, _FIRST_TOKENS)) if self.is_raw else self
 
     def within(self, num_top_logits: int) -> Warp:
-        """Return one that a draft with a top-k head can serve: it may propose K tokens at most.
-
-        num_top_logits: K, 0 of an engine that returns all logits.
-        """
+        """Return one that a draft with a top-k head of K (0: all) logits can serve."""
         if self.is_raw or not num_top_logits or 1 <= self.top_k <= num_top_logits:
             return self
         return replace(self, top_k=num_top_logits)
@@ -73,8 +70,7 @@ class Warp:
     def distributions(self, logits: Logits) -> TokenDistributions:
         """Return the next-token distribution of every row of a forward's result.
 
-        Raises:
-            ModelError: a row without a finite largest logit or logsumexp (NaN, +inf, or all -inf).
+        ModelError: a row without a finite largest logit or logsumexp (NaN, +inf, or all -inf).
         """
         rows = None if self.top_k else logits.whole
         if rows is None:
@@ -139,10 +135,7 @@ def most_tokens_searched(config: DecodingConfig) -> int:
 
 
 def _cut_typical(log_probs: Floats, mass: float) -> Floats:
-    """Set all but the fewest tokens nearest to the entropy that reach ``mass`` to -inf.
-
-    Tokens as near as the last of them stay too.
-    """
+    """Set all but the fewest tokens nearest to the entropy, ties too, that reach ``mass`` to -inf."""
     finite = np.where(np.isfinite(log_probs), log_probs, 0.0)
     entropy = -row_sums(finite * np.exp(log_probs))
     distances = np.abs(-log_probs - entropy)

@@ -100,9 +100,9 @@ class AcceptanceEstimator:
         return rates
 
     def learn(self, gaps: Floats, num_short: int, depth: int) -> None:
-        """Count one layer: the gap of every width it might have had, narrowest first.
+        """Count one layer by the gaps of its possible widths, narrowest first.
 
-        num_short: how many of these widths were not enough: the narrowest.
+        num_short: how many of these widths were not enough.
         """
         kind = 1 if depth else 0
         bins = _GAP_EDGES.searchsorted(gaps)

@@ -38,10 +38,8 @@ CostKind = Literal["target", "draft", "source"]
 class CostCurve:
     """Seconds of one call by its rows: linear between the measured points, and beyond the last.
 
-    Attributes:
-        rows: (num_points,) increasing.
-        seconds: (num_points,) never falling.
-        seen: fewest and most rows of the calls that it is learned from; None: it is given.
+    rows increase, seconds never fall. seen: fewest and most rows of the calls that it is learned
+    from; None: it is given.
     """
 
     rows: tuple[int, ...]
@@ -71,19 +69,14 @@ class Costs(Protocol):
         """Return the costs as they are known now; the same object until they change."""
 
     def observe(self, kind: CostKind, num_rows: int, seconds: float) -> None:
-        """Learn from a call, all of whose rows returned logits, or the draft's reading of a source.
-
-        num_rows: of a source, its tokens.
-        """
+        """Learn from a call, all of whose rows returned logits, or from a source's tokens."""
 
 
 @dataclass(frozen=True)
 class EngineCosts:
-    """The cost curves of both engines of a pair; as Costs, they never change.
+    """The cost curves by rows, given; as Costs, they never change.
 
-    Attributes:
-        target, draft: by the rows of a call.
-        source: by the tokens of a source that the draft reads, before its first call.
+    source: by the tokens of a source that the draft reads, before its first call.
     """
 
     target: CostCurve
@@ -104,10 +97,7 @@ class LearnedCosts:
     def __init__(
         self, target_bytes: int = 10**7, draft_bytes: int = 10**7, source_bytes: int = 0
     ) -> None:
-        """Take the bytes of the weights, by which a call of one row of each engine is guessed.
-
-        source_bytes: of the draft's weights that read the source.
-        """
+        """Take the bytes of the weights of target, draft and the draft's encoder of sources."""
         guesses = {"target": target_bytes, "draft": draft_bytes, "source": source_bytes}
         self._curves = {
             kind: LearnedCurve(num_bytes / _BYTES_PER_SECOND)
@@ -158,9 +148,7 @@ def observe_call(
 class LearnedCurve:
     """The cost curve of one engine, learned from its calls.
 
-    Attributes:
-        num_calls: learned from.
-        times_guessed: how many times as long as guessed a row takes.
+    times_guessed: how many times as long as guessed a row takes.
     """
 
     def __init__(self, guess: float) -> None:
@@ -238,15 +226,11 @@ def never_falling(sums: Floats, weights: Floats) -> Floats:
 class RequestCosts:
     """Seconds of calls, by rows, as ``refresh`` has found them last.
 
-    Args and attributes:
-        num_beams, most_beams: beams of the request, most candidates of a layer.
+    Attributes:
         most_rows: of the largest target call; calls beyond it (after a restart) cost as much.
-        has_draft_model: whether drafts cost engine calls.
         target: (room,) float64. Of a target call; 0 for 0 rows.
-        seconds, draft: lists of numbers, which are looked up one by one, by 0 to ``most_rows``
-            rows: of target and draft calls.
+        seconds, draft: lists by 0 to ``most_rows`` rows: of target and draft calls.
         row: of a target call of one row that is not shared.
-        num_sharers: requests that share the calls.
         are_learned: whether calls teach them.
         most_known: rows of the largest target call whose cost is known well enough for a draft.
     """

@@ -104,8 +104,7 @@ class LayerNeeds:
 class Drafter(Protocol):
     """Gives the distributions that a layer is drafted from. ``ForestRunner`` is one.
 
-    Attributes:
-        forces: whether layers may be forced, so that ``look_up`` comes before the policy is asked.
+    forces: whether layers may be forced, so that ``look_up`` comes before the policy is asked.
     """
 
     forces: bool
@@ -131,9 +130,7 @@ class DraftPolicy(Observer, Protocol):
     def begin(self, num_pending: int, most_layers: int) -> None:
         """Start an iteration.
 
-        Args:
-            num_pending: rows the target must compute whatever is drafted.
-            most_layers: layers that can still be used.
+        num_pending: rows the target must compute in any case. most_layers: that can still be used.
         """
 
     def takes_all(self, num_candidates: int, num_rows: int) -> bool:
@@ -147,10 +144,7 @@ class DraftPolicy(Observer, Protocol):
         """
 
     def choose(self, joint: JointDistribution, depth: int) -> NDArray[np.int64]:
-        """Return the candidates to add, best first; none ends the draft.
-
-        depth: of the layer, counted from the prompt.
-        """
+        """Return the candidates to add, best first; none ends the draft."""
 
     def choose_forced(self, joint: JointDistribution) -> NDArray[np.int64]:
         """Return all candidates of a forced layer if these are worth their rows, else none.
@@ -213,14 +207,9 @@ def draft_forest(
     starts from equal weights and loses acceptance), then u_child = u_parent * q~. The draft ends
     once all draft beams have ended.
 
-    Args:
-        forest: grows.
-        drafter: gives the distributions.
-        beams: the input beams.
-        policy: has begun its iteration.
-        depth: of the first layer, counted from the prompt.
-        keeps_distributions: whether the layers hold the draft's joint distributions.
-        repeats: whether a candidate may be drawn more than once.
+    The policy has begun its iteration. depth: of the first layer, counted from the prompt.
+    keeps_distributions: whether the layers hold the draft's joint distributions. repeats: whether a
+    candidate may be drawn more than once.
     """
     layers: list[DraftLayer] = []
     nodes, log_u, copies = beams.nodes, beams.log_weights, beams.copies

@@ -32,12 +32,7 @@ Following = int | dict[int, int]
 
 
 class NGramCounts:
-    """Tokens that followed the contexts of some text.
-
-    Attributes:
-        following: by hash of the context: a clash only misleads.
-        num_tokens: counted.
-    """
+    """Tokens that followed the contexts of some text, by hash: a clash only misleads."""
 
     def __init__(self) -> None:
         self.following: dict[int, Following] = {}
@@ -120,10 +115,8 @@ class NGramPaths:
 class Proposals:
     """Tokens that may follow some paths.
 
-    Attributes:
-        paths: (n,) int64. The index of each candidate's path, increasing.
-        tokens, log_probs: (n,) int64, float64.
-        unlisted: (num_paths,) float64. Probability of all other tokens together.
+    paths, tokens, log_probs: (n,). The index of each candidate's path, increasing.
+    unlisted: (num_paths,) float64. Probability of all other tokens together.
     """
 
     paths: NDArray[np.int64]
@@ -146,13 +139,9 @@ class NGramDrafter:
     ) -> None:
         """Count the prompt.
 
-        Args:
-            prompt_ids: of the request.
-            pool: of earlier requests.
-            temperature: sharpens the distribution as it does a model's.
-            only_long_matches: propose nothing after other paths.
-            copied_ids: tokens that the output may repeat from the beginning on, as a source: they
-                follow the prompt's first token.
+        temperature: sharpens the distribution as it does a model's. only_long_matches: propose
+        nothing after other paths. copied_ids: tokens that the output may repeat from the beginning
+        on, as a source: they follow the prompt's first token.
         """
         self.paths = NGramPaths(prompt_ids)
         self._own = NGramCounts()

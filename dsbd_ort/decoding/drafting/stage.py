@@ -21,7 +21,6 @@ class DraftStage:
     then reads the tokens that it missed as it reads a prompt.
 
     Attributes:
-        drafter: gives the distributions; None: nothing is drafted.
         most_descendants: nodes below the beams that pruning leaves at most.
         lockstep: runners that compute the prompt part by part, as the target does.
     """

@@ -116,11 +116,11 @@ class ThroughputDraftPolicy:
         scores: the rule's ranking.
         forest: of the request.
         most_layers: upper limit.
-        host_seconds, target_seconds: return the time that the request has spent outside engine
-            calls, and in those of its target.
+        host_seconds, target_seconds: return the time of the request outside engine calls, and in
+            those of its target.
         unread: returns how many tokens of the prompt and of the source the draft model has to read.
-        may_rest: whether an iteration without a draft predicts the next ones: tokens that a
-            constraint forces appear without notice.
+        may_rest: whether an iteration without a draft predicts the next ones; not with a
+            constraint, which forces tokens without notice.
     """
 
     def __init__(
@@ -145,10 +145,7 @@ class ThroughputDraftPolicy:
         self._powers = np.zeros(LOOK_AHEAD + 1)
 
     def rest(self) -> int:
-        """Return for how many iterations, this one included, no draft is made; count one.
-
-        0: ``begin`` is called next.
-        """
+        """Return for how many iterations, this one included, no draft is made; count one."""
         num_to_rest = self._num_to_rest
         self._num_to_rest = max(num_to_rest - 1, 0)
         return num_to_rest
@@ -280,10 +277,7 @@ class ThroughputDraftPolicy:
         return best[:width]
 
     def choose_forced(self, joint: JointDistribution) -> NDArray[np.int64]:
-        """See DraftPolicy.choose_forced.
-
-        Reached with probability ``reach``, a call of its own is saved; else its rows are wasted.
-        """
+        """See DraftPolicy.choose_forced; if it is not reached, its rows are wasted."""
         draft, most_rows = self._now, self._costs.most_rows
         num_new = int(np.count_nonzero(joint.tokens != STAY))
         saved = draft.reach * self._costs.seconds[min(num_new, most_rows)]
@@ -344,7 +338,7 @@ class ThroughputDraftPolicy:
         )
 
     def _learn(self, draft: _Draft, committed: Sequence[Beams]) -> bool:
-        """Count of every layer that was reached which widths would have been enough.
+        """Count for every layer that was reached which widths would have been enough.
 
         Returns whether the narrowest of the first layer was.
         """
