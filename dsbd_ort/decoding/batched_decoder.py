@@ -40,19 +40,17 @@ class BatchMember:
     """A request of a batched decoder, from ``join`` to its end or ``leave``.
 
     Attributes:
-        views: by engine, its rows of the cache.
         wanted: the engine call that the loop waits for, None once it is over, and before it starts.
-        waits_since: when it began to wait for that, on the clock of the request.
         has_started: whether the loop runs; before, the prompt is being computed for another.
         preempted: by engine, rows that must be computed again before.
         recomputation: of these, once it is resumed; ``wanted_again``: the call it waits for.
     """
 
-    views: dict[Role, CacheView]
+    views: dict[Role, CacheView]  # by engine, its rows of the cache
     loop: DecodingLoop
     request: DecodingRequest
     wanted: EngineCall | None = None
-    waits_since: float = 0.0
+    waits_since: float = 0.0  # when it began to wait for that, on the clock of the request
     has_started: bool = False
     preempted: dict[Role, PreemptedRows] = field(default_factory=dict)
     recomputation: EngineCalls[None] | None = None
@@ -164,7 +162,7 @@ class BatchedDecoder:
         member.recomputation = member.wanted_again = None
         for role, view in member.views.items():
             if role in member.preempted:  # again, before all of them were there
-                member.preempted[role].close()
+                self.caches[role].close_view(member.preempted[role])
             else:
                 member.preempted[role] = PreemptedRows(view)
 

@@ -68,10 +68,7 @@ def decode(
 
 
 def decode_iterations(
-    request: DecodingRequest,
-    target: Engine,
-    draft: Engine | None,
-    prefixes: Prefixes | None = None,
+    request: DecodingRequest, target: Engine, draft: Engine | None, prefixes: Prefixes | None = None
 ) -> Iterations:
     """Run the loop of a request, making every engine call at once.
 

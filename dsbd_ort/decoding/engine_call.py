@@ -41,19 +41,16 @@ class EngineCall:
     """One forward that a request needs before it can go on; the loop never makes it.
 
     Attributes:
-        meter: of the request, for this engine.
-        num_rows: rows that it appends.
         forward_at: returns the forward, given the row of the cache of its first new one; called
             once, just before the forward is made.
-        is_prefill: whether it computes a part of the prompt.
     """
 
     role: Role
-    meter: Meter
-    num_rows: int
+    meter: Meter  # of the request, for this engine
+    num_rows: int  # rows that it appends
     forward_at: Callable[[int], Forward]
     source: Source = None
-    is_prefill: bool = False
+    is_prefill: bool = False  # whether it computes a part of the prompt
 
 
 def forward_groups(

@@ -97,15 +97,13 @@ class _Chunk(NamedTuple):
     """The features of the part of the prompt that the target has computed last.
 
     Attributes:
-        start: position of the first.
         features, first_row: where they lie.
-        before: the feature of position ``start`` - 1; None: not needed.
     """
 
-    start: int
+    start: int  # position of the first
     features: Features
     first_row: int
-    before: Features | None
+    before: Features | None  # the feature of position ``start`` - 1; None: not needed
 
 
 class TargetFeatures:

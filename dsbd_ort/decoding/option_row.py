@@ -44,10 +44,8 @@ class OptionRow:
     """The row of one option.
 
     Attributes:
-        domain: its values.
         default: its value if it is left out, or a function that returns it; with a function, or if
             it is None, None may also be given.
-        help: its text in the help of the commands.
         needs: conditions, all of which must be met for it to mean something.
         neutral: the values that it may have if it means nothing, or a function that returns them;
             the first is stored. None: the default alone.
@@ -56,21 +54,19 @@ class OptionRow:
         of_model: whose generation_config.json may set it: of any model, of an encoder-decoder, or
             of an encoder-decoder for searches with several beams.
         http: names that its HTTP field has in addition to its own; None: it has no HTTP field.
-        is_usual: whether a short help shows it.
-        is_set_by_server: whether a server may have a default of its own.
     """
 
-    domain: Domain
+    domain: Domain  # its values
     default: Any
-    help: str
+    help: str  # its text in the help of the commands
     needs: tuple[Condition, ...] = ()
     neutral: tuple[Any, ...] | Callable[[Chosen], tuple[Any, ...]] | None = None
     is_redundant: Callable[[Chosen], bool] = lambda _: False
     is_processor: bool = False
     of_model: Literal["any", "encoder-decoder", "search"] | None = None
     http: tuple[str, ...] | None = ()
-    is_usual: bool = False
-    is_set_by_server: bool = True
+    is_usual: bool = False  # whether a short help shows it
+    is_set_by_server: bool = True  # whether a server may have a default of its own
 
     @property
     def takes_none(self) -> bool:

@@ -346,7 +346,7 @@ OPTIONS_BY_SECTION: dict[str, dict[str, OptionRow]] = {
             "Which texts may follow.",
             is_set_by_server=False,
             http=None,
-        ),
+        )
     },
     "Text and log-probabilities": {
         "top_logprobs": OptionRow(

@@ -55,10 +55,6 @@ class PreemptedRows:
         self.prefix = PrefixCache(source=view.prefix.source)
         view.row_cache.remove(view)
 
-    def close(self) -> None:
-        """Give up the rows that were computed again."""
-        self.view.row_cache.close_view(self)
-
     def used(self) -> NDArray[np.bool_]:
         """See UsedRows."""
         is_used = np.zeros(self.view.row_cache.model.num_rows, dtype=np.bool_)

@@ -76,12 +76,7 @@ class SampleRule(SelectionRule):
     same with and without speculation, and every layer has the same distribution as without it.
     """
 
-    def __init__(
-        self,
-        config: DecodingConfig,
-        builder: LayerBuilder,
-        coupling: Coupling,
-    ) -> None:
+    def __init__(self, config: DecodingConfig, builder: LayerBuilder, coupling: Coupling) -> None:
         super().__init__(config, builder)
         self.keeps_descendants = coupling.keeps_descendants
         self.reads_draft_distributions = (

@@ -11,8 +11,14 @@ from dsbd_ort.decoding.computed_distributions import ComputedDistributions
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import RequestCosts
-from dsbd_ort.decoding.drafting.draft import Drafter, DraftPolicy, FixedDraftPolicy, Observer
-from dsbd_ort.decoding.drafting.drafters import ChainedDrafter, Proposers
+from dsbd_ort.decoding.drafting.draft import (
+    Drafter,
+    DraftPolicy,
+    FixedDraftPolicy,
+    Observer,
+    Proposer,
+)
+from dsbd_ort.decoding.drafting.drafters import ChainedDrafter
 from dsbd_ort.decoding.drafting.ngram import NGramDrafter
 from dsbd_ort.decoding.drafting.stage import DraftStage
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
@@ -50,7 +56,6 @@ class LoopParts:
 
     Attributes:
         runners: of the engines in use: the target, and the draft if a model drafts.
-        tracers: those of the observers that also observe the prompt.
     """
 
     request: DecodingRequest
@@ -63,7 +68,7 @@ class LoopParts:
     runners: list[ForestRunner]
     stats: StatsRecorder
     observers: list[Observer]
-    tracers: list[Tracer]
+    tracers: list[Tracer]  # those of the observers that also observe the prompt
 
 
 def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None) -> LoopParts:
@@ -83,7 +88,7 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
     stats = StatsRecorder(
         len(request.prompt_ids), *meters, request.clock, config.drafter or "model"
     )
-    tracers, proposers = [], Proposers()
+    tracers, proposers = [], dict[int, Proposer]()
     if request.trace is not None:
         tracers = [Tracer(request.trace, builder, runners, stats, proposers, paths.forbidden)]
     chained = _chained_drafters(paths, rule, of_draft, config, proposers if tracers else None)
@@ -176,7 +181,7 @@ def _chained_drafters(
     rule: SelectionRule,
     of_draft: list[ForestRunner],
     config: DecodingConfig,
-    proposers: Proposers | None,
+    proposers: dict[int, Proposer] | None,
 ) -> list[ChainedDrafter]:
     """Return the drafter that tries a constraint or n-grams before the model, if needed."""
     has_forced = paths.processing is not None and paths.processing.constraint is not None

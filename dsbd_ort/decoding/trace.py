@@ -11,7 +11,6 @@ import numpy as np
 from dsbd_ort.decoding.beams import Beams, Hypothesis
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.drafting.draft import Iteration, Proposer
-from dsbd_ort.decoding.drafting.drafters import Proposers
 from dsbd_ort.decoding.forest import NO_NODE
 from dsbd_ort.decoding.forest_runner import ForestRunner
 from dsbd_ort.decoding.logits_processing.allowed_after import Forbidden, ForbiddenTokens
@@ -144,7 +143,7 @@ class Tracer:
         builder: LayerBuilder,
         runners: Sequence[ForestRunner],
         stats: StatsRecorder,
-        proposers: Proposers,
+        proposers: dict[int, Proposer],
         forbidden: ForbiddenTokens | None = None,
     ) -> None:
         """Take the parts of a request whose forest is the last token of the prompt."""
@@ -240,7 +239,8 @@ class Tracer:
 
         A root among them is a beam that has ended and stays itself: it was not drafted now.
         """
-        by_parent, parents = self._proposers.taken(), self._forest.parents
+        by_parent, parents = self._proposers.copy(), self._forest.parents
+        self._proposers.clear()  # pruning gives nodes other numbers
         drafted = {node for layer in iteration.drafted for node in layer.children.tolist()}
         return {
             node: by_parent.get(int(parents[node]), "model")

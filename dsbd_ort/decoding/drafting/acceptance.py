@@ -78,7 +78,6 @@ class AcceptanceEstimator:
         num_learned: layers so far; ``num_new``: since ``rates`` were computed, of each kind.
         tokens, calls: expected from drafts, and the time they took in target calls of one row.
         acceptance, rows: running means of the estimate and of the width of chosen layers.
-        num_chosen: layers in these means.
     """
 
     enough: Floats = field(default_factory=lambda: np.zeros((2, _NUM_BINS)))
@@ -90,7 +89,7 @@ class AcceptanceEstimator:
     calls: float = 0.0
     acceptance: float = 0.7
     rows: float = 0.0
-    num_chosen: int = 0
+    num_chosen: int = 0  # layers in the running means
     loop: LoopCost = field(default_factory=LoopCost)
     budget: DraftBudget = field(default_factory=DraftBudget)
 

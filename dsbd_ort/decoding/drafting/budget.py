@@ -34,7 +34,6 @@ class DraftBudget:
         most: upper limit of the balance, the prompt that the draft model reads included.
         share: added by an iteration; ``saved``: the shares since the last draft.
         gained: iterations that drafts have earned beyond their cost, the latest counting most.
-        num_prepaid: iterations whose share is in the balance already.
     """
 
     balance: float = SHARE * _SHORT_ANSWER
@@ -42,7 +41,7 @@ class DraftBudget:
     share: float = SHARE
     saved: float = 0.0
     gained: float = 0.0
-    num_prepaid: int = _SHORT_ANSWER
+    num_prepaid: int = _SHORT_ANSWER  # iterations whose share is in the balance already
 
     def begin_request(self, prompt: float, draft_prompt: float) -> None:
         """Add the share of a prompt, by its cost to the target and to the draft model."""

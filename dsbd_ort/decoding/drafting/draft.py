@@ -20,15 +20,13 @@ class DraftLayer:
     """One drafted layer.
 
     Attributes:
-        drawn: (<= W_S,) int64 candidates of ``distribution`` in the order drawn.
         children: (<= W_S,) int64. Nodes of the distinct drawn candidates, in the order first drawn.
-        num_new: how many of them the forest did not have.
         kept: ``distribution``; None if the rule never reads it: it may be of beams x vocabulary.
     """
 
-    drawn: NDArray[np.int64]
+    drawn: NDArray[np.int64]  # (<= W_S,) int64 candidates of ``distribution`` in the order drawn
     children: Nodes
-    num_new: int
+    num_new: int  # how many of them the forest did not have
     kept: JointDistribution | None
 
     @property
@@ -43,23 +41,18 @@ class Iteration:
     """The record of one iteration, when its layers are selected and nothing is pruned yet.
 
     Attributes:
-        roots: the beams at its start.
         drafted, committed: the drafted layers, the beams of every committed layer.
-        beams: those that go on; the last committed ones, or fewer.
         hypotheses: (n,) int64. The live ones, one of which begins the best sequence.
-        survivors: (num_nodes,) bool. Which nodes pruning will leave.
-        num_draft_tokens: nodes that the draft added.
-        num_accepted_tokens: drafted nodes that were committed, of earlier drafts too.
     """
 
-    roots: Beams
+    roots: Beams  # the beams at its start
     drafted: list[DraftLayer]
     committed: list[Beams]
-    beams: Beams
+    beams: Beams  # those that go on; the last committed ones, or fewer
     hypotheses: NDArray[np.int64]
-    survivors: NDArray[np.bool_]
-    num_draft_tokens: int
-    num_accepted_tokens: int
+    survivors: NDArray[np.bool_]  # (num_nodes,) bool. Which nodes pruning will leave
+    num_draft_tokens: int  # nodes that the draft added
+    num_accepted_tokens: int  # drafted nodes that were committed, of earlier drafts too
 
 
 Propose = Callable[[JointDistribution, int, int], NDArray[np.int64]]
@@ -91,14 +84,12 @@ class LayerNeeds:
     """A layer that is about to be drafted.
 
     Attributes:
-        pending: (n,) int64. Nodes that the model has to compute for it, parents first.
         is_forced: whether the constraint leaves one token to every path that has not ended.
-        num_whole: candidates of a layer of all that the constraint allows, else 0.
     """
 
-    pending: Nodes
+    pending: Nodes  # (n,) int64. Nodes that the model has to compute for it, parents first
     is_forced: bool = False
-    num_whole: int = 0
+    num_whole: int = 0  # candidates of a layer of all that the constraint allows, else 0
 
 
 class Drafter(Protocol):
@@ -239,9 +230,7 @@ def draft_forest(
     return layers
 
 
-def distinct_in_order(
-    drawn: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def distinct_in_order(drawn: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the distinct candidates in the order first drawn, and how often each was drawn."""
     values, first, counts = np.unique(drawn, return_index=True, return_counts=True)
     order = np.argsort(first)

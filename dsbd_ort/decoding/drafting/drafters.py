@@ -25,22 +25,6 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-class Proposers:
-    """Notes who drafts what follows each node, until it is taken: for a trace."""
-
-    def __init__(self) -> None:
-        self._noted: dict[int, Proposer] = {}
-
-    def note(self, nodes: Nodes, proposer: Proposer) -> None:
-        """Note who proposes what follows these nodes."""
-        self._noted.update(dict.fromkeys(nodes.tolist(), proposer))
-
-    def taken(self) -> dict[int, Proposer]:
-        """Return what was noted, by node, and forget it: pruning gives nodes other numbers."""
-        noted, self._noted = self._noted, {}
-        return noted
-
-
 class ChainedDrafter:
     """Asks the constraint, the n-gram drafter and the model, for each path the first that can."""
 
@@ -51,12 +35,12 @@ class ChainedDrafter:
         ngram: NGramDrafter | None,
         model: ForestRunner | None,
         *,
-        proposers: Proposers | None = None,
+        proposers: dict[int, Proposer] | None = None,
         proposes_ends: bool = True,
     ) -> None:
         """Take the drafters there are.
 
-        proposers: notes who proposed without the model.
+        proposers: gets who proposes, without the model, the tokens after a node: for a trace.
         proposes_ends: whether the constraint may draft for paths that end with their next token, as
             if all tokens were equally likely: not if the draft's distributions are read.
         """
@@ -133,7 +117,7 @@ class ChainedDrafter:
         rows, tokens = allowed.part(asked).tokens_by_row(self._processing.vocab_size)
         lists.extend(open_beams[asked[rows]], tokens, -np.log(counts[asked[rows]]))
         if self._proposers is not None:
-            self._proposers.note(open_nodes[asked], "constraint")
+            self._proposers |= dict.fromkeys(open_nodes[asked].tolist(), "constraint")
 
     def _ask_ngram(self, lists: _Layer, nodes: Nodes) -> None:
         """Propose what followed before; without a model nothing after paths that are unknown."""
@@ -148,7 +132,7 @@ class ChainedDrafter:
         if len(tokens):
             lists.extend(open_beams[paths], tokens, log_probs)
             if self._proposers is not None:
-                self._proposers.note(nodes[open_beams[paths]], "ngram")
+                self._proposers |= dict.fromkeys(nodes[open_beams[paths]].tolist(), "ngram")
         if self._model is None:
             lists.is_known[open_beams] = True
         # Of the other beams the model lists what is possible.

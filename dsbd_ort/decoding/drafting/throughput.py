@@ -55,14 +55,12 @@ class _Layer:
     """A drafted layer, for learning from it.
 
     Attributes:
-        nodes: the beams and draft beams it continues.
         best: (num_best,) int64. Their ``JointDistribution.candidate_ids``, least deficit first.
-        gaps: (num_widths,) float64, by width from ``narrowest`` on.
     """
 
-    nodes: Nodes
+    nodes: Nodes  # the beams and draft beams it continues
     best: NDArray[np.int64]
-    gaps: Floats
+    gaps: Floats  # (num_widths,) float64, by width from ``narrowest`` on
     narrowest: int
 
 
@@ -72,39 +70,30 @@ class _Draft:
 
     Attributes:
         limit: most layers; ``may_call``: whether the draft model may be called for them.
-        stake: most that it may cost.
-        prompt: to read the prompt and source, 0 once they are read.
-        num_left: iterations that may share the cost of the prompt.
         num_rows, num_needed: of the target call, with and without the layers that were chosen.
-        worth: gain of further layers after those chosen, their calls included.
         may_try: whether the budget may buy a first layer that is not expected to pay; ``is_try``:
             whether it does.
-        reach: probability that all layers are accepted.
-        expected: tokens.
         next_call, called: rows of draft calls, with the seconds of the prompt read before.
-        layers: None for a forced one.
-        parent_deficits: (num_beams,) of the last layer; None: all are 0.
-        refused: cost of a first layer that exceeds the budget.
     """
 
     limit: int = 0
     may_call: bool = False
-    stake: float = 0.0
-    prompt: float = 0.0
-    num_left: int = 1
+    stake: float = 0.0  # most that it may cost
+    prompt: float = 0.0  # to read the prompt and source, 0 once they are read
+    num_left: int = 1  # iterations that may share the cost of the prompt
     num_rows: int = 0
     num_needed: int = 0
-    worth: float = 0.0
+    worth: float = 0.0  # gain of further layers after those chosen, their calls included
     may_try: bool = False
     is_try: bool = False
-    reach: float = 1.0
-    expected: float = 1.0
+    reach: float = 1.0  # probability that all layers are accepted
+    expected: float = 1.0  # tokens
     next_call: tuple[int, float] = 0, 0.0
     called: list[tuple[int, float]] = field(default_factory=list)
-    layers: list[_Layer | None] = field(default_factory=list)
+    layers: list[_Layer | None] = field(default_factory=list)  # None for a forced one
     num_forced: int = 0
-    parent_deficits: Floats | None = None
-    refused: float = 0.0
+    parent_deficits: Floats | None = None  # (num_beams,) of the last layer; None: all are 0
+    refused: float = 0.0  # cost of a first layer that exceeds the budget
 
 
 class ThroughputDraftPolicy:

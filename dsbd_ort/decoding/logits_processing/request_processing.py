@@ -189,12 +189,7 @@ class RequestProcessing:
         return self._listed(candidates, processed, raw)
 
     def _of_kept(
-        self,
-        full: FullLogits,
-        normalizers: Scores,
-        nodes: Nodes,
-        tokens: Tokens,
-        is_draft: bool,
+        self, full: FullLogits, normalizers: Scores, nodes: Nodes, tokens: Tokens, is_draft: bool
     ) -> ListedDistributions:
         """Return distributions over all allowed tokens, (num_rows, most), reading only those."""
         is_token = tokens >= 0
