@@ -65,7 +65,12 @@ class SearchRule(SelectionRule):
             if ends[:width].any():
                 finished = best[:width][ends[:width]]
                 hypotheses = self._builder.extended(beams, joint, finished)
-                self._add_to_pool(hypotheses, joint.log_weights[finished])
+                lengths = self._builder.hypotheses.lengths[hypotheses].astype(np.float64)
+                # By the processed log-probability, as transformers does.
+                scores = joint.log_weights[finished] / lengths**self._config.length_penalty
+                hypotheses = np.append(self._pool.hypotheses, hypotheses)
+                scores = np.append(self._pool.scores, scores)
+                self._pool = Finished(hypotheses, scores).ranked().first(width)
             beams = self._builder.descended(beams, joint, best[~ends][:width])
             yield beams
 
@@ -98,15 +103,3 @@ class SearchRule(SelectionRule):
     def results(self, beams: Beams) -> Finished:
         """See SelectionRule.results."""
         return self._pool
-
-    def _add_to_pool(self, hypotheses: NDArray[np.int64], log_weights: NDArray[np.float64]) -> None:
-        """Add finished hypotheses, ranked by their processed log-probability as transformers does.
-
-        Without processors that is ``logprob``.
-        """
-        lengths = self._builder.hypotheses.lengths[hypotheses].astype(np.float64)
-        scores = log_weights / lengths**self._config.length_penalty
-        everyone = Finished(
-            np.append(self._pool.hypotheses, hypotheses), np.append(self._pool.scores, scores)
-        )
-        self._pool = everyone.ranked().first(self._config.num_beams)

@@ -135,7 +135,10 @@ def most_tokens_searched(config: DecodingConfig) -> int:
 
 
 def _cut_typical(log_probs: Floats, mass: float) -> Floats:
-    """Set all but the fewest tokens nearest to the entropy that reach ``mass`` to -inf; keep ties."""
+    """Set all but the fewest tokens nearest to the entropy that reach ``mass`` to -inf.
+
+    Tokens as near as the last of them stay too.
+    """
     finite = np.where(np.isfinite(log_probs), log_probs, 0.0)
     entropy = -row_sums(finite * np.exp(log_probs))
     distances = np.abs(-log_probs - entropy)

@@ -21,7 +21,7 @@ from dsbd_ort.decoding.logits_processing.timestamps import Timestamps
 from dsbd_ort.decoding.option_values import shown
 
 
-class Bias(LogitsProcessor):
+class _Bias(LogitsProcessor):
     """Adds a constant to the scores of some tokens: logit_bias, suppress_tokens, single bad words.
 
     A bias of -inf forbids a token.
@@ -35,17 +35,15 @@ class Bias(LogitsProcessor):
         self.raises = any(bias > 0.0 for _, bias in bias_by_token)
 
     @classmethod
-    def ban(cls, tokens: Iterable[int], vocab_size: int) -> Bias:
-        """Return the processor that forbids these tokens."""
+    def ban(cls, tokens: Iterable[int], vocab_size: int) -> _Bias:
         return cls([(token, -np.inf) for token in tokens], vocab_size)
 
     def process(self, scores: Scores, candidates: Candidates) -> Scores:
-        """See LogitsProcessor.process."""
         scores += candidates.of(self._biases)
         return scores
 
 
-class RepetitionPenalty(LogitsProcessor):
+class _RepetitionPenalty(LogitsProcessor):
     """Divides positive scores of tokens that prompt or path hold by it, multiplies negative ones.
 
     Keskar et al. 2019 (CTRL), section 4.1.
@@ -55,12 +53,11 @@ class RepetitionPenalty(LogitsProcessor):
         self._penalty, self.raises = penalty, penalty < 1.0
 
     def process(self, scores: Scores, candidates: Candidates) -> Scores:
-        """See LogitsProcessor.process."""
         penalised = np.where(scores < 0.0, scores * self._penalty, scores / self._penalty)
         return np.where(candidates.is_seen, penalised, scores)
 
 
-class CountPenalty(LogitsProcessor):
+class _CountPenalty(LogitsProcessor):
     """Subtracts ``presence`` from tokens among the new ones, ``frequency`` for each time."""
 
     def __init__(self, presence: float, frequency: float) -> None:
@@ -68,13 +65,12 @@ class CountPenalty(LogitsProcessor):
         self.raises = presence < 0.0 or frequency < 0.0
 
     def process(self, scores: Scores, candidates: Candidates) -> Scores:
-        """See LogitsProcessor.process."""
         counts = candidates.new_counts
         scores -= self._presence * (counts > 0) + self._frequency * counts
         return scores
 
 
-class NoRepeatNgram(LogitsProcessor):
+class _NoRepeatNgram(LogitsProcessor):
     """Forbids the token that would make an n-gram which prompt and path hold already.
 
     The tokens after each (n-1)-gram of the shared ones are kept in a table; the own tokens of a
@@ -88,7 +84,6 @@ class NoRepeatNgram(LogitsProcessor):
         self._num_known = 0  # shared tokens whose n-grams are in the table
 
     def process(self, scores: Scores, candidates: Candidates) -> Scores:
-        """See LogitsProcessor.process."""
         paths = candidates.paths
         self._learn(paths.shared)
         num_tokens = paths.num_new(candidates.nodes) + paths.num_prompt
@@ -120,7 +115,7 @@ class NoRepeatNgram(LogitsProcessor):
         return rows.tolist(), windows[rows, places, -1].tolist()
 
 
-class NoSourceNgram(LogitsProcessor):
+class _NoSourceNgram(LogitsProcessor):
     """Forbids the token that would make an n-gram of the source, or of the prompt without one."""
 
     def __init__(self, size: int, source: Sequence[int], vocab_size: int) -> None:
@@ -133,7 +128,6 @@ class NoSourceNgram(LogitsProcessor):
                 self._next_tokens.setdefault(tuple(begun), []).append(token)
 
     def process(self, scores: Scores, candidates: Candidates) -> Scores:
-        """See LogitsProcessor.process."""
         begun = candidates.paths.tail(candidates.nodes, self._size - 1)
         found = [self._next_tokens.get(ngram, []) for ngram in map(tuple, begun.tolist())]
         rows = np.repeat(np.arange(len(found)), [len(tokens) for tokens in found])
@@ -142,7 +136,7 @@ class NoSourceNgram(LogitsProcessor):
         return scores
 
 
-class BadWords(LogitsProcessor):
+class _BadWords(LogitsProcessor):
     """Forbids the last token of a sequence of several if the path ends with those before it."""
 
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
@@ -150,7 +144,6 @@ class BadWords(LogitsProcessor):
         self._sequences = [np.array(sequence, dtype=np.int64) for sequence in sequences]
 
     def process(self, scores: Scores, candidates: Candidates) -> Scores:
-        """See LogitsProcessor.process."""
         for sequence in self._sequences:
             tail = candidates.paths.tail(candidates.nodes, len(sequence) - 1)
             rows = (tail == sequence[:-1]).all(axis=1).nonzero()[0]
@@ -158,7 +151,7 @@ class BadWords(LogitsProcessor):
         return scores
 
 
-class BanByLength(LogitsProcessor):
+class _BanByLength(LogitsProcessor):
     """Forbids tokens by the number of new tokens of a path."""
 
     def __init__(self, tokens: Sequence[int] | Tokens, is_banned: Callable[[Tokens], Any]) -> None:
@@ -167,14 +160,13 @@ class BanByLength(LogitsProcessor):
         self._is_banned = is_banned
 
     def process(self, scores: Scores, candidates: Candidates) -> Scores:
-        """See LogitsProcessor.process."""
         paths = self._is_banned(candidates.paths.num_new(candidates.nodes)).nonzero()[0]
         rows = np.repeat(paths, len(self._tokens))
         scores[candidates.places(rows, np.tile(self._tokens, len(paths)))] = -np.inf
         return scores
 
 
-class ForcedToken(LogitsProcessor):
+class _ForcedToken(LogitsProcessor):
     """Allows one token alone, with score 0, if a path has a certain length."""
 
     def __init__(self, token: int | None, num_tokens: int) -> None:
@@ -182,14 +174,12 @@ class ForcedToken(LogitsProcessor):
         self._token, self._num_tokens = token, num_tokens
 
     def process(self, scores: Scores, candidates: Candidates) -> Scores:
-        """See LogitsProcessor.process."""
         forced = self.may_raise(candidates).nonzero()[0]
         scores[forced] = -np.inf
         scores[candidates.places(forced, np.full(len(forced), self._token))] = 0.0
         return scores
 
     def may_raise(self, candidates: Candidates) -> NDArray[np.bool_]:
-        """See LogitsProcessor.may_raise."""
         paths = candidates.paths
         lengths = paths.num_new(candidates.nodes) + paths.num_prompt
         return np.asarray(lengths == self._num_tokens)
@@ -201,7 +191,7 @@ UserProcessor = Callable[[NDArray[np.int64], NDArray[np.float64]], NDArray[np.fl
 Tokens that cannot be drawn, or that a draft's top-k head left out, have the score -inf."""
 
 
-class PathFunction(LogitsProcessor):
+class _PathFunction(LogitsProcessor):
     """A user's own function of one path and its scores, called for each; it sees all tokens."""
 
     raises = True
@@ -211,7 +201,6 @@ class PathFunction(LogitsProcessor):
         self._function = function
 
     def process(self, scores: Scores, candidates: Candidates) -> Scores:
-        """See LogitsProcessor.process."""
         for row, node in enumerate(candidates.nodes.tolist()):
             path = candidates.paths.path(node)
             if candidates.tokens is None:
@@ -249,39 +238,39 @@ def processors_of(
     last = num_prompt + config.max_new_tokens - 1
     is_first_forced = config.forced_bos_token_id is not None and num_prompt == 1
     by_need: list[tuple[object, Callable[[], LogitsProcessor]]] = [
-        (config.logit_bias, lambda: Bias(config.logit_bias, vocab_size)),
-        (config.repetition_penalty != 1.0, lambda: RepetitionPenalty(config.repetition_penalty)),
+        (config.logit_bias, lambda: _Bias(config.logit_bias, vocab_size)),
+        (config.repetition_penalty != 1.0, lambda: _RepetitionPenalty(config.repetition_penalty)),
         (
             config.presence_penalty or config.frequency_penalty,
-            lambda: CountPenalty(config.presence_penalty, config.frequency_penalty),
+            lambda: _CountPenalty(config.presence_penalty, config.frequency_penalty),
         ),
-        (config.no_repeat_ngram_size, lambda: NoRepeatNgram(config.no_repeat_ngram_size)),
-        (source_size, lambda: NoSourceNgram(source_size, source, vocab_size)),
+        (config.no_repeat_ngram_size, lambda: _NoRepeatNgram(config.no_repeat_ngram_size)),
+        (source_size, lambda: _NoSourceNgram(source_size, source, vocab_size)),
         (
             len(bad_words) > len(longer),
-            lambda: Bias.ban([word[0] for word in bad_words if len(word) == 1], vocab_size),
+            lambda: _Bias.ban([word[0] for word in bad_words if len(word) == 1], vocab_size),
         ),
-        (longer, lambda: BadWords(longer)),
+        (longer, lambda: _BadWords(longer)),
         (
             config.min_new_tokens and len(eos),
-            lambda: BanByLength(eos, lambda num_new: num_new < config.min_new_tokens),
+            lambda: _BanByLength(eos, lambda num_new: num_new < config.min_new_tokens),
         ),
         (
             config.forced_bos_token_id is not None,
-            lambda: ForcedToken(config.forced_bos_token_id, 1),
+            lambda: _ForcedToken(config.forced_bos_token_id, 1),
         ),
         (
             config.forced_eos_token_id is not None,
-            lambda: ForcedToken(config.forced_eos_token_id, last),
+            lambda: _ForcedToken(config.forced_eos_token_id, last),
         ),
-        (config.suppress_tokens, lambda: Bias.ban(config.suppress_tokens, vocab_size)),
+        (config.suppress_tokens, lambda: _Bias.ban(config.suppress_tokens, vocab_size)),
         (
             config.begin_suppress_tokens,
-            lambda: BanByLength(
+            lambda: _BanByLength(
                 config.begin_suppress_tokens, lambda num_new: num_new == is_first_forced
             ),
         ),
         (config.no_timestamps_token_id is not None, lambda: Timestamps.of(config)),
     ]
     found = [make() for is_needed, make in by_need if is_needed]
-    return found + [PathFunction(function) for function in config.logits_processors]
+    return found + [_PathFunction(function) for function in config.logits_processors]
