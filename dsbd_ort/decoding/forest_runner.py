@@ -203,9 +203,11 @@ class ForestRunner:
         best are read. If they are GONE, the beam counts as not computed; what its parent sees
         remains known.
         """
-        found = self.distributions.read_left_out(beams, threshold, most)
+        left_out, known = self.distributions.left_out, self.distributions.known
+        slots, weights = self.slots[beams.nodes], beams.log_weights
+        found = left_out.read(known, slots, weights, threshold, most)
         if found is LeftOut.GONE:
-            nodes = beams.nodes[self.distributions.left_out.gone]
+            nodes = beams.nodes[left_out.gone]
             slots = self.slots[nodes]
             self._slots_above |= dict(zip(nodes.tolist(), slots.tolist(), strict=True))
             self._view.forget_own_rows(slots)

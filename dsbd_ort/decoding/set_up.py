@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsbd_forward.spec import EngineSpec
-from dsbd_ort.decoding.beams import Agreement, Hypotheses
+from dsbd_ort.decoding.beams import Agreement, Beams, Hypotheses
 from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.computed_distributions import ComputedDistributions
 from dsbd_ort.decoding.config import DecodingConfig
@@ -13,26 +14,27 @@ from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import RequestCosts
 from dsbd_ort.decoding.drafting.draft import (
     Drafter,
+    DraftLayer,
     DraftPolicy,
     FixedDraftPolicy,
     Observer,
     Proposer,
+    draft_forest,
 )
 from dsbd_ort.decoding.drafting.drafters import ChainedDrafter
 from dsbd_ort.decoding.drafting.ngram import NGramDrafter
-from dsbd_ort.decoding.drafting.stage import DraftStage
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
-from dsbd_ort.decoding.engine_call import Meter
+from dsbd_ort.decoding.engine_call import EngineCalls, Meter
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.forest_runner import ForestRunner, LateRunner
 from dsbd_ort.decoding.joint_rule import JointGreedyRule, JointSpeculativeRule
 from dsbd_ort.decoding.logits_processing.allowed_after import ForbiddenTokens
 from dsbd_ort.decoding.logits_processing.path_states import PathStates, StopStates
-from dsbd_ort.decoding.logits_processing.request_processing import RequestProcessing, processing_of
+from dsbd_ort.decoding.logits_processing.request_processing import RequestProcessing
 from dsbd_ort.decoding.node_features import DraftFeatures, TargetFeatures, align_prefixes
 from dsbd_ort.decoding.rejection_coupling import GeneratorSource, RejectionCoupling
 from dsbd_ort.decoding.request import DecodingRequest, check_request
-from dsbd_ort.decoding.row_bounds import expected_rows
+from dsbd_ort.decoding.row_bounds import expected_rows, most_descendants
 from dsbd_ort.decoding.rule import LayerBuilder, SelectionRule
 from dsbd_ort.decoding.sample_rule import GumbelCoupling, SampleRule
 from dsbd_ort.decoding.search_rule import SearchRule
@@ -48,6 +50,70 @@ def check_decodable(request: DecodingRequest, target: EngineSpec, draft: EngineS
     check_request(request, target, draft)
     check_top_logprobs(target, config)
     check_top_k(target, config)
+
+
+class DraftStage:
+    """The draft stage of a request; its draft policy decides.
+
+    With one beam nothing is kept for the draft model during a long rest of a throughput policy: it
+    then reads the tokens that it missed as it reads a prompt.
+
+    Attributes:
+        most_descendants: nodes below the beams that pruning leaves at most.
+        lockstep: runners that compute the prompt part by part, as the target does.
+    """
+
+    def __init__(
+        self,
+        request: DecodingRequest,
+        rule: SelectionRule,
+        policy: DraftPolicy,
+        drafters: Sequence[Drafter],
+        target: ForestRunner,
+        draft: Sequence[ForestRunner],
+    ) -> None:
+        """Take the parts of a request.
+
+        drafters: the one to use, if it drafts. draft: the draft model's side, if it has one.
+        """
+        self._config, self._rule, self._policy = request.config, rule, policy
+        self.drafter = drafters[0] if drafters else None
+        self._target = target
+        self.lockstep = [runner for runner in draft if not isinstance(runner, LateRunner)]
+        keeps = self.drafter is not None and rule.keeps_descendants
+        self.most_descendants = most_descendants(request.config) if keeps else 0
+        self._resting = policy if isinstance(policy, ThroughputDraftPolicy) else None
+        is_single = request.config.num_beams == 1
+        late = [runner for runner in draft if isinstance(runner, LateRunner) and is_single]
+        self._put_off = late if self._resting is not None else []
+
+    def draft(self, beams: Beams, depth: int) -> EngineCalls[list[DraftLayer]]:
+        """Return a computation that adds the layers drafted below ``beams`` to the forest.
+
+        depth: of the beams, counted from the prompt.
+        """
+        num_to_rest = 0 if self._resting is None else self._resting.rest()
+        for runner in self._put_off:
+            runner.rest(num_to_rest, beams)
+        if self.drafter is None or num_to_rest:
+            return _no_layers()
+        most_layers = self._config.max_new_tokens - depth - 1
+        self._policy.begin(self._target.num_missing(beams.nodes), most_layers)
+        return draft_forest(
+            self._target.forest,
+            self.drafter,
+            beams,
+            self._policy,
+            depth,
+            keeps_distributions=self._rule.reads_draft_distributions,
+            repeats=self._config.replacement,
+        )
+
+
+def _no_layers() -> EngineCalls[list[DraftLayer]]:
+    """Draft nothing, without an engine call."""
+    yield from ()
+    return []
 
 
 @dataclass(frozen=True)
@@ -124,8 +190,10 @@ def _paths(request: DecodingRequest, vocab_size: int) -> _Paths:
     config, constraint, prompt_ids = request.config, request.running_constraint, request.prompt_ids
     is_traced = request.trace is not None and constraint is not None
     forbidden = ForbiddenTokens() if is_traced else None
-    notes = forbidden, request.source_ids, request.allowed_mass
-    processing = processing_of(config, constraint, prompt_ids, vocab_size, *notes)
+    processing = None
+    if config.processes_logits:
+        notes = forbidden, request.source_ids, request.allowed_mass
+        processing = RequestProcessing(config, constraint, prompt_ids, vocab_size, *notes)
     ngram = None
     if config.has_ngram_drafter:
         ngram = NGramDrafter(

@@ -270,7 +270,7 @@ def processors_of(
                 config.begin_suppress_tokens, lambda num_new: num_new == is_first_forced
             ),
         ),
-        (config.no_timestamps_token_id is not None, lambda: Timestamps.of(config)),
+        (config.no_timestamps_token_id is not None, lambda: Timestamps(config)),
     ]
     found = [make() for is_needed, make in by_need if is_needed]
     return found + [_PathFunction(function) for function in config.logits_processors]

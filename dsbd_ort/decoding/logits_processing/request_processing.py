@@ -21,7 +21,7 @@ from dsbd_ort.decoding.logits_processing.allowed_after import (
     AllowedMass,
     ForbiddenTokens,
 )
-from dsbd_ort.decoding.logits_processing.candidates import Candidates, LogitsProcessor, Scores
+from dsbd_ort.decoding.logits_processing.candidates import Candidates, Scores
 from dsbd_ort.decoding.logits_processing.constraint import Constraint
 from dsbd_ort.decoding.logits_processing.path_states import (
     ConstraintStates,
@@ -51,15 +51,23 @@ class RequestProcessing:
     def __init__(
         self,
         config: DecodingConfig,
-        processors: Sequence[LogitsProcessor],
-        constraint: ConstraintStates | None,
-        paths: PathTokens,
+        constraint: Constraint | None,
+        prompt_ids: Sequence[int],
+        vocab_size: int,
         forbidden: ForbiddenTokens | None = None,
+        source: Sequence[int] | None = None,
         mass: AllowedMass | None = None,
     ) -> None:
+        """Begin a request that ``processes_logits``; ``source``: its tokens, if it has one."""
         self._warp = Warp.of(config)
         self._processes_log_probs = self._warp.is_raw and config.num_beams > 1
-        self.processors, self.constraint, self.paths = processors, constraint, paths
+        read = prompt_ids if source is None else source
+        self.processors = processors_of(config, len(prompt_ids), vocab_size, read)
+        self.paths = PathTokens(prompt_ids, vocab_size)
+        self.constraint: ConstraintStates | None = None
+        if constraint is not None:
+            eos = np.array(sorted(config.eos_ids), int)
+            self.constraint = ConstraintStates(constraint, prompt_ids, eos)
         self.forbidden, self.mass = forbidden, mass
 
     @property
@@ -277,30 +285,6 @@ class RequestProcessing:
                 scores = processed[alive]
                 log_probs[alive] = self._warp.warped(scores - scores.max(axis=1, keepdims=True))
         return ListedDistributions.of(tokens, log_probs, raw)
-
-
-def processing_of(
-    config: DecodingConfig,
-    constraint: Constraint | None,
-    prompt_ids: Sequence[int],
-    vocab_size: int,
-    forbidden: ForbiddenTokens | None = None,
-    source: Sequence[int] | None = None,
-    mass: AllowedMass | None = None,
-) -> RequestProcessing | None:
-    """Return the logits processing of a request that begins, None without any.
-
-    source: its tokens, if the request has one.
-    """
-    if not config.processes_logits:
-        return None
-    states = None
-    if constraint is not None:
-        states = ConstraintStates(constraint, prompt_ids, np.array(sorted(config.eos_ids), int))
-    paths = PathTokens(prompt_ids, vocab_size)
-    read = prompt_ids if source is None else source
-    processors = processors_of(config, len(prompt_ids), vocab_size, read)
-    return RequestProcessing(config, processors, states, paths, forbidden, mass)
 
 
 def _looked_up(tokens: Tokens, scores: Scores, listed: Tokens) -> Scores:

@@ -22,31 +22,15 @@ class Timestamps(LogitsProcessor):
 
     raises = True  # every time counts, also one that a top-k head has left out
 
-    def __init__(
-        self,
-        no_timestamps: int,
-        max_initial_index: int | None,
-        lowest_end: int,
-        last: int | None = None,
-    ) -> None:
-        """Take the token before the first time, the last time that may be first, and an end.
-
-        lowest_end: the tokens below it are those of texts.
-        last: the last time; tokens after it are those of texts. None: there are none.
-        """
-        self._first = no_timestamps + 1
-        self._stop = None if last is None else last + 1
-        self._max_initial_index = max_initial_index
-        self._end = lowest_end
-
-    @classmethod
-    def of(cls, config: DecodingConfig) -> Timestamps:
-        """Return the rules of a request that has ``no_timestamps_token_id``."""
+    def __init__(self, config: DecodingConfig) -> None:
+        """Take the options of a request that has ``no_timestamps_token_id``."""
         no_timestamps = config.no_timestamps_token_id
         assert no_timestamps is not None  # the caller has asked
-        lowest_end = min(config.eos_ids, default=no_timestamps)
         last = config.last_timestamp_token_id
-        return cls(no_timestamps, config.max_initial_timestamp_index, lowest_end, last)
+        self._first = no_timestamps + 1
+        self._stop = None if last is None else last + 1  # tokens from there on are those of texts
+        self._max_initial_index = config.max_initial_timestamp_index
+        self._end = min(config.eos_ids, default=no_timestamps)  # below it are tokens of texts
 
     def process(self, scores: Scores, candidates: Candidates) -> Scores:
         """See LogitsProcessor.process."""
