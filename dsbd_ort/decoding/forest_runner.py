@@ -124,10 +124,6 @@ class ForestRunner:
         slots = self.forest.slots[self._engine][nodes]
         return not len((slots < _FIRST).nonzero()[0])
 
-    def num_missing(self, nodes: Nodes) -> int:
-        """Return how many of ``nodes`` are not computed."""
-        return len((self.forest.slots[self._engine][nodes] < _FIRST).nonzero()[0])
-
     def missing(self) -> Nodes:
         """Return all nodes that are not computed, parents first."""
         slots = self.forest.slots[self._engine]

@@ -132,11 +132,6 @@ def usual_width_policy(options: Chosen) -> str:
     return "threshold" if is_given and is_possible else "fixed"
 
 
-def usual_drafter(options: Chosen) -> str | None:
-    """Return "ngram" if there is no draft model; None as long as that is open."""
-    return {True: "model", False: "ngram", None: None}[options.has_draft]
-
-
 def usual_draft_policy(options: Chosen) -> str | None:
     """Return "fixed" if a shape is given or the output depends on the draft."""
     has_shape = options.draft_length is not None or options.draft_beams is not None
@@ -144,11 +139,6 @@ def usual_draft_policy(options: Chosen) -> str | None:
     if has_shape or depends_on_draft or options.memory == "single" or options.replacement:
         return "fixed"
     return {True: "throughput", False: "fixed", None: None}[options.costs_are_known]
-
-
-def usual_draft_length(options: Chosen) -> int | None:
-    """Return the layers of a fixed draft, or their limit; None as long as that is open."""
-    return {"fixed": 4, "throughput": 8, None: None}[options.draft_policy]
 
 
 def usual_draft_beams(options: Chosen) -> int | None:

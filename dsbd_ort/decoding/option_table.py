@@ -36,9 +36,7 @@ from dsbd_ort.decoding.option_row import (
     half_width,
     one_path,
     usual_draft_beams,
-    usual_draft_length,
     usual_draft_policy,
-    usual_drafter,
     usual_width_policy,
 )
 from dsbd_ort.decoding.option_values import (
@@ -127,7 +125,7 @@ OPTIONS_BY_SECTION: dict[str, dict[str, OptionRow]] = {
         ),
         "drafter": OptionRow(
             OneOf(("model", "ngram", "model+ngram", "none")),
-            usual_drafter,
+            lambda o: {True: "model", False: "ngram", None: None}[o.has_draft],
             "What drafts: model; ngram (no model: what followed the last tokens earlier in this "
             "text and in others); model+ngram (n-grams only for long repetitions); none "
             "[model; ngram if the bundle has no draft].",
@@ -145,7 +143,7 @@ OPTIONS_BY_SECTION: dict[str, dict[str, OptionRow]] = {
         ),
         "draft_length": OptionRow(
             Whole(0, MOST_LAYERS),
-            usual_draft_length,
+            lambda o: {"fixed": 4, "throughput": 8, None: None}[o.draft_policy],
             "Layers of a drafted forest [4; throughput: at most 8].",
             needs=(HAS_DRAFT, DRAFTING),
             neutral=(0,),

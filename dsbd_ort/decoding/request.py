@@ -19,7 +19,7 @@ from dsbd_ort.decoding.errors import DecodingError
 from dsbd_ort.decoding.kv_cache import RowIdentity
 from dsbd_ort.decoding.logits_processing.allowed_after import AllowedMass
 from dsbd_ort.decoding.logits_processing.constraint import Constraint
-from dsbd_ort.decoding.logits_processing.path_states import StopState, state_after
+from dsbd_ort.decoding.logits_processing.path_states import StopState
 from dsbd_ort.decoding.option_values import shown
 from dsbd_ort.decoding.rejection_coupling import RandomSource
 from dsbd_ort.decoding.result import DecodedSequence
@@ -119,9 +119,11 @@ class DecodingRequest:
         """Return why a sequence of these new tokens has ended, see DecodedSequence."""
         if token_ids[-1] in self.config.eos_ids:
             return "eos"
-        searched = token_ids[self.config.min_new_tokens :]
-        if self.stop and state_after(self.stop, searched).has_ended:
-            return "stop"
+        if (stop := self.stop) is not None:
+            for token in token_ids[self.config.min_new_tokens :]:
+                stop = stop.extended(token)
+            if stop.has_ended:
+                return "stop"
         if (constraint := self.running_constraint) is not None:
             states = constraint.start(self.prompt_ids)
             for token in token_ids:

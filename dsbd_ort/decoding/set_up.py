@@ -98,7 +98,8 @@ class DraftStage:
         if self.drafter is None or num_to_rest:
             return _no_layers()
         most_layers = self._config.max_new_tokens - depth - 1
-        self._policy.begin(self._target.num_missing(beams.nodes), most_layers)
+        num_pending = len((self._target.slots[beams.nodes] < 0).nonzero()[0])
+        self._policy.begin(num_pending, most_layers)
         return draft_forest(
             self._target.forest,
             self.drafter,

@@ -45,7 +45,8 @@ class Warp:
     def of(cls, config: DecodingConfig) -> Warp:
         """Return the warping of both models' logits that a request's rule requires."""
         if config.row.rule == "search":
-            return cls(1.0, most_tokens_searched(config), 1.0, is_raw=True)
+            most = max(num_searched(config), config.most_draft_beams + len(config.eos_ids))
+            return cls(1.0, most, 1.0, is_raw=True)
         return cls(
             config.temperature or 1.0,
             config.top_k,
@@ -127,11 +128,6 @@ def _cut_in_order(log_probs: Floats, top_p: float, order: NDArray[np.int64]) -> 
 def num_searched(config: DecodingConfig) -> int:
     """Return how many candidates of a layer beam search takes, so that W of them go on."""
     return config.num_beams * max(2, 1 + len(config.eos_ids))
-
-
-def most_tokens_searched(config: DecodingConfig) -> int:
-    """Return a bound of the candidates that beam search or its draft takes from one beam."""
-    return max(num_searched(config), config.most_draft_beams + len(config.eos_ids))
 
 
 def _cut_typical(log_probs: Floats, mass: float) -> Floats:

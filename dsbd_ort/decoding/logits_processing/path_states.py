@@ -5,8 +5,7 @@ The forest keeps these in step with its nodes. Only those that a request needs a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import reduce
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -47,11 +46,6 @@ class StopState(Protocol):
 
     def extended(self, token: int) -> StopState:
         """Return the state of the path with one more token."""
-
-
-def state_after(start: StopState, token_ids: Iterable[int]) -> StopState:
-    """Return the state of the path of ``token_ids``."""
-    return reduce(lambda state, token: state.extended(token), token_ids, start)
 
 
 class StopStates:
@@ -201,14 +195,11 @@ class PathTokens:
         differs = (begins != begins[0]).any(axis=0)
         num_agreed = int(differs.argmax()) if differs.any() else begins.shape[1]
         if num_agreed:
-            self._share(begins[0, :num_agreed].copy())
+            tokens, size = begins[0, :num_agreed].copy(), self._num_shared + num_agreed
+            if size > len(self._shared):
+                self._shared = larger(self._shared, 2 * size)
+            self._shared[self._num_shared : size] = tokens
+            self._num_shared = size
+            np.add.at(self.shared_counts, tokens, 1)
             self._own[:, :-num_agreed] = self._own[:, num_agreed:].copy()
             self._num_own = np.maximum(self._num_own - num_agreed, 0)
-
-    def _share(self, tokens: Tokens) -> None:
-        size = self._num_shared + len(tokens)
-        if size > len(self._shared):
-            self._shared = larger(self._shared, 2 * size)
-        self._shared[self._num_shared : size] = tokens
-        self._num_shared = size
-        np.add.at(self.shared_counts, tokens, 1)
