@@ -258,7 +258,6 @@ class BatchedDecoder:
     def _run_together(
         self, role: Role, members: list[BatchMember], progress: list[Progress]
     ) -> None:
-        """Make calls in one forward."""
         youngest = self._members[-1] if self._members else None
         if youngest in members and youngest.call is not None:
             preempts = youngest.request.preempts

@@ -145,22 +145,6 @@ class Agreement:
     def update(self, live: Ints) -> None:
         """Take the live hypotheses; all of them extend earlier live ones or are among them."""
         live = np.unique(live)
-        self._grow(live)
-        gone = self._live[~np.isin(self._live, live)]
-        while len(gone := gone[self._num_branches[gone] == 0]):
-            parents = self._hypotheses.parents[gone]
-            np.subtract.at(self._num_branches, parents, 1)
-            np.bitwise_xor.at(self._branches, parents, gone)
-            gone = np.unique(parents)
-        self._live = live
-        entry = self.entries[-1] if self.entries else 0
-        while self._num_branches[entry] == 1 and entry not in live:
-            entry = int(self._branches[entry])
-            self.entries.append(entry)
-            self.tokens.append(int(self._hypotheses.tokens[entry]))
-
-    def _grow(self, live: Ints) -> None:
-        """Add the paths of ``live`` down from the entries known so far."""
         size = int(live[-1]) + 1
         if size > len(self._num_branches):
             more = np.zeros(2 * size - len(self._num_branches), dtype=np.int64)
@@ -174,6 +158,18 @@ class Agreement:
             np.bitwise_xor.at(self._branches, parents, new)
             new = np.unique(parents[(parents >= self._num_known) & ~has_more])
         self._num_known = max(self._num_known, size)
+        gone = self._live[~np.isin(self._live, live)]
+        while len(gone := gone[self._num_branches[gone] == 0]):
+            parents = self._hypotheses.parents[gone]
+            np.subtract.at(self._num_branches, parents, 1)
+            np.bitwise_xor.at(self._branches, parents, gone)
+            gone = np.unique(parents)
+        self._live = live
+        entry = self.entries[-1] if self.entries else 0
+        while self._num_branches[entry] == 1 and entry not in live:
+            entry = int(self._branches[entry])
+            self.entries.append(entry)
+            self.tokens.append(int(self._hypotheses.tokens[entry]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,8 +96,14 @@ class CacheView:
         else:
             seen[is_new] = 0
             seen_of_own |= own
+            # Among the new nodes, the parent, or the node itself if that is none of them.
             above = np.where(is_new, parent_slots - first, np.arange(size))
-            self._add_ancestors(seen, above)
+            while True:  # twice as many ancestors in every round
+                seen |= seen.take(above, axis=0)
+                farther = above[above]
+                if not len((farther != above).nonzero()[0]):
+                    break
+                above = farther
         self._seen[first : self.num_slots] = seen
         mask = np.unpackbits(seen, axis=1, count=num_rows, bitorder="little").view(np.bool_)
         if self._hides_first and not len(self.prefix.rows):
@@ -107,19 +113,6 @@ class CacheView:
                 mask[:, row] = False
                 mask[root, row] = True
         return mask
-
-    @staticmethod
-    def _add_ancestors(seen: NDArray[np.uint8], above: NDArray[np.int64]) -> None:
-        """Let new nodes see what their new ancestors see, twice as many of these in every round.
-
-        seen: (S, bytes). above: (S,) int64, the parent if it is among the S, else the node itself.
-        """
-        while True:
-            seen |= seen.take(above, axis=0)
-            farther = above[above]
-            if not len((farther != above).nonzero()[0]):
-                return
-            above = farther
 
     def forget_own_rows(self, slots: NDArray[np.int64]) -> None:
         """Let the slots see what the parents of their nodes do: no longer their own rows."""

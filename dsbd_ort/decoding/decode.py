@@ -118,7 +118,6 @@ def decode_iterations(
 
 
 def _made(call: EngineCall, caches: Caches, clock: Clock) -> tuple[ForwardResult, float]:
-    """Make a call; return its result and the seconds that it took."""
     began = clock()
     (result,) = caches[call.role].forward([call])
     seconds = clock() - began

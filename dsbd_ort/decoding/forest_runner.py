@@ -47,7 +47,6 @@ class ForestRunner:
         features: Sequence[NodeFeatures] = (),
         scorer: PromptScorer | None = None,
     ) -> None:
-        """Take an engine's view, which begins with the rows of its prefix, and the parts."""
         self._role = role
         self._engine = ENGINE_INDEX[role]
         self._view = view

@@ -110,7 +110,6 @@ class TargetFeatures:
     """The features that the target's calls return."""
 
     def __init__(self, view: CacheView) -> None:
-        """Take the target's view, whose prefix may have kept its last feature."""
         self._view = view
         self.table = FeatureTable()
         self._chunk: _Chunk | None = None
@@ -176,7 +175,6 @@ class DraftFeatures:
     """The features of a feature draft: what the rows of nodes come from, and its own."""
 
     def __init__(self, forest: Forest, target: TargetFeatures) -> None:
-        """Take the forest, whose slots say what each engine has computed, and the target's side."""
         self._forest, self._target = forest, target
         self._table = FeatureTable()
         # By slot, that of the parent where the row comes from its own feature, else 0.

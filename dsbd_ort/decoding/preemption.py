@@ -104,7 +104,6 @@ class PreemptedRows:
         return EngineCall(role, self.view.meter, len(chunk), forward_at, source, is_prefill=True)
 
     def _append(self, chunk: Rows, first_row: int) -> NDArray[np.bool_]:
-        """Add the next rows; return their mask."""
         end = int(chunk[-1]) + 1
         seen = np.unpackbits(self._seen[self._slots[chunk]], axis=1, count=end, bitorder="little")
         seen &= self.positions[:end] < self.positions[chunk][:, None]
@@ -174,7 +173,6 @@ class RecomputedPair:
     """
 
     def __init__(self, target: PreemptedRows, draft: PreemptedRows) -> None:
-        """Take the rows of both engines."""
         own_of = draft.view.own_features
         assert own_of is not None  # the caller has looked
         self._target, self._draft = target, draft

@@ -77,7 +77,6 @@ class SearchRule(SelectionRule):
     def _best(
         self, target: ForestRunner, beams: Beams
     ) -> tuple[JointDistribution, NDArray[np.int64]]:
-        """Return the candidates of a layer, and which are the best."""
         joint = target.joint(beams.nodes, beams.log_weights, None)
         return joint, best_candidates(joint.log_weights, self._num_candidates)
 

@@ -112,7 +112,7 @@ class DraftStage:
 
 
 def _no_layers() -> EngineCalls[list[DraftLayer]]:
-    """Draft nothing, without an engine call."""
+
     yield from ()
     return []
 

@@ -146,7 +146,6 @@ class Tracer:
         proposers: dict[int, Proposer],
         forbidden: ForbiddenTokens | None = None,
     ) -> None:
-        """Take the parts of a request whose forest is the last token of the prompt."""
         self._recorder, self._stats = recorder, stats
         self._forest, self._hypotheses = builder.forest, builder.hypotheses
         self._target, self._draft = runners[:1], runners[1:]
@@ -187,7 +186,6 @@ class Tracer:
         self._counted = self._count()  # not the time that this took
 
     def _start_from(self, beams: Beams) -> None:
-        """Note the roots of the next iteration."""
         self._roots = [self._id(node) for node in beams.nodes.tolist()]
         self._root_weights = beams.log_weights.tolist()
         self._root_hypotheses = beams.hypotheses.tolist()
@@ -249,7 +247,6 @@ class Tracer:
         }
 
     def _roles(self, iteration: Iteration) -> list[NodeRole]:
-        """Return the role of every node of the forest."""
         forest = self._forest
         roots = {node for node in range(len(forest)) if self._id(node) in self._roots}
         is_below = forest.below(np.array(sorted(roots)))

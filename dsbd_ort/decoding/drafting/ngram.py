@@ -89,7 +89,6 @@ class NGramPaths:
     """The last tokens of every node's path, kept in step with the forest; see PathStates."""
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:
-        """Start with one node, at the end of the prompt."""
         self._tails = [tuple(map(int, prompt_ids[-_LONGEST - 1 :]))]
 
     def tails(self, nodes: Nodes) -> list[tuple[int, ...]]:

@@ -52,7 +52,6 @@ class StopStates:
     """The StopState of every node; it sees only the tokens after the first ``num_exempt``."""
 
     def __init__(self, start: StopState, num_exempt: int) -> None:
-        """Take the state of the empty continuation."""
         self._states = [start]
         self._exempt = [num_exempt]  # new tokens that are still exempt after each node
 
@@ -94,7 +93,6 @@ class ConstraintStates:
     """
 
     def __init__(self, constraint: Constraint, prompt_ids: Sequence[int], eos: Tokens) -> None:
-        """Start with the empty continuation of a prompt."""
         self.constraint = constraint
         self.eos = eos
         self.states: States = constraint.start(prompt_ids)
@@ -134,7 +132,6 @@ class PathTokens:
     """
 
     def __init__(self, prompt_ids: Sequence[int], vocab_size: int) -> None:
-        """Start with one node, at the end of the prompt."""
         self.num_prompt = len(prompt_ids)
         self._shared = np.array(prompt_ids, dtype=np.int64)
         self._num_shared = len(prompt_ids)

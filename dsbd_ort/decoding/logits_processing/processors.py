@@ -28,7 +28,6 @@ class _Bias(LogitsProcessor):
     """
 
     def __init__(self, bias_by_token: Sequence[tuple[int, float]], vocab_size: int) -> None:
-        """Take (token, bias) pairs."""
         self._biases = np.zeros(vocab_size)
         for token, bias in bias_by_token:
             self._biases[token] += bias
@@ -78,7 +77,6 @@ class _NoRepeatNgram(LogitsProcessor):
     """
 
     def __init__(self, size: int) -> None:
-        """Take n, at least 1."""
         self._size = size
         self._next_tokens: dict[tuple[int, ...], list[int]] = {}
         self._num_known = 0  # shared tokens whose n-grams are in the table

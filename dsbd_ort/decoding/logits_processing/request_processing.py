@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.logits import FullLogits, Logits
+from dsbd_forward.logits import Logits
 from dsbd_forward.rows import largest_columns
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.distribution import ListedDistributions
@@ -88,7 +88,11 @@ class RequestProcessing:
             return self._of_all(rows, logits.log_normalizers, nodes, allowed, is_draft)
         listed = allowed.listed()
         if listed is not None and (full := logits.full) is not None:
-            return self._of_kept(full, logits.log_normalizers, nodes, listed, is_draft)
+            is_token, scores = listed >= 0, np.full(listed.shape, -np.inf)
+            scores[is_token] = full.read_tokens(is_token.nonzero()[0], listed[is_token])
+            candidates = Candidates(self.paths, nodes, listed, self.vocab_size)
+            processed = self._processed(scores, logits.log_normalizers, candidates, is_draft)
+            return self._listed(candidates, *processed)
         found, is_complete = self._of_top(logits, nodes, allowed, is_draft)
         incomplete = np.logical_not(is_complete).nonzero()[0]
         if not len(incomplete) or logits.full is None:
@@ -194,17 +198,6 @@ class RequestProcessing:
         processed, raw = self._processed(scores, normalizers, candidates, is_draft)
         if tokens is None and self.constraint is not None:
             processed[~allowed.mask(vocab_size)] = -np.inf
-        return self._listed(candidates, processed, raw)
-
-    def _of_kept(
-        self, full: FullLogits, normalizers: Scores, nodes: Nodes, tokens: Tokens, is_draft: bool
-    ) -> ListedDistributions:
-        """Return distributions over all allowed tokens, (num_rows, most), reading only those."""
-        is_token = tokens >= 0
-        scores = np.full(tokens.shape, -np.inf)
-        scores[is_token] = full.read_tokens(is_token.nonzero()[0], tokens[is_token])
-        candidates = Candidates(self.paths, nodes, tokens, self.vocab_size)
-        processed, raw = self._processed(scores, normalizers, candidates, is_draft)
         return self._listed(candidates, processed, raw)
 
     def _of_top(
