@@ -113,9 +113,8 @@ def test_a_source_with_tokens_that_no_target_has() -> None:
 def distribution_after(
     prompt: list[int], logits: np.ndarray, config: DecodingConfig, source: list[int] | None = None
 ) -> Any:
-    processing = RequestProcessing(config, config.constraint, prompt, VOCAB, source=source)
-    if processing is None:
+    if not config.processes_logits:
         return Warp.of(config).distributions(DenseLogits(logits))[0]
+    processing = RequestProcessing(config, config.constraint, prompt, VOCAB, source=source)
     nodes = np.array([0])
-    allowed = processing.allowed_after(nodes)
-    return processing.distributions(DenseLogits(logits), nodes, allowed, is_draft=False)[0][0]
+    return processing.distributions(DenseLogits(logits), nodes, is_draft=False)[0]

@@ -75,13 +75,11 @@ def test_scores_are_those_of_transformers(scale, index):
         rng = np.random.default_rng(seed)
         logits = (scale * rng.normal(size=(1, VOCAB))).astype(np.float32)
         processing = RequestProcessing(config, None, prompt, VOCAB)
-        assert processing is not None
         for node, token in enumerate(new):
             for states in processing.path_states:
                 states.add(np.array([node]), np.array([token]))
         nodes = np.array([len(new)])
-        allowed = processing.allowed_after(nodes)
-        found = processing.distributions(DenseLogits(logits), nodes, allowed, is_draft=False)[0][0]
+        found = processing.distributions(DenseLogits(logits), nodes, is_draft=False)[0]
         scores = transformers_scores(prompt, new, logits, options)
         num_preferred += not np.isfinite(scores[:FIRST]).any()
         assert found.tokens.tolist() == np.flatnonzero(np.isfinite(scores)).tolist()
@@ -120,13 +118,11 @@ def test_tokens_after_the_last_time_are_those_of_texts(scale):
         new = [token if token < FIRST else min(token, 40) for token in new] if seed % 2 else new
         logits = (scale * rng.normal(size=(1, VOCAB))).astype(np.float32)
         processing = RequestProcessing(config, None, [21, 22], VOCAB)
-        assert processing is not None
         for node, token in enumerate(new):
             for states in processing.path_states:
                 states.add(np.array([node]), np.array([token]))
         nodes = np.array([len(new)])
-        allowed = processing.allowed_after(nodes)
-        found = processing.distributions(DenseLogits(logits), nodes, allowed, is_draft=False)[0][0]
+        found = processing.distributions(DenseLogits(logits), nodes, is_draft=False)[0]
         ids = torch.tensor([place[[21, 22, *new]].tolist()])
         scores = rules(ids, torch.from_numpy(logits[:, order]))[0].numpy()[place]
         assert found.tokens.tolist() == np.flatnonzero(np.isfinite(scores)).tolist()
