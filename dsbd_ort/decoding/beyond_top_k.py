@@ -92,7 +92,7 @@ def settled(
     """Return warped log-probabilities of the K largest logits, and of which rows they are right.
 
     scores: (num_rows, K) float64, by decreasing logit. normalizers: (num_rows, 1) float64, at
-    temperature 1, of all V logits. Returns (num_rows, K) float64, -inf where a token is cut;
+    temperature 1, of all V logits. Returns (num_rows, K) float64, -inf if a token is cut;
     (num_rows,) bool.
     """
     if not _cuts(warp):

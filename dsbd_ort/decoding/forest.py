@@ -95,7 +95,7 @@ class Forest:
         return nodes
 
     def _children(self, parents: Nodes, tokens: NDArray[np.int64]) -> Nodes:
-        """Return the children that are there already, -1 where there is none."""
+        """Return the children that are there already, else -1."""
         wanted = (parents << _UPPER_HALF) + tokens
         known = (self.parents[: self._num_nodes] << _UPPER_HALF) + self.tokens[: self._num_nodes]
         order = known.argsort()
@@ -171,7 +171,7 @@ class Forest:
     def pending(self, nodes: Nodes, slots: NDArray[np.int64]) -> Nodes:
         """Return what must be computed before the distributions after ``nodes``, parents first.
 
-        slots: of every node in one engine, negative where it is not computed.
+        slots: of every node in one engine, negative if it is not computed.
         """
         parents = self.parents
         found = nodes[slots[nodes] < _ZERO]

@@ -61,7 +61,7 @@ class ForestRunner:
 
     @property
     def slots(self) -> NDArray[np.int64]:
-        """Slot of every node, see ``Forest.slots``: negative where it is not computed."""
+        """Slot of every node, see ``Forest.slots``: negative if it is not computed."""
         return self.forest.slots[self._engine]
 
     def prefill(

@@ -73,7 +73,7 @@ class JointDistribution:
         return numbers
 
     def aligned_to(self, other: JointDistribution) -> NDArray[np.int64]:
-        """Return for every candidate of ``other`` its index in this one, -1 where it has none."""
+        """Return for every candidate of ``other`` its index in this one, -1 if it has none."""
         ours, theirs = self.candidate_ids(), other.candidate_ids()
         order = np.argsort(ours)
         place = np.minimum(np.searchsorted(ours, theirs, sorter=order), len(ours) - 1)
@@ -150,7 +150,7 @@ def best_candidates(scores: NDArray[np.float64], num_wanted: int) -> NDArray[np.
         best = (-scores).argsort(kind="stable")[:num_wanted]
     else:
         last = num_candidates - num_wanted
-        best = (scores >= np.partition(scores, last)[last]).nonzero()[0]  # more where some tie
+        best = (scores >= np.partition(scores, last)[last]).nonzero()[0]  # more if some tie
         best = best[(-scores[best]).argsort(kind="stable")[:num_wanted]]
     if len(best) and scores[best[-1]] == -np.inf:
         best = best[scores[best] > -np.inf]

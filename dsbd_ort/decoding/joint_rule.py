@@ -79,7 +79,7 @@ class JointSpeculativeRule(_JointDecoding):
     ) -> list[int]:
         """Return the nodes from below the input beam to the accepted one; none if none passes."""
         forest, root = self._builder.forest, int(beams.nodes[0])
-        log_p = np.full(len(forest), -np.inf)  # of the path from the root, where it is known
+        log_p = np.full(len(forest), -np.inf)  # of the path from the root, if it is known
         log_p[root] = 0.0
         accepted = root
         for layer in drafted:

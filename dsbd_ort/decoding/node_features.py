@@ -139,15 +139,13 @@ class TargetFeatures:
         first_row = chunk.first_row - chunk.start
         rows = np.arange(start - 1, start + num_rows - 1) + first_row
         sources = np.zeros(num_rows, dtype=np.int64)
-        if start > chunk.start:
-            return ParentFeatures((chunk.features,), sources, rows)
-        rows[0] = 0
-        if not start:
-            sources[0] = ZEROS
-            return ParentFeatures((chunk.features,), sources, rows)
-        assert chunk.before is not None  # see align_prefixes
-        sources[0] = 1
-        return ParentFeatures((chunk.features, chunk.before), sources, rows)
+        forwards = [chunk.features]
+        if start <= chunk.start:
+            rows[0], sources[0] = 0, 1 if start else ZEROS
+            if start:
+                assert chunk.before is not None  # see align_prefixes
+                forwards.append(chunk.before)
+        return ParentFeatures(tuple(forwards), sources, rows)
 
     def ready(self, nodes: Nodes) -> Nodes:
         """Return which of these nodes one call can compute: all."""
@@ -177,7 +175,7 @@ class DraftFeatures:
     def __init__(self, forest: Forest, target: TargetFeatures) -> None:
         self._forest, self._target = forest, target
         self._table = FeatureTable()
-        # By slot, that of the parent where the row comes from its own feature, else 0.
+        # By slot, that of the parent if the row comes from its own feature, else 0.
         self._own_parents = np.zeros(64, dtype=np.int64)
         self._num_slots = 1
         self._next_parents: Ints = np.arange(0)  # the same of the call that is made now
@@ -224,7 +222,7 @@ class DraftFeatures:
         return np.where(self._own_parents[np.maximum(slots, 0)] > 0, NOT_COMPUTED, slots)
 
     def own_of(self, slot: int) -> tuple[Features, int] | None:
-        """Return the own feature that a slot's row comes from, None where it is the target's."""
+        """Return the own feature that a slot's row comes from, None if it is the target's."""
         if not (parent := int(self._own_parents[slot])):
             return None
         forwards, source, row = self._table.places(np.array(parent))

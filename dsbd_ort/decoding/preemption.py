@@ -132,7 +132,7 @@ class PreemptedRows:
         view.show(bits)
 
     def parents(self) -> Rows:
-        """Return the parent of every row, (num_rows,) int64: ``_NO_ROW`` where it is not seen."""
+        """Return the parent of every row, (num_rows,) int64: ``_NO_ROW`` if it is not seen."""
         parents = np.full(self.num_rows, _NO_ROW)
         for slot in np.unique(self._slots).tolist():
             path = self._path(slot)

@@ -153,6 +153,6 @@ class RejectionCoupling:
 
 
 def _normalised(masses: Floats, if_empty: Floats) -> Floats:
-    """Return ``masses`` normalised; where nothing is left (probability zero), ``if_empty``."""
+    """Return ``masses`` normalised; if nothing is left (probability zero), ``if_empty``."""
     total = masses.sum()
     return masses / total if total > 0.0 else if_empty

@@ -74,7 +74,7 @@ def is_decided(
 
     As transformers does: True ends it at once; else no live beam may score more than the last of
     the finished ones that count. A beam's log-probability only falls; False scores it as if it
-    ended now, "never" at its best length, the longest where ``length_penalty`` is above 0.
+    ended now, "never" at its best length, the longest if ``length_penalty`` is above 0.
 
     last_score: of the finished sequences that count. best_logprob: of the live beams, by which they
     would be scored.

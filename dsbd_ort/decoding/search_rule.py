@@ -37,7 +37,7 @@ class SearchRule(SelectionRule):
         return best_candidates(self.draft_scores(joint, depth), num_draws)
 
     def draft_scores(self, joint: JointDistribution, depth: int) -> NDArray[np.float64]:
-        """Return the log-weight of every candidate, -inf where it ends: (num_candidates,)."""
+        """Return the log-weight of every candidate, -inf if it ends: (num_candidates,)."""
         return np.where(self._is_eos(joint.tokens), -np.inf, joint.log_weights)
 
     def _is_eos(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:

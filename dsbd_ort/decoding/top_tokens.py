@@ -166,7 +166,7 @@ def _whole_rows(logits: Logits) -> NDArray[np.float32]:
 
 
 def _with_own(tokens: list[int], logprobs: list[float], own: int, logprob: float) -> TokenLogprobs:
-    """Return pairs in which token ``own``, where it is one, has ``logprob`` to the last bit."""
+    """Return pairs in which token ``own`` has ``logprob`` to the last bit."""
     return [
         (token, logprob if token == own else value)
         for token, value in zip(tokens, logprobs, strict=True)

@@ -42,8 +42,8 @@ class TraceNode:
         parent: id of the node before it, None for node 0.
         token, position: token id; index in the sequence, the prompt included.
         draft_log_prob, target_log_prob: log q~ and log p~ of the token after its parent, -inf
-            where it cannot be drawn; None where the engine has not computed the parent.
-        log_weight: log w of its path under the target, None where p~ of the path is not known.
+            if it cannot be drawn; None if the engine has not computed the parent.
+        log_weight: log w of its path under the target, None if p~ of the path is unknown.
         role: see ``NodeRole``.
         proposer: who drafted it, the latest if several did: "constraint" drafts what it allows if
             that is one token, or few; None if it was never drafted.

@@ -158,7 +158,7 @@ def check_top_k(target: EngineSpec, config: DecodingConfig) -> None:
     """
     most, top_k = target.head.num_top_logits, Warp.of(config).top_k
     if not most or target.head.keeps_full_logits:
-        return  # the others are read where they matter
+        return  # the others are read if they matter
     returns = f"but the target's engine returns the {most} largest logits of a position"
     if config.processes_logits:
         raise ConfigError(

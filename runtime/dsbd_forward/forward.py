@@ -107,7 +107,7 @@ class Forward:
 
     @property
     def parents(self) -> Ints:
-        """The cache row of each new node's parent, (S,) int64; ``NO_ROW`` where it sees none."""
+        """The cache row of each new node's parent, (S,) int64; ``NO_ROW`` if it sees none."""
         return self.ancestors(1)[:, 0]
 
     def ancestors(self, number: int) -> Ints:

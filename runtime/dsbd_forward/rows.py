@@ -143,7 +143,7 @@ def row_sums(terms: Floats) -> Floats:
 def _block_sums(terms: Floats) -> Floats:
     """Return the sum of every row of whole blocks, (num_rows, 1): see ``row_sums``."""
     num_rows, num_columns = terms.shape
-    if num_columns <= _SUMMED_TOGETHER:  # as a rule
+    if num_columns <= _SUMMED_TOGETHER:  # usually
         sums: Floats = np.add.reduce(terms, axis=1, keepdims=True)
     else:
         blocks = terms.reshape(num_rows, num_columns // _SUMMED_TOGETHER, _SUMMED_TOGETHER).sum(

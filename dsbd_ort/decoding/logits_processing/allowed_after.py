@@ -169,7 +169,7 @@ class AllowedMass:
     def note(self, paths: PathTokens, nodes: Nodes, log_probs: NDArray[np.float64]) -> None:
         """Note the sum of what is left after nodes.
 
-        log_probs: (num_nodes, n) float64. Of the next tokens, -inf where one is forbidden.
+        log_probs: (num_nodes, n) float64. Of the next tokens, -inf if one is forbidden.
         """
         largest = log_probs.max(axis=1, initial=-np.inf, keepdims=True)
         shift = np.where(np.isfinite(largest), largest, 0.0)

@@ -55,7 +55,7 @@ class Constraint(Protocol):
     itself, exactly there, so a constraint never lists them. A path that has ended accepts, and
     nothing may follow, not even such a token.
 
-    Optional: a method ``ends_next(states)``, where every listed token ends the path, (n,) bool:
+    Optional: a method ``ends_next(states)``: whether every listed token ends the path, (n,) bool:
     below such a path nothing is drafted; and an attribute ``most_tokens``, of its longest path,
     with the end-of-sequence token that has to follow.
     """

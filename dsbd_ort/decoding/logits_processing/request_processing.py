@@ -123,7 +123,7 @@ class RequestProcessing:
         return allowed
 
     def ends_next(self, nodes: Nodes, allowed: AllowedAfter) -> NDArray[np.bool_]:
-        """Return where every path surely ends with its next token, (num_nodes,) bool.
+        """Return whether every path surely ends with its next token, (num_nodes,) bool.
 
         allowed: after these nodes.
         """
@@ -135,7 +135,7 @@ class RequestProcessing:
     def processed(
         self, nodes: Nodes, rows: Rows, tokens: Tokens, log_probs: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Return log-probabilities of a draft without a model, -inf where a token is forbidden.
+        """Return log-probabilities of a draft without a model, -inf if a token is forbidden.
 
         Args:
             nodes: (num_rows,) int64.
