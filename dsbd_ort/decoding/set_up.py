@@ -112,7 +112,6 @@ class DraftStage:
 
 
 def _no_layers() -> EngineCalls[list[DraftLayer]]:
-
     yield from ()
     return []
 
