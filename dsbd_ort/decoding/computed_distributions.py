@@ -133,7 +133,7 @@ class ComputedDistributions:
     Row 0 is no distribution: an ended beam has slot 0 and stays what it is.
 
     Attributes:
-        known: (num_slots,) distributions.
+        known: the distributions, by slot.
         tops: the most probable tokens after every node, if the request returns them.
         bytes_peak: most bytes that the distributions took.
     """
@@ -157,7 +157,10 @@ class ComputedDistributions:
         self.left_out = LeftOutTokens(spec)
 
     def append(self, logits: Logits, nodes: Nodes, first_slot: int) -> None:
-        """Add the distributions after nodes, whose slots are the next ones; check the logits."""
+        """Add the distributions after nodes, whose slots are the next ones.
+
+        ModelError: the logits are not those needed, or invalid.
+        """
         logits.check(self._spec, len(nodes))
         found: TokenDistributions
         if self._processing is not None:
@@ -177,7 +180,10 @@ class ComputedDistributions:
     def joint(
         self, nodes: Nodes, log_weights: NDArray[np.float64], copies: NDArray[np.int64] | None
     ) -> JointDistribution:
-        """Return the joint distribution over the continuations of computed beams, checked."""
+        """Return the joint distribution over the continuations of computed beams.
+
+        ConstraintError: no token may follow a beam of the target.
+        """
         forest = self._forest
         slots = forest.slots[self._engine][nodes]
         joint = joint_distribution(
