@@ -11,7 +11,7 @@ import numpy as np
 
 from dsbd_ort.constraints.binding import ConstraintBinding, items_of
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest, TraceRecorder
-from dsbd_ort.decoding.logits_processing.allowed_mass import AllowedMass
+from dsbd_ort.decoding.logits_processing.allowed_after import AllowedMass
 from dsbd_ort.model_defaults import ModelDefaults
 from dsbd_ort.model_pair import KeptTexts, check_drafter
 from dsbd_ort.option_defaults import Options, resolve

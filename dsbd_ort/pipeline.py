@@ -23,9 +23,9 @@ from dsbd_ort.decoding import (
     result_of,
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
-from dsbd_ort.decoding.cache_view import RowIdentity
 from dsbd_ort.decoding.decode import Iterations, decode_iterations
 from dsbd_ort.decoding.drafting.cost_curve import Costs
+from dsbd_ort.decoding.kv_cache import RowIdentity
 from dsbd_ort.decoding.set_up import check_decodable
 from dsbd_ort.model_pair import (
     KeptEstimators,

@@ -24,9 +24,8 @@ from dsbd_ort.decoding import (
     result_of,
 )
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
-from dsbd_ort.decoding.drafting.cost_curve import EngineCosts
+from dsbd_ort.decoding.drafting.cost_curve import CostKind, EngineCosts
 from dsbd_ort.decoding.drafting.measured_costs import MEASURED_ROWS, measure_costs
-from dsbd_ort.decoding.engine_call import Role
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.bundle_files.draft_record import ExpectedSpeed
 from dsbd_runtime.loading import load_pair
@@ -49,13 +48,11 @@ class PricedCalls:
         """See Costs.now."""
         return self._costs
 
-    def observe(self, role: Role, num_rows: int, seconds: float) -> None:
-        """Add the price of a call; its measured ``seconds`` are ignored."""
-        curve = self._costs.target if role == "target" else self._costs.draft
-        self.seconds += float(curve.up_to(num_rows)[num_rows])
-
-    def observe_source(self, role: Role, num_tokens: int, seconds: float) -> None:
-        """Ignore it, as prompts are ignored."""
+    def observe(self, kind: CostKind, num_rows: int, seconds: float) -> None:
+        """Add the price of a call; its measured ``seconds`` and sources are ignored."""
+        if kind != "source":
+            curve = self._costs.target if kind == "target" else self._costs.draft
+            self.seconds += float(curve.up_to(num_rows)[num_rows])
 
 
 def forecast(

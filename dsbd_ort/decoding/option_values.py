@@ -33,11 +33,7 @@ class Domain(Protocol):
 
 @dataclass(frozen=True)
 class Whole:
-    """A whole number from ``least`` to ``most``.
-
-    Attributes:
-        off: another number that is read as ``least``; None for none.
-    """
+    """A whole number from ``least`` to ``most``; ``off``: another one that is read as ``least``."""
 
     least: int
     most: int

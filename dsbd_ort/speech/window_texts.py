@@ -16,7 +16,7 @@ import numpy as np
 
 from dsbd_forward.forward import Source
 from dsbd_ort.decoding import STRATEGIES, DecodeResult, DecodingConfig, DecodingRequest
-from dsbd_ort.decoding.logits_processing.allowed_mass import AllowedMass
+from dsbd_ort.decoding.logits_processing.allowed_after import AllowedMass
 from dsbd_ort.decoding.result import DecodedSequence
 from dsbd_ort.decoding.stats import DecodingStats
 from dsbd_ort.model_defaults import DRAFTING

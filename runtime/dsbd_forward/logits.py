@@ -17,9 +17,9 @@ Float32s = NDArray[np.float32]
 
 
 class FullLogits(Protocol):
-    """All logits of the R rows of a forward, which stay with the engine until they are read.
+    """All logits of the R rows of a forward, which stay with the engine until its next forward.
 
-    They can be read until the engine's next forward or its end; reading raises after that.
+    Reading them later raises.
     """
 
     def read(self, rows: Ints) -> Float32s:
@@ -29,19 +29,15 @@ class FullLogits(Protocol):
         """
 
     def read_tokens(self, rows: Ints, token_ids: Ints) -> Float32s:
-        """Return the logit of a token in each of some rows; all arrays are (n,).
-
-        rows: as of ``read``. token_ids: int64.
-        """
+        """Return the logit of a token in each of some rows; all arrays are (n,)."""
 
 
 class Logits(ABC):
     """The logits of the R rows of a forward, by what the engine's head returns.
 
     The raw log-probability of a token is its logit minus the row's log-normalizer, in float64. A
-    top-k head returns the normalizer with the row; otherwise it is computed here. This depends on
-    the engine alone, never on the call: a log-probability is a function of the path, so it is the
-    same whether or how widely a draft proposed, and which rows were read again.
+    top-k head returns the normalizer with the row; otherwise it is computed here. So a
+    log-probability is a function of the engine and the path, never of the call.
     """
 
     __slots__ = ()
@@ -60,7 +56,7 @@ class Logits(ABC):
 
     @property
     def whole(self) -> Float32s | None:
-        """All logits of every row, (R, vocab_size); None where they were not returned."""
+        """All logits of every row, (R, vocab_size); None if they were not returned."""
         return None
 
     @property
@@ -152,7 +148,7 @@ class TopLogits(Logits):
         top_ids: (R, K) int64. Their tokens.
         top_logits: (R, K) float32.
         logsumexp: (R,) float32.
-        kept: all logits of the rows; None where the engine does not keep them.
+        kept: all logits of the rows; None if the engine does not keep them.
     """
 
     top_ids: Ints
