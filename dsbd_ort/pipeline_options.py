@@ -14,13 +14,12 @@ from dsbd_runtime.engine.settings import EngineSettings
 
 @dataclass(frozen=True)
 class _Name:
-    """A text; with ``is_path`` a path of a folder, stored as a text."""
+    """Domain: a text; with ``is_path`` a path of a folder, stored as a text."""
 
     expected: str
     is_path: bool = False
 
     def read(self, name: str, value: object) -> str:
-        """See Domain.read."""
         text = os.fspath(value) if self.is_path and isinstance(value, os.PathLike) else value
         if not isinstance(text, str) or (self.is_path and not _may_name_a_file(text)):
             raise ConfigError(f"{name} is {shown(value)}; expected {self.expected}")

@@ -124,7 +124,6 @@ class StopSearch:
     tail: str = ""
 
     def extended(self, token: int) -> StopSearch:
-        """See StopState.extended."""
         if self.has_ended:
             return self
         window, piece = self.window.extended((token,))

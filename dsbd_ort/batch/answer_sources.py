@@ -39,10 +39,9 @@ class AnswerSource(Protocol):
 
 
 class ThisProcess:
-    """One pipeline of this process, which answers one line after another."""
+    """AnswerSource: one pipeline of this process, which answers one line after another."""
 
     def answers(self, backlog: Backlog) -> Answers:
-        """See AnswerSource."""
         with backlog.settings.pipeline.open() as pipeline:
             for line in backlog.lines:
                 answer = answer_line(
@@ -100,12 +99,11 @@ def answers_in_order(
 
 @dataclass(frozen=True)
 class SharedCalls:
-    """One pipeline that answers ``num_requests`` lines at a time."""
+    """AnswerSource: one pipeline that answers ``num_requests`` lines at a time."""
 
     num_requests: int
 
     def answers(self, backlog: Backlog) -> Answers:
-        """See AnswerSource."""
         limits = ServiceLimits(max_requests=self.num_requests, max_queued=self.num_requests)
 
         def ask(service: Service, line: RawLine, may_stop: MayStop) -> LineAnswer | None:

@@ -51,12 +51,11 @@ class _Worker:
 
 @dataclass(frozen=True)
 class Workers:
-    """Answer source: processes of this machine that share its cores."""
+    """AnswerSource: processes of this machine that share its cores."""
 
     num_workers: int
 
     def answers(self, backlog: Backlog) -> Answers:
-        """See AnswerSource."""
         pipeline = backlog.settings.pipeline
         share = max(1, (pipeline.num_threads or usable_cores()) // self.num_workers)
         shared = replace(backlog.settings, pipeline=replace(pipeline, num_threads=share))

@@ -45,7 +45,6 @@ class PricedCalls:
         self.seconds = 0.0  # without calls that compute a prompt
 
     def now(self) -> EngineCosts:
-        """See Costs.now."""
         return self._costs
 
     def observe(self, kind: CostKind, num_rows: int, seconds: float) -> None:

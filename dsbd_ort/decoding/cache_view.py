@@ -14,7 +14,7 @@ from dsbd_ort.decoding.kv_cache import PrefixCache, Rows, SharedKVCache
 
 
 class CacheView:
-    """One request's rows of an engine's cache, and which of them each of its nodes sees.
+    """UsedRows: one request's rows of an engine's cache, and which of them each of its nodes sees.
 
     A node that was computed has a *slot*; slot 0 sees the prompt. Visibility is packed: bit c of a
     slot says whether it sees row c of the cache, lowest first. With the prompt in the rows 0 and 1,
@@ -144,7 +144,6 @@ class CacheView:
         self._seen[0] = 0  # the prefix is all that is left
 
     def used(self) -> NDArray[np.bool_]:
-        """See UsedRows.used."""
         num_rows = self.row_cache.model.num_rows
         self._reserve(0, num_rows)
         seen = np.bitwise_or.reduce(self._seen[: self.num_slots])
@@ -153,7 +152,6 @@ class CacheView:
         return is_used
 
     def renumber(self, kept: Rows, new_rows: Rows) -> None:
-        """See UsedRows.renumber."""
         self.prefix.rows = new_rows[self.prefix.rows[: len(self.prefix.tokens)]]
         bits = _unpacked(self._seen[: self.num_slots], len(new_rows))
         self.show(bits[:, kept])

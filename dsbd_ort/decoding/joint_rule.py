@@ -23,7 +23,7 @@ from dsbd_ort.decoding.sample_rule import GumbelCoupling
 
 
 class _JointDecoding(SelectionRule):
-    """Base of MJSD and MJGD: beam decoding by joint likelihood."""
+    """Base of the rules MJSD and MJGD: beam decoding by joint likelihood."""
 
     reads_draft_distributions = True
 
@@ -58,7 +58,6 @@ class JointSpeculativeRule(_JointDecoding):
     def select(
         self, target: ForestRunner, beams: Beams, drafted: list[DraftLayer], depth: int
     ) -> Iterator[Beams]:
-        """See SelectionRule.select."""
         forest = self._builder.forest
         for node in self._accepted_path(target, beams, drafted):
             joint = target.joint(beams.nodes, beams.log_weights, None)
@@ -106,7 +105,6 @@ class JointGreedyRule(_JointDecoding):
     def select(
         self, target: ForestRunner, beams: Beams, drafted: list[DraftLayer], depth: int
     ) -> Iterator[Beams]:
-        """See SelectionRule.select."""
         while target.are_computed(beams.nodes):
             beams = self._next_beams(target, beams, self._config.joint_beams)
             depth += 1

@@ -170,7 +170,7 @@ class TargetFeatures:
 
 
 class DraftFeatures:
-    """The features of a feature draft: what the rows of nodes come from, and its own."""
+    """NodeFeatures of a feature draft: what the rows of nodes come from, and its own."""
 
     def __init__(self, forest: Forest, target: TargetFeatures) -> None:
         self._forest, self._target = forest, target
@@ -181,7 +181,6 @@ class DraftFeatures:
         self._next_parents: Ints = np.arange(0)  # the same of the call that is made now
 
     def for_prompt(self, start: int, num_rows: int) -> FeatureNeeds:
-        """See TargetFeatures."""
         return FeatureNeeds(None, self._target.of_prompt(start, num_rows))
 
     def take_prompt(self, result: ForwardResult, start: int, num_rows: int) -> None:
@@ -195,7 +194,6 @@ class DraftFeatures:
         return ready
 
     def for_nodes(self, nodes: Nodes) -> FeatureNeeds:
-        """See TargetFeatures."""
         parents = self._forest.parents[nodes]
         of_target, own = (slots[parents] for slots in self._forest.slots)
         is_from_own = of_target < 0
@@ -209,7 +207,6 @@ class DraftFeatures:
         return FeatureNeeds(None, ParentFeatures(forwards, sources, rows))
 
     def take(self, result: ForwardResult, num_rows: int) -> None:
-        """See TargetFeatures."""
         self._table.append(result, num_rows)
         first, end = self._num_slots, self._num_slots + num_rows
         if end > len(self._own_parents):
@@ -229,7 +226,6 @@ class DraftFeatures:
         return forwards[int(source)], int(row)
 
     def keep(self, slots: Ints) -> None:
-        """See TargetFeatures."""
         self._table.keep(slots)
         self._num_slots = 1 + len(slots)
         self._own_parents[1 : self._num_slots] = 0  # what comes from own features is outdated

@@ -25,7 +25,7 @@ _MOST_SHOWN_BITS = 256  # of a number that is written out; Python refuses to wri
 
 
 class Domain(Protocol):
-    """The values of one option."""
+    """The values of one option; implemented by the classes that follow."""
 
     def read(self, name: str, value: object) -> Any:
         """Return ``value`` in its plain form; a ConfigError names the option if it is invalid."""
@@ -40,7 +40,6 @@ class Whole:
     off: int | None = None
 
     def read(self, name: str, value: object) -> int:
-        """See Domain.read."""
         number = _whole_from(value)
         if number is None:
             raise ConfigError(f"{name} is {shown(value)}; expected a whole number")
@@ -70,7 +69,6 @@ class Wholes:
     is_always_list: bool = False
 
     def read(self, name: str, value: object) -> int | tuple[int, ...]:
-        """See Domain.read."""
         if _whole_from(value) is not None:
             number = self.entry.read(name, value)
             return (number,) if self.is_always_list else number
@@ -109,7 +107,6 @@ class Number:
     least_positive: float = 0.0
 
     def read(self, name: str, value: object) -> float:
-        """See Domain.read."""
         if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
             raise ConfigError(f"{name} is {shown(value)}; expected a number")
         try:
@@ -145,7 +142,6 @@ class OneOf:
     is_quoted: bool = True
 
     def read(self, name: str, value: object) -> str | bool:
-        """See Domain.read."""
         plain: object = bool(value) if isinstance(value, np.bool_) else value
         if isinstance(plain, str | bool):
             for choice in self.choices:  # 1 is no True
@@ -163,7 +159,6 @@ class Texts:
     most_characters: int
 
     def read(self, name: str, value: object) -> tuple[str, ...]:
-        """See Domain.read."""
         if isinstance(value, str):
             return (self._text_of(name, value),)
         texts = None if isinstance(value, Set) else entries_of(value, self.most_texts)
@@ -201,7 +196,6 @@ class TokenSequences:
     most_tokens: int
 
     def read(self, name: str, value: object) -> tuple[tuple[int, ...], ...]:
-        """See Domain.read."""
         entries = None if isinstance(value, Set) else entries_of(value, self.most_sequences)
         if entries is None or len(entries) > self.most_sequences:
             raise ConfigError(
@@ -223,7 +217,6 @@ class Biases:
     bias: Number
 
     def read(self, name: str, value: object) -> tuple[tuple[int, float], ...]:
-        """See Domain.read."""
         pairs = value.items() if isinstance(value, Mapping) else value
         entries = entries_of(pairs, self.most_tokens)
         if entries is None or len(entries) > self.most_tokens:
@@ -253,7 +246,6 @@ class Objects:
     is_list: bool = False
 
     def read(self, name: str, value: object) -> Any:
-        """See Domain.read."""
         entries = entries_of(value, _MOST_OBJECTS) if self.is_list else [value]
         for entry in entries if entries is not None else [value]:
             if entries is None or not any(

@@ -25,7 +25,7 @@ _NO_ROW = -1
 
 
 class PreemptedRows:
-    """The rows of a view that was preempted: what they held, and those computed again so far.
+    """UsedRows of a view that was preempted: what they held, and those computed again so far.
 
     They are numbered anew, by position. Every slot sees a path: one row at each position from 0 to
     its own. So a row sees, of any slot that sees it, the rows before it: with the slots
@@ -56,13 +56,11 @@ class PreemptedRows:
         view.row_cache.remove(view)
 
     def used(self) -> NDArray[np.bool_]:
-        """See UsedRows."""
         is_used = np.zeros(self.view.row_cache.model.num_rows, dtype=np.bool_)
         is_used[self._rows] = True
         return is_used
 
     def renumber(self, kept: Rows, new_rows: Rows) -> None:
-        """See UsedRows."""
         self._rows = new_rows[self._rows]
         self._show_prefix()
 

@@ -52,11 +52,9 @@ class GeneratorSource:
         self._rng = rng
 
     def happens(self, probability: float) -> bool:
-        """See RandomSource.happens."""
         return bool(self._rng.random() < probability)
 
     def draw(self, probabilities: NDArray[np.float64]) -> int:
-        """See RandomSource.draw."""
         return int(self.draw_distinct(probabilities, 1)[0])
 
     def draw_distinct(

@@ -93,7 +93,6 @@ class SampleRule(SelectionRule):
     def select(
         self, target: ForestRunner, beams: Beams, drafted: list[DraftLayer], depth: int
     ) -> Iterator[Beams]:
-        """See SelectionRule.select."""
         layers = iter(drafted)
         may_go_on = True
         while may_go_on and target.are_computed(beams.nodes):

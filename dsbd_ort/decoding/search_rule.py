@@ -47,7 +47,6 @@ class SearchRule(SelectionRule):
     def select(
         self, target: ForestRunner, beams: Beams, drafted: list[DraftLayer], depth: int
     ) -> Iterator[Beams]:
-        """See SelectionRule.select."""
         width = self._config.num_beams
         while len(beams.nodes) and target.are_computed(beams.nodes):
             joint, best = self._best(target, beams)
@@ -92,13 +91,10 @@ class SearchRule(SelectionRule):
         )
 
     def live(self, beams: Beams) -> NDArray[np.int64]:
-        """See SelectionRule.live."""
         return np.concatenate([beams.hypotheses, self._pool.hypotheses])
 
     def ended(self) -> Finished:
-        """See SelectionRule.ended."""
         return self._pool
 
     def results(self, beams: Beams) -> Finished:
-        """See SelectionRule.results."""
         return self._pool

@@ -15,7 +15,7 @@ Path = tuple[int, ...]
 
 
 class TableModel:
-    """A model given by its next-token logits for every path of tokens.
+    """StepModel given by its next-token logits for every path of tokens.
 
     It finds each node's path through the mask, so a wrong mask, row or position gives wrong logits,
     as with a real engine.
@@ -48,7 +48,6 @@ class TableModel:
         return ForwardResult(DenseLogits(logits))
 
     def keep(self, rows: NDArray[np.int64]) -> None:
-        """See StepModel.keep."""
         if (np.diff(rows) <= 0).any():
             raise ValueError(f"rows {rows} are not increasing")
         self._tokens, self._positions = self._tokens[rows], self._positions[rows]

@@ -127,7 +127,6 @@ class RequestTrace:
         self.prompt_ids, self.config, self.iterations = prompt_ids, config, []
 
     def record(self, iteration: TraceIteration) -> None:
-        """See TraceRecorder.record."""
         self.iterations.append(iteration)
 
 

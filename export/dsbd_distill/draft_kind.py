@@ -79,7 +79,6 @@ class ProposingDrafts(DraftKind):
         return self._head.best(read, draft.get_output_embeddings().weight)
 
     def loss(self, draft: Any, batch: tuple[Tensor, ...]) -> Tensor:
-        """See DraftKind."""
         tokens, ids, log_p, counted, tv_weight = batch
         with self._teaching.device.autocast():
             read = self._read(draft, tokens, counted)
@@ -97,7 +96,6 @@ class ProposingDrafts(DraftKind):
         return self._measured(draft, best_of, samples)
 
     def write(self, draft: Any, folder: Path) -> None:
-        """See DraftKind."""
         super().write(draft, folder)
         if self._proposed is not None:
             write_proposed_tokens(folder, self._proposed)

@@ -136,12 +136,10 @@ class SoundSources(SourceRowReader):
         ]
 
     def parted(self, row: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """See SourceRowReader."""
         ids = np.asarray(row, np.int64)
         return ids[:_SOURCE], ids[_SOURCE:]
 
     def begins(self, first_labels: Tensor) -> Tensor:
-        """See SourceRowReader."""
         return torch.full_like(first_labels, _SOURCE)
 
     @torch.no_grad()
@@ -163,11 +161,9 @@ class SoundSources(SourceRowReader):
         return scores.clamp_min(_NEVER)[:, None]
 
     def num_rows(self, length: int) -> int:
-        """See SourceRowReader."""
         return length + self._speech.num_positions
 
     def request_of(self, row: NDArray[np.integer]) -> tuple[Source, list[int]]:
-        """See SourceRowReader."""
         source, begin = self.parted(row)
         return SoundFeatures(self._features[source[0]].astype(np.float32)), begin.tolist()
 

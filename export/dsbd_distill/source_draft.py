@@ -35,7 +35,6 @@ class SourceDrafts(ProposingDrafts):
 
     @staticmethod
     def check(config: DistillConfig, target: Checkpoint) -> None:
-        """See DraftKind."""
         family = f"the target (family {target.family}), an encoder-decoder"
         if config.kind == FEATURE:
             raise ExportError(f"kind={FEATURE!r} is not supported for {family}; leave it out")
@@ -55,7 +54,6 @@ class SourceDrafts(ProposingDrafts):
         check_draft_vocab(config, target)
 
     def first_draft(self) -> PreTrainedModel:
-        """See DraftKind."""
         teaching = self._teaching
         return cut_decoder(teaching.target, teaching.checkpoint, _num_layers(self._config))
 

@@ -32,13 +32,11 @@ class DenseBigram:
         self._logits = logits
 
     def forward(self, forward: Forward) -> ForwardResult:
-        """See Engine.forward."""
         self.num_rows += forward.num_new
         states = forward.token_ids[forward.logit_rows] % NUM_STATES
         return ForwardResult(self._logits_after(states))
 
     def keep(self, rows: NDArray[np.int64]) -> None:
-        """See Engine.keep."""
         self.num_rows = len(rows)
 
     def _logits_after(self, states: NDArray[np.int64]) -> Logits:

@@ -108,34 +108,27 @@ class DenseLogits(Logits):
         return len(self.values)
 
     def part(self, rows: slice) -> DenseLogits:
-        """See Logits."""
         return DenseLogits(self.values[rows])
 
     def check(self, spec: EngineSpec, num_rows: int) -> None:
-        """See Logits."""
         _check_shape("logits", self.values, (num_rows, spec.vocab_size))
 
     @property
     def whole(self) -> Float32s:
-        """See Logits."""
         return self.values
 
     @property
     def full(self) -> FullLogits:
-        """See Logits."""
         return AllLogits(self.values)
 
     @property
     def log_normalizers(self) -> Floats:
-        """See Logits."""
         return added_up(self.values)
 
     def most_probable(self, number: int) -> tuple[Ints, Floats]:
-        """See Logits."""
         return largest_logits(self.values, number or self.values.shape[1])
 
     def read(self, rows: Ints) -> tuple[Float32s, Floats]:
-        """See Logits."""
         found = self.values[rows]
         return found, added_up(found)
 
@@ -160,12 +153,10 @@ class TopLogits(Logits):
         return len(self.top_ids)
 
     def part(self, rows: slice) -> TopLogits:
-        """See Logits."""
         kept = None if self.kept is None else FullLogitsPart(self.kept, rows.start, rows.stop)
         return TopLogits(self.top_ids[rows], self.top_logits[rows], self.logsumexp[rows], kept)
 
     def check(self, spec: EngineSpec, num_rows: int) -> None:
-        """See Logits."""
         expected = num_rows, spec.head.num_top_logits
         shapes = self.top_ids.shape, self.top_logits.shape, self.logsumexp.shape
         if shapes != (expected, expected, (num_rows,)):
@@ -181,12 +172,10 @@ class TopLogits(Logits):
 
     @property
     def full(self) -> FullLogits | None:
-        """See Logits."""
         return self.kept
 
     @property
     def log_normalizers(self) -> Floats:
-        """See Logits."""
         column: Floats = finite(self.logsumexp).astype(np.float64)[:, None]
         return column
 
@@ -209,11 +198,9 @@ class AllLogits:
         self._values = values
 
     def read(self, rows: Ints) -> Float32s:
-        """See FullLogits."""
         return self._values[rows]
 
     def read_tokens(self, rows: Ints, token_ids: Ints) -> Float32s:
-        """See FullLogits."""
         return self._values[rows, token_ids]
 
 
@@ -227,11 +214,9 @@ class FullLogitsPart:
         self._num_rows = end - begin
 
     def read(self, rows: Ints) -> Float32s:
-        """See FullLogits."""
         return self._full.read(self._rows_of_all(rows))
 
     def read_tokens(self, rows: Ints, token_ids: Ints) -> Float32s:
-        """See FullLogits."""
         return self._full.read_tokens(self._rows_of_all(rows), token_ids)
 
     def _rows_of_all(self, rows: Ints) -> Ints:

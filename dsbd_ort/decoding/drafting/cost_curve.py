@@ -84,7 +84,6 @@ class EngineCosts:
     source: CostCurve = FREE
 
     def now(self) -> EngineCosts:
-        """See Costs.now."""
         return self
 
     def observe(self, kind: CostKind, num_rows: int, seconds: float) -> None:
@@ -107,7 +106,6 @@ class LearnedCosts:
         self._costs: EngineCosts | None = None
 
     def now(self) -> EngineCosts:
-        """See Costs.now."""
         if self._costs is None:
             target, draft = self._curves["target"], self._curves["draft"]
             source = self._curves.get("source")

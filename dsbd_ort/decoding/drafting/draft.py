@@ -145,14 +145,13 @@ class DraftPolicy(Observer, Protocol):
 
 
 class FixedDraftPolicy:
-    """``draft_length`` layers of ``draft_beams`` candidates each, and what is forced."""
+    """DraftPolicy: ``draft_length`` layers of ``draft_beams`` candidates, and forced layers."""
 
     def __init__(self, layer_widths: tuple[int, ...], propose: Propose) -> None:
         self._layer_widths, self._propose = layer_widths, propose
         self._layer = self._num_forced = self._most_layers = 0
 
     def begin(self, num_pending: int, most_layers: int) -> None:
-        """See DraftPolicy.begin."""
         self._layer, self._num_forced, self._most_layers = 0, 0, most_layers
 
     def takes_all(self, num_candidates: int, num_rows: int) -> bool:
@@ -165,7 +164,6 @@ class FixedDraftPolicy:
         return self._layer < len(self._layer_widths) and num_layers < self._most_layers
 
     def choose(self, joint: JointDistribution, depth: int) -> NDArray[np.int64]:
-        """See DraftPolicy.choose."""
         drawn = self._propose(joint, self._layer_widths[self._layer], depth)
         self._layer += 1
         return drawn

@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 
 
 class ChainedDrafter:
-    """Asks the constraint, the n-gram drafter and the model, for each path the first that can."""
+    """Drafter: for each path the first of constraint, n-gram drafter and model that can."""
 
     def __init__(
         self,
@@ -78,12 +78,10 @@ class ChainedDrafter:
         return LayerNeeds(pending, is_forced, num_whole)
 
     def compute(self, pending: Nodes) -> EngineCalls[None]:
-        """See Drafter.compute."""
         if self._model is not None:
             yield from self._model.compute(pending)
 
     def joint(self, nodes: Nodes, log_weights: Floats, copies: Ints | None) -> JointDistribution:
-        """See Drafter.joint."""
         layer = self._layer
         weights = log_weights[layer.parents] + layer.log_probs
         log_copies = 0.0 if copies is None else np.log(copies)[layer.parents]

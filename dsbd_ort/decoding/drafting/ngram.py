@@ -106,7 +106,6 @@ class NGramPaths:
         """See PathStates.would_end."""
 
     def prune(self, kept: Nodes, is_absorbing: NDArray[np.int64]) -> None:
-        """See PathStates.prune."""
         self._tails = [self._tails[old] for old in kept.tolist()]
 
 

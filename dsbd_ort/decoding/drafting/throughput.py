@@ -97,7 +97,7 @@ class _Draft:
 
 
 class ThroughputDraftPolicy:
-    """Drafts as many candidates as are expected to pay.
+    """DraftPolicy: drafts as many candidates as are expected to pay.
 
     Args:
         costs: of the engine calls.
@@ -140,7 +140,6 @@ class ThroughputDraftPolicy:
         return num_to_rest
 
     def begin(self, num_pending: int, most_layers: int) -> None:
-        """See DraftPolicy.begin."""
         self._began = self._host_seconds()
         costs, estimator, budget = self._costs, self._estimator, self._estimator.budget
         self._refresh()
@@ -228,7 +227,6 @@ class ThroughputDraftPolicy:
         return True
 
     def choose(self, joint: JointDistribution, depth: int) -> NDArray[np.int64]:
-        """See DraftPolicy.choose."""
         draft, costs = self._now, self._costs
         draft.called.append(draft.next_call)
         draft.prompt = 0.0 if draft.next_call[0] else draft.prompt
@@ -287,7 +285,6 @@ class ThroughputDraftPolicy:
         return np.arange(len(joint.tokens))
 
     def observe(self, iteration: Iteration) -> None:
-        """See DraftPolicy.observe."""
         estimator, draft, num_saved = self._estimator, self._now, len(iteration.committed) - 1
         budget, has_begun, self._has_begun = estimator.budget, self._has_begun, False
         budget.pass_iteration()

@@ -49,14 +49,13 @@ class StopState(Protocol):
 
 
 class StopStates:
-    """The StopState of every node; it sees only the tokens after the first ``num_exempt``."""
+    """PathStates: a StopState of every node; it sees tokens after the first ``num_exempt``."""
 
     def __init__(self, start: StopState, num_exempt: int) -> None:
         self._states = [start]
         self._exempt = [num_exempt]  # new tokens that are still exempt after each node
 
     def add(self, parents: Nodes, tokens: Tokens) -> NDArray[np.bool_]:
-        """See PathStates.add."""
         states = self._extended(parents, tokens)
         self._states += states
         self._exempt += [max(self._exempt[parent] - 1, 0) for parent in parents.tolist()]
@@ -67,7 +66,6 @@ class StopStates:
         return _ended(self._extended(parents, tokens))
 
     def prune(self, kept: Nodes, is_absorbing: NDArray[np.int64]) -> None:
-        """See PathStates.prune."""
         numbers = kept.tolist()
         self._states = [self._states[old] for old in numbers]
         self._exempt = [self._exempt[old] for old in numbers]
@@ -84,7 +82,7 @@ def _ended(states: list[StopState]) -> NDArray[np.bool_]:
 
 
 class ConstraintStates:
-    """The state of a constraint at every node.
+    """PathStates: the state of a constraint at every node.
 
     Attributes:
         constraint: it.
@@ -98,7 +96,6 @@ class ConstraintStates:
         self.states: States = constraint.start(prompt_ids)
 
     def add(self, parents: Nodes, tokens: Tokens) -> NDArray[np.bool_]:
-        """See PathStates.add."""
         states = self._advanced(parents, tokens)
         self.states = np.concatenate([self.states, states])
         return self.constraint.has_ended(states)
@@ -108,7 +105,6 @@ class ConstraintStates:
         return self.constraint.has_ended(self._advanced(parents, tokens))
 
     def prune(self, kept: Nodes, is_absorbing: NDArray[np.int64]) -> None:
-        """See PathStates.prune."""
         self.states = self.states[kept]
 
     def _advanced(self, parents: Nodes, tokens: Tokens) -> States:
@@ -119,7 +115,7 @@ class ConstraintStates:
 
 
 class PathTokens:
-    """The tokens of every node's path, for processors: shared ones once, the rest by node.
+    """PathStates: the tokens of every path, for processors: shared ones once, the rest by node.
 
     The live paths share the prompt and the new tokens on which they agree; a path's *own* tokens
     are the few after them. With the prompt [7, 3] and the paths [7, 3, 5, 8] and [7, 3, 5, 9] of

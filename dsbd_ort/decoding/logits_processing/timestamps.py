@@ -33,7 +33,6 @@ class Timestamps(LogitsProcessor):
         self._end = min(config.eos_ids, default=no_timestamps)  # below it are tokens of texts
 
     def process(self, scores: Scores, candidates: Candidates) -> Scores:
-        """See LogitsProcessor.process."""
         paths, nodes = candidates.paths, candidates.nodes
         for row, (node, num_new) in enumerate(
             zip(nodes.tolist(), paths.num_new(nodes).tolist(), strict=True)

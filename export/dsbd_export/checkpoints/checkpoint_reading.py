@@ -65,7 +65,6 @@ class GgufFiles(CheckpointFiles):
 
     @cached_property
     def config(self) -> PreTrainedConfig:
-        """See the base."""
         role, file, header = self.role, self._file, read_header(self._file)
         with quiet_libraries():
             config = read_gguf_config(role, file, header)
@@ -84,7 +83,6 @@ class GgufFiles(CheckpointFiles):
 
     @cached_property
     def generation(self) -> dict[str, Any]:
-        """See the base."""
         return {"eos_token_id": gguf_end_ids(read_header(self._file))}
 
     @property

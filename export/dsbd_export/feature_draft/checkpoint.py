@@ -31,7 +31,6 @@ class FeatureDraftCheckpoint(Checkpoint):
 
     @property
     def family(self) -> str:
-        """See the base."""
         return FEATURE_FAMILY
 
     @property

@@ -76,7 +76,6 @@ class FeaturesOfParents(ExportPart):
         self._checkpoint, self._features = checkpoint, checkpoint.features
 
     def contract(self) -> ExportContract:
-        """See ExportPart."""
         features, dtype = self._features, TORCH_DTYPES[self._checkpoint.caches[0].dtype]
         target, own = Axis("F", 4, least=0), Axis("P", 2, least=0)
         own_width = int(features.layer.hidden_size)
@@ -93,7 +92,6 @@ class FeaturesOfParents(ExportPart):
         )
 
     def hook(self, model: Any, graph: Any) -> Hook:
-        """See ExportPart."""
         graph._tokens = model.proposed_tokens()
 
         def reading(call: CapturedCall) -> nullcontext[None]:
@@ -119,7 +117,6 @@ class FeatureDraftSource(ModelSource):
         self._checkpoint: FeatureDraftCheckpoint = checkpoint
 
     def load(self, dtype: str, report: Report) -> Any:
-        """See ModelSource."""
         return load_feature_draft(self._checkpoint)
 
     def probed(self, model: Any, dtype: str) -> Checkpoint:
@@ -132,11 +129,9 @@ class FeatureDraftSource(ModelSource):
         return self._checkpoint
 
     def parts(self, options: ModelOptions) -> list[ExportPart]:
-        """See ModelSource."""
         return [*super().parts(options), FeaturesOfParents(self._checkpoint)]
 
     def largest_values(self, model: Any) -> dict[int, NDArray[np.float32]]:
-        """See ModelSource."""
         return largest_feature_values(model, self._checkpoint)
 
     def _logits(self, model: Any, case: ForestCase, dtype: torch.dtype) -> NDArray[Any]:

@@ -36,7 +36,6 @@ class ExportedAttention(ExportPart):
         self._checkpoint = checkpoint
 
     def contract(self) -> ExportContract:
-        """See ExportPart."""
         checkpoint = self._checkpoint
         mask = Example((1, 1, NODES, EVERY_ROW.rows), torch.bool)
         return ExportContract(

@@ -47,7 +47,6 @@ class ExportedFeatures(ExportPart):
         self._checkpoint, self._layers = checkpoint, checkpoint.feature_layers
 
     def contract(self) -> ExportContract:
-        """See ExportPart."""
         rows = Example((Axis("F", 4, least=0),))
         layers = list(self._layers)
         hidden_size = int(self._checkpoint.config.get_text_config().hidden_size)

@@ -29,7 +29,6 @@ class ExportedHead(ExportPart):
         self._checkpoint = checkpoint
 
     def contract(self) -> ExportContract:
-        """See ExportPart."""
         rows = Example((Axis("R", 3, least=0),))
         return ExportContract(
             inputs={LOGIT_ROWS: rows},

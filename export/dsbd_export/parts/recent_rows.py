@@ -62,7 +62,6 @@ class ExportedConvolutions(ExportPart):
         self._caches = checkpoint.caches
 
     def contract(self) -> ExportContract:
-        """See ExportPart."""
         ancestors = Example((NODES, num_ancestors(self._caches)))
         entries = (entry for entry in self._caches if isinstance(entry, ConvolutionRows))
         return ExportContract(
@@ -89,7 +88,6 @@ class ExportedRecurrences(ExportPart):
         self._entries = recurrent(checkpoint.caches)
 
     def contract(self) -> ExportContract:
-        """See ExportPart."""
         states = (state for entry in self._entries for state in entry.states.items())
         return ExportContract(
             inputs={
@@ -130,5 +128,4 @@ class ExportedRecurrences(ExportPart):
         return outputs
 
     def write(self, made: Made) -> None:
-        """See ExportPart."""
         write_fold_graph(self._entries, made.folder / FOLD_FILE)

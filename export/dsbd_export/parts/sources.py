@@ -74,7 +74,6 @@ class ExportedSources(ExportPart):
         self._encoder = entry_of(checkpoint)
 
     def contract(self) -> ExportContract:
-        """See ExportPart."""
         inputs: dict[str, Example] = {}
         for entry in self._encoder.cross:
             inputs |= kept_rows(entry, cross_name, Axis("N", 11), _SOURCES)
@@ -89,7 +88,6 @@ class ExportedSources(ExportPart):
         return ExportContract(inputs=inputs, entry={"encoder": self._encoder}, inexact=reason)
 
     def hook(self, model: Any, graph: Any) -> Hook:
-        """See ExportPart."""
         biases = DistanceBiases(model.get_decoder())
 
         @contextlib.contextmanager
