@@ -4,8 +4,6 @@ Inside ``watched_signals`` SIGINT and SIGTERM only set a flag, ``Interruption.is
 is polled between two iterations.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Requests to a bundle: prompts and options as the engines read them, and results as text."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Cache rows are kept for a next prompt that begins alike, acceptance estimators f
 "throughput", texts for the n-gram drafter.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections import OrderedDict

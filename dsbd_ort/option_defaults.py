@@ -6,8 +6,6 @@ the caller gives is refused: a default that means nothing to the strategy, or co
 options, is left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

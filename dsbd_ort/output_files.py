@@ -1,7 +1,5 @@
 """Output files that are written whole, at once: never by two processes into one another."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

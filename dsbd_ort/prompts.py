@@ -1,7 +1,5 @@
 """Prompts: token ids, the check of the context length, chat messages, drawn seeds."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ The prompt of such a request is its source. Decoding begins with the model's sta
 its rows depend on the source too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches

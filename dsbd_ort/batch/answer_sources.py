@@ -1,7 +1,5 @@
 """Sources of a batch's answers: one pipeline, or members that answer a line each at a time."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence

@@ -7,8 +7,6 @@ One process at a time writes to a file, by whatever path: the open file itself i
 lock ends with the process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

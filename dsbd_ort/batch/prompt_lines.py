@@ -1,7 +1,5 @@
 """Lines of a batch: settings that they share, prompts parsed from JSON, answers as JSON objects."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Worker processes that answer the lines of a batch, each with a pipeline of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Runs of a benchmark: a strategy with its options, its baseline, and the default list."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence

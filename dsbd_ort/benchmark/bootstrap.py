@@ -1,7 +1,5 @@
 """Statistics of paired measurements with bootstrap confidence intervals, also for lab/."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

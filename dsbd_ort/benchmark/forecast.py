@@ -5,8 +5,6 @@ before. Prompts, the host and the cost of attention at long contexts are left ou
 measures all of it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack

@@ -3,8 +3,6 @@
 RAPL counts the joules of processors, NVML those of GPUs, of everything that runs on the device.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import os

@@ -1,7 +1,5 @@
 """Timed requests: every run on every prompt, interleaved, in several repetitions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Unpack

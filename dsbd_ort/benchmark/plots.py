@@ -1,7 +1,5 @@
 """The figure of a benchmark: speed-up by width, time split, acceptance, quality over speed."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from pathlib import Path

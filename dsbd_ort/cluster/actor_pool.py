@@ -4,8 +4,6 @@ Ray places the actors, restarts one that ended, on another node if necessary, an
 for its line. An idle replica gets the next line.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

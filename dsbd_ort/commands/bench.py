@@ -1,7 +1,5 @@
 """dsbd-bench: strategies side by side in one process, as tables, JSON and plots."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import shlex

@@ -1,7 +1,5 @@
 """Tables of dsbd-bench: speed and quality of every run, and where its time is spent."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from rich.table import Table

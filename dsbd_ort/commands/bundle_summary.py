@@ -1,7 +1,5 @@
 """Summary of a bundle as plain data: models, files, TensorRT engines, usable providers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace

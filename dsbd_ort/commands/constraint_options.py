@@ -1,7 +1,5 @@
 """Options of a constraint: each kind has one, and a request takes one of them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

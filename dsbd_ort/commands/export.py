@@ -1,7 +1,5 @@
 """dsbd-export: checkpoints to a bundle; a draft or TensorRT engines for one that exists."""
 
-from __future__ import annotations
-
 import contextlib
 import shlex
 import signal

@@ -1,7 +1,5 @@
 """The server of dsbd-serve, from its arguments; needs the packages of the extra ``serve``."""
 
-from __future__ import annotations
-
 import ipaddress
 import logging
 import sys

@@ -1,7 +1,5 @@
 """dsbd-inspect: the contents of a bundle, its memory, and the providers that can run it here."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import shlex

@@ -1,7 +1,5 @@
 """Command whose help is in sections, and whose errors end in one line."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Types of command-line options: bounded numbers, lists, and the values of decoding options."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -14,8 +14,6 @@ option is spelled once; a field may also be a group of options that make one val
 ``section`` is the heading of an option in the command's help.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Progress of a long command on stderr: its lines, and a sign of life in long silences."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

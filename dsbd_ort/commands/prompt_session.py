@@ -1,7 +1,5 @@
 """Prompts answered one after another: printed, streamed, traced, kept as the history of a chat."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Protocol

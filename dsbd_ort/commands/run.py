@@ -1,7 +1,5 @@
 """dsbd-run: one prompt, a terminal session, a batch of prompts in a file, or audio files."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import sys

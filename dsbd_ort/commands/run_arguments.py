@@ -1,7 +1,5 @@
 """Arguments of dsbd-run: its options, their contradictions, and the prompt."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass, replace

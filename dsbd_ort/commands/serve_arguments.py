@@ -1,7 +1,5 @@
 """dsbd-serve: the arguments of an OpenAI-compatible HTTP server over a bundle."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Options of dsbd-run for audio: what is heard, how it is written, when it is decoded again."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Constraints of a bundle: read from plain data, and bound to its tokenizer and vocabulary."""
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence

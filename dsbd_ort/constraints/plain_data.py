@@ -12,8 +12,6 @@ One key names the kind, the others set its layout or its end:
 Every grammar may also have ``"canonical": true``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

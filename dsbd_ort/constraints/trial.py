@@ -5,8 +5,6 @@ prime of six digits, or rules nested thousands deep. So a server tries each gram
 with limits of time and memory, and uses it only if that process survives.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import subprocess

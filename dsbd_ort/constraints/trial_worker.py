@@ -6,8 +6,6 @@ child process exceeded the CPU time or memory, and whether the child was killed 
 A child costs milliseconds; reading a large tokenizer takes seconds.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -5,8 +5,6 @@ few tokens; longer sequences are packed piece by piece, each piece after the num
 the sequence has reached.
 """
 
-from __future__ import annotations
-
 import itertools
 import operator
 from collections.abc import Generator, Iterable, Iterator, Sequence

@@ -5,8 +5,6 @@ A saved trie is one file of consecutive .npy arrays: [version, 1 if it ends with
 [CRC-32 of all bytes before it]. So a file that has lost pages or bytes is refused.
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

@@ -6,8 +6,6 @@ the target. If the rows of a call do not fit a bounded cache, the youngest reque
 rows are dropped, and computed again once it is resumed; what it returns stays the same.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import time

@@ -6,8 +6,6 @@ settle is read whole, as every row is without such a cut; then more of its large
 settle it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """One request's rows of an engine's key/value cache, and which of them each of its nodes sees."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 

@@ -5,8 +5,6 @@ further one may be among the best candidates of a layer, all logits of the row a
 they are there: until the engine's next forward. Those that are gone are computed once more.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 
 import numpy as np

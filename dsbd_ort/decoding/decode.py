@@ -15,8 +15,6 @@ Glossary:
     committed         accepted and bonus layers together: final, never taken back
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Generator, Sequence
 

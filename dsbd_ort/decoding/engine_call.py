@@ -1,7 +1,5 @@
 """Engine calls that a request needs before it can go on, and the time that they take."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar

@@ -5,8 +5,6 @@ beams, their descendants, and ancestors that an engine has yet to compute. What 
 committed; it lives on as rows in the caches and as the beams' hypotheses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ accepted tokens (Qin et al. 2024, arXiv 2407.09722). Temperature 0 takes the bes
 otherwise one is drawn; the joint likelihoods are then those of temperature 1.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -12,8 +12,6 @@ and computed again once it is needed: the only case in which an engine computes 
 Left: the first draft. Right: the second one; the rows marked by a point stay as they are.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

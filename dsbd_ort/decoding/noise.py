@@ -20,8 +20,6 @@ continues by the reserved token ``joint_distribution.STAY``: its key stays the s
 not.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """A row of the table of options, and the conditions and defaults that rows are made of."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace

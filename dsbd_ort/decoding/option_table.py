@@ -5,8 +5,6 @@ An option that means nothing to the strategy or to another option is refused, un
 neutral (it changes nothing) or redundant (it happens anyway).
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Mapping

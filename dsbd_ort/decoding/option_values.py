@@ -5,8 +5,6 @@ numpy scalar becomes the Python number that it stands for), or raises a ConfigEr
 option, the value and what was expected. A bool is not a number.
 """
 
-from __future__ import annotations
-
 import difflib
 import itertools
 import numbers

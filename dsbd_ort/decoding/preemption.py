@@ -5,8 +5,6 @@ so no token of it changes, whatever its strategy. The rows of a feature draft co
 the target, most of which are not kept: they are computed along with the target's rows.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 

@@ -8,8 +8,6 @@ Nothing may look at a drawn candidate before its turn. The published code draws 
 replacement but verifies as if with replacement, and is biased.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A decoding request, and the checks before any work: its prompt and options, the models."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The results of a request: its iterations' outputs, its sequences and their statistics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Bounds of the rows and nodes of a request, before it begins."""
 
-from __future__ import annotations
-
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.drafting.draft import MOST_FORCED_LAYERS
 

@@ -3,8 +3,6 @@
 And the width of layers by policy "threshold" (3.5).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -6,8 +6,6 @@ first W that end enter the pool of at most W finished hypotheses, ranked by logp
 length_penalty. With one beam this is greedy decoding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The parts of a request that begins: forest, rule, draft policy, caches, observers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Statistics of a request: its cost and the acceptance of its drafts."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Table of strategies: every decoder is the same loop with another row (docs/algorithm.md 3)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """A StepModel whose logits come from a function of the path: for tests and for trying things."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

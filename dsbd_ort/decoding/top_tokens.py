@@ -3,8 +3,6 @@
 Both are raw, before temperature and the other warpings, over the whole vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Trace of a request: the forest of every iteration and the fate of each node."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol

@@ -1,7 +1,5 @@
 """Engine loop: the one thread that runs the engines, admits requests and delivers their events."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """API keys: their file, their comparison in constant time, and the middleware that checks them."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import logging

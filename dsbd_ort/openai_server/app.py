@@ -1,7 +1,5 @@
 """The FastAPI application: endpoints over a service, with log, API keys and body limits."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Request and response of /v1/chat/completions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 

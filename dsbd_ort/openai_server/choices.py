@@ -1,7 +1,5 @@
 """How many sequences a request generates and returns: its engine requests, beams and seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

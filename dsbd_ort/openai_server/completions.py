@@ -1,7 +1,5 @@
 """Request and response of /v1/completions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Literal

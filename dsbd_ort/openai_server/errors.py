@@ -1,7 +1,5 @@
 """Errors of the server: failures to start, and the error responses to requests."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging

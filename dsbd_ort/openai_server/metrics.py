@@ -1,7 +1,5 @@
 """Prometheus metrics of a server, under vLLM's names where they exist, else under ``dsbd:``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

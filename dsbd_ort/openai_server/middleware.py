@@ -1,7 +1,5 @@
 """ASGI middlewares of every request: access log, size and time limit of the body."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import traceback

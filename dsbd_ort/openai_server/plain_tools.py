@@ -10,8 +10,6 @@ The model reads (docs/serving.md shows an example):
   ``RESULT_BEGINS`` and ``RESULT_ENDS``.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

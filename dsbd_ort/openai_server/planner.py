@@ -1,7 +1,5 @@
 """Engine requests that answer one HTTP request: prompts, options, strategy, seeds."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

@@ -5,8 +5,6 @@ table of docs/serving_reference.md has these and the fields that the bodies decl
 their own names.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import Any

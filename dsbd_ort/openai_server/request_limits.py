@@ -1,7 +1,5 @@
 """Checks of requests against the limits of the server."""
 
-from __future__ import annotations
-
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.engine.limits import MOST
 from dsbd_ort.openai_server.errors import bad_request

@@ -1,7 +1,5 @@
 """Engine results to HTTP responses: in one piece, or as server-sent events."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict
 

@@ -1,7 +1,5 @@
 """uvicorn server with graceful shutdown and connection timeouts, and its listening socket."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket

@@ -1,7 +1,5 @@
 """Settings of the server: its limits, timeouts and API keys."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

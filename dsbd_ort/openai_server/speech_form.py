@@ -1,7 +1,5 @@
 """Request of /v1/audio/transcriptions and /v1/audio/translations: OpenAI's multipart form."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 

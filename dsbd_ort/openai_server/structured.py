@@ -1,7 +1,5 @@
 """Constraints of a request: OpenAI's response_format, vLLM's structured_outputs, our own field."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 

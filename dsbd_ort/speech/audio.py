@@ -4,8 +4,6 @@ Files are read, mixed and resampled in blocks: only the samples grow with the au
 second at 16 kHz.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """Transcripts as text: plain, JSON, and subtitles as SubRip (SRT) or WebVTT."""
 
-from __future__ import annotations
-
 import dataclasses
 import html
 from collections.abc import Callable, Iterator

@@ -6,8 +6,6 @@ bonus of an incomplete match is removed. With the word [1, 2, 3] and a gain of 2
 has gained 2, 4 and 0 after each token; [1, 2, 3, 5] has gained 2, 4, 6 and 6.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Languages of speech models: their codes and English names."""
 
-from __future__ import annotations
-
 import re
 
 from dsbd_ort.decoding.option_values import did_you_mean, shown

@@ -4,8 +4,6 @@ A stream's length may be written in its first frame (Xing, Info, VBRI). If not, 
 counted, because their bit rate may change. Nothing is decoded here.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Iterator

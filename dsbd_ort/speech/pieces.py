@@ -1,7 +1,5 @@
 """Audio files concatenated in one file, as ``cat`` and some recorders write them."""
 
-from __future__ import annotations
-
 import io
 import re
 import struct

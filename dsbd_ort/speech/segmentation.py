@@ -9,8 +9,6 @@ divided in the same way, but its segments have the times of the window. (In tran
 the times of the tokens, whose ends may lie before their starts.)
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Sequence

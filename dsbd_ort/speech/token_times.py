@@ -6,8 +6,6 @@ path through tokens and positions, both in order, with the highest weights. The 
 reaches a token is the time of the token.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

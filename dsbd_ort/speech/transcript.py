@@ -1,7 +1,5 @@
 """Transcripts: the text of an audio, its segments with their times, and what they cost."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

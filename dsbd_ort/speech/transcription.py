@@ -6,8 +6,6 @@ the start of the next window. Each window takes one or a few requests, which are
 (independent ones together); the caller runs them and sends the results back.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass

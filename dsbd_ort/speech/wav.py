@@ -1,7 +1,5 @@
 """WAV files: PCM of 8 to 32 bits and floats, read by blocks with numpy alone."""
 
-from __future__ import annotations
-
 import io
 import struct
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Options of a distillation, checked before anything is read."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass

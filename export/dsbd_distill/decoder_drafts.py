@@ -1,7 +1,5 @@
 """Kinds of drafts for decoders, and the choice of a kind for any target."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

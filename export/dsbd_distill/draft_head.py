@@ -4,8 +4,6 @@ Logits over 152,000 tokens need 1.2 GB for the 2,000 places of a step: ``TorchDe
 places are computed at a time, and again for the gradient.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

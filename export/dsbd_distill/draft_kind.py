@@ -1,7 +1,5 @@
 """Kind of draft: its first weights, its loss, its acceptance and its files."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Shape and first weights of a draft: a Llama of some size, or some layers of the target."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

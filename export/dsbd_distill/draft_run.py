@@ -1,7 +1,5 @@
 """The distillation of a draft, top to bottom: target, texts, first weights, training, figures."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil

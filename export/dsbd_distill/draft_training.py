@@ -1,7 +1,5 @@
 """Training of a draft on the pool: budget, learning rate, progress lines."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ The layout of the speculators library with the norms of EAGLE 3.1: each hidden s
 is normalized before the projection, and the draft's own feature is its normalized output.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

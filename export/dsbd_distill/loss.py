@@ -1,7 +1,5 @@
 """Loss of a draft: KL, then total variation, which is one minus the acceptance."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

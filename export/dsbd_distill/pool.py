@@ -4,8 +4,6 @@ A round holds windows of the texts, samples of the target after such windows, an
 chats and sources, the target's answers. It depends only on the seed and its number.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ Row t of step j follows j drafted tokens. With 4 rows, row 3 of step 2 sees rows
 row 2 of step 1, and itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

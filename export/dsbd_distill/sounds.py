@@ -6,8 +6,6 @@ which the language is detected.
 Features and the encoder's output are kept in 16 bits; recomputing costs more than training on them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Not trained: the target's encoder, which the export shares, and embeddings and h
 has them too, or in speech models.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Its logits exist for a few rows at a time, ``_MOST_LOGITS`` numbers at most.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

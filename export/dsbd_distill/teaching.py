@@ -1,7 +1,5 @@
 """Teaching: the target on its device, tokens of the data, and held-out samples."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

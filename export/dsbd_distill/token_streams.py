@@ -4,8 +4,6 @@ A source is a line of a file: a text, or in a ``.jsonl`` file a string, or an ob
 ``source`` or ``text``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A resumable training loop: Muon for the matrices, AdamW for the rest, warm-up and decay."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

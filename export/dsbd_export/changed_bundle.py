@@ -1,7 +1,5 @@
 """New version of an existing bundle: some files are kept, others are written."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Options of an export: those of every model, and which models are exported to where."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Export of a draft into an existing bundle, in place of its draft if it has one."""
 
-from __future__ import annotations
-
 from dsbd_export.changed_bundle import changed_bundle
 from dsbd_export.checkpoints.adapter import report_adapter
 from dsbd_export.checkpoints.checkpoint import limited_threads

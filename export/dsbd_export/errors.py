@@ -1,7 +1,5 @@
 """Errors of the export of a checkpoint: ExportError, below DsbdError (dsbd_errors)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from dsbd_errors import DsbdError

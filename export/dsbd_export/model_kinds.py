@@ -1,7 +1,5 @@
 """Kinds of models that can be exported: how each is recognized, read, paired and captured."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Sources of the models that are exported: how each is loaded, referenced and captured."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

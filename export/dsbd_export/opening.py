@@ -1,7 +1,5 @@
 """Opening of checkpoints: they are found, recognized and described; no weights are read."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -15,8 +15,6 @@ Added tokens of only one model, such as a padding token, are reported. The last 
 the draft's acceptance, never the generated text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

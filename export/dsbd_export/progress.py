@@ -1,7 +1,5 @@
 """Progress lines of a long phase; warnings of libraries are silenced."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

@@ -1,7 +1,5 @@
 """Versions of the libraries that make a bundle, and the versions that were tested."""
 
-from __future__ import annotations
-
 import importlib.metadata
 from collections.abc import Mapping
 

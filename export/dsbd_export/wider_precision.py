@@ -3,8 +3,6 @@
 A widened copy would double or triple the memory: every operation widens its inputs piece by piece.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Engines replaced by tables: next-token logits that depend on the last token alone."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -5,8 +5,6 @@ function of another step takes inside it counts there. Calls are those of Python
 functions written in C, counted in a run of their own, as counting takes longer than most of them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

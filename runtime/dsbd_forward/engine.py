@@ -1,7 +1,5 @@
 """An engine as the algorithm sees it: append rows to a cache, get logits, keep some rows."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import numpy as np

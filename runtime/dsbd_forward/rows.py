@@ -1,7 +1,5 @@
 """Rows of numbers: the largest of each row, and the log of its sum of exponentials."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Specification of an engine, which a request reads before it begins."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 

@@ -1,7 +1,5 @@
 """Loading of one model, or of target and draft as a pair that shares the processor."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Typed JSON: the files of a bundle as frozen dataclasses; every mismatch names its place."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

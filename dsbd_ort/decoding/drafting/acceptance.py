@@ -4,8 +4,6 @@ Kept from request to request, one for each setting. A layer's *gap* (see ``throu
 sure it is; the accepted layers of each gap are counted, apart for first layers and for later ones.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -13,8 +13,6 @@ draft that pays quadruples it, up to 2 %. So tries of a draft that is never righ
 made, whatever is estimated.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

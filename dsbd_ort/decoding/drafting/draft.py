@@ -1,7 +1,5 @@
 """Drafting: the forest grown by the draft model, the policies that decide how much, the record."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol

@@ -1,7 +1,5 @@
 """Costs of engines by calls that are made to measure them, on empty caches."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -5,8 +5,6 @@ probability by how often it was seen, and leaves the rest to shorter ones (inter
 after Witten and Bell 1991). Tokens that no context lists are never proposed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

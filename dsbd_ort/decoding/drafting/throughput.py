@@ -24,8 +24,6 @@ estimates say that no draft pays, the budget buys tries of one layer; the target
 them. The first prompt of a setting is read by the draft before there is evidence that it pays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Next-token candidates of many paths, and what a logits processor is."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from functools import cached_property
 from typing import Any

@@ -5,8 +5,6 @@ constraint is immutable and may serve many requests at once. Each node of the fo
 made from its parent's; states of many nodes are one array: integers, or objects (dtype object).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -4,8 +4,6 @@ In every position: raw scores, processors, constraint, then the warping. Only to
 drawn are kept, so that a node under a tight constraint costs a few entries and not a vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

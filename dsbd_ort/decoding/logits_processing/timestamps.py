@@ -1,7 +1,5 @@
 """Whisper's rules of times, as a logits processor."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

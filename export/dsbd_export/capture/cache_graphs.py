@@ -6,8 +6,6 @@ new one has
     S' = exp(G_n - G_c) S + sum_j exp(G_n - G_j) k_j u_j'       and the decay G_n
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

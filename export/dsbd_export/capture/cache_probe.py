@@ -1,7 +1,5 @@
 """Caches of the layers of a model, read from runs of it: kinds of rows, heads, widths, values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

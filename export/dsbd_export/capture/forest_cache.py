@@ -1,7 +1,5 @@
 """The external cache of a graph: every update is a TensorScatter from graph input to output."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The forest graph: a checkpoint captured as one ONNX graph, as its parts say (see ``part``)."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Checks of a captured graph, before it is written: against the contract, and for TensorRT."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 

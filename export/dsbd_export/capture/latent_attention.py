@@ -10,8 +10,6 @@ the queries are taken into the space of the latents instead, and the weighted su
 with one head, whose key, of r + dr numbers, is its value as well.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Part: one kind of state of an engine, in its graph, in other files and in the manifest."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager

@@ -4,8 +4,6 @@ A token reads its own input and those of its last k - 1 ancestors, rows of a cac
 the graph names.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -14,8 +14,6 @@ forest's own mask. The deltas of one call are the solution of a triangular syste
 stand before children.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence

@@ -12,8 +12,6 @@ Rotary frequencies that depend on the length of the sequence: "longrope" switche
 factors, "dynamic" widens its base, both only beyond a limit that their config names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from statistics import NormalDist
 from typing import Any

@@ -10,8 +10,6 @@ rows of a cache, and take the positions of a forest instead:
   the positions of nodes and those of the rows of the cache.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Checked here is what peft would accept silently: settings of a later version, we
 place, and a merged model that differs from model and adapter together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

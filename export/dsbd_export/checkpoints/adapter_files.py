@@ -3,8 +3,6 @@
 PEFT would allocate memory for any rank, match a pattern for any time, and end in any error.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """Checkpoint: description of a model before its weights are read."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass

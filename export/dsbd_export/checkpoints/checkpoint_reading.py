@@ -1,7 +1,5 @@
 """Files of a checkpoint: its configs, and the description of the model in them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path

@@ -4,8 +4,6 @@ The wrapper's own forward is captured: it may scale logits (Cohere2-Vision), giv
 for time, height and width (Qwen-VL), or have no text class.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

@@ -1,7 +1,5 @@
 """Model families: how each is exported, or why not; others are tried and judged by the gate."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 

@@ -1,7 +1,5 @@
 """GGUF files: a checkpoint in one file, whose weights are mostly quantized."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Nothing beyond the file's size is read or allocated. A file that passes is compl
 one part, all bytes of all tensors.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 import re

@@ -1,7 +1,5 @@
 """JSON files of a checkpoint: any object, and the tokens that a draft was trained to propose."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

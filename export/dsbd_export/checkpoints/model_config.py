@@ -1,7 +1,5 @@
 """Config of a transformers model: refusals, masks of layers, limits of positions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

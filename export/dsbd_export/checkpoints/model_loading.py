@@ -1,7 +1,5 @@
 """Model of a checkpoint in memory: the unmodified text part, as transformers loads it."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Adapters and quantized weights without a config, which transformers would accept silently."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable
 from pathlib import Path

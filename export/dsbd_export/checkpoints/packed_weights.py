@@ -10,8 +10,6 @@ inputs, both store qweight, qzeros and scales; GPTQ may store the group of each 
 weight[o, i] = (qweight[i, o] - qzeros[group of i, o]) * scales[group of i, o]
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ mxfp4 and, with the package of that name, compressed-tensors. FP8, GPTQ and AWQ 
 transformers' FP8 is wrong for short blocks, the others need a GPU.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import math

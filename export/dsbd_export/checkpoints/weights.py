@@ -1,7 +1,5 @@
 """Weights of a checkpoint: files, stored precision, conversion in place."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Description of an encoder-decoder: limits, start token, languages; checks of its options."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Caches and cases of an encoder-decoder, and whether a draft shares the target's encoder."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Model source of an encoder-decoder: a decoder as for any model, and the graph of its encoder."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Settings of a Whisper checkpoint: features of sound, and tokens that are not text."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Checkpoint of a feature draft, its agreement with a target, and unsupported options."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from transformers import PreTrainedConfig

@@ -12,8 +12,6 @@ They number layers of the target differently: the second by the layer that a hid
 the first by the layer that it leaves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path

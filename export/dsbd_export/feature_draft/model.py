@@ -9,8 +9,6 @@
 Logits are over the draft's vocabulary; ``target_logits`` spreads them over the target's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

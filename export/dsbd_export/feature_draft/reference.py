@@ -1,7 +1,5 @@
 """Cases of the parity gate for a feature draft on random features, with the checkpoint's logits."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -11,8 +11,6 @@
 Logits are over the target's vocabulary, -inf for tokens that the draft cannot propose.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Published weights of a feature draft, and weights that it takes from its target."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

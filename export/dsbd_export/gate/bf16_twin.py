@@ -4,8 +4,6 @@ The CPU provider has no MatMul, Add, ... in bf16. In the twin weights are widene
 arithmetic is fp32: parity judges the graph and the rounded weights.
 """
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ It has every file of a bundle, but its manifest under another name, so that no h
 Accepting it moves the files to their place and writes the limit that was given into the manifest.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import shlex

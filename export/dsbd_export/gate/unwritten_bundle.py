@@ -1,7 +1,5 @@
 """Bundle of an engine in the parity gate: a folder without a manifest, and its future entry."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

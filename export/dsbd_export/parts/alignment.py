@@ -7,8 +7,6 @@ those of ``dsbd_runtime.parts.alignment``.
     alignment_weights = Softmax(scale * query @ cross.key^T)       of these heads, (A, S, N)
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Attention rows: masks, and the keys and values of every row."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -4,8 +4,6 @@ With a large vocabulary the head is most of a small draft; the target decides on
 shorter head costs acceptance alone (FR-Spec, arXiv 2502.14856).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Head: the logits of some nodes, and the top-k head on them."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Recent rows: inputs of convolutions, and rows of recurrences after their checkpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """Weights that model.onnx.data has byte for byte, which the encoder's graph reads from there."""
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Iterable

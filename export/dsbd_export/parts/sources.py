@@ -1,7 +1,5 @@
 """Sources: cross rows from an encoder, which the decoder's rows read."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace

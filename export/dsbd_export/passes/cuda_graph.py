@@ -8,8 +8,6 @@
 A bundle of this form runs on the CPU provider too, which has the operators, but not in TensorRT.
 """
 
-from __future__ import annotations
-
 import onnx_ir as ir
 from onnx_ir.passes import PassManager, common
 

@@ -14,8 +14,6 @@ the head's width; onnxruntime computes them in one order for any number of rows 
 another kernel. So such a product gets a further row of zeros; so do fp32 experts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol

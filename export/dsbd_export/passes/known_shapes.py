@@ -1,7 +1,5 @@
 """Shapes that a graph computes although they are known: constants in their place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -10,8 +10,6 @@ Split of unequal parts is a kernel of its own for columns alone: else it first c
 from the host, four times (counted by tests/cuda_binary).
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 

@@ -18,8 +18,6 @@ repeated G times, as numbers to add: CUDA repeats no bool. With G = 2 and S = 3,
 5 is row 4 of head 2.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import onnx_ir as ir

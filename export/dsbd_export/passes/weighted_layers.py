@@ -1,7 +1,5 @@
 """Products with a weight and lookups of one by token: finding and replacing those to quantize."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -6,8 +6,6 @@ What takes in the scales of a product's rows costs nothing at run time:
     rows = act(gate) * up                  the columns of up's weight / s
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Rows of products, and the text by which a checkpoint makes them."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence

@@ -11,8 +11,6 @@
 A head that shares the embedding's weight shares its integers: they are stored once.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import onnx_ir as ir

@@ -9,8 +9,6 @@ On CUDA, rows in fp16 are multiplied with integers as they are (``ep.cuda.fpa_in
 block has a zero point; otherwise a call of more than a few rows dequantizes the whole weight first.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -14,8 +14,6 @@ VPMADDUBSW, whose sums of two products saturate at 16 bits. There the runtime se
 option ``session.x64quantprecision=1``, which turns the weights into uint8.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -13,8 +13,6 @@ Channels become alike by s, which a norm's weight takes in at no cost at run tim
 ``FormChoice`` tries them on rows of a text, and takes the form with the smallest error.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

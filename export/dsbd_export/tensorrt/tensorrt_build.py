@@ -1,7 +1,5 @@
 """TensorRT engines of a bundle: the model and the prune graph of target and draft, as plans."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

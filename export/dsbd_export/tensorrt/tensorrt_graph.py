@@ -1,7 +1,5 @@
 """TensorRT's form of a graph: one capacity, additive masks, caches that are updated in place."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Options of a TensorRT build: its GPU and capacity, and the TensorRT package that builds."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

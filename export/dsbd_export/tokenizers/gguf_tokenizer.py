@@ -11,8 +11,6 @@ others       refused by name
 A text is first split at control and user-defined tokens.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -6,8 +6,6 @@ cohere2moe, youtu), names with code of their own (kimi-k2), and models that gene
 granite-embed).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"

@@ -6,8 +6,6 @@ alone have names that occur in no text, and pieces without an id in vocab.json h
 others, which are read as the unknown token.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile

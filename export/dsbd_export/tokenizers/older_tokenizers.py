@@ -7,8 +7,6 @@ tokenizer.model              by the settings of the file, not its class     sent
 tiktoken, any name           not: it has neither a splitting into words nor special tokens
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path

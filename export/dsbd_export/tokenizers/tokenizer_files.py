@@ -7,8 +7,6 @@ normalizer, the splitting into words, the decoder and the tokens around a prompt
 tokenizer is written; the runtime then reads it, and must give the same ids, texts and chats.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

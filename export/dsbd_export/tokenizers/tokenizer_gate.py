@@ -5,8 +5,6 @@ around a prompt, their texts, and rendered chats. transformers itself may be wro
 does not fit its files loses the text of the tokenizer's own tokens.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -8,8 +8,6 @@ the manifest does not list. External data under other names is confined to the b
 and hash are not checked. ``staging`` writes a bundle's folder.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -4,8 +4,6 @@ dsbd-distill writes it to the folder of the draft, the export copies it next to 
 where the manifest lists it as it lists every file. It is shown to people only.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ data. Synced files lose none. A checksum at every opening finds pages that are l
 later.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import zlib

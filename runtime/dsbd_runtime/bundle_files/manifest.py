@@ -6,8 +6,6 @@ name; a field that is added later has a default and may be absent. Only a change
 which could be misread, needs a new schema version.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass

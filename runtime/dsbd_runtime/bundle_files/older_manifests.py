@@ -1,7 +1,5 @@
 """Conversion of manifests of older schema versions to the current form."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Any

@@ -10,8 +10,6 @@ A killed export leaves files with a free lock: the next export to BUNDLE removes
 the old bundle if its place is empty.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

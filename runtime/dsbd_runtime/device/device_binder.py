@@ -1,7 +1,5 @@
 """Binder of a device's calls: collects the arrays of a call, with sizes rounded up."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

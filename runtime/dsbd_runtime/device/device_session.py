@@ -1,7 +1,5 @@
 """Session with caches in device memory: one copy in, one call, one copy out per forward."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 The sizes of a call are rounded up, so the inputs of a forward and of a move have padding rows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ The first run makes the engine allocate all memory of the call, because nothing 
 while work is recorded.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Execution providers: the capabilities of each in one table, and the placement of an engine."""
 
-from __future__ import annotations
-
 import platform
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Settings of engines that do not belong to a bundle."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

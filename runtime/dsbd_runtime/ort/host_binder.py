@@ -3,8 +3,6 @@
 Making an OrtValue for each array of each call would be the largest overhead of a small engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, NamedTuple

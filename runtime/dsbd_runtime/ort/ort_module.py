@@ -1,7 +1,5 @@
 """ONNX Runtime: import without telemetry, check of its providers, options, opening of a graph."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import platform

@@ -1,7 +1,5 @@
 """Session on ONNX Runtime with caches in host memory, updated in place by IO binding."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path

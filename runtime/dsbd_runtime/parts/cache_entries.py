@@ -6,8 +6,6 @@ recurrences keep *recent* rows alone, in tensors with a capacity of their own: t
 checkpoints of their paths (docs/algorithm.md 3.11).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

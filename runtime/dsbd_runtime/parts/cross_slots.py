@@ -7,8 +7,6 @@ its sources without copying them. The slots are as long as the longest source, u
 ``_ROUNDED``; more slots, longer ones, and fewer once most are unused, are new buffers.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager

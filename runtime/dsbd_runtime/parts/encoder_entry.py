@@ -23,8 +23,6 @@ its S rows which source it reads: ``source_rows`` lists the rows of one source, 
 | | | one source after the other |
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, cast
 

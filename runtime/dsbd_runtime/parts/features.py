@@ -18,8 +18,6 @@ draft's own:
 | features | [S,Wd] | of the draft: its own of all nodes |
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Checks of the arrays of a forward."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

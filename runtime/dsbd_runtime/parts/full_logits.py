@@ -1,7 +1,5 @@
 """Full logits of a top-k head: kept where the engine writes them, copied by row when read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -18,8 +18,6 @@ again. So what is folded, and when, is a matter of cost alone:
   least every time that a path has doubled its length, and where rows were computed again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol

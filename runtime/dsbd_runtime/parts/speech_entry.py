@@ -4,8 +4,6 @@ Their encoder reads windows of sound, all of one length, as log-mel features. Th
 after tokens that select the language that is spoken, the task, and whether the text has times.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Execution contexts of one TensorRT plan: shared scratch memory and a cache of kernels."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

@@ -4,8 +4,6 @@ TensorRT engines run with the version that built them, on the compute capability
 for. They contain weights, so they must be built from the ONNX files in the same folder.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shlex

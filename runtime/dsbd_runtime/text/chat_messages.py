@@ -6,8 +6,6 @@ every call's name, shows whether the template keeps everything; only numbers tha
 need further renderings.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
