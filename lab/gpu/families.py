@@ -72,7 +72,8 @@ def cases() -> list[Case]:
 
 def difference(case: Case, provider: str) -> dict[str, Any]:
     """Return the largest difference of a logit from the CPU's, or the reason why there is none."""
-    found = {"case": case.name, "dtype": case.dtype, "difference": None, "reason": ""}
+    found: dict[str, Any] = {"case": case.name, "dtype": case.dtype}
+    found |= {"difference": None, "reason": ""}
     with tempfile.TemporaryDirectory() as folder:
         try:
             found["difference"] = _largest_difference(case, provider, Path(folder))
@@ -102,7 +103,8 @@ def _largest_difference(case: Case, provider: str, folder: Path) -> float:
             outputs.append(
                 [outputs_of(model, token_ids, kind, rng, is_plain=plain) for kind, plain in ways]
             )
-    return float(np.abs(np.subtract(*outputs)).max())
+    cpu, other = (np.array(each) for each in outputs)
+    return float(np.abs(cpu - other).max())
 
 
 def main() -> None:
@@ -115,9 +117,10 @@ def main() -> None:
     workers = max(min(_MOST_WORKERS, (os.cpu_count() or 1) - 2), 1)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context) as pool:
-        found = list(pool.map(difference, wanted, [options.provider] * len(wanted)))
-    for each in found:
-        print(each["case"], each["difference"], each["reason"])
+        found = []
+        for each in pool.map(difference, wanted, [options.provider] * len(wanted)):
+            print(each["case"], each["difference"], each["reason"], flush=True)
+            found.append(each)
     text = json.dumps({"provider": options.provider, "cases": found}, indent=1)
     options.json.write_text(text + "\n", encoding="utf-8")
 

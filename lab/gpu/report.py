@@ -166,7 +166,7 @@ def parity_rows(results: Sequence[Result]) -> list[Row]:
 def family_rows(results: Sequence[Result]) -> list[Row]:
     """Return a row for every dtype of the families."""
     cases = [case for result in _done(results, FAMILIES) for case in result.values["cases"]]
-    rows = []
+    rows: list[Row] = []
     for dtype, limit in FAMILY_LIMITS.items():
         own = [case for case in cases if case["dtype"] == dtype]
         done = [case for case in own if case["difference"] is not None]
