@@ -13,7 +13,7 @@ from dsbd_ort.decoding import (
     TableModel,
     decode_iterations,
 )
-from dsbd_ort.decoding.cache_view import PrefixCache
+from dsbd_ort.decoding.kv_cache import PrefixCache
 from tests.decoding.tables import all_tokens, mixed_table, random_table, run
 
 VOCAB = 6

@@ -22,9 +22,9 @@ from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import (
     CostCurve,
     EngineCosts,
+    RequestCosts,
     never_falling,
 )
-from dsbd_ort.decoding.drafting.request_costs import RequestCosts
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
 from tests.decoding.tables import LogitsOf, all_tokens, ends_with, mixed_table, random_table
 

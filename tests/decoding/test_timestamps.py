@@ -13,7 +13,7 @@ from transformers.generation import logits_process as theirs
 from dsbd_forward.logits import DenseLogits
 from dsbd_ort.decoding import ConfigError, DecodingConfig, DecodingError
 from dsbd_ort.decoding.decode import decode
-from dsbd_ort.decoding.logits_processing.request_processing import processing_of
+from dsbd_ort.decoding.logits_processing.request_processing import RequestProcessing
 from dsbd_ort.decoding.table_model import TableModel
 from tests.decoding.path_constraint import PathConstraint, some_tokens
 from tests.decoding.tables import random_table
@@ -74,8 +74,7 @@ def test_scores_are_those_of_transformers(scale, index):
     for seed, new in enumerate(drawn_paths(60)):
         rng = np.random.default_rng(seed)
         logits = (scale * rng.normal(size=(1, VOCAB))).astype(np.float32)
-        processing = processing_of(config, None, prompt, VOCAB)
-        assert processing is not None
+        processing = RequestProcessing(config, None, prompt, VOCAB)
         for node, token in enumerate(new):
             for states in processing.path_states:
                 states.add(np.array([node]), np.array([token]))
@@ -118,8 +117,7 @@ def test_tokens_after_the_last_time_are_those_of_texts(scale):
         new = [w if t < EOS and w % 2 else t for w, t in zip(words.tolist(), new, strict=True)]
         new = [token if token < FIRST else min(token, 40) for token in new] if seed % 2 else new
         logits = (scale * rng.normal(size=(1, VOCAB))).astype(np.float32)
-        processing = processing_of(config, None, [21, 22], VOCAB)
-        assert processing is not None
+        processing = RequestProcessing(config, None, [21, 22], VOCAB)
         for node, token in enumerate(new):
             for states in processing.path_states:
                 states.add(np.array([node]), np.array([token]))
