@@ -95,7 +95,7 @@ def section_of(results: Sequence[Result]) -> str:
             "that do ([what would have to hold](#bit-for-bit-on-a-gpu)).",
             "\n".join(table(BITS_COLUMNS, bits_rows(results))),
             "Speed over beam sampling of the same distribution in one process "
-            "(docs/benchmark.md). Bundles with -no-graphs replay no CUDA graphs, those with "
+            "(docs/performance.md). Bundles with -no-graphs replay no CUDA graphs, those with "
             "-tensorrt run its engines.",
             "\n".join(table(BENCH_COLUMNS, bench_rows(results))),
             "Settings side by side: milliseconds of the target's forwards after up to 1,000 "
