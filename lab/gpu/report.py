@@ -92,7 +92,7 @@ def section_of(results: Sequence[Result]) -> str:
             "computed in random ways, compared with the CPU's.",
             "\n".join(table(FAMILY_COLUMNS, family_rows(results))),
             "Ways to compute a path whose logits differ in a bit, and the share of the numbers "
-            "that do ([what would have to hold](#bit-for-bit-on-a-gpu)).",
+            "that do ([what follows](../../docs/gpu.md#bit-for-bit-on-a-gpu)).",
             "\n".join(table(BITS_COLUMNS, bits_rows(results))),
             "Speed over beam sampling of the same distribution in one process "
             "(docs/performance.md). Bundles with -no-graphs replay no CUDA graphs, those with "

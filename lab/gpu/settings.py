@@ -46,7 +46,7 @@ class Settings:
     repetitions: int = 3
     num_prompts: int = 8
     limit_s: float = 480.0
-    document: Path = ROOT / "docs" / "gpu.md"
+    document: Path = ROOT / "lab" / "results" / "gpu.md"
 
     @property
     def python(self) -> Path | None:
