@@ -37,11 +37,10 @@ class Preempted:
 class BatchMember:
     """A request of a batched decoder, from ``join`` to its end or ``leave``.
 
-    Attributes:
-        wanted: the engine call that the loop waits for, None once it is over, and before it starts.
-        has_started: whether the loop runs; before, the prompt is being computed for another.
-        preempted: by engine, rows that must be computed again before.
-        recomputation: of these, once it is resumed; ``wanted_again``: the call it waits for.
+    wanted: the engine call that the loop waits for, None once it is over, and before it starts.
+    has_started: whether the loop runs; before, the prompt is being computed for another.
+    preempted: by engine, rows that must be computed again before.
+    recomputation: of these, once it is resumed; ``wanted_again``: the call it waits for.
     """
 
     views: dict[Role, CacheView]  # by engine, its rows of the cache
@@ -56,7 +55,6 @@ class BatchMember:
 
     @property
     def call(self) -> EngineCall | None:
-        """The engine call that the request waits for."""
         return self.wanted_again or self.wanted
 
     def call_of(self, role: Role) -> EngineCall | None:
@@ -101,13 +99,8 @@ class BatchedDecoder:
     ) -> None:
         """Take the engines, whose caches are used for nothing else.
 
-        Args:
-            target: the large engine.
-            draft: the small one; None: requests that draft are refused.
-            max_rows: most rows of each cache, None for no limit.
-            shares_prefixes: whether prompts that begin alike are computed once.
-            costs: learn from the calls.
-            clock: seconds, for the statistics.
+        max_rows: most rows of each cache. shares_prefixes: whether prompts that begin alike are
+            computed once. costs: learn from the calls.
         """
         models: dict[Role, Engine] = {"target": target}
         if draft is not None:
@@ -122,7 +115,6 @@ class BatchedDecoder:
 
     @property
     def num_members(self) -> int:
-        """Live requests."""
         return len(self._members)
 
     @property
@@ -313,7 +305,6 @@ class BatchedDecoder:
 
     @staticmethod
     def _recompute(member: BatchMember, result: ForwardResult | None = None) -> None:
-        """Let the recomputation of a member go on to its next call, or to its end."""
         assert member.recomputation is not None
         try:
             # A generator that has not started takes no result.
@@ -324,7 +315,6 @@ class BatchedDecoder:
     def _advance(
         self, member: BatchMember, result: ForwardResult, progress: list[Progress]
     ) -> None:
-        """Let a request go on to the next call that it needs, or to its end."""
         try:
             if member.recomputation is not None:
                 self._recompute(member, result)

@@ -43,7 +43,6 @@ class Hypothesis:
 
     @property
     def num_tokens(self) -> int:
-        """New tokens."""
         return int(self.hypotheses.lengths[self.index])
 
     def chain(self) -> list[Hypothesis]:
@@ -57,10 +56,9 @@ class Hypotheses:
 
     Entry 0 is the empty one. Read the attributes anew after ``extend``.
 
-    Attributes:
-        parents, tokens, lengths: (room,) int64.
-        token_logprobs, logprobs: (room,) float64. Raw log-probability of the last token under the
-            target, and the sum from the first token on.
+    parents, tokens, lengths: (room,) int64.
+    token_logprobs, logprobs: (room,) float64. Raw log-probability of the last token under the
+        target, and the sum from the first token on.
     """
 
     def __init__(self) -> None:
@@ -176,11 +174,10 @@ class Agreement:
 class Beams:
     """The beam set between two layers. Draws with replacement make it a multiset.
 
-    Attributes:
-        nodes: (num_distinct,) int64. Node of the forest of every distinct beam.
-        log_weights: (num_distinct,) float64. Log-probability under the warped target distributions.
-        hypotheses: (num_distinct,) int64. Entry of ``Hypotheses`` of every beam.
-        copies: (num_distinct,) int64. How often the beam was drawn; None: once each.
+    nodes: (num_distinct,) int64. Node of the forest of every distinct beam.
+    log_weights: (num_distinct,) float64. Log-probability under the warped target distributions.
+    hypotheses: (num_distinct,) int64. Entry of ``Hypotheses`` of every beam.
+    copies: (num_distinct,) int64. How often the beam was drawn; None: once each.
     """
 
     nodes: Ints
@@ -200,7 +197,7 @@ class Beams:
 
     @property
     def width(self) -> int:
-        """Number of beams, copies counted."""
+        """Beams, copies counted."""
         return len(self.nodes) if self.copies is None else int(self.copies.sum())
 
     @property
@@ -209,5 +206,4 @@ class Beams:
         return np.repeat(np.arange(len(self.nodes)), 1 if self.copies is None else self.copies)
 
     def only(self, index: int) -> Beams:
-        """Return the set of beam ``index`` alone, with weight 1."""
         return Beams.single(int(self.nodes[index]), int(self.hypotheses[index]))

@@ -23,14 +23,10 @@ class CacheView:
     No other row of a feature draft sees that of the prompt's first token, which has no parent and
     so comes from no feature: such drafts are trained without it.
 
-    Attributes:
-        row_cache, spec: of the engine.
-        prefix: the tokens of the prompt's rows.
-        meter: counts the engine calls of the request.
-        num_slots: slots in use, slot 0 included.
-        num_rows_at_end: rows that it held when it ended.
-        own_features: of a feature draft: returns the feature of its own that a slot's row comes
-            from, None if it is the target's.
+    num_slots: slots in use, slot 0 included.
+    num_rows_at_end: rows that it held when it ended.
+    own_features: of a feature draft: returns the feature of its own that a slot's row comes from,
+        None if it is the target's.
     """
 
     own_features: Callable[[int], tuple[Features, int] | None] | None = None
@@ -49,7 +45,6 @@ class CacheView:
 
     @property
     def num_rows(self) -> int:
-        """Rows that a node of this view sees."""
         seen = np.bitwise_or.reduce(self._seen[: self.num_slots])
         return max(int(np.unpackbits(seen).sum()), len(self.prefix.tokens))
 

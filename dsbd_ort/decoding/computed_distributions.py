@@ -42,10 +42,9 @@ class LeftOut(Enum):
 class LeftOutTokens:
     """The left-out tokens of the nodes that an engine has computed, by slot, until the next prune.
 
-    Attributes:
-        gone: (n,) int64. Which of the beams that were asked about last have lost their logits.
-        latest: first slot and logits of the engine's latest call, set by the caller.
-        has_tokens: whether any were read that matter.
+    gone: (n,) int64. Which of the beams that were asked about last have lost their logits.
+    latest: first slot and logits of the engine's latest call, set by the caller.
+    has_tokens: whether any were read that matter.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -130,10 +129,8 @@ class ComputedDistributions:
 
     Row 0 is no distribution: an ended beam has slot 0 and stays what it is.
 
-    Attributes:
-        known: the distributions, by slot.
-        tops: the most probable tokens after every node, if the request returns them.
-        bytes_peak: most bytes that the distributions took.
+    tops: the most probable tokens after every node, if the request returns them.
+    bytes_peak: most bytes that the distributions took.
     """
 
     def __init__(
@@ -155,10 +152,7 @@ class ComputedDistributions:
         self.left_out = LeftOutTokens(spec)
 
     def append(self, logits: Logits, nodes: Nodes, first_slot: int) -> None:
-        """Add the distributions after nodes, whose slots are the next ones.
-
-        ModelError: the logits are not those needed, or invalid.
-        """
+        """Add the distributions after nodes of the next slots; ModelError: invalid logits."""
         logits.check(self._spec, len(nodes))
         found: TokenDistributions
         if self._processing is not None:
@@ -178,10 +172,7 @@ class ComputedDistributions:
     def joint(
         self, nodes: Nodes, log_weights: NDArray[np.float64], copies: NDArray[np.int64] | None
     ) -> JointDistribution:
-        """Return the joint distribution over the continuations of computed beams.
-
-        ConstraintError: no token may follow a beam of the target.
-        """
+        """Return the joint distribution after beams; ConstraintError: no token may follow."""
         forest = self._forest
         slots = forest.slots[self._engine][nodes]
         joint = joint_distribution(
@@ -214,6 +205,5 @@ class ComputedDistributions:
                 self.tops.keep(slots)
 
     def forget(self) -> None:
-        """Forget all of them."""
         self.keep(NO_INTS)
         self.known = NONE_YET

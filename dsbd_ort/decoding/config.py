@@ -159,7 +159,6 @@ class DecodingConfig:
 
     @property
     def row(self) -> Strategy:
-        """The strategy's row of the table."""
         return STRATEGIES[self.strategy]
 
     @property
@@ -217,12 +216,10 @@ class DecodingConfig:
 
     @property
     def eos_ids(self) -> frozenset[int]:
-        """The end-of-sequence ids, as a set."""
         return frozenset(self.eos_token_id or ())
 
 
 def _check_widths(config: DecodingConfig) -> None:
-    """Refuse widths that contradict each other, and a rule that cannot draw."""
     if config.row.rule == "sample" and config.temperature == 0.0:
         raise ConfigError(
             f"temperature is 0, but strategy {config.strategy} samples; use more than 0, leave "
@@ -261,7 +258,6 @@ def _check_times(config: DecodingConfig) -> None:
 
 
 def _check_draft_beams(config: DecodingConfig) -> None:
-    """Refuse drafted layers that do not fit the other options."""
     widths = config.layer_widths
     if len(widths) != config.draft_length:
         raise ConfigError(

@@ -71,12 +71,11 @@ def decode_iterations(
     """Run the loop of a request, making every engine call at once.
 
     Yields the live hypotheses after every iteration and returns the result. Without ``costs``
-    draft_policy "throughput" has the draft called a few times first, and learns them.
+    draft_policy "throughput" has the draft called a few times first, and learns them. Raises what
+    ``check_decodable`` raises.
 
     prefixes: the tokens whose rows both caches hold already, updated for the next request; all
-    other rows are dropped.
-
-    Raises what ``check_decodable`` raises.
+        other rows are dropped.
     """
     if request.config.draft_policy == "throughput" and request.costs is None:
         check_request(request, target.spec, draft.spec if draft else None)
@@ -148,13 +147,11 @@ def decoding_loop(
 ) -> DecodingLoop:
     """Continue a prompt; yield the engine calls it needs, and the output of every iteration.
 
-    Args:
-        request: the prompt and its options.
-        target: a view of the cache of the model whose distribution the output follows, which begins
-            with the rows of a prefix of the prompt without its last token.
-        draft: the same of the model that proposes; unused by strategies without a draft.
-
     Raises what ``check_decodable`` raises.
+
+    target: a view of the cache of the model whose distribution the output follows, which begins
+        with the rows of a prefix of the prompt without its last token.
+    draft: the same of the model that proposes; unused by strategies without a draft.
     """
     run = set_up(request, target, draft)
     rule = run.rule
@@ -194,8 +191,8 @@ def _verify_and_select(
 ) -> EngineCalls[tuple[list[Beams], int]]:
     """Compute the forest; return the beams of every committed layer, as many as the nodes allow.
 
-    And how many of their nodes were drafted: those that the forest had already. Further calls are
-    made if the first layer needs logits that a top-k head has left out: each returns some of them.
+    And how many of their nodes the forest had already. Further calls are made if the first layer
+    needs logits that a top-k head has left out: each returns some of them.
     """
     committed: list[Beams] = []
     num_met = run.forest.num_met

@@ -19,11 +19,10 @@ Warped = Callable[[Floats], Floats]
 class TokenDistribution(NamedTuple):
     """The next-token distribution of one position.
 
-    Attributes:
-        tokens: (num_tokens,) int64. The tokens that may be drawn: top_k of them by decreasing
-            logit, ties by increasing id, or all by id.
-        log_probs: (num_tokens,) float64. Warped; -inf where top-p has cut.
-        raw_log_probs: (num_tokens,) float64. Unwarped, over the whole vocabulary.
+    tokens: (num_tokens,) int64. The tokens that may be drawn: top_k of them by decreasing logit,
+        ties by increasing id, or all by id.
+    log_probs: (num_tokens,) float64. Warped; -inf where top-p has cut.
+    raw_log_probs: (num_tokens,) float64. Unwarped, over the whole vocabulary.
     """
 
     tokens: NDArray[np.int64]
@@ -32,10 +31,7 @@ class TokenDistribution(NamedTuple):
 
 
 class TopDistributions:
-    """Distributions over K tokens each: (3, room, K) float64.
-
-    Log-probabilities, raw ones, and the int64 bits of token ids.
-    """
+    """Distributions over K tokens each: log-probabilities, raw ones, and the int64 bits of ids."""
 
     def __init__(self, tokens: NDArray[np.int64], log_probs: Floats, raw_log_probs: Floats) -> None:
         """Take distributions, (num_rows, K) each; see TokenDistribution."""
@@ -58,7 +54,6 @@ class TopDistributions:
         return TopDistributions(tokens.view(np.int64), log_probs, raw)
 
     def append(self, more: TopDistributions) -> None:
-        """Add rows."""
         size = self._size + more._size
         if size > self._entries.shape[1]:
             entries = np.empty((3, 2 * size, self._entries.shape[2]))
@@ -79,7 +74,6 @@ class TopDistributions:
 
     @property
     def num_tokens(self) -> int:
-        """K."""
         return int(self._entries.shape[2])
 
     def least(self, rows: NDArray[np.int64]) -> Floats:
@@ -96,15 +90,11 @@ class TopDistributions:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held."""
         return int(self._entries.nbytes)
 
 
 class DenseDistributions:
-    """Next-token distributions over the whole vocabulary, computed when they are read.
-
-    They are held as float32 logits: most nodes of a forest are never selected.
-    """
+    """Distributions over the whole vocabulary, held as float32 logits, computed when read."""
 
     def __init__(
         self,
@@ -134,12 +124,10 @@ class DenseDistributions:
         return TokenDistribution(*self.candidates(np.array([row])))
 
     def after_unused_row(self) -> DenseDistributions:
-        """Return a copy whose row 0 is no distribution."""
         logits, largest, *given = (np.concatenate([old[:1], old]) for old in self._arrays)
         return DenseDistributions(logits, largest, self._warped, *given)
 
     def append(self, more: DenseDistributions) -> None:
-        """Add rows."""
         size = self._size + len(more)
         if size > len(self._arrays[0]):
             self._arrays = tuple(larger(array, size + size // 4) for array in self._arrays)
@@ -148,7 +136,6 @@ class DenseDistributions:
         self._size = size
 
     def keep(self, rows: NDArray[np.int64]) -> None:
-        """Keep row 0 and ``rows``, which become 1, 2, ...; drop all others and their memory."""
         self._size = 1 + len(rows)
         kept = np.concatenate([[0], rows])
         self._arrays = tuple(array[kept] for array in self._arrays)
@@ -166,23 +153,17 @@ class DenseDistributions:
         return tokens.ravel(), log_probs.ravel(), raw.ravel()
 
     def log_probs_of(self, rows: NDArray[np.int64], tokens: NDArray[np.int64]) -> Floats:
-        """Return the warped log-probability of one token of each of these rows, (num_rows,)."""
         log_probs = self.candidates(rows)[1].reshape(len(rows), -1)
         found: Floats = log_probs[np.arange(len(rows)), tokens]
         return found
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held."""
         return sum(array.nbytes for array in self._arrays)
 
 
 class ListedDistributions:
-    """Next-token distributions that list their tokens, of any number each.
-
-    Only tokens that may be drawn are listed. Entries lie in one (3, room) float64 array as in
-    TopDistributions, row by row.
-    """
+    """Distributions that list the tokens that may be drawn, of any number each, row by row."""
 
     def __init__(self, entries: Floats, begins: Rows, counts: Rows) -> None:
         """Take entries (3, num_entries); of every row, where they begin and how many they are."""
@@ -226,7 +207,6 @@ class ListedDistributions:
         return ListedDistributions(np.concatenate(parts, axis=1), begins, counts)
 
     def append(self, more: ListedDistributions) -> None:
-        """Add rows."""
         size = self._size + more._size
         if size > self._entries.shape[1]:
             entries = np.empty((3, 2 * size))
@@ -238,7 +218,6 @@ class ListedDistributions:
         self._size = size
 
     def keep(self, rows: Rows) -> None:
-        """Keep row 0 and ``rows``, which become 1, 2, ...; drop all others and their memory."""
         kept = np.append(0, rows)
         self._entries = self._entries[:, self._places(kept)]
         self._counts = self._counts[kept]
@@ -256,11 +235,9 @@ class ListedDistributions:
         return found[2].view(np.int64), found[0], found[1]
 
     def _places(self, rows: Rows) -> Rows:
-        """Return where the entries of these rows lie, one row after another."""
         return joined_ranges(self._begins[rows], self._counts[rows])
 
     def log_probs_of(self, rows: Rows, tokens: NDArray[np.int64]) -> Floats:
-        """Return the warped log-probability of one token of each of these rows, (num_rows,)."""
         known, log_probs, _ = self.candidates(rows)
         row_of = np.repeat(np.arange(len(rows)), self._counts[rows])
         found = np.full(len(rows), -np.inf)
@@ -270,7 +247,6 @@ class ListedDistributions:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held."""
         return int(self._entries.nbytes)
 
 

@@ -17,10 +17,9 @@ Clock = Callable[[], float]
 class Meter:
     """Counts the engine calls and rows of a request and their time, that of cache moves included.
 
-    Attributes:
-        calls: engine calls that the request took part in; ``rows``: its own rows in them.
-        seconds: of the calls; a call that several requests share counts whole for each.
-        waited: seconds in which the request waited for its calls, those of others included.
+    calls: engine calls that the request took part in; ``rows``: its own rows in them.
+    seconds: of the calls; a call that several requests share counts whole for each.
+    waited: seconds in which the request waited for its calls, those of others included.
     """
 
     def __init__(self) -> None:
@@ -28,7 +27,6 @@ class Meter:
         self.seconds = self.waited = 0.0
 
     def count(self, num_rows: int, seconds: float) -> None:
-        """Count a call with ``num_rows`` rows of this request."""
         self.calls += 1
         self.rows += num_rows
         self.seconds += seconds
@@ -38,9 +36,8 @@ class Meter:
 class EngineCall:
     """One forward that a request needs before it can go on; the loop never makes it.
 
-    Attributes:
-        forward_at: returns the forward, given the row of the cache of its first new one; called
-            once, just before the forward is made.
+    forward_at: returns the forward, given the cache row of its first new one; called once, just
+        before the forward is made.
     """
 
     role: Role
@@ -54,10 +51,7 @@ class EngineCall:
 def forward_groups(
     calls: Sequence[EngineCall], *, joins_sources: bool = False
 ) -> list[list[EngineCall]]:
-    """Return calls of one engine by the forward that they share, in their order.
-
-    joins_sources: of the engine; of any other, rows of one source alone share forwards.
-    """
+    """Return calls by the forward that they share: one for each source, unless the engine joins."""
     groups: dict[Source, list[EngineCall]] = {}
     for call in calls:
         groups.setdefault(None if joins_sources else call.source, []).append(call)

@@ -27,15 +27,14 @@ class Forest:
     The attributes have room for more nodes than there are; their last entry, which ``NO_NODE``
     finds, is that of no node: its slots are 0, the prompt's. Read them anew after nodes were added.
 
-    Attributes:
-        tokens, parents, positions: (room,) int64. An oldest node's parent is ``NO_NODE``.
-        path_keys: (room,) uint64. Chained from the root's, see ``noise``.
-        is_absorbing: (room,) int64, 0 or 1. A sequence ends with the node: it costs no row.
-        slots: by engine, (room,) int64. The node's place in its ``CacheView`` and distributions;
-            ``NOT_COMPUTED``, or 0 for an absorbing node, which needs none.
-        path_states: other state of the path of every node, kept in step.
-        has_ends: whether there is an absorbing node.
-        num_added, num_met: nodes that ``descend`` has made, and found there, so far.
+    tokens, parents, positions: (room,) int64. An oldest node's parent is ``NO_NODE``.
+    path_keys: (room,) uint64. Chained from the root's, see ``noise``.
+    is_absorbing: (room,) int64, 0 or 1. A sequence ends with the node: it costs no row.
+    slots: by engine, (room,) int64. The node's place in its ``CacheView`` and distributions;
+        ``NOT_COMPUTED``, or 0 for an absorbing node, which needs none.
+    path_states: other state of the path of every node, kept in step.
+    has_ends: whether there is an absorbing node.
+    num_added, num_met: nodes that ``descend`` has made, and found there, so far.
     """
 
     def __init__(
@@ -46,7 +45,6 @@ class Forest:
         eos_ids: frozenset[int],
         path_states: Sequence[PathStates] = (),
     ):
-        """Start with one node, the last token of the prompt."""
         self._eos_ids = eos_ids
         self.path_states = path_states
         self.has_ends = False
@@ -93,7 +91,6 @@ class Forest:
         return nodes
 
     def _children(self, parents: Nodes, tokens: NDArray[np.int64]) -> Nodes:
-        """Return the children that are there already, else -1."""
         wanted = (parents << _UPPER_HALF) + tokens
         known = (self.parents[: self._num_nodes] << _UPPER_HALF) + self.tokens[: self._num_nodes]
         order = known.argsort()
@@ -108,7 +105,6 @@ class Forest:
         joint: JointDistribution,
         chosen: NDArray[np.int64],
     ) -> Nodes:
-        """Add a node for each of these candidates of ``joint``; return the new nodes."""
         num_new = len(tokens)
         first, last = self._num_nodes, self._num_nodes + num_new
         if last >= self._columns.shape[1]:
@@ -156,7 +152,6 @@ class Forest:
         return ends
 
     def are_absorbing(self, nodes: Nodes) -> bool:
-        """Return whether a sequence ends with each of these nodes."""
         return self.has_ends and bool(self.is_absorbing[nodes].all())
 
     @property

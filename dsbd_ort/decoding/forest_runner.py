@@ -30,9 +30,8 @@ class ForestRunner:
     has a slot, the same in the ``CacheView`` (its row and what that sees) and in the distributions.
     Slot 0 is reserved: the prompt in the former, "stays what it is" in the latter.
 
-    Attributes:
-        scorer: takes the logits after the tokens of the prompt, if the request returns these.
-        forces: see Drafter: a model forces nothing.
+    scorer: takes the logits after the prompt's tokens, if the request returns these.
+    forces: see Drafter: a model forces nothing.
     """
 
     forces = False
@@ -61,7 +60,6 @@ class ForestRunner:
 
     @property
     def slots(self) -> NDArray[np.int64]:
-        """Slot of every node, see ``Forest.slots``: negative if it is not computed."""
         return self.forest.slots[self._engine]
 
     def prefill(
@@ -108,7 +106,6 @@ class ForestRunner:
         features: FeatureNeeds,
         first_row: int,
     ) -> Forward:
-        """Return the forward of a part of the prompt, from position ``start`` on."""
         mask = self._view.append_prompt(len(chunk), first_row)
         positions = np.arange(start, start + len(chunk))
         source = self._view.prefix.source
@@ -124,12 +121,11 @@ class ForestRunner:
         return not len((slots < _FIRST).nonzero()[0])
 
     def missing(self) -> Nodes:
-        """Return all nodes that are not computed, parents first."""
         slots = self.forest.slots[self._engine]
         return (slots[: len(self.forest)] < _FIRST).nonzero()[0]
 
     def pending(self, nodes: Nodes) -> Nodes:
-        """Return what must be computed before the distributions after ``nodes``, parents first."""
+        """See ``Forest.pending``."""
         return self.forest.pending(nodes, self.forest.slots[self._engine])
 
     def look_up(self, nodes: Nodes, takes_all: object) -> LayerNeeds:
@@ -137,10 +133,7 @@ class ForestRunner:
         return LayerNeeds(self.forest.pending(nodes, self.forest.slots[self._engine]))
 
     def compute(self, pending: Nodes) -> EngineCalls[None]:
-        """Compute nodes as ``pending`` and ``missing`` return them in one call, if there are any.
-
-        A feature draft needs further calls, for nodes that come from features of the call before.
-        """
+        """Compute ``pending`` or ``missing`` nodes in one call; a feature draft needs several."""
         if self._is_unread and len(pending):
             yield from self._read_prompt()
         slots, distributions = self.forest.slots[self._engine], self.distributions
@@ -185,7 +178,6 @@ class ForestRunner:
         return EngineCall(self._role, self.meter, size, forward_at, source)
 
     def _read_prompt(self) -> EngineCalls[None]:
-        """Compute the prompt, if that is left to the first node."""
         yield from ()
 
     def _error(self, error: ModelError) -> ModelError:

@@ -20,16 +20,15 @@ class JointDistribution:
 
     Candidates are numbered by beam, then by token.
 
-    Attributes:
-        nodes: (num_beams,) int64. The nodes that ``parents`` counts.
-        parents: (num_candidates,) int64. Index of the candidate's beam.
-        tokens: (num_candidates,) int64. STAY for an absorbing beam.
-        log_weights: (num_candidates,) float64. log w_i + log p~(v | x_i): the child's weight.
-        log_masses: (num_candidates,) float64. The same times the copies of the beam, for draws.
-        raw_log_probs: (num_candidates,) float64. Unwarped log-probability of the token.
-        num_tokens: candidates of each beam, 0 if not all have as many.
-        path_keys: (num_candidates,) uint64. See ``Forest.candidate_keys``; None: not computed yet.
-        log_unlisted: log mass of all other continuations, of a draft that lists only some.
+    nodes: (num_beams,) int64. The nodes that ``parents`` counts.
+    parents: (num_candidates,) int64. Index of the candidate's beam.
+    tokens: (num_candidates,) int64. STAY for an absorbing beam.
+    log_weights: (num_candidates,) float64. log w_i + log p~(v | x_i): the child's weight.
+    log_masses: (num_candidates,) float64. The same times the copies of the beam, for draws.
+    raw_log_probs: (num_candidates,) float64. Unwarped log-probability of the token.
+    num_tokens: candidates of each beam, 0 if not all have as many.
+    path_keys: (num_candidates,) uint64. See ``Forest.candidate_keys``; None: not computed yet.
+    log_unlisted: log mass of all other continuations, of a draft that lists only some.
     """
 
     nodes: NDArray[np.int64]

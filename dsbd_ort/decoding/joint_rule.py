@@ -30,7 +30,6 @@ class _JointDecoding(SelectionRule):
         return best_candidates(self.draft_scores(joint, depth), num_draws)
 
     def draft_scores(self, joint: JointDistribution, depth: int) -> NDArray[np.float64]:
-        """See SelectionRule.draft_scores."""
         return joint.log_masses
 
     def _next_beams(self, target: ForestRunner, beams: Beams, width: int) -> Beams:

@@ -46,7 +46,6 @@ class RowIdentity:
     source: Source = None
 
     def num_common(self, other: RowIdentity) -> int:
-        """Return how many first rows both have in common."""
         if self.source != other.source:
             return 0
         num_common = 0
@@ -69,11 +68,8 @@ class PromptFeature:
 class PrefixCache:
     """The tokens whose rows begin a path in an engine's cache, for a request that begins alike.
 
-    Valid at any time between two requests, also after one that was given up half-way. ``feature``:
-    with a feature draft, the target's after the last prompt.
-
-    Attributes:
-        rows: (>= num_tokens,) int64 increasing. The row of each token.
+    Valid between two requests, also after one that was given up half-way. rows: (>= num_tokens,)
+    int64 increasing, of each token. feature: the target's after the last prompt, for a draft.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -83,7 +79,6 @@ class PrefixCache:
 
     @property
     def identity(self) -> RowIdentity:
-        """Everything that its rows depend on."""
         return RowIdentity(self.tokens, self.source)
 
     def begin(self, identity: RowIdentity) -> None:
@@ -98,7 +93,6 @@ class PrefixCache:
             self.feature = None
 
     def copy_of(self, num_tokens: int) -> PrefixCache:
-        """Return the first tokens as a prefix of its own."""
         copy = PrefixCache(self.tokens, self.rows, self.feature, self.source)
         copy.shorten(num_tokens)
         return copy
@@ -160,7 +154,6 @@ class SharedKVCache:
         self._next_check = 0
 
     def remove(self, rows: UsedRows) -> None:
-        """Keep these rows no longer."""
         self._views.remove(rows)
         self._next_check = 0
 
@@ -232,7 +225,6 @@ class SharedKVCache:
         return self.model.forward(joined_forward(forwards)).parts(forwards)
 
     def trim(self) -> None:
-        """Drop all rows that no view sees."""
         self._keep(self._used())
 
     def _make_room(self, num_new: int) -> None:

@@ -92,11 +92,7 @@ class FeatureTable:
 
 
 class _Chunk(NamedTuple):
-    """The features of the part of the prompt that the target has computed last.
-
-    Attributes:
-        features, first_row: where they lie.
-    """
+    """The features, and where they lie, of the part of the prompt that the target computed last."""
 
     start: int  # position of the first
     features: Features
@@ -146,7 +142,6 @@ class TargetFeatures:
         return ParentFeatures(tuple(forwards), sources, rows)
 
     def ready(self, nodes: Nodes) -> Nodes:
-        """Return which of these nodes one call can compute: all."""
         return nodes
 
     def for_nodes(self, nodes: Nodes) -> FeatureNeeds:
@@ -155,7 +150,6 @@ class TargetFeatures:
         return FeatureNeeds(np.arange(len(nodes)), None)
 
     def take(self, result: ForwardResult, num_rows: int) -> None:
-        """Keep the features that such a forward has returned."""
         self.table.append(result, num_rows)
 
     def slots_after_pruning(self, slots: Ints) -> Ints:
@@ -163,7 +157,6 @@ class TargetFeatures:
         return slots
 
     def keep(self, slots: Ints) -> None:
-        """Keep the features of these slots, which become 1, 2, ..."""
         self.table.keep(slots)
 
 

@@ -21,7 +21,6 @@ class Chosen(SimpleNamespace):
 
     @property
     def row(self) -> Strategy:
-        """The strategy's row of the table of strategies."""
         return STRATEGIES[self.strategy]
 
 
@@ -41,17 +40,16 @@ class Condition:
 class OptionRow:
     """The row of one option.
 
-    Attributes:
-        default: its value if it is left out, or a function that returns it; with a function, or if
-            it is None, None may also be given.
-        needs: conditions, all of which must be met for it to mean something.
-        neutral: the values that it may have if it means nothing, or a function that returns them;
-            the first is stored. None: the default alone.
-        is_redundant: whether any value may be given if it means nothing.
-        is_processor: whether other values than the default change which tokens may follow.
-        of_model: whose generation_config.json may set it: of any model, of an encoder-decoder, or
-            of an encoder-decoder for searches with several beams.
-        http: names that its HTTP field has in addition to its own; None: it has no HTTP field.
+    default: its value if it is left out, or a function that returns it; with a function, or if it
+        is None, None may also be given.
+    needs: conditions, all of which must be met for it to mean something.
+    neutral: the values that it may have if it means nothing, or a function that returns them; the
+        first is stored. None: the default alone.
+    is_redundant: whether any value may be given if it means nothing.
+    is_processor: whether other values than the default change which tokens may follow.
+    of_model: whose generation_config.json may set it: of any model, of an encoder-decoder, or of an
+        encoder-decoder for searches with several beams.
+    http: names that its HTTP field has in addition to its own; None: it has no HTTP field.
     """
 
     domain: Domain  # its values
@@ -76,7 +74,6 @@ class OptionRow:
         return next((need for need in self.needs if not need.is_met(options)), None)
 
     def default_of(self, options: Chosen) -> Any:
-        """Return the default under the options above it."""
         return self.default(options) if callable(self.default) else self.default
 
     def neutral_of(self, options: Chosen) -> tuple[Any, ...]:
@@ -119,7 +116,7 @@ HAS_TIMES = Condition(
 
 
 def half_width(options: Chosen) -> int:
-    """Return the default of min_beams."""
+    """Return half of num_beams, the default of min_beams."""
     return max(1, int(options.num_beams) // 2)
 
 

@@ -54,10 +54,9 @@ class Whole:
 class Wholes:
     """A whole number, or at most ``most_entries`` of them: an int, or a tuple of ints.
 
-    Attributes:
-        is_ordered: whether their order matters. If not, a set may be given, which is sorted.
-        noun: the name of an entry in messages.
-        is_always_list: whether one number becomes a tuple of it.
+    is_ordered: whether their order matters. If not, a set may be given, which is sorted.
+    noun: the name of an entry in messages.
+    is_always_list: whether one number becomes a tuple of it.
     """
 
     entry: Whole
@@ -94,9 +93,8 @@ class Wholes:
 class Number:
     """A number from ``least`` to ``most``, as a float.
 
-    Attributes:
-        is_open: whether ``least`` itself is excluded.
-        least_positive: the smallest one above 0; 0 sets no such bound.
+    is_open: whether ``least`` itself is excluded.
+    least_positive: the smallest one above 0; 0 sets no such bound.
     """
 
     least: float

@@ -32,9 +32,8 @@ class PreemptedRows:
 
     and the positions 0, 1, 2, 2 of the rows, the last one sees the rows 0 and 1.
 
-    Attributes:
-        tokens, positions: (num_rows,) int64.
-        prefix: the tokens of the prompt's rows that are in the cache again.
+    tokens, positions: (num_rows,) int64.
+    prefix: the tokens of the prompt's rows that are in the cache again.
     """
 
     def __init__(self, view: CacheView) -> None:
@@ -74,7 +73,6 @@ class PreemptedRows:
         return self.view.row_cache.longest_prefix(self._prompt.identity)
 
     def begin(self, prefix: PrefixCache) -> None:
-        """Start with these rows of the prompt."""
         self._rows = prefix.rows
         self._show_prefix()
         self.view.row_cache.add(self)
@@ -145,7 +143,6 @@ class PreemptedRows:
         return {int(path[-1]): slot for slot, path in paths.items() if len(path)}
 
     def _path(self, slot: int) -> Rows:
-        """Return the rows that a slot sees, by position."""
         bits = np.unpackbits(self._seen[slot], count=self.num_rows, bitorder="little")
         return bits.nonzero()[0]
 
@@ -181,7 +178,6 @@ class RecomputedPair:
         self._of_target: dict[int, tuple[Features, int]] = {}  # by path
 
     def compute(self) -> EngineCalls[None]:
-        """Compute the rows."""
         target, draft = self._target, self._draft
         of_target, of_draft = target.reusable(), draft.reusable()
         align_prefixes(of_target, of_draft)

@@ -80,7 +80,6 @@ class DecodingRequest:
 
     @property
     def running_constraint(self) -> Constraint | None:
-        """The constraint that says which tokens may follow, None without one."""
         return self.config.constraint if self.constraint is None else self.constraint
 
     def __post_init__(self) -> None:
@@ -89,7 +88,6 @@ class DecodingRequest:
 
     @property
     def identity(self) -> RowIdentity:
-        """Tokens and source, on which the rows of the prompt depend."""
         return RowIdentity(list(self.prompt_ids), self.source)
 
     @property
@@ -182,7 +180,6 @@ def check_request(request: DecodingRequest, target: EngineSpec, draft: EngineSpe
 
 
 def _check_token_ids(config: DecodingConfig, vocab_size: int) -> None:
-    """Refuse ids outside the vocabulary in the options of processors."""
     ids_by_field = {
         "logit_bias": [token for token, _ in config.logit_bias],
         "bad_words_ids": [token for word in config.bad_words_ids for token in word],

@@ -61,7 +61,6 @@ class IterationOutput:
 
     @property
     def hypotheses(self) -> list[Hypothesis]:
-        """The live hypotheses."""
         return [Hypothesis(self.all_hypotheses, entry) for entry in self.live.tolist()]
 
     @cached_property
@@ -71,7 +70,6 @@ class IterationOutput:
         return self.agreement.tokens.copy()
 
     def stats(self) -> DecodingStats:
-        """Return the statistics so far, of the agreed tokens."""
         return self.recorder.stats(len(self.agreed_tokens))
 
     def agreed_logprobs(self, start: int) -> list[float]:

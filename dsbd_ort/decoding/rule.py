@@ -30,7 +30,6 @@ class Finished:
     scores: NDArray[np.float64]
 
     def first(self, number: int) -> Finished:
-        """Return the best ones."""
         return Finished(self.hypotheses[:number], self.scores[:number])
 
     def ranked(self) -> Finished:
@@ -91,11 +90,10 @@ class SelectionRule(ABC):
 
     Here the final beams are the results, and ended beams stay in the set; a search differs.
 
-    Attributes:
-        keeps_descendants: whether computed descendants of the beams may be kept.
-        reads_draft_distributions: whether it reads the draft's joint distributions, not only what
-            was drawn from them.
-        propose: returns the draft's candidates of a layer.
+    keeps_descendants: whether computed descendants of the beams may be kept.
+    reads_draft_distributions: whether it reads the draft's joint distributions, not only what was
+        drawn from them.
+    propose: returns the draft's candidates of a layer.
     """
 
     keeps_descendants = True
@@ -140,7 +138,6 @@ class SelectionRule(ABC):
         return self._ranked(beams, beams.repeated)
 
     def _ranked(self, beams: Beams, chosen: Ints) -> Finished:
-        """Return the hypotheses of the chosen beams by score."""
         hypotheses = beams.hypotheses[chosen]
         scores = self._builder.hypotheses.scores(hypotheses, self._config.length_penalty)
         return Finished(hypotheses, scores).ranked()

@@ -84,7 +84,6 @@ class SampleRule(SelectionRule):
         self.propose = coupling.propose
 
     def draft_scores(self, joint: JointDistribution, depth: int) -> NDArray[np.float64]:
-        """See SelectionRule.draft_scores."""
         assert isinstance(self._coupling, GumbelCoupling)  # the throughput policy requires it
         return self._coupling.scores(joint, depth)
 
@@ -105,7 +104,6 @@ class SampleRule(SelectionRule):
             yield beams
 
     def is_finished(self, beams: Beams, num_layers: int) -> bool:
-        """See SelectionRule.is_finished."""
         if not self._builder.forest.has_ends:
             return num_layers == self._config.max_new_tokens
         if super().is_finished(beams, num_layers):

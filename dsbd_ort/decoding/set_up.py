@@ -56,9 +56,8 @@ class DraftStage:
     With one beam nothing is kept for the draft model during a long rest of a throughput policy: it
     then reads the tokens that it missed as it reads a prompt.
 
-    Attributes:
-        most_descendants: nodes below the beams that pruning leaves at most.
-        lockstep: runners that compute the prompt part by part, as the target does.
+    most_descendants: nodes below the beams that pruning leaves at most.
+    lockstep: runners that compute the prompt part by part, as the target does.
     """
 
     def __init__(
@@ -70,10 +69,7 @@ class DraftStage:
         target: ForestRunner,
         draft: Sequence[ForestRunner],
     ) -> None:
-        """Take the parts of a request.
-
-        drafters: the one to use, if it drafts. draft: the draft model's side, if it has one.
-        """
+        """Take the one drafter to use, if any; ``draft``: the model's side, if it has one."""
         self._config, self._rule, self._policy = request.config, rule, policy
         self.drafter = drafters[0] if drafters else None
         self._target = target
@@ -86,10 +82,7 @@ class DraftStage:
         self._put_off = late if self._resting is not None else []
 
     def draft(self, beams: Beams, depth: int) -> EngineCalls[list[DraftLayer]]:
-        """Return a computation that adds the layers drafted below ``beams`` to the forest.
-
-        depth: of the beams, counted from the prompt.
-        """
+        """Return a computation that adds the layers drafted below ``beams`` to the forest."""
         num_to_rest = 0 if self._resting is None else self._resting.rest()
         for runner in self._put_off:
             runner.rest(num_to_rest, beams)
@@ -116,11 +109,7 @@ def _no_layers() -> EngineCalls[list[DraftLayer]]:
 
 @dataclass(frozen=True)
 class LoopParts:
-    """The parts that the loop of one request works with.
-
-    Attributes:
-        runners: of the engines in use: the target, and the draft if a model drafts.
-    """
+    """The parts that the loop of one request works with."""
 
     request: DecodingRequest
     forest: Forest
@@ -184,7 +173,6 @@ class _Paths:
 
 
 def _paths(request: DecodingRequest, vocab_size: int) -> _Paths:
-    """Return forest, hypotheses, processors and constraint of a request that begins."""
     config, constraint, prompt_ids = request.config, request.running_constraint, request.prompt_ids
     is_traced = request.trace is not None and constraint is not None
     forbidden = ForbiddenTokens() if is_traced else None
@@ -265,7 +253,6 @@ def _chained_drafters(
 
 
 def _rule(request: DecodingRequest, builder: LayerBuilder) -> SelectionRule:
-    """Return the selection rule of the strategy, with the state of one request."""
     config = request.config
     match config.row.rule:
         case "search":
@@ -288,7 +275,6 @@ def _draft_policy(
     of_draft: Meter,
     late: LateRunner | None,
 ) -> DraftPolicy:
-    """Return the draft policy of a request, which reads the meters of both engines."""
     config = request.config
     if request.costs is None or config.draft_policy == "fixed":
         return FixedDraftPolicy(config.layer_widths, rule.propose)

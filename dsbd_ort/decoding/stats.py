@@ -85,7 +85,6 @@ class StatsRecorder:
         self.began = self.clock()
 
     def observe(self, iteration: Iteration) -> None:
-        """Count one iteration."""
         if self.first_token_at is None:
             self.first_token_at = self.clock()
         self.num_draft_layers += len(iteration.drafted)
@@ -96,7 +95,6 @@ class StatsRecorder:
             self.widths.append(beams.width or 1)  # a search ends with none
 
     def stats(self, num_output_tokens: int) -> DecodingStats:
-        """Return the statistics of the request up to now."""
         now = self.clock()
         accepted = self.accepted
         total, num_iterations = now - self.began, len(accepted)

@@ -8,12 +8,11 @@ from typing import Literal
 class Strategy:
     """The row of one strategy.
 
-    Attributes:
-        rule: how layers are selected; ``set_up`` makes one of each.
-        has_draft: whether a draft model proposes a forest.
-        has_beams: whether ``num_beams`` may exceed 1.
-        has_draft_tree: whether ``draft_beams`` may exceed 1.
-        at_zero: its counterpart at temperature 0: as many beams, nothing drawn. None: itself.
+    rule: how layers are selected; ``set_up`` makes one of each.
+    has_draft: whether a draft model proposes a forest.
+    has_beams: whether ``num_beams`` may exceed 1.
+    has_draft_tree: whether ``draft_beams`` may exceed 1.
+    at_zero: its counterpart at temperature 0: as many beams, nothing drawn. None: itself.
     """
 
     rule: Literal["sample", "search", "joint", "joint-greedy"]

@@ -28,7 +28,6 @@ class TableModel:
 
     @property
     def num_rows(self) -> int:
-        """Rows now in the cache."""
         return len(self._tokens)
 
     def forward(self, forward: Forward) -> ForwardResult:

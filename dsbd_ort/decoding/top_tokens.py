@@ -33,9 +33,8 @@ TokenLogprobs = list[tuple[int, float]]
 class PromptLogprobs:
     """The target's log-probabilities of a prompt's own tokens.
 
-    Attributes:
-        token_logprobs: of every token after those before it; the first has none.
-        top_logprobs: the most probable tokens in its place; None without ``top_logprobs``.
+    token_logprobs: of every token after those before it; the first has none.
+    top_logprobs: the most probable tokens in its place; None without ``top_logprobs``.
     """
 
     token_logprobs: list[float | None]
@@ -146,7 +145,6 @@ class PromptScorer:
                 self._tops.append(_with_own(tokens.tolist(), values.tolist(), int(token), logprob))
 
     def result(self) -> PromptLogprobs:
-        """Return the log-probabilities."""
         return PromptLogprobs(self._logprobs, self._tops if self._num_top else None)
 
 

@@ -157,7 +157,6 @@ class Tracer:
         self._counted = self._count()
 
     def observe(self, iteration: Iteration) -> None:
-        """Record one iteration."""
         nodes = self._trace_nodes(iteration)
         draft_rows, target_rows, draft_s, target_s, clock_s = (
             now - before for now, before in zip(self._count(), self._counted, strict=True)

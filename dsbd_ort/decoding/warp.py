@@ -152,10 +152,7 @@ def looks_beyond(warp: Warp, spec: EngineSpec) -> bool:
 
 
 def check_top_k(target: EngineSpec, config: DecodingConfig) -> None:
-    """Raise ConfigError for a request that reads more tokens of a position than the target keeps.
-
-    A draft may propose fewer.
-    """
+    """Raise ConfigError for a request that reads more tokens than the target keeps; a draft may."""
     most, top_k = target.head.num_top_logits, Warp.of(config).top_k
     if not most or target.head.keeps_full_logits:
         return  # the others are read if they matter

@@ -36,10 +36,8 @@ class Features(Protocol):
 class ParentFeatures:
     """For each of S rows, where the feature of its node's parent lies.
 
-    Attributes:
-        forwards: the features of earlier forwards, of target and draft.
-        sources: (S,) int64. Index among ``forwards``, or ``ZEROS``.
-        rows: (S,) int64. Row of these features.
+    forwards: the features of earlier forwards, of target and draft.
+    sources, rows: (S,) int64. Index among ``forwards``, or ``ZEROS``, and row of these features.
     """
 
     forwards: tuple[Features, ...]
@@ -47,7 +45,6 @@ class ParentFeatures:
     rows: NDArray[np.int64]
 
     def part(self, start: int, stop: int) -> ParentFeatures:
-        """Return those of the rows ``start`` to ``stop - 1``."""
         return ParentFeatures(self.forwards, self.sources[start:stop], self.rows[start:stop])
 
 

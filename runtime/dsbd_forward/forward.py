@@ -28,9 +28,7 @@ NO_ROW = -1
 class RowSources:
     """The sources of rows.
 
-    Attributes:
-        distinct: in the order of their first rows.
-        index: (S,) int64. Which of them each row has.
+    distinct: in the order of their first rows. index: (S,) int64. Which of them each row has.
     """
 
     distinct: tuple[Source, ...]
@@ -38,7 +36,6 @@ class RowSources:
 
     @classmethod
     def joined(cls, sources: Sequence[RowSources]) -> RowSources:
-        """Return those of rows that lie one after the other."""
         number_by_source: dict[Source, int] = {}
         index = []
         for each in sources:
@@ -50,7 +47,6 @@ class RowSources:
         return cls(tuple(number_by_source), np.concatenate(index))
 
     def part(self, start: int, stop: int) -> RowSources:
-        """Return those of the rows ``start`` to ``stop - 1``."""
         used, first, index = np.unique(
             self.index[start:stop], return_index=True, return_inverse=True
         )
@@ -90,7 +86,6 @@ class Forward:
 
     @property
     def row_sources(self) -> RowSources:
-        """The sources of the rows, however many."""
         return self.sources or RowSources((self.source,), np.zeros(self.num_new, np.int64))
 
     @property
@@ -161,11 +156,10 @@ class Forward:
 class SourceReading:
     """The reading of a source for a forward, before its rows were computed.
 
-    Attributes:
-        num_tokens: of the source.
-        seconds: that it took, of those of the call.
-        own_seconds: of these the engine's own: a draft that shares the target's encoder may be the
-            first to need the source, and have the target read it.
+    num_tokens: of the source.
+    seconds: that it took, of those of the call.
+    own_seconds: of these the engine's own: a draft that shares the target's encoder may be the
+        first to need the source, and have the target read it.
     """
 
     num_tokens: int

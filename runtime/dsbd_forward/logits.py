@@ -17,10 +17,7 @@ Float32s = NDArray[np.float32]
 
 
 class FullLogits(Protocol):
-    """All logits of the R rows of a forward, which stay with the engine until its next forward.
-
-    Reading them later raises.
-    """
+    """All logits of the R rows of a forward; reading them after the engine's next one raises."""
 
     def read(self, rows: Ints) -> Float32s:
         """Return a copy of the logits of some rows, (n, vocab_size) float32.
@@ -69,38 +66,26 @@ class Logits(ABC):
     def log_normalizers(self) -> Floats:
         """Log of the sum of exp(logit) over the vocabulary of every row, (R, 1) float64.
 
-        Raises:
-            ModelError: a row without a finite one.
+        ModelError: a row without a finite one.
         """
 
     @abstractmethod
     def most_probable(self, number: int) -> tuple[Ints, Floats]:
         """Return the most probable tokens of every row, at most ``number``; 0: all that are known.
 
-        Returns:
-            tokens (R, n) int64 by decreasing logit, ties by increasing id, and their logits, (R, n)
-            float64.
-
-        Raises:
-            ModelError: NaN, an infinite first logit, or a larger one after the first.
+        Tokens (R, n) int64 by decreasing logit, ties by increasing id, and their logits, (R, n)
+        float64. ModelError: NaN, an infinite first logit, or a larger one after the first.
         """
 
     def read(self, rows: Ints) -> tuple[Float32s, Floats]:
-        """Return all logits of some rows, (n, vocab_size), and their log-normalizers, (n, 1).
-
-        rows: (n,) int64. Of an engine whose ``full`` logits can be read.
-        """
+        """Return all logits of some rows, (n, vocab_size), and log-normalizers, (n, 1)."""
         assert self.full is not None  # the caller has asked
         return self.full.read(rows), self.log_normalizers[rows]
 
 
 @dataclass(frozen=True, slots=True)
 class DenseLogits(Logits):
-    """All logits of each row.
-
-    Attributes:
-        values: (R, vocab_size) float32.
-    """
+    """All logits of each row, (R, vocab_size) float32."""
 
     values: Float32s
 
@@ -137,11 +122,8 @@ class DenseLogits(Logits):
 class TopLogits(Logits):
     """The K largest logits of each row, by decreasing logit, ties by increasing id.
 
-    Attributes:
-        top_ids: (R, K) int64. Their tokens.
-        top_logits: (R, K) float32.
-        logsumexp: (R,) float32.
-        kept: all logits of the rows; None if the engine does not keep them.
+    top_ids: (R, K) int64, their tokens. top_logits: (R, K) float32. logsumexp: (R,) float32.
+    kept: all logits of the rows; None if the engine does not keep them.
     """
 
     top_ids: Ints

@@ -19,10 +19,7 @@ _NUM_PARTS = 512  # of a row: a multiple of what one instruction compares
 
 
 def added_up(logits: NDArray[np.float32]) -> Floats:
-    """Return the log-normalizers of whole rows, (R, vocab), of an engine that returns none.
-
-    Each depends on its row alone, to the last bit.
-    """
+    """Return the log-normalizers of whole rows, (R, vocab); each depends on its row alone."""
     normalizers = np.empty((len(logits), 1))
     size = max(1, _BLOCK // logits.shape[1])
     for first in range(0, len(logits), size):
@@ -37,9 +34,8 @@ def added_up(logits: NDArray[np.float32]) -> Floats:
 def largest_logits(logits: NDArray[np.float32], number: int) -> tuple[Ints, Floats]:
     """Return the most probable tokens of whole rows without a second (R, vocab) array.
 
-    Returns:
-        tokens (R, number) int64 by decreasing logit, ties by increasing id (the order of ONNX's
-        TopK), and their logits, (R, number) float64.
+    Tokens (R, number) int64 by decreasing logit, ties by increasing id (the order of ONNX's TopK),
+    and their logits, (R, number) float64.
     """
     num_rows, vocab_size = logits.shape
     number = min(number, vocab_size)

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 class HeadSpec:
     """The logits that a forward returns.
 
-    Attributes:
-        num_top_logits: K of a top-k head; 0: all logits of a row.
-        keeps_full_logits: whether all logits of a forward of a top-k head can be read.
+    num_top_logits: K of a top-k head; 0: all logits of a row. keeps_full_logits: whether all logits
+    of a forward of a top-k head can be read.
     """
 
     num_top_logits: int = 0
@@ -20,11 +19,10 @@ class HeadSpec:
 class MemorySpec:
     """State that an engine keeps from one forward to the next.
 
-    Attributes:
-        kept: of rows: "attention rows", "convolution rows", "recurrent rows". The latter two only
-            of recent ones; a path can nevertheless go on from any of its rows.
-        grows_at_a_cost: see ``GrowingEngine``.
-        grows_in_steps: see ``SteppedEngine``.
+    kept: of rows: "attention rows", "convolution rows", "recurrent rows". The latter two only of
+        recent ones; a path can nevertheless go on from any of its rows.
+    grows_at_a_cost: see ``GrowingEngine``.
+    grows_in_steps: see ``SteppedEngine``.
     """
 
     kept: frozenset[str] = frozenset(["attention rows"])

@@ -34,7 +34,6 @@ class DeviceArray:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the array takes."""
         return math.prod(self.shape) * ELEMENT_BYTES[self.dtype]
 
     def part(self, offset: int, shape: tuple[int, ...], dtype: str) -> DeviceArray:

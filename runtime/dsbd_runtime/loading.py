@@ -64,11 +64,9 @@ def load_pair(
     """Open target and draft so that their threads do not compete for cores.
 
     A small draft, whose calls are over before a second thread has begun, gets one thread and no
-    pool. The idle threads of either model sleep soon (``EngineSettings.spin_us``): while they wait
-    busily they use the cores that the other model needs.
-
-    Each setting applies to the engines whose provider has it. Raises the errors of
-    ``load_causal_lm``, and InputError for a bundle without a draft.
+    pool. Idle threads of either model sleep soon (``EngineSettings.spin_us``): they use cores that
+    the other model needs. Each setting applies to the engines whose provider has it. Raises the
+    errors of ``load_causal_lm``, and InputError for a bundle without a draft.
     """
     bundle.entry("draft")  # refuse a bundle without one before anything is opened
     target_place = parse_placement(provider)

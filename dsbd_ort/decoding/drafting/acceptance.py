@@ -30,11 +30,10 @@ _LEAST_DISTURBANCE = 2e-5  # seconds
 
 @dataclass
 class LoopCost:
-    """The seconds of the loop itself, outside engine calls; the latest iterations count most.
+    """Seconds of the loop itself, outside engine calls; the latest iterations count most.
 
-    Attributes:
-        iteration: seconds of an iteration without a draft; ``layer``: that a drafted layer adds.
-        num_plain, num_drafted: iterations without and with a draft so far.
+    iteration: of one without a draft; ``layer``: that a drafted layer adds.
+    num_plain, num_drafted: iterations without and with a draft so far.
     """
 
     iteration: float = _GUESSED_LOOP
@@ -69,13 +68,12 @@ class AcceptanceEstimator:
     often layers were accepted over how often that was guessed. So a bad draft is recognized after a
     few layers, whatever their gaps were.
 
-    Attributes:
-        enough, seen: (2, num_bins) float64. Layers, by gap, that were accepted, and all; the
-            observations of a layer count ``_MEMORY`` times as much after another.
-        rates: (2, num_bins) float64. The estimates made from them: a wider gap is never worse.
-        num_learned: layers so far; ``num_new``: since ``rates`` were computed, of each kind.
-        tokens, calls: expected from drafts, and the time they took in target calls of one row.
-        acceptance, rows: running means of the estimate and of the width of chosen layers.
+    enough, seen: (2, num_bins) float64. Layers, by gap, that were accepted, and all; the
+        observations of a layer count ``_MEMORY`` times as much after another.
+    rates: (2, num_bins) float64. The estimates made from them: a wider gap is never worse.
+    num_learned: layers so far; ``num_new``: since ``rates`` were computed, of each kind.
+    tokens, calls: expected from drafts, and the time they took in target calls of one row.
+    acceptance, rows: running means of the estimate and of the width of chosen layers.
     """
 
     enough: Floats = field(default_factory=lambda: np.zeros((2, _NUM_BINS)))
@@ -97,10 +95,7 @@ class AcceptanceEstimator:
         return rates
 
     def learn(self, gaps: Floats, num_short: int, depth: int) -> None:
-        """Count one layer by the gaps of its possible widths, narrowest first.
-
-        num_short: how many of these widths were not enough.
-        """
+        """Count a layer by the gaps of its widths, narrowest first; ``num_short`` failed."""
         kind = 1 if depth else 0
         bins = _GAP_EDGES.searchsorted(gaps)
         seen, enough = self.seen[kind], self.enough[kind]
@@ -112,7 +107,6 @@ class AcceptanceEstimator:
         self.num_new[kind] += 1
 
     def learn_rate(self, tokens: float, calls: float) -> None:
-        """Count the expected tokens of an iteration, and its time in target calls of one row."""
         self.tokens = _RATE_MEMORY * self.tokens + tokens
         self.calls = _RATE_MEMORY * self.calls + calls
 

@@ -28,11 +28,10 @@ _MOST_LOST_AT_ONCE = -0.5  # iterations: a prompt to be read says nothing about 
 class DraftBudget:
     """Budget for rejected drafts, in iterations without a draft; kept from request to request.
 
-    Attributes:
-        balance: negative after a draft that cost more than was expected.
-        most: upper limit of the balance, the prompt that the draft model reads included.
-        share: added by an iteration; ``saved``: the shares since the last draft.
-        gained: iterations that drafts have earned beyond their cost, the latest counting most.
+    balance: negative after a draft that cost more than was expected.
+    most: upper limit of the balance, the prompt that the draft model reads included.
+    share: added by an iteration; ``saved``: the shares since the last draft.
+    gained: iterations that drafts have earned beyond their cost, the latest counting most.
     """
 
     balance: float = SHARE * _SHORT_ANSWER
@@ -53,7 +52,6 @@ class DraftBudget:
         self.add(self.share * prompt)
 
     def pass_iteration(self) -> None:
-        """Add the share of one iteration."""
         self.saved += self.share
         if self.num_prepaid:
             self.num_prepaid -= 1
@@ -68,7 +66,6 @@ class DraftBudget:
         self.balance = balance
 
     def settle(self, cost: float, earned: float, *, is_try: bool) -> None:
-        """Count a draft of this cost, which has earned so much."""
         self.add(earned - cost)
         self.gained = 0.99 * self.gained + max(earned - cost, _MOST_LOST_AT_ONCE)
         self.gained = min(max(self.gained, 2.0 * _LOST), _MOST)

@@ -36,10 +36,9 @@ CostKind = Literal["target", "draft", "source"]
 
 @dataclass(frozen=True)
 class CostCurve:
-    """Seconds of one call by its rows: linear between the measured points, and beyond the last.
+    """Seconds of one call by its rows, both increasing: linear between the points and beyond.
 
-    rows increase, seconds never fall. seen: fewest and most rows of the calls that it is learned
-    from; None: it is given.
+    seen: fewest and most rows of the calls that it is learned from; None: it is given.
     """
 
     rows: tuple[int, ...]
@@ -144,10 +143,7 @@ def observe_call(
 
 
 class LearnedCurve:
-    """The cost curve of one engine, learned from its calls.
-
-    times_guessed: how many times as long as guessed a row takes.
-    """
+    """The cost curve of one engine; ``times_guessed``: seconds of a row over those guessed."""
 
     def __init__(self, guess: float) -> None:
         """Take the guessed seconds of one row."""
@@ -224,13 +220,12 @@ def never_falling(sums: Floats, weights: Floats) -> Floats:
 class RequestCosts:
     """Seconds of calls, by rows, as ``refresh`` has found them last.
 
-    Attributes:
-        most_rows: of the largest target call; calls beyond it (after a restart) cost as much.
-        target: (room,) float64. Of a target call; 0 for 0 rows.
-        seconds, draft: lists by 0 to ``most_rows`` rows: of target and draft calls.
-        row: of a target call of one row that is not shared.
-        are_learned: whether calls teach them.
-        most_known: rows of the largest target call whose cost is known well enough for a draft.
+    most_rows: of the largest target call; calls beyond it (after a restart) cost as much.
+    target: (room,) float64. Of a target call; 0 for 0 rows.
+    seconds, draft: lists by 0 to ``most_rows`` rows: of target and draft calls.
+    row: of a target call of one row that is not shared.
+    are_learned: whether calls teach them.
+    most_known: rows of the largest target call whose cost is known well enough for a draft.
     """
 
     def __init__(
@@ -251,7 +246,6 @@ class RequestCosts:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look up what calls cost now."""
         costs, num_sharers = self._costs.now(), self._sharers_now()
         if costs is self._known and num_sharers == self.num_sharers:  # usually
             return
@@ -280,10 +274,7 @@ class RequestCosts:
         return float(num_whole * seconds[-1] + seconds[rest] + source)
 
     def rows_ahead(self, width: int) -> Floats:
-        """Return the seconds that further layers of a width add to target calls.
-
-        (room, LOOK_AHEAD + 1) float64, by rows before them and by their number.
-        """
+        """Return seconds that layers of a width add, by rows before: (room, LOOK_AHEAD + 1)."""
         if width not in self._ahead:
             last = len(self.target) - 1
             rows = np.add.outer(np.arange(last + 1), width * np.arange(LOOK_AHEAD + 1))

@@ -17,9 +17,8 @@ from dsbd_ort.decoding.joint_distribution import JointDistribution
 class DraftLayer:
     """One drafted layer.
 
-    Attributes:
-        children: (<= W_S,) int64. Nodes of the distinct drawn candidates, in the order first drawn.
-        kept: ``distribution``; None if the rule never reads it: it may be of beams x vocabulary.
+    children: (<= W_S,) int64. Nodes of the distinct drawn candidates, in the order first drawn.
+    kept: ``distribution``; None if the rule never reads it: it may be of beams x vocabulary.
     """
 
     drawn: NDArray[np.int64]  # (<= W_S,) int64 candidates of ``distribution`` in the order drawn
@@ -38,9 +37,8 @@ class DraftLayer:
 class Iteration:
     """The record of one iteration, when its layers are selected and nothing is pruned yet.
 
-    Attributes:
-        drafted, committed: the drafted layers, the beams of every committed layer.
-        hypotheses: (n,) int64. The live ones, one of which begins the best sequence.
+    drafted, committed: the drafted layers, the beams of every committed layer.
+    hypotheses: (n,) int64. The live ones, one of which begins the best sequence.
     """
 
     roots: Beams  # the beams at its start
@@ -81,8 +79,7 @@ MOST_FORCED_LAYERS = 4
 class LayerNeeds:
     """A layer that is about to be drafted.
 
-    Attributes:
-        is_forced: whether the constraint leaves one token to every path that has not ended.
+    is_forced: whether the constraint leaves one token to every path that has not ended.
     """
 
     pending: Nodes  # (n,) int64. Nodes that the model has to compute for it, parents first
@@ -153,11 +150,9 @@ class FixedDraftPolicy:
         self._layer, self._num_forced, self._most_layers = 0, 0, most_layers
 
     def takes_all(self, num_candidates: int, num_rows: int) -> bool:
-        """See DraftPolicy.takes_all; as many are drafted in any case."""
         return self.wants_layer(num_rows) and num_candidates <= self._layer_widths[self._layer]
 
     def wants_layer(self, num_rows: int, num_whole: int = 0) -> bool:
-        """See DraftPolicy.wants_layer."""
         num_layers = self._layer + self._num_forced
         return self._layer < len(self._layer_widths) and num_layers < self._most_layers
 
@@ -167,7 +162,6 @@ class FixedDraftPolicy:
         return drawn
 
     def choose_forced(self, joint: JointDistribution) -> NDArray[np.int64]:
-        """See DraftPolicy.choose_forced."""
         has_layers_left = self._layer + self._num_forced < self._most_layers
         if self._num_forced == MOST_FORCED_LAYERS or not has_layers_left:
             return np.arange(0)

@@ -50,7 +50,6 @@ class ChainedDrafter:
         self._proposers, self._proposes_ends = proposers, proposes_ends
 
     def look_up(self, nodes: Nodes, takes_all: TakesAll) -> LayerNeeds | None:
-        """See Drafter.look_up."""
         self._layer = lists = _Layer(len(nodes))
         if self._forest.has_ends:
             ended = self._forest.is_absorbing[nodes].nonzero()[0]
@@ -140,12 +139,11 @@ class ChainedDrafter:
 class _Layer:
     """Candidates that are proposed without the model, for some of a layer's beams.
 
-    Attributes:
-        is_known: (num_beams,) bool. Of which beams.
-        parents: (n,) int64. The index of each candidate's beam; increasing once sorted.
-        tokens: (n,) int64. STAY for a beam that has ended.
-        log_probs: (n,) float64.
-        unlisted: (num_beams,) float64. Probability of all other tokens together.
+    is_known: (num_beams,) bool. Of which beams.
+    parents: (n,) int64. The index of each candidate's beam; increasing once sorted.
+    tokens: (n,) int64. STAY for a beam that has ended.
+    log_probs: (n,) float64.
+    unlisted: (num_beams,) float64. Probability of all other tokens together.
     """
 
     def __init__(self, num_beams: int) -> None:
@@ -155,7 +153,6 @@ class _Layer:
         self.log_probs = np.zeros(0)
 
     def open_beams(self) -> Ints:
-        """Return the beams that are not known yet, (n,) int64."""
         return (~self.is_known).nonzero()[0]
 
     def extend(self, beams: Ints, tokens: Ints, log_probs: Floats) -> None:
@@ -166,7 +163,6 @@ class _Layer:
         self.is_known[beams] = True
 
     def sort(self) -> None:
-        """Order the candidates by beam."""
         order = self.parents.argsort(kind="stable")
         self.parents, self.tokens = self.parents[order], self.tokens[order]
         self.log_probs = self.log_probs[order]

@@ -23,10 +23,8 @@ def learn_from_first_calls(
 ) -> None:
     """Let costs learn from a few calls of one row of a draft, on empty caches.
 
-    Made when a pair is opened: the first call of an engine takes several times as long as the next
-    ones, and a request would charge that to its first drafts.
-
-    source: of the calls, for drafts that read one.
+    The first call of an engine takes several times as long as the next ones, and a request would
+    charge that to its first drafts. source: for drafts that read one.
     """
     for _ in range(_FIRST_CALLS):
         costs.observe("draft", 1, _timed_call(draft, 1, clock, source))
@@ -53,7 +51,6 @@ def _measured_curve(model: Engine, clock: Callable[[], float], source: Source) -
 
 
 def _timed_call(model: Engine, num_rows: int, clock: Callable[[], float], source: Source) -> float:
-    """Return the seconds of a call with a chain of rows on an empty cache, its source's aside."""
     model.keep(np.arange(0))
     rows = np.arange(num_rows)
     began = clock()

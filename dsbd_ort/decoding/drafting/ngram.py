@@ -68,7 +68,6 @@ class NGramPool:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens kept."""
         return sum(half.num_tokens for half in self._halves)
 
     @property
@@ -90,7 +89,6 @@ class NGramPaths:
         self._tails = [tuple(map(int, prompt_ids[-_LONGEST - 1 :]))]
 
     def tails(self, nodes: Nodes) -> list[tuple[int, ...]]:
-        """Return the last tokens of each path."""
         return [self._tails[node] for node in nodes.tolist()]
 
     def add(self, parents: Nodes, tokens: Tokens) -> None:
@@ -133,11 +131,10 @@ class NGramDrafter:
         only_long_matches: bool,
         copied_ids: Sequence[int] = (),
     ) -> None:
-        """Count the prompt.
+        """Count the prompt; ``temperature`` sharpens the distribution as it does a model's.
 
-        temperature: sharpens the distribution as it does a model's. only_long_matches: propose
-        nothing after other paths. copied_ids: tokens that the output may repeat from the beginning
-        on, as a source: they follow the prompt's first token.
+        only_long_matches: propose nothing after other paths. copied_ids: tokens that the output may
+        repeat from the beginning on, as a source: they follow the prompt's first token.
         """
         self.paths = NGramPaths(prompt_ids)
         self._own = NGramCounts()
@@ -154,7 +151,6 @@ class NGramDrafter:
             self._own.add(tail[:-1], tail[-1])
 
     def proposals(self, nodes: Nodes) -> Proposals:
-        """Return what may follow these paths."""
         tables = [self._own, *(self._pool.counts if self._pool else ())]
         paths, tokens, log_probs, unlisted = list[int](), list[int](), list[float](), list[float]()
         for path, tail in enumerate(self.paths.tails(nodes)):

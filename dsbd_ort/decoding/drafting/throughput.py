@@ -50,11 +50,7 @@ _CHEAP = 0.5  # iterations: if layers cost less, a try that agrees with the targ
 
 @dataclass(slots=True)
 class _Layer:
-    """A drafted layer, for learning from it.
-
-    Attributes:
-        best: (num_best,) int64. Their ``JointDistribution.candidate_ids``, least deficit first.
-    """
+    """A drafted layer, for learning from it."""
 
     nodes: Nodes  # the beams and draft beams it continues
     best: NDArray[np.int64]
@@ -66,12 +62,11 @@ class _Layer:
 class _Draft:
     """The draft of the current iteration; times in seconds.
 
-    Attributes:
-        limit: most layers; ``may_call``: whether the draft model may be called for them.
-        num_rows, num_needed: of the target call, with and without the layers that were chosen.
-        may_try: whether the budget may buy a first layer that is not expected to pay; ``is_try``:
-            whether it does.
-        next_call, called: rows of draft calls, with the seconds of the prompt read before.
+    limit: most layers; ``may_call``: whether the draft model may be called for them.
+    num_rows, num_needed: of the target call, with and without the layers that were chosen.
+    may_try: whether the budget may buy a first layer that is not expected to pay; ``is_try``:
+        whether it does.
+    next_call, called: rows of draft calls, with the seconds of the prompt read before.
     """
 
     limit: int = 0
@@ -97,17 +92,10 @@ class _Draft:
 class ThroughputDraftPolicy:
     """DraftPolicy: drafts as many candidates as are expected to pay.
 
-    Args:
-        costs: of the engine calls.
-        estimator: is read and taught.
-        scores: the rule's ranking.
-        forest: of the request.
-        most_layers: upper limit.
-        host_seconds, target_seconds: return the time of the request outside engine calls, and in
-            those of its target.
-        unread: returns how many tokens of the prompt and of the source the draft model has to read.
-        may_rest: whether an iteration without a draft predicts the next ones; not with a
-            constraint, which forces tokens without notice.
+    host_seconds, target_seconds: return the request's time outside engine calls, in the target's.
+    unread: returns how many tokens of prompt and source the draft model has to read.
+    may_rest: whether an iteration without a draft predicts the next ones; not with a constraint,
+        which forces tokens without notice.
     """
 
     def __init__(
@@ -174,7 +162,6 @@ class ThroughputDraftPolicy:
         self._now.worth = float(self._worth_of_more(1.0, num_rows)) + self._usual_call
 
     def _refresh(self) -> None:
-        """Look up the costs of calls and of the loop as they are known now."""
         costs, loop = self._costs, self._estimator.loop
         costs.refresh()
         self._layer = loop.layer
@@ -190,7 +177,6 @@ class ThroughputDraftPolicy:
         )
 
     def wants_layer(self, num_rows: int, num_whole: int = 0) -> bool:
-        """See DraftPolicy.wants_layer."""
         draft, estimator, costs = self._now, self._estimator, self._costs
         if len(draft.layers) >= draft.limit or draft.reach == 0.0:
             return False
@@ -308,10 +294,7 @@ class ThroughputDraftPolicy:
             estimator.learn_rate(draft.expected, seconds / self._costs.row)
 
     def _plan_rest(self, draft: _Draft) -> None:
-        """Rest until the budget pays for a draft, or for a part of the wait for the next try.
-
-        That part is the larger, the less the tries have paid.
-        """
+        """Rest until the budget pays for a draft, or for part of the wait for a try."""
         budget = self._estimator.budget
         if draft.refused:
             rest = budget.iterations_until(draft.refused / self._usual)
@@ -325,10 +308,7 @@ class ThroughputDraftPolicy:
         )
 
     def _learn(self, draft: _Draft, committed: Sequence[Beams]) -> bool:
-        """Count for every layer that was reached which widths would have been enough.
-
-        Returns whether the narrowest of the first layer was.
-        """
+        """Count which widths sufficed, layer by layer; return if the first's narrowest did."""
         agrees = False
         for depth, (layer, beams) in enumerate(zip(draft.layers, committed, strict=False)):
             if layer is None:
@@ -352,7 +332,6 @@ class ThroughputDraftPolicy:
         return seconds
 
     def _seconds_of_rows(self, num_new: int) -> float:
-        """Return the seconds that further rows add to the target's call."""
         seconds, before = self._costs.seconds, self._now.num_rows
         return seconds[min(before + num_new, self._costs.most_rows)] - seconds[before]
 
@@ -407,10 +386,7 @@ class ThroughputDraftPolicy:
 
 
 def _candidate_ids(forest: Forest, parents: Nodes, nodes: Nodes) -> NDArray[np.int64]:
-    """Return the ``JointDistribution.candidate_ids`` of ``nodes``, (num_nodes,) int64.
-
-    A node that is itself among the ``parents`` has ended before and stayed.
-    """
+    """Return ``JointDistribution.candidate_ids`` of nodes; those among ``parents`` have ended."""
     above, tokens = forest.parents[nodes], forest.tokens[nodes]
     if forest.has_ends:
         is_parent = np.zeros(len(forest), dtype=np.bool_)

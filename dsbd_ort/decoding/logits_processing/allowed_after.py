@@ -44,7 +44,6 @@ class AllowedAfter:
         return cls(constraint.allowed(at_nodes), constraint.accepts(at_nodes), states.eos)
 
     def part(self, rows: Rows) -> AllowedAfter:
-        """Return those of some rows."""
         allowed = self._allowed
         if isinstance(allowed, TokenMasks):
             allowed = TokenMasks(allowed.bits[rows])
@@ -158,9 +157,8 @@ class ForbiddenTokens:
 class AllowedMass:
     """Stores the share of the target's distribution that processors leave after each path.
 
-    Log-probabilities of an output are those of the model as it is. Divided by this share they are
-    those among the tokens that could follow, as transformers' ``average log-probability`` of a
-    transcript.
+    Divided by it, log-probabilities of an output are those among the tokens that could follow, as
+    transformers' ``average log-probability`` of a transcript.
     """
 
     def __init__(self) -> None:
@@ -179,10 +177,7 @@ class AllowedMass:
             self._by_path[paths.path(node)[paths.num_prompt :].tobytes()] = mass
 
     def before(self, token_ids: Sequence[int]) -> NDArray[np.float64]:
-        """Return the log of what was left at the place of each of an output's new tokens, (n,).
-
-        Zeros without processors, which leave everything.
-        """
+        """Return the log of what was left at each new token's place, (n,); 0 without processors."""
         if not self._by_path:
             return np.zeros(len(token_ids))
         tokens = np.array(token_ids, dtype=np.int64)

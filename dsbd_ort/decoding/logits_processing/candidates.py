@@ -16,10 +16,8 @@ Scores = NDArray[np.float64]
 class Candidates:
     """The next-token candidates of many paths, whose scores processors change.
 
-    Attributes:
-        paths, nodes: the paths are those of these nodes, (num_paths,) int64.
-        tokens: (num_paths, n) int64, padded with -1; None: all by id, n = vocab_size.
-        vocab_size: V.
+    paths, nodes: the paths are those of these nodes, (num_paths,) int64.
+    tokens: (num_paths, n) int64, padded with -1; None: all by id, n = vocab_size.
     """
 
     def __init__(
@@ -72,9 +70,7 @@ class Candidates:
 class LogitsProcessor(ABC):
     """A deterministic function of the path that changes the scores of the next token.
 
-    Attributes:
-        raises: whether a score may rise: candidates that a top-k head did not return may then
-            overtake those that it did.
+    raises: whether a score may rise: candidates that a top-k head left out may overtake others.
     """
 
     raises = False

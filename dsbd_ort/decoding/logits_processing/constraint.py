@@ -22,9 +22,8 @@ class TokenLists:
 
     The sets {5, 7}, {} and {9} are the tokens [5, 7, 9] with the counts [2, 0, 1].
 
-    Attributes:
-        tokens: (num_tokens,) int64. Row by row, increasing within a row.
-        counts: (n,) int64. Tokens of every row.
+    tokens: (num_tokens,) int64. Row by row, increasing within a row.
+    counts: (n,) int64. Tokens of every row.
     """
 
     tokens: NDArray[np.int64]
@@ -35,9 +34,8 @@ class TokenLists:
 class TokenMasks:
     """Allowed tokens as bits, for constraints that may allow most of the vocabulary.
 
-    Attributes:
-        bits: (n, ceil(vocab_size / 32)) int32. Bit t % 32 of word t // 32 says whether token t is
-            allowed; those beyond the vocabulary are 0.
+    bits: (n, ceil(vocab_size / 32)) int32. Bit t % 32 of word t // 32 says whether token t is
+        allowed; those beyond the vocabulary are 0.
     """
 
     bits: NDArray[np.int32]
@@ -68,9 +66,8 @@ class Constraint(Protocol):
     def advance(self, states: States, tokens: NDArray[np.int64]) -> States:
         """Return the states of these paths with one more allowed token each, (n,).
 
-        Args:
-            states: (n,). Not changed.
-            tokens: (n,) int64. Never an end-of-sequence token that the constraint does not list.
+        states: (n,). Not changed.
+        tokens: (n,) int64. Never an end-of-sequence token that the constraint does not list.
         """
 
     def allowed(self, states: States) -> AllowedTokens:

@@ -62,7 +62,6 @@ class StopStates:
         return _ended(states)
 
     def would_end(self, parents: Nodes, tokens: Tokens) -> NDArray[np.bool_]:
-        """See PathStates.would_end."""
         return _ended(self._extended(parents, tokens))
 
     def prune(self, kept: Nodes, is_absorbing: NDArray[np.int64]) -> None:
@@ -84,10 +83,7 @@ def _ended(states: list[StopState]) -> NDArray[np.bool_]:
 class ConstraintStates:
     """PathStates: the state of a constraint at every node.
 
-    Attributes:
-        constraint: it.
-        eos: (num_eos,) int64. The end-of-sequence ids, increasing.
-        states: (num_nodes,) of the constraint's dtype. Of a node with such a token: its parent's.
+    eos: (num_eos,) int64 increasing. states: (num_nodes,); after such a token: its parent's.
     """
 
     def __init__(self, constraint: Constraint, prompt_ids: Sequence[int], eos: Tokens) -> None:
@@ -101,7 +97,6 @@ class ConstraintStates:
         return self.constraint.has_ended(states)
 
     def would_end(self, parents: Nodes, tokens: Tokens) -> NDArray[np.bool_]:
-        """See PathStates.would_end."""
         return self.constraint.has_ended(self._advanced(parents, tokens))
 
     def prune(self, kept: Nodes, is_absorbing: NDArray[np.int64]) -> None:
@@ -121,10 +116,9 @@ class PathTokens:
     are the few after them. With the prompt [7, 3] and the paths [7, 3, 5, 8] and [7, 3, 5, 9] of
     two nodes: shared [7, 3, 5], own [[8], [9]].
 
-    Attributes:
-        num_prompt: tokens of the prompt.
-        prompt_counts, shared_counts: (vocab_size,) int64. How often each token is in the prompt,
-            and among the shared new tokens.
+    num_prompt: tokens of the prompt.
+    prompt_counts, shared_counts: (vocab_size,) int64. How often each token is in the prompt, and
+        among the shared new tokens.
     """
 
     def __init__(self, prompt_ids: Sequence[int], vocab_size: int) -> None:

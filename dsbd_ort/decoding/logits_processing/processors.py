@@ -22,10 +22,7 @@ from dsbd_ort.decoding.option_values import shown
 
 
 class _Bias(LogitsProcessor):
-    """Adds a constant to the scores of some tokens: logit_bias, suppress_tokens, single bad words.
-
-    A bias of -inf forbids a token.
-    """
+    """Adds a constant to some tokens, -inf to forbid: logit_bias, suppress_tokens, single words."""
 
     def __init__(self, bias_by_token: Sequence[tuple[int, float]], vocab_size: int) -> None:
         self._biases = np.zeros(vocab_size)
@@ -138,7 +135,6 @@ class _BadWords(LogitsProcessor):
     """Forbids the last token of a sequence of several if the path ends with those before it."""
 
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
-        """Take sequences of at least two tokens."""
         self._sequences = [np.array(sequence, dtype=np.int64) for sequence in sequences]
 
     def process(self, scores: Scores, candidates: Candidates) -> Scores:

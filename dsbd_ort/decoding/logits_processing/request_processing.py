@@ -38,12 +38,7 @@ Rows = NDArray[np.int64]
 class RequestProcessing:
     """The processors and the constraint of a request, as both engines apply them.
 
-    Attributes:
-        processors: in their order.
-        constraint: its states, None without one.
-        paths: the tokens of every path.
-        forbidden, mass: note what constraint and processors leave out of the target's
-            distributions; None: off.
+    forbidden, mass: note what constraint and processors leave out of the target's distributions.
     """
 
     def __init__(
@@ -70,7 +65,6 @@ class RequestProcessing:
 
     @property
     def path_states(self) -> list[PathStates]:
-        """Data that the forest updates together with its nodes."""
         return [self.paths, *([self.constraint] if self.constraint else [])]
 
     def distributions(self, logits: Logits, nodes: Nodes, *, is_draft: bool) -> ListedDistributions:
@@ -101,15 +95,10 @@ class RequestProcessing:
 
     @property
     def vocab_size(self) -> int:
-        """V."""
         return len(self.paths.shared_counts)
 
     def allowed_after(self, nodes: Nodes) -> AllowedAfter:
-        """Return what the constraint allows after these nodes.
-
-        Raises:
-            ConstraintError: it lists a token outside the vocabulary.
-        """
+        """Return what the constraint allows; ConstraintError: a token outside the vocabulary."""
         allowed, vocab_size = AllowedAfter.after(nodes, self.constraint), self.vocab_size
         tokens = allowed.listed_tokens
         if tokens.max(initial=0) >= vocab_size or tokens.min(initial=0) < 0:
@@ -121,10 +110,7 @@ class RequestProcessing:
         return allowed
 
     def ends_next(self, nodes: Nodes, allowed: AllowedAfter) -> NDArray[np.bool_]:
-        """Return whether every path surely ends with its next token, (num_nodes,) bool.
-
-        allowed: after these nodes.
-        """
+        """Return whether each path surely ends with its next token, (num_nodes,) bool."""
         is_last: NDArray[np.bool_] = allowed.num_listed == 0
         if self.constraint is not None and hasattr(self.constraint.constraint, "ends_next"):
             is_last |= self.constraint.constraint.ends_next(self.constraint.states[nodes])
@@ -135,11 +121,8 @@ class RequestProcessing:
     ) -> NDArray[np.float64]:
         """Return log-probabilities of a draft without a model, -inf if a token is forbidden.
 
-        Args:
-            nodes: (num_rows,) int64.
-            rows: (n,) int64 increasing. After which of the nodes each token comes.
-            tokens: (n,) int64.
-            log_probs: (n,) float64.
+        nodes: (num_rows,) int64. rows: (n,) int64 increasing, after which of the nodes each token
+        comes. tokens, log_probs: (n,).
         """
         counts = np.bincount(rows, minlength=len(nodes))
         is_token = np.arange(counts.max()) < counts[:, None]
@@ -154,9 +137,8 @@ class RequestProcessing:
     def check_continues(self, nodes: Nodes, num_candidates: int) -> None:
         """Raise ConstraintError if nothing may follow.
 
-        Args:
-            nodes: (n,) int64. Of the beams without a candidate; a dead end is among them.
-            num_candidates: of all beams, ended ones included.
+        nodes: (n,) int64. Of the beams without a candidate; a dead end is among them.
+        num_candidates: of all beams, ended ones included.
         """
         if self.constraint is not None and len(nodes):
             num_allowed = AllowedAfter.after(nodes, self.constraint).num_tokens
@@ -239,10 +221,7 @@ class RequestProcessing:
         candidates: Candidates,
         is_draft: bool,
     ) -> tuple[Scores, Scores]:
-        """Return the processed scores, and the raw log-probabilities.
-
-        Beam search processes log-probabilities, all else logits: greedy search too.
-        """
+        """Return processed scores, of a search with beams log-probabilities, and raw ones."""
         raw = scores - normalizers
         processed = raw.copy() if self._processes_log_probs else scores.copy()
         for processor in self.processors:

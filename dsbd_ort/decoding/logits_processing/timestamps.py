@@ -21,7 +21,6 @@ class Timestamps(LogitsProcessor):
     raises = True  # every time counts, also one that a top-k head has left out
 
     def __init__(self, config: DecodingConfig) -> None:
-        """Take the options of a request that has ``no_timestamps_token_id``."""
         no_timestamps = config.no_timestamps_token_id
         assert no_timestamps is not None  # the caller has asked
         last = config.last_timestamp_token_id

@@ -57,10 +57,7 @@ _MOST_ENTRIES = 10_000
 
 @dataclass(frozen=True)
 class Bundle:
-    """An opened bundle: its folder and its checked manifest.
-
-    is_verified: whether the hash of every file was checked, not only its size.
-    """
+    """An opened bundle; ``is_verified``: whether the hash of every file was checked."""
 
     path: Path
     manifest: Manifest
@@ -68,12 +65,10 @@ class Bundle:
 
     @property
     def entry_by_role(self) -> dict[str, ModelEntry]:
-        """Entries of the bundle's models, the target first."""
         return self.manifest.entry_by_role
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The bundle's models: "target" and, if present, "draft"."""
         return tuple(self.entry_by_role)
 
     @property
@@ -105,7 +100,6 @@ class Bundle:
         return self._num_bytes(role) - sum(self._num_bytes(role, name) for name in files)
 
     def num_encoder_bytes(self, role: str) -> int:
-        """Return the size of the files of an encoder, 0 if it is absent."""
         return self._num_bytes(role, ENCODER_FILE)
 
     def _num_bytes(self, role: str, name: str = "") -> int:
@@ -114,12 +108,10 @@ class Bundle:
         return sum(entry.size for file, entry in files if file.startswith(f"{role}/{name}"))
 
     def model_path(self, role: str) -> Path:
-        """Return the path of the engine of "target" or "draft"."""
         _check_role(role)
         return self.path / role / MODEL_FILE
 
     def prune_path(self, role: str) -> Path:
-        """Return the path of the prune graph of "target" or "draft"."""
         _check_role(role)
         return self.path / role / PRUNE_FILE
 

@@ -18,10 +18,9 @@ RECORD_FILE = "dsbd_distill.json"
 class CurvePoint:
     """One measurement during the training.
 
-    Attributes:
-        step, seconds: training so far.
-        loss: mean of the steps since the previous point, None before the first step.
-        acceptance: on a part of the held-out prompts.
+    step, seconds: training so far.
+    loss: mean of the steps since the previous point, None before the first step.
+    acceptance: on a part of the held-out prompts.
     """
 
     step: int
@@ -34,11 +33,10 @@ class CurvePoint:
 class ExpectedSpeed:
     """Expected speedup by the draft at one width, from the costs of the exported engines' calls.
 
-    Attributes:
-        num_beams: 1: ``speculative`` against ``sample``; else ``dsbd`` against ``beam-sample``.
-        is_greedy: without sampling: ``speculative`` and ``speculative-beam-search``.
-        tokens_per_iteration: committed layers, mean over the held-out prompts.
-        speedup: per token, without prompt and host time.
+    num_beams: 1: ``speculative`` against ``sample``; else ``dsbd`` against ``beam-sample``.
+    is_greedy: without sampling: ``speculative`` and ``speculative-beam-search``.
+    tokens_per_iteration: committed layers, mean over the held-out prompts.
+    speedup: per token, without prompt and host time.
     """
 
     num_beams: int

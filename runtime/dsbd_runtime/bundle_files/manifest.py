@@ -54,10 +54,8 @@ PARITY_MEASURES = ("max_abs_error", "mean_kl")
 class ParityCase:
     """One comparison with the checkpoint: its kind, its prompt length and its differences.
 
-    Attributes:
-        max_abs_error: largest difference of a logit.
-        mean_kl: mean over the compared rows of KL(checkpoint || engine), in nats.
-        top1_agreement: share of the rows whose most probable token is the same.
+    max_abs_error: of a logit. mean_kl: mean over rows of KL(checkpoint || engine), in nats.
+    top1_agreement: share of the rows whose most probable token is the same.
     """
 
     name: str
@@ -71,14 +69,13 @@ class ParityCase:
 class ParityReport:
     """Differences between engine and checkpoint that the export measured, and their limit.
 
-    Attributes:
-        measure: the measure of the limit, one of ``PARITY_MEASURES``.
-        limit: highest accepted value on the text and, for "max_abs_error", on every case; for
-            "mean_kl" the forests of random tokens have a looser limit.
-        max_abs_error: maximum of all cases.
-        mean_kl: mean over the rows of real text, which is a separate case.
-        top1_agreement: share of the same rows.
-        accepted: limit that a person gave because ``limit`` refused the engine; None: it passed.
+    measure: the measure of the limit, one of ``PARITY_MEASURES``.
+    limit: highest accepted value on the text and, for "max_abs_error", on every case; for "mean_kl"
+        the forests of random tokens have a looser limit.
+    max_abs_error: maximum of all cases.
+    mean_kl: mean over the rows of real text, which is a separate case.
+    top1_agreement: share of the same rows.
+    accepted: limit that a person gave because ``limit`` refused the engine; None: it passed.
     """
 
     measure: str
@@ -137,7 +134,6 @@ class ModelEntry:
 
     @property
     def head(self) -> HeadEntry:
-        """The logits that it returns."""
         return HeadEntry(kind=self.logits, vocab_size=self.vocab_size, full_logits=self.full_logits)
 
     @property
@@ -171,7 +167,6 @@ class ModelEntry:
 
     @property
     def contract(self) -> GraphContract:
-        """The inputs and outputs that its graph must have."""
         return GraphContract.of(self.parts)
 
     @property
@@ -184,7 +179,6 @@ class ModelEntry:
 
     @property
     def is_feature_draft(self) -> bool:
-        """Whether the engine reads features."""
         return self.features is not None and self.features.own_width is not None
 
 
@@ -200,8 +194,7 @@ class FileEntry:
 class Manifest:
     """The content of dsbd.json; ``versions``: of the tools that made the bundle.
 
-    schema_version: version in the file; the other fields follow ``SCHEMA_VERSION``.
-    files: by path relative to the bundle.
+    schema_version: in the file; other fields follow ``SCHEMA_VERSION``. files: by relative path.
     """
 
     schema_version: int

@@ -71,9 +71,7 @@ def new_bundle(
     stays. A link at ``path`` stays a link.
 
     swap: swaps two folders in one step, or returns False if it cannot.
-
-    Raises:
-        BundleError: ``path`` is something else, or its parent folder is not writable.
+    BundleError: ``path`` is something else, or its parent folder is not writable.
     """
     final = Path(os.path.realpath(path))
     places = _Places(final, secrets.token_hex(4))

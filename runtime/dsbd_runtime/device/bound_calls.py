@@ -54,10 +54,7 @@ class BoundCaches:
     """
 
     def __init__(self, model: LoadedModel, capacity: int, recorded: list[RecordedWork]) -> None:
-        """Allocate the memory; raise MemoryError, with nothing allocated, without room.
-
-        recorded: the recorded calls of the session.
-        """
+        """Allocate the memory; raise MemoryError, with nothing allocated, without room."""
         self._model = model
         self._recorded = recorded
         # Host arrays are integers and masks; floats are in device memory.
@@ -82,7 +79,6 @@ class BoundCaches:
 
     @property
     def capacity(self) -> int:
-        """Rows of the caches."""
         return self.caches.capacity
 
     def forward(self, call: StagedCall) -> BoundForward:
@@ -178,10 +174,7 @@ class BoundCaches:
 
 @dataclass(frozen=True)
 class BoundForward:
-    """The model bound for calls of one size; ``queue`` is the copies in and the call.
-
-    Calls of other sizes share the buffers of ``inputs`` and ``outputs``.
-    """
+    """The model bound for calls of one size; others share the buffers of inputs and outputs."""
 
     device: Device
     call: BoundCall

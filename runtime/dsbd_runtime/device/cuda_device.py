@@ -91,12 +91,10 @@ class CudaDevice:
         self._release("cudaFree", array.address)
 
     def allocate_pinned(self, num_bytes: int) -> NDArray[np.uint8]:
-        """Return page-locked host memory; raise MemoryError without room."""
         address = int(self._call("cudaMallocHost", num_bytes))
         return np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(address))
 
     def free_pinned(self, buffer: NDArray[np.uint8]) -> None:
-        """Free page-locked memory, once the queue is done."""
         self._release("cudaStreamSynchronize", self.stream)
         self._release("cudaFreeHost", buffer.ctypes.data)
 
@@ -111,7 +109,6 @@ class CudaDevice:
         self._call("cudaMemcpyAsync", address, source.address, target.nbytes, kind, self.stream)
 
     def copy_rows(self, source: DeviceArray, target: DeviceArray, num_rows: int) -> None:
-        """Queue a copy of the first rows of every head, as one copy of a rectangle."""
         _, num_heads, _, head_dim = source.shape
         row_bytes = head_dim * ELEMENT_BYTES[source.dtype]
         self._call(
@@ -134,10 +131,7 @@ class CudaDevice:
         self.num_waits += 1
 
     def record(self, work: Callable[[], None]) -> RecordedGraph:
-        """Return the work that ``work`` queues on the stream as a CUDA graph.
-
-        The capture is local to the thread: other threads may allocate and wait meanwhile.
-        """
+        """Return the queued work as a CUDA graph; other threads may allocate meanwhile."""
         mode = self._runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         self._call("cudaStreamBeginCapture", self.stream, mode)
         try:
@@ -163,10 +157,7 @@ class CudaDevice:
             self._release("cudaStreamDestroy", self.stream)
 
     def _call(self, function: str, *arguments: Any) -> Any:
-        """Call the runtime with this device as the current one; return its first result or None.
-
-        The current device is a state of the thread, which a session on another device changes.
-        """
+        """Call the runtime with this device as the thread's; return the first result or None."""
         results = self._results(function, *arguments)
         return results[0] if results else None
 

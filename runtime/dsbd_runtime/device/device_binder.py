@@ -18,23 +18,18 @@ class StagedCall:
 
     S is rounded up to one of ``forward_bucket``, other dimensions to powers of two.
 
-    Attributes:
-        sizes: sizes of the dimensions so far, by name; calls of equal sizes are bound once.
-        first_row: cache row of the first of the call's rows.
-        written: host arrays that the call reads, with their padding values.
-        used: device arrays that it reads or writes.
-        outputs: of the head, for ``num_logit_rows`` rows.
-        befores, afters: copies on the device around the call.
+    sizes: of the dimensions so far, by name; calls of equal sizes are bound once.
+    first_row: cache row of the first of the call's rows.
+    written: host arrays that the call reads, with their padding values.
+    used: device arrays that it reads or writes.
+    outputs: of the head, for ``num_logit_rows`` rows.
+    befores, afters: copies on the device around the call.
     """
 
     is_cleared = True
 
     def __init__(self, inputs: Tensors, call: Call, *, capacity: int, most_rows: int) -> None:
-        """Begin a call.
-
-        inputs: inputs of the engine's contract, whose shapes name the dimensions.
-        capacity: rows of the caches; padding must not exceed it.
-        """
+        """Begin a call; padding must not exceed ``capacity``, the rows of the caches."""
         num_new = call.forward.num_new
         if num_new > most_rows:
             raise InputError(
@@ -81,10 +76,7 @@ class StagedCall:
 
 
 def row_bucket(num_rows: int, limit: int) -> int:
-    """Return the smallest power of two that holds ``num_rows``, at least 1, at most ``limit``.
-
-    With a limit of 256: 0 and 1 give 1, 3 gives 4, 33 gives 64, 200 gives 256.
-    """
+    """Return the least power of two that holds ``num_rows``, from 1 to ``limit``: 33 gives 64."""
     return min(1 << max(num_rows - 1, 0).bit_length(), limit)
 
 
@@ -100,9 +92,6 @@ def forward_bucket(num_rows: int, limit: int) -> int:
 
 
 def padded_rows(num_new: int, limit: int) -> int:
-    """Return the rows that ``num_new`` rows take when they go in calls of at most ``limit`` rows.
-
-    Only the last call is padded: with a limit of 256, 300 rows take 256 + 48.
-    """
+    """Return the rows of calls of at most ``limit``, the last one padded: 300 take 256 + 48."""
     rest = num_new % limit
     return num_new - rest + (forward_bucket(rest, limit) if rest else 0)

@@ -22,10 +22,7 @@ class DeviceSession:
     """
 
     def __init__(self, model: LoadedModel) -> None:
-        """Own the device and both engines.
-
-        Raises CapacityError, with everything closed, if the device has no room for the caches.
-        """
+        """Own the device and both engines; CapacityError: no room for the caches, all closed."""
         self._model = model
         self._inputs = model.entry.contract.inputs
         self.caches = DeviceRows(model)

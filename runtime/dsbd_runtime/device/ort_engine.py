@@ -103,8 +103,7 @@ def cuda_options(device: CudaDevice) -> dict[str, str]:
 def preload_libraries(ort: ModuleType) -> str:
     """Load the CUDA libraries that pip has installed; return in one line which are missing.
 
-    ONNX Runtime prints the libraries that it cannot load and continues; they are the reason when
-    the provider is missing from a session afterwards.
+    ONNX Runtime prints these and continues: they are why a session lacks the provider afterwards.
     """
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -122,9 +121,8 @@ def open_on_provider(
 ) -> Any:
     """Return an InferenceSession of which every node runs on the provider.
 
-    By itself ONNX Runtime falls back to the CPU, for the whole graph or for single nodes, with
-    only a line in its log. ``libraries`` is the result of ``preload_libraries``; ``free_bytes``
-    returns the device's memory that is free.
+    By itself ONNX Runtime falls back to the CPU, for the whole graph or for single nodes, with only
+    a line in its log. libraries: of ``preload_libraries``. free_bytes: returns those of the device.
     """
     num_free = free_bytes()
     try:
@@ -206,7 +204,6 @@ class OrtEngine:
     def __init__(
         self, ort: ModuleType, session: Any, path: Path, *, device_type: str, device_id: int = 0
     ) -> None:
-        """Own an InferenceSession; messages name its graph by ``path``."""
         self._ort = ort
         self._session = session
         self._path = path

@@ -27,10 +27,7 @@ PackedPart = tuple[str, tuple[int, ...], str]
 
 @dataclass(frozen=True)
 class PackedArrays:
-    """Arrays by name that lie one after the other in a ``PackedBuffer``, on both sides.
-
-    num_bytes: from the start of the buffer to the end of the last array.
-    """
+    """Arrays by name, one after the other in a ``PackedBuffer``: ``num_bytes`` from its start."""
 
     on_host: dict[str, NDArray[Any]]
     on_device: dict[str, DeviceArray]
@@ -67,15 +64,12 @@ class PackedBuffer:
         self._written_at = self._device.num_waits
 
     def upload(self, num_bytes: int) -> None:
-        """Queue the copy of the first bytes to the device."""
         self._device.upload(self._pinned[:num_bytes], self._memory)
 
     def download(self, num_bytes: int) -> None:
-        """Queue the copy of the first bytes to the host."""
         self._device.download(self._memory, self._pinned[:num_bytes])
 
     def free(self) -> None:
-        """Free both sides."""
         self._device.free(self._memory)
         self._device.free_pinned(self._pinned)
 

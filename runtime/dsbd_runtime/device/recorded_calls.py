@@ -27,7 +27,6 @@ class RepeatedWork:
     """The copies and the call of one size, whose addresses stay the same.
 
     all_recorded: the units of a session that exist now, at most ``most_recorded``.
-    work: queues the work, piece by piece.
     """
 
     device: Device
@@ -50,14 +49,12 @@ class RepeatedWork:
             self._record()
 
     def free(self) -> None:
-        """Free the recorded unit; called before the memory that it works on is freed."""
         if self.recorded is not None:
             self.recorded.free()
             self.all_recorded.remove(self.recorded)
             self.recorded = None
 
     def _record(self) -> None:
-        """Record the work that has just run: recording allocates nothing that it has not."""
         self.num_tries += 1
         try:
             self.recorded = self.device.record(self.work)

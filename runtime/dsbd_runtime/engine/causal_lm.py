@@ -24,12 +24,8 @@ from dsbd_runtime.parts.sources import Sources
 class CausalLM:
     """One engine as decoding calls it; a context manager that closes its session.
 
-    The cache is a list of rows. ``forward`` appends rows, ``keep`` drops some; either leaves the
-    rows valid when it raises.
-
-    Attributes:
-        num_rows: rows now in the cache.
-        kv_bytes_peak: highest ``kv_bytes`` since the start or ``reset_peak``.
+    The cache is a list of ``num_rows`` rows. ``forward`` appends rows, ``keep`` drops some; either
+    leaves the rows valid when it raises. kv_bytes_peak: since the start or ``reset_peak``.
     """
 
     def __init__(self, session: Session, entry: ModelEntry) -> None:
@@ -63,15 +59,13 @@ class CausalLM:
         return sum(part.num_bytes for part in self._parts)
 
     def reset_peak(self) -> None:
-        """Reset ``kv_bytes_peak`` to ``kv_bytes``."""
         self.kv_bytes_peak = self.kv_bytes
 
     def part(self, kind: type[PartT]) -> PartT:
-        """Return the part of a kind; raise InputError, one sentence, for an engine without it."""
+        """See ``part_of``."""
         return part_of(self._parts, kind)
 
     def parts_of(self, kind: type[PartT]) -> list[PartT]:
-        """Return the parts of a kind, none for an engine without it."""
         return [part for part in self._parts if isinstance(part, kind)]
 
     def forward(self, forward: Forward) -> ForwardResult:
@@ -106,7 +100,6 @@ class CausalLM:
         return ForwardResult(**whole.returned)
 
     def _run_in_calls(self, whole: Call) -> None:
-        """Make the calls of a forward, each before the next one is generated."""
         calls: Iterator[Call] = whole.chunks(MAX_FORWARD_ROWS)
         for part in self._splitting:
             calls = chain.from_iterable(map(part.calls, calls))

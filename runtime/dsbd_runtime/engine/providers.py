@@ -15,15 +15,14 @@ from dsbd_runtime.typed_json import in_short
 class Provider:
     """One execution provider.
 
-    Attributes:
-        ort_name: its name in ONNX Runtime; None: it does not use ONNX Runtime.
-        extra: the extra of dsbd-ort that installs it.
-        no_wheels_for: processors for which the package index has no wheel of its package.
-        backend: the kind of session, a key of ``loading.BACKENDS``.
-        dtypes: types of bundles that it runs, the usual one first.
-        quantizations: kinds of quantized bundles that it runs, a part of ``QUANTIZED_FORMS``.
-        has_device_caches: whether the caches lie in the memory of a GPU.
-        uses_cuda_graphs: whether calls of a size are captured and replayed by default.
+    ort_name: its name in ONNX Runtime; None: it does not use ONNX Runtime.
+    extra: the extra of dsbd-ort that installs it.
+    no_wheels_for: processors for which the package index has no wheel of its package.
+    backend: the kind of session, a key of ``loading.BACKENDS``.
+    dtypes: types of bundles that it runs, the usual one first.
+    quantizations: kinds of quantized bundles that it runs, a part of ``QUANTIZED_FORMS``.
+    has_device_caches: whether the caches lie in the memory of a GPU.
+    uses_cuda_graphs: whether calls of a size are captured and replayed by default.
     """
 
     name: str
@@ -43,7 +42,6 @@ class Provider:
         return self.install_line_on(platform.machine())
 
     def install_line_on(self, machine: str) -> str:
-        """Return how to install it on a processor, a result of ``platform.machine``."""
         if machine in self.no_wheels_for:
             return (
                 f"the package index has no {self.module} with {self.name!r} for {machine} (Jetson, "
@@ -139,10 +137,7 @@ class Placement:
 
 
 def parse_placement(text: str) -> Placement:
-    """Return the placement of "cpu", "cuda" (the first GPU) or "cuda:1".
-
-    Raises ProviderError for an unknown provider, or unless a number follows the colon.
-    """
+    """Return the placement of "cpu", "cuda" (the first GPU) or "cuda:1", or raise ProviderError."""
     name, colon, number = text.partition(":")
     provider = find_provider(name)
     if not colon:

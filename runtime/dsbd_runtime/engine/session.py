@@ -19,13 +19,12 @@ from dsbd_runtime.parts.part import Call, NewRows, Part
 class EngineOptions:
     """One engine to open.
 
-    Attributes:
-        role: "target" or "draft".
-        target: for a draft that is opened with its target, the target's session, whose parts it
-            may share; None: it is opened alone.
-        new_rows: makes new rows of caches on the host: zeros, or noise in the parity gate, where
-            engines must not read masked rows.
-        adapt: changes options of ONNX Runtime in the parity gate; None: no change.
+    role: "target" or "draft".
+    target: for a draft that is opened with its target, the target's session, whose parts it may
+        share; None: it is opened alone.
+    new_rows: makes new rows of caches on the host: zeros, or noise in the parity gate, where
+        engines must not read masked rows.
+    adapt: changes options of ONNX Runtime in the parity gate; None: no change.
     """
 
     bundle: Bundle
@@ -38,7 +37,6 @@ class EngineOptions:
 
     @property
     def records_calls(self) -> bool:
-        """Whether calls of a size are recorded and replayed."""
         provider = self.placement.provider
         if self.settings.cuda_graphs is None:
             return provider.uses_cuda_graphs

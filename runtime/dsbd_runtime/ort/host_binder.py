@@ -18,7 +18,7 @@ _MOST_KEPT = 256  # arrays; beyond, all are dropped
 
 
 class _Kept(NamedTuple):
-    """Memory of one size, and the OrtValue on it."""
+    """An array, and the OrtValue on its memory."""
 
     array: NDArray[Any]
     value: Any

@@ -57,10 +57,7 @@ def are_offered(platform: str = sys.platform, policy: Path = POLICY) -> bool:
 
 
 def private_ranges(maps: str) -> Iterator[Range]:
-    """Yield the writeable memory of a process that is not mapped from files, by address.
-
-    maps: content of ``/proc/PID/maps``.
-    """
+    """Yield a process's writeable memory that is not of files; ``maps``: text of /proc/PID/maps."""
     for line in maps.splitlines():
         addresses, mode, _, _, inode, *name = line.split(maxsplit=5)
         if mode == "rw-p" and inode == "0" and (not name or name[0] == "[heap]"):

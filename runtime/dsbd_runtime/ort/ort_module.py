@@ -121,10 +121,7 @@ def releasing_options(ort: ModuleType) -> Any:
 
 @dataclass(eq=False)
 class OrtGraphs:
-    """Opens the graphs of one engine on a provider in host memory; see ``HostGraphs``.
-
-    ``OrtSession`` explains the fields.
-    """
+    """Opens the graphs of one engine in host memory; see ``HostGraphs``, ``OrtSession``."""
 
     provider: Provider
     entry: ModelEntry
@@ -176,8 +173,7 @@ class OrtGraphs:
 def keep_int8_products_exact(options: Any) -> None:
     """Set session options so that products of uint8 and int8 do not saturate.
 
-    ONNX Runtime (1.31.1) applies them from ``ORT_ENABLE_EXTENDED`` on; at lower levels sums are
-    silently wrong.
+    ONNX Runtime (1.31.1) applies them from ``ORT_ENABLE_EXTENDED`` on; below, sums are wrong.
     """
     if saturates_int8_products():
         options.add_session_config_entry("session.x64quantprecision", "1")

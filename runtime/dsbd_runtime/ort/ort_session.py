@@ -45,8 +45,8 @@ class OrtSession:
 
         entry: manifest entry of the engine; a contradiction is a BundleError.
         prepared: the prepared engine in the cache; None opens the original.
-        log_severity: lowest severity that ONNX Runtime writes to stderr; ``LOG_WARNINGS`` shows
-            when a cache is not updated in place.
+        log_severity: lowest that ONNX Runtime writes to stderr; ``LOG_WARNINGS`` shows when a cache
+            is not updated in place.
         of_target: see ``HostPlace``; new_rows, adapt: see ``EngineOptions``.
         """
         row = find_provider(provider)
@@ -113,10 +113,7 @@ def open_host_session(request: EngineOptions) -> OrtSession:
 
 
 def _part_of_target(request: EngineOptions, kind: type[PartEntry]) -> Part:
-    """Return the target's part that a draft shares.
-
-    It belongs to the target's session or, if the draft is opened alone, to the draft.
-    """
+    """Return the part that a draft shares: the target's, or the draft's own if opened alone."""
     if isinstance(request.target, OrtSession) and kind in request.target.part_by_kind:
         return request.target.part_by_kind[kind]
     entry, path = request.bundle.entry("target"), request.bundle.model_path("target")

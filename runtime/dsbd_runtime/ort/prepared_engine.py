@@ -93,10 +93,7 @@ class PreparedEngine:
         """Return the engine, opened from its prepared form, which is made if absent.
 
         A damaged one is made again. If it cannot be written, the original is opened. Both log a
-        warning.
-
-        new_options: returns new session options on every call.
-        open_engine: opens a graph; raises BundleError if it cannot.
+        warning. open_engine: opens a graph; raises BundleError if it cannot.
         """
         place = self.folder / self._name(ort, new_options())
         if not self._is_whole(place):
@@ -127,10 +124,7 @@ class PreparedEngine:
     def _prepare(
         self, place: Path, open_source: Callable[[Any], Any], new_options: Callable[[], Any]
     ) -> None:
-        """Write the prepared engine to ``place``.
-
-        BundleError: the engine cannot be opened. OSError: the folder cannot be written, or is full.
-        """
+        """Write the prepared engine; BundleError: it cannot be opened; OSError: nor written."""
         _make_folder(self.folder)
         _clear_abandoned(self.folder)
         self._check_room()
@@ -204,7 +198,6 @@ def _new_folder(folder: Path) -> Iterator[Path]:
 
 
 def _clear_abandoned(folder: Path) -> None:
-    """Remove the temporary folders of ended processes."""
     with contextlib.ExitStack() as locks:
         _locked(folder, locks)  # so that no unlocked folder is made meanwhile
         for left in folder.glob(f"{_NEW}*"):
@@ -235,7 +228,6 @@ def _processor(cpu_info: Path = Path("/proc/cpuinfo")) -> tuple[str, str]:
 
 
 def _precision(options: Any) -> str:
-    """Return the option that changes the kernels of int8 products."""
     try:
         return str(options.get_session_config_entry("session.x64quantprecision"))
     except RuntimeError:  # never set

@@ -52,10 +52,9 @@ from dsbd_runtime.parts.speech_entry import ALIGNMENT_FILE, ALIGNMENT_WEIGHTS
 class AlignedTokens:
     """How a speech model attends to the sound as it reads a text, and its predictions.
 
-    Attributes:
-        weights: (A, n - 1, N) float32. Weights of the N positions of the sound by each of the A
-            alignment heads, for the n new tokens except the last.
-        logits: (n, V) float32. Of each new token, after those before it.
+    weights: (A, n - 1, N) float32. Weights of the N positions of the sound by each of the A
+        alignment heads, for the n new tokens except the last.
+    logits: (n, V) float32. Of each new token, after those before it.
     """
 
     weights: NDArray[np.float32]
@@ -82,7 +81,6 @@ class AlignmentGraphEntry(PartEntry):
         return (ALIGNMENT_FILE,)
 
     def graph_contract(self) -> GraphContract:
-        """Return the inputs and outputs of the alignment graph."""
         inputs = GraphContract.of([self.attention, self.sources, self.head]).inputs
         weights = TensorSpec(FLOAT32, (self.num_heads, None, None))
         outputs = {ALIGNMENT_WEIGHTS: weights, **self.head.contract().outputs}
@@ -153,7 +151,6 @@ class Alignment(Part):
         return self._engine
 
     def _no_rows(self, number: int) -> dict[str, NDArray[Any]]:
-        """Return caches of so many rows, which the call writes."""
         return {
             past_name(cache.layer, part): np.zeros(
                 cache.shape(part, number), NUMPY_DTYPES[cache.dtype]

@@ -65,18 +65,16 @@ class CacheEntry:
         raise NotImplementedError
 
     def shape(self, part: str, capacity: int) -> tuple[int, int, int, int]:
-        """Return the shape of the tensor of one part with ``capacity`` rows."""
         num_heads, width = self.parts[part]
         return 1, num_heads, capacity, width
 
     @property
     def states(self) -> dict[str, tuple[int, ...]]:
-        """States of a checkpoint: shape of each by input name."""
+        """Shape of each state of a checkpoint by input name."""
         return {}
 
     @property
     def numbers_a_row(self) -> int:
-        """Numbers of one row: all parts, all heads."""
         return sum(num_heads * width for num_heads, width in self.parts.values())
 
 
@@ -104,9 +102,7 @@ class AttentionRows(CacheEntry):
 class ConvolutionRows(CacheEntry):
     """The rows of a layer that is a short convolution over the path (docs/algorithm.md 3.11).
 
-    Attributes:
-        width: channels of its input.
-        num_ancestors: rows that it reads besides a node's own; one less than its kernel.
+    width: channels of its input. num_ancestors: rows read besides a node's own, its kernel less 1.
     """
 
     width: int
@@ -125,10 +121,9 @@ class RecurrentRows(CacheEntry):
     They are its key, the delta that it wrote, and the logarithm of the decay from the beginning of
     the path to it, as the sum of two numbers.
 
-    Attributes:
-        num_heads: of the deltas and decays.
-        num_key_heads: each serves as many heads as the next one.
-        most_new_rows: of one call.
+    num_heads: of the deltas and decays.
+    num_key_heads: each serves as many heads as the next one.
+    most_new_rows: of one call.
     """
 
     num_heads: int

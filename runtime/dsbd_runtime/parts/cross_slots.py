@@ -32,10 +32,9 @@ _WASTEFUL = 2  # times what a call needs: slots that long, or that far apart, ar
 class CallSources:
     """Cross rows of the sources that a call of the decoder reads.
 
-    Attributes:
-        values: an OrtValue (B, H, N, D) by name; the same object as long as they are the same.
-        lengths: (B,) int64. Tokens of each of the B.
-        items: (n,) int64. Which of the B each source of the call is.
+    values: an OrtValue (B, H, N, D) by name; the same object as long as they are the same.
+    lengths: (B,) int64. Tokens of each of the B.
+    items: (n,) int64. Which of the B each source of the call is.
     """
 
     values: dict[str, Any]
@@ -76,7 +75,6 @@ class CrossSlots:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the rows of all sources take."""
         return self._encoder.num_bytes + self._slot_bytes
 
     @property
@@ -96,9 +94,8 @@ class CrossSlots:
     def of_call(self, sources: Sequence[Source]) -> CallSources:
         """Return what a call reads that has these sources, which differ.
 
-        Raises:
-            InputError: one is no source, or has tokens that the encoder does not know.
-            CapacityError: one is too long, for the encoder or for the memory.
+        InputError: one is no source, or has tokens that the encoder does not know. CapacityError:
+        one is too long, for the encoder or for the memory.
         """
         if len(sources) == 1 and sources[0] not in self._slots:
             return self.alone(sources[0])
@@ -129,10 +126,7 @@ class CrossSlots:
             self._encoder.cross_rows(source)
 
     def release(self, source: Source) -> None:
-        """Let the slot of a source be used for others: no request reads it any more.
-
-        The rows of one that is held go back to the encoder, if the memory suffices.
-        """
+        """Let the slot of a source be used for others; if held, the encoder may keep its rows."""
         if source in self._slots:
             self._released.add(source)
             self._was_released = True

@@ -89,7 +89,6 @@ class EncoderEntry:
 
     @property
     def returns_hidden(self) -> bool:
-        """Whether the graph returns hidden states, which drafts may share."""
         return self.hidden_width is not None and not self.is_shared
 
     @property
@@ -164,7 +163,7 @@ def check_shared_encoder(
 
 
 def encoder_input(entry: EncoderEntry, source: Source) -> tuple[str, NDArray[Any]]:
-    """Return the input's name of an encoder's graph, and a source as the graph takes it.
+    """Return an encoder's input name and a source as the graph takes it.
 
     InputError: it is no source of this encoder. CapacityError: it is too long.
     """
@@ -184,7 +183,6 @@ def _checked_features(speech: SpeechEntry, source: Source) -> Features:
 
 
 def _checked_ids(entry: EncoderEntry, source: Source) -> Ints:
-    """Return a source as (N,) int64; raises as ``encoder_input``."""
     if not isinstance(source, tuple) or not source:
         raise InputError(
             f"the source of a forward is {source!r}, but the engine is an encoder-decoder's: "

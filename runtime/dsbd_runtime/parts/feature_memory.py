@@ -33,9 +33,8 @@ class Piece:
 class ReadFeatures:
     """The features that the S rows of a call of a feature draft come from.
 
-    Attributes:
-        target, own: the rows that the call reads of either engine's features, in their order.
-        index: (S,) int64. Of each row, which of them all, those of the target first; -1: zeros.
+    target, own: the rows that the call reads of either engine's features, in their order.
+    index: (S,) int64. Of each row, which of them all, those of the target first; -1: zeros.
     """
 
     target: list[Piece]
@@ -106,10 +105,7 @@ class HostFeatureMemory:
     def bind_returned(
         self, binder: HostBinder, kept: HostFeatures, first: int, number: int, dim: str
     ) -> None:
-        """Let the next call write ``number`` features to ``kept``, from row ``first`` on.
-
-        dim: name of their dimension in the call.
-        """
+        """Let the next call write ``number`` features, of dimension ``dim``, from ``first``."""
         binder.write_to(FEATURES, kept.array[first : first + number])
 
     def bind_read(self, binder: HostBinder, read: ReadFeatures) -> None:

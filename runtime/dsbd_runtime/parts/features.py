@@ -55,11 +55,9 @@ from dsbd_runtime.parts.part import (
 class FeatureEntry:
     """The features that an engine returns, and those that a feature draft reads.
 
-    Attributes:
-        width: of the target's.
-        layers: of a target's engine, the transformer layers that its features enter, in the order
-            in which they are concatenated; None in the entry of a draft.
-        own_width: width of a feature draft's own features; None in the entry of a target.
+    width: of the target's. own_width: of a feature draft's own, None for a target.
+    layers: of a target's engine, the transformer layers that its features enter, in the order in
+        which they are concatenated; None for a draft.
     """
 
     width: int
@@ -124,7 +122,6 @@ class _FeaturesEntry(PartEntry):
 
     @property
     def widths(self) -> dict[str, int]:
-        """The width of each tensor of features."""
         raise NotImplementedError
 
     def on_host(self, place: HostPlace) -> Part:

@@ -16,11 +16,7 @@ _STAGED_ROWS = 8
 
 
 class HostLogits:
-    """Full logits of the last forward in host memory.
-
-    One buffer for all forwards, a power of two of rows, as large as the largest one has needed; the
-    engine would need the same memory for its intermediate result.
-    """
+    """Full logits of the last forward: one buffer, a power of two of rows for the largest yet."""
 
     def __init__(self, output: HeadOutput) -> None:
         self._output = output
@@ -29,10 +25,7 @@ class HostLogits:
         self._values: dict[tuple[int, int], Any] = {}
 
     def bind(self, binder: HostBinder, first_row: int, num_logit_rows: int) -> None:
-        """Let the next call write the logits of R rows from ``first_row`` of the memory on.
-
-        The rows before ``first_row``, those of the forward's earlier calls, stay.
-        """
+        """Let the next call write R rows from ``first_row`` on; those before it stay."""
         place, stop = (first_row, num_logit_rows), first_row + num_logit_rows
         if stop > len(self._buffer):
             larger = np.empty(self._output.shape(_room(stop)), np.float32)

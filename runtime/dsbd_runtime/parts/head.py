@@ -92,7 +92,6 @@ class HeadEntry(PartEntry):
 
     @property
     def outputs(self) -> tuple[HeadOutput, ...]:
-        """The outputs that every forward copies."""
         return head_outputs(self.kind, self.vocab_size)
 
     @property
@@ -134,7 +133,6 @@ class Head(Part):
     """The head of an engine: all logits of each row."""
 
     def __init__(self, entry: HeadEntry, full: FullMemory | None, others: list[HeadOutput]) -> None:
-        """Take the memory of logits that stay with the engine, and the outputs of other parts."""
         self.full = full
         self._outputs = (*entry.outputs, *others)
         self._others = [output.name for output in others]
@@ -212,9 +210,7 @@ class KeptLogits:
         """Take the logits of R = ``num_rows`` logit rows.
 
         Logit rows [299, 3, 255, 256] of calls that begin with the rows 0 and 256 are kept as those
-        of [3, 255] and then of [299, 256]: kept_rows is [2, 0, 1, 3].
-
-        kept_rows: (R,) int64. Row of the memory of each; None: they are kept in their order.
+        of [3, 255] and then of [299, 256]: kept_rows, (R,) int64, is [2, 0, 1, 3]. None: in order.
         """
         self._head = head
         self._full = full

@@ -63,7 +63,6 @@ class KVCache:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that all buffers take now."""
         return self.capacity * self._row_bytes
 
     def resize(self, capacity: int, num_used: int) -> None:
@@ -162,10 +161,7 @@ class HostRows:
 
 
 class DeviceCaches:
-    """Arrays [1, num_heads, capacity, width] of one capacity; unwritten rows are zero.
-
-    Another capacity is another object: ``copy_from`` brings the rows over on the device.
-    """
+    """Arrays [1, num_heads, capacity, width] of one capacity; unwritten rows are zero."""
 
     def __init__(self, device: Device, caches: Sequence[CacheEntry], capacity: int) -> None:
         """Take the memory; raise MemoryError, with nothing taken, when the device has no room."""
@@ -183,12 +179,10 @@ class DeviceCaches:
 
     @property
     def inputs(self) -> dict[str, DeviceArray]:
-        """The arrays by the names under which an engine reads them."""
         return {past_name(*key): array for key, array in self._arrays.items()}
 
     @property
     def outputs(self) -> dict[str, DeviceArray]:
-        """The same arrays by the names under which an engine writes them."""
         return {present_name(*key): array for key, array in self._arrays.items()}
 
     def copy_from(self, other: DeviceCaches, num_rows: int) -> None:
@@ -197,7 +191,6 @@ class DeviceCaches:
             self._device.copy_rows(other._arrays[key], array, num_rows)
 
     def fill_zero(self) -> None:
-        """Queue setting all rows to zero."""
         for array in self._arrays.values():
             self._device.fill_zero(array)
 

@@ -31,11 +31,9 @@ longest ago goes, and is computed again where it is needed after all."""
 class CrossRows:
     """The cross rows of one source as the decoder's graph takes them: never written, never moved.
 
-    Attributes:
-        values: an OrtValue (1, H, N, D) by name.
-        num_bytes: of the values and the hidden states.
-        hidden: an OrtValue (1, N, W), the encoder's hidden states; None where no draft reads them.
-        was_held: whether the source was held when they were kept: let go, it is not needed again.
+    values: an OrtValue (1, H, N, D) by name. num_bytes: with the hidden states.
+    hidden: an OrtValue (1, N, W), the encoder's hidden states; None if no draft reads them.
+    was_held: whether the source was held when they were kept: let go, it is not needed again.
     """
 
     values: dict[str, Any]
@@ -45,7 +43,6 @@ class CrossRows:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the source, N."""
         return int(next(iter(self.values.values())).shape()[2])
 
 
@@ -190,7 +187,6 @@ class OrtEncoder:
         self._drop_oldest()
 
     def _drop(self, sources: Iterable[Source]) -> None:
-        """Drop those of some sources that are kept."""
         for source in sources:
             if source in self._kept:
                 self.num_bytes -= self._kept.pop(source).num_bytes

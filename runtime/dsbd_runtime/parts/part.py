@@ -71,12 +71,10 @@ class GraphContract:
 class Call:
     """One engine call: some rows of a forward, or all of them.
 
-    Attributes:
-        forward: the S = ``num_new`` rows; the cache's rows ``first_row`` to ``stop - 1``.
-        whole: the forward that they are rows of, from its row ``start`` on.
-        is_first, is_last: whether they are its first or last rows.
-        returned: what the whole forward returns, by field of ``ForwardResult``; parts fill it in.
-        outputs: of earlier calls of the whole forward, by name of the graph.
+    forward: the S = ``num_new`` rows; the cache's rows ``first_row`` to ``stop - 1``.
+    whole: the forward that they are rows of, from its row ``start`` on.
+    returned: what the whole forward returns, by field of ``ForwardResult``; parts fill it in.
+    outputs: of earlier calls of the whole forward, by name of the graph.
     """
 
     def __init__(
@@ -102,7 +100,6 @@ class Call:
         return Call(forward, self.first_row + start, self, self.start + start)
 
     def chunks(self, most_rows: int) -> Iterator[Call]:
-        """Yield calls of at most so many rows."""
         num_new = self.num_new
         for start in range(0, num_new, most_rows):
             yield self.part(start, min(start + most_rows, num_new))
@@ -117,7 +114,6 @@ class HeadOutput:
     row_shape: tuple[int, ...]
 
     def shape(self, num_logit_rows: int) -> tuple[int, ...]:
-        """Return its shape for R logit rows."""
         return (num_logit_rows, *self.row_shape)
 
 
@@ -225,7 +221,6 @@ class PartEntry:
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """Fields of ``EngineSpec``."""
         return {}
 
     def contract(self) -> GraphContract:
@@ -244,15 +239,14 @@ class PartEntry:
 class Part:
     """One kind of state of an open engine; a kind overrides the verbs that it needs.
 
-    Attributes:
-        reads: the optional fields of ``Forward`` that are for it, each with the sentence of the
-            error for an engine that does not read it.
-        splits: whether it makes several calls of one, see ``calls``.
-        grows_in_calls: whether ``num_bytes`` changes in calls too, not only in ``reserve``.
-        num_bytes: of the rows that it keeps.
-        missing: for an engine without it, the sentence of the error that it is asked for.
-        returns: its outputs with a row for each logit row, which the head collects; each has the
-            name of a field of ``ForwardResult``.
+    reads: the optional fields of ``Forward`` that are for it, each with the sentence of the error
+        for an engine that does not read it.
+    splits: whether it makes several calls of one, see ``calls``.
+    grows_in_calls: whether ``num_bytes`` changes in calls too, not only in ``reserve``.
+    num_bytes: of the rows that it keeps.
+    missing: for an engine without it, the sentence of the error that it is asked for.
+    returns: its outputs with a row for each logit row, which the head collects; each has the name
+        of a field of ``ForwardResult``.
     """
 
     reads: ClassVar[Mapping[str, str]] = {}
@@ -263,7 +257,6 @@ class Part:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the rows that it keeps."""
         return 0
 
     def calls(self, call: Call) -> Iterator[Call]:
@@ -308,13 +301,8 @@ def part_of(parts: Iterable[Part], kind: type[PartT]) -> PartT:
 class HostPlace:
     """Where the parts of an engine in host memory are opened.
 
-    Attributes:
-        binder: of the engine's calls.
-        folder: of the engine's files.
-        graphs: opens graphs of the folder.
-        of_target: of a draft, opens or finds its target's part of an entry's kind, to share it.
-        new_rows: see ``EngineOptions``.
-        opened: the parts so far.
+    binder, folder: of the engine. graphs: opens graphs of the folder. opened: the parts so far.
+    of_target: of a draft, opens or finds its target's part of an entry's kind, to share it.
     """
 
     binder: HostBinder
@@ -327,12 +315,7 @@ class HostPlace:
 
 @dataclass(frozen=True)
 class DevicePlace:
-    """Where the parts of an engine on a device are opened.
-
-    Attributes:
-        device: the memory.
-        rows: the caches, and the graph that moves their rows.
-    """
+    """Where the parts of an engine on a device are opened; ``rows``: its caches."""
 
     device: Device
     rows: Any

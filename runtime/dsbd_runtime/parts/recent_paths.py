@@ -64,13 +64,12 @@ class RecentMemory(Protocol):
 class RecentInputs:
     """Inputs of an engine call for recent rows; see ``recent_rows``.
 
-    Attributes:
-        first_row: recent row of the first of the S new rows.
-        ancestors: (S, A) int64 recent rows; None without convolutions.
-        mask: (S, n) bool, of recent rows from 0 on; all others are unseen.
-        first_checkpoint: the states of the call begin with that of this one.
-        checkpoint_rows: (B, L) int64.
-        row_places: (S,) int64.
+    first_row: recent row of the first of the S new rows.
+    ancestors: (S, A) int64 recent rows; None without convolutions.
+    mask: (S, n) bool, of recent rows from 0 on; all others are unseen.
+    first_checkpoint: the states of the call begin with that of this one.
+    checkpoint_rows: (B, L) int64.
+    row_places: (S,) int64.
     """
 
     first_row: int
@@ -85,13 +84,12 @@ class RecentInputs:
 class NewRows:
     """The rows of one engine call, as yet without a place.
 
-    Attributes:
-        forward: the call.
-        inputs: its inputs for recent rows.
-        parents: (S,) int64. Row of the cache, ``NO_ROW`` where the path begins.
-        depths: (S,) int64. Rows of the path to each, itself included.
-        checkpoints: (S,) int64, the one that each continues from.
-        again: (S,) int64, rows of the cache that the call computes again; None: it appends them.
+    forward: the call.
+    inputs: its inputs for recent rows.
+    parents: (S,) int64. Row of the cache, ``NO_ROW`` where the path begins.
+    depths: (S,) int64. Rows of the path to each, itself included.
+    checkpoints: (S,) int64, the one that each continues from.
+    again: (S,) int64, rows of the cache that the call computes again; None: it appends them.
     """
 
     forward: Forward
@@ -105,7 +103,10 @@ class NewRows:
 class RecentPaths:
     """Of every row of the cache, whether it is recent, and what continues from it.
 
-    num_recent: places in use among the recent rows, those of dropped rows included.
+    num_recent: places in use among the recent rows, those of dropped rows included. The table has
+    for each row its parent's row, ``NO_ROW`` where the path begins; its depth, itself included; its
+    place among the recent rows, or ``NO_ROW``; the checkpoint that a child would continue from, or
+    ``_FOLDED`` if it cannot have any.
     """
 
     def __init__(self, memory: RecentMemory, num_ancestors: int) -> None:
@@ -121,7 +122,6 @@ class RecentPaths:
 
     @property
     def num_checkpoints(self) -> int:
-        """Checkpoints with a state, the one where paths begin included."""
         return len(self._ends)
 
     def truncate(self, num_rows: int) -> None:
@@ -228,7 +228,6 @@ class RecentPaths:
         return np.where(seen[np.arange(len(seen)), last], last, NO_ROW)
 
     def _continued_checkpoints(self, forward: Forward, again: Ints | None) -> Ints:
-        """Return the checkpoint that each new row continues from, (S,) int64."""
         continued = self._last_seen(forward)
         if again is not None:  # all continue from the same row, and the others from one another
             continued[:] = continued[0]
@@ -247,7 +246,6 @@ class RecentPaths:
             )
 
     def _mask(self, forward: Forward, checkpoints: Ints) -> NDArray[np.bool_]:
-        """Return which recent rows each new row sees, (S, n) bool."""
         num_new, first = forward.num_new, self.num_recent
         mask = np.zeros((num_new, first + num_new), np.bool_)
         recent = (self._places >= 0).nonzero()[0]
@@ -274,7 +272,6 @@ class RecentPaths:
             self._drop_unneeded()
 
     def _look_later(self) -> None:
-        """Look again once there are some more rows; to look takes time for each of them."""
         self._next_look = self.num_recent + max(_LOOK_EVERY, self.num_recent // 4)
 
     def _fold(self, chain: list[int], below: list[int], stops: set[int]) -> None:
@@ -313,11 +310,9 @@ class RecentPaths:
         return number
 
     def _hold(self, row: int) -> None:
-        """Let paths continue from a row of the cache even once the rows after it are folded."""
         self._held = [*(held for held in self._held if held != row), row][-MOST_HELD:]
 
     def _last_rows(self) -> Ints:
-        """Return the last rows of checkpoints that paths can continue from."""
         known = self._checkpoints >= 0
         ends = np.array(self._ends)[np.where(known, self._checkpoints, 0)]
         found: Ints = (known & (self._depths == ends)).nonzero()[0]
@@ -378,20 +373,16 @@ class RecentPaths:
 
     @property
     def _parents(self) -> Ints:
-        """Row of the cache, ``NO_ROW`` where the path begins."""
         return self._table[2, : self.num_rows]
 
     @property
     def _depths(self) -> Ints:
-        """Rows of the path to each, itself included."""
         return self._table[3, : self.num_rows]
 
     @property
     def _places(self) -> Ints:
-        """Recent row, ``NO_ROW`` of rows that are none."""
         return self._table[4, : self.num_rows]
 
     @property
     def _checkpoints(self) -> Ints:
-        """The checkpoint that a child would continue from, ``_FOLDED`` if it cannot have any."""
         return self._table[5, : self.num_rows]

@@ -163,16 +163,12 @@ class RecentRows(Part):
         self.memory.close()
 
     def _next(self, call: Call, rows: Ints | None) -> Call:
-        """Return a call as the one that is bound next; ``rows``: those that it computes again."""
         self._new = self._paths.new_rows(call.forward, rows)
         return call
 
 
 class HostRecentMemory:
-    """Recent rows of one engine, and the states of checkpoints [B, H, Dk, Dv]; the first is zero.
-
-    states: by input name; replaced when the number of checkpoints changes.
-    """
+    """Recent rows of one engine, and the states of checkpoints, (B, H, Dk, Dv); the first is 0."""
 
     def __init__(self, caches: Sequence[CacheEntry], place: HostPlace) -> None:
         self.rows = KVCache(recent(caches), recent_capacity, place.new_rows)

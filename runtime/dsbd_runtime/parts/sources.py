@@ -112,7 +112,6 @@ class Sources(Part):
             call.returned["reading"] = reading
 
     def reserve(self, num_rows: int, num_used: int) -> None:
-        """See Part. Without any rows, none depends on a source, except before a first call."""
         if num_rows == 0:
             self.slots.forget()
 

@@ -41,9 +41,8 @@ Memory and time of every request follow from them.
 class AlignmentEntry:
     """Manifest entry of the graph that says how the alignment heads attend to the sound.
 
-    Attributes:
-        median_filter_width: positions of the median that smooths the weights of a token; odd.
-        max_abs_error: largest difference of a weight from the checkpoint's that the export saw.
+    median_filter_width: positions of the median that smooths the weights of a token; odd.
+    max_abs_error: largest difference of a weight from the checkpoint's that the export saw.
     """
 
     median_filter_width: int
@@ -107,12 +106,10 @@ class SpeechEntry:
         return self.first_timestamp + self.num_positions
 
     def is_time(self, token_id: int) -> bool:
-        """Return whether a token is a time."""
         return self.first_timestamp <= token_id <= self.last_timestamp
 
     @property
     def seconds_per_frame(self) -> float:
-        """Seconds from one frame to the next."""
         return self.hop_length / self.sampling_rate
 
     @property
@@ -194,7 +191,6 @@ def check_speech(speech: SpeechEntry, vocab_size: int, where: str) -> None:
 
 
 def _check_alignment(alignment: AlignmentEntry, heads: list[list[int]] | None, where: str) -> None:
-    """Raise BundleError unless there are heads whose weights a graph returns, and a filter."""
     if not heads or not all(len(head) == 2 and min(head) >= 0 for head in heads):
         expected = "the layer and head of each, which its alignment graph weighs"
         raise mismatch(expected, heads, f"{where}: alignment_heads")

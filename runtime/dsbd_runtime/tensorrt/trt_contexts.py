@@ -19,8 +19,7 @@ _log = logging.getLogger(__name__)
 class TrtContexts:
     """Makes the contexts of one plan, one for each optimization profile in use.
 
-    Their calls are queued on one stream, so they can share scratch memory, which is allocated once,
-    for the largest profile.
+    Their calls are queued on one stream, so they share scratch memory, for the largest profile.
     """
 
     def __init__(

@@ -47,13 +47,10 @@ class TrtEngine:
     ) -> None:
         """Check the plan, whose file is ``path``, and own it.
 
-        profiles: maximum rows of a call, by optimization profile.
-        stream: address of the CUDA stream of all calls.
-        errors: list to which the logger of ``plan`` appends errors.
+        profiles: maximum rows of a call, by optimization profile. stream: address of the CUDA
+        stream of all calls. errors: list to which the logger of ``plan`` appends errors.
 
-        Raises:
-            BundleError: the plan has other profiles or another capacity, or would not update a
-                cache in place.
+        BundleError: other profiles or capacity, or a cache that would not be updated in place.
         """
         self._plan: Any = plan
         self._path = path
@@ -74,7 +71,6 @@ class TrtEngine:
             self._check_cache(plan, *names)
 
     def capacity_for(self, num_rows: int) -> int:
-        """Return the only capacity, for which the engine was built."""
         if num_rows > self._capacity:
             raise CapacityError(
                 f"{num_rows} cache rows do not fit {self._path}, which was built for "
@@ -202,11 +198,8 @@ def open_trt_session(
 
     trt, cuda_runtime: the modules tensorrt and cuda.bindings.runtime; None imports them.
 
-    Raises:
-        BundleError: there is no engine, or it does not fit this machine; the message has the
-            command that builds one.
-        ProviderError: package, driver or device is missing; the message says which.
-        CapacityError: the GPU has no memory for the caches.
+    BundleError: no engine, or none for this machine; the message has the command that builds it.
+    ProviderError: package, driver or device is missing. CapacityError: no memory for the caches.
     """
     bundle, role, provider = request.bundle, request.role, request.placement.provider
     device_id = request.placement.device_id

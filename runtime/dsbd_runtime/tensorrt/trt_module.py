@@ -16,14 +16,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Flavour:
-    """One of the two packages.
+    """One of the two packages; ``name``: the engine of an export, and the provider.
 
-    Attributes:
-        name: the engine of an export, and the provider.
-        oldest: first supported version.
-        builds_for_others: whether it builds for other compute capabilities than this machine's.
-        has_timing_cache: whether builds can reuse measured kernel times.
-        compiles_kernels: whether kernels are compiled at the first calls, not at the build.
+    builds_for_others: whether it builds for other compute capabilities than this machine's.
+    has_timing_cache: whether builds can reuse measured kernel times.
+    compiles_kernels: whether kernels are compiled at the first calls, not at the build.
     """
 
     name: str
@@ -34,7 +31,6 @@ class Flavour:
 
     @property
     def provider(self) -> Provider:
-        """Its row of the table of providers."""
         return find_provider(self.name)
 
 

@@ -27,13 +27,12 @@ SOURCE_FILES = (MODEL_FILE, WEIGHTS_FILE, PRUNE_FILE)
 class EngineRecord:
     """Content of engine.json, on engine.plan (the model) and prune.plan (the prune graph).
 
-    Attributes:
-        flavour: a key of ``trt_module.FLAVOURS``.
-        compute_capability: that they were built for, such as "12.0".
-        step_profiles: maximum rows S of a call, by optimization profile of engine.plan.
-        move_profiles: maximum rows K of a call, by optimization profile of prune.plan.
-        attention: "fused" with one kernel per layer, "decomposed" when computed in pieces.
-        onnx_sha256: hashes of the model files that they were built from, by name.
+    flavour: a key of ``trt_module.FLAVOURS``.
+    compute_capability: that they were built for, such as "12.0".
+    step_profiles: maximum rows S of a call, by optimization profile of engine.plan.
+    move_profiles: maximum rows K of a call, by optimization profile of prune.plan.
+    attention: "fused" with one kernel per layer, "decomposed" when computed in pieces.
+    onnx_sha256: hashes of the model files that they were built from, by name.
     """
 
     flavour: str
@@ -53,10 +52,7 @@ def write_record(record: EngineRecord, folder: Path) -> None:
 
 
 def find_record(bundle: Bundle, role: str) -> EngineRecord | None:
-    """Return the record of the engines of "target" or "draft", None without engines.
-
-    Raises BundleError for a record that is invalid or lacks its engines.
-    """
+    """Return the record of the engines of a role, None without; BundleError: it is invalid."""
     files = bundle.manifest.files
     if f"{role}/{RECORD_FILE}" not in files:
         return None

@@ -78,10 +78,8 @@ def messages_for(source: str, messages: Sequence[Message]) -> list[dict[str, Any
     """Return checked messages as a template of this source reads them.
 
     The arguments of calls become ``Arguments``; the role ``developer``, OpenAI's later name of
-    ``system``, becomes ``system`` if the template does not use it.
-
-    Raises:
-        InputError: the template does not read calls, or arguments are not an object.
+    ``system``, becomes ``system`` if the template does not use it. InputError: the template does
+    not read calls, or arguments are not an object.
     """
     knows_developer = _KNOWS_DEVELOPER.search(source) is not None
     prepared = []
@@ -175,7 +173,6 @@ def _is_lost(messages: Sequence[Message], index: int, text: str, render: Render)
 
 
 def _attempt(render: Render, messages: Sequence[Message]) -> str | None:
-    """Return the prompt of messages, None if the template refuses them."""
     try:
         return render(messages)
     except Exception:  # a template may raise anything: it is the checkpoint's program
@@ -183,7 +180,6 @@ def _attempt(render: Render, messages: Sequence[Message]) -> str | None:
 
 
 def _number(index: int, call: int = 0) -> int:
-    """Return the number of a message's content, or of its calls, counted from 1."""
     return index * 1000 + min(call, 999)
 
 

@@ -74,10 +74,7 @@ class ChatTemplate:
         return cls(sources, _special_tokens(config))
 
     def source(self, *, has_tools: bool) -> str:
-        """Return the source of the template for conversations with or without tools.
-
-        As in transformers, the one named ``tool_use`` is used with tools, if present.
-        """
+        """Return the template's source; with tools that named ``tool_use``, if present."""
         return self._sources[self._name(has_tools)]
 
     def _name(self, has_tools: bool) -> str:
@@ -100,9 +97,7 @@ class ChatTemplate:
 
         add_generation_prompt: end with the beginning of the model's answer.
         variables: more variables of the template, such as ``tools`` or ``enable_thinking``.
-
-        Raises:
-            InputError: the messages are invalid, refused by the template, or one leaves no trace.
+        InputError: the messages are invalid, refused by the template, or one leaves no trace.
         """
         check_messages(messages)
         name = self._name((variables or {}).get("tools") is not None)
@@ -141,10 +136,7 @@ def _compiled(name: str, source: str, now: Callable[[], datetime]) -> jinja2.Tem
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return ``bos_token``, ``eos_token``, ...: texts, or objects that hold one as content.
-
-    Tokens with other names stand in ``extra_special_tokens``.
-    """
+    """Return ``bos_token``, ``eos_token``, ... and ``extra_special_tokens``, each a text."""
     tokens: dict[str, str] = {}
     named = config.get("extra_special_tokens")
     named = named if isinstance(named, Mapping) else {}
@@ -157,7 +149,6 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _sources_in(folder: Path) -> dict[str, str]:
-    """Return the template files of a folder, by name."""
     files = {_DEFAULT: folder / CHAT_TEMPLATE_FILE}
     files[_WITH_TOOLS] = folder / ADDITIONAL_TEMPLATES_FOLDER / f"{_WITH_TOOLS}.jinja"
     texts = {name: _text(file) for name, file in files.items()}

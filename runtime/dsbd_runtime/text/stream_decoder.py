@@ -51,14 +51,12 @@ class TextWindow:
     Immutable, so that paths with a common beginning can share it. Without tokens it is the start of
     a text.
 
-    Attributes:
-        tokenizer: of the tokens.
-        tokens: the last tokens before ``run``.
-        num_given: how many characters of the text of ``tokens`` were returned.
-        num_held: how many after those were not: they can still change.
-        run: byte tokens at the end that are UTF-8 so far; none of their text was returned.
-        unfinished: the last bytes of ``run``, where they begin a character.
-        invalid: the bytes that made the run at the end of ``tokens`` invalid; empty without one.
+    tokens: the last tokens before ``run``.
+    num_given: how many characters of the text of ``tokens`` were returned.
+    num_held: how many after those were not: they can still change.
+    run: byte tokens at the end that are UTF-8 so far; none of their text was returned.
+    unfinished: the last bytes of ``run``, where they begin a character.
+    invalid: the bytes that made the run at the end of ``tokens`` invalid; empty without one.
     """
 
     tokenizer: Tokenizer = field(repr=False)
@@ -94,7 +92,6 @@ class TextWindow:
         return 0 if has_text else self.tokenizer.joints.num_dropped_spaces
 
     def text_of(self, token_ids: Sequence[int]) -> str:
-        """Return the text of a whole continuation by these tokens."""
         return self.tokenizer.decode((*self.tokens, *self.run, *token_ids))[self.num_given :]
 
     def extended(self, token_ids: Sequence[int]) -> tuple[TextWindow, str]:

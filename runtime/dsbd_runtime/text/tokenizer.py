@@ -85,12 +85,10 @@ class Tokenizer:
 
     @classmethod
     def from_bundle(cls, bundle: Bundle) -> Tokenizer:
-        """Return the tokenizer of an opened bundle."""
         return cls(bundle.path, bos_token_id=bundle.manifest.target.bos_token_id)
 
     @classmethod
     def of_sources(cls, bundle: Bundle) -> Tokenizer:
-        """Return the tokenizer of the sources of an opened bundle, which may differ."""
         if SOURCE_TOKENIZER_FILE not in bundle.manifest.files:
             return cls.from_bundle(bundle)
         return cls(bundle.path, bos_token_id=None, file=SOURCE_TOKENIZER_FILE)
@@ -271,11 +269,10 @@ def _reason(error: BaseException) -> str:
 class TextJoints:
     """How later tokens can change the text of earlier ones.
 
-    Attributes:
-        is_local: whether no step looks for text across tokens; if not, anything can change.
-        joins_bytes: whether tokens are bytes (``ByteLevel``).
-        has_byte_runs: whether some tokens are bytes, decoded a run at a time (``ByteFallback``).
-        num_dropped_spaces: number of spaces dropped at the beginning of a text.
+    is_local: whether no step looks for text across tokens; if not, anything can change.
+    joins_bytes: whether tokens are bytes (``ByteLevel``).
+    has_byte_runs: whether some tokens are bytes, decoded a run at a time (``ByteFallback``).
+    num_dropped_spaces: number of spaces dropped at the beginning of a text.
     """
 
     is_local: bool
