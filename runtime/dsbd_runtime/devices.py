@@ -137,7 +137,7 @@ class DeviceEngine(Protocol):
         """Return the call with these inputs and outputs, by name in the graph.
 
         A cache is in both, at the same address: past_key_values.0.key and present.0.key. Shapes
-        are whole numbers: S is one of ``device_session.forward_bucket``, R (logit_rows) and K
+        are whole numbers: S is one of ``device_binder.forward_bucket``, R (logit_rows) and K
         (src_rows) are powers of two up to the largest forward, or any smaller number where padding
         had no room in the caches.
         """

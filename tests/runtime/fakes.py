@@ -14,7 +14,8 @@ from dsbd_runtime.bundle_files.manifest import ModelEntry
 from dsbd_runtime.errors import DsbdError
 from dsbd_runtime.parts.attention_rows import AttentionEntry, Rows
 from dsbd_runtime.parts.head import LOGITS, Head, HeadEntry
-from dsbd_runtime.parts.part import Call, HeadOutput, Part, part_of
+from dsbd_runtime.parts.host_binder import HeadOutput
+from dsbd_runtime.parts.part import Call, Part, part_of
 
 BYTES_PER_ROW = 100
 

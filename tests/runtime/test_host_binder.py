@@ -9,9 +9,8 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from dsbd_runtime.ort import host_binder
-from dsbd_runtime.ort.host_binder import OrtBinder
-from dsbd_runtime.parts.part import HeadOutput
+from dsbd_runtime.parts import host_binder
+from dsbd_runtime.parts.host_binder import HeadOutput, HostBinder
 from tests.ort_sessions import cpu_session
 
 HEAD = (HeadOutput("doubled", np.float32, (3,)), HeadOutput("total", np.float32, ()))
@@ -65,7 +64,7 @@ class Engine:
         model.ir_version = 10
         self.session = cpu_session(model)
         self.binding = CountingBinding(self.session.io_binding())
-        self.values = OrtBinder(ort, self.binding, "an engine")
+        self.values = HostBinder(ort, self.binding, "an engine")
 
     def run_with_iobinding(self, binding: CountingBinding, options: Any) -> None:
         self.session.run_with_iobinding(binding.binding, options)

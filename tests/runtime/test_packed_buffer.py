@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dsbd_runtime.device.device_binder import forward_bucket, padded_rows, row_bucket
 from dsbd_runtime.device.packed_buffer import (
     PackedArrays,
     PackedBuffer,
@@ -24,6 +23,7 @@ from dsbd_runtime.parts.attention_rows import (
     SRC_ROWS,
     WRITE_INDICES,
 )
+from dsbd_runtime.parts.device_binder import forward_bucket, padded_rows, row_bucket
 from dsbd_runtime.parts.head import LOGIT_ROWS
 from tests.runtime.fake_device import FakeDevice
 

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime.bundle_files.manifest import ModelEntry
-from dsbd_runtime.device.device_binder import StagedCall
 from dsbd_runtime.device.packed_buffer import (
     PackedArrays,
     PackedBuffer,
@@ -23,6 +22,7 @@ from dsbd_runtime.device.packed_buffer import (
 )
 from dsbd_runtime.device.recorded_calls import RepeatedWork
 from dsbd_runtime.devices import BoundCall, Device, DeviceEngine, RecordedWork
+from dsbd_runtime.parts.device_binder import StagedCall
 from dsbd_runtime.parts.kv_cache import DeviceCaches
 from dsbd_runtime.parts.part import BOOL, INT64
 

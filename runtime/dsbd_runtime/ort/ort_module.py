@@ -14,6 +14,7 @@ from dsbd_runtime.engine.providers import Provider
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import BundleError, InputError, ProviderError
 from dsbd_runtime.ort.huge_pages import huge_pages
+from dsbd_runtime.parts.host_binder import releasing_options
 
 TELEMETRY_SWITCH = "ORT_DISABLE_TELEMETRY"
 
@@ -105,17 +106,6 @@ def without_packing(options: Any, entry: ModelEntry) -> Any:
     """
     if entry.quantization in ("none", "int8-dynamic"):
         options.add_session_config_entry("session.disable_prepacking", "1")
-    return options
-
-
-def releasing_options(ort: ModuleType) -> Any:
-    """Return the options of a call that releases memory which it does not need itself.
-
-    Otherwise ONNX Runtime keeps the memory for intermediate results of the largest call, such as
-    attention over all caches.
-    """
-    options = ort.RunOptions()
-    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     return options
 
 

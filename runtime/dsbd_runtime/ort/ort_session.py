@@ -12,12 +12,12 @@ from dsbd_runtime.engine.providers import check_runnable, find_provider
 from dsbd_runtime.engine.session import EngineOptions
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import EngineError
-from dsbd_runtime.ort.host_binder import OrtBinder
 from dsbd_runtime.ort.ort_module import LOG_ERRORS, OrtGraphs
 from dsbd_runtime.ort.prepared_engine import PreparedEngine
 from dsbd_runtime.parts.attention_rows import Rows
 from dsbd_runtime.parts.graph_check import call_error, check_graph
 from dsbd_runtime.parts.head import Head
+from dsbd_runtime.parts.host_binder import HostBinder
 from dsbd_runtime.parts.part import Call, HostPlace, NewRows, Part, PartEntry, part_of
 
 
@@ -59,7 +59,7 @@ class OrtSession:
             self._engine = prepared.open(graphs.ort, model_path, graphs.options, graphs.open_with)
         check_graph(model_path, entry.contract, self._engine)
         name = f"the engine {model_path}"
-        self._binder = OrtBinder(graphs.ort, self._engine.io_binding(), name)
+        self._binder = HostBinder(graphs.ort, self._engine.io_binding(), name)
         place = HostPlace(self._binder, model_path.parent, graphs, of_target, new_rows)
         for part in entry.parts:
             place.opened.append(part.on_host(place))
@@ -118,6 +118,6 @@ def _part_of_target(request: EngineOptions, kind: type[PartEntry]) -> Part:
         return request.target.part_by_kind[kind]
     entry, path = request.bundle.entry("target"), request.bundle.model_path("target")
     graphs = OrtGraphs(request.placement.provider, entry, request.settings)
-    unbound = OrtBinder(graphs.ort, None, f"the engine {path}")
+    unbound = HostBinder(graphs.ort, None, f"the engine {path}")
     place = HostPlace(unbound, path.parent, graphs, _no_target, request.new_rows)
     return next(part for part in entry.parts if type(part) is kind).on_host(place)

@@ -30,11 +30,12 @@ from numpy.typing import NDArray
 from dsbd_forward.forward import Forward
 from dsbd_forward.rows import Ints
 from dsbd_runtime.parts.cache_entries import CacheEntry, cache_tensors
+from dsbd_runtime.parts.device_binder import StagedCall
+from dsbd_runtime.parts.host_binder import HostBinder
 from dsbd_runtime.parts.kv_cache import HostRows
 from dsbd_runtime.parts.part import (
     BOOL,
     INT64,
-    Binder,
     Call,
     DevicePlace,
     GraphContract,
@@ -136,7 +137,7 @@ class Rows(Part):
     def num_bytes(self) -> int:
         return self.memory.num_bytes
 
-    def bind(self, call: Call, binder: Binder) -> None:
+    def bind(self, call: Call, binder: HostBinder | StagedCall) -> None:
         forward, first, stop = call.forward, call.first_row, call.stop
         self._positions[first:stop] = forward.positions
         masks = self._masks.padded(forward, self._positions[:stop], self.capacity)

@@ -12,6 +12,7 @@ import numpy as np
 
 from dsbd_runtime.devices import Device, DeviceArray, copy_array_rows
 from dsbd_runtime.errors import CapacityError
+from dsbd_runtime.parts.device_binder import StagedCall
 from dsbd_runtime.parts.feature_memory import (
     FEATURE_INDEX,
     FEATURES,
@@ -20,7 +21,6 @@ from dsbd_runtime.parts.feature_memory import (
     Piece,
     ReadFeatures,
 )
-from dsbd_runtime.parts.part import DeviceBinder
 
 
 class DeviceFeatures:
@@ -91,7 +91,7 @@ class DeviceFeatureMemory:
         return copy
 
     def bind_returned(
-        self, binder: DeviceBinder, kept: DeviceFeatures, first: int, number: int, dim: str
+        self, binder: StagedCall, kept: DeviceFeatures, first: int, number: int, dim: str
     ) -> None:
         """See HostFeatureMemory: what the engine has written is copied to where it is kept."""
         written = self._use(binder, FEATURES, dim, number)
@@ -100,7 +100,7 @@ class DeviceFeatureMemory:
                 lambda: copy_array_rows(self._device, written, 0, kept.array, first, number)
             )
 
-    def bind_read(self, binder: DeviceBinder, read: ReadFeatures) -> None:
+    def bind_read(self, binder: StagedCall, read: ReadFeatures) -> None:
         """See HostFeatureMemory: the rows are gathered to where the engine reads them."""
         target = self._use(binder, TARGET_FEATURES, "T", read.num_target)
         own = self._use(binder, OWN_FEATURES, "P", read.num_own)
@@ -123,7 +123,7 @@ class DeviceFeatureMemory:
         self._kept.clear()
         self._unused.clear()
 
-    def _use(self, binder: DeviceBinder, name: str, dim: str, number: int) -> DeviceArray:
+    def _use(self, binder: StagedCall, name: str, dim: str, number: int) -> DeviceArray:
         """Return the array of a call for so many rows; raise MemoryError without room."""
         key = name, binder.size(dim, number)
         if key not in self._arrays:

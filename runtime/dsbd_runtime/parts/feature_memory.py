@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from dsbd_forward.features import ParentFeatures
 from dsbd_forward.rows import Ints
+from dsbd_runtime.parts.host_binder import HostBinder
 from dsbd_runtime.parts.kv_cache import NUMPY_DTYPES
-from dsbd_runtime.parts.part import HostBinder
 
 FEATURE_ROWS = "feature_rows"
 FEATURES = "features"

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from dsbd_forward.rows import Ints
 from dsbd_runtime.devices import ELEMENT_BYTES, Device, DeviceArray, copy_array_rows
 from dsbd_runtime.errors import CapacityError
-from dsbd_runtime.parts.part import DeviceBinder, HeadOutput, HostBinder
+from dsbd_runtime.parts.device_binder import StagedCall
+from dsbd_runtime.parts.host_binder import HeadOutput, HostBinder
 
 _STAGED_ROWS = 8
 """Rows that a read copies from a device at a time, which bounds the pinned memory."""
@@ -66,7 +67,7 @@ class DeviceLogits:
         self._last: DeviceArray | None = None  # with the rows of the last forward
         self._staging: NDArray[np.uint8] | None = None
 
-    def bind(self, binder: DeviceBinder, first_row: int, num_logit_rows: int) -> None:
+    def bind(self, binder: StagedCall, first_row: int, num_logit_rows: int) -> None:
         num_rows, before = binder.size("R", num_logit_rows), self._last
         own = self._last = self._array(self._arrays, num_rows)
         binder.use(self._name, own.part(0, (num_rows, self._vocab_size), "fp32"))

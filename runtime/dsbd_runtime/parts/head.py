@@ -29,13 +29,13 @@ from dsbd_forward.spec import HeadSpec
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.parts.forward_checks import check_array, check_range
 from dsbd_runtime.parts.full_logits import DeviceLogits, HostLogits
+from dsbd_runtime.parts.host_binder import HeadOutput
 from dsbd_runtime.parts.part import (
     FLOAT32,
     INT64,
     Call,
     DevicePlace,
     GraphContract,
-    HeadOutput,
     HostPlace,
     Part,
     PartEntry,

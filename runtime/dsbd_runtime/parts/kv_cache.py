@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from dsbd_runtime.devices import Device, DeviceArray
 from dsbd_runtime.errors import CapacityError, EngineError
 from dsbd_runtime.parts.cache_entries import CacheEntry, parts_of, past_name, present_name
-from dsbd_runtime.parts.part import HostBinder, HostPlace, NewRows
+from dsbd_runtime.parts.host_binder import HostBinder
+from dsbd_runtime.parts.part import HostPlace, NewRows
 
 NUMPY_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.float16}
 _NUM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}

@@ -29,8 +29,9 @@ from numpy.typing import NDArray
 
 from dsbd_forward.forward import Forward
 from dsbd_forward.rows import Ints
-from dsbd_runtime.devices import Device, DeviceArray
+from dsbd_runtime.devices import Device
 from dsbd_runtime.errors import InputError, ProviderError
+from dsbd_runtime.parts.host_binder import HeadOutput, HostBinder
 
 INT64, BOOL, FLOAT32 = "tensor(int64)", "tensor(bool)", "tensor(float)"
 FLOAT_TYPES = {"fp32": FLOAT32, "fp16": "tensor(float16)", "bf16": "tensor(bfloat16)"}
@@ -105,74 +106,8 @@ class Call:
             yield self.part(start, min(start + most_rows, num_new))
 
 
-@dataclass(frozen=True)
-class HeadOutput:
-    """One output of the head, of shape [R, *row_shape]."""
-
-    name: str
-    dtype: type[np.generic]
-    row_shape: tuple[int, ...]
-
-    def shape(self, num_logit_rows: int) -> tuple[int, ...]:
-        return (num_logit_rows, *self.row_shape)
-
-
 NewRows = Callable[[tuple[int, ...], Any], NDArray[Any]]
 """Makes an array of new rows of a shape and type: zeros, or noise."""
-
-
-class Binder(Protocol):
-    """Moves the arrays of a call to an engine and back, independent of their meaning.
-
-    Where calls of one size are bound once, sizes are rounded up; a part gives the padding of what
-    it writes.
-    """
-
-    @property
-    def is_cleared(self) -> bool:
-        """Whether nothing that lasts is bound: caches on the host have to be bound again."""
-
-    def write(self, arrays: Mapping[str, NDArray[Any]], padding: int = 0) -> None:
-        """Let the call read host arrays by name, which stay as they are until it is made.
-
-        padding: the number in further rows, which they get along their named dimensions; those
-            of masks see themselves.
-        """
-
-    def returns(self, outputs: tuple[HeadOutput, ...], num_logit_rows: int) -> None:
-        """Have outputs copied to the host, for R logit rows."""
-
-
-class HostBinder(Binder, Protocol):
-    """Binder of an engine in host memory. What lasts is bound until ``clear``."""
-
-    @property
-    def name(self) -> str:
-        """The engine, in errors."""
-
-    def clear(self) -> None:
-        """Unbind everything, so that memory that was bound can be freed."""
-
-    def release_memory(self) -> None:
-        """Have the next call give up the memory that it does not need itself."""
-
-    def update(self, past: str, present: str, array: NDArray[Any]) -> None:
-        """Let calls read an array and write it in place."""
-
-    def read(self, name: str, array: NDArray[Any]) -> None:
-        """Let calls read an array where it lies."""
-
-    def read_values(self, values: Mapping[str, Any]) -> None:
-        """Let calls read OrtValues by name."""
-
-    def write_to(self, name: str, array: NDArray[Any]) -> None:
-        """Let the next call write an output where an array lies."""
-
-    def write_value(self, name: str, value: Any) -> None:
-        """Let calls write an output to an OrtValue."""
-
-    def value_on(self, array: NDArray[Any]) -> Any:
-        """Return an OrtValue on the memory of an array, which the value keeps alive."""
 
 
 class HostGraphs(Protocol):
@@ -188,22 +123,6 @@ class HostGraphs(Protocol):
 
     def releasing_options(self) -> Any:
         """Return the options of a call that gives up memory when it is over."""
-
-
-class DeviceBinder(Binder, Protocol):
-    """Binder of an engine on a device: each size of call is bound to the device's memory once."""
-
-    def size(self, dim: str, number: int) -> int:
-        """Return the size that a dimension has in the call, of which ``number`` rows are used."""
-
-    def use(self, name: str, array: DeviceArray) -> None:
-        """Let the call read or write a device array, the same one in all calls of its size."""
-
-    def before(self, work: Callable[[], None]) -> None:
-        """Have copies on the device queued before the call."""
-
-    def after(self, work: Callable[[], None]) -> None:
-        """Have copies on the device queued after the call."""
 
 
 class PartEntry:

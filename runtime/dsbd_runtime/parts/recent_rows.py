@@ -51,6 +51,7 @@ from dsbd_runtime.parts.cache_entries import (
 )
 from dsbd_runtime.parts.fold_chains import FOLDED_TOGETHER, STAY_RECENT
 from dsbd_runtime.parts.graph_check import call_error
+from dsbd_runtime.parts.host_binder import HostBinder
 from dsbd_runtime.parts.kv_cache import KVCache, row_bytes
 from dsbd_runtime.parts.part import (
     BOOL,
@@ -58,7 +59,6 @@ from dsbd_runtime.parts.part import (
     INT64,
     Call,
     GraphContract,
-    HostBinder,
     HostPlace,
     Part,
     PartEntry,

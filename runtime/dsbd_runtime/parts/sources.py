@@ -20,12 +20,12 @@ from dsbd_runtime.parts.encoder_entry import (
     EncoderEntry,
     cross_specs,
 )
+from dsbd_runtime.parts.host_binder import HostBinder
 from dsbd_runtime.parts.ort_encoder import OrtEncoder
 from dsbd_runtime.parts.part import (
     INT64,
     Call,
     GraphContract,
-    HostBinder,
     HostPlace,
     Part,
     PartEntry,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from dsbd_runtime.bundle_files.bundle import open_bundle
-from dsbd_runtime.device.device_binder import forward_bucket
 from dsbd_runtime.engine.settings import EngineSettings
+from dsbd_runtime.parts.device_binder import forward_bucket
 from lab.gpu.choices import CHOICES
 from lab.gpu.forward_times import (
     AS_IT_IS,

@@ -7,14 +7,15 @@ from numpy.typing import NDArray
 
 from dsbd_runtime.devices import DeviceArray
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.part import Call, HeadOutput, Tensors
+from dsbd_runtime.parts.host_binder import HeadOutput
+from dsbd_runtime.parts.part import Call, Tensors
 
 _FORWARD_ROWS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 96, 128, 192, 256)
 _MOST = 2**40  # beyond any memory, for dimensions without a bound
 
 
 class StagedCall:
-    """One call of an engine, before it is bound: a ``DeviceBinder``.
+    """One call of an engine, before it is bound to the device's memory, once for each size.
 
     S is rounded up to one of ``forward_bucket``, other dimensions to powers of two.
 
@@ -50,12 +51,14 @@ class StagedCall:
         self._inputs = inputs
 
     def size(self, dim: str, number: int) -> int:
+        """Return the size that a dimension has in the call, of which ``number`` rows are used."""
         if dim not in self.sizes:
             most = self.sizes["S"] if dim == "R" else _MOST
             self.sizes[dim] = row_bucket(number, most)
         return self.sizes[dim]
 
     def write(self, arrays: Mapping[str, NDArray[Any]], padding: int = 0) -> None:
+        """Let the call read host arrays by name; ``padding`` is the number in further rows."""
         for name, array in arrays.items():
             self.written[name] = array, padding
             for dim, number in zip(self._inputs[name].shape, array.shape, strict=True):
@@ -66,6 +69,7 @@ class StagedCall:
         self.outputs, self.num_logit_rows = outputs, num_logit_rows
 
     def use(self, name: str, array: DeviceArray) -> None:
+        """Let the call read or write a device array, the same one in all calls of its size."""
         self.used[name] = array
 
     def before(self, work: Callable[[], None]) -> None:

@@ -4,17 +4,27 @@ Making an OrtValue for each array of each call would be the largest overhead of 
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_runtime.ort.ort_module import releasing_options
-from dsbd_runtime.parts.part import HeadOutput
-
 _MOST_BYTES = 1 << 16  # of an array that is copied; a larger one is bound where it is
 _MOST_KEPT = 256  # arrays; beyond, all are dropped
+
+
+@dataclass(frozen=True)
+class HeadOutput:
+    """One output of the head, of shape [R, *row_shape]."""
+
+    name: str
+    dtype: type[np.generic]
+    row_shape: tuple[int, ...]
+
+    def shape(self, num_logit_rows: int) -> tuple[int, ...]:
+        return (num_logit_rows, *self.row_shape)
 
 
 class _Kept(NamedTuple):
@@ -24,7 +34,18 @@ class _Kept(NamedTuple):
     value: Any
 
 
-class OrtBinder:
+def releasing_options(ort: ModuleType) -> Any:
+    """Return the options of a call that releases memory which it does not need itself.
+
+    Otherwise ONNX Runtime keeps the memory for intermediate results of the largest call, such as
+    attention over all caches.
+    """
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
+
+
+class HostBinder:
     """Arrays that are bound for the calls of one engine of ONNX Runtime.
 
     Small inputs are copied into memory of their shape, small outputs out of it. Large arrays, such
@@ -32,8 +53,9 @@ class OrtBinder:
     """
 
     def __init__(self, ort: ModuleType, binding: Any, name: str) -> None:
+        """``name``: of the engine, in errors."""
         self.name = name
-        self.is_cleared = True
+        self.is_cleared = True  # nothing that lasts is bound: caches have to be bound again
         self._ort = ort
         self._binding = binding
         self._options: Any = None  # of the next call
@@ -42,6 +64,7 @@ class OrtBinder:
         self._bound: dict[str, Any] = {}  # by name: identifies the bound array
 
     def clear(self) -> None:
+        """Unbind everything, so that memory that was bound can be freed."""
         self._binding.clear_binding_inputs()
         self._binding.clear_binding_outputs()
         self._bound.clear()
@@ -54,6 +77,7 @@ class OrtBinder:
         self._bound.clear()
 
     def release_memory(self) -> None:
+        """Have the next call give up the memory that it does not need itself."""
         self._options = releasing_options(self._ort)
 
     def run(self, engine: Any) -> dict[str, NDArray[Any]]:
@@ -69,6 +93,7 @@ class OrtBinder:
         return found
 
     def write(self, arrays: Mapping[str, NDArray[Any]], padding: int = 0) -> None:
+        """Let the call read host arrays by name, which stay as they are until it is made."""
         for name, array in arrays.items():
             kept = self._kept.get((name, array.shape))
             if kept is not None:  # usually
@@ -82,6 +107,7 @@ class OrtBinder:
                 self._bound[name] = kept
 
     def returns(self, outputs: tuple[HeadOutput, ...], num_logit_rows: int) -> None:
+        """Have outputs copied to the host, for R logit rows."""
         self._head = outputs
         for output in outputs:
             name, shape = output.name, output.shape(num_logit_rows)
@@ -94,6 +120,7 @@ class OrtBinder:
                 self._bound[name] = kept
 
     def update(self, past: str, present: str, array: NDArray[Any]) -> None:
+        """Let calls read an array and write it in place."""
         memory = array.ctypes.data, array.shape  # unique as long as it is bound
         if self._bound.get(past) != memory:
             value = self.value_on(array)
@@ -102,6 +129,7 @@ class OrtBinder:
             self._bound[past] = memory
 
     def read(self, name: str, array: NDArray[Any]) -> None:
+        """Let calls read an array where it lies."""
         memory = array.ctypes.data, array.shape
         if self._bound.get(name) != memory:
             self._binding.bind_ortvalue_input(name, self.value_on(array))
