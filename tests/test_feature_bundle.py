@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from dsbd_ort.cli import inspect
-from dsbd_ort.decoding.drafting.measured_costs import MEASURED_ROWS, measure_costs
+from dsbd_ort.decoding.drafting.cost_curve import MEASURED_ROWS, measure_costs
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.loading import load_pair

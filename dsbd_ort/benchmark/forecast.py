@@ -22,8 +22,12 @@ from dsbd_ort.decoding import (
     result_of,
 )
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
-from dsbd_ort.decoding.drafting.cost_curve import CostKind, EngineCosts
-from dsbd_ort.decoding.drafting.measured_costs import MEASURED_ROWS, measure_costs
+from dsbd_ort.decoding.drafting.cost_curve import (
+    MEASURED_ROWS,
+    CostKind,
+    EngineCosts,
+    measure_costs,
+)
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.bundle_files.draft_record import ExpectedSpeed
 from dsbd_runtime.loading import load_pair

@@ -25,9 +25,8 @@ from dsbd_forward.forward import ForwardResult
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.drafting.cost_curve import LearnedCosts, observe_call
+from dsbd_ort.decoding.drafting.cost_curve import LearnedCosts, learn_from_first_calls, observe_call
 from dsbd_ort.decoding.drafting.draft import DraftLayer, Iteration
-from dsbd_ort.decoding.drafting.measured_costs import learn_from_first_calls
 from dsbd_ort.decoding.engine_call import Clock, EngineCall, EngineCalls, Role
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.kv_cache import PrefixCache, SharedKVCache

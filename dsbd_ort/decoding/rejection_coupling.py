@@ -8,8 +8,6 @@ Nothing may look at a drawn candidate before its turn. The published code draws 
 replacement but verifies as if with replacement, and is biased.
 """
 
-from typing import Protocol
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,26 +18,8 @@ Floats = NDArray[np.float64]
 _SHORTEST_WAIT = 1e-300  # an exponential number may round to 0
 
 
-class RandomSource(Protocol):
-    """Coins and draws: the seam by which tests enumerate every outcome."""
-
-    def happens(self, probability: float) -> bool:
-        """Toss a coin that shows heads with ``probability``."""
-
-    def draw(self, probabilities: NDArray[np.float64]) -> int:
-        """Draw an index of a normalised distribution, (n,) float64, that has a positive one."""
-
-    def draw_distinct(
-        self, probabilities: NDArray[np.float64], num_draws: int
-    ) -> NDArray[np.int64]:
-        """Draw indices one after the other without replacement, (<= num_draws,) int64.
-
-        Fewer than ``num_draws`` are returned if fewer have positive probability.
-        """
-
-
-class GeneratorSource:
-    """A RandomSource over a numpy generator.
+class RandomSource:
+    """Coins and draws of a numpy generator; tests enumerate every outcome instead.
 
     Index i is drawn after an exponential time of rate p_i: the shortest times are the draws without
     replacement (the Gumbel-top-k theorem in other words). Rounding changes a choice only if two
@@ -50,15 +30,17 @@ class GeneratorSource:
         self._rng = rng
 
     def happens(self, probability: float) -> bool:
+        """Toss a coin that shows heads with ``probability``."""
         return bool(self._rng.random() < probability)
 
     def draw(self, probabilities: NDArray[np.float64]) -> int:
+        """Draw an index of a normalised distribution, (n,) float64, that has a positive one."""
         return int(self.draw_distinct(probabilities, 1)[0])
 
     def draw_distinct(
         self, probabilities: NDArray[np.float64], num_draws: int
     ) -> NDArray[np.int64]:
-        """See RandomSource.draw_distinct."""
+        """Draw indices of positive probability one by one, (<= num_draws,) int64, none twice."""
         waits = self._rng.standard_exponential(len(probabilities))
         np.maximum(waits, _SHORTEST_WAIT, out=waits)
         first = best_candidates(probabilities / waits, num_draws)

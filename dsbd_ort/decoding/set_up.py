@@ -30,7 +30,7 @@ from dsbd_ort.decoding.logits_processing.allowed_after import ForbiddenTokens
 from dsbd_ort.decoding.logits_processing.path_states import PathStates, StopStates
 from dsbd_ort.decoding.logits_processing.request_processing import RequestProcessing
 from dsbd_ort.decoding.node_features import DraftFeatures, TargetFeatures, align_prefixes
-from dsbd_ort.decoding.rejection_coupling import GeneratorSource, RejectionCoupling
+from dsbd_ort.decoding.rejection_coupling import RandomSource, RejectionCoupling
 from dsbd_ort.decoding.request import DecodingRequest, check_request
 from dsbd_ort.decoding.row_bounds import expected_rows, most_descendants
 from dsbd_ort.decoding.rule import LayerBuilder, SelectionRule
@@ -263,7 +263,7 @@ def _rule(request: DecodingRequest, builder: LayerBuilder) -> SelectionRule:
             return JointGreedyRule(config, builder)
     if config.coupling == "gumbel":
         return SampleRule(config, builder, GumbelCoupling(builder.forest, config.replacement))
-    source = request.random_source or GeneratorSource(request.rng)
+    source = request.random_source or RandomSource(request.rng)
     return SampleRule(config, builder, RejectionCoupling(source, config.replacement))
 
 

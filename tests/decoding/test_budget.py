@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsbd_ort.decoding.drafting.budget import DraftBudget
+from dsbd_ort.decoding.drafting.acceptance import DraftBudget
 
 
 def spend_all(budget: DraftBudget, cost: float, num_iterations: int) -> float:

@@ -11,15 +11,13 @@ from dsbd_ort.decoding.drafting.acceptance import LoopCost
 from dsbd_ort.decoding.drafting.cost_curve import (
     FREE,
     LEARNED_ROWS,
+    MEASURED_ROWS,
     CostCurve,
     LearnedCosts,
     LearnedCurve,
-    observe_call,
-)
-from dsbd_ort.decoding.drafting.measured_costs import (
-    MEASURED_ROWS,
     learn_from_first_calls,
     measure_costs,
+    observe_call,
 )
 from dsbd_ort.decoding.engine_call import EngineCall, Meter, Role
 

@@ -20,8 +20,7 @@ from dsbd_ort.decoding import (
     result_of,
 )
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
-from dsbd_ort.decoding.drafting.cost_curve import CostCurve, LearnedCosts
-from dsbd_ort.decoding.drafting.measured_costs import learn_from_first_calls
+from dsbd_ort.decoding.drafting.cost_curve import CostCurve, LearnedCosts, learn_from_first_calls
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
 from tests.decoding.tables import LogitsOf
 from tests.decoding.test_throughput import DRAFTS, TARGET, VOCAB

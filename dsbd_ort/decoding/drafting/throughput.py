@@ -19,7 +19,7 @@ n that maximises
 reach being the probability that all layers before it are accepted; the draft ends if nothing is
 gained. Of calls that requests share each pays its share, as if all drafted alike.
 
-Whatever is estimated (``acceptance.py``), no draft may exceed its budget (``budget.py``). If
+Whatever is estimated, no draft may exceed its budget (``acceptance.py``). If
 estimates say that no draft pays, the budget buys tries of one layer; the target computes no row for
 them. The first prompt of a setting is read by the draft before there is evidence that it pays.
 """
@@ -32,8 +32,7 @@ from numpy.typing import NDArray
 
 from dsbd_forward.rows import NO_INTS
 from dsbd_ort.decoding.beams import Beams
-from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
-from dsbd_ort.decoding.drafting.budget import SHARE
+from dsbd_ort.decoding.drafting.acceptance import SHARE, AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import LOOK_AHEAD, RequestCosts
 from dsbd_ort.decoding.drafting.draft import MOST_FORCED_LAYERS, Iteration, Scores
 from dsbd_ort.decoding.forest import Forest, Nodes

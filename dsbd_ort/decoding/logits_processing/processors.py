@@ -7,7 +7,7 @@ are raw logits, or for rule "search" raw log-probabilities.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.decoding.logits_processing.candidates import Candidates, LogitsProcessor, Scores
 from dsbd_ort.decoding.logits_processing.path_states import Tokens
-from dsbd_ort.decoding.logits_processing.timestamps import Timestamps
 from dsbd_ort.decoding.option_values import shown
 
 
@@ -148,7 +147,7 @@ class _BadWords(LogitsProcessor):
 class _BanByLength(LogitsProcessor):
     """Forbids tokens by the number of new tokens of a path."""
 
-    def __init__(self, tokens: Sequence[int] | Tokens, is_banned: Callable[[Tokens], Any]) -> None:
+    def __init__(self, tokens: Sequence[int], is_banned: Callable[[Tokens], Any]) -> None:
         """Take tokens; ``is_banned`` returns where they are forbidden, by numbers of new tokens."""
         self._tokens = np.array(tokens, dtype=np.int64)
         self._is_banned = is_banned
@@ -163,7 +162,7 @@ class _BanByLength(LogitsProcessor):
 class _ForcedToken(LogitsProcessor):
     """Allows one token alone, with score 0, if a path has a certain length."""
 
-    def __init__(self, token: int | None, num_tokens: int) -> None:
+    def __init__(self, token: int, num_tokens: int) -> None:
         """Take the token and the path's length, the prompt included."""
         self._token, self._num_tokens = token, num_tokens
 
@@ -220,51 +219,121 @@ class _PathFunction(LogitsProcessor):
 
 def processors_of(
     config: DecodingConfig, num_prompt: int, vocab_size: int, source: Sequence[int] = ()
-) -> list[LogitsProcessor]:
-    """Return the processors of a request, in transformers' order.
+) -> Iterator[LogitsProcessor]:
+    """Yield the processors of a request, in transformers' order.
 
     source: the tokens of its source or, without one, of its prompt.
     """
-    source_size = config.encoder_no_repeat_ngram_size
-    eos = np.array(sorted(config.eos_ids), dtype=np.int64)
-    bad_words = config.bad_words_ids
-    longer = [word for word in bad_words if len(word) > 1]
-    last = num_prompt + config.max_new_tokens - 1
-    is_first_forced = config.forced_bos_token_id is not None and num_prompt == 1
-    by_need: list[tuple[object, Callable[[], LogitsProcessor]]] = [
-        (config.logit_bias, lambda: _Bias(config.logit_bias, vocab_size)),
-        (config.repetition_penalty != 1.0, lambda: _RepetitionPenalty(config.repetition_penalty)),
-        (
-            config.presence_penalty or config.frequency_penalty,
-            lambda: _CountPenalty(config.presence_penalty, config.frequency_penalty),
-        ),
-        (config.no_repeat_ngram_size, lambda: _NoRepeatNgram(config.no_repeat_ngram_size)),
-        (source_size, lambda: _NoSourceNgram(source_size, source, vocab_size)),
-        (
-            len(bad_words) > len(longer),
-            lambda: _Bias.ban([word[0] for word in bad_words if len(word) == 1], vocab_size),
-        ),
-        (longer, lambda: _BadWords(longer)),
-        (
-            config.min_new_tokens and len(eos),
-            lambda: _BanByLength(eos, lambda num_new: num_new < config.min_new_tokens),
-        ),
-        (
-            config.forced_bos_token_id is not None,
-            lambda: _ForcedToken(config.forced_bos_token_id, 1),
-        ),
-        (
-            config.forced_eos_token_id is not None,
-            lambda: _ForcedToken(config.forced_eos_token_id, last),
-        ),
-        (config.suppress_tokens, lambda: _Bias.ban(config.suppress_tokens, vocab_size)),
-        (
-            config.begin_suppress_tokens,
-            lambda: _BanByLength(
-                config.begin_suppress_tokens, lambda num_new: num_new == is_first_forced
-            ),
-        ),
-        (config.no_timestamps_token_id is not None, lambda: Timestamps(config)),
-    ]
-    found = [make() for is_needed, make in by_need if is_needed]
-    return found + [_PathFunction(function) for function in config.logits_processors]
+    if config.logit_bias:
+        yield _Bias(config.logit_bias, vocab_size)
+    if config.repetition_penalty != 1.0:
+        yield _RepetitionPenalty(config.repetition_penalty)
+    if config.presence_penalty or config.frequency_penalty:
+        yield _CountPenalty(config.presence_penalty, config.frequency_penalty)
+    if config.no_repeat_ngram_size:
+        yield _NoRepeatNgram(config.no_repeat_ngram_size)
+    if size := config.encoder_no_repeat_ngram_size:
+        yield _NoSourceNgram(size, source, vocab_size)
+    if single := [word[0] for word in config.bad_words_ids if len(word) == 1]:
+        yield _Bias.ban(single, vocab_size)
+    if longer := [word for word in config.bad_words_ids if len(word) > 1]:
+        yield _BadWords(longer)
+    if config.min_new_tokens and config.eos_ids:
+        yield _BanByLength(sorted(config.eos_ids), lambda num_new: num_new < config.min_new_tokens)
+    if config.forced_bos_token_id is not None:
+        yield _ForcedToken(config.forced_bos_token_id, 1)
+    if config.forced_eos_token_id is not None:
+        last = num_prompt + config.max_new_tokens - 1
+        yield _ForcedToken(config.forced_eos_token_id, last)
+    if config.suppress_tokens:
+        yield _Bias.ban(config.suppress_tokens, vocab_size)
+    if config.begin_suppress_tokens:
+        is_forced = config.forced_bos_token_id is not None and num_prompt == 1
+        yield _BanByLength(config.begin_suppress_tokens, lambda num_new: num_new == is_forced)
+    if config.no_timestamps_token_id is not None:
+        yield _Timestamps(config)
+    yield from map(_PathFunction, config.logits_processors)
+
+
+class _Timestamps(LogitsProcessor):
+    """Whisper's rules for times, which are the tokens after ``<|notimestamps|>``.
+
+    They come in pairs, except the first of a path and one before its end, and never decrease; a
+    path begins with one. If all times together are more probable than the most probable other
+    token, one of them follows (Radford et al. 2022, section 3.8 and their code).
+    """
+
+    raises = True  # every time counts, also one that a top-k head has left out
+
+    def __init__(self, config: DecodingConfig) -> None:
+        no_timestamps = config.no_timestamps_token_id
+        assert no_timestamps is not None  # the caller has asked
+        last = config.last_timestamp_token_id
+        self._first = no_timestamps + 1
+        self._stop = None if last is None else last + 1  # tokens from there on are those of texts
+        self._max_initial_index = config.max_initial_timestamp_index
+        self._end = min(config.eos_ids, default=no_timestamps)  # below it are tokens of texts
+
+    def process(self, scores: Scores, candidates: Candidates) -> Scores:
+        paths, nodes = candidates.paths, candidates.nodes
+        for row, (node, num_new) in enumerate(
+            zip(nodes.tolist(), paths.num_new(nodes).tolist(), strict=True)
+        ):
+            tokens = None if candidates.tokens is None else candidates.tokens[row]
+            new = paths.path(node)[paths.num_prompt :] if num_new else np.arange(0)
+            for begin, end in self._forbidden(new):
+                scores[row, _between(tokens, begin, end)] = -np.inf
+            self._prefer_times(scores[row], tokens)
+        return scores
+
+    def _forbidden(self, new: Tokens) -> Iterator[tuple[int, int | None]]:
+        """Yield the first and the end of ranges of tokens that may not follow new ones."""
+        first, stop = self._first, self._stop
+        yield first - 1, first
+        if not len(new):
+            yield 0, first
+            if stop is not None:
+                yield stop, None
+            if self._max_initial_index is not None:
+                yield first + self._max_initial_index + 1, None
+            return
+        is_time = new >= first
+        if stop is not None:
+            is_time &= new < stop
+        is_after_time = is_time[-1]
+        is_after_pair = is_after_time and (len(new) == 1 or is_time[-2])
+        if is_after_pair:
+            yield first, stop
+        elif is_after_time:
+            yield 0, self._end
+            if stop is not None:
+                yield stop, None
+        times = new[is_time]
+        if len(times):  # the second of a pair may be as the first
+            yield first, int(times[-1]) + (not is_after_time or is_after_pair)
+
+    def _prefer_times(self, scores: NDArray[np.float64], tokens: Tokens | None) -> None:
+        """Leave the times alone if they are more probable than every other token.
+
+        scores, tokens: (n,). Of one path; changed in place.
+        """
+        of_times = _between(tokens, self._first, self._stop)
+        others = [_between(tokens, 0, self._first)]
+        if self._stop is not None:
+            others.append(_between(tokens, self._stop, None))
+        times = scores[of_times]
+        largest = times.max(initial=-np.inf)
+        if largest == -np.inf:
+            return
+        together = largest + np.log(np.exp(times - largest).sum())
+        if together > max(float(scores[part].max(initial=-np.inf)) for part in others):
+            for part in others:
+                scores[part] = -np.inf
+
+
+def _between(tokens: Tokens | None, begin: int, end: int | None) -> slice | NDArray[np.bool_]:
+    """Return the places of tokens ``begin`` to ``end - 1`` of one path; None: of all from there."""
+    if tokens is None:
+        return slice(begin, end)
+    is_after = tokens >= begin
+    return is_after if end is None else is_after & (tokens < end)

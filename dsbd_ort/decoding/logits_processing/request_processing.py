@@ -55,7 +55,7 @@ class RequestProcessing:
         self._warp = Warp.of(config)
         self._processes_log_probs = self._warp.is_raw and config.num_beams > 1
         read = prompt_ids if source is None else source
-        self.processors = processors_of(config, len(prompt_ids), vocab_size, read)
+        self.processors = list(processors_of(config, len(prompt_ids), vocab_size, read))
         self.paths = PathTokens(prompt_ids, vocab_size)
         self.constraint: ConstraintStates | None = None
         if constraint is not None:

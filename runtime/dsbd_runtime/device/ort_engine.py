@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from dsbd_runtime.bundle_files.bundle import MODEL_FILE, WEIGHTS_FILE
-from dsbd_runtime.device.bound_calls import LoadedModel
+from dsbd_runtime.device.bound_calls import MOST_RECORDED, LoadedModel
 from dsbd_runtime.device.cuda_device import CudaDevice, import_cuda_runtime
 from dsbd_runtime.device.device_session import DeviceSession
-from dsbd_runtime.device.recorded_calls import MOST_RECORDED
 from dsbd_runtime.devices import DeviceArray
 from dsbd_runtime.engine.providers import Provider, check_runnable
 from dsbd_runtime.engine.session import EngineOptions

@@ -14,11 +14,25 @@ from dsbd_forward.forward import Forward, ForwardResult, Source
 from dsbd_runtime.bundle_files.manifest import ModelEntry
 from dsbd_runtime.engine.session import Session
 from dsbd_runtime.errors import CapacityError, InputError
-from dsbd_runtime.parts.attention_rows import MAX_FORWARD_ROWS, num_in_place
+from dsbd_runtime.parts.alignment import Alignment
+from dsbd_runtime.parts.attention_rows import MAX_FORWARD_ROWS, Rows, num_in_place
+from dsbd_runtime.parts.features import FeaturesOfDraft, FeaturesOfTarget
 from dsbd_runtime.parts.forward_checks import check_forward, check_keep
-from dsbd_runtime.parts.kinds import KINDS
+from dsbd_runtime.parts.head import Head
 from dsbd_runtime.parts.part import Call, Part, PartT, part_of
+from dsbd_runtime.parts.recent_rows import RecentRows
 from dsbd_runtime.parts.sources import Sources
+
+KINDS: tuple[type[Part], ...] = (
+    Rows,
+    RecentRows,
+    Sources,
+    FeaturesOfTarget,
+    FeaturesOfDraft,
+    Head,
+    Alignment,
+)
+"""The kinds of parts; an engine that lacks a kind takes its errors from here."""
 
 
 class CausalLM:

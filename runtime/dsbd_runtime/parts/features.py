@@ -28,13 +28,13 @@ from dsbd_forward.features import ParentFeatures
 from dsbd_forward.forward import Forward
 from dsbd_forward.rows import NO_INTS, Ints
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.device_features import DeviceFeatureMemory
 from dsbd_runtime.parts.feature_memory import (
     FEATURE_INDEX,
     FEATURE_ROWS,
     FEATURES,
     OWN_FEATURES,
     TARGET_FEATURES,
+    DeviceFeatureMemory,
     HostFeatureMemory,
     ReadFeatures,
 )

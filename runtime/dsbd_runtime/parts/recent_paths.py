@@ -20,7 +20,7 @@ again. So what is folded, and when, is a matter of cost alone:
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,11 @@ _FIRST_HELD = 256  # rows; fewer are soon computed again
 _LOOK_EVERY = 16  # recent rows, or more
 _BEGIN = 0  # the checkpoint where paths begin
 _FOLDED = -1  # instead of a checkpoint: nothing continues from the row
-_FIELDS = ("tokens", "positions", "parents", "depths", "places", "checkpoints")
+_NUM_FIELDS = 6
+
+
+def _field(number: int) -> Any:
+    return property(lambda self: self._table[number, : self.num_rows])
 
 
 class RecentMemory(Protocol):
@@ -109,11 +113,14 @@ class RecentPaths:
     ``_FOLDED`` if it cannot have any.
     """
 
+    # Of every row in use, (num_rows,) int64 each.
+    _tokens, _positions, _parents, _depths, _places, _checkpoints = map(_field, range(_NUM_FIELDS))
+
     def __init__(self, memory: RecentMemory, num_ancestors: int) -> None:
         """Take the memory; ``num_ancestors``: rows that a convolution reads, 0 without any."""
         self._memory = memory
         self._num_ancestors = num_ancestors
-        self._table = np.zeros((len(_FIELDS), 256), np.int64)
+        self._table = np.zeros((_NUM_FIELDS, 256), np.int64)
         self._ends = [0]  # depth of the last row of every checkpoint
         self._held: list[int] = []  # rows of the cache from which paths may continue; oldest first
         self._next_look = 0
@@ -359,30 +366,6 @@ class RecentPaths:
     def _reserve(self, num_more: int) -> None:
         end = self.num_rows + num_more
         if end > self._table.shape[1]:
-            larger = np.zeros((len(_FIELDS), 2 * end), np.int64)
+            larger = np.zeros((_NUM_FIELDS, 2 * end), np.int64)
             larger[:, : self.num_rows] = self._table[:, : self.num_rows]
             self._table = larger
-
-    @property
-    def _tokens(self) -> Ints:
-        return self._table[0, : self.num_rows]
-
-    @property
-    def _positions(self) -> Ints:
-        return self._table[1, : self.num_rows]
-
-    @property
-    def _parents(self) -> Ints:
-        return self._table[2, : self.num_rows]
-
-    @property
-    def _depths(self) -> Ints:
-        return self._table[3, : self.num_rows]
-
-    @property
-    def _places(self) -> Ints:
-        return self._table[4, : self.num_rows]
-
-    @property
-    def _checkpoints(self) -> Ints:
-        return self._table[5, : self.num_rows]

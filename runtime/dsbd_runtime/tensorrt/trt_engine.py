@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,18 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from dsbd_runtime.device.bound_calls import LoadedModel
+from dsbd_runtime.bundle_files.durable_files import put_in_place
+from dsbd_runtime.device.bound_calls import MOST_RECORDED, LoadedModel
 from dsbd_runtime.device.cuda_device import CudaDevice, gpu_compute_capability, import_cuda_runtime
 from dsbd_runtime.device.device_session import DeviceSession
-from dsbd_runtime.device.recorded_calls import MOST_RECORDED
 from dsbd_runtime.devices import DeviceArray
 from dsbd_runtime.engine.providers import check_runnable
 from dsbd_runtime.engine.session import EngineOptions
 from dsbd_runtime.errors import BundleError, CapacityError, EngineError
 from dsbd_runtime.parts.attention_rows import MAX_FORWARD_ROWS
 from dsbd_runtime.parts.cache_entries import CacheEntry, parts_of, past_name, present_name
-from dsbd_runtime.tensorrt.trt_contexts import TrtContexts, kernels_file
-from dsbd_runtime.tensorrt.trt_module import FLAVOURS, first_reason, import_trt, trt_logger
+from dsbd_runtime.tensorrt.trt_module import FLAVOURS, Flavour, first_reason, import_trt, trt_logger
 from dsbd_runtime.tensorrt.trt_record import (
     ENGINE_FILE,
     PRUNE_ENGINE_FILE,
@@ -29,36 +31,44 @@ from dsbd_runtime.tensorrt.trt_record import (
     fitting_record,
 )
 
+_log = logging.getLogger(__name__)
+
 
 class TrtEngine:
     """One plan on one stream, with an execution context for each optimization profile in use."""
 
     def __init__(
         self,
-        plan: Any,
+        trt: ModuleType,
         path: Path,
         *,
         caches: Sequence[CacheEntry],
         capacity: int,
         profiles: Sequence[int],
-        stream: int,
-        contexts: TrtContexts,
-        errors: list[str],
+        device: CudaDevice,
+        kernels: Path | None,
     ) -> None:
-        """Check the plan, whose file is ``path``, and own it.
+        """Load the plan at ``path``; for ``kernels`` see ``kernels_file``.
 
-        profiles: maximum rows of a call, by optimization profile. stream: address of the CUDA
-        stream of all calls. errors: list to which the logger of ``plan`` appends errors.
+        profiles: maximum rows of a call, by optimization profile.
 
-        BundleError: other profiles or capacity, or a cache that would not be updated in place.
+        BundleError: it cannot be loaded, has other profiles or another capacity, or a cache that
+        would not be updated in place.
         """
+        self._errors: list[str] = []
+        runtime = trt.Runtime(trt_logger(trt, self._errors))
+        plan = runtime.deserialize_cuda_engine(np.memmap(path, mode="r"))
+        if plan is None:
+            raise BundleError(
+                f"TensorRT {trt.__version__} cannot load {path} ({self._reason()}); copy the "
+                "bundle, or build its engines again with dsbd-export --bundle"
+            )
         self._plan: Any = plan
         self._path = path
         self._capacity = capacity
         self._profiles = tuple(profiles)
-        self._stream = stream
-        self._maker = contexts
-        self._errors = errors
+        self._stream = device.stream
+        self._maker = TrtContexts(trt, plan, device, kernels)
         self._contexts: dict[int, Any] = {}
         self._last_call: dict[int, TrtCall] = {}
         if plan.num_optimization_profiles != len(self._profiles):
@@ -217,7 +227,7 @@ def open_trt_session(
         record = fitting_record(bundle, role, flavour, machine)
         folder, entry = bundle.path / role, bundle.entry(role)
         engine, prune_engine = (
-            open_engine(
+            TrtEngine(
                 trt,
                 folder / file,
                 caches=entry.caches,
@@ -242,32 +252,80 @@ def open_trt_session(
         raise
 
 
-def open_engine(
-    trt: ModuleType,
-    path: Path,
-    *,
-    caches: Sequence[CacheEntry],
-    capacity: int,
-    profiles: list[int],
-    device: CudaDevice,
-    kernels: Path | None,
-) -> TrtEngine:
-    """Deserialize a plan on a device; see ``TrtEngine`` and ``TrtContexts`` for the arguments."""
-    errors: list[str] = []
-    runtime = trt.Runtime(trt_logger(trt, errors))
-    plan = runtime.deserialize_cuda_engine(np.memmap(path, mode="r"))
-    if plan is None:
-        raise BundleError(
-            f"TensorRT {trt.__version__} cannot load {path} ({first_reason(errors)}); "
-            "copy the bundle, or build its engines again with dsbd-export --bundle"
+class TrtContexts:
+    """Makes the contexts of one plan, one for each optimization profile in use.
+
+    Their calls are queued on one stream, so they share scratch memory, for the largest profile.
+    """
+
+    def __init__(
+        self, trt: ModuleType, plan: Any, device: CudaDevice, kernels_file: Path | None
+    ) -> None:
+        """``kernels_file``: of the kernels that TensorRT for RTX compiles, or None."""
+        self._plan = plan
+        self._device = device
+        self._kernels_file = kernels_file
+        self._kernels: Any = None
+        self._scratch: DeviceArray | None = None
+        self._config = plan.create_runtime_config()
+        self._config.set_execution_context_allocation_strategy(
+            trt.ExecutionContextAllocationStrategy.USER_MANAGED
         )
-    return TrtEngine(
-        plan,
-        path,
-        caches=caches,
-        capacity=capacity,
-        profiles=profiles,
-        stream=device.stream,
-        contexts=TrtContexts(trt, plan, device, kernels),
-        errors=errors,
-    )
+        if kernels_file is not None:
+            # By default the kernels of a size are compiled during its first calls, which run other
+            # kernels: their bits differ from those of later calls.
+            strategies = trt.DynamicShapesKernelSpecializationStrategy
+            self._config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER
+            self._kernels = self._config.create_runtime_cache()
+            if kernels_file.is_file() and not self._kernels.deserialize(kernels_file.read_bytes()):
+                _log.info("%s is of another GPU or version, and is written anew", kernels_file)
+            self._config.set_runtime_cache(self._kernels)
+
+    def make(self) -> Any:
+        """Return a new context, None without room; raise MemoryError without scratch memory."""
+        num_bytes = int(self._plan.device_memory_size_v2)
+        if self._scratch is None and num_bytes:
+            self._scratch = self._device.allocate((num_bytes,), "uint8")
+        context = self._plan.create_execution_context(self._config)
+        if context is not None and self._scratch is not None:
+            context.set_device_memory(self._scratch.address, num_bytes)
+        return context
+
+    def close(self) -> None:
+        """Free the scratch memory and write the kernels; all contexts were released before."""
+        if self._scratch is not None:
+            self._device.free(self._scratch)
+            self._scratch = None
+        if self._kernels is not None and self._kernels_file is not None:
+            _write(bytes(self._kernels.serialize()), self._kernels_file)
+            self._kernels = None
+
+
+def kernels_file(
+    flavour: Flavour,
+    version: str,
+    compute_capability: str | None,
+    plan: Path,
+    environment: Mapping[str, str] = os.environ,
+) -> Path | None:
+    """Return the cache file of the kernels of a plan, None if plans contain their kernels.
+
+    The folder is ``$XDG_CACHE_HOME/dsbd-ort``, because a bundle may be read-only or shared.
+    """
+    if not flavour.compiles_kernels:
+        return None
+    root = environment.get("XDG_CACHE_HOME")
+    folder = (Path(root) if root else Path.home() / ".cache") / "dsbd-ort"
+    place = hashlib.sha256(str(plan.resolve()).encode()).hexdigest()[:16]
+    return folder / f"{flavour.name}-{version}-sm{compute_capability}-{place}.kernels"
+
+
+def _write(kernels: bytes, file: Path) -> None:
+    """Write the file of kernels, complete or not at all; a failure is only logged."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_name(f"{file.name}.{os.getpid()}")
+        partial.write_bytes(kernels)
+        put_in_place(partial, file)
+    except OSError as error:
+        _log.warning("the kernels of this GPU are not kept for the next opening: %s", error)
