@@ -17,7 +17,7 @@ from dsbd_runtime.bundle_files.manifest import ModelEntry
 from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.parts.cache_entries import ConvolutionRows, RecurrentRows
 from dsbd_runtime.parts.part import Call
-from dsbd_runtime.parts.recent_paths import RecentInputs
+from dsbd_runtime.parts.recent_paths import NewRows
 from dsbd_runtime.parts.recent_rows import RecentEntry, RecentRows
 from tests.runtime.fakes import FakeSession
 from tests.runtime.tiny_graph import TinyModel
@@ -51,9 +51,9 @@ class StateMemory:
         self.rows[num_used:] = _LOST
 
     num_bytes = 0
-    bound: RecentInputs
+    bound: NewRows
 
-    def bind(self, call: RecentInputs, binder: Any) -> None:
+    def bind(self, call: NewRows, binder: Any) -> None:
         self.bound = call
 
     def close(self) -> None:

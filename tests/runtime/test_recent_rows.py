@@ -81,14 +81,14 @@ class SumEngine:
             self.paths += paths
 
     def _call(self, new: NewRows, paths: list[list[int]]) -> None:
-        inputs, rows, num_new = new.inputs, self.memory.rows, new.forward.num_new
-        rows[inputs.first_row : inputs.first_row + num_new] = new.forward.token_ids
-        places = inputs.checkpoint_rows.ravel()[inputs.row_places]
+        rows, num_new = self.memory.rows, new.forward.num_new
+        rows[new.first_row : new.first_row + num_new] = new.forward.token_ids
+        places = new.checkpoint_rows.ravel()[new.row_places]
         assert np.array_equal(places, np.arange(num_new))
-        numbers = inputs.row_places // inputs.checkpoint_rows.shape[1] + inputs.first_checkpoint
+        numbers = new.row_places // new.checkpoint_rows.shape[1] + new.first_checkpoint
         for row, path in enumerate(paths):
             total = self.memory.states[numbers[row]]
-            tokens = rows[inputs.mask[row].nonzero()[0]].tolist()
+            tokens = rows[new.mask[row].nonzero()[0]].tolist()
             assert tokens == path[len(path) - len(tokens) :]  # in the order of the path
             for token in tokens:
                 total = FACTOR * total + token
@@ -96,8 +96,8 @@ class SumEngine:
             for token in path:
                 wanted = FACTOR * wanted + token
             np.testing.assert_allclose(total, wanted, rtol=1e-9)
-            assert inputs.ancestors is not None
-            above = [rows[place] if place >= 0 else 0 for place in inputs.ancestors[row]]
+            assert new.ancestors is not None
+            above = [rows[place] if place >= 0 else 0 for place in new.ancestors[row]]
             assert above == [0] * (NUM_ANCESTORS + 1 - len(path)) + path[-1 - NUM_ANCESTORS : -1]
         self.recent.append(new)
 

@@ -125,7 +125,9 @@ class PreparedEngine:
         self, place: Path, open_source: Callable[[Any], Any], new_options: Callable[[], Any]
     ) -> None:
         """Write the prepared engine; BundleError: it cannot be opened; OSError: nor written."""
-        _make_folder(self.folder)
+        if self.folder.exists() and not self.folder.is_dir():
+            raise InputError(f"engine_cache is {self.folder}, which is a file; expected a folder")
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _clear_abandoned(self.folder)
         self._check_room()
         with _new_folder(self.folder) as new:
@@ -174,12 +176,6 @@ def _of_parts(place: Path, digest: Callable[[Path], int | str]) -> dict[str, int
     """Return the digests of the graph and, if present, the weights of a prepared engine."""
     parts = [_MODEL, *([_WEIGHTS] if (place / _WEIGHTS).exists() else [])]
     return {part: digest(place / part) for part in parts}
-
-
-def _make_folder(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"engine_cache is {folder}, which is a file; expected a folder")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 @contextlib.contextmanager

@@ -65,43 +65,31 @@ class RecentMemory(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RecentInputs:
-    """Inputs of an engine call for recent rows; see ``recent_rows``.
+class NewRows:
+    """The S rows of one engine call, as yet without a place, and its inputs (``recent_rows``).
 
-    first_row: recent row of the first of the S new rows.
+    parents: (S,) int64. Row of the cache, ``NO_ROW`` where the path begins.
+    depths: (S,) int64. Rows of the path to each, itself included.
+    checkpoints: (S,) int64, the one that each continues from.
+    again: (S,) int64, rows of the cache that the call computes again; None: it appends them.
+    first_row: recent row of the first.
     ancestors: (S, A) int64 recent rows; None without convolutions.
     mask: (S, n) bool, of recent rows from 0 on; all others are unseen.
     first_checkpoint: the states of the call begin with that of this one.
-    checkpoint_rows: (B, L) int64.
-    row_places: (S,) int64.
+    checkpoint_rows, row_places: (B, L) and (S,) int64.
     """
 
+    forward: Forward
+    parents: Ints
+    depths: Ints
+    checkpoints: Ints
+    again: Ints | None
     first_row: int
     ancestors: Ints | None
     mask: NDArray[np.bool_]
     first_checkpoint: int
     checkpoint_rows: Ints
     row_places: Ints
-
-
-@dataclass(frozen=True, slots=True)
-class NewRows:
-    """The rows of one engine call, as yet without a place.
-
-    forward: the call.
-    inputs: its inputs for recent rows.
-    parents: (S,) int64. Row of the cache, ``NO_ROW`` where the path begins.
-    depths: (S,) int64. Rows of the path to each, itself included.
-    checkpoints: (S,) int64, the one that each continues from.
-    again: (S,) int64, rows of the cache that the call computes again; None: it appends them.
-    """
-
-    forward: Forward
-    inputs: RecentInputs
-    parents: Ints
-    depths: Ints
-    checkpoints: Ints
-    again: Ints | None
 
 
 class RecentPaths:
@@ -200,11 +188,10 @@ class RecentPaths:
         places = np.append(self._places, [*range(self.num_recent, self.num_recent + num_new), -1])
         ancestors = places[above] if self._num_ancestors else None  # NO_ROW finds the last
         first = int(checkpoints.min())
-        rows, row_places = places_of_rows(checkpoints - first, int(checkpoints.max()) - first + 1)
-        mask = self._mask(forward, checkpoints)
-        inputs = RecentInputs(self.num_recent, ancestors, mask, first, rows, row_places)
+        rows = places_of_rows(checkpoints - first, int(checkpoints.max()) - first + 1)
+        inputs = self.num_recent, ancestors, self._mask(forward, checkpoints), first, *rows
         assert ancestors is None or ((ancestors < 0) == (above < 0)).all()
-        return NewRows(forward, inputs, parents, depths, checkpoints, again)
+        return NewRows(forward, parents, depths, checkpoints, again, *inputs)
 
     def append(self, new: NewRows) -> None:
         """Take in the rows of a call that has been made."""

@@ -65,7 +65,7 @@ from dsbd_runtime.parts.part import (
     Tensors,
     TensorSpec,
 )
-from dsbd_runtime.parts.recent_paths import NewRows, RecentInputs, RecentPaths
+from dsbd_runtime.parts.recent_paths import NewRows, RecentPaths
 
 FOLD_FILE = "fold.onnx"
 ANCESTORS = "ancestors"
@@ -154,7 +154,7 @@ class RecentRows(Part):
             self._paths.append(self._new)
 
     def bind(self, call: Call, binder: HostBinder) -> None:
-        self.memory.bind(self._new.inputs, binder)
+        self.memory.bind(self._new, binder)
 
     def keep(self, rows: Ints) -> None:
         self._paths.keep(rows)
@@ -231,7 +231,7 @@ class HostRecentMemory:
         for name, state in zip(names, found, strict=True):
             self.states[name][target] = state[0]
 
-    def bind(self, call: RecentInputs, binder: HostBinder) -> None:
+    def bind(self, call: NewRows, binder: HostBinder) -> None:
         for key, buffer in self.rows.buffers.items():
             binder.update(past_name(*key), present_name(*key), buffer)
         binder.write({RECENT_WRITE_INDICES: np.array([call.first_row], np.int64)})
