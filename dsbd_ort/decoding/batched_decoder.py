@@ -223,16 +223,14 @@ class BatchedDecoder:
         return prompts
 
     def _callers(self, role: Role, prompts: set[BatchMember]) -> list[BatchMember]:
-        """Return who waits for an engine; of those whose prompt it computes, only ``prompts``.
-
-        These first: an engine keeps all logits of its last rows alone.
-        """
+        """Return who waits for an engine, ``prompts`` first; members with other prompts wait."""
         callers = [
             member
             for member in self._members
             if (call := member.call_of(role)) is not None
             and (member in prompts or not call.is_prefill)
         ]
+        # An engine keeps all logits of its last rows alone: prompts come first.
         return sorted(callers, key=lambda member: member not in prompts)
 
     def _run(self, role: Role, members: list[BatchMember], progress: list[Progress]) -> None:
@@ -339,10 +337,7 @@ class BatchedDecoder:
 def decoded_together(
     decoder: BatchedDecoder, requests: Sequence[DecodingRequest], most_live: int
 ) -> list[DecodeResult]:
-    """Decode requests with shared engine calls, at most ``most_live`` of them at a time.
-
-    Raises what the first request that fails raises, with a note of its place; the others end.
-    """
+    """Decode requests, at most ``most_live`` at a time; raise what the first to fail raises."""
     results: dict[int, DecodeResult] = {}
     waiting, live = iter(enumerate(requests)), dict[BatchMember, int]()
     try:

@@ -150,10 +150,7 @@ class CacheView:
         self.show(bits[:, kept])
 
     def hide(self, rows: Rows) -> NDArray[np.bool_]:
-        """Return which of ``rows`` each slot sees, (num_slots, num_rows) bool; see none any more.
-
-        Slot 0 sees those of the prompt, also before ``begin``.
-        """
+        """Return which of ``rows`` each slot sees, (num_slots, num_rows) bool; see none now."""
         bits = _unpacked(self._seen[: self.num_slots], self.row_cache.model.num_rows)
         bits[0, self.prefix.rows[: len(self.prefix.tokens)]] = True
         self._seen = np.zeros((self.num_slots, 32), dtype=np.uint8)

@@ -123,10 +123,7 @@ def _made(call: EngineCall, caches: Caches, clock: Clock) -> tuple[ForwardResult
 
 
 def _compute_again(views: dict[Role, CacheView], caches: Caches, clock: Clock) -> None:
-    """Drop the rows of a request, and compute them again.
-
-    Rows of a feature draft that the request does not use stay: it has no features for them.
-    """
+    """Drop a request's rows, except a feature draft's unused ones, and compute them again."""
     used = {
         role: view
         for role, view in views.items()

@@ -34,16 +34,12 @@ class Meter:
 
 @dataclass(eq=False, slots=True)
 class EngineCall:
-    """One forward that a request needs before it can go on; the loop never makes it.
-
-    forward_at: returns the forward, given the cache row of its first new one; called once, just
-        before the forward is made.
-    """
+    """One forward that a request needs before it can go on; the loop never makes it."""
 
     role: Role
     meter: Meter  # of the request, for this engine
     num_rows: int  # rows that it appends
-    forward_at: Callable[[int], Forward]
+    forward_at: Callable[[int], Forward]  # by its first cache row; called once, when made
     source: Source = None
     is_prefill: bool = False  # whether it computes a part of the prompt
 

@@ -162,10 +162,7 @@ class Forest:
         return int(breaks[0]) if len(breaks) else self._num_nodes
 
     def pending(self, nodes: Nodes, slots: NDArray[np.int64]) -> Nodes:
-        """Return what must be computed before the distributions after ``nodes``, parents first.
-
-        slots: of every node in one engine, negative if it is not computed.
-        """
+        """Return what must be computed before the distributions after ``nodes``, parents first."""
         parents = self.parents
         found = nodes[slots[nodes] < _ZERO]
         above = parents[found]

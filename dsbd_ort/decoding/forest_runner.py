@@ -154,10 +154,7 @@ class ForestRunner:
             pending = pending[slots[pending] < 0]
 
     def _call(self, nodes: Nodes) -> EngineCall:
-        """Return the call that computes these nodes, and give them their slots.
-
-        A node set back, whose parent the forest forgot, has a slot that sees what is above.
-        """
+        """Return the call that computes these nodes, and give them their slots."""
         forest, view, size = self.forest, self._view, len(nodes)
         slots, features = forest.slots[self._engine], NO_FEATURES
         for own in self._features:

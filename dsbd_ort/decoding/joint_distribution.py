@@ -140,10 +140,7 @@ _SORTED_WHOLE = 256  # up to here sorting all candidates is faster than finding 
 
 
 def best_candidates(scores: NDArray[np.float64], num_wanted: int) -> NDArray[np.int64]:
-    """Return the candidates of largest finite score, best first, (<= num_wanted,) int64.
-
-    Equal scores go by index, so by beam and then by token, however many are wanted.
-    """
+    """Return the best candidates of finite score, (<= num_wanted,) int64, equal ones by index."""
     num_candidates = len(scores)
     if num_candidates <= _SORTED_WHOLE or not 0 < num_wanted < num_candidates:
         best = (-scores).argsort(kind="stable")[:num_wanted]

@@ -26,14 +26,11 @@ class Chosen(SimpleNamespace):
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition without which an option means nothing.
+    """A condition without which an option means nothing."""
 
-    ``option`` decides; ``remedy``: its value to use instead, for a message.
-    """
-
-    option: str
+    option: str  # which decides
     is_met: Callable[[Any], bool]
-    remedy: str
+    remedy: str  # its value to use instead, for a message
 
 
 @dataclass(frozen=True)

@@ -91,16 +91,12 @@ class Wholes:
 
 @dataclass(frozen=True)
 class Number:
-    """A number from ``least`` to ``most``, as a float.
-
-    is_open: whether ``least`` itself is excluded.
-    least_positive: the smallest one above 0; 0 sets no such bound.
-    """
+    """A number from ``least`` to ``most``, as a float; ``is_open``: ``least`` is excluded."""
 
     least: float
     most: float
     is_open: bool = False
-    least_positive: float = 0.0
+    least_positive: float = 0.0  # the smallest one above 0; 0 sets no such bound
 
     def read(self, name: str, value: object) -> float:
         if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):

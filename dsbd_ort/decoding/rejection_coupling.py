@@ -67,11 +67,7 @@ class RejectionCoupling:
     def choose(
         self, joint: JointDistribution, layer: DraftLayer | None, num_draws: int, depth: int
     ) -> tuple[NDArray[np.int64], bool]:
-        """Return the outputs of a layer, and whether all are accepted drafts.
-
-        Then the next layer may be selected as well. A layer after the drafted ones (``layer`` None)
-        draws from the target alone.
-        """
+        """Return the outputs of a layer, and whether all are accepted drafts: it may go on."""
         p = joint.probabilities()
         if layer is None:
             return self._fill([], p, p, num_draws), False
@@ -107,10 +103,7 @@ class RejectionCoupling:
     def _fill(
         self, outputs: list[int], residual: Floats, p: Floats, num_wanted: int
     ) -> NDArray[np.int64]:
-        """Draw the next output from the residual and the remaining from what is left of p.
-
-        If the residual is ``p`` itself, all are drawn alike.
-        """
+        """Draw the next output from the residual and the remaining from what is left of p."""
         if residual is not p and residual.any():
             outputs = [*outputs, self._source.draw(residual)]
         num_more = num_wanted - len(outputs)

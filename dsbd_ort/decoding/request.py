@@ -199,10 +199,7 @@ def _check_token_ids(config: DecodingConfig, vocab_size: int) -> None:
 
 
 def check_prompt(prompt_ids: Sequence[int], vocab_size: int, what: str = "prompt") -> None:
-    """Raise DecodingError for a prompt that is not token ids of the target.
-
-    what: "source" for that of an encoder-decoder, whose encoder has ``vocab_size`` tokens.
-    """
+    """Raise DecodingError for a prompt, or a source, that is not token ids below ``vocab_size``."""
     if not isinstance(prompt_ids, Sequence | np.ndarray):
         raise DecodingError(
             f"the {what} is a {type(prompt_ids).__name__}; expected a sequence of token ids"

@@ -31,14 +31,10 @@ TokenLogprobs = list[tuple[int, float]]
 
 @dataclass(frozen=True)
 class PromptLogprobs:
-    """The target's log-probabilities of a prompt's own tokens.
+    """The target's log-probabilities of a prompt's own tokens."""
 
-    token_logprobs: of every token after those before it; the first has none.
-    top_logprobs: the most probable tokens in its place; None without ``top_logprobs``.
-    """
-
-    token_logprobs: list[float | None]
-    top_logprobs: list[TokenLogprobs | None] | None
+    token_logprobs: list[float | None]  # after those before it; the first has none
+    top_logprobs: list[TokenLogprobs | None] | None  # None without ``top_logprobs``
 
 
 class TopTokens:

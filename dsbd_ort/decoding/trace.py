@@ -229,10 +229,7 @@ class Tracer:
         return nodes
 
     def _proposed(self, iteration: Iteration) -> dict[int, Proposer]:
-        """Return who drafted each node of the layers drafted now.
-
-        A root among them is a beam that has ended and stays itself: it was not drafted now.
-        """
+        """Return who drafted each node now; an ended beam, which stays itself, was not drafted."""
         by_parent, parents = self._proposers.copy(), self._forest.parents
         self._proposers.clear()  # pruning gives nodes other numbers
         drafted = {node for layer in iteration.drafted for node in layer.children.tolist()}

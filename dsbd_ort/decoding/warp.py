@@ -56,10 +56,7 @@ class Warp:
         )
 
     def narrowed(self) -> Warp:
-        """Return one for a search that reads fewer tokens of a position, and others later.
-
-        All logits are there until the next forward, before which a search without a draft selects.
-        """
+        """Return one for a search that reads fewer tokens of a position, and others later."""
         return replace(self, top_k=min(self.top_k, _FIRST_TOKENS)) if self.is_raw else self
 
     def within(self, num_top_logits: int) -> Warp:
@@ -69,10 +66,7 @@ class Warp:
         return replace(self, top_k=num_top_logits)
 
     def distributions(self, logits: Logits) -> TokenDistributions:
-        """Return the next-token distribution of every row of a forward's result.
-
-        ModelError: a row without a finite largest logit or logsumexp (NaN, +inf, or all -inf).
-        """
+        """Return the next-token distribution of every row; ModelError: no finite largest logit."""
         rows = None if self.top_k else logits.whole
         if rows is None:
             normalizers = logits.log_normalizers  # refuses rows that have no largest

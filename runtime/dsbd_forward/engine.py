@@ -46,10 +46,7 @@ class SourceReader(Engine, Protocol):
     """An engine whose forwards may have rows of several sources."""
 
     def read_source(self, source: Source) -> None:
-        """Read a source before a forward has it among others, which its errors would end as well.
-
-        A forward may also have a source that was not read.
-        """
+        """Read a source before a forward has it among others, which its errors would end."""
 
     def release_source(self, source: Source) -> None:
         """Free what is kept of a source; a later forward may have it again."""

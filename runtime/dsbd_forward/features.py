@@ -34,15 +34,11 @@ class Features(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ParentFeatures:
-    """For each of S rows, where the feature of its node's parent lies.
+    """For each of S rows, where the feature of its node's parent lies."""
 
-    forwards: the features of earlier forwards, of target and draft.
-    sources, rows: (S,) int64. Index among ``forwards``, or ``ZEROS``, and row of these features.
-    """
-
-    forwards: tuple[Features, ...]
-    sources: NDArray[np.int64]
-    rows: NDArray[np.int64]
+    forwards: tuple[Features, ...]  # earlier ones, of target and draft
+    sources: NDArray[np.int64]  # (S,). Index among ``forwards``, or ``ZEROS``
+    rows: NDArray[np.int64]  # (S,). Row of these features
 
     def part(self, start: int, stop: int) -> ParentFeatures:
         return ParentFeatures(self.forwards, self.sources[start:stop], self.rows[start:stop])

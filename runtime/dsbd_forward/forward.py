@@ -26,13 +26,10 @@ NO_ROW = -1
 
 @dataclass(frozen=True, slots=True)
 class RowSources:
-    """The sources of rows.
+    """The sources of rows."""
 
-    distinct: in the order of their first rows. index: (S,) int64. Which of them each row has.
-    """
-
-    distinct: tuple[Source, ...]
-    index: Ints
+    distinct: tuple[Source, ...]  # in the order of their first rows
+    index: Ints  # (S,). Which of them each row has
 
     @classmethod
     def joined(cls, sources: Sequence[RowSources]) -> RowSources:

@@ -20,10 +20,7 @@ class FullLogits(Protocol):
     """All logits of the R rows of a forward; reading them after the engine's next one raises."""
 
     def read(self, rows: Ints) -> Float32s:
-        """Return a copy of the logits of some rows, (n, vocab_size) float32.
-
-        rows: (n,) int64, 0 to R - 1, in any order, also repeated.
-        """
+        """Return a copy of some rows' logits, (n, vocab_size); rows: (n,) int64, also repeated."""
 
     def read_tokens(self, rows: Ints, token_ids: Ints) -> Float32s:
         """Return the logit of a token in each of some rows; all arrays are (n,)."""
@@ -64,10 +61,7 @@ class Logits(ABC):
     @property
     @abstractmethod
     def log_normalizers(self) -> Floats:
-        """Log of the sum of exp(logit) over the vocabulary of every row, (R, 1) float64.
-
-        ModelError: a row without a finite one.
-        """
+        """Log of each row's sum of exp(logit), (R, 1) float64; ModelError: one is not finite."""
 
     @abstractmethod
     def most_probable(self, number: int) -> tuple[Ints, Floats]:
@@ -120,16 +114,12 @@ class DenseLogits(Logits):
 
 @dataclass(frozen=True, slots=True)
 class TopLogits(Logits):
-    """The K largest logits of each row, by decreasing logit, ties by increasing id.
+    """The K largest logits of each row, by decreasing logit, ties by increasing id."""
 
-    top_ids: (R, K) int64, their tokens. top_logits: (R, K) float32. logsumexp: (R,) float32.
-    kept: all logits of the rows; None if the engine does not keep them.
-    """
-
-    top_ids: Ints
-    top_logits: Float32s
-    logsumexp: Float32s
-    kept: FullLogits | None = None
+    top_ids: Ints  # (R, K)
+    top_logits: Float32s  # (R, K)
+    logsumexp: Float32s  # (R,)
+    kept: FullLogits | None = None  # all logits of the rows, if the engine keeps them
 
     def __len__(self) -> int:
         return len(self.top_ids)

@@ -5,14 +5,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class HeadSpec:
-    """The logits that a forward returns.
+    """The logits that a forward returns."""
 
-    num_top_logits: K of a top-k head; 0: all logits of a row. keeps_full_logits: whether all logits
-    of a forward of a top-k head can be read.
-    """
-
-    num_top_logits: int = 0
-    keeps_full_logits: bool = False
+    num_top_logits: int = 0  # K of a top-k head; 0: all logits of a row
+    keeps_full_logits: bool = False  # whether all logits of a top-k head's forward can be read
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,14 +23,11 @@ ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int64": 8, "bool": 1, "uint8"
 
 @dataclass(frozen=True)
 class DeviceArray:
-    """A C-contiguous array in device memory, or a part of one; its allocator frees it.
-
-    dtype: a key of ``ELEMENT_BYTES``, because numpy has no bf16.
-    """
+    """A C-contiguous array in device memory, or a part of one; its allocator frees it."""
 
     address: int
     shape: tuple[int, ...]
-    dtype: str
+    dtype: str  # a key of ``ELEMENT_BYTES``, because numpy has no bf16
 
     @property
     def num_bytes(self) -> int:

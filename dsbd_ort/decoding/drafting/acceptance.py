@@ -113,15 +113,11 @@ _LEAST_DISTURBANCE = 2e-5  # seconds
 
 @dataclass
 class LoopCost:
-    """Seconds of the loop itself, outside engine calls; the latest iterations count most.
+    """Seconds of the loop itself, outside engine calls; the latest iterations count most."""
 
-    iteration: of one without a draft; ``layer``: that a drafted layer adds.
-    num_plain, num_drafted: iterations without and with a draft so far.
-    """
-
-    iteration: float = _GUESSED_LOOP
-    layer: float = _GUESSED_LAYER * _GUESSED_LOOP
-    num_plain: int = 0
+    iteration: float = _GUESSED_LOOP  # without a draft
+    layer: float = _GUESSED_LAYER * _GUESSED_LOOP  # that a drafted one adds
+    num_plain: int = 0  # iterations without a draft so far
     num_drafted: int = 0
 
     def learn(self, num_layers: int, seconds: float) -> None:

@@ -39,14 +39,11 @@ CostKind = Literal["target", "draft", "source"]
 
 @dataclass(frozen=True)
 class CostCurve:
-    """Seconds of one call by its rows, both increasing: linear between the points and beyond.
-
-    seen: fewest and most rows of the calls that it is learned from; None: it is given.
-    """
+    """Seconds of one call by its rows, both increasing: linear between the points and beyond."""
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
-    seen: tuple[int, int] | None = None
+    seen: tuple[int, int] | None = None  # fewest, most rows of the calls learned from; None: given
 
     def up_to(self, most_rows: int, num_sharers: int = 1) -> Floats:
         """Return the seconds of calls with 0, 1, ... ``most_rows`` rows; 0 rows are no call.
@@ -76,14 +73,11 @@ class Costs(Protocol):
 
 @dataclass(frozen=True)
 class EngineCosts:
-    """The cost curves by rows, given; as Costs, they never change.
-
-    source: by the tokens of a source that the draft reads, before its first call.
-    """
+    """The cost curves by rows, given; as Costs, they never change."""
 
     target: CostCurve
     draft: CostCurve
-    source: CostCurve = FREE
+    source: CostCurve = FREE  # by tokens of a source that the draft reads before its first call
 
     def now(self) -> EngineCosts:
         return self
@@ -171,10 +165,7 @@ class LearnedCurve:
         return True
 
     def curve(self, scale: float) -> CostCurve:
-        """Return the curve; before the first call the guess, times ``scale``.
-
-        A size that was called once is used only if none was called again.
-        """
+        """Return the curve; before the first call, the guess times ``scale``."""
         guess = 1.0 + _GUESSED_SHARE * (_SIZES - 1.0)  # in calls of one row
         if not self.num_calls:
             guessed = self._guess * scale * guess

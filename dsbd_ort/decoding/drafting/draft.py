@@ -15,16 +15,12 @@ from dsbd_ort.decoding.joint_distribution import JointDistribution
 
 @dataclass(frozen=True)
 class DraftLayer:
-    """One drafted layer.
-
-    children: (<= W_S,) int64. Nodes of the distinct drawn candidates, in the order first drawn.
-    kept: ``distribution``; None if the rule never reads it: it may be of beams x vocabulary.
-    """
+    """One drafted layer."""
 
     drawn: NDArray[np.int64]  # (<= W_S,) int64 candidates of ``distribution`` in the order drawn
-    children: Nodes
+    children: Nodes  # (<= W_S,) int64 of the distinct ones, in the order first drawn
     num_new: int  # how many of them the forest did not have
-    kept: JointDistribution | None
+    kept: JointDistribution | None  # ``distribution``, large; None if the rule never reads it
 
     @property
     def distribution(self) -> JointDistribution:
@@ -35,17 +31,13 @@ class DraftLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class Iteration:
-    """The record of one iteration, when its layers are selected and nothing is pruned yet.
-
-    drafted, committed: the drafted layers, the beams of every committed layer.
-    hypotheses: (n,) int64. The live ones, one of which begins the best sequence.
-    """
+    """The record of one iteration, when its layers are selected and nothing is pruned yet."""
 
     roots: Beams  # the beams at its start
     drafted: list[DraftLayer]
     committed: list[Beams]
     beams: Beams  # those that go on; the last committed ones, or fewer
-    hypotheses: NDArray[np.int64]
+    hypotheses: NDArray[np.int64]  # (n,) live ones, one of which begins the best sequence
     survivors: NDArray[np.bool_]  # (num_nodes,) bool. Which nodes pruning will leave
     num_draft_tokens: int  # nodes that the draft added
     num_accepted_tokens: int  # drafted nodes that were committed, of earlier drafts too
@@ -77,13 +69,10 @@ MOST_FORCED_LAYERS = 4
 
 @dataclass(frozen=True, slots=True)
 class LayerNeeds:
-    """A layer that is about to be drafted.
-
-    is_forced: whether the constraint leaves one token to every path that has not ended.
-    """
+    """A layer that is about to be drafted."""
 
     pending: Nodes  # (n,) int64. Nodes that the model has to compute for it, parents first
-    is_forced: bool = False
+    is_forced: bool = False  # the constraint leaves one token to every path that has not ended
     num_whole: int = 0  # candidates of a layer of all that the constraint allows, else 0
 
 
@@ -96,10 +85,7 @@ class Drafter(Protocol):
     forces: bool
 
     def look_up(self, nodes: Nodes, takes_all: TakesAll) -> LayerNeeds | None:
-        """Begin a layer below these nodes; None if every path ends with its next token.
-
-        Such a layer has nothing to verify: the target selects it from the distributions above.
-        """
+        """Begin a layer below these nodes; None if every path ends with its next token."""
 
     def compute(self, pending: Nodes) -> EngineCalls[None]:
         """Let the model compute the nodes that the layer needs."""
@@ -114,10 +100,7 @@ class DraftPolicy(Observer, Protocol):
     """Decides, layer by layer, whether to draft and how many candidates (docs/algorithm.md 3.5)."""
 
     def begin(self, num_pending: int, most_layers: int) -> None:
-        """Start an iteration.
-
-        num_pending: rows the target must compute in any case. most_layers: that can still be used.
-        """
+        """Start an iteration: ``num_pending`` target rows in any case, ``most_layers`` usable."""
 
     def takes_all(self, num_candidates: int, num_rows: int) -> bool:
         """Return whether a layer of all candidates is better than a call of ``num_rows`` rows."""
@@ -133,10 +116,7 @@ class DraftPolicy(Observer, Protocol):
         """Return the candidates to add, best first; none ends the draft."""
 
     def choose_forced(self, joint: JointDistribution) -> NDArray[np.int64]:
-        """Return all candidates of a forced layer if these are worth their rows, else none.
-
-        If the layer before is accepted, so is this one: it saves a call of the target.
-        """
+        """Return all candidates of a forced layer if these are worth their rows, else none."""
 
 
 class FixedDraftPolicy:

@@ -107,16 +107,12 @@ class NGramPaths:
 
 @dataclass(frozen=True)
 class Proposals:
-    """Tokens that may follow some paths.
+    """Tokens that may follow some paths; all but ``unlisted`` have one shape, (n,)."""
 
-    paths, tokens, log_probs: (n,). The index of each candidate's path, increasing.
-    unlisted: (num_paths,) float64. Probability of all other tokens together.
-    """
-
-    paths: NDArray[np.int64]
+    paths: NDArray[np.int64]  # the index of each candidate's path, increasing
     tokens: Tokens
     log_probs: NDArray[np.float64]
-    unlisted: NDArray[np.float64]
+    unlisted: NDArray[np.float64]  # (num_paths,). Probability of all other tokens together
 
 
 class NGramDrafter:

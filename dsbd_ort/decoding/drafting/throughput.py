@@ -337,10 +337,7 @@ class ThroughputDraftPolicy:
     def _least_deficits(
         self, joint: JointDistribution, scores: Floats
     ) -> tuple[NDArray[np.int64], Floats]:
-        """Return the candidates of least deficit, in that order, and their deficits.
-
-        (num_best,) each, one more than a layer takes at most. Impossible ones are never among them.
-        """
+        """Return the candidates of least deficit, in order, and their deficits, (num_best,)."""
         num_beams, num_wanted = self._costs.num_beams, self._costs.most_beams + 1
         parents = self._now.parent_deficits
         if parents is None:

@@ -66,10 +66,7 @@ class AllowedAfter:
         return self._allowed.tokens if isinstance(self._allowed, TokenLists) else np.arange(0)
 
     def listed(self) -> Tokens | None:
-        """Return the tokens as a table, (num_rows, most) int64 by id, padded with -1.
-
-        It has a column even if no row lists a token. None if the constraint lists none.
-        """
+        """Return the tokens as a table, (num_rows, n) by id, padded with -1; None: not listed."""
         if not isinstance(self._allowed, TokenLists):
             return None
         counts = self._allowed.counts
@@ -165,10 +162,7 @@ class AllowedMass:
         self._by_path: dict[bytes, float] = {}
 
     def note(self, paths: PathTokens, nodes: Nodes, log_probs: NDArray[np.float64]) -> None:
-        """Note the sum of what is left after nodes.
-
-        log_probs: (num_nodes, n) float64. Of the next tokens, -inf if one is forbidden.
-        """
+        """Note the sum of what ``log_probs``, (num_nodes, n) float64, leave after nodes."""
         largest = log_probs.max(axis=1, initial=-np.inf, keepdims=True)
         shift = np.where(np.isfinite(largest), largest, 0.0)
         with np.errstate(divide="ignore"):  # nothing is left: that is an error elsewhere

@@ -68,12 +68,9 @@ class Candidates:
 
 
 class LogitsProcessor(ABC):
-    """A deterministic function of the path that changes the scores of the next token.
+    """A deterministic function of the path that changes the scores of the next token."""
 
-    raises: whether a score may rise: candidates that a top-k head left out may overtake others.
-    """
-
-    raises = False
+    raises = False  # a score; candidates that a top-k head left out may then overtake others
 
     @abstractmethod
     def process(self, scores: Scores, candidates: Candidates) -> Scores:

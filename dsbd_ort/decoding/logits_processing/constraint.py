@@ -32,12 +32,10 @@ class TokenLists:
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """Allowed tokens as bits, for constraints that may allow most of the vocabulary.
+    """Allowed tokens as bits, for constraints that may allow most of the vocabulary."""
 
-    bits: (n, ceil(vocab_size / 32)) int32. Bit t % 32 of word t // 32 says whether token t is
-        allowed; those beyond the vocabulary are 0.
-    """
-
+    # (n, ceil(vocab_size / 32)). Bit t % 32 of word t // 32 says whether token t is allowed;
+    # those beyond the vocabulary are 0.
     bits: NDArray[np.int32]
 
 

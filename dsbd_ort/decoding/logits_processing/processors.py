@@ -220,10 +220,7 @@ class _PathFunction(LogitsProcessor):
 def processors_of(
     config: DecodingConfig, num_prompt: int, vocab_size: int, source: Sequence[int] = ()
 ) -> Iterator[LogitsProcessor]:
-    """Yield the processors of a request, in transformers' order.
-
-    source: the tokens of its source or, without one, of its prompt.
-    """
+    """Yield processors in transformers' order; ``source``: its tokens, or else the prompt's."""
     if config.logit_bias:
         yield _Bias(config.logit_bias, vocab_size)
     if config.repetition_penalty != 1.0:
@@ -313,10 +310,7 @@ class _Timestamps(LogitsProcessor):
             yield first, int(times[-1]) + (not is_after_time or is_after_pair)
 
     def _prefer_times(self, scores: NDArray[np.float64], tokens: Tokens | None) -> None:
-        """Leave the times alone if they are more probable than every other token.
-
-        scores, tokens: (n,). Of one path; changed in place.
-        """
+        """Leave the times alone if they are more probable than every other token."""
         of_times = _between(tokens, self._first, self._stop)
         others = [_between(tokens, 0, self._first)]
         if self._stop is not None:

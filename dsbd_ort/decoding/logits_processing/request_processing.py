@@ -68,10 +68,9 @@ class RequestProcessing:
         return [self.paths, *([self.constraint] if self.constraint else [])]
 
     def distributions(self, logits: Logits, nodes: Nodes, *, is_draft: bool) -> ListedDistributions:
-        """Return the distributions after nodes.
+        """Return the distributions after nodes; ``logits``: of these, one row each.
 
-        logits: of these nodes, one row each. is_draft: whether tokens that a top-k head left out,
-        and that cannot be read, may stay out.
+        is_draft: whether tokens that a top-k head left out, and that cannot be read, may stay out.
         """
         allowed = self.allowed_after(nodes)
         if self.forbidden is not None and not is_draft:
@@ -135,11 +134,7 @@ class RequestProcessing:
         return scores[is_token]
 
     def check_continues(self, nodes: Nodes, num_candidates: int) -> None:
-        """Raise ConstraintError if nothing may follow.
-
-        nodes: (n,) int64. Of the beams without a candidate; a dead end is among them.
-        num_candidates: of all beams, ended ones included.
-        """
+        """Raise ConstraintError if nothing may follow one of ``nodes``, or any beam."""
         if self.constraint is not None and len(nodes):
             num_allowed = AllowedAfter.after(nodes, self.constraint).num_tokens
             if not num_allowed.all():
@@ -183,10 +178,7 @@ class RequestProcessing:
     def _of_top(
         self, logits: Logits, nodes: Nodes, allowed: AllowedAfter, is_draft: bool
     ) -> tuple[ListedDistributions, NDArray[np.bool_]]:
-        """Return distributions of rows of a top-k head, and which rows they are right for.
-
-        Tokens by id, as in whole rows: equal scores go by place.
-        """
+        """Return distributions of rows of a top-k head, by id, and for which they are right."""
         vocab_size = self.vocab_size
         tokens, scores = logits.most_probable(0)
         by_id = tokens.argsort(axis=1)

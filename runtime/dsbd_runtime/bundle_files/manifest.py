@@ -192,16 +192,13 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The content of dsbd.json; ``versions``: of the tools that made the bundle.
+    """The content of dsbd.json."""
 
-    schema_version: in the file; other fields follow ``SCHEMA_VERSION``. files: by relative path.
-    """
-
-    schema_version: int
-    versions: dict[str, str]
+    schema_version: int  # in the file; the other fields follow ``SCHEMA_VERSION``
+    versions: dict[str, str]  # of the tools that made the bundle
     target: ModelEntry
     draft: ModelEntry | None
-    files: dict[str, FileEntry]
+    files: dict[str, FileEntry]  # by path relative to the bundle
 
     @property
     def entry_by_role(self) -> dict[str, ModelEntry]:

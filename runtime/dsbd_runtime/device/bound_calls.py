@@ -41,17 +41,14 @@ _INPUTS, _MOVES = "inputs", "moves"  # uses of a buffer; others are by size
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model and its prune graph on a device, for forwards of at most ``max_forward_rows``.
-
-    most_recorded: maximum number of recorded calls; 0: calls are never recorded.
-    """
+    """A model and its prune graph on a device, for forwards of at most ``max_forward_rows``."""
 
     device: Device
     engine: DeviceEngine
     prune_engine: DeviceEngine
     entry: ModelEntry
     max_forward_rows: int
-    most_recorded: int = 0
+    most_recorded: int = 0  # calls; 0: none is recorded
 
 
 class BoundCaches:
@@ -242,13 +239,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class RepeatedWork:
-    """The copies and the call of one size, whose addresses stay the same.
-
-    all_recorded: the units of a session that exist now, at most ``most_recorded``.
-    """
+    """The copies and the call of one size, whose addresses stay the same."""
 
     device: Device
-    all_recorded: list[RecordedWork]
+    all_recorded: list[RecordedWork]  # of a session, at most ``most_recorded``
     most_recorded: int
     work: Callable[[], None]
     recorded: RecordedWork | None = None

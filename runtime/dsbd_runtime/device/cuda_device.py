@@ -20,10 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 def import_cuda_runtime(install_line: str) -> Any:
-    """Return the module cuda.bindings.runtime; raise ProviderError with ``install_line``.
-
-    A late import: reading a manifest needs no GPU, and the CPU's extra does not install it.
-    """
+    """Return the module cuda.bindings.runtime; raise ProviderError with ``install_line``."""
     try:
         return importlib.import_module("cuda.bindings.runtime")
     except ImportError as error:

@@ -39,10 +39,7 @@ def import_ort() -> ModuleType:
 
 
 def import_ort_for(provider: Provider) -> ModuleType:
-    """Return the module onnxruntime; raise ProviderError unless it offers ``provider``.
-
-    A late import: reading a manifest needs no engine, and the user chooses the package by an extra.
-    """
+    """Return the module onnxruntime; raise ProviderError unless it offers ``provider``."""
     try:
         ort = import_ort()
     except ImportError as error:
@@ -133,10 +130,7 @@ class OrtGraphs:
         return self.open_with(path, self.options())
 
     def open_with(self, path: Path, options: Any) -> Any:
-        """Return the session on a graph with other options.
-
-        BundleError: it cannot be loaded; ProviderError: it runs on another provider.
-        """
+        """Return the session; BundleError: cannot be loaded; ProviderError: another provider."""
         try:
             with huge_pages():
                 engine = self.ort.InferenceSession(

@@ -63,16 +63,13 @@ class AlignedTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class AlignmentGraphEntry(PartEntry):
-    """Manifest entry of the alignment graph, which has the engine's own inputs.
-
-    ``head`` returns all logits; ``num_heads`` is A, ``context_length`` the most tokens of a text.
-    """
+    """Manifest entry of the alignment graph, which has the engine's own inputs."""
 
     attention: AttentionEntry
     sources: SourcesEntry
-    head: HeadEntry
-    num_heads: int
-    context_length: int
+    head: HeadEntry  # returns all logits
+    num_heads: int  # A
+    context_length: int  # most tokens of a text
 
     lacks: ClassVar[str] = "aligns no sources"  # ``check_runnable`` refuses it before
 

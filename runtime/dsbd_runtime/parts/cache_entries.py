@@ -45,14 +45,10 @@ def folded_name(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheEntry:
-    """The rows of one kind of one layer, every row or the recent ones; each kind is a class.
-
-    A layer may keep several kinds. One that reads the rows of another layer has no entry.
-    dtype: "fp32", "fp16" or "bf16".
-    """
+    """The rows of one kind of one layer; each kind is a class, and a layer may keep several."""
 
     layer: int
-    dtype: str
+    dtype: str  # "fp32", "fp16" or "bf16"
 
     @property
     def kind(self) -> str:
@@ -100,13 +96,10 @@ class AttentionRows(CacheEntry):
 
 @dataclass(frozen=True, kw_only=True)
 class ConvolutionRows(CacheEntry):
-    """The rows of a layer that is a short convolution over the path (docs/algorithm.md 3.11).
+    """The rows of a layer that is a short convolution over the path (docs/algorithm.md 3.11)."""
 
-    width: channels of its input. num_ancestors: rows read besides a node's own, its kernel less 1.
-    """
-
-    width: int
-    num_ancestors: int
+    width: int  # channels of its input
+    num_ancestors: int  # rows that it reads besides a node's own; one less than its kernel
     kind: str = CONVOLUTION_ROWS
 
     @property

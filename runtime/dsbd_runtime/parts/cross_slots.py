@@ -92,11 +92,7 @@ class CrossSlots:
         return max(1, min(MOST_SOURCES, self._most_bytes // size))
 
     def of_call(self, sources: Sequence[Source]) -> CallSources:
-        """Return what a call reads that has these sources, which differ.
-
-        InputError: one is no source, or has tokens that the encoder does not know. CapacityError:
-        one is too long, for the encoder or for the memory.
-        """
+        """Return what a call of these distinct sources reads; raises as ``encoder_input``."""
         if len(sources) == 1 and sources[0] not in self._slots:
             return self.alone(sources[0])
         missing = [source for source in sources if source not in self._slots]

@@ -163,10 +163,7 @@ def check_shared_encoder(
 
 
 def encoder_input(entry: EncoderEntry, source: Source) -> tuple[str, NDArray[Any]]:
-    """Return an encoder's input name and a source as the graph takes it.
-
-    InputError: it is no source of this encoder. CapacityError: it is too long.
-    """
+    """Return an encoder's input name and array; InputError: no source; CapacityError: too long."""
     if entry.speech is not None:
         return INPUT_FEATURES, _checked_features(entry.speech, source)[None]
     return SOURCE_IDS, _checked_ids(entry, source)[None]

@@ -39,15 +39,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class ReadFeatures:
-    """The features that the S rows of a call of a feature draft come from.
+    """The features that the S rows of a call of a feature draft come from."""
 
-    target, own: the rows that the call reads of either engine's features, in their order.
-    index: (S,) int64. Of each row, which of them all, those of the target first; -1: zeros.
-    """
-
-    target: list[Piece]
+    target: list[Piece]  # rows that the call reads of the target's features
     own: list[Piece]
-    index: Ints
+    index: Ints  # (S,). Of each row, which of them all, those of the target first; -1: zeros
 
     @classmethod
     def of(cls, parents: ParentFeatures) -> ReadFeatures:
@@ -252,10 +248,7 @@ class DeviceFeatureMemory:
 
 
 def gather_rows(device: Device, pieces: Sequence[Piece], target: DeviceArray) -> None:
-    """Queue the copies of the rows of all pieces to the first rows of an input.
-
-    Neighbouring rows go together: of [4, 5, 6, 2] there are two copies.
-    """
+    """Queue copies of all pieces' rows to the first ones of an input: two for [4, 5, 6, 2]."""
     first = 0
     for piece in pieces:
         breaks = (np.diff(piece.rows) != 1).nonzero()[0] + 1

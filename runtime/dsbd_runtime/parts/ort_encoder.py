@@ -90,10 +90,7 @@ class OrtEncoder:
         shared: OrtEncoder | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Open the graph at ``path``; a contradiction to its entry is a BundleError.
-
-        shared: the target's encoder, for the entry of a draft that shares it.
-        """
+        """Open the graph; BundleError: it contradicts ``entry``. shared: the target's encoder."""
         self._clock = clock
         self._reading: SourceReading | None = None
         self._ort = ort
@@ -141,10 +138,7 @@ class OrtEncoder:
         return reading
 
     def take(self, source: Source) -> CrossRows:
-        """Return the cross rows of a source, which the caller keeps from now on.
-
-        Its hidden states stay here, for a draft that has not read the source yet.
-        """
+        """Return a source's cross rows, the caller's from now on; its hidden states stay here."""
         rows = self.cross_rows(source)
         del self._kept[source]
         self.num_bytes -= rows.num_bytes

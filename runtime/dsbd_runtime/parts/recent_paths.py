@@ -171,10 +171,7 @@ class RecentPaths:
         return Forward(self._tokens[rows], self._positions[rows], mask, np.arange(0))
 
     def new_rows(self, forward: Forward, again: Ints | None = None) -> NewRows:
-        """Return the rows of a call, with the engine's inputs for recent rows.
-
-        Raises InputError for a row that does not see the whole path to its parent.
-        """
+        """Return the rows of a call; InputError: one does not see the whole path to its parent."""
         num_new = forward.num_new
         above = forward.ancestors(max(1, self._num_ancestors))
         parents = above[:, -1]
@@ -252,10 +249,7 @@ class RecentPaths:
     # Folds
 
     def _fold_chains(self, continued: Ints) -> None:
-        """Fold the beginning of every path that is long enough.
-
-        continued: rows of the cache that have to stay what can be continued from.
-        """
+        """Fold the beginning of long paths; ``continued`` rows stay what can be continued from."""
         stops = {*continued.tolist(), *self._held}
         has_folded = False
         while chains := foldable_chains(self._unfolded(), self._parents, self._depths, stops):
@@ -284,10 +278,7 @@ class RecentPaths:
         self._checkpoints[[chain[-1], *below]] = target
 
     def _give_up(self, stops: set[int]) -> None:
-        """Let no path continue from a checkpoint in the middle of one, unless it is held.
-
-        stops: rows that paths must be able to continue from.
-        """
+        """Let no path continue from the middle of one, unless from ``stops`` or a held row."""
         continued = {*self._checkpoints[self._unfolded()].tolist()}
         for row in self._last_rows().tolist():
             is_alone = int(self._checkpoints[row]) not in continued

@@ -39,14 +39,10 @@ Memory and time of every request follow from them.
 
 @dataclass(frozen=True, kw_only=True)
 class AlignmentEntry:
-    """Manifest entry of the graph that says how the alignment heads attend to the sound.
+    """Manifest entry of the graph that says how the alignment heads attend to the sound."""
 
-    median_filter_width: positions of the median that smooths the weights of a token; odd.
-    max_abs_error: largest difference of a weight from the checkpoint's that the export saw.
-    """
-
-    median_filter_width: int
-    max_abs_error: float
+    median_filter_width: int  # positions of the median that smooths a token's weights; odd
+    max_abs_error: float  # largest difference of a weight from the checkpoint's at the export
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,10 +116,7 @@ class SpeechEntry:
 
 
 class SoundFeatures:
-    """The log-mel features of one window, the source of a request; equal if their values are.
-
-    values: (num_mels, num_frames) float32, never written.
-    """
+    """The log-mel features of one window, the source of a request; equal if their values are."""
 
     def __init__(self, values: Features) -> None:
         """Copy the features of a window; InputError: not finite numbers in two dimensions."""
@@ -135,7 +128,7 @@ class SoundFeatures:
                 "(num_mels, num_frames) finite numbers"
             )
         copied.flags.writeable = False
-        self.values: Features = copied
+        self.values: Features = copied  # (num_mels, num_frames), never written
         self._digest = hashlib.sha256(repr(copied.shape).encode() + copied.tobytes()).digest()
 
     def __eq__(self, other: object) -> bool:

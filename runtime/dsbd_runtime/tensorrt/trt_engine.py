@@ -308,10 +308,7 @@ def kernels_file(
     plan: Path,
     environment: Mapping[str, str] = os.environ,
 ) -> Path | None:
-    """Return the cache file of the kernels of a plan, None if plans contain their kernels.
-
-    The folder is ``$XDG_CACHE_HOME/dsbd-ort``, because a bundle may be read-only or shared.
-    """
+    """Return the file of a plan's kernels in $XDG_CACHE_HOME/dsbd-ort; None: the plan has them."""
     if not flavour.compiles_kernels:
         return None
     root = environment.get("XDG_CACHE_HOME")

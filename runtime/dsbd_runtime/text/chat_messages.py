@@ -114,10 +114,7 @@ def _call(call: Any, place: str) -> dict[str, Any]:
 
 
 def call_arguments(given: Any, place: str) -> Arguments:
-    """Return arguments given as an object or as its JSON; an empty text is the empty object.
-
-    NaN and infinite numbers are refused, because templates would write them as JSON.
-    """
+    """Return arguments given as an object or its JSON ("" is {}); NaN and infinity are refused."""
     try:
         text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
         text = text if text.strip() else "{}"

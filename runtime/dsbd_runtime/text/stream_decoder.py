@@ -69,10 +69,7 @@ class TextWindow:
 
     @classmethod
     def after(cls, tokenizer: Tokenizer, token_ids: Sequence[int]) -> TextWindow:
-        """Return the window after a prompt, whose ``whole_text`` counts as returned.
-
-        The work grows with a run of bytes at the end of the prompt, not with the prompt.
-        """
+        """Return the window after a prompt, whose ``whole_text`` counts as returned."""
         window, _ = cls(tokenizer).extended(_end_of(tokenizer, token_ids))
         if window.run:
             return window._with_characters_of_run_given()
@@ -154,10 +151,7 @@ class TextWindow:
         return replace(self, tokens=tokens, num_given=num_given, num_held=num_held), piece
 
     def _with_characters_of_run_given(self) -> TextWindow:
-        """Mark the complete characters of ``run`` as returned, and drop them.
-
-        A letter replaces them, because further text only depends on not being at the beginning.
-        """
+        """Mark complete characters of ``run`` as returned: a letter replaces them."""
         num_finished = len(self.run) - len(self.unfinished)
         if not num_finished:
             return self

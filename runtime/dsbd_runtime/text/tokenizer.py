@@ -168,10 +168,7 @@ class Tokenizer:
         return text.removeprefix(before).removesuffix(after.removeprefix(before)).encode()
 
     def name_of(self, token_id: int) -> str:
-        r"""Return a token by itself: its text, or ``\xe2\x82`` of a part of a character.
-
-        A token without text, such as an id outside the vocabulary, is ``piece``.
-        """
+        r"""Return a token's text, ``\xe2\x82`` of a part of a character, else its ``piece``."""
         content = self.bytes_of(token_id)
         try:
             return content.decode() or self.piece(token_id)
