@@ -83,14 +83,13 @@ def load_pair(
     weights = bundle.manifest.files.get(f"draft/{WEIGHTS_FILE}")
     is_small = weights is None or weights.size <= SMALL_DRAFT_BYTES
     draft_settings = replace(settings, num_threads=1) if shares_cores and is_small else settings
-    session = _open_session(
-        EngineOptions(bundle=bundle, role="target", placement=target_place, settings=settings)
-    )
+    request = EngineOptions(bundle=bundle, role="target", placement=target_place, settings=settings)
+    session = _open_session(request)
     target = language_model(session, bundle.entry("target"))
     try:
         return target, open_causal_lm(
-            EngineOptions(
-                bundle=bundle,
+            replace(
+                request,
                 role="draft",
                 placement=draft_place,
                 settings=draft_settings,

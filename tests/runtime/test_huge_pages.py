@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsbd_runtime.ort.huge_pages import (
+from dsbd_runtime.ort.ort_module import (
     HUGE_PAGE,
     MAPS,
     are_offered,

@@ -115,8 +115,8 @@ _LEAST_DISTURBANCE = 2e-5  # seconds
 class LoopCost:
     """Seconds of the loop itself, outside engine calls; the latest iterations count most."""
 
-    iteration: float = _GUESSED_LOOP  # without a draft
-    layer: float = _GUESSED_LAYER * _GUESSED_LOOP  # that a drafted one adds
+    iteration: float = _GUESSED_LOOP  # seconds without a draft
+    layer: float = _GUESSED_LAYER * _GUESSED_LOOP  # seconds that a drafted layer adds
     num_plain: int = 0  # iterations without a draft so far
     num_drafted: int = 0
 

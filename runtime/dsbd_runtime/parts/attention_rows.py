@@ -129,7 +129,8 @@ class Rows(Part):
         self.memory = memory
         self.capacity = memory.capacity
         self._reads_positions = entry.reads_positions
-        self._masks = ForwardMasks(entry.masks, entry.sliding_window, MAX_FORWARD_ROWS)
+        self._mask_names, self._sliding_window = entry.masks, entry.sliding_window
+        self._masks: dict[str, NDArray[np.bool_]] = {}  # buffers (MAX_FORWARD_ROWS, capacity)
         # (capacity,); as many as there are rows are valid
         self._positions = np.zeros(memory.capacity, np.int64)
 
@@ -140,13 +141,12 @@ class Rows(Part):
     def bind(self, call: Call, binder: HostBinder | StagedCall) -> None:
         forward, first, stop = call.forward, call.first_row, call.stop
         self._positions[first:stop] = forward.positions
-        masks = self._masks.padded(forward, self._positions[:stop], self.capacity)
         arrays: dict[str, NDArray[Any]] = {
             INPUT_IDS: forward.token_ids[None],  # (1, S)
             POSITION_IDS: forward.positions[None],
             WRITE_INDICES: np.array([first], np.int64),
         }
-        for name, mask in masks.items():
+        for name, mask in self._padded_masks(forward, self._positions[:stop]).items():
             arrays[name] = mask[None, None]  # (1, 1, S, C)
         if self._reads_positions:
             arrays[ROW_POSITIONS] = self._positions
@@ -173,6 +173,33 @@ class Rows(Part):
     def close(self) -> None:
         self.memory.close()
         self.capacity = 0
+
+    def _padded_masks(
+        self, forward: Forward, row_positions: NDArray[np.int64]
+    ) -> dict[str, NDArray[np.bool_]]:
+        """Return the masks by input name, (S, capacity) each; valid until the next call.
+
+        With a window of 2, positions [5] and row_positions [3, 4, 4, 5], the mask
+        [[1, 1, 0, 1]] becomes [[1, 1, 0, 1, 0, ...]] and, sliding, [[0, 1, 0, 1, 0, ...]].
+
+        row_positions: (N,) int64. Positions of the cache rows, the S new ones included.
+        """
+        num_new, num_rows = forward.mask.shape
+        masks = {}
+        for name in self._mask_names:
+            buffer = self._masks.get(name)
+            if buffer is None or buffer.shape[1] != self.capacity:
+                buffer = self._masks[name] = np.empty((MAX_FORWARD_ROWS, self.capacity), np.bool_)
+            masks[name] = padded = buffer[:num_new]
+            padded[:, num_rows:] = False
+        if ATTENTION_MASK in masks:
+            masks[ATTENTION_MASK][:, :num_rows] = forward.mask
+        if self._sliding_window is not None:
+            # positions - row_positions < window, with the small side of the subtraction first
+            in_window = row_positions > (forward.positions - self._sliding_window)[:, None]
+            seen = masks[ATTENTION_MASK_SLIDING][:, :num_rows]
+            np.logical_and(forward.mask, in_window, out=seen)
+        return masks
 
     def _fit_positions(self, num_used: int) -> None:
         self.capacity = self.memory.capacity
@@ -209,40 +236,3 @@ def places_of_rows(items: Ints, num_items: int) -> tuple[Ints, Ints]:
     filled = np.zeros(num_items * num_places, np.int64)
     filled[places] = np.arange(num_rows)
     return filled.reshape(num_items, num_places), places
-
-
-class ForwardMasks:
-    """The engine's masks, built in buffers [max_rows, capacity] that every call reuses."""
-
-    def __init__(self, names: Sequence[str], sliding_window: int | None, max_rows: int) -> None:
-        self._names = names
-        self._sliding_window = sliding_window
-        self._max_rows = max_rows
-        self._buffers: dict[str, NDArray[np.bool_]] = {}
-
-    def padded(
-        self, inputs: Forward, row_positions: NDArray[np.int64], capacity: int
-    ) -> dict[str, NDArray[np.bool_]]:
-        """Return the masks by input name, (S, capacity) each; valid until the next call.
-
-        With a window of 2, positions [5] and row_positions [3, 4, 4, 5], the mask
-        [[1, 1, 0, 1]] becomes [[1, 1, 0, 1, 0, ...]] and, sliding, [[0, 1, 0, 1, 0, ...]].
-
-        row_positions: (N,) int64. Positions of the cache rows, the S new ones included.
-        """
-        mask = inputs.mask
-        num_new, num_rows = mask.shape
-        masks = {}
-        for name in self._names:
-            buffer = self._buffers.get(name)
-            if buffer is None or buffer.shape[1] != capacity:
-                buffer = self._buffers[name] = np.empty((self._max_rows, capacity), np.bool_)
-            masks[name] = padded = buffer[:num_new]
-            padded[:, num_rows:] = False
-        if ATTENTION_MASK in masks:
-            masks[ATTENTION_MASK][:, :num_rows] = mask
-        if self._sliding_window is not None:
-            # positions - row_positions < window, with the small side of the subtraction first
-            in_window = row_positions > (inputs.positions - self._sliding_window)[:, None]
-            np.logical_and(mask, in_window, out=masks[ATTENTION_MASK_SLIDING][:, :num_rows])
-        return masks
