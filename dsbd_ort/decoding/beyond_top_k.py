@@ -146,5 +146,4 @@ def mass_of_others(
 
 
 def _cuts(warp: Warp) -> bool:
-    """Return whether top-p or min-p leaves out tokens."""
     return warp.top_p < 1.0 or warp.min_p > 0.0

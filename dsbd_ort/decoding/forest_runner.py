@@ -125,7 +125,6 @@ class ForestRunner:
         return (slots[: len(self.forest)] < _FIRST).nonzero()[0]
 
     def pending(self, nodes: Nodes) -> Nodes:
-        """See ``Forest.pending``."""
         return self.forest.pending(nodes, self.forest.slots[self._engine])
 
     def look_up(self, nodes: Nodes, takes_all: object) -> LayerNeeds:

@@ -87,7 +87,6 @@ class PrefixCache:
         self.source = identity.source
 
     def shorten(self, num_tokens: int) -> None:
-        """Keep the first tokens alone."""
         self.tokens, self.rows = self.tokens[:num_tokens], self.rows[:num_tokens]
         if self.feature is not None and self.feature.num_tokens > num_tokens:
             self.feature = None

@@ -63,7 +63,6 @@ class OptionRow:
 
     @property
     def takes_none(self) -> bool:
-        """Whether None may be given, for the default."""
         return self.default is None or callable(self.default)
 
     def unmet(self, options: Any) -> Condition | None:

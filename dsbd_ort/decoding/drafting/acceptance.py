@@ -2,8 +2,7 @@
 
 How often layers are accepted, and what the loop costs, once for each setting. A layer's *gap* (see
 ``throughput.py``) says how sure it is; the accepted layers of each gap are counted, apart for first
-layers and for later ones. The budget bounds what drafts may lose, whatever is estimated, and buys
-tries.
+layers and for later ones. The budget bounds what drafts may lose, and buys tries.
 
 It is counted in iterations without a draft: 0.5 is half the time of one. A draft costs its calls,
 its rows and the loop's own time, a prompt that the draft model reads included, and earns the

@@ -63,8 +63,7 @@ class _Draft:
 
     limit: most layers; ``may_call``: whether the draft model may be called for them.
     num_rows, num_needed: of the target call, with and without the layers that were chosen.
-    may_try: whether the budget may buy a first layer that is not expected to pay; ``is_try``:
-        whether it does.
+    may_try: whether the budget may buy a first layer that is not expected to pay.
     next_call, called: rows of draft calls, with the seconds of the prompt read before.
     """
 
@@ -77,7 +76,7 @@ class _Draft:
     num_needed: int = 0
     worth: float = 0.0  # gain of further layers after those chosen, their calls included
     may_try: bool = False
-    is_try: bool = False
+    is_try: bool = False  # whether it buys one
     reach: float = 1.0  # probability that all layers are accepted
     expected: float = 1.0  # tokens
     next_call: tuple[int, float] = 0, 0.0

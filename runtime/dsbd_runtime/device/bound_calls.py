@@ -100,7 +100,6 @@ class BoundCaches:
         return self._moves[num_rows]
 
     def free(self) -> None:
-        """Release the calls, then the memory that they are bound to."""
         bound: list[BoundForward | BoundMove] = [*self._forwards.values(), *self._moves.values()]
         for each in bound:
             each.queue.free()

@@ -76,7 +76,6 @@ class CausalLM:
         self.kv_bytes_peak = self.kv_bytes
 
     def part(self, kind: type[PartT]) -> PartT:
-        """See ``part_of``."""
         return part_of(self._parts, kind)
 
     def parts_of(self, kind: type[PartT]) -> list[PartT]:

@@ -38,7 +38,6 @@ class Provider:
 
     @property
     def install_line(self) -> str:
-        """How to install it."""
         return self.install_line_on(platform.machine())
 
     def install_line_on(self, machine: str) -> str:

@@ -129,7 +129,9 @@ class PreparedEngine:
             raise InputError(f"engine_cache is {self.folder}, which is a file; expected a folder")
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _clear_abandoned(self.folder)
-        self._check_room()
+        needed = int(_MOST_COPIES * self.num_bytes) + _SMALLEST_ROOM
+        if (free := shutil.disk_usage(self.folder).free) < needed:
+            raise OSError(f"{free} bytes are free, it may take {needed}")
         with _new_folder(self.folder) as new:
             made = new / "engine"
             made.mkdir(mode=0o700)
@@ -164,12 +166,6 @@ class PreparedEngine:
             )
         except (OSError, ValueError, RecursionError):  # also if the record itself is damaged
             return False
-
-    def _check_room(self) -> None:
-        needed = int(_MOST_COPIES * self.num_bytes) + _SMALLEST_ROOM
-        free = shutil.disk_usage(self.folder).free
-        if free < needed:
-            raise OSError(f"{free} bytes are free, it may take {needed}")
 
 
 def _of_parts(place: Path, digest: Callable[[Path], int | str]) -> dict[str, int | str]:

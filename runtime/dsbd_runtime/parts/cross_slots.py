@@ -165,8 +165,12 @@ class CrossSlots:
         taken = set(self._slots.values())
         free = [slot for slot in range(len(self._lengths)) if slot not in taken]
         for (source, rows), slot in zip(new.items(), free, strict=False):
-            self._put(rows, slot)
             self._slots[source] = slot
+            self._lengths[slot] = rows.num_tokens
+            for name, value in rows.values.items():
+                buffer = self._buffers[name][slot]
+                buffer[:, : rows.num_tokens] = value.numpy()[0]
+                buffer[:, rows.num_tokens :] = 0
         self._encoder.limit(self._most_bytes - self._slot_bytes)
 
     def _fits(self, lengths: dict[Source, int]) -> bool:
@@ -212,13 +216,6 @@ class CrossSlots:
         copies = {name: each[slot, None, :, :length].copy() for name, each in self._buffers.items()}
         values = {name: new_value(copy) for name, copy in copies.items()}
         return CrossRows(values, sum(copy.nbytes for copy in copies.values()))
-
-    def _put(self, rows: CrossRows, slot: int) -> None:
-        for name, value in rows.values.items():
-            buffer = self._buffers[name][slot]
-            buffer[:, : rows.num_tokens] = value.numpy()[0]
-            buffer[:, rows.num_tokens :] = 0
-        self._lengths[slot] = rows.num_tokens
 
     def _values_of(self, first: int, stop: int) -> dict[str, Any]:
         if self._range != (first, stop):

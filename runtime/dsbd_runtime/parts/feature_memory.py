@@ -198,7 +198,6 @@ class DeviceFeatureMemory:
             self._unused[array.shape[0]].append(array)
 
     def copied(self, array: DeviceArray, row: int) -> DeviceFeatures:
-        """Return one row in an array of its own."""
         copy = self.take(1)
         copy_array_rows(self._device, array, row, copy.array, 0, 1)
         self._device.synchronize()  # another engine's queue may read it next

@@ -44,10 +44,11 @@ def _check_tensors(
                 model_path, f"has {kind} {name} of {tensor.type}, the manifest says {expected.type}"
             )
         if not _fits(tensor.shape, expected.shape):
+            wanted = [dim if isinstance(dim, int) else None for dim in expected.shape]
             raise _contradiction(
                 model_path,
-                f"has {kind} {name} of shape {list(tensor.shape)}, expected "
-                f"{_shown(expected.shape)} (None: dynamic)",
+                f"has {kind} {name} of shape {list(tensor.shape)}, expected {wanted} "
+                "(None: dynamic)",
             )
 
 
@@ -57,10 +58,6 @@ def _fits(found: Sequence[int | str | None], expected: Sequence[int | str | None
         not isinstance(dim, int) or dim == expected_dim
         for dim, expected_dim in zip(found, expected, strict=True)
     )
-
-
-def _shown(shape: Sequence[int | str | None]) -> list[int | None]:
-    return [dim if isinstance(dim, int) else None for dim in shape]
 
 
 def _contradiction(model_path: Path, problem: str) -> BundleError:

@@ -71,7 +71,6 @@ class HostBinder:
         self.is_cleared = True
 
     def close(self) -> None:
-        """Release the engine and all memory."""
         self._binding = None
         self._kept.clear()
         self._bound.clear()

@@ -191,7 +191,6 @@ class RecentPaths:
         return NewRows(forward, parents, depths, checkpoints, again, *inputs)
 
     def append(self, new: NewRows) -> None:
-        """Take in the rows of a call that has been made."""
         num_new = new.forward.num_new
         self._reserve(num_new)
         if new.again is None:

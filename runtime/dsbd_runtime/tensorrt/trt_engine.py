@@ -48,12 +48,10 @@ class TrtEngine:
         device: CudaDevice,
         kernels: Path | None,
     ) -> None:
-        """Load the plan at ``path``; for ``kernels`` see ``kernels_file``.
-
-        profiles: maximum rows of a call, by optimization profile.
+        """Load the plan at ``path``; ``profiles``: most rows of a call, by optimization profile.
 
         BundleError: it cannot be loaded, has other profiles or another capacity, or a cache that
-        would not be updated in place.
+        would not be updated in place. kernels: see ``kernels_file``.
         """
         self._errors: list[str] = []
         runtime = trt.Runtime(trt_logger(trt, self._errors))

@@ -189,7 +189,6 @@ class Tokenizer:
 
     @functools.cached_property
     def joints(self) -> TextJoints:
-        """How later tokens can change the text of earlier ones."""
         decoder = self._backend.decoder
         return joints_of(None if decoder is None else json.loads(decoder.__getstate__()))
 
