@@ -35,19 +35,13 @@ _MOST_LOST_AT_ONCE = -0.5  # iterations: a prompt to be read says nothing about 
 
 @dataclass
 class DraftBudget:
-    """Budget for rejected drafts, in iterations without a draft; kept from request to request.
+    """Budget for rejected drafts, in iterations without a draft; kept from request to request."""
 
-    balance: negative after a draft that cost more than was expected.
-    most: upper limit of the balance, the prompt that the draft model reads included.
-    share: added by an iteration; ``saved``: the shares since the last draft.
-    gained: iterations that drafts have earned beyond their cost, the latest counting most.
-    """
-
-    balance: float = SHARE * _SHORT_ANSWER
-    most: float = _MOST
-    share: float = SHARE
-    saved: float = 0.0
-    gained: float = 0.0
+    balance: float = SHARE * _SHORT_ANSWER  # negative after a draft that cost more than expected
+    most: float = _MOST  # of the balance, the prompt that the draft model reads included
+    share: float = SHARE  # added by an iteration
+    saved: float = 0.0  # the shares since the last draft
+    gained: float = 0.0  # by drafts, beyond their cost, the latest counting most
     num_prepaid: int = _SHORT_ANSWER  # iterations whose share is in the balance already
 
     @property
@@ -144,25 +138,19 @@ class AcceptanceEstimator:
 
     For a gap that was rarely seen the guess is the first guess times the level of all gaps: how
     often layers were accepted over how often that was guessed. So a bad draft is recognized after a
-    few layers, whatever their gaps were.
-
-    enough, seen: (2, num_bins) float64. Layers, by gap, that were accepted, and all; the
-        observations of a layer count ``_MEMORY`` times as much after another.
-    rates: (2, num_bins) float64. The estimates made from them: a wider gap is never worse.
-    num_learned: layers so far; ``num_new``: since ``rates`` were computed, of each kind.
-    tokens, calls: expected from drafts, and the time they took in target calls of one row.
-    acceptance, rows: running means of the estimate and of the width of chosen layers.
+    few layers, whatever their gaps were. Arrays are (2, num_bins): of first layers, of later ones.
     """
 
-    enough: Floats = field(default_factory=lambda: np.zeros((2, _NUM_BINS)))
-    seen: Floats = field(default_factory=lambda: np.zeros((2, _NUM_BINS)))
+    enough: Floats = field(default_factory=lambda: np.zeros((2, _NUM_BINS)))  # accepted, by gap
+    seen: Floats = field(default_factory=lambda: np.zeros((2, _NUM_BINS)))  # all layers
+    # The estimates made from them: a wider gap is never worse.
     rates: Floats = field(default_factory=lambda: np.tile(_FIRST_GUESS, (2, 1)))
-    num_learned: int = 0
-    num_new: list[int] = field(default_factory=lambda: [0, 0])
-    tokens: float = 0.0
-    calls: float = 0.0
-    acceptance: float = 0.7
-    rows: float = 0.0
+    num_learned: int = 0  # layers so far
+    num_new: list[int] = field(default_factory=lambda: [0, 0])  # since ``rates`` were computed
+    tokens: float = 0.0  # expected from drafts
+    calls: float = 0.0  # the time that they took, in target calls of one row
+    acceptance: float = 0.7  # running mean of the estimate of chosen layers
+    rows: float = 0.0  # of their width
     num_chosen: int = 0  # layers in the running means
     loop: LoopCost = field(default_factory=LoopCost)
     budget: DraftBudget = field(default_factory=DraftBudget)
@@ -189,7 +177,6 @@ class AcceptanceEstimator:
         self.calls = _RATE_MEMORY * self.calls + calls
 
     def choose(self, acceptance: float, width: int) -> None:
-        """Count a chosen layer: its estimated acceptance and its width."""
         self.num_chosen += 1
         step = 0.1 if self.num_chosen >= _MANY_CHOSEN else 1.0 / (self.num_chosen + 2)
         self.acceptance += step * (acceptance - self.acceptance)

@@ -31,8 +31,7 @@ _KEPT_CALLS = 9  # of a size
 _SOON = 3  # calls of a size each of which changes the curve at once
 _GUESSED_SHARE = 0.05  # of the seconds of one row: the cost of a further row
 _BYTES_PER_SECOND = 1e10  # read by a call of one row
-LOOK_AHEAD = 6
-"""Layers after the next one whose gain is estimated."""
+LOOK_AHEAD = 6  # layers after the next one whose gain is estimated
 
 CostKind = Literal["target", "draft", "source"]
 
@@ -57,8 +56,7 @@ class CostCurve:
         return (inside + beyond) / num_sharers
 
 
-FREE = CostCurve((1, 2), (0.0, 0.0))
-"""Of a draft that makes no engine call."""
+FREE = CostCurve((1, 2), (0.0, 0.0))  # of a draft that makes no engine call
 
 
 class Costs(Protocol):
@@ -140,10 +138,9 @@ def observe_call(
 
 
 class LearnedCurve:
-    """The cost curve of one engine; ``times_guessed``: seconds of a row over those guessed."""
+    """The cost curve of an engine; ``guess``: seconds of a row; ``times_guessed``: over these."""
 
     def __init__(self, guess: float) -> None:
-        """Take the guessed seconds of one row."""
         self._guess = max(guess, 1e-6)
         self._calls: list[deque[tuple[float, int]]] = [
             deque(maxlen=_KEPT_CALLS) for _ in LEARNED_ROWS
@@ -214,12 +211,9 @@ def never_falling(sums: Floats, weights: Floats) -> Floats:
 class RequestCosts:
     """Seconds of calls, by rows, as ``refresh`` has found them last.
 
-    most_rows: of the largest target call; calls beyond it (after a restart) cost as much.
-    target: (room,) float64. Of a target call; 0 for 0 rows.
-    seconds, draft: lists by 0 to ``most_rows`` rows: of target and draft calls.
-    row: of a target call of one row that is not shared.
-    are_learned: whether calls teach them.
-    most_known: rows of the largest target call whose cost is known well enough for a draft.
+    target, seconds: of target calls, (room,) float64 and a list; ``draft``: of draft calls. Calls
+    beyond ``most_rows`` cost as much as one of so many. most_known: rows of the largest target call
+    whose cost is known well enough for a draft.
     """
 
     def __init__(
@@ -244,7 +238,7 @@ class RequestCosts:
         if costs is self._known and num_sharers == self.num_sharers:  # usually
             return
         self._known, self.num_sharers = costs, num_sharers
-        self.row = costs.target.seconds[0]
+        self.row = costs.target.seconds[0]  # of a target call of one row that is not shared
         seconds = costs.target.up_to(self.most_rows, num_sharers)
         self.target = np.pad(seconds, (0, self.most_beams + 1), mode="edge")
         self.seconds: list[float] = seconds.tolist()
@@ -287,11 +281,7 @@ def learn_from_first_calls(
     source: Source = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> None:
-    """Let costs learn from a few calls of one row of a draft, on empty caches.
-
-    The first call of an engine takes several times as long as the next ones, and a request would
-    charge that to its first drafts. source: for drafts that read one.
-    """
+    """Let costs learn from calls of one row on empty caches: an engine's first ones take longer."""
     for _ in range(_FIRST_CALLS):
         costs.observe("draft", 1, _timed_call(draft, 1, clock, source))
     draft.keep(np.arange(0))

@@ -19,9 +19,9 @@ n that maximises
 reach being the probability that all layers before it are accepted; the draft ends if nothing is
 gained. Of calls that requests share each pays its share, as if all drafted alike.
 
-Whatever is estimated, no draft may exceed its budget (``acceptance.py``). If
-estimates say that no draft pays, the budget buys tries of one layer; the target computes no row for
-them. The first prompt of a setting is read by the draft before there is evidence that it pays.
+Whatever is estimated, no draft may exceed its budget (``acceptance.py``). If estimates say that no
+draft pays, the budget buys tries of one layer; the target computes no row for them. The first
+prompt of a setting is read by the draft before there is evidence that it pays.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,27 +59,21 @@ class _Layer:
 
 @dataclass(slots=True)
 class _Draft:
-    """The draft of the current iteration; times in seconds.
+    """The draft of the current iteration; times in seconds."""
 
-    limit: most layers; ``may_call``: whether the draft model may be called for them.
-    num_rows, num_needed: of the target call, with and without the layers that were chosen.
-    may_try: whether the budget may buy a first layer that is not expected to pay.
-    next_call, called: rows of draft calls, with the seconds of the prompt read before.
-    """
-
-    limit: int = 0
-    may_call: bool = False
+    limit: int = 0  # most layers
+    may_call: bool = False  # whether the draft model may be called for them
     stake: float = 0.0  # most that it may cost
     prompt: float = 0.0  # to read the prompt and source, 0 once they are read
     num_left: int = 1  # iterations that may share the cost of the prompt
-    num_rows: int = 0
-    num_needed: int = 0
+    num_rows: int = 0  # of the target call, with the layers that were chosen
+    num_needed: int = 0  # without them
     worth: float = 0.0  # gain of further layers after those chosen, their calls included
-    may_try: bool = False
-    is_try: bool = False  # whether it buys one
+    may_try: bool = False  # the budget may buy a first layer that is not expected to pay
+    is_try: bool = False  # it does
     reach: float = 1.0  # probability that all layers are accepted
     expected: float = 1.0  # tokens
-    next_call: tuple[int, float] = 0, 0.0
+    next_call: tuple[int, float] = 0, 0.0  # rows, seconds of the prompt read before
     called: list[tuple[int, float]] = field(default_factory=list)
     layers: list[_Layer | None] = field(default_factory=list)  # None for a forced one
     num_forced: int = 0
@@ -168,11 +162,10 @@ class ThroughputDraftPolicy:
 
     def takes_all(self, num_candidates: int, num_rows: int) -> bool:
         """See DraftPolicy.takes_all: if the rows cost less than the model's call saves."""
-        more = self._seconds_of_rows(num_candidates) - self._seconds_of_rows(self._costs.num_beams)
-        return (
-            num_candidates <= self._costs.most_beams
-            and more < self._costs.draft[min(num_rows, self._costs.most_rows)]
-        )
+        costs = self._costs
+        more = self._seconds_of_rows(num_candidates) - self._seconds_of_rows(costs.num_beams)
+        is_cheaper = more < costs.draft[min(num_rows, costs.most_rows)]
+        return num_candidates <= costs.most_beams and is_cheaper
 
     def wants_layer(self, num_rows: int, num_whole: int = 0) -> bool:
         draft, estimator, costs = self._now, self._estimator, self._costs
@@ -299,11 +292,10 @@ class ThroughputDraftPolicy:
         else:
             wait = budget.iterations_until(self._try_cost, is_try=True)
             rest = int(wait * (1.0 - budget.share / SHARE))
-        is_trusted = budget.share == SHARE  # and calls may turn out cheaper, by what others learn
-        longest = _LONGEST_REST if is_trusted else _LONGEST_HOPELESS_REST
-        self._num_to_rest = min(
-            rest, longest if self._costs.has_draft_model else _LONGEST_FREE_REST
-        )
+        # While tries have paid, calls may turn out cheaper, by what others learn.
+        longest = _LONGEST_REST if budget.share == SHARE else _LONGEST_HOPELESS_REST
+        longest = longest if self._costs.has_draft_model else _LONGEST_FREE_REST
+        self._num_to_rest = min(rest, longest)
 
     def _learn(self, draft: _Draft, committed: Sequence[Beams]) -> bool:
         """Count which widths sufficed, layer by layer; return if the first's narrowest did."""
@@ -359,12 +351,10 @@ class ThroughputDraftPolicy:
         return best, deficits[best]
 
     def _worth_of_more(self, reach: Floats | float, rows: slice | int) -> Floats:
-        """Return the gain of layers after one reached with this probability, (n,) or () float64.
+        """Return the gain of layers after one reached with this probability, (n,) or ().
 
         They have the usual width and acceptance. As many as pay together: if the engine computes
-        rows in blocks, one layer can be expensive and the next one free.
-
-        reach, rows: (n,) or () probability and target rows before them.
+        rows in blocks, one layer can be expensive and the next one free. rows: before them.
         """
         draft, costs, estimator = self._now, self._costs, self._estimator
         num_ahead = draft.limit - len(draft.layers)
