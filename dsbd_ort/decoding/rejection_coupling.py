@@ -67,7 +67,7 @@ class RejectionCoupling:
     def choose(
         self, joint: JointDistribution, layer: DraftLayer | None, num_draws: int, depth: int
     ) -> tuple[NDArray[np.int64], bool]:
-        """Return the outputs of a layer, and whether all are accepted drafts: it may go on."""
+        """Return the outputs of a layer, and whether all are accepted drafts: the next follows."""
         p = joint.probabilities()
         if layer is None:
             return self._fill([], p, p, num_draws), False

@@ -161,7 +161,7 @@ class AcceptanceEstimator:
         return rates
 
     def learn(self, gaps: Floats, num_short: int, depth: int) -> None:
-        """Count a layer by the gaps of its widths, narrowest first; ``num_short`` failed."""
+        """Count a layer by its widths' gaps, narrowest first; ``num_short`` were too narrow."""
         kind = 1 if depth else 0
         bins = _GAP_EDGES.searchsorted(gaps)
         seen, enough = self.seen[kind], self.enough[kind]

@@ -138,7 +138,7 @@ def observe_call(
 
 
 class LearnedCurve:
-    """The cost curve of an engine; ``guess``: seconds of a row; ``times_guessed``: over these."""
+    """Learned cost curve of an engine. guess: seconds of a row; times_guessed: real over guess."""
 
     def __init__(self, guess: float) -> None:
         self._guess = max(guess, 1e-6)

@@ -213,7 +213,7 @@ class RequestProcessing:
         candidates: Candidates,
         is_draft: bool,
     ) -> tuple[Scores, Scores]:
-        """Return processed scores, of a search with beams log-probabilities, and raw ones."""
+        """Return processed scores (log-probabilities in a beam search), and raw ones."""
         raw = scores - normalizers
         processed = raw.copy() if self._processes_log_probs else scores.copy()
         for processor in self.processors:

@@ -39,7 +39,7 @@ class CausalLM:
     """One engine as decoding calls it; a context manager that closes its session.
 
     The cache is a list of ``num_rows`` rows. ``forward`` appends rows, ``keep`` drops some; either
-    leaves the rows valid when it raises. kv_bytes_peak: since the start or ``reset_peak``.
+    leaves the rows valid when it raises. kv_bytes_peak: highest since start or ``reset_peak``.
     """
 
     def __init__(self, session: Session, entry: ModelEntry) -> None:

@@ -124,7 +124,7 @@ class PreparedEngine:
     def _prepare(
         self, place: Path, open_source: Callable[[Any], Any], new_options: Callable[[], Any]
     ) -> None:
-        """Write the prepared engine; BundleError: it cannot be opened; OSError: nor written."""
+        """Write the prepared engine. BundleError: the engine is invalid; OSError: not written."""
         if self.folder.exists() and not self.folder.is_dir():
             raise InputError(f"engine_cache is {self.folder}, which is a file; expected a folder")
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
