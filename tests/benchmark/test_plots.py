@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from matplotlib.figure import Figure
 
@@ -14,9 +12,7 @@ from dsbd_ort.benchmark.report import summarize
 from tests.benchmark.test_report import PAIRS, measurement
 
 
-def test_legends_lie_off_the_plots_and_within_the_figure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_legends_lie_off_the_plots_and_within_the_figure(tmp_path, monkeypatch):
     runs = with_baselines(runs_of(DEFAULT_STRATEGIES, CommonSettings()))
     measured = [measurement(run.name, 1.0, pair) for run in runs for pair in PAIRS]
     figures: list[Figure] = []
@@ -33,7 +29,7 @@ def test_legends_lie_off_the_plots_and_within_the_figure(
         assert all(figure.bbox.contains(*corner) for corner in box.corners())
 
 
-def test_a_plot_that_another_process_writes_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_plot_that_another_process_writes_is_left_as_it_is(tmp_path):
     runs = with_baselines(runs_of(DEFAULT_STRATEGIES[:1], CommonSettings()))
     summaries = summarize(runs, [measurement(runs[0].name, 1.0, pair) for pair in PAIRS])
     file = tmp_path / "bench.png"

@@ -19,7 +19,7 @@ def config_of(**options: Any) -> DistillConfig:
 
 
 @pytest.mark.parametrize(("text", "number"), PARAMS)
-def test_numbers_of_parameters(text: str, number: int) -> None:
+def test_numbers_of_parameters(text, number):
     assert config_of(params=text).num_params == number
 
 
@@ -43,6 +43,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "words"), WRONG)
-def test_options_that_are_refused(options: dict[str, Any], words: str) -> None:
+def test_options_that_are_refused(options, words):
     with pytest.raises(ExportError, match=re.escape(words)):
         config_of(**options)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -20,7 +18,7 @@ ROWS = Lesson(
 )
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
+def test_what_was_written_is_read(tmp_path):
     file = tmp_path / "rows.npz"
     ROWS.write(file)
     read = Lesson.read(file, with_features=True)
@@ -38,7 +36,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 10, 200, "zeros", "other"])
-def test_a_damaged_file_is_named_with_the_fix(kept: int | str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_named_with_the_fix(kept, tmp_path):
     file = tmp_path / "held_out.npz"
     ROWS.write(file)
     whole = file.read_bytes()
@@ -54,7 +52,7 @@ def test_a_damaged_file_is_named_with_the_fix(kept: int | str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"\x93NUMPY\x01\x00"])
-def test_a_damaged_file_of_features_is_named_too(content: bytes, tmp_path: Path) -> None:
+def test_a_damaged_file_of_features_is_named_too(content, tmp_path):
     ROWS.write(tmp_path / "rows.npz")
     (tmp_path / "rows.npy").write_bytes(content)
     with pytest.raises(ExportError, match=r"rows\.npy is damaged .*; remove it"):

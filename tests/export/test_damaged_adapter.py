@@ -95,9 +95,7 @@ def refusal(base: Path, adapter: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
-def test_damage_is_seen_before_a_model_is_loaded(
-    kind: str, small_llama_folder: Path, tmp_path: Path
-) -> None:
+def test_damage_is_seen_before_a_model_is_loaded(kind, small_llama_folder, tmp_path):
     change, words = DAMAGED[kind]
     adapter = write_adapter(small_llama_folder, tmp_path, lora())
     change(adapter)
@@ -116,12 +114,7 @@ PATTERNS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", PATTERNS, ids=lambda each: "".join(list(each)[-1:]))
-def test_patterns_that_do_not_end_are_refused(
-    settings: dict[str, Any],
-    small_llama_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_patterns_that_do_not_end_are_refused(settings, small_llama_folder, tmp_path, monkeypatch):
     monkeypatch.setattr("dsbd_export.checkpoints.adapter_files._SECONDS", 0.5)
     adapter = write_adapter(small_llama_folder, tmp_path, lora())
     with_settings(**settings)(adapter)
@@ -131,7 +124,7 @@ def test_patterns_that_do_not_end_are_refused(
     assert f"such as {ENDLESS!r}, that take more than 0.5 s to match" in message
 
 
-def test_a_pattern_is_matched_as_by_peft(small_llama_folder: Path, tmp_path: Path) -> None:
+def test_a_pattern_is_matched_as_by_peft(small_llama_folder, tmp_path):
     adapter = write_adapter(small_llama_folder, tmp_path, lora(target_modules=r".*\.[qv]_proj"))
     options = ExportConfig(target=str(small_llama_folder), adapter=str(adapter), output=Path("o"))
     assert open_pair(options)[0].adapter is not None

@@ -32,7 +32,7 @@ from dsbd_runtime.errors import BundleError
 from dsbd_runtime.tensorrt.trt_record import find_record
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
 from scripts.shared_captures import SharedCaptures
-from tests.export.conftest import Exported, swap_tokens
+from tests.export.conftest import swap_tokens
 from tests.runtime.bundle_edits import as_version_2, edited
 from tests.runtime.fake_trt import add_fake_engines
 
@@ -52,19 +52,19 @@ def add_draft(bundle: Path, draft: Path, source: SourceOf, **options: Any) -> li
 
 
 @pytest.fixture
-def copy(alone: Path, tmp_path: Path) -> Path:
+def copy(alone, tmp_path):
     return Path(shutil.copytree(alone, tmp_path / "bundle"))
 
 
 @pytest.fixture(scope="module")
-def completed(alone: Path, small_llama_folder: Path, tmp_path_factory: Any) -> Path:
+def completed(alone, small_llama_folder, tmp_path_factory):
     """The same bundle, with the draft added later, captured anew."""
     folder = Path(shutil.copytree(alone, tmp_path_factory.mktemp("completed") / "bundle"))
     add_draft(folder, small_llama_folder, source_of)
     return folder
 
 
-def test_a_target_alone_is_the_target_of_the_pair(alone: Path, exported: Exported) -> None:
+def test_a_target_alone_is_the_target_of_the_pair(alone, exported):
     manifest = open_bundle(alone, verify=True).manifest
     pair = exported.result.manifest
     assert manifest.draft is None and json.loads((alone / "dsbd.json").read_text())["draft"] is None
@@ -74,18 +74,14 @@ def test_a_target_alone_is_the_target_of_the_pair(alone: Path, exported: Exporte
     }
 
 
-def test_a_draft_added_later_makes_the_bundle_of_the_pair(
-    completed: Path, exported: Exported
-) -> None:
+def test_a_draft_added_later_makes_the_bundle_of_the_pair(completed, exported):
     """Byte for byte: every file and every entry is that of one export of both."""
     manifest = open_bundle(completed, verify=True).manifest
     assert manifest == exported.result.manifest
     assert [file.name for file in completed.parent.iterdir()] == ["bundle"]
 
 
-def test_a_draft_is_replaced_in_another_precision(
-    completed: Path, llama_folder: Path, tmp_path: Path, captures: SharedCaptures
-) -> None:
+def test_a_draft_is_replaced_in_another_precision(completed, llama_folder, tmp_path, captures):
     copy = Path(shutil.copytree(completed, tmp_path / "bundle"))
     before = open_bundle(copy).manifest
     lines = add_draft(copy, llama_folder, captures, dtype="fp16", logits="topk:8", max_context=64)
@@ -103,9 +99,7 @@ def test_a_draft_is_replaced_in_another_precision(
     assert found.sequences[0].token_ids == wanted.sequences[0].token_ids
 
 
-def test_special_tokens_are_those_of_the_bundle(
-    copy: Path, small_llama_folder: Path, tmp_path: Path, captures: SharedCaptures
-) -> None:
+def test_special_tokens_are_those_of_the_bundle(copy, small_llama_folder, tmp_path, captures):
     other = Path(shutil.copytree(small_llama_folder, tmp_path / "other"))
     (other / "generation_config.json").unlink()
     edited_config(other, eos_token_id=[1, 2], bos_token_id=3)
@@ -138,9 +132,7 @@ WIDTHS = {  # a draft that pads the vocabulary less, or more, than the target; t
 
 
 @pytest.mark.parametrize("kind", WIDTHS)
-def test_a_vocabulary_of_another_padding_is_that_of_the_bundle(
-    copy: Path, tmp_path: Path, kind: str, captures: SharedCaptures
-) -> None:
+def test_a_vocabulary_of_another_padding_is_that_of_the_bundle(copy, tmp_path, kind, captures):
     config = WIDTHS[kind]
     folder = write_checkpoint(tmp_path / "draft", config)
     line = f"draft: vocab_size is {config.vocab_size} in the checkpoint, {VOCAB_SIZE} here"
@@ -152,7 +144,7 @@ def test_a_vocabulary_of_another_padding_is_that_of_the_bundle(
 
 
 @pytest.mark.parametrize("kind", ["fewer, tied", "fewer, biased"])
-def test_more_rows_keep_the_logits_of_the_tokens(alone: Path, tmp_path: Path, kind: str) -> None:
+def test_more_rows_keep_the_logits_of_the_tokens(alone, tmp_path, kind):
     folder = write_checkpoint(tmp_path / "draft", WIDTHS[kind])
     options = DraftConfig(bundle=alone, draft=str(folder))
     draft = agreed_draft(open_bundle(alone), open_draft(options), silent)
@@ -181,9 +173,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
-def test_other_tokens_are_refused(
-    copy: Path, small_llama_folder: Path, tmp_path: Path, captures: SharedCaptures
-) -> None:
+def test_other_tokens_are_refused(copy, small_llama_folder, tmp_path, captures):
     other = Path(shutil.copytree(small_llama_folder, tmp_path / "other"))
     swap_tokens(other, "def", "path")
     words = "vocabularies differ: token '(def|path)' is .* in the target's tokenizer"
@@ -191,8 +181,8 @@ def test_other_tokens_are_refused(
 
 
 def test_a_vocabulary_without_room_for_all_tokens_is_refused(
-    copy: Path, small_llama_folder: Path, tmp_path: Path, captures: SharedCaptures
-) -> None:
+    copy, small_llama_folder, tmp_path, captures
+):
     narrow = Path(shutil.copytree(small_llama_folder, tmp_path / "narrow"))
     edited_config(narrow, vocab_size=260)
     refused(copy, narrow, captures, r"300 in the target and 260 in the draft.*ids up to 2\d\d")
@@ -207,18 +197,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("options", "words"), REFUSED)
 def test_a_failed_export_leaves_the_bundle_as_it_was(
-    completed: Path,
-    small_llama_folder: Path,
-    options: dict[str, Any],
-    words: str,
-    captures: SharedCaptures,
-) -> None:
+    completed, small_llama_folder, options, words, captures
+):
     refused(completed, small_llama_folder, captures, words, **options)
 
 
-def test_a_damaged_target_is_not_taken_for_a_right_one(
-    copy: Path, small_llama_folder: Path, captures: SharedCaptures
-) -> None:
+def test_a_damaged_target_is_not_taken_for_a_right_one(copy, small_llama_folder, captures):
     weights = copy / "target" / "model.onnx.data"
     content = bytearray(weights.read_bytes())
     content[100] ^= 1  # the size stays
@@ -232,8 +216,8 @@ def test_a_damaged_target_is_not_taken_for_a_right_one(
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_ended_leaves_the_bundle_as_it_was(
-    copy: Path, small_llama_folder: Path, number: signal.Signals, captures: SharedCaptures
-) -> None:
+    copy, small_llama_folder, number, captures
+):
     before = contents(copy)
     command = ["--bundle", str(copy), "--draft", str(small_llama_folder)]
     with subprocess.Popen(
@@ -250,9 +234,7 @@ def test_a_run_that_is_ended_leaves_the_bundle_as_it_was(
     assert open_bundle(copy, verify=True).roles == ("target", "draft")
 
 
-def test_a_bundle_of_schema_version_2_gets_a_draft(
-    completed: Path, small_llama_folder: Path, tmp_path: Path
-) -> None:
+def test_a_bundle_of_schema_version_2_gets_a_draft(completed, small_llama_folder, tmp_path):
     old = Path(shutil.copytree(completed, tmp_path / "bundle"))
     edited(old, as_version_2)
     add_draft(old, small_llama_folder, source_of)
@@ -262,8 +244,8 @@ def test_a_bundle_of_schema_version_2_gets_a_draft(
 
 
 def test_a_target_that_has_engines_keeps_them_and_says_how_the_draft_gets_its_own(
-    copy: Path, small_llama_folder: Path, captures: SharedCaptures
-) -> None:
+    copy, small_llama_folder, captures
+):
     add_fake_engines(copy)
     engine = (copy / "target" / "engine.plan").read_bytes()
     lines = add_draft(copy, small_llama_folder, captures)
@@ -282,8 +264,8 @@ def roles_with_engines(bundle: Bundle) -> list[str]:
 
 @pytest.mark.slow
 def test_engines_are_built_for_a_target_alone_and_for_both(
-    llama_folder: Path, small_llama_folder: Path, tmp_path: Path, captures: SharedCaptures
-) -> None:
+    llama_folder, small_llama_folder, tmp_path, captures
+):
     rtx: dict[str, Any] = {"engine": "tensorrt-rtx", "compute_capability": "12.0"}
     output = tmp_path / "bundle"
     target = str(llama_folder)
@@ -296,9 +278,7 @@ def test_engines_are_built_for_a_target_alone_and_for_both(
     assert dataclasses.asdict(now.entry("target")) == dataclasses.asdict(before.entry("target"))
 
 
-def test_a_quantized_target_gets_no_engines(
-    llama_folder: Path, small_llama_folder: Path, tmp_path: Path, captures: SharedCaptures
-) -> None:
+def test_a_quantized_target_gets_no_engines(llama_folder, small_llama_folder, tmp_path, captures):
     config = ExportConfig(
         target=str(llama_folder), output=tmp_path / "bundle", quantize="int8-dynamic", max_kl=1.0
     )
@@ -308,7 +288,7 @@ def test_a_quantized_target_gets_no_engines(
     refused(tmp_path / "bundle", small_llama_folder, captures, words, **rtx)
 
 
-def test_a_shorter_context_than_asked_for_is_said(exported: Exported) -> None:
+def test_a_shorter_context_than_asked_for_is_said(exported):
     target = exported.result.manifest.target
     assert context_warning(target, None, None) is context_warning(target, None, 256) is None
     words = "can use 256 tokens, the context of the target; max_context is 512"

@@ -26,7 +26,6 @@ from dsbd_ort import Pipeline
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
-from scripts.shared_captures import SharedCaptures
 from tests.export.conftest import SIZES
 from tests.runtime.model_calls import logits_of
 
@@ -58,15 +57,13 @@ CHOSEN = [  # (always, number of tokens, the tokens)
 
 
 @pytest.mark.parametrize(("always", "number", "wanted"), CHOSEN)
-def test_the_most_frequent_tokens_and_of_equal_ones_the_lowest(
-    always: tuple[int, ...], number: int, wanted: list[int]
-) -> None:
+def test_the_most_frequent_tokens_and_of_equal_ones_the_lowest(always, number, wanted):
     found = most_frequent_tokens(COUNTS, always, number)
     assert found.tolist() == wanted and found.dtype == np.int64
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def texts(tmp_path_factory):
     """Texts with another order of frequencies than that of the ids."""
     folder = tmp_path_factory.mktemp("texts")
     (folder / "a.txt").write_text("zebra quiz jumps over vexing lazy dogs\n" * 40)
@@ -80,9 +77,7 @@ def logits_of_draft(bundle: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", DRAFTS)
-def test_its_logits_are_those_of_the_whole_draft_and_none_of_other_tokens(
-    name: str, alone: Path, tmp_path: Path
-) -> None:
+def test_its_logits_are_those_of_the_whole_draft_and_none_of_other_tokens(name, alone, tmp_path):
     """Tokens are chosen without texts: the lowest ids, and those that end a sequence."""
     checkpoint = write_checkpoint(tmp_path / "draft", DRAFTS[name])
     bundle = Path(shutil.copytree(alone, tmp_path / "bundle"))
@@ -99,13 +94,7 @@ def test_its_logits_are_those_of_the_whole_draft_and_none_of_other_tokens(
 
 
 @pytest.fixture(scope="module")
-def pair(
-    tmp_path_factory: pytest.TempPathFactory,
-    llama_folder: Path,
-    small_llama_folder: Path,
-    texts: Path,
-    captures: SharedCaptures,
-) -> Path:
+def pair(tmp_path_factory, llama_folder, small_llama_folder, texts, captures):
     """A target in fp32 and a draft in int8-dynamic that proposes frequent tokens, top-k heads."""
     output = tmp_path_factory.mktemp("pair") / "bundle"
     lines: list[str] = []
@@ -126,13 +115,7 @@ def pair(
 
 
 @pytest.fixture(scope="module")
-def dense(
-    pair: Path,
-    small_llama_folder: Path,
-    texts: Path,
-    captures: SharedCaptures,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
+def dense(pair, small_llama_folder, texts, captures, tmp_path_factory):
     """The same draft with all logits."""
     bundle = Path(shutil.copytree(pair, tmp_path_factory.mktemp("dense") / "bundle"))
     config = DraftConfig(
@@ -146,7 +129,7 @@ def dense(
     return bundle
 
 
-def test_the_manifest(pair: Path) -> None:
+def test_the_manifest(pair):
     manifest = open_bundle(pair, verify=True).manifest
     assert manifest.draft is not None
     assert (manifest.target.quantization, manifest.target.full_logits) == ("none", True)
@@ -154,7 +137,7 @@ def test_the_manifest(pair: Path) -> None:
     assert manifest.draft.vocab_size == manifest.target.vocab_size == VOCAB_SIZE
 
 
-def test_a_top_k_head_reads_the_proposed_tokens_alone(pair: Path, dense: Path) -> None:
+def test_a_top_k_head_reads_the_proposed_tokens_alone(pair, dense):
     logits, found = logits_of_draft(dense), logits_of_draft(pair)
     is_proposed = logits[0] > -np.inf
     assert is_proposed.sum() == NUM_PROPOSED and is_proposed[EOS]
@@ -167,7 +150,7 @@ def test_a_top_k_head_reads_the_proposed_tokens_alone(pair: Path, dense: Path) -
     assert found.full is None
 
 
-def test_nothing_is_spread_over_the_vocabulary_with_a_top_k_head(pair: Path, dense: Path) -> None:
+def test_nothing_is_spread_over_the_vocabulary_with_a_top_k_head(pair, dense):
     graphs = [
         onnx.load(bundle / "draft" / "model.onnx", load_external_data=False).graph
         for bundle in (pair, dense)
@@ -180,14 +163,14 @@ def test_nothing_is_spread_over_the_vocabulary_with_a_top_k_head(pair: Path, den
     assert {value.name for value in graphs[0].initializer} <= read
 
 
-def test_a_forward_without_logit_rows(pair: Path, dense: Path) -> None:
+def test_a_forward_without_logit_rows(pair, dense):
     for bundle in (pair, dense):
         with load_causal_lm(open_bundle(bundle), "draft") as draft:
             found = logits_of(draft, *STEP[:3], np.arange(0))
             assert len(found if bundle == dense else found.top_ids) == 0
 
 
-def test_mjsd_runs(pair: Path) -> None:
+def test_mjsd_runs(pair):
     with Pipeline.from_bundle(pair, num_threads=1) as pipe:
         options = {"strategy": "mjsd", "draft_length": 2, "temperature": 0.0}
         assert pipe.generate("def f1(", max_new_tokens=8, **options).sequences
@@ -211,19 +194,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "words"), REFUSED)
-def test_refused_options(options: dict[str, Any], words: str) -> None:
+def test_refused_options(options, words):
     with pytest.raises(ExportError) as caught:
         ExportConfig(**{"target": "t", "draft": "d", "output": Path("b"), **options})
     assert words in str(caught.value)
 
 
-def test_a_vocabulary_that_is_not_smaller(alone: Path, small_llama_folder: Path) -> None:
+def test_a_vocabulary_that_is_not_smaller(alone, small_llama_folder):
     config = DraftConfig(bundle=alone, draft=str(small_llama_folder), draft_vocab=VOCAB_SIZE)
     with pytest.raises(ExportError, match=f"leaves out none of {VOCAB_SIZE} tokens"):
         export_draft(config, report=silent)
 
 
-def test_limits_are_those_of_the_target(tmp_path: Path) -> None:
+def test_limits_are_those_of_the_target(tmp_path):
     config = ExportConfig(
         target="t", draft="d", output=tmp_path, atol=1e-3, draft_quantize="int8-dynamic"
     )
@@ -242,9 +225,7 @@ ADVISED = [  # vocabulary, hidden size, role, whether the head is the embedding,
 
 
 @pytest.mark.parametrize(("size", "width", "role", "is_tied", "number"), ADVISED)
-def test_a_shorter_head_is_advised_where_it_saves_much(
-    size: int, width: int, role: str, is_tied: bool, number: int | None
-) -> None:
+def test_a_shorter_head_is_advised_where_it_saves_much(size, width, role, is_tied, number):
     config = LlamaConfig(
         vocab_size=size,
         hidden_size=width,

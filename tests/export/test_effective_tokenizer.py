@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +68,7 @@ def written(source: Path, folder: Path) -> Written:
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Written]:
+def corpus(tmp_path_factory):
     made: dict[str, Written] = {}
 
     def of(name: str) -> Written:
@@ -87,7 +86,7 @@ NUMBERS = [pytest.param(60), pytest.param(500, marks=pytest.mark.long)]
 
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("name", CORPUS)
-def test_ids_and_texts(corpus: Callable[[str], Written], name: str, number: int) -> None:
+def test_ids_and_texts(corpus, name, number):
     kind = corpus(name)
     tokens = list(kind.wanted.get_added_vocab())
     assert set(CORPUS[name].own_tokens) <= set(tokens)
@@ -104,7 +103,7 @@ def test_ids_and_texts(corpus: Callable[[str], Written], name: str, number: int)
 @pytest.mark.parametrize(
     "name", [name for name in CORPUS if "chat_template" in CORPUS[name].config]
 )
-def test_chats(corpus: Callable[[str], Written], name: str, tools: list[Any] | None) -> None:
+def test_chats(corpus, name, tools):
     kind = corpus(name)
     template = ChatTemplate.from_folder(kind.folder)
     for chat in CHATS:
@@ -117,9 +116,7 @@ def test_chats(corpus: Callable[[str], Written], name: str, tools: list[Any] | N
 
 
 @pytest.mark.parametrize("name", CORPUS)
-def test_what_is_written_is_complete(
-    corpus: Callable[[str], Written], name: str, tmp_path: Path
-) -> None:
+def test_what_is_written_is_complete(corpus, name, tmp_path):
     """transformers loads the bundle's own files as the same tokenizer, and so does the export."""
     kind = corpus(name)
     again = PreTrainedTokenizerFast.from_pretrained(kind.folder)
@@ -158,16 +155,14 @@ ADDED_ENDS = [(with_config, 0), (from_older_files, 1)]  # (checkpoint, tokens pu
 
 
 @pytest.mark.parametrize(("write", "number"), ADDED_ENDS)
-def test_add_bos_token_is_as_in_transformers(
-    write: Callable[[Path], Path], number: int, tmp_path: Path
-) -> None:
+def test_add_bos_token_is_as_in_transformers(write, number, tmp_path):
     kind = written(write(tmp_path / "checkpoint"), tmp_path / "bundle")
     plain = kind.wanted.encode("Hello", add_special_tokens=False)
     ends = [600] * number
     assert kind.ours.encode("Hello") == kind.wanted.encode("Hello") == [*ends, *plain, *ends]
 
 
-def test_truncation_and_padding_are_not_written(tmp_path: Path) -> None:
+def test_truncation_and_padding_are_not_written(tmp_path):
     source = write_tokenizer("llama_3", tmp_path / "checkpoint")
     backend = Backend.from_file(str(source / "tokenizer.json"))
     backend.enable_truncation(8)
@@ -178,7 +173,7 @@ def test_truncation_and_padding_are_not_written(tmp_path: Path) -> None:
     assert (content["truncation"], content["padding"]) == (None, None)
 
 
-def test_spaces_are_cleaned_up_where_transformers_does(tmp_path: Path) -> None:
+def test_spaces_are_cleaned_up_where_transformers_does(tmp_path):
     source = edited("word_piece", tmp_path / "checkpoint", clean_up_tokenization_spaces=True)
     kind = written(source, tmp_path / "bundle")
     ids = kind.ours.encode("it 's fine , isn n't it ? yes !")
@@ -186,19 +181,19 @@ def test_spaces_are_cleaned_up_where_transformers_does(tmp_path: Path) -> None:
     assert kind.ours.decode(ids).endswith("it? yes!")
 
 
-def test_a_class_that_cannot_read_the_files_is_refused(tmp_path: Path) -> None:
+def test_a_class_that_cannot_read_the_files_is_refused(tmp_path):
     source = edited("named_tokens", tmp_path / "checkpoint", tokenizer_class="GemmaTokenizer")
     with pytest.raises(ExportError, match=r"\(GemmaTokenizer\) refuses the text .*<unk>"):
         written(source, tmp_path / "bundle")
 
 
-def test_what_files_cannot_say_is_refused(tmp_path: Path) -> None:
+def test_what_files_cannot_say_is_refused(tmp_path):
     source = edited("llama_3", tmp_path / "checkpoint", split_special_tokens=True)
     with pytest.raises(ExportError, match=r"tokenizer of the target at .* cannot be exported: .*"):
         written(source, tmp_path / "bundle")
 
 
-def test_python_code_without_a_fast_form_is_refused(tmp_path: Path) -> None:
+def test_python_code_without_a_fast_form_is_refused(tmp_path):
     source = edited("gpt_2", tmp_path / "checkpoint", tokenizer_class="CTRLTokenizer")
     model = json.loads((source / "tokenizer.json").read_text())["model"]
     (source / "vocab.json").write_text(json.dumps(model["vocab"]))
@@ -207,7 +202,7 @@ def test_python_code_without_a_fast_form_is_refused(tmp_path: Path) -> None:
         written(source, tmp_path / "bundle")
 
 
-def test_own_code_that_was_not_allowed_is_refused(tmp_path: Path) -> None:
+def test_own_code_that_was_not_allowed_is_refused(tmp_path):
     auto_map = {"AutoTokenizer": [None, "tokenization_own.OwnTokenizer"]}
     source = edited(
         "named_tokens",
@@ -227,9 +222,7 @@ WARNINGS = [  # (kind, changes of tokenizer_config.json, of config.json, words)
 
 
 @pytest.mark.parametrize(("name", "settings", "config", "words"), WARNINGS)
-def test_warnings(
-    tmp_path: Path, name: str, settings: dict[str, Any], config: dict[str, Any], words: str
-) -> None:
+def test_warnings(tmp_path, name, settings, config, words):
     source = edited(name, tmp_path / "checkpoint", **settings)
     file = source / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | config))
@@ -261,7 +254,7 @@ def as_files(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("write", [as_list, as_files])
-def test_named_templates_are_copied(write: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_named_templates_are_copied(write, tmp_path):
     folder = written(write(tmp_path / "checkpoint"), tmp_path / "bundle").folder
     assert (folder / "chat_template.jinja").read_text() == NAMED["default"]
     copied = folder / "additional_chat_templates" / "tool_use.jinja"
@@ -269,7 +262,7 @@ def test_named_templates_are_copied(write: Callable[[Path], Path], tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", "..", ""])
-def test_a_template_whose_name_is_no_file_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_template_whose_name_is_no_file_is_refused(name, tmp_path):
     named = [{"name": name, "template": "x"}]
     source = edited("deepseek", tmp_path / "checkpoint", chat_template=named)
     with pytest.raises(ExportError, match=r"has a chat template named .* is not a file name"):
@@ -302,7 +295,7 @@ GATE = [
 
 
 @pytest.mark.parametrize(("change", "words"), GATE)
-def test_the_gate(tmp_path: Path, change: Callable[[Path, Path], None], words: str) -> None:
+def test_the_gate(tmp_path, change, words):
     source = write_tokenizer("mistral", tmp_path / "checkpoint")
     kind = written(source, tmp_path / "bundle")
     change(source, kind.folder)
@@ -312,7 +305,7 @@ def test_the_gate(tmp_path: Path, change: Callable[[Path, Path], None], words: s
         gate.check_chats({"chat_template.jinja": CORPUS["mistral"].config["chat_template"]})
 
 
-def test_an_exported_bundle(tmp_path: Path) -> None:
+def test_an_exported_bundle(tmp_path):
     """From a checkpoint with named templates to the ids of a chat, by the bundle alone."""
     source = as_list(tmp_path / "checkpoint")
     (source / "config.json").unlink()

@@ -49,7 +49,7 @@ def long_tails(num_rows: int = 64) -> NDArray[np.float32]:
 WEIGHT = draw(1, 96, WIDTH)
 
 
-def test_a_rotation_is_its_own_inverse() -> None:
+def test_a_rotation_is_its_own_inverse():
     assert np.allclose(rotation(2) * 2**0.5, [[1, 1], [1, -1]])
     assert np.allclose(rotation(64) @ rotation(64), np.eye(64), atol=1e-6)
     assert [block_of(n) for n in (128, 576, 96, 64, 48, 16, 127)] == [64, 64, 32, 32, 16, 0, 0]
@@ -58,13 +58,13 @@ def test_a_rotation_is_its_own_inverse() -> None:
 @pytest.mark.parametrize(
     "form", [RowForm(np.linspace(0.1, 9, WIDTH, dtype=np.float32)), RowForm(None, 32)]
 )
-def test_a_form_keeps_the_product(form: RowForm) -> None:
+def test_a_form_keeps_the_product(form):
     rows = loud_rows()
     found = form.of_rows(rows) @ form.of_weight(WEIGHT).T
     np.testing.assert_allclose(found, rows @ WEIGHT.T, rtol=1e-3, atol=1e-3)
 
 
-def test_loud_channels_are_scaled_and_tails_rotated() -> None:
+def test_loud_channels_are_scaled_and_tails_rotated():
     def chosen(rows: NDArray[np.float32], **can: bool) -> tuple[RowForm, float]:
         options = {"can_scale": True, "can_rotate": True, **can}
         form = FormChoice().form(rows_of(rows), WEIGHT, **options)
@@ -83,7 +83,7 @@ def test_loud_channels_are_scaled_and_tails_rotated() -> None:
     assert form.scales is None and not form.block
 
 
-def test_a_rotation_is_chosen_by_what_shares_a_scale() -> None:
+def test_a_rotation_is_chosen_by_what_shares_a_scale():
     """A loud channel takes the integers of those that share its scale alone."""
     rows = rows_of(loud_rows((3,)))
     errors = [int8_error(RowForm(), rows.rows, WEIGHT, shared) for shared in (None, 64, 32)]
@@ -99,14 +99,14 @@ def test_a_rotation_is_chosen_by_what_shares_a_scale() -> None:
     assert errors[0] > errors[1] > errors[2]
 
 
-def test_a_channel_that_was_silent_is_not_magnified_without_bound() -> None:
+def test_a_channel_that_was_silent_is_not_magnified_without_bound():
     rows = loud_rows()
     rows[:, 7] = 0
     form = FormChoice().form(rows_of(rows), WEIGHT, can_scale=True, can_rotate=False)
     assert form.scales is not None and form.scales[7] > 0.05 * np.median(form.scales)
 
 
-def test_channels_that_are_mostly_silent_are_not_magnified_either() -> None:
+def test_channels_that_are_mostly_silent_are_not_magnified_either():
     """Those that a model was widened by: what else is heard of them must not drown the rest."""
     rows, weight = loud_rows(), WEIGHT.copy()
     silent = np.arange(WIDTH) % 4 != 0
@@ -116,7 +116,7 @@ def test_channels_that_are_mostly_silent_are_not_magnified_either() -> None:
     assert form.scales is not None and form.scales.max() < 1e4 * form.scales.min()
 
 
-def test_the_form_of_a_head_keeps_what_is_likely_or_looked_up() -> None:
+def test_the_form_of_a_head_keeps_what_is_likely_or_looked_up():
     """A constant channel that makes 900 tokens unlikely, and that all embeddings hold."""
     rows = loud_rows((3,))
     rows[:, 7] = 1
@@ -134,7 +134,7 @@ def test_the_form_of_a_head_keeps_what_is_likely_or_looked_up() -> None:
     assert lost[True] < 0.01 <= lost[False]
 
 
-def test_rows_of_products_are_observed_by_their_weights() -> None:
+def test_rows_of_products_are_observed_by_their_weights():
     model = nn.Sequential(nn.Linear(WIDTH, INNER), nn.Linear(INNER, 8))
     rows = loud_rows(num_rows=300)
     with torch.no_grad(), observed_rows(model) as found:
@@ -277,7 +277,7 @@ FORMS = [{"is_tied": True}, {"is_tied": False, "is_merged": False}, {"is_tied": 
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_in_fp32_the_graph_computes_the_same(form: dict[str, bool]) -> None:
+def test_in_fp32_the_graph_computes_the_same(form):
     model = decoder(**form)
     [wanted] = run(model, ["logits"])
     linears, embeddings = find_linears(model.graph), find_embeddings(model.graph)
@@ -289,7 +289,7 @@ def test_in_fp32_the_graph_computes_the_same(form: dict[str, bool]) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=2e-5 * np.abs(wanted).max())
 
 
-def test_rows_that_something_else_reads_are_not_scaled() -> None:
+def test_rows_that_something_else_reads_are_not_scaled():
     model = decoder(is_tied=False, reads_norm=True)
     [wanted] = run(model, ["rows"])
     linears, embeddings = find_linears(model.graph), find_embeddings(model.graph)
@@ -300,7 +300,7 @@ def test_rows_that_something_else_reads_are_not_scaled() -> None:
     assert np.array_equal(run(model, ["rows"])[0], wanted)
 
 
-def test_layers_that_share_a_norm_get_scales_of_their_own() -> None:
+def test_layers_that_share_a_norm_get_scales_of_their_own():
     """Constants of equal values are one initializer in a graph."""
     model = decoder(is_tied=False)
     norms = [node for node in model.graph if node.op_type == "RMSNormalization"]
@@ -324,7 +324,7 @@ def quantized(kind: str = "int8-dynamic", **form: bool) -> tuple[ir.Model, Quant
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("form", FORMS)
-def test_int8_is_nearer_in_these_forms(form: dict[str, bool], kind: str) -> None:
+def test_int8_is_nearer_in_these_forms(form, kind):
     [wanted] = run(decoder(**form), ["logits"])
     as_it_is = decoder(**form)
     done = quantize_graph(as_it_is, kind, is_exact=True)
@@ -337,7 +337,7 @@ def test_int8_is_nearer_in_these_forms(form: dict[str, bool], kind: str) -> None
     assert after < 0.5 * before
 
 
-def test_what_is_written_warns_of_nothing() -> None:
+def test_what_is_written_warns_of_nothing():
     """A shape without a type is left out when a graph is written, with a line for the user."""
     model, _ = quantized(is_tied=True)
     values = [value for node in model.graph for value in node.outputs]
@@ -345,7 +345,7 @@ def test_what_is_written_warns_of_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_does_not_depend_on_its_neighbours(kind: str) -> None:
+def test_a_row_does_not_depend_on_its_neighbours(kind):
     """The first product of rows is one of few rows and of many, rotated in blocks."""
     form = {"is_tied": True}
     model = decoder(**form)
@@ -369,7 +369,7 @@ def test_a_row_does_not_depend_on_its_neighbours(kind: str) -> None:
     assert run(model, ["logits"], 0)[0].shape == (0, VOCAB)
 
 
-def test_a_row_of_zeros_has_a_product_of_zeros() -> None:
+def test_a_row_of_zeros_has_a_product_of_zeros():
     model = decoder(is_tied=False, is_merged=False)
     embedding = model.graph.initializers["embedding"]
     assert embedding.const_value is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ LIMIT = ParityLimit(MAX_ABS_ERROR, 1e-4)
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory, captures: Any) -> tuple[Any, ...]:
+def exported(tmp_path_factory, captures):
     """A hybrid model's folder, checkpoint and entry, and the tree after the longest prefix."""
 
     def export(folder: Path) -> tuple[Any, ...]:
@@ -58,9 +57,7 @@ def without_decay(graph: onnx.GraphProto, layer: int) -> None:
 
 
 @pytest.mark.parametrize("change", [None, without_decay])
-def test_the_gate_looks_after_a_fold(
-    exported: tuple[Any, ...], tmp_path: Path, change: Callable[..., None] | None
-) -> None:
+def test_the_gate_looks_after_a_fold(exported, tmp_path, change):
     folder, checkpoint, entry, wanted = exported
     shutil.copytree(folder, tmp_path / "target")
     model = onnx.load(folder / "fold.onnx")
@@ -74,7 +71,7 @@ def test_the_gate_looks_after_a_fold(
         check_parity(tmp_path / "target", checkpoint, wanted, LIMIT)
 
 
-def test_the_engine_of_the_gate_has_folded(exported: tuple[Any, ...]) -> None:
+def test_the_engine_of_the_gate_has_folded(exported):
     """The nodes of a long prefix are after a checkpoint, a stranger in the same call is not."""
     folder, checkpoint, _, [reference] = exported
     with parity_engine(bundle_of(folder, checkpoint), "target") as engine:
@@ -85,7 +82,7 @@ def test_the_engine_of_the_gate_has_folded(exported: tuple[Any, ...]) -> None:
         assert after.tolist() == [0, *([1] * len(reference.case.node_ids))]
 
 
-def test_no_engine_is_built_of_it(exported: tuple[Any, ...]) -> None:
+def test_no_engine_is_built_of_it(exported):
     words = r"the target \(family granitemoehybrid\) has convolutions or recurrences, whose rows"
     with pytest.raises(ExportError, match=words):
         check_buildable("target", exported[2])

@@ -42,7 +42,7 @@ KINDS: dict[str, PeftConfig] = {
 
 
 @pytest.fixture(scope="module")
-def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+def bases(tmp_path_factory):
     """A checkpoint by whether its head is tied."""
     folder = tmp_path_factory.mktemp("bases")
     return {
@@ -86,9 +86,7 @@ WHOLE = [
 
 
 @pytest.mark.parametrize(("kind", "tied"), WHOLE)
-def test_it_computes_what_was_trained(
-    kind: str, tied: bool, bases: dict[bool, Path], tmp_path: Path
-) -> None:
+def test_it_computes_what_was_trained(kind, tied, bases, tmp_path):
     wanted = trained(bases[tied], tmp_path, KINDS[kind])
     checkpoint = opened(bases[tied], tmp_path)
     found = logits_of(load_model(checkpoint))
@@ -97,7 +95,7 @@ def test_it_computes_what_was_trained(
 
 
 @pytest.mark.parametrize("kind", ["both saved", "both targeted"])
-def test_old_files(kind: str, bases: dict[bool, Path], tmp_path: Path) -> None:
+def test_old_files(kind, bases, tmp_path):
     wanted = trained(bases[False], tmp_path, KINDS[kind])
     file = tmp_path / "adapter_model.safetensors"
     torch.save(load_file(file), tmp_path / "adapter_model.bin")
@@ -106,7 +104,7 @@ def test_old_files(kind: str, bases: dict[bool, Path], tmp_path: Path) -> None:
     np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
-def test_rows_of_the_added_tokens_alone(bases: dict[bool, Path], tmp_path: Path) -> None:
+def test_rows_of_the_added_tokens_alone(bases, tmp_path):
     """No whole embedding is in the file, and the head is tied."""
     wanted = trained(bases[True], tmp_path, KINDS["rows"], save_embedding_layers=False)
     saved = load_file(tmp_path / "adapter_model.safetensors")
@@ -128,21 +126,14 @@ LACKING: list[tuple[str, bool, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "tied", "saving", "words"), LACKING)
-def test_rows_that_were_not_saved_are_named(
-    kind: str,
-    tied: bool,
-    saving: dict[str, Any],
-    words: str,
-    bases: dict[bool, Path],
-    tmp_path: Path,
-) -> None:
+def test_rows_that_were_not_saved_are_named(kind, tied, saving, words, bases, tmp_path):
     """PEFT itself puts random rows there, and says nothing."""
     trained(bases[tied], tmp_path, KINDS[kind], **saving)
     with pytest.raises(ExportError, match=words):
         load_model(opened(bases[tied], tmp_path))
 
 
-def test_another_copy_of_a_saved_weight_is_refused(bases: dict[bool, Path], tmp_path: Path) -> None:
+def test_another_copy_of_a_saved_weight_is_refused(bases, tmp_path):
     trained(bases[False], tmp_path, KINDS["both saved"])
     file = tmp_path / "adapter_model.safetensors"
     weights = load_file(file)

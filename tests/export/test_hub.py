@@ -62,7 +62,7 @@ def test_a_hub_id_is_found_in_the_cache_without_network(hub_cache):
 
 
 @pytest.fixture
-def checkpoint_with_code(llama_folder, tmp_path) -> Path:
+def checkpoint_with_code(llama_folder, tmp_path):
     """A family of its own, whose code leaves a trace when it runs."""
     folder = shutil.copytree(llama_folder, tmp_path / "with_code")
     config = json.loads((folder / "config.json").read_text())

@@ -31,7 +31,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_weights_that_do_not_fit(small_llama_folder: Path, tmp_path: Path) -> None:
+def test_weights_that_do_not_fit(small_llama_folder, tmp_path):
     with start(LIMITED, small_llama_folder, tmp_path / "bundle") as process:
         _, lines = process.communicate()
     assert process.returncode == 2, lines
@@ -43,7 +43,7 @@ def test_weights_that_do_not_fit(small_llama_folder: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_an_export_that_is_ended(small_llama_folder: Path, tmp_path: Path) -> None:
+def test_an_export_that_is_ended(small_llama_folder, tmp_path):
     """SIGTERM leaves nothing; files that SIGKILL leaves are gone after the next export."""
     output = tmp_path / "bundle"
     assert ended_by(signal.SIGTERM, small_llama_folder, output) == 128 + signal.SIGTERM

@@ -121,7 +121,7 @@ def test_a_vocabulary_with_gaps_is_refused(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def exported(captures, tmp_path_factory) -> Path:
+def exported(captures, tmp_path_factory):
     def make(folder: Path) -> Path:
         target = write_family_checkpoint("marian", folder / "marian")
         with_marian_files(target)

@@ -32,7 +32,7 @@ LLAMA: dict[str, Any] = {
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A checkpoint folder with a config alone."""
     folder = tmp_path / "checkpoint"
     folder.mkdir()
@@ -130,7 +130,7 @@ def ids_by_rank(text: str, first: int) -> list[int]:
     return ids
 
 
-def test_tekken(folder: Path) -> None:
+def test_tekken(folder):
     write_tekken(folder)
     tokenizer, lines = export(folder)
     for text in random_texts(40):
@@ -144,7 +144,7 @@ def test_tekken(folder: Path) -> None:
     assert "has no chat template" in line and "chat_template.jinja" in line
 
 
-def test_tekken_with_its_own_settings_and_template(folder: Path) -> None:
+def test_tekken_with_its_own_settings_and_template(folder):
     write_tekken(folder)
     configure(folder, bos_token="[INST]", add_bos_token=False)
     (folder / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
@@ -158,7 +158,7 @@ TIKTOKEN_FILES = ["tokenizer.model", "tiktoken.model", "qwen.tiktoken"]
 
 @pytest.mark.parametrize("name", TIKTOKEN_FILES)
 @pytest.mark.parametrize("kind", ["LlamaTokenizer", "Qwen2Tokenizer"])
-def test_tiktoken_is_refused_by_name(folder: Path, name: str, kind: str) -> None:
+def test_tiktoken_is_refused_by_name(folder, name, kind):
     write_tiktoken(folder, name)
     configure(folder, tokenizer_class=kind)
     with pytest.raises(ExportError, match=rf"{name}, a tiktoken file, .*tokenizer\.json is needed"):
@@ -166,7 +166,7 @@ def test_tiktoken_is_refused_by_name(folder: Path, name: str, kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", ["GPT2Tokenizer", "Qwen2Tokenizer"])
-def test_vocab_and_merges_by_their_class(folder: Path, kind: str) -> None:
+def test_vocab_and_merges_by_their_class(folder, kind):
     write_vocab_and_merges(folder)
     configure(folder, tokenizer_class=kind)
     tokenizer, _ = export(folder)
@@ -181,9 +181,7 @@ CLASSES = [  # (settings, words)
 
 
 @pytest.mark.parametrize(("settings", "words"), CLASSES)
-def test_vocab_and_merges_by_another_class(
-    folder: Path, settings: dict[str, Any], words: str
-) -> None:
+def test_vocab_and_merges_by_another_class(folder, settings, words):
     write_vocab_and_merges(folder)
     configure(folder, **settings)
     with pytest.raises(ExportError, match=words):
@@ -201,9 +199,7 @@ SENTENCEPIECE = [  # (kind, options of the training, settings)
 
 
 @pytest.mark.parametrize(("kind", "options", "settings"), SENTENCEPIECE)
-def test_sentencepiece(
-    folder: Path, kind: str, options: dict[str, Any], settings: dict[str, Any]
-) -> None:
+def test_sentencepiece(folder, kind, options, settings):
     write_sentencepiece(folder, kind, **options)
     configure(folder, **settings)
     tokenizer, _ = export(folder)
@@ -215,7 +211,7 @@ def test_sentencepiece(
     assert tokenizer.encode("x") == [*begins, *wanted.encode("x")]
 
 
-def test_what_tokenizers_cannot_do_is_refused(folder: Path) -> None:
+def test_what_tokenizers_cannot_do_is_refused(folder):
     write_sentencepiece(folder, "bpe", treat_whitespace_as_suffix=True)
     with pytest.raises(ExportError, match=r"built from .*tokenizer\.model it reads .*converted"):
         export(folder)

@@ -104,7 +104,7 @@ def written(checkpoint: Checkpoint, folder: Path) -> tuple[RuntimeTokenizer, lis
 
 
 @pytest.mark.parametrize("name", ALPHABETS)
-def test_it_is_written_and_english_is_warned_of(name: str, tmp_path: Path) -> None:
+def test_it_is_written_and_english_is_warned_of(name, tmp_path):
     alphabet = ALPHABETS[name]
     tokenizer, lines = written(opened(write(tmp_path / "model", alphabet)), tmp_path / "files")
     ids = tokenizer.encode(alphabet.text, add_special_tokens=False)
@@ -115,7 +115,7 @@ def test_it_is_written_and_english_is_warned_of(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ALPHABETS)
-def test_the_checks_of_the_export_read_its_tokens(name: str, tmp_path: Path) -> None:
+def test_the_checks_of_the_export_read_its_tokens(name, tmp_path):
     checkpoint = opened(write(tmp_path / "model", ALPHABETS[name]))
     for case, number in ((text_case(checkpoint), 128), (calibration_case(checkpoint, ()), 512)):
         seen = case.node_ids
@@ -124,7 +124,7 @@ def test_the_checks_of_the_export_read_its_tokens(name: str, tmp_path: Path) -> 
         assert len(set(seen.tolist())) > len(ALPHABETS[name].tokens) / 2
 
 
-def test_texts_for_calibration_that_it_cannot_read_are_refused(tmp_path: Path) -> None:
+def test_texts_for_calibration_that_it_cannot_read_are_refused(tmp_path):
     checkpoint = opened(write(tmp_path / "model", ALPHABETS["items"]))
     (tmp_path / "own.txt").write_text("Hello, world\n")
     with pytest.raises(ExportError, match=r"reads 1 texts as nothing, .*'Hello, world\\n'"):
@@ -135,7 +135,7 @@ def test_texts_for_calibration_that_it_cannot_read_are_refused(tmp_path: Path) -
 
 
 @pytest.mark.long
-def test_an_exported_bundle(captures, tmp_path: Path) -> None:
+def test_an_exported_bundle(captures, tmp_path):
     source = write(tmp_path / "model", ALPHABETS["genes"])
     config = ExportConfig(target=str(source), output=tmp_path / "bundle")
     export_bundle(config, report=lambda _: None, source_of=captures)
@@ -144,7 +144,7 @@ def test_an_exported_bundle(captures, tmp_path: Path) -> None:
         assert set(found.text) <= set("ACGT")
 
 
-def test_tokens_that_no_text_becomes_are_refused(tmp_path: Path) -> None:
+def test_tokens_that_no_text_becomes_are_refused(tmp_path):
     """Hyphens are split off, and no part is a token."""
     items = tuple(f"sku-{number}" for number in range(50))
     alphabet = Alphabet(words(pre_tokenizers.Whitespace()), items, "", ())
@@ -155,7 +155,7 @@ def test_tokens_that_no_text_becomes_are_refused(tmp_path: Path) -> None:
         written(checkpoint, tmp_path / "files")
 
 
-def test_a_class_that_loses_tokens_of_older_files_is_refused(tmp_path: Path) -> None:
+def test_a_class_that_loses_tokens_of_older_files_is_refused(tmp_path):
     """A vocabulary with spaces as in sentencepiece, read by a class that spells bytes."""
     source = write_tokenizer("llama_2", tmp_path / "checkpoint")
     model = json.loads((source / "tokenizer.json").read_text())["model"]

@@ -16,7 +16,7 @@ from dsbd_export.opening import open_pair
 
 
 @pytest.fixture
-def folder(small_llama_folder: Path, tmp_path: Path) -> Path:
+def folder(small_llama_folder, tmp_path):
     return Path(shutil.copytree(small_llama_folder, tmp_path / "checkpoint"))
 
 

@@ -22,7 +22,6 @@ from dsbd_export.model_kinds import source_of
 from dsbd_export.parity_cases import (
     TREE_PARENTS,
     ForestCase,
-    Reference,
     forest_cases,
     reference_logits,
 )
@@ -42,7 +41,7 @@ def checkpoint(exported):
 
 
 @pytest.fixture(scope="module")
-def wanted(checkpoint) -> list[Reference]:
+def wanted(checkpoint):
     return references(load_model(checkpoint), checkpoint)
 
 

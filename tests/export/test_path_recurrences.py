@@ -153,7 +153,7 @@ class Forest:
 
 
 @pytest.fixture(scope="module")
-def fold_session(tmp_path_factory: pytest.TempPathFactory) -> onnxruntime.InferenceSession:
+def fold_session(tmp_path_factory):
     file: FilePath = tmp_path_factory.mktemp("fold") / "fold.onnx"
     entry = RecurrentRows(
         layer=0,

@@ -48,11 +48,11 @@ def operators(model: ir.Model) -> set[str]:
 
 
 @pytest.fixture
-def weight() -> np.ndarray:
+def weight():
     return np.random.default_rng(0).normal(size=(NUM_IN, NUM_OUT)).astype(np.float32)
 
 
-def test_rows_by_axis_give_what_divided_rows_give(weight: np.ndarray) -> None:
+def test_rows_by_axis_give_what_divided_rows_give(weight):
     rows = np.random.default_rng(1).normal(size=(1, 7, NUM_IN)).astype(np.float32)
     by_axis, divided = quantized([1, "S", NUM_IN], weight), quantized(["B", "S", NUM_IN], weight)
     assert "DequantizeLinear" in operators(by_axis) and "Div" not in operators(by_axis)
@@ -63,7 +63,7 @@ def test_rows_by_axis_give_what_divided_rows_give(weight: np.ndarray) -> None:
     np.testing.assert_allclose(found, rows @ weight, rtol=0, atol=0.3)
 
 
-def test_a_row_is_the_same_bits_alone_and_with_others(weight: np.ndarray) -> None:
+def test_a_row_is_the_same_bits_alone_and_with_others(weight):
     rows = np.random.default_rng(2).normal(size=(1, 13, NUM_IN)).astype(np.float32)
     rows[0, 5] *= 1e4
     model = quantized([1, "S", NUM_IN], weight)
@@ -71,7 +71,7 @@ def test_a_row_is_the_same_bits_alone_and_with_others(weight: np.ndarray) -> Non
     np.testing.assert_array_equal(whole, np.concatenate(single, axis=1))
 
 
-def test_a_row_of_zeros_gives_zeros(weight: np.ndarray) -> None:
+def test_a_row_of_zeros_gives_zeros(weight):
     rows = np.ones((1, 3, NUM_IN), np.float32)
     rows[0, 1] = 0.0
     for shape in ([1, "S", NUM_IN], ["B", "S", NUM_IN]):

@@ -41,7 +41,7 @@ from tests.export.quantized_checkpoints import (
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory):
     """A checkpoint of widths that hold whole words and groups."""
     config = LlamaConfig(
         **SIZES | {"hidden_size": 64, "intermediate_size": 96},

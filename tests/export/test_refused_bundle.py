@@ -26,7 +26,6 @@ from dsbd_ort.cli import export, inspect
 from dsbd_runtime.bundle_files.bundle import MANIFEST_NAME, open_bundle
 from dsbd_runtime.bundle_files.manifest import manifest_from_file
 from dsbd_runtime.errors import BundleError
-from tests.export.conftest import Exported
 from tests.export.exported_target import exported_target
 from tests.export.gate import bundle_of, references
 
@@ -45,7 +44,7 @@ def run(command: object, *arguments: object) -> tuple[int, str]:
 
 
 @pytest.fixture(scope="module")
-def refused(tmp_path_factory: pytest.TempPathFactory, small_llama_folder: Path) -> tuple[Path, str]:
+def refused(tmp_path_factory, small_llama_folder):
     """The output of a refused export, and the error that it ended in."""
     output = tmp_path_factory.mktemp("refused") / "bundle"
     lines: list[str] = []
@@ -57,13 +56,13 @@ def refused(tmp_path_factory: pytest.TempPathFactory, small_llama_folder: Path) 
 
 
 @pytest.fixture
-def kept(refused: tuple[Path, str], tmp_path: Path) -> Path:
+def kept(refused, tmp_path):
     """A refused bundle, to be changed; tests that need it run before it is accepted."""
     kept = refused[0].with_name("bundle.refused")
     return Path(shutil.copytree(kept, tmp_path / "bundle.refused"))
 
 
-def test_a_refused_bundle_opens_nowhere(refused: tuple[Path, str]) -> None:
+def test_a_refused_bundle_opens_nowhere(refused):
     output, message = refused
     kept = output.with_name("bundle.refused")
     assert [path.name for path in output.parent.iterdir()] == ["bundle.refused"]
@@ -72,9 +71,7 @@ def test_a_refused_bundle_opens_nowhere(refused: tuple[Path, str]) -> None:
         open_bundle(kept)
 
 
-def test_a_refused_draft_leaves_its_bundle_and_is_kept(
-    alone: Path, small_llama_folder: Path, tmp_path: Path
-) -> None:
+def test_a_refused_draft_leaves_its_bundle_and_is_kept(alone, small_llama_folder, tmp_path):
     bundle = tmp_path / "bundle"
     bundle.symlink_to(alone)
     before = open_bundle(bundle, verify=True).manifest
@@ -91,7 +88,7 @@ def test_a_refused_draft_leaves_its_bundle_and_is_kept(
     assert manifest.target == before.target and not kept.exists()
 
 
-def test_files_that_are_not_those_that_were_measured(kept: Path, tmp_path: Path) -> None:
+def test_files_that_are_not_those_that_were_measured(kept, tmp_path):
     file = kept / "target" / "prune.onnx"
     file.write_bytes(file.read_bytes() + b"x")
     output = tmp_path / "bundle"
@@ -100,7 +97,7 @@ def test_files_that_are_not_those_that_were_measured(kept: Path, tmp_path: Path)
     assert kept.is_dir() and not output.exists()
 
 
-def test_a_refused_bundle_replaces_another_and_nothing_else(kept: Path, tmp_path: Path) -> None:
+def test_a_refused_bundle_replaces_another_and_nothing_else(kept, tmp_path):
     manifest = manifest_from_file(kept / REFUSED_MANIFEST_NAME)
     output, later = tmp_path / "bundle", tmp_path / "partial"
     later.mkdir()
@@ -115,7 +112,7 @@ def test_a_refused_bundle_replaces_another_and_nothing_else(kept: Path, tmp_path
     assert (kept / MANIFEST_NAME).exists() and later.exists()
 
 
-def test_its_command_finishes_it_and_the_bundle_says_so(refused: tuple[Path, str]) -> None:
+def test_its_command_finishes_it_and_the_bundle_says_so(refused):
     output, message = refused
     kept = output.with_name("bundle.refused")
     found = COMMAND.search(message)
@@ -140,7 +137,7 @@ def test_its_command_finishes_it_and_the_bundle_says_so(refused: tuple[Path, str
 
 
 @pytest.fixture(scope="module")
-def wanted(exported: Exported) -> list[Reference]:
+def wanted(exported):
     checkpoint = exported_target(exported.config, exported.config.output)
     return references(load_model(checkpoint), checkpoint)
 
@@ -171,9 +168,7 @@ OTHERS = [  # (change of the reference, limit)
 
 
 @pytest.mark.parametrize(("change", "limit"), OTHERS)
-def test_another_computation_is_not_for_anyone_to_accept(
-    exported: Exported, wanted: list[Reference], change: Change, limit: ParityLimit
-) -> None:
+def test_another_computation_is_not_for_anyone_to_accept(exported, wanted, change, limit):
     checkpoint = exported_target(exported.config, exported.config.output)
     bundle = bundle_of(exported.config.output / "target", checkpoint)
     text = replace(wanted[-1], case=replace(wanted[-1].case, name=TEXT))
@@ -181,9 +176,7 @@ def test_another_computation_is_not_for_anyone_to_accept(
         measured_parity(bundle, checkpoint, [change(text)], limit)
 
 
-def test_shifted_logits_are_refused_and_may_be_accepted(
-    exported: Exported, wanted: list[Reference]
-) -> None:
+def test_shifted_logits_are_refused_and_may_be_accepted(exported, wanted):
     checkpoint = exported_target(exported.config, exported.config.output)
     bundle = bundle_of(exported.config.output / "target", checkpoint)
     shifted = [replace(each, logits=each.logits + np.float32(1e-3)) for each in wanted]
@@ -202,6 +195,6 @@ UNUSABLE = [  # (arguments, words)
 
 
 @pytest.mark.parametrize(("arguments", "words"), UNUSABLE)
-def test_wrong_uses(arguments: list[str], words: str) -> None:
+def test_wrong_uses(arguments, words):
     code, printed = run(export, *arguments)
     assert code == 2 and words in " ".join(printed.split())

@@ -19,12 +19,12 @@ from scripts.shared_captures import SharedCaptures
 
 
 @pytest.fixture
-def checkpoint(small_llama_folder: Path) -> Checkpoint:
+def checkpoint(small_llama_folder):
     return open_checkpoint("draft", small_llama_folder, ModelOptions())
 
 
 @pytest.fixture
-def num_captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def num_captures(monkeypatch):
     """Counts captures, each of an empty graph."""
     counted = [0]
 
@@ -43,8 +43,8 @@ def capture(captures: SharedCaptures, checkpoint: Checkpoint) -> None:
 
 @pytest.mark.parametrize("is_in_memory", [True, False])
 def test_copies_of_a_checkpoint_are_captured_once_in_any_role(
-    checkpoint: Checkpoint, num_captures: list[int], tmp_path: Path, is_in_memory: bool
-) -> None:
+    checkpoint, num_captures, tmp_path, is_in_memory
+):
     folder = Path(shutil.copytree(checkpoint.folder, tmp_path / "copy"))
     (tmp_path / "graphs").mkdir()
     captures = SharedCaptures(None if is_in_memory else tmp_path / "graphs")
@@ -67,18 +67,14 @@ def test_copies_of_a_checkpoint_are_captured_once_in_any_role(
     ],
     ids=str,
 )
-def test_another_graph_is_captured_anew(
-    checkpoint: Checkpoint, num_captures: list[int], change: dict[str, object]
-) -> None:
+def test_another_graph_is_captured_anew(checkpoint, num_captures, change):
     captures = SharedCaptures()
     capture(captures, checkpoint)
     capture(captures, replace(checkpoint, **change))
     assert num_captures == [2]
 
 
-def test_other_weights_are_captured_anew(
-    checkpoint: Checkpoint, num_captures: list[int], tmp_path: Path
-) -> None:
+def test_other_weights_are_captured_anew(checkpoint, num_captures, tmp_path):
     folder = Path(shutil.copytree(checkpoint.folder, tmp_path / "copy"))
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\1")

@@ -20,12 +20,11 @@ from dsbd_export.parts.features import LayerInputs, layers_of, relative_error
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
 from dsbd_runtime.parts.feature_memory import HostFeatures
 from dsbd_runtime.parts.features import FeatureEntry
-from scripts.shared_captures import SharedCaptures
 from tests.exports import export_demo_pair
 
 
 @pytest.fixture(scope="module")
-def exported(captures: SharedCaptures, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def exported(captures, tmp_path_factory):
     """The demo's target with features and its plain draft."""
     output = tmp_path_factory.mktemp("features") / "bundle"
     export_demo_pair(captures, output, features=True, logits="topk:50")
@@ -41,7 +40,7 @@ def text_of(bundle: Bundle) -> ForestCase:
     return text_case(checkpoint)
 
 
-def test_the_graph_returns_the_hidden_states_of_transformers(exported: Bundle) -> None:
+def test_the_graph_returns_the_hidden_states_of_transformers(exported):
     entry = exported.entry("target").features
     assert entry is not None and entry.layers is not None and entry.own_width is None
     model = LlamaForCausalLM.from_pretrained(demo_pair()[0], dtype=torch.float32).eval()
@@ -62,7 +61,7 @@ def test_the_graph_returns_the_hidden_states_of_transformers(exported: Bundle) -
         assert relative_error(engine, case, wanted[:-1]) == float("inf")
 
 
-def test_a_bundle_with_features_serves_a_plain_draft(exported: Bundle) -> None:
+def test_a_bundle_with_features_serves_a_plain_draft(exported):
     from dsbd_ort import Pipeline
 
     draft = exported.entry("draft")
@@ -75,7 +74,7 @@ def test_a_bundle_with_features_serves_a_plain_draft(exported: Bundle) -> None:
     assert drafted.stats.num_accepted_tokens > 0
 
 
-def test_features_have_no_form_for_tensorrt(tmp_path: Path) -> None:
+def test_features_have_no_form_for_tensorrt(tmp_path):
     with pytest.raises(ExportError, match="features=True has no form for engine='tensorrt'"):
         ExportConfig(target="t", features=True, dtype="fp16", engine="tensorrt", output=tmp_path)
 
@@ -91,7 +90,7 @@ def tiny(num_layers: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-def test_layers_that_cannot_be_told_are_refused() -> None:
+def test_layers_that_cannot_be_told_are_refused():
     model = tiny(2)
     assert layers_of(model) is model.model.layers
     model.other = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])
@@ -99,7 +98,7 @@ def test_layers_that_cannot_be_told_are_refused() -> None:
         layers_of(model)
 
 
-def test_what_enters_a_layer_is_taken_once_and_hooks_are_gone_afterwards() -> None:
+def test_what_enters_a_layer_is_taken_once_and_hooks_are_gone_afterwards():
     model = tiny(3)
     ids = torch.tensor([[1, 2, 3]])
     with LayerInputs(model, (2, 0)) as inputs, torch.no_grad():
@@ -109,6 +108,6 @@ def test_what_enters_a_layer_is_taken_once_and_hooks_are_gone_afterwards() -> No
     assert not any(layer._forward_pre_hooks for layer in model.model.layers)
 
 
-def test_the_manifest_says_what_is_returned(exported: Bundle) -> None:
+def test_the_manifest_says_what_is_returned(exported):
     entry = exported.entry("target").features
     assert entry == FeatureEntry(width=entry.width, layers=entry.layers)

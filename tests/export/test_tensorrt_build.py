@@ -42,7 +42,7 @@ HALF = TinyModel(num_layers=2, head_dim=16, dtype="fp16", sliding_window=8, cont
 
 
 @pytest.fixture(scope="module")
-def place() -> BuildPlace:
+def place():
     return build_place(RTX)
 
 
@@ -60,9 +60,7 @@ def inserted(graph: onnx.GraphProto, operator: str, tensor: str) -> None:
     graph.node.insert(0, helper.make_node(operator, [tensor], ["copied"]))
 
 
-def test_a_model_in_half_precision_gets_fused_attention_and_profiles(
-    place: BuildPlace, tmp_path: Path
-) -> None:
+def test_a_model_in_half_precision_gets_fused_attention_and_profiles(place, tmp_path):
     file = tmp_path / "model.onnx"
     write_engine(HALF, file)
     built = build_plan(place, file, CAPACITY, (1, 8))
@@ -81,12 +79,12 @@ def test_a_model_in_half_precision_gets_fused_attention_and_profiles(
         assert [tuple(shape) for shape in profile.get_shape("logit_rows")] == [(1,), *[(most,)] * 2]
 
 
-def test_no_wide_forward_runs_in_a_profile_of_more_than_twice_its_rows() -> None:
+def test_no_wide_forward_runs_in_a_profile_of_more_than_twice_its_rows():
     for smaller, larger in itertools.pairwise(FORWARD_PROFILES[2:]):
         assert larger <= 2 * smaller
 
 
-def test_fp32_is_not_computed_in_tf32(place: BuildPlace) -> None:
+def test_fp32_is_not_computed_in_tf32(place):
     builder = place.trt.Builder(trt_logger(place.trt, []))
     flag = place.trt.BuilderFlag.TF32
     assert builder.create_builder_config().get_flag(flag)  # what TensorRT does by itself
@@ -97,7 +95,7 @@ def test_fp32_is_not_computed_in_tf32(place: BuildPlace) -> None:
     ("context", "capacity"),
     [(100, 256), (300, 320), (4000, 4032), (4096, 4096), (131_072, 4096)],
 )
-def test_the_default_capacity_is_bounded(context: int, capacity: int) -> None:
+def test_the_default_capacity_is_bounded(context, capacity):
     assert default_capacity(context) == capacity
 
 
@@ -112,15 +110,13 @@ class SpiedBuilder:
         return self._profiles[-1]
 
 
-def test_fp32_has_no_fused_attention_and_is_built_in_pieces(
-    place: BuildPlace, tmp_path: Path
-) -> None:
+def test_fp32_has_no_fused_attention_and_is_built_in_pieces(place, tmp_path):
     file = tmp_path / "model.onnx"
     write_engine(TinyModel(num_layers=2, head_dim=16, logits="topk:8"), file)
     assert not build_plan(place, file, CAPACITY, (8,)).is_fused
 
 
-def test_caches_that_are_not_updated_in_place_are_found(place: BuildPlace, tmp_path: Path) -> None:
+def test_caches_that_are_not_updated_in_place_are_found(place, tmp_path):
     for write, first in ((write_engine, "model.onnx"), (write_prune_graph, "prune.onnx")):
         file = tmp_path / first
         write(HALF, file)
@@ -139,7 +135,7 @@ def test_caches_that_are_not_updated_in_place_are_found(place: BuildPlace, tmp_p
             network_of(place, wrong, file)
 
 
-def test_an_update_with_the_outputs_is_found(place: BuildPlace) -> None:
+def test_an_update_with_the_outputs_is_found(place):
     def layer(part: str, is_output: bool) -> Any:
         tensors = [SimpleNamespace(name=f"past_key_values.0.{part}", is_network_input=True)]
         tensors.append(SimpleNamespace(name=f"present.0.{part}", is_network_output=is_output))
@@ -167,9 +163,7 @@ def test_an_update_with_the_outputs_is_found(place: BuildPlace) -> None:
         assert len(problems) == num_problems and all(wanted in text for text in problems)
 
 
-def test_what_tensorrt_cannot_read_is_an_error_with_its_reason(
-    place: BuildPlace, tmp_path: Path
-) -> None:
+def test_what_tensorrt_cannot_read_is_an_error_with_its_reason(place, tmp_path):
     file = tmp_path / "prune.onnx"
     write_prune_graph(HALF, file)
     with pytest.raises(ExportError, match="static"):
@@ -177,7 +171,7 @@ def test_what_tensorrt_cannot_read_is_an_error_with_its_reason(
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-def test_the_additive_masks_hide_the_same_rows(tmp_path: Path, dtype: str) -> None:
+def test_the_additive_masks_hide_the_same_rows(tmp_path, dtype):
     file = tmp_path / "model.onnx"
     write_engine(dataclasses.replace(HALF, dtype=dtype), file)
     onnx.save(tensorrt_graph(file, CAPACITY), tmp_path / "static.onnx")
@@ -202,7 +196,7 @@ def test_the_additive_masks_hide_the_same_rows(tmp_path: Path, dtype: str) -> No
     assert np.abs(wanted[0]).max() > 0.5
 
 
-def test_engines_are_added_to_a_bundle(tmp_path: Path) -> None:
+def test_engines_are_added_to_a_bundle(tmp_path):
     path = tmp_path / "bundle"
     write_tiny_bundle(path, target=HALF, draft=dataclasses.replace(HALF, num_layers=1))
     before = add_fake_engines(path).manifest  # which are replaced
@@ -233,13 +227,13 @@ def test_an_exported_graph_is_built(exported, place, tmp_path):
     assert set(record.onnx_sha256) == {"model.onnx", "model.onnx.data", "prune.onnx"}
 
 
-def test_a_family_that_crashes_tensorrt_is_refused() -> None:
+def test_a_family_that_crashes_tensorrt_is_refused():
     entry = dataclasses.replace(TinyModel().entry(), family="diffllama")
     check_buildable("draft", TinyModel().entry())
     with pytest.raises(ExportError, match=r"crashes while it builds family diffllama .* the draft"):
         check_buildable("draft", entry)
 
 
-def test_tensorrt_itself_says_how_to_install_it() -> None:
+def test_tensorrt_itself_says_how_to_install_it():
     with pytest.raises(ProviderError, match=r"in a checkout .* '\.\[tensorrt\]'"):
         build_place(TensorrtOptions(engine="tensorrt"))

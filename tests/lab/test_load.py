@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from dsbd_runtime.bundle_files.bundle import Bundle
 from lab.frame.page import RESULTS
 from lab.frame.server_process import MemorySamples, sampled_memory
 from lab.soak.mixed_load import Outcomes
 from tests.lab.lab_run import lab_run
 
 
-def test_outcomes_are_counted_and_the_unwanted_named() -> None:
+def test_outcomes_are_counted_and_the_unwanted_named():
     outcomes = Outcomes()
     for status, seconds in (("200", 0.1), ("200", 0.3), ("500", 0.2)):
         outcomes.add("plain", status, seconds)
@@ -27,13 +25,13 @@ def test_outcomes_are_counted_and_the_unwanted_named() -> None:
     assert outcomes.unwanted({"plain": {"200", "500"}}) == []
 
 
-def test_the_line_through_the_memory_leaves_the_warm_up_out() -> None:
+def test_the_line_through_the_memory_leaves_the_warm_up_out():
     seconds = [float(second) for second in range(101)]
     megabytes = [100.0 + 5 * second if second < 20 else 200 + second / 60 for second in seconds]
     assert MemorySamples(seconds, megabytes).slope_after(0.2) == pytest.approx(1.0)
 
 
-def test_memory_that_is_taken_is_seen() -> None:
+def test_memory_that_is_taken_is_seen():
     code = "import time; time.sleep(0.5); held = bytes([1]) * 50_000_000; time.sleep(5)"
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         with sampled_memory(process.pid, 0.05) as samples:
@@ -62,13 +60,8 @@ def test_memory_that_is_taken_is_seen() -> None:
     ],
 )
 def test_a_measurement_runs_and_writes_its_section(
-    tmp_path: Path,
-    tiny_bundle: Bundle,
-    name: str,
-    document: Path,
-    section: str,
-    options: list[str],
-) -> None:
+    tmp_path, tiny_bundle, name, document, section, options
+):
     assert f"<!-- {section} -->" in document.read_text()
     copy = tmp_path / "page.md"
     copy.write_text(f"before\n<!-- {section} -->\nold\n<!-- end of {section} -->\nafter\n")

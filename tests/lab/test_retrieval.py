@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dsbd_ort import TokenTrie
-from dsbd_runtime.bundle_files.bundle import Bundle
 from lab.frame.own_process import in_own_process
 from lab.peers.ids import Ids
 from lab.retrieval.wide_requests import Computed, cells_of, computed, settings_of
@@ -28,9 +26,7 @@ def test_the_first_of_the_settings_is_plain():
     assert {each.num_beams for each in found} == {WIDTH}
 
 
-def test_all_beams_of_every_request_are_computed_alike_in_every_setting(
-    tmp_path: Path, tiny_bundle: Bundle
-) -> None:
+def test_all_beams_of_every_request_are_computed_alike_in_every_setting(tmp_path, tiny_bundle):
     ids = Ids.written(tmp_path, 500, 258)
     trie_file = tmp_path / "ids.trie"
     TokenTrie.from_array(np.load(ids.file)).save(trie_file)
@@ -52,7 +48,7 @@ def test_all_beams_of_every_request_are_computed_alike_in_every_setting(
 
 
 @pytest.fixture
-def ids(tmp_path: Path) -> Ids:
+def ids(tmp_path):
     file = tmp_path / "ids.npy"
     np.save(file, np.array([[1], [2], [3], [5]]))
     return Ids(file)
@@ -67,7 +63,7 @@ def found_of(*tokens: int) -> Computed:
     )
 
 
-def test_cells_count_the_requests_that_are_the_same(ids: Ids) -> None:
+def test_cells_count_the_requests_that_are_the_same(ids):
     cells, is_right = cells_of([found_of(1, 2, 3), found_of(1, 2, 3), found_of(1, 5, 3)], ids)
     assert cells == ["212, 4.3"] * 3 + ["3/3", "2/3"]
     assert not is_right

@@ -15,7 +15,7 @@ from tests.lab.lab_run import ROOT, lab_run
 
 
 @pytest.fixture
-def entries(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def entries(monkeypatch):
     """Name of the module by name of the entry."""
     monkeypatch.setattr(sys, "path", [*sys.path])  # which the script changes
     loader = SourceFileLoader("lab_run", str(ROOT / "lab" / "run"))
@@ -28,7 +28,7 @@ def entries(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     }
 
 
-def test_every_entry_is_listed_with_a_line(entries: dict[str, str]) -> None:
+def test_every_entry_is_listed_with_a_line(entries):
     done = lab_run()
     assert done.returncode == 0, done.stderr
     _, _, *lines = done.stdout.splitlines()
@@ -36,7 +36,7 @@ def test_every_entry_is_listed_with_a_line(entries: dict[str, str]) -> None:
     assert len(entries) > 12 and all(line.endswith(".") for line in lines)
 
 
-def test_every_entry_says_what_it_takes(entries: dict[str, str]) -> None:
+def test_every_entry_says_what_it_takes(entries):
     for name, module in entries.items():
         main = importlib.import_module(module).main
         if isinstance(main, click.Command):
@@ -47,7 +47,7 @@ def test_every_entry_says_what_it_takes(entries: dict[str, str]) -> None:
                 main(["--help"])
 
 
-def test_help_and_names_that_do_not_exist() -> None:
+def test_help_and_names_that_do_not_exist():
     done = lab_run("long-context", "--help")
     assert done.returncode == 0 and "Usage: lab/run long-context" in done.stdout
     unknown = lab_run("measure_calls")

@@ -22,7 +22,7 @@ RUNNERS = {OURS: run_dsbd_ort, "transformers": run_transformers}
 
 
 @pytest.fixture(scope="module")
-def ids(tmp_path_factory: pytest.TempPathFactory) -> Ids:
+def ids(tmp_path_factory):
     return Ids.written(tmp_path_factory.mktemp("ids"), 3000, 4096)
 
 

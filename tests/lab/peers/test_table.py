@@ -98,13 +98,13 @@ def test_a_table_of_retrieval_has_times_of_requests_and_illegal_sequences():
     assert f"{head} | 0.2% of 400 | {speedup} | {ratio} | 600 | 0/24 {same} |" in lines
 
 
-def test_tables_say_that_a_core_was_taken() -> None:
+def test_tables_say_that_a_core_was_taken():
     said = "2 threads, another process on one of the cores, 8 prompts"
     assert said in tables_of(REPORT | {"is_busy": True})
     assert said not in tables_of(REPORT)
 
 
-def test_on_a_busy_machine_the_aim_is_to_be_no_slower() -> None:
+def test_on_a_busy_machine_the_aim_is_to_be_no_slower():
     quiet = COMPARISONS[STRATEGIES]
     busy = next_to_busy(quiet)
     assert (quiet.section, busy.section) == ("peers", "peers, busy")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import cast
 
 import pytest
@@ -37,7 +36,7 @@ OTHERS = [  # segments, the difference, that of log-probabilities
 
 
 @pytest.mark.parametrize(("found", "words", "error"), OTHERS)
-def test_segments_are_compared(found: list[Part], words: str, error: float) -> None:
+def test_segments_are_compared(found, words, error):
     outcome = compared("kind", "name", found, ONE)
     assert outcome.is_equal == (not words) and outcome.difference.startswith(words)
     assert outcome.logprob_error == pytest.approx(error)
@@ -55,13 +54,13 @@ OTHER_WORDS: list[tuple[Words | None, str]] = [
 
 
 @pytest.mark.parametrize(("found", "difference"), OTHER_WORDS)
-def test_words_are_compared_where_both_have_them(found: Words | None, difference: str) -> None:
+def test_words_are_compared_where_both_have_them(found, difference):
     wanted = [replace(ONE[0], words=WORDS), ONE[1]]
     outcome = compared("kind", "name", [replace(ONE[0], words=found), ONE[1]], wanted)
     assert outcome.is_equal == (not difference) and outcome.difference.startswith(difference)
 
 
-def test_words_of_a_model(whisper: Path, tmp_path: Path) -> None:
+def test_words_of_a_model(whisper, tmp_path):
     """Those of transformers, on demand."""
     files = []
     for seed, (name, language) in enumerate(
@@ -101,7 +100,7 @@ class FakeCases:
             yield "kind", name, run
 
 
-def test_cases_that_were_run_are_not_run_again(tmp_path: Path) -> None:
+def test_cases_that_were_run_are_not_run_again(tmp_path):
     kept, reported, cases = tmp_path / "kept.jsonl", list[str](), FakeCases()
     assert outcomes(cast(Cases, cases), kept, -1.0, reported.append) == []
     found = outcomes(cast(Cases, cases), kept, 60.0, reported.append)

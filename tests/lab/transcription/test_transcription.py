@@ -37,20 +37,20 @@ ERRORS = [  # transcript, text, errors
 
 
 @pytest.mark.parametrize(("text", "words"), WORDS)
-def test_words_have_no_case_and_no_punctuation(text: str, words: list[str]) -> None:
+def test_words_have_no_case_and_no_punctuation(text, words):
     assert words_of(text) == words
 
 
 @pytest.mark.parametrize(("found", "wanted", "number"), ERRORS)
-def test_errors_of_a_transcript(found: str, wanted: str, number: int) -> None:
+def test_errors_of_a_transcript(found, wanted, number):
     assert num_errors(found.split(), wanted.split()) == number
 
 
-def test_the_rate_is_that_of_all_words() -> None:
+def test_the_rate_is_that_of_all_words():
     assert word_error_rate([("A, b", "a b"), ("x y z", "x q")]) == 2 / 4
 
 
-def test_texts_are_as_every_model_writes_them() -> None:
+def test_texts_are_as_every_model_writes_them():
     texts = utterances()
     assert len({each.name for each in texts}) == len(texts) >= 22
     assert [each.is_long for each in texts].count(True) == 2
@@ -60,14 +60,14 @@ def test_texts_are_as_every_model_writes_them() -> None:
         assert not any(letter.isdigit() for letter in each.text)
 
 
-def test_samples_of_a_file(tmp_path: Path) -> None:
+def test_samples_of_a_file(tmp_path):
     samples = np.array([0.0, 0.5, -0.5, 1.5], np.float32)
     write_wav(tmp_path / "a.wav", samples)
     found = read_samples(str(tmp_path / "a.wav"))
     np.testing.assert_allclose(found, [0.0, 0.5, -0.5, 1.0], atol=1e-4)
 
 
-def test_sounds_are_finite_and_of_the_windows_that_they_say() -> None:
+def test_sounds_are_finite_and_of_the_windows_that_they_say():
     speech = [np.full(16_000 * n, 0.1, np.float32) for n in (3, 5, 4)]
     for name, samples, num_beams in sounds(speech):
         assert samples.dtype == np.float32 and np.isfinite(samples).all(), name
@@ -76,7 +76,7 @@ def test_sounds_are_finite_and_of_the_windows_that_they_say() -> None:
         assert num_beams == 1 or not is_long
 
 
-def test_a_folder_for_faster_whisper(tmp_path: Path) -> None:
+def test_a_folder_for_faster_whisper(tmp_path):
     given, checkpoint = tmp_path / "given", tmp_path / "checkpoint"
     given.mkdir()
     checkpoint.mkdir()
@@ -96,7 +96,7 @@ def test_a_folder_for_faster_whisper(tmp_path: Path) -> None:
     assert (folder / "model.bin").read_bytes() == b"weights"
 
 
-def test_a_tool_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_a_tool_in_a_process_of_its_own(tmp_path):
     write_wav(tmp_path / "a.wav", np.zeros(1600, np.float32))
     job = Job(folder="x", precision="int8", num_threads=1)
     process = RunnerProcess(
@@ -148,7 +148,7 @@ class FakeTool:
         }
 
 
-def test_the_table_of_a_work() -> None:
+def test_the_table_of_a_work():
     ours, theirs, failing = FakeTool(0, 1.0), FakeTool(2, 1.5), FakeTool(4, -1.0)
     tools = cast(list[OpenTool], [ours, theirs, failing])
     text = utterances()[0]
