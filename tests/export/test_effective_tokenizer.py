@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,52 +19,33 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
+from dsbd_export.checkpoints.checkpoint import quiet_libraries
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.opening import open_checkpoint
 from dsbd_export.pipeline import export_bundle
-from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
 from dsbd_export.tokenizers.tokenizer_gate import TokenizerGate
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.text.tokenizer import Tokenizer
-from tests.export.conftest import SIZES
+from tests.export.conftest import SIZES, edit_json, opened, write_merges, written_tokenizer
 from tests.tokenizer_corpus import CHATS, CORPUS, TOOL, random_texts, write_tokenizer
 
 
 @dataclass(frozen=True)
 class Written:
-    """Attributes:
-    wanted: as transformers loads the checkpoint.
-    ours: as the runtime reads what was written.
-    folder: of what was written.
-    lines: what was reported.
-    """
-
-    wanted: PreTrainedTokenizerBase
-    ours: Tokenizer
+    wanted: PreTrainedTokenizerBase  # as transformers loads the checkpoint
+    ours: Tokenizer  # as the runtime reads the written files
     folder: Path
-    lines: list[str]
-
-
-def opened(folder: Path) -> Checkpoint:
-    return open_checkpoint("target", folder, ExportConfig(target="", output=Path("out")))
+    lines: list[str]  # reported
 
 
 def loaded(folder: Path) -> PreTrainedTokenizerBase:
     with quiet_libraries():
-        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True
-        )
-    return found
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
 
 
 def written(source: Path, folder: Path) -> Written:
-    checkpoint, lines = opened(source), []
-    folder.mkdir()
-    write_tokenizer_files(checkpoint, folder, lines.append)
-    ours = Tokenizer(folder, bos_token_id=checkpoint.bos_token_id)
+    ours, lines = written_tokenizer(opened(source), folder)
     return Written(loaded(source), ours, folder, lines)
 
 
@@ -128,10 +110,8 @@ def test_what_is_written_is_complete(corpus, name, tmp_path):
 
 
 def edited(name: str, folder: Path, **changes: Any) -> Path:
-    """Write a kind of the corpus with changes of tokenizer_config.json."""
     write_tokenizer(name, folder)
-    file = folder / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    edit_json(folder / "tokenizer_config.json", **changes)
     return folder
 
 
@@ -146,8 +126,7 @@ def from_older_files(folder: Path) -> Path:
     (folder / "tokenizer.json").unlink()
     vocab = model["vocab"] | {"<|endoftext|>": len(model["vocab"])}
     (folder / "vocab.json").write_text(json.dumps(vocab))
-    merges = "\n".join(" ".join(merge) for merge in model["merges"])
-    (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
+    write_merges(folder, model["merges"])
     return folder
 
 
@@ -181,15 +160,37 @@ def test_spaces_are_cleaned_up_where_transformers_does(tmp_path):
     assert kind.ours.decode(ids).endswith("it? yes!")
 
 
-def test_a_class_that_cannot_read_the_files_is_refused(tmp_path):
-    source = edited("named_tokens", tmp_path / "checkpoint", tokenizer_class="GemmaTokenizer")
-    with pytest.raises(ExportError, match=r"\(GemmaTokenizer\) refuses the text .*<unk>"):
-        written(source, tmp_path / "bundle")
+OWN_CODE = {
+    "auto_map": {"AutoTokenizer": [None, "tokenization_own.OwnTokenizer"]},
+    "tokenizer_class": "OwnTokenizer",
+}
+REFUSED = [  # (kind, changes of tokenizer_config.json, words)
+    (
+        "named_tokens",
+        {"tokenizer_class": "GemmaTokenizer"},
+        r"\(GemmaTokenizer\) refuses the text .*<unk>",
+    ),
+    (
+        "llama_3",
+        {"split_special_tokens": True},
+        r"tokenizer of the target at .* cannot be exported: .*",
+    ),
+    ("named_tokens", OWN_CODE, r"cannot load the tokenizer .*with trust_remote_code"),
+    *(
+        (
+            "deepseek",
+            {"chat_template": [{"name": name, "template": "x"}]},
+            r"has a chat template named .* is not a file name",
+        )
+        for name in ("../up", "a/b", "..", "")
+    ),
+]
 
 
-def test_what_files_cannot_say_is_refused(tmp_path):
-    source = edited("llama_3", tmp_path / "checkpoint", split_special_tokens=True)
-    with pytest.raises(ExportError, match=r"tokenizer of the target at .* cannot be exported: .*"):
+@pytest.mark.parametrize(("name", "settings", "words"), REFUSED)
+def test_what_cannot_be_exported_is_refused(name, settings, words, tmp_path):
+    source = edited(name, tmp_path / "checkpoint", **settings)
+    with pytest.raises(ExportError, match=words):
         written(source, tmp_path / "bundle")
 
 
@@ -197,20 +198,8 @@ def test_python_code_without_a_fast_form_is_refused(tmp_path):
     source = edited("gpt_2", tmp_path / "checkpoint", tokenizer_class="CTRLTokenizer")
     model = json.loads((source / "tokenizer.json").read_text())["model"]
     (source / "vocab.json").write_text(json.dumps(model["vocab"]))
-    (source / "merges.txt").write_text("#version: 0.2\n")
+    write_merges(source, [])
     with pytest.raises(ExportError, match=r"target at .* is a CTRLTokenizer, which is Python code"):
-        written(source, tmp_path / "bundle")
-
-
-def test_own_code_that_was_not_allowed_is_refused(tmp_path):
-    auto_map = {"AutoTokenizer": [None, "tokenization_own.OwnTokenizer"]}
-    source = edited(
-        "named_tokens",
-        tmp_path / "checkpoint",
-        auto_map=auto_map,
-        tokenizer_class="OwnTokenizer",
-    )
-    with pytest.raises(ExportError, match=r"cannot load the tokenizer .*with trust_remote_code"):
         written(source, tmp_path / "bundle")
 
 
@@ -224,8 +213,7 @@ WARNINGS = [  # (kind, changes of tokenizer_config.json, of config.json, words)
 @pytest.mark.parametrize(("name", "settings", "config", "words"), WARNINGS)
 def test_warnings(tmp_path, name, settings, config, words):
     source = edited(name, tmp_path / "checkpoint", **settings)
-    file = source / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    edit_json(source / "config.json", **config)
     lines = written(source, tmp_path / "bundle").lines
     assert any(line.startswith("warning: ") for line in lines)
     assert len([line for line in lines if re.search(words, line)]) == 1
@@ -239,7 +227,6 @@ NAMED = {
 
 
 def as_list(folder: Path) -> Path:
-    """Named templates in tokenizer_config.json."""
     named = [{"name": name, "template": text} for name, text in NAMED.items()]
     return edited("deepseek", folder, chat_template=named)
 
@@ -261,23 +248,6 @@ def test_named_templates_are_copied(write, tmp_path):
     assert copied.read_text() == NAMED["tool_use"]
 
 
-@pytest.mark.parametrize("name", ["../up", "a/b", "..", ""])
-def test_a_template_whose_name_is_no_file_is_refused(name, tmp_path):
-    named = [{"name": name, "template": "x"}]
-    source = edited("deepseek", tmp_path / "checkpoint", chat_template=named)
-    with pytest.raises(ExportError, match=r"has a chat template named .* is not a file name"):
-        written(source, tmp_path / "bundle")
-
-
-def raw_tokenizer(source: Path, folder: Path) -> None:
-    """tokenizer.json as it is in the checkpoint, as bundles once had it."""
-    (folder / "tokenizer.json").write_bytes((source / "tokenizer.json").read_bytes())
-
-
-def no_bos_token(source: Path, folder: Path) -> None:
-    (folder / "tokenizer_config.json").write_text("{}")
-
-
 def other_decoder(source: Path, folder: Path) -> None:
     content = json.loads((folder / "tokenizer.json").read_text())
     content["decoder"]["decoders"].pop()
@@ -285,9 +255,12 @@ def other_decoder(source: Path, folder: Path) -> None:
 
 
 GATE = [
-    (raw_tokenizer, r"\(TokenizersBackend\) cannot be exported: by its files it reads '.*' as"),
     (
-        no_bos_token,
+        lambda source, folder: shutil.copy(source / "tokenizer.json", folder),
+        r"\(TokenizersBackend\) cannot be exported: by its files it reads '.*' as",
+    ),
+    (
+        lambda _, folder: (folder / "tokenizer_config.json").write_text("{}"),
         r"a question with chat_template\.jinja, which is refused here: .*'bos_token' is undefined",
     ),
     (other_decoder, r"it writes \[1, .*\] as '  ', in transformers as ' '"),
@@ -306,7 +279,6 @@ def test_the_gate(tmp_path, change, words):
 
 
 def test_an_exported_bundle(tmp_path):
-    """From a checkpoint with named templates to the ids of a chat, by the bundle alone."""
     source = as_list(tmp_path / "checkpoint")
     (source / "config.json").unlink()
     config = LlamaConfig(**SIZES | {"vocab_size": 603}, num_hidden_layers=1)

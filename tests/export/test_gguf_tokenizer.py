@@ -14,9 +14,9 @@ from dsbd_export.errors import ExportError
 from dsbd_export.opening import open_pair
 from dsbd_export.tokenizers.gguf_tokenizer import gguf_tokenizer
 from dsbd_export.tokenizers.gguf_words import PRE_TOKENIZERS
-from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
 from dsbd_runtime.text.tokenizer import Tokenizer
 from tests.clients.environments import llama_cpp_ids
+from tests.export.conftest import written_tokenizer
 from tests.export.gguf_vocabularies import (
     ACCENTED,
     BEGIN,
@@ -47,6 +47,10 @@ def file(tmp_path):
 def ids_of(file: Path, vocabulary: Vocabulary, text: str) -> list[int]:
     found: list[int] = gguf_tokenizer(write_vocabulary(file, vocabulary)).encode(text)
     return found
+
+
+def written(file: Path, folder: Path) -> tuple[Tokenizer, list[str]]:
+    return written_tokenizer(open_pair(ExportConfig(target=str(file), output=folder))[0], folder)
 
 
 def with_plain_token(vocabulary: Vocabulary, token: str) -> Vocabulary:
@@ -107,15 +111,6 @@ def test_texts_of_characters_come_back(file, tmp_path, case):
         assert runtime.decode(ids) == text
 
 
-def written(file: Path, folder: Path) -> tuple[Tokenizer, list[str]]:
-    """Return the tokenizer as the runtime reads what an export writes, and what was reported."""
-    checkpoint, _ = open_pair(ExportConfig(target=str(file), output=folder))
-    folder.mkdir()
-    lines: list[str] = []
-    write_tokenizer_files(checkpoint, folder, lines.append)
-    return Tokenizer(folder, bos_token_id=checkpoint.bos_token_id), lines
-
-
 def test_tokens_beyond_ascii_are_tokens_and_come_back(file, tmp_path):
     vocabulary = byte_level(pre="deepseek-v3")
     runtime, _ = written(write_vocabulary(file, vocabulary), tmp_path / "bundle")
@@ -162,18 +157,13 @@ def test_a_file_without_a_name_is_read_with_a_warning(file, tmp_path):
     assert not [line for line in written(file, tmp_path / "other")[1] if "pre-tokenizer" in line]
 
 
-@pytest.mark.parametrize("name", ["kimi-k2", "tiny_aya", "jina-v2-de", "of-tomorrow"])
-def test_an_unknown_pre_tokenizer_is_refused_by_name(file, name):
-    assert name not in PRE_TOKENIZERS
-    assert f"{name!r}" in refusal(file, byte_level(pre=name))
-
-
-@pytest.mark.parametrize("model", ["t5", "bert", "rwkv", "plamo2", "no_vocab"])
-def test_other_kinds_are_refused_by_name(file, model):
-    assert f"{model!r}" in refusal(file, dataclasses.replace(of_characters(), model=model))
-
-
+UNKNOWN = ("kimi-k2", "tiny_aya", "jina-v2-de", "of-tomorrow")  # pre-tokenizers
 REFUSED: list[tuple[Vocabulary, str]] = [
+    *((byte_level(pre=name), f"{name!r}") for name in UNKNOWN),
+    *(
+        (dataclasses.replace(of_characters(), model=model), f"{model!r}")
+        for model in ("t5", "bert", "rwkv", "plamo2", "no_vocab")
+    ),
     (byte_level(pre="gpt-2", eos_token_id=2**31), "token 2147483648 as tokenizer.ggml.eos_token"),
     (dataclasses.replace(byte_level(), merges=None), "has no merges"),
     (dataclasses.replace(byte_level(), merges=["a qqq"]), "merges ('a', 'qqq'), which"),
@@ -184,17 +174,15 @@ REFUSED: list[tuple[Vocabulary, str]] = [
 
 
 @pytest.mark.parametrize(("vocabulary", "reason"), REFUSED, ids=lambda value: str(value)[:30])
-def test_a_vocabulary_that_contradicts_itself_is_refused(file, vocabulary, reason):
+def test_an_unknown_or_contradictory_vocabulary_is_refused(file, vocabulary, reason):
+    assert not PRE_TOKENIZERS.keys() & {*UNKNOWN}
     assert reason in refusal(file, vocabulary)
 
 
-def test_a_begin_token_that_is_wanted_and_not_named_is_refused(file):
+def test_a_begin_token_that_is_not_named_is_left_out_or_refused_if_it_is_wanted(file):
     vocabulary = byte_level(pre="llama-bpe", add_bos_token=True)
     del vocabulary.fields["tokenizer.ggml.bos_token_id"]
     assert "tokenizer.ggml.add_bos_token" in refusal(file, vocabulary)
-
-
-def test_a_begin_token_that_is_usual_and_not_named_is_left_out(file):
     vocabulary = byte_level(pre="llama-bpe")
     tokenizer = gguf_tokenizer(write_vocabulary(file, vocabulary))
     assert tokenizer.encode("ab")[0] == vocabulary.fields["tokenizer.ggml.bos_token_id"]
@@ -203,17 +191,14 @@ def test_a_begin_token_that_is_usual_and_not_named_is_left_out(file):
     assert tokenizer.encode("ab") == tokenizer.encode("ab", add_special_tokens=False)
 
 
-@pytest.mark.parametrize("name", ["padding", "mask", "unknown"])
-def test_dispensable_tokens_beyond_the_vocabulary_are_none(file, name):
+@pytest.mark.parametrize(
+    ("name", "attribute"), [("padding", "pad"), ("mask", "mask"), ("unknown", "unk")]
+)
+def test_dispensable_tokens_beyond_the_vocabulary_are_none(file, name, attribute):
     wrong = byte_level(pre="gpt-2", **{f"{name}_token_id": 2**32 - 1})
     tokenizer = gguf_tokenizer(write_vocabulary(file, wrong))
-    assert tokenizer.encode("ab") == gguf_tokenizer(
-        write_vocabulary(file, byte_level(pre="gpt-2"))
-    ).encode("ab")
-    assert (
-        getattr(tokenizer, {"padding": "pad", "mask": "mask", "unknown": "unk"}[name] + "_token")
-        is None
-    )
+    assert getattr(tokenizer, f"{attribute}_token") is None
+    assert tokenizer.encode("ab") == ids_of(file, byte_level(pre="gpt-2"), "ab")
 
 
 def test_all_chat_templates_of_a_file_are_read(file):
