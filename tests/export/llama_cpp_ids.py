@@ -47,7 +47,6 @@ CASES: dict[str, Vocabulary] = {
 
 
 def vocabulary_of(case: str) -> Vocabulary:
-    """Return the vocabulary of a case, or of a name of a pre-tokenizer."""
     return CASES[case] if case in CASES else byte_level(pre=case)
 
 

@@ -11,6 +11,5 @@ RESULTS = ROOT / "lab" / "results"
 
 
 def lab_run(*words: object) -> subprocess.CompletedProcess[str]:
-    """Run a measurement to its end."""
     command = [sys.executable, ROOT / "lab" / "run", *words]
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)

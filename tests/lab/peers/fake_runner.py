@@ -16,7 +16,6 @@ from lab.peers.runners.serve import Answered, Asked, Job, Opened, serve
 
 
 def convert(job: Job) -> None:
-    """Write the precision to a file."""
     if job.precision == "int8":
         raise ValueError("no int8 here")
     (Path(job.folder) / "model").write_text(job.precision)
