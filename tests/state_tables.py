@@ -45,10 +45,11 @@ class StateMemory:
     def __init__(self) -> None:
         self.rows = np.full(1 << 14, _LOST)
         self.states = [0]
-        self.num_folded = 0
+        self.folds: list[int] = []  # rows of each
 
     def reserve(self, num_rows: int, num_used: int) -> None:
         """See RecentMemory."""
+        assert num_rows <= len(self.rows)
         self.rows[num_used:] = _LOST
 
     num_bytes = 0
@@ -68,6 +69,7 @@ class StateMemory:
     def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
         """See RecentMemory."""
         self.rows[first_row : first_row + len(src_rows)] = self.rows[src_rows]
+        self.rows[first_row + len(src_rows) :] = _LOST
 
     def reserve_checkpoints(self, number: int) -> None:
         """See RecentMemory."""
@@ -79,7 +81,7 @@ class StateMemory:
         for token in self.rows[rows].tolist():
             state = after(state, token)
         self.states[target] = state
-        self.num_folded += len(rows)
+        self.folds.append(len(rows))
 
 
 class StateSession(FakeSession):

@@ -1,7 +1,5 @@
 """The shipped pair with a top-k head: the text of the dense engines, whatever the strategy."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 

@@ -1,10 +1,10 @@
-"""Bundles changed on disk: their manifest edited, written as an older version, without a draft."""
+"""Bundles changed on disk: other files, an edited or older manifest, no draft."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,35 @@ def edited(folder: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
     data = json.loads(file.read_text())
     edit(data)
     file.write_text(json.dumps(data))
+    return folder
+
+
+GONE = object()
+"""Stands for no value at all."""
+
+
+def put(place: Sequence[str | int], value: Any) -> Callable[[Any], None]:
+    """Return an edit that puts a value at a place of the manifest, or takes it away."""
+
+    def edit(data: Any) -> None:
+        for key in place[:-1]:
+            data = data[key]
+        if value is GONE:
+            del data[place[-1]]
+        else:
+            data[place[-1]] = value
+
+    return edit
+
+
+def with_files(bundle: Path, folder: Path, text_by_name: Mapping[str, str]) -> Path:
+    """Return a copy of a bundle that also has, and lists, text files such as a chat template."""
+    shutil.copytree(bundle, folder)
+    manifest = open_bundle(folder).manifest
+    for name, text in text_by_name.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    write_manifest(folder, versions=manifest.versions, target=manifest.target, draft=manifest.draft)
     return folder
 
 
