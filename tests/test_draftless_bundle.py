@@ -17,7 +17,7 @@ from dsbd_ort.embedding.calls import OpenPipelines, answer
 from dsbd_ort.openai_server.app import create_app
 from dsbd_ort.openai_server.settings import ServingSettings
 from dsbd_runtime.errors import InputError
-from tests.commands.calls import called
+from tests.commands.calls import answered, called
 from tests.openai_server.running_server import MODEL, running_server
 from tests.runtime.bundle_edits import without_draft
 from tests.runtime.tiny_graph import TinyModel
@@ -141,13 +141,12 @@ def test_dsbd_run_answers_a_prompt_and_a_file(draftless, tmp_path):
     done = called(run, draftless, "--prompt", "ab", "--json", *settings)
     assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)["stats"]["draft_calls"] == 0
-    lines = tmp_path / "prompts.jsonl"
-    lines.write_text('{"prompt": "ab"}\n{"prompt": "b"}\n{"prompt": "c", "drafter": "model"}\n')
+    lines = [{"prompt": "ab"}, {"prompt": "b"}, {"prompt": "c", "drafter": "model"}]
     answers = []
-    for index, more in enumerate([(), ("--concurrency", 2)]):
-        output = tmp_path / f"{index}.jsonl"
-        called(run, draftless, "--input", lines, "--output", output, *settings, *more)
-        answers.append([json.loads(line) for line in output.read_text().splitlines()])
+    for more in ((), ("--concurrency", 2)):
+        folder = tmp_path / str(len(more))
+        folder.mkdir()
+        answers.append(answered(draftless, folder, lines, *settings, *more))
     alone, together = (
         [[sequence["text"] for sequence in fields.get("sequences", [])] for fields in lines]
         for lines in answers

@@ -3,7 +3,6 @@
 Token ids of a source are checked before an engine is called, whichever way the source arrives.
 """
 
-import json
 from queue import SimpleQueue
 
 import numpy as np
@@ -16,7 +15,7 @@ from dsbd_ort.embedding.calls import answer
 from dsbd_ort.engine import Service
 from dsbd_ort.openai_server.errors import ErrorBody
 from dsbd_runtime.errors import InputError
-from tests.commands.calls import assert_one_line_error, called
+from tests.commands.calls import answered, assert_one_line_error, called
 from tests.encoder_decoder_pair import LANGUAGES, exported_translator
 from tests.made_once import made_once
 from tests.openai_server.running_server import MODEL, running_server
@@ -102,17 +101,7 @@ def test_the_command_line(bundle, pipe, tmp_path):
         {"prompt": TEXT, "tgt_lang": "xxx"},
         {"messages": [{"role": "user", "content": TEXT}]},
     ]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    done = called(
-        run,
-        bundle,
-        "--input",
-        tmp_path / "in.jsonl",
-        "--output",
-        tmp_path / "out.jsonl",
-        *languages,
-    )
-    answers = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    answers = answered(bundle, tmp_path, lines, *languages)
     assert answers[0]["sequences"][0]["token_ids"] == wanted.token_ids
     assert answers[1]["sequences"][0]["token_ids"][0] == LANGUAGES["eng_Latn"]
     assert "tgt_lang is 'xxx'" in answers[2]["error"]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 from click.testing import CliRunner, Result
+
+from dsbd_ort import cli
 
 
 def called(command: click.Command, *arguments: object, text: Any = None) -> Result:
@@ -22,6 +26,15 @@ def called_apart(
     code = f"{before}\nfrom dsbd_ort.cli import {command}; {command}()"
     call = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(call, capture_output=True, text=True, timeout=60, **options)
+
+
+def answered(bundle: Path, folder: Path, lines: list[Any], *options: object) -> list[Any]:
+    """Have dsbd-run answer lines, which ``folder`` keeps, and return the answers."""
+    file, output = folder / "in.jsonl", folder / "out.jsonl"
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    done = called(cli.run, bundle, "--input", file, "--output", output, *options)
+    assert done.exit_code == 0, done.output
+    return [json.loads(line) for line in output.read_text().splitlines()]
 
 
 def assert_one_line_error(done: Result, words: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from dsbd_ort import Pipeline, Service
 from dsbd_ort.cli import run
-from tests.commands.calls import assert_one_line_error, called
+from tests.commands.calls import answered, assert_one_line_error, called
 from tests.runtime.bundle_edits import with_files
 
 TEMPLATE = "{% for m in messages %}{{ m.content }};{% endfor %}{{ mood }}"
@@ -46,12 +46,10 @@ def test_a_batch_and_its_fingerprint(chat_bundle, answer, tmp_path):
         {"prompt": "hi", "seed": 3},
         {"messages": [{"role": "user", "content": "hi"}], "seed": 3},
     ]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    files = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
-    done = dsbd_run(chat_bundle, *files, "--chat-template-kwargs", json.dumps(MOOD))
-    assert done.exit_code == 0, done.output
-    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    mood = ["--chat-template-kwargs", json.dumps(MOOD)]
+    found = answered(chat_bundle, tmp_path, lines, *ASKED, *mood)
     assert [line["sequences"][0]["text"] for line in found] == [answer] * 2
+    files = ["--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl"]
     other = dsbd_run(chat_bundle, *files, "--chat-template-kwargs", '{"mood": "sad"}')
     assert other.exit_code == 2 and "of another input or other options" in other.stderr
 
@@ -72,8 +70,8 @@ def test_a_chat_has_defaults_of_its_own_unless_it_wants_none(chat_bundle, caplog
         prompt = pipeline.chat_prompt([{"role": "user", "content": "hi"}])
         sampling = {"temperature": 0.7, "top_p": 0.9, "max_new_tokens": 2048 - len(prompt)}
         for options, expected in (({}, plain_tokens), (sampling, tokens)):
-            answered = pipeline.generate(prompt, seed=3, min_new_tokens=70, **options)
-            assert answered.sequences[0].token_ids == expected
+            wanted = pipeline.generate(prompt, seed=3, min_new_tokens=70, **options)
+            assert wanted.sequences[0].token_ids == expected
 
 
 def test_messages_that_the_template_drops(tiny_bundle, tmp_path):
@@ -84,12 +82,9 @@ def test_messages_that_the_template_drops(tiny_bundle, tmp_path):
     assert "messages[0], of role 'system', leaves no trace in the prompt" in done.stderr
     user, critic = ({"role": role, "content": "hi"} for role in ("user", "critic"))
     lines = [{"messages": [user, critic]}, {"messages": [user, user]}]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    files = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
-    dsbd_run(bundle, *files)
-    refused, answered = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    refused, taken = answered(bundle, tmp_path, lines, *ASKED)
     assert "messages[1], of role 'critic', leaves no trace" in refused["error"]
-    assert answered["sequences"]
+    assert taken["sequences"]
 
 
 WRONG = [

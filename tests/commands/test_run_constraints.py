@@ -8,7 +8,7 @@ import pytest
 
 from dsbd_ort import TokenTrie
 from dsbd_ort.cli import run
-from tests.commands.calls import assert_one_line_error, called
+from tests.commands.calls import answered, assert_one_line_error, called
 from tests.constraints.json_schemas import SCHEMAS
 
 dsbd_run = partial(called, run)
@@ -64,12 +64,7 @@ def test_lines_of_a_batch(demo_bundle, demo_pipe, tmp_path):
         for seed, schema in enumerate(list(SCHEMAS.values())[:3])
         for strategy in ({"strategy": "speculative"}, {"strategy": "dsbd", "num_beams": 4})
     ]
-    file, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    file.write_text("\n".join(map(json.dumps, lines)))
-    shared = ["--concurrency", 4, "--threads", 1]
-    done = dsbd_run(demo_bundle, "--input", file, "--output", output, *shared)
-    assert done.exit_code == 0, done.stderr
-    answers = [json.loads(line) for line in output.read_text().splitlines()]
+    answers = answered(demo_bundle, tmp_path, lines, "--concurrency", 4, "--threads", 1)
     for line, answer in zip(lines, answers, strict=True):
         wanted = demo_pipe.generate(line.pop("prompt"), **line)
         assert token_ids(answer["sequences"]) == [each.token_ids for each in wanted.sequences]

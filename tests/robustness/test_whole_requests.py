@@ -3,11 +3,9 @@
 import contextlib
 import gc
 import itertools
-import shutil
 import tracemalloc
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, note, settings
@@ -16,10 +14,8 @@ from hypothesis import strategies as st
 from dsbd_export.config import DraftConfig
 from dsbd_export.demo import demo_pair
 from dsbd_export.draft_export import export_draft
-from dsbd_export.parts.topk_head import append_topk_head
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding import STRATEGIES
-from dsbd_runtime.bundle_files.bundle import MODEL_FILE, ROLES, open_bundle, write_manifest
 from tests.robustness.demo_requests import (
     Pipes,
     check_demo_request,
@@ -33,6 +29,7 @@ from tests.robustness.speech_requests import (
 )
 from tests.robustness.whole_request_checks import check_whole_request
 from tests.robustness.whole_requests import HEADS, whole_requests
+from tests.runtime.bundle_edits import with_topk_head
 
 THOROUGH = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
@@ -65,16 +62,9 @@ def int8_pipes(request, int8_bundle, captures, tmp_path_factory):
     "proposed": also with a draft that proposes some of the tokens.
     """
     head = request.param
-    bundle = Path(shutil.copytree(int8_bundle, tmp_path_factory.mktemp(head) / "bundle"))
+    bundle = int8_bundle
     if head != "full":
-        manifest = open_bundle(bundle).manifest
-        for role in ROLES:
-            file = bundle / role / MODEL_FILE
-            append_topk_head(file, NUM_TOP)
-        entries = {
-            role: replace(getattr(manifest, role), logits=f"topk:{NUM_TOP}") for role in ROLES
-        }
-        write_manifest(bundle, versions=manifest.versions, **entries)
+        bundle = with_topk_head(bundle, tmp_path_factory.mktemp(head) / "bundle", NUM_TOP)
     if head == "proposed":
         draft = str(demo_pair()[1])
         config = DraftConfig(bundle=bundle, draft=draft, quantize="int8-dynamic", draft_vocab=600)

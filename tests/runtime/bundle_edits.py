@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle, write_manifest
+from dsbd_export.parts.topk_head import append_topk_head
+from dsbd_runtime.bundle_files.bundle import MODEL_FILE, ROLES, Bundle, open_bundle, write_manifest
 from tests.runtime.tiny_graph import TinyModel
 
 
@@ -72,6 +74,17 @@ def as_version_2(data: dict[str, Any]) -> None:
     for role in ("target", "draft"):
         for name in ("full_logits", "bit_exact", "features"):
             del data[role][name]
+
+
+def with_topk_head(bundle: Path, folder: Path, num_top: int) -> Path:
+    """Return a copy of a bundle whose engines also return their largest logits."""
+    shutil.copytree(bundle, folder)
+    manifest = open_bundle(folder).manifest
+    for role in ROLES:
+        append_topk_head(folder / role / MODEL_FILE, num_top)
+    entries = {r: replace(getattr(manifest, r), logits=f"topk:{num_top}") for r in ROLES}
+    write_manifest(folder, versions=manifest.versions, **entries)
+    return folder
 
 
 def without_draft(folder: Path, target: TinyModel) -> Bundle:
