@@ -24,8 +24,7 @@ def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target, draft = (
         TinyModel(seed=seed, num_layers=1, context_length=CONTEXT_LENGTH) for seed in (0, 1)
     )
-    write_tiny_bundle(path, target=target, draft=draft)
-    return path
+    return write_tiny_bundle(path, target=target, draft=draft)
 
 
 @pytest.fixture(scope="module")
