@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.engine import Engine
+from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, TableModel, decode
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder, BatchMember
+from dsbd_ort.decoding.cache_view import PrefixCache
+from dsbd_ort.decoding.decode import decode_iterations
 from dsbd_ort.decoding.distribution import TopDistributions
+from dsbd_ort.decoding.drafting.cost_curve import CostCurve
 from dsbd_ort.decoding.joint_distribution import JointDistribution, joint_distribution
+from dsbd_ort.decoding.request import DecodingRequest
+from dsbd_ort.decoding.result import IterationOutput, result_of
 
 LogitsOf = Callable[[tuple[int, ...]], NDArray[np.floating]]
 
@@ -49,6 +58,60 @@ def random_table(seed: int, vocab_size: int, spread: float = 1.5) -> LogitsOf:
 def mixed_table(first: LogitsOf, second: LogitsOf, share: float) -> LogitsOf:
     """``share`` of the first table's logits, the rest of the second's: a draft of some quality."""
     return lambda path: share * first(path) + (1 - share) * second(path)
+
+
+class TimedTable(TableModel):
+    """A table model whose calls take the seconds of a curve on a clock, the first one longer.
+
+    Attributes:
+        untimed_rows: calls of this many rows take no time (a prompt).
+    """
+
+    untimed_rows: int | None = None
+
+    def __init__(
+        self,
+        vocab_size: int,
+        table: LogitsOf,
+        curve: CostCurve,
+        clock: list[float],
+        opening: float = 0.0,
+    ) -> None:
+        super().__init__(vocab_size, table)
+        self._seconds, self._clock, self._opening = curve.up_to(512), clock, opening
+
+    def forward(self, forward: Forward) -> ForwardResult:
+        if forward.num_new != self.untimed_rows:
+            self._clock[0] += float(self._seconds[forward.num_new]) + self._opening
+        self._opening = 0.0
+        return super().forward(forward)
+
+
+def request_on(
+    config: DecodingConfig, prompt: tuple[int, ...] = (1, 0, 1), seed: int = 0, **more: Any
+) -> DecodingRequest:
+    """A request with its own random numbers; ``more``: other fields of it."""
+    rng = np.random.default_rng(seed)
+    return DecodingRequest(prompt_ids=prompt, config=config, rng=rng, **more)
+
+
+def decoded(
+    request: DecodingRequest,
+    target: Engine,
+    draft: Engine | None = None,
+    prefixes: tuple[PrefixCache, PrefixCache] | None = None,
+) -> DecodeResult:
+    return result_of(decode_iterations(request, target, draft, prefixes))
+
+
+def outcomes(decoder: BatchedDecoder) -> dict[BatchMember, Any]:
+    """Run the members of a decoder to their ends; return their results, or errors."""
+    found: dict[BatchMember, Any] = {}
+    while decoder.num_members:
+        for progress in decoder.iterate():
+            if not isinstance(progress.event, IterationOutput):
+                found[progress.member] = progress.event
+    return found
 
 
 def run(

@@ -173,6 +173,15 @@ REFUSED = [  # (options, words of the message)
     ({"stop_strings": ["a", 5]}, "stop_strings has 5; expected a text"),
     ({"stop_strings": {"a"}}, "stop_strings is {'a'}; expected a text or a list"),
     ({"stop_strings": "\ud800"}, "stop_strings has '\\ud800', with U+FFFD or a lone surrogate"),
+    ({"stop_strings": ["a\N{REPLACEMENT CHARACTER}"]}, "with U+FFFD or a lone surrogate"),
+    ({"stop_strings": 7}, "stop_strings is 7; expected a text"),
+    ({"stop_strings": ""}, "empty text"),
+    ({"stop_strings": ["a", ""]}, "empty text"),
+    ({"logit_bias": {"a": 1.0}}, "logit_bias has ('a', 1.0); expected a token id and a number"),
+    ({"bad_words_ids": [[]]}, "bad_words_ids has an empty list of token ids; drop it"),
+    ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; expected a number from 1e-06"),
+    ({"constraint": 3}, "constraint is 3; expected a constraint, such as dsbd_ort.JsonSchema"),
+    ({"logits_processors": [3]}, "logits_processors is 3; expected a list of functions"),
     ({"num_beams": np.True_}, "num_beams is np.True_; expected a whole number"),
     ({"temperature": np.True_}, "temperature is np.True_; expected a number"),
     ({"num_beams": np.array([2, 3])}, "num_beams is array([2, 3]); expected a whole number"),
@@ -206,6 +215,9 @@ EXACT: list[tuple[str, Any, Any]] = [  # (option, value, its plain Python form)
     ("eos_token_id", np.int64(7), (7,)),
     ("eos_token_id", {9, 7}, (7, 9)),
     ("eos_token_id", np.array([9, 7]), (9, 7)),
+    ("logit_bias", {"3": -1}, ((3, -1.0),)),
+    ("bad_words_ids", [7, [1, 2]], ((7,), (1, 2))),
+    ("suppress_tokens", 5, (5,)),
 ]
 
 
@@ -216,7 +228,7 @@ def test_any_exact_type_is_taken_and_stored_as_plain_python(
     stored = getattr(DecodingConfig(**{name: value}), name)
     assert stored == plain and type(stored) is type(plain)
     if isinstance(stored, tuple):
-        assert {type(entry) for entry in stored} <= {int, str}
+        assert {type(entry) for entry in stored} <= {int, str, tuple}
 
 
 def test_top_k_may_be_switched_off_by_minus_one() -> None:

@@ -9,42 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dsbd_ort.decoding import (
     DecodingConfig,
-    DecodingRequest,
-    TableModel,
-    decode_iterations,
-    result_of,
 )
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, LearnedCosts
 from dsbd_ort.decoding.drafting.measured_costs import learn_from_first_calls
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
-from tests.decoding.tables import LogitsOf
+from tests.decoding.tables import TimedTable, decoded, request_on
 from tests.decoding.test_throughput import DRAFTS, TARGET, VOCAB
 
 TARGET_CURVE = CostCurve((1, 2, 64), (9.3e-3, 10.4e-3, 54e-3))
 DRAFT_CURVE = CostCurve((1, 64), (1.5e-3, 8e-3))
 ITERATION, LAYER, THOUGHT, RESTING = 1e-3, 1e-3, 1e-4, 5e-5  # seconds of the loop
 NUM_TOKENS, PROMPT = 64, 48
-
-
-class TimedTable(TableModel):
-    """A table model whose calls take the seconds of a curve on a clock, the first one longer."""
-
-    def __init__(
-        self, table: LogitsOf, curve: CostCurve, clock: list[float], *, opening: float = 0.0
-    ) -> None:
-        super().__init__(VOCAB, table)
-        self._seconds, self._clock, self._opening = curve.up_to(512), clock, opening
-
-    def forward(self, forward: Any) -> Any:
-        self._clock[0] += float(self._seconds[forward.num_new]) + self._opening
-        self._opening = 0.0
-        return super().forward(forward)
 
 
 @pytest.fixture
@@ -88,34 +68,27 @@ def ratios(
     """Return how many times as long as without a draft each answer of a process takes."""
     experience = AcceptanceEstimator()
     costs = LearnedCosts(target_bytes=140_000_000, draft_bytes=draft_bytes)
-    opened = TimedTable(DRAFTS[draft], DRAFT_CURVE, clock, opening=2e-2)
+    opened = TimedTable(VOCAB, DRAFTS[draft], DRAFT_CURVE, clock, opening=2e-2)
     learn_from_first_calls(costs, opened, clock=lambda: clock[0])
     rows = TARGET_CURVE.up_to(64)
     plain = float(rows[PROMPT - 1] + rows[1] + (NUM_TOKENS - 1) * rows[num_beams])
     plain += NUM_TOKENS * ITERATION
     beams = {"strategy": "dsbd", "num_beams": num_beams} if num_beams > 1 else {}
+    config = DecodingConfig(
+        **{"strategy": "speculative"} | beams,  # type: ignore[arg-type]
+        draft_policy="throughput",
+        max_new_tokens=NUM_TOKENS,
+        eos_token_id=None,
+    )
+    more = {"clock": lambda: clock[0], "costs": costs, "estimator": experience}
     found = []
     for seed in range(num_answers):
         began = clock[0]
-        config = DecodingConfig(
-            **{"strategy": "speculative"} | beams,  # type: ignore[arg-type]
-            draft_policy="throughput",
-            max_new_tokens=NUM_TOKENS,
-            eos_token_id=None,
-        )
-        result_of(
-            decode_iterations(
-                DecodingRequest(
-                    prompt_ids=[(seed + place * place) % VOCAB for place in range(PROMPT)],
-                    config=config,
-                    rng=np.random.default_rng(seed),
-                    clock=lambda: clock[0],
-                    costs=costs,
-                    estimator=experience,
-                ),
-                TimedTable(TARGET, TARGET_CURVE, clock),
-                TimedTable(DRAFTS[draft], DRAFT_CURVE, clock),
-            )
+        prompt = tuple((seed + place * place) % VOCAB for place in range(PROMPT))
+        decoded(
+            request_on(config, prompt, seed, **more),
+            TimedTable(VOCAB, TARGET, TARGET_CURVE, clock),
+            TimedTable(VOCAB, DRAFTS[draft], DRAFT_CURVE, clock),
         )
         found.append((clock[0] - began) / plain)
     return found

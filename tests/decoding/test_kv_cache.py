@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from dsbd_forward.forward import Forward
-from dsbd_forward.logits import FullLogitsPart, TopLogits
+from dsbd_forward.logits import TopLogits
 from dsbd_forward.spec import MemorySpec
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
 from dsbd_ort.decoding.engine_call import EngineCall, Meter
-from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.kv_cache import SharedKVCache
 from tests.decoding.tables import random_table
 from tests.decoding.top_table import TopTable
@@ -51,25 +50,6 @@ def test_every_call_reads_its_own_rows() -> None:
             np.testing.assert_array_equal(found.max(axis=1), part.top_logits[rows, 0])
             best = part.full.read_tokens(rows, part.top_ids[rows, 0])
             np.testing.assert_array_equal(best, part.top_logits[rows, 0])
-
-
-def test_rows_of_another_call_are_refused() -> None:
-    first, second = results_of_calls([2, 3])
-    for part, rows, said in (
-        (first, [-1], "expected rows 0 to 1"),
-        (first, [1, 2], "expected rows 0 to 1"),
-        (second, [-1], "expected rows 0 to 2"),
-        (second, [3], "expected rows 0 to 2"),
-    ):
-        with pytest.raises(ModelError, match=said):
-            part.full.read(np.array(rows))
-        with pytest.raises(ModelError, match=said):
-            part.full.read_tokens(np.array(rows), np.array(rows))
-
-
-def test_without_full_logits_no_part_has_them() -> None:
-    assert [part.full for part in results_of_calls([2, 3], keeps_full=False)] == [None, None]
-    assert isinstance(results_of_calls([1, 1])[0].full, FullLogitsPart)
 
 
 @pytest.mark.parametrize(("kept", "most_unused"), [("attention rows", 164), ("recurrent rows", 64)])

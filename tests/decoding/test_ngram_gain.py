@@ -11,23 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding import (
-    DecodeResult,
-    DecodingConfig,
-    DecodingRequest,
-    TableModel,
-    WithResult,
-    decode_iterations,
-)
+from dsbd_ort.decoding import DecodeResult, DecodingConfig
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
-from dsbd_ort.decoding.drafting.cost_curve import (
-    FREE,
-    CostCurve,
-    Costs,
-    EngineCosts,
-    LearnedCosts,
-)
-from tests.decoding.tables import LogitsOf, all_tokens
+from dsbd_ort.decoding.drafting.cost_curve import FREE, CostCurve, Costs, EngineCosts, LearnedCosts
+from tests.decoding.tables import LogitsOf, TimedTable, all_tokens, decoded, request_on
 
 VOCAB, NUM_TOKENS = 16, 64
 PAIRS = [  # (strategy that drafts, the one with the same output, num_beams)
@@ -62,40 +49,17 @@ def prompt_of(table: LogitsOf) -> tuple[int, ...]:
     return tuple(path)
 
 
-class TimedTable(TableModel):
-    """A table model whose calls, the prompt aside, take the seconds of a curve on a clock."""
-
-    def __init__(self, table: LogitsOf, curve: CostCurve) -> None:
-        super().__init__(VOCAB, table)
-        self._seconds, self.now = curve.up_to(512), 0.0
-
-    def forward(self, forward: Any) -> Any:
-        if forward.num_new < 99:
-            self.now += float(self._seconds[forward.num_new])
-        return super().forward(forward)
-
-
 def answered(
     table: LogitsOf, curve: CostCurve, costs: Costs, **options: Any
 ) -> tuple[float, DecodeResult]:
     """Return the seconds of one answer, and it."""
-    model = TimedTable(table, curve)
-    steps = WithResult(
-        decode_iterations(
-            DecodingRequest(
-                prompt_ids=prompt_of(table),
-                config=DecodingConfig(max_new_tokens=NUM_TOKENS, **options),
-                rng=np.random.default_rng(0),
-                clock=lambda: model.now,
-                costs=costs,
-                estimator=AcceptanceEstimator(),
-            ),
-            model,
-            None,
-        )
-    )
-    list(steps)
-    return model.now, steps.result
+    prompt, clock = prompt_of(table), [0.0]
+    model = TimedTable(VOCAB, table, curve, clock)
+    model.untimed_rows = len(prompt) - 1
+    config = DecodingConfig(max_new_tokens=NUM_TOKENS, **options)
+    more = {"clock": lambda: clock[0], "costs": costs, "estimator": AcceptanceEstimator()}
+    result = decoded(request_on(config, prompt, **more), model)
+    return clock[0], result
 
 
 def ratio(

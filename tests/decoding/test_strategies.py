@@ -1,4 +1,4 @@
-"""Properties of every strategy: log-probabilities add up, statistics agree, edges work."""
+"""Properties of every strategy: log-probabilities add up, statistics agree."""
 
 from __future__ import annotations
 
@@ -36,17 +36,15 @@ VARIANT_NAMES = ["-".join(str(value) for value in variant.values()) for variant 
 every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=VARIANT_NAMES)
 
 
-def outcome(seed, target=TARGET, draft=DRAFT, vocab_size=VOCAB, **options):
+def outcome(seed, **options):
     config = DecodingConfig(**({"max_new_tokens": 12, "eos_token_id": 5} | options))
-    uses_draft = draft if config.row.has_draft else None
-    return run(config, target, uses_draft, vocab_size, seed, PROMPT)
+    return run(config, TARGET, DRAFT if config.row.has_draft else None, VOCAB, seed, PROMPT)
 
 
-def teacher_forced(target, tokens):
+def teacher_forced(tokens):
     logprobs, path = [], PROMPT
     for token in tokens:
-        logits = np.asarray(target(path), dtype=np.float64)
-        logits = logits - logits.max()
+        logits = TARGET(path)
         logprobs.append(logits[token] - np.log(np.exp(logits).sum()))
         path = (*path, token)
     return logprobs
@@ -56,7 +54,7 @@ def teacher_forced(target, tokens):
 def test_log_probabilities_add_up_to_a_teacher_forced_pass(variant):
     for seed in range(10):
         for sequence in outcome(seed, **variant).sequences:
-            expected = teacher_forced(TARGET, sequence.token_ids)
+            expected = teacher_forced(sequence.token_ids)
             assert sequence.token_logprobs == pytest.approx(expected, abs=1e-4)
             assert sequence.logprob == pytest.approx(sum(sequence.token_logprobs))
 
@@ -76,70 +74,7 @@ def test_statistics_obey_their_identities(variant):
         assert stats.num_accepted_layers <= stats.num_accepted_tokens or stats.num_draft_layers == 0
         assert stats.num_draft_layers <= stats.num_draft_tokens
         assert (stats.draft_calls > 0) == (stats.draft_rows > 0)
-
-
-@every_variant
-def test_ends_are_ends(variant):
-    for seed in range(10):
-        for sequence in outcome(seed, **variant).sequences:
-            assert 5 not in sequence.token_ids[:-1]
-            has_ended = sequence.token_ids[-1] == 5
-            assert sequence.finish_reason == ("eos" if has_ended else "length")
-            assert has_ended or len(sequence.token_ids) == 12
-
-
-def only_token(path):
-    logits = np.full(VOCAB, -np.inf)
-    logits[(sum(path) + len(path)) % VOCAB] = 0.0
-    return logits
-
-
-EDGES = {  # name: (target, draft, vocabulary, options)
-    "a single token possible": (only_token, only_token, VOCAB, {}),
-    "a single token possible, any draft": (only_token, DRAFT, VOCAB, {}),
-    "two tokens": (random_table(1, 2), random_table(2, 2), 2, {"eos_token_id": 1}),
-    "no end": (TARGET, DRAFT, VOCAB, {"eos_token_id": None}),
-    "one new token": (TARGET, DRAFT, VOCAB, {"max_new_tokens": 1}),
-}
-SAMPLING_EDGES = {
-    "cold": {"temperature": 1e-3},
-    "hot": {"temperature": 1e3},
-    "tiny top_p": {"top_p": 1e-9},
-    "top_k 1": {"top_k": 1},
-    "top_k over the vocabulary": {"top_k": 1000},
-}
-
-
-@every_variant
-@pytest.mark.parametrize("edge", EDGES)
-def test_edges(variant, edge):
-    target, draft, vocab_size, options = EDGES[edge]
-    for seed in range(3):
-        result = outcome(seed, target, draft, vocab_size, **(variant | options))
-        assert result.sequences and np.isfinite(result.sequences[0].logprob)
-
-
-@pytest.mark.parametrize("edge", SAMPLING_EDGES)
-@every_variant
-def test_edges_of_warping(variant, edge):
-    if STRATEGIES[variant["strategy"]].rule == "search":
-        pytest.skip("a search does not warp")
-    for seed in range(3):
-        result = outcome(seed, **(variant | SAMPLING_EDGES[edge]))
-        assert np.isfinite(result.sequences[0].logprob)
-
-
-@pytest.mark.parametrize("draft_beams", [2, 4])
-def test_tree_speculative_equals_sample(draft_beams):
-    for seed in range(40):
-        tree = outcome(seed, strategy="tree-speculative", draft_beams=draft_beams)
-        assert all_tokens(tree) == all_tokens(outcome(seed, strategy="sample"))
-
-
-def test_single_memory_goes_on_with_one_beam():
-    for seed in range(10):
-        result = outcome(seed, strategy="dsbd", memory="single", num_beams=4, eos_token_id=None)
-        assert len(result.sequences) == 1
+        assert 0 < stats.time_to_first_token_s <= stats.target_s + stats.draft_s + stats.host_s
 
 
 def test_replacement_returns_repeats_and_equals_beam_sample():

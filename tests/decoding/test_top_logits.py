@@ -10,13 +10,12 @@ from dsbd_forward.logits import TopLogits
 from dsbd_ort.decoding import (
     ConfigError,
     DecodingConfig,
-    DecodingRequest,
     ModelError,
     TableModel,
     decode,
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
-from tests.decoding.tables import mixed_table, random_table
+from tests.decoding.tables import mixed_table, random_table, request_on
 from tests.decoding.top_table import TopTable
 
 VOCAB, NUM_CANDIDATES, EOS = 24, 10, 5
@@ -187,12 +186,8 @@ def test_logits_that_count_are_read_whatever_rows_of_others_are_after_them(optio
         return [TopTable(VOCAB, table, 2, keeps_full=True) for table in (target, DRAFT)]
 
     prompts = [(1, 0), (2, 3, 1), (4,)]
-    requests = [
-        DecodingRequest(prompt_ids=prompt, config=config, rng=np.random.default_rng(0))
-        for prompt in prompts
-    ]
     forest = BatchedDecoder(*models())
-    members, results = [forest.join(request) for request in requests], {}
+    members, results = [forest.join(request_on(config, prompt)) for prompt in prompts], {}
     num_forwards = 0
     while forest.num_members:
         num_forwards += 1

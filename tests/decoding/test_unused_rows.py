@@ -1,17 +1,19 @@
-"""Rows that nobody sees any more: they do not pile up, and leave the output as it is."""
+"""Unused rows and distributions do not accumulate, and dropping them leaves the output as it is."""
 
 from __future__ import annotations
 
 import dataclasses
+import gc
+import tracemalloc
 
 import numpy as np
 import pytest
 
 from dsbd_forward.spec import MemorySpec
-from dsbd_ort.decoding import DecodingConfig, DecodingRequest, TableModel, decode, decode_iterations
+from dsbd_ort.decoding import DecodingConfig, TableModel, WithResult, decode_iterations
 from dsbd_ort.decoding.cache_view import PrefixCache
 from dsbd_ort.decoding.kv_cache import MOST_UNUSED_ROWS
-from tests.decoding.tables import all_tokens, mixed_table, random_table, run
+from tests.decoding.tables import all_tokens, decoded, mixed_table, random_table, request_on, run
 
 VOCAB = 6
 TARGET = random_table(1, VOCAB)
@@ -33,26 +35,17 @@ REQUESTS = [  # (strategy, further options, what must return the same)
 def test_rows_do_not_pile_up_over_a_long_request(strategy, options, baseline):
     config = DecodingConfig(strategy=strategy, draft_length=3, max_new_tokens=LENGTH, **options)
     target, draft = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
-    steps = decode_iterations(
-        DecodingRequest(prompt_ids=PROMPT, config=config, rng=np.random.default_rng(0)),
-        target,
-        draft,
-    )
-    result = None
+    steps = WithResult(decode_iterations(request_on(config, PROMPT), target, draft))
     most = 0
-    while result is None:
-        try:
-            shortest = min(hypothesis.num_tokens for hypothesis in next(steps).hypotheses)
-        except StopIteration as stop:
-            result = stop.value
-            break
+    for step in steps:
+        shortest = min(hypothesis.num_tokens for hypothesis in step.hypotheses)
         for model in (target, draft):
             most = max(most, model.num_rows - len(PROMPT) - shortest)
     assert 0 < most <= 2 * MOST_UNUSED_ROWS  # those, a quarter of the used, and the live
     if baseline:
         same_law = {"num_beams": config.num_beams, "max_new_tokens": LENGTH}
         plain = run(DecodingConfig(strategy=baseline, **same_law), TARGET, None, VOCAB, 0, PROMPT)
-        assert all_tokens(result) == all_tokens(plain)
+        assert all_tokens(steps.result) == all_tokens(plain)
 
 
 class Growing(TableModel):
@@ -88,7 +81,7 @@ def test_unused_rows_are_dropped_before_the_cache_grows(strategy, options, basel
     results = []
     for kind in (Growing, TableModel):
         target, draft = kind(VOCAB, TARGET), kind(VOCAB, DRAFT)
-        results.append(decode(target, draft, PROMPT, config, np.random.default_rng(0)))
+        results.append(decoded(request_on(config, PROMPT), target, draft))
         if kind is Growing:
             # prompt and answer take 84 rows: what is needed in addition fits into two steps
             assert max(target.capacity, draft.capacity) <= 128
@@ -101,16 +94,7 @@ def test_once_all_beams_have_ended_the_rows_of_the_answer_are_still_known():
     for seed in range(10):
         prefixes = (PrefixCache(), PrefixCache())
         models = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
-        rng = np.random.default_rng(seed)
-        steps = decode_iterations(
-            DecodingRequest(prompt_ids=PROMPT, config=config, rng=rng), *models, prefixes=prefixes
-        )
-        while True:
-            try:
-                next(steps)
-            except StopIteration as stop:
-                sequence = stop.value.sequences[0]
-                break
+        sequence = decoded(request_on(config, PROMPT, seed), *models, prefixes).sequences[0]
         num_ended += sequence.finish_reason == "eos"
         said = [*PROMPT, *sequence.token_ids]
         for prefix in prefixes:
@@ -118,3 +102,32 @@ def test_once_all_beams_have_ended_the_rows_of_the_answer_are_still_known():
             assert prefix.tokens == said[: len(prefix.tokens)]
             assert len(prefix.tokens) >= len(said) - num_last
     assert num_ended > 5
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_drafted_nodes_hold_their_logits_once(temperature: float) -> None:
+    """At most half of a float64 array per node."""
+    vocab_size, num_nodes = 4096, 128
+    config = DecodingConfig(
+        num_beams=2,
+        width_policy="fixed",
+        draft_length=4,
+        draft_beams=num_nodes // 4,
+        max_new_tokens=12,
+        temperature=temperature,
+    )
+    logits = np.random.default_rng(0).normal(size=vocab_size).astype(np.float32)
+    models = [TableModel(vocab_size, lambda path: logits) for _ in range(2)]
+    steps = decode_iterations(request_on(config, (1,)), *models)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(3):
+            next(steps)
+        gc.collect()
+        held, peak = (bytes_ - before for bytes_ in tracemalloc.get_traced_memory())
+    finally:
+        tracemalloc.stop()
+    of_a_node = 4 * vocab_size
+    assert held < 2 * num_nodes * of_a_node  # pruning leaves two drafts at most
+    assert peak < 6 * num_nodes * of_a_node  # three of them are the table's own
