@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dsbd_ort import Pipeline
+from dsbd_ort.decoding import WithResult
 from dsbd_ort.engine import Cancelled, Service, ServiceEvent, ServiceLimits
 from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_runtime.bundle_files.bundle import Bundle
@@ -30,12 +31,6 @@ LONG: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture
-def pipeline(tiny_bundle: Bundle) -> Iterator[Pipeline]:
-    with Pipeline.from_bundle(tiny_bundle.path, num_threads=1) as opened:
-        yield opened
-
-
 @pytest.fixture(scope="module")
 def alone(tiny_bundle: Bundle) -> list[Any]:
     with Pipeline.from_bundle(tiny_bundle.path, num_threads=1) as opened:
@@ -48,10 +43,9 @@ def service(pipeline: Pipeline) -> Iterator[Service]:
     entries = pipeline.bundle.entry_by_role
     of_row = sum(row_bytes(entry.caches) for entry in entries.values())
     with Service(pipeline, ServiceLimits(kv_bytes=MAX_ROWS * of_row)) as opened:
+        every_token = [*range(entries["target"].vocab_size)]
         for _ in range(24):
-            opened.generate(
-                "x", strategy="sample", eos_token_id=[*range(entries["target"].vocab_size)]
-            )
+            opened.generate("x", strategy="sample", eos_token_id=every_token)
         assert opened.stats().max_rows == MAX_ROWS
         yield opened
 
@@ -65,14 +59,10 @@ def asked(count: int) -> list[dict[str, Any]]:
 
 def streamed(service: Service, request: dict[str, Any]) -> tuple[list[Any], str, list[int]]:
     """Return what the result told, and the text and tokens of the pieces together."""
-    pieces: list[StreamPiece] = []
-    stream = service.stream(**request)
-    while True:
-        try:
-            pieces.append(next(stream))
-        except StopIteration as stop:
-            tokens = [token for piece in pieces for token in piece.token_ids]
-            return told(stop.value), "".join(piece.text for piece in pieces), tokens
+    stream = WithResult(service.stream(**request))
+    pieces = list(stream)
+    tokens = [token for piece in pieces for token in piece.token_ids]
+    return told(stream.result), "".join(piece.text for piece in pieces), tokens
 
 
 def options_of(request: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from dsbd_ort.speech.formats import FORMATS, remarks, transcript_object
 from dsbd_ort.speech.transcript import Skipped, SpokenWord
-from tests.speech.transcripts import transcript
+from tests.speech.fakes import transcript
 
 SRT = """\
 1

@@ -135,12 +135,9 @@ def test_an_exception_of_on_segment_cancels(service: Service) -> None:
 
 
 def test_invalid_requests_are_refused_at_once(service: Service) -> None:
-    for audio, options in [
-        (np.zeros(0, np.float32), {}),
-        (SHORT, {"language": "xx"}),
-        (SHORT, {"task": "sing"}),
-        (b"no audio", {}),
-    ]:
+    silent = np.zeros(0, np.float32)
+    wrong = [(silent, {}), (b"no audio", {}), (SHORT, {"language": "x"}), (SHORT, {"task": "sing"})]
+    for audio, options in wrong:
         with pytest.raises(InputError):
             service.submit_audio(audio, options, lambda event: None)
 

@@ -247,27 +247,6 @@ def test_a_bundle_without_the_graph(edit, words, speech_bundle, tmp_path):
             pipe._target.part(Alignment).align((1,), [1], [2])
 
 
-DAMAGED = [
-    (lambda data: data["files"].pop("target/alignment.onnx"), "lists no target/alignment.onnx"),
-    (
-        lambda data: data["target"]["encoder"]["speech"]["alignment"].update(median_filter_width=8),
-        "median_filter_width is 8, expected an odd number from 1 to 99",
-    ),
-    (
-        lambda data: data["target"]["encoder"]["speech"].update(alignment_heads=None),
-        "alignment_heads is None, expected the layer and head of each",
-    ),
-]
-
-
-@pytest.mark.parametrize(("edit", "words"), DAMAGED)
-def test_a_contradiction_is_refused(edit, words, speech_bundle, tmp_path):
-    folder = Path(shutil.copytree(speech_bundle, tmp_path / "bundle"))
-    edited(folder, edit)
-    with pytest.raises(BundleError, match=words):
-        Pipeline.from_bundle(folder)
-
-
 def test_a_graph_of_other_heads_is_refused(speech_bundle, tmp_path):
     folder = Path(shutil.copytree(speech_bundle, tmp_path / "bundle"))
     edited(
