@@ -7,14 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from dsbd_ort.constraints import (
-    Canonical,
-    Choice,
-    JsonObject,
-    JsonSchema,
-    Regex,
-    TokenTrie,
-)
+from dsbd_ort.constraints import Canonical, Choice, JsonObject, JsonSchema, Regex, TokenTrie
 from dsbd_ort.constraints.grammar import after_spaces
 from dsbd_ort.constraints.plain_data import constraint_from_data, kind_of
 from dsbd_ort.decoding.errors import ConstraintError
@@ -107,15 +100,12 @@ def test_masks_of_many_paths_are_those_of_each(tokenizer):
 
 
 def test_it_is_plain_data():
+    regex = Regex("[ab]")
     found = constraint_from_data({"regex": "[ab]", "canonical": True}, lambda _: None)
-    assert found == Canonical(Regex("[ab]")) and kind_of(found) == "regex"
-    assert constraint_from_data({"regex": "[ab]", "canonical": False}, lambda _: None) == Regex(
-        "[ab]"
-    )
-    assert pickle.loads(pickle.dumps(found)) == found and hash(found) == hash(
-        Canonical(Regex("[ab]"))
-    )
-    assert found.name == Regex("[ab]").name
+    assert found == Canonical(regex) and kind_of(found) == "regex"
+    assert constraint_from_data({"regex": "[ab]", "canonical": False}, lambda _: None) == regex
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert hash(found) == hash(Canonical(regex)) and found.name == regex.name
     with pytest.raises(ConstraintError, match=r"canonical 1; expected true or false"):
         constraint_from_data({"regex": "[ab]", "canonical": 1}, lambda _: None)
 

@@ -117,9 +117,9 @@ FOREIGN = [  # of TRIE: row_offsets 0 3 4 5 6 6 6 7 7, tokens 5 6 8 7 7 1 2
 ]
 
 
-@pytest.mark.parametrize("number", range(len(FOREIGN)))
-def test_arrays_that_are_none_of_a_trie_are_refused(tmp_path, number):
-    assert_refused(tmp_path / "foreign.trie", sealed(arrays_with(*FOREIGN[number])))
+@pytest.mark.parametrize(("name", "array"), FOREIGN)
+def test_arrays_that_are_none_of_a_trie_are_refused(tmp_path, name, array):
+    assert_refused(tmp_path / "foreign.trie", sealed(arrays_with(name, array)))
 
 
 def test_another_program_may_write_one(tmp_path):

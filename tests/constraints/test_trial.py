@@ -13,14 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from dsbd_ort.constraints import GrammarTokenizer, JsonSchema, Lark, Regex
-from dsbd_ort.constraints.trial import (
-    MOST_BYTES,
-    MOST_CHARACTERS,
-    MOST_SECONDS,
-    GrammarTrial,
-    GrammarTrialError,
-)
+from dsbd_ort.constraints import GrammarTokenizer, JsonSchema, Lark, Regex, trial
+from dsbd_ort.constraints.trial import MOST_CHARACTERS, GrammarTrial, GrammarTrialError
 from dsbd_ort.decoding.errors import ConstraintError
 from tests.runtime.tiny_tokenizer import VOCAB_SIZE, tiny_tokenizer
 
@@ -47,19 +41,19 @@ def chain(num_rules: int, rule: str) -> Lark:
     return Lark("\n".join(["start: r0", *rules, f'r{num_rules}: "c"']))
 
 
-TAKES_TOO_MUCH = f"takes more than {MOST_SECONDS:g} s or {MOST_BYTES >> 20} MiB to compile"
-TOO_MUCH = {
-    "time": JsonSchema({"type": "integer", "multipleOf": 999_983}),
-    "time for rules": chain(5000, "{this}: {next}? {next}?"),
-}
+LIMITS = f"{trial.MOST_SECONDS:g} s or {trial.MOST_BYTES >> 20} MiB"
+TOO_MUCH = [
+    JsonSchema({"type": "integer", "multipleOf": 999_983}),
+    chain(5000, "{this}: {next}? {next}?"),
+]
 
 
-@pytest.mark.parametrize("name", TOO_MUCH)
+@pytest.mark.parametrize("grammar", TOO_MUCH, ids=["time", "time for rules"])
 def test_what_takes_too_much_is_refused_and_the_next_is_tried(
-    guarded: GrammarTokenizer, name: str
+    guarded: GrammarTokenizer, grammar: Lark | JsonSchema
 ) -> None:
-    with pytest.raises(ConstraintError, match=TAKES_TOO_MUCH):
-        guarded.constraint(TOO_MUCH[name])
+    with pytest.raises(ConstraintError, match=f"takes more than {LIMITS} to compile"):
+        guarded.constraint(grammar)
     assert guarded.constraint(Regex("[ab]{3}")).start([]).shape == (1,)
 
 
@@ -207,14 +201,12 @@ CROWDED = {
 }
 
 
-@pytest.mark.parametrize("name", CROWDED)
+@pytest.mark.parametrize("schema", CROWDED.values(), ids=CROWDED)
 def test_what_would_fail_later_is_refused_at_the_start(
-    guarded: GrammarTokenizer, name: str
+    guarded: GrammarTokenizer, schema: dict[str, object]
 ) -> None:
-    with pytest.raises(ConstraintError, match="too much may follow at one place"):
-        guarded.constraint(JsonSchema(CROWDED[name]))
-
-
-def test_what_would_fail_later_is_refused_without_a_trial_too() -> None:
-    with pytest.raises(ConstraintError, match="too much may follow at one place"):
-        tokenizer(is_guarded=False).constraint(JsonSchema(optional(600)))
+    """Without a trial too, for even more of what may follow."""
+    unguarded = tokenizer(is_guarded=False)
+    for each, what in ((guarded, schema), (unguarded, optional(600))):
+        with pytest.raises(ConstraintError, match="too much may follow at one place"):
+            each.constraint(JsonSchema(what))
