@@ -16,8 +16,6 @@ Every name but ``DsbdError`` is imported on first use, so that ``import dsbd_ort
 ``dsbd_ort.decoding`` needs numpy alone.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -4,11 +4,9 @@ Inside ``watched_signals`` SIGINT and SIGTERM only set a flag, ``Interruption.is
 is polled between two iterations.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -18,7 +16,7 @@ from dsbd_ort.engine import Service
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.results import GenerationResult
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 TextGenerator = Pipeline | Service
@@ -26,16 +24,11 @@ TextGenerator = Pipeline | Service
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a prompt.
+    """The answer to a prompt."""
 
-    Attributes:
-        text: of the best sequence; as far as it was final, if the answer was interrupted.
-        result: None if the answer was interrupted.
-        stats: of the whole request, or up to the interruption; None before its first iteration.
-    """
-
-    text: str
+    text: str  # of the best sequence; as far as it was final, if the answer was interrupted
     result: GenerationResult | None
+    # of the whole request, or up to the interruption; None before its first iteration
     stats: DecodingStats | None = None
 
 
@@ -49,13 +42,8 @@ def answer(
 ) -> Answer:
     """Continue a prompt.
 
-    Args:
-        generator: an opened bundle.
-        prompt: text or token ids.
-        options: fields of DecodingConfig.
-        is_interrupted: called after every iteration.
-        show: called with every piece of text as soon as it is final.
-        trace: records every iteration.
+    is_interrupted: called after every iteration.
+    show: called with every piece of text as soon as it is final.
     """
     texts: list[str] = []
     with contextlib.closing(generator.stream(prompt, trace=trace, **options)) as stream:
@@ -98,12 +86,19 @@ class Interruption:
 
 
 @contextlib.contextmanager
+def handled_signals(numbers: Iterable[int], handler: Any) -> Iterator[None]:
+    """Let a handler of ``signal.signal`` receive these signals inside the block."""
+    previous = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, before in previous.items():
+            signal.signal(number, before)
+
+
+@contextlib.contextmanager
 def watched_signals() -> Iterator[Interruption]:
     """Record signals inside the block instead of raising; for the main thread only."""
     interruption = Interruption()
-    previous = {number: signal.signal(number, interruption.receive) for number in _SIGNALS}
-    try:
+    with handled_signals(SIGNALS, interruption.receive):
         yield interruption
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -1,7 +1,5 @@
 """Requests to a bundle: prompts and options as the engines read them, and results as text."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -11,7 +9,7 @@ import numpy as np
 
 from dsbd_ort.constraints.binding import ConstraintBinding, items_of
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest, TraceRecorder
-from dsbd_ort.decoding.logits_processing.allowed_mass import AllowedMass
+from dsbd_ort.decoding.logits_processing.allowed_after import AllowedMass
 from dsbd_ort.model_defaults import ModelDefaults
 from dsbd_ort.model_pair import KeptTexts, check_drafter
 from dsbd_ort.option_defaults import Options, resolve
@@ -34,21 +32,10 @@ from dsbd_runtime.text.tokenizer import Tokenizer
 
 
 class BundleRequests:
-    """Makes the requests to a bundle, and texts of their results; it calls no engine.
-
-    Attributes:
-        bundle, tokenizer: the opened bundle and its tokenizer.
-        has_draft: whether there is a draft model.
-        defaults: the values of options that requests leave out.
-        constraints: binds constraints to the bundle.
-        prompts: reads prompts; the prompt of an encoder-decoder is its source.
-    """
+    """Makes the requests to a bundle, and texts of their results; it calls no engine."""
 
     def __init__(self, bundle: Bundle, options: PipelineOptions, *, has_draft: bool) -> None:
-        """Read what requests need of a bundle.
-
-        has_draft: whether there is a draft model; without one requests that need it are refused.
-        """
+        """Read what requests need of a bundle; without a draft, those that need one are refused."""
         self.bundle = bundle
         self.has_draft = has_draft
         self.tokenizer = Tokenizer.from_bundle(bundle)
@@ -86,10 +73,7 @@ class BundleRequests:
         caller: str = "",
         allowed_mass: AllowedMass | None = None,
     ) -> DecodingRequest:
-        """Return a validated request of what the engines read; see ``prepare``.
-
-        allowed_mass: records how much of the target's distributions processors leave.
-        """
+        """Return a validated request of what the engines read; see ``prepare``."""
         config = self.config(options)
         stops, token_ids = config.stop_strings, inputs.prompt_ids
         room = self.bundle.context_length - len(token_ids)
@@ -112,11 +96,7 @@ class BundleRequests:
         )
 
     def resolve(self, options: Mapping[str, Any]) -> DecodingConfig:
-        """Return the config of a request, its ends and seed decided; see ``option_defaults``.
-
-        Raises:
-            ConfigError, ConstraintError: they are invalid, or contradict each other.
-        """
+        """Return the config of a request, ends and seed decided, or raise ConfigError."""
         known = self.prompts.with_language(self.constraints.options(options))
         return resolve({**known, **self._ends_and_seed(known)}, self.defaults)
 
@@ -131,8 +111,6 @@ class BundleRequests:
 
     def config(self, options: Options) -> DecodingConfig:
         """Return the config of a request on this bundle: ends, seed and drafter decided.
-
-        Options are resolved (see ``resolve``); a config is used unchanged.
 
         Raises:
             ConfigError, ConstraintError: they are invalid, or contradict each other.

@@ -1,7 +1,5 @@
 """Console scripts: one click command for each, whose options are the fields of its arguments."""
 
-from __future__ import annotations
-
 import sys
 
 import click

@@ -1,9 +1,8 @@
 """A model's own defaults: what its generation_config.json says if a request says nothing.
 
 The sampling options of the file are used; the strategy and its widths are the caller's, and the
-end-of-sequence tokens are in the manifest. Engines with a top-k head have a default too: K. Chats
-have defaults of their own: the usual sampling, unless the file says how to sample, and an answer
-that is not cut short.
+end-of-sequence tokens are in the manifest. Chats have defaults of their own: the usual sampling,
+unless the file says how to sample, and an answer that is not cut short.
 """
 
 from __future__ import annotations
@@ -51,10 +50,8 @@ class ModelDefaults:
         options: of ``READ``, those that the file gives, in plain form.
         chat_options: of chats, unless ``options`` has them; empty if requests are no chats.
         not_built: options of the file that dsbd-ort does not support.
-        num_top_logits: K of a target that returns so many logits of a position and keeps no
-            others; 0 if any can be read.
-        reads_source: whether the target is an encoder-decoder, whose users run a search by default.
-        has_draft: whether the bundle has a draft model.
+        num_top_logits: K of a target that returns so many logits of a position and keeps no others;
+            0 if any can be read.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -69,22 +66,16 @@ class ModelDefaults:
     def from_bundle(
         cls, bundle: Bundle, *, reads_file: bool = True, of_chats: bool = False
     ) -> ModelDefaults:
-        """Return the defaults of an opened bundle.
-
-        Args:
-            bundle: is not kept.
-            reads_file: whether its generation_config.json is used.
-            of_chats: whether its requests are chats.
-
-        Raises:
-            BundleError: the file is not a JSON object, or gives an option an invalid value.
-        """
+        """Return the defaults of a bundle; raise BundleError if its file is invalid."""
         target = bundle.entry("target")
         reads_source = target.encoder is not None
         num_top_logits = 0 if target.head.keeps_full else parse_num_top_logits(target.logits)
         content: dict[str, Any] = {}
         if reads_file and GENERATION_CONFIG_FILE in bundle.manifest.files:
-            content = _content_of(bundle.path / GENERATION_CONFIG_FILE)
+            file = bundle.path / GENERATION_CONFIG_FILE
+            content = json_from_file(file)
+            if not isinstance(content, dict):
+                raise BundleError(f"{file} is {in_short(content)}, expected a JSON object")
         if reads_source:
             content |= _lengths_of_targets(content)
         options = _options_of(content, bundle.path / GENERATION_CONFIG_FILE, reads_source)
@@ -154,13 +145,6 @@ class ModelDefaults:
         if subject not in self._told:
             self._told.add(subject)
             _log.warning("%s", message)
-
-
-def _content_of(file: Path) -> dict[str, Any]:
-    content = json_from_file(file)
-    if not isinstance(content, dict):
-        raise BundleError(f"{file} is {in_short(content)}, expected a JSON object")
-    return content
 
 
 def _lengths_of_targets(content: Mapping[str, Any]) -> dict[str, int]:

@@ -4,8 +4,6 @@ Cache rows are kept for a next prompt that begins alike, acceptance estimators f
 "throughput", texts for the n-gram drafter.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections import OrderedDict
@@ -15,11 +13,11 @@ import numpy as np
 
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodingConfig
-from dsbd_ort.decoding.cache_view import PrefixCache, RowIdentity
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import LearnedCosts
 from dsbd_ort.decoding.drafting.measured_costs import learn_from_first_calls
 from dsbd_ort.decoding.drafting.ngram import NGramPool
+from dsbd_ort.decoding.kv_cache import PrefixCache, RowIdentity
 from dsbd_ort.decoding.option_table import OPTION_TABLE
 from dsbd_ort.pipeline_options import PipelineOptions
 from dsbd_runtime.bundle_files.bundle import Bundle
@@ -69,17 +67,10 @@ class RequestLock:
 
 
 class KeptRows:
-    """The rows that a request leaves in the caches for the next one with the same prefix.
-
-    Attributes:
-        prefixes: the tokens whose rows the caches of target and draft hold.
-    """
+    """The rows that a request leaves in the caches for the next one with the same prefix."""
 
     def __init__(self, models: Sequence[CausalLM], *, are_reused: bool) -> None:
-        """Take the target and, if there is one, the draft, with empty caches.
-
-        Without ``are_reused`` no row is ever reused.
-        """
+        """Take target and draft, if any, with empty caches, reused only if ``are_reused``."""
         self._models = models
         self._are_reused = are_reused
         self.forget()
@@ -121,10 +112,7 @@ class KeptEstimators:
 
 
 class KeptTexts:
-    """The texts of earlier requests for the n-gram drafter: a pool for each of the latest callers.
-
-    Safe to use from several threads.
-    """
+    """Texts of earlier requests for the n-gram drafter, a pool for each of the latest callers."""
 
     def __init__(self, max_tokens: int) -> None:
         """Keep ``max_tokens`` tokens for each of MOST_CALLERS callers; 0: none."""
@@ -159,10 +147,7 @@ def capacity_error(error: MemoryError) -> CapacityError:
 
 
 def check_drafter(config: DecodingConfig, *, has_draft: bool) -> None:
-    """Raise InputError for a request that needs a draft model if the bundle has no draft.
-
-    It is decided here for every command and host of this package.
-    """
+    """Raise InputError for a request that needs a draft model if the bundle has no draft."""
     if has_draft or not config.has_draft_model:
         return
     fix = "or add a draft with: dsbd-export --bundle BUNDLE --draft DRAFT"
@@ -195,10 +180,7 @@ def loaded_pair(bundle: Bundle, options: PipelineOptions) -> tuple[CausalLM, Cau
 
 
 def learned_costs(bundle: Bundle, draft: CausalLM | None) -> LearnedCosts:
-    """Return the costs of a pair that was just opened; requests will refine them.
-
-    A draft of a speech model is not called: reading a window takes longer than a request may wait.
-    """
+    """Return the costs of a pair, which requests refine; a speech model's draft is not called."""
     costs = LearnedCosts(
         bundle.num_bytes("target"), bundle.num_bytes("draft"), bundle.num_encoder_bytes("draft")
     )

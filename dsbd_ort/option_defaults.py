@@ -6,8 +6,6 @@ the caller gives is refused: a default that means nothing to the strategy, or co
 options, is left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -37,17 +35,12 @@ class ServerDefaults:
     """The options that a server was started with, for requests that leave them out.
 
     Attributes:
-        options: by their names; ``strategy`` only if the server was started with one.
-        strategy: of requests that name none. A single beam streams evenly, so it is
-            ``speculative`` unless the server was started with another.
+        strategy: of requests that name none: ``speculative``, whose single beam streams evenly, by
+            default.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        """Take the options.
-
-        Raises:
-            ConfigError: they are invalid, or contradict each other.
-        """
+        """Take the options; raise ConfigError if they are invalid or contradict each other."""
         self.options = {name: options[name] for name in OPTION_TABLE if name in options}
         self.strategy: str = options.get("strategy", "speculative")
         DecodingConfig(**(options if "strategy" in options else _named(self.strategy, options)))
@@ -59,15 +52,7 @@ class ServerDefaults:
 
 
 def resolve(given: Mapping[str, Any], model: ModelDefaults) -> DecodingConfig:
-    """Return the config of a request; a server adds its defaults first (``with_server``).
-
-    Args:
-        given: by the caller; names and values are checked here.
-        model: the defaults of the bundle.
-
-    Raises:
-        ConfigError: what the caller gives is invalid or contradictory.
-    """
+    """Return the config, after ``with_server``; raise ConfigError for what the caller gives."""
     named = with_strategy(read_options(given), None, model)
     options = with_defaults(named, model.options_of(STRATEGIES[named["strategy"]], named))
     model.tell(options.keys() - named.keys())
@@ -93,12 +78,7 @@ def with_strategy(
     *,
     is_beam_search: bool = False,
 ) -> dict[str, Any]:
-    """Return the options with a strategy, and with its number of beams if it implies one.
-
-    This is the only place that names a strategy for a request without one.
-
-    is_beam_search: whether the caller asks for a beam search without naming one.
-    """
+    """Return the options with a strategy, and with its number of beams if it implies one."""
     if given.get("strategy") is not None:
         return dict(given)
     names_strategy = server is not None and "strategy" in server.options
@@ -116,20 +96,14 @@ def with_strategy(
 def _named(
     default: str, given: Mapping[str, Any], temperature: float | None = None
 ) -> dict[str, Any]:
-    """Return the options with a strategy, or with its counterpart at temperature 0.
-
-    temperature: if none is given. The counterpart of a single beam has a single beam.
-    """
+    """Return the options with a strategy, or with its counterpart at temperature 0."""
     strategy = named_strategy(default, is_cold=given.get("temperature", temperature) == 0)
     gains_beams = STRATEGIES[strategy].has_beams and not STRATEGIES[default].has_beams
     return {**({"num_beams": 1} if gains_beams else {}), **given, "strategy": strategy}
 
 
 def _search_of_source_reader(given: Mapping[str, Any], model: ModelDefaults) -> dict[str, Any]:
-    """Return the search that answers a source: as wide as the model's file says, else one beam.
-
-    It is drafted if there is a draft or the caller says how.
-    """
+    """Return the search that answers a source: as wide as the model's file says, else one beam."""
     num_beams = given.get("num_beams")
     if num_beams is None:
         num_beams = model.options.get("num_beams", 1)

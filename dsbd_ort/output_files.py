@@ -1,7 +1,5 @@
 """Output files that are written whole, at once: never by two processes into one another."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -14,22 +12,16 @@ from filelock import lock_descriptor
 def write_whole(file: Path, content: str | bytes) -> None:
     """Write a text or bytes in place of what the file holds, whichever link it is reached by.
 
-    The open file is locked meanwhile, unless it is no regular file, such as /dev/stdout.
-
-    Raises:
-        OSError: it cannot be written, or another process writes to it, which leaves it as it is.
+    The open file is locked meanwhile, if it is a regular one. Raises OSError if it cannot be
+    written or is locked.
     """
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o666)
     with open(descriptor, "wb") as opened:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            _lock(descriptor)
+            is_ours = True
+            with contextlib.suppress(OSError):  # no locks here: two are unlikely to meet
+                is_ours = lock_descriptor(descriptor, blocking=False)
+            if not is_ours:
+                raise BlockingIOError(errno.EAGAIN, "another process is writing to it")
             opened.truncate()
         opened.write(content.encode() if isinstance(content, str) else content)
-
-
-def _lock(descriptor: int) -> None:
-    is_ours = True
-    with contextlib.suppress(OSError):  # no locks here: the two are unlikely to meet in a moment
-        is_ours = lock_descriptor(descriptor, blocking=False)
-    if not is_ours:
-        raise BlockingIOError(errno.EAGAIN, "another process is writing to it")

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Unpack, cast, overload
 
 from dsbd_errors import DsbdError
@@ -24,9 +23,9 @@ from dsbd_ort.decoding import (
     result_of,
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
-from dsbd_ort.decoding.cache_view import RowIdentity
 from dsbd_ort.decoding.decode import Iterations, decode_iterations
 from dsbd_ort.decoding.drafting.cost_curve import Costs
+from dsbd_ort.decoding.kv_cache import RowIdentity
 from dsbd_ort.decoding.set_up import check_decodable
 from dsbd_ort.model_pair import (
     KeptEstimators,
@@ -80,8 +79,6 @@ class Pipeline:
         requests: makes requests of prompts and options, and texts of their results.
         bundle, tokenizer, has_draft, defaults, constraints, prompts: those of ``requests``.
         prepare, request_of, config: methods of ``requests``.
-        costs: of the engines' calls, learned as requests make them.
-        reuses_prefix: whether cache rows are reused for prompts with a common prefix.
     """
 
     def __init__(
@@ -93,10 +90,7 @@ class Pipeline:
         options: PipelineOptions,
         costs: Costs | None = None,
     ) -> None:
-        """Take the opened parts; ``from_bundle`` opens them.
-
-        Without a draft requests that need one are refused. ``costs`` None are learned.
-        """
+        """Take the opened parts; ``from_bundle`` opens them; ``costs`` None are learned."""
         self.requests = requests = BundleRequests(bundle, options, has_draft=draft is not None)
         self.bundle, self.tokenizer, self.has_draft = bundle, requests.tokenizer, requests.has_draft
         self.defaults, self.prompts = requests.defaults, requests.prompts
@@ -143,12 +137,7 @@ class Pipeline:
     def __enter__(self) -> Pipeline:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def translate(
@@ -353,7 +342,7 @@ class Pipeline:
         with contextlib.ExitStack() as held:
             for model in self._models:
                 for sources in model.parts_of(Sources):
-                    held.enter_context(sources.held(source))
+                    held.enter_context(sources.slots.held(source))
             yield
 
     def planned(self, request: DecodingRequest) -> DecodingRequest:

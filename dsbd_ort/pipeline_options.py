@@ -14,13 +14,12 @@ from dsbd_runtime.engine.settings import EngineSettings
 
 @dataclass(frozen=True)
 class _Name:
-    """A text; with ``is_path`` a path of a folder, stored as a text."""
+    """Domain: a text; with ``is_path`` a path of a folder, stored as a text."""
 
     expected: str
     is_path: bool = False
 
     def read(self, name: str, value: object) -> str:
-        """See Domain.read."""
         text = os.fspath(value) if self.is_path and isinstance(value, os.PathLike) else value
         if not isinstance(text, str) or (self.is_path and not _may_name_a_file(text)):
             raise ConfigError(f"{name} is {shown(value)}; expected {self.expected}")
@@ -62,14 +61,12 @@ _DOMAINS: dict[str, Domain] = {
 class PipelineOptions(EngineSettings):
     """How a bundle is opened: the keywords of ``Pipeline.from_bundle``, the fields of C's settings.
 
-    Has the fields of EngineSettings too: the engines receive this record.
-
     Attributes:
         provider: an execution provider of the table in docs/gpu.md; "cuda:1" is the second GPU.
         draft_provider: the provider of the draft; None means that of the target.
         verify: also check the hash of every file.
-        prefix_cache: keep cache rows between requests, so that only the part of a prompt after
-            the common prefix is computed.
+        prefix_cache: keep cache rows between requests, so that only the part of a prompt after the
+            common prefix is computed.
         generation_config: take the options that a request leaves out from the bundle's
             generation_config.json.
         chat_defaults: requests are chats. If neither they nor generation_config.json say how to

@@ -1,9 +1,4 @@
-"""Prompts: token ids, the check of the context length, chat messages, drawn seeds.
-
-A conversation is a list of messages, oldest first.
-"""
-
-from __future__ import annotations
+"""Prompts: token ids, the check of the context length, chat messages, drawn seeds."""
 
 import secrets
 from collections.abc import Sequence

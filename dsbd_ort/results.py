@@ -2,8 +2,7 @@
 
 The text of a sequence is what its new tokens add to the text of the prompt (see
 ``stream_decoder``), without special tokens. A sequence ends with the token that completes a stop
-string for the first time; its text is cut before the earliest stop string. Every text of a request,
-whole or in pieces, begins with one ``TextWindow``, after its prompt.
+string for the first time; its text is cut before the earliest stop string.
 """
 
 from __future__ import annotations
@@ -38,11 +37,7 @@ class GeneratedSequence(DecodedSequence):
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """The sequences, best first, the statistics of a request, and the seed that repeats it.
-
-    Attributes:
-        prompt_logprobs: with ``prompt_logprobs`` in the request.
-    """
+    """The sequences, best first, the statistics of a request, and the seed that repeats it."""
 
     sequences: list[GeneratedSequence]
     stats: DecodingStats
@@ -120,8 +115,6 @@ class StopSearch:
 
     Attributes:
         window: the end of the path's tokens, at first of the prompt's.
-        stop_texts: the stop strings; none is empty.
-        has_ended: whether one was found.
         tail: the end of its final text, in which a stop string may have begun.
     """
 
@@ -131,7 +124,6 @@ class StopSearch:
     tail: str = ""
 
     def extended(self, token: int) -> StopSearch:
-        """See StopState.extended."""
         if self.has_ended:
             return self
         window, piece = self.window.extended((token,))
@@ -151,10 +143,7 @@ def text_before_stop(text: str, stop_texts: Sequence[str], num_exempt: int = 0) 
 
 
 def text_until_stop(start: TextWindow, token_ids: list[int], config: DecodingConfig) -> str:
-    """Return the text of new tokens, up to a stop string after the first ``min_new_tokens``.
-
-    ``start`` is after the prompt.
-    """
+    """Return the text of new tokens, up to a stop string after the first ``min_new_tokens``."""
     text = start.text_of(token_ids)
     if not config.stop_strings or not config.min_new_tokens:
         return text_before_stop(text, config.stop_strings)

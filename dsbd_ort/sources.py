@@ -4,8 +4,6 @@ The prompt of such a request is its source. Decoding begins with the model's sta
 its rows depend on the source too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -34,26 +32,15 @@ def without_languages(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RequestInputs:
-    """A prompt as the engines read it.
+    """A prompt as the engines read it."""
 
-    Attributes:
-        prompt_ids: the tokens that decoding continues.
-        source: see ``Forward.source``.
-        copied_ids: its tokens, if source and target share a vocabulary.
-    """
-
-    prompt_ids: list[int]
-    source: Source = None
-    copied_ids: tuple[int, ...] = ()
+    prompt_ids: list[int]  # the tokens that decoding continues
+    source: Source = None  # see ``Forward.source``
+    copied_ids: tuple[int, ...] = ()  # its tokens, if source and target share a vocabulary
 
 
 class PromptReader:
-    """Turns prompts into inputs of the engines: the prompt itself, or a source.
-
-    Attributes:
-        encoder: of the target, None if requests have no source.
-        tokenizer: of prompts.
-    """
+    """Turns prompts into inputs of the engines: the prompt itself, or a source."""
 
     def __init__(self, bundle: Bundle, tokenizer: Tokenizer) -> None:
         self._bundle = bundle
@@ -92,13 +79,7 @@ class PromptReader:
         *,
         add_special_tokens: bool = True,
     ) -> list[int]:
-        """Return the tokens of a prompt, which may be a source.
-
-        add_special_tokens: whether those of a text are added.
-
-        Raises:
-            InputError, DecodingError: the prompt or the language is invalid.
-        """
+        """Return the tokens of a prompt or source; raise InputError or DecodingError."""
         token_ids = prompt_ids(self.tokenizer, prompt, add_special_tokens=add_special_tokens)
         if self.encoder is None:
             check_prompt(token_ids, self._bundle.manifest.target.vocab_size)
@@ -113,11 +94,7 @@ class PromptReader:
         return self._in_language(token_ids, self._language(SRC_LANG, src_lang))
 
     def the_one(self, prompt: Any, source: Any) -> Any:
-        """Return the prompt or the source of a call, which gives one of them.
-
-        Raises:
-            InputError: none or both are, or a source is given to a model that reads none.
-        """
+        """Return the prompt or the source, of which a call gives one; else raise InputError."""
         if (prompt is None) == (source is None):
             given = "neither" if prompt is None else "both"
             raise InputError(f"prompt and source: {given} is given; expected one of them")
@@ -133,11 +110,7 @@ class PromptReader:
         return num_tokens if self.encoder is None else 1
 
     def with_language(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of decoding, in which a language is the first token.
-
-        Raises:
-            InputError: the model has no such language, or no languages at all.
-        """
+        """Return the options with a language as first token; raise InputError if unknown."""
         known = without_languages(options)
         if options.get(SRC_LANG) is not None:
             self._language(SRC_LANG, options[SRC_LANG])
@@ -152,7 +125,6 @@ class PromptReader:
         return known
 
     def _language(self, option: str, name: object) -> int:
-        """Return the token of a language."""
         languages = None if self.encoder is None else self.encoder.languages
         if languages is None:
             raise InputError(

@@ -6,8 +6,6 @@ it has the answer if that is among its words. Small models know the second far m
 are 95 % bootstrap intervals over tasks; strategies that draw answer each task with --seeds seeds.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

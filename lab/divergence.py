@@ -7,8 +7,6 @@ in nats, the largest of a row, and the share of rows with the same most probable
 lab/run divergence CHECKPOINT BUNDLE... --text docs/concepts.md --text FILE
 """  # noqa: D301
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

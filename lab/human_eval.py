@@ -7,8 +7,6 @@ process of its own with limits on time, memory and files, in an empty folder. Th
 from doing harm, it is no wall against malice: run it where nothing is to be lost.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -13,8 +13,6 @@ forwards and backwards. The second table has the memory of the caches while they
 Single calls are timed by lab/run calls.
 """  # noqa: D301
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import statistics

@@ -5,8 +5,6 @@ every strategy continues the same prompts with the same seeds. Intervals are 95 
 intervals over prompts.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The same requests to a dsbd-serve on each of BUNDLES, one after another and all 
 a round is one pair. Prompts are computed anew every time (--no-prefix-cache).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -48,33 +48,27 @@ class StateMemory:
         self.num_folded = 0
 
     def reserve(self, num_rows: int, num_used: int) -> None:
-        """See RecentMemory."""
         self.rows[num_used:] = _LOST
 
     num_bytes = 0
     bound: RecentInputs
 
     def bind(self, call: RecentInputs, binder: Any) -> None:
-        """See RecentMemory."""
         self.bound = call
 
     def close(self) -> None:
         """See RecentMemory."""
 
     def shrink(self, num_used: int) -> None:
-        """See RecentMemory."""
         self.rows[num_used:] = _LOST
 
     def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
-        """See RecentMemory."""
         self.rows[first_row : first_row + len(src_rows)] = self.rows[src_rows]
 
     def reserve_checkpoints(self, number: int) -> None:
-        """See RecentMemory."""
         self.states = [*self.states[:number], *[_LOST] * (number - len(self.states))]
 
     def fold(self, rows: NDArray[np.int64], source: int, target: int) -> None:
-        """See RecentMemory."""
         state = self.states[source]
         for token in self.rows[rows].tolist():
             state = after(state, token)

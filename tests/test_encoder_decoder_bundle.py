@@ -16,8 +16,8 @@ import dsbd_ort
 from dsbd_ort.cli import inspect
 from dsbd_ort.decoding import DecodingError, DecodingRequest, result_of
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
-from dsbd_ort.decoding.cache_view import PrefixCache
 from dsbd_ort.decoding.decode import decode_iterations
+from dsbd_ort.decoding.kv_cache import PrefixCache
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.errors import BundleError, CapacityError, InputError, ProviderError
 from dsbd_runtime.ort.ort_module import import_ort

@@ -11,7 +11,7 @@ from transformers.generation import logits_process as theirs
 
 from dsbd_forward.logits import DenseLogits
 from dsbd_ort.decoding import DecodingConfig
-from dsbd_ort.decoding.logits_processing.request_processing import processing_of
+from dsbd_ort.decoding.logits_processing.request_processing import RequestProcessing
 from dsbd_ort.decoding.warp import Warp
 from tests.decoding.path_constraint import PathConstraint, some_tokens
 
@@ -113,8 +113,8 @@ def test_a_source_with_tokens_that_no_target_has() -> None:
 def distribution_after(
     prompt: list[int], logits: np.ndarray, config: DecodingConfig, source: list[int] | None = None
 ) -> Any:
-    processing = processing_of(config, config.constraint, prompt, VOCAB, source=source)
-    if processing is None:
+    if not config.processes_logits:
         return Warp.of(config).distributions(DenseLogits(logits))[0]
+    processing = RequestProcessing(config, config.constraint, prompt, VOCAB, source=source)
     nodes = np.array([0])
     return processing.distributions(DenseLogits(logits), nodes, is_draft=False)[0]

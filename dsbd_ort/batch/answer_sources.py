@@ -1,7 +1,5 @@
 """Sources of a batch's answers: one pipeline, or members that answer a line each at a time."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -23,19 +21,12 @@ MayStop = Callable[[], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Backlog:
-    """The lines of a batch that are left to answer.
-
-    Attributes:
-        settings: shared by all lines.
-        fingerprint: of the settings, part of each answer's request hash.
-        lines: in the order of the answers.
-        is_interrupted: whether the batch has to end before the last line.
-    """
+    """The lines of a batch that are left to answer."""
 
     settings: BatchSettings
-    fingerprint: str
+    fingerprint: str  # of the settings, part of each answer's request hash
     lines: Iterator[RawLine]
-    is_interrupted: Callable[[], bool]
+    is_interrupted: Callable[[], bool]  # whether the batch has to end before the last line
 
 
 class AnswerSource(Protocol):
@@ -46,10 +37,9 @@ class AnswerSource(Protocol):
 
 
 class ThisProcess:
-    """One pipeline of this process, which answers one line after another."""
+    """AnswerSource: one pipeline of this process, which answers one line after another."""
 
     def answers(self, backlog: Backlog) -> Answers:
-        """See AnswerSource."""
         with backlog.settings.pipeline.open() as pipeline:
             for line in backlog.lines:
                 answer = answer_line(
@@ -69,11 +59,8 @@ def answers_in_order(
 ) -> Answers:
     """Yield the answers of members that answer one line each at a time, in the order of the lines.
 
-    Args:
-        members: the next line goes to an idle one.
-        ask: called in a thread of each member, until the answer is there. It may return None once
-            the function that it receives returns True.
-        backlog: the lines.
+    ask: called in a thread of each member, until the answer is there. It may return None once the
+    function that it receives returns True.
     """
     idle: SimpleQueue[Member] = SimpleQueue()
     for member in members:
@@ -110,12 +97,11 @@ def answers_in_order(
 
 @dataclass(frozen=True)
 class SharedCalls:
-    """One pipeline that answers ``num_requests`` lines at a time."""
+    """AnswerSource: one pipeline that answers ``num_requests`` lines at a time."""
 
     num_requests: int
 
     def answers(self, backlog: Backlog) -> Answers:
-        """See AnswerSource."""
         limits = ServiceLimits(max_requests=self.num_requests, max_queued=self.num_requests)
 
         def ask(service: Service, line: RawLine, may_stop: MayStop) -> LineAnswer | None:

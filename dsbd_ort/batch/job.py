@@ -8,7 +8,6 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -27,18 +26,13 @@ _RESUMED = "; run the same command again to go on"
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """A batch job.
+    """A batch job."""
 
-    Attributes:
-        input, output: JSONL files; the output ``-`` is stdout.
-        settings: shared by all lines.
-        source: answers the lines.
-    """
-
+    # input, output: JSONL files; the output ``-`` is stdout
     input: Path
     output: Path
     settings: BatchSettings
-    source: AnswerSource = field(default_factory=ThisProcess)
+    source: AnswerSource = field(default_factory=ThisProcess)  # answers the lines
 
 
 def run_batch(batch: Batch, console: Console) -> int:
@@ -120,12 +114,7 @@ class BatchProgress:
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def add(self, answer: LineAnswer) -> None:

@@ -1,14 +1,11 @@
 """Output file of a batch: append-only, one answer per line; an interrupted batch resumes from it.
 
-A line is written to the operating system as soon as it is answered, so that it survives the end of
-this process. It is synced to disk every few seconds and at the end: after a power cut the last
-seconds may have to be answered again. A last line that is not complete is dropped.
+A line is written to the operating system as soon as it is answered, and synced to disk every few
+seconds and at the end.
 
 One process at a time writes to a file, by whatever path: the open file itself is locked, and the
 lock ends with the process.
 """
-
-from __future__ import annotations
 
 import contextlib
 import json
@@ -41,14 +38,7 @@ class Journal:
         self.synced_at = clock()
 
     def resume(self, request_hashes: Iterable[str]) -> int:
-        """Return how many lines are done; drop a torn last one.
-
-        Args:
-            request_hashes: of all lines of the input, in order.
-
-        Raises:
-            BatchError: a line was made from another input or by other settings.
-        """
+        """Return how many lines are done, without a torn last one; raise BatchError for others."""
         hashes = iter(request_hashes)
         num_done, torn = 0, b""
         with (
@@ -64,7 +54,9 @@ class Journal:
                     raise self._foreign(num_done + 1, "is of another input or other options")
                 num_done += 1
                 self._size += len(line)
-        if torn and not _may_be_dropped(torn):
+        # An unfinished line, or the remains of a power cut, may be dropped.
+        begun = torn.rstrip(b"\0")
+        if b"\n" in begun or not _HEAD.startswith(begun[: len(_HEAD)]):
             raise self._foreign(num_done + 1, "was not written by dsbd-run")
         if torn:
             with _batch_errors(self._file, "written"):
@@ -76,7 +68,9 @@ class Journal:
         line = json_text(fields).encode() + b"\n"
         with _batch_errors(self._file, "written"):
             try:
-                self._write(line)
+                left = memoryview(line)
+                while left:
+                    left = left[os.write(self._descriptor, left) :]
             except OSError:
                 os.ftruncate(self._descriptor, self._size)
                 raise
@@ -89,11 +83,6 @@ class Journal:
         with _batch_errors(self._file, "written"):
             os.fsync(self._descriptor)
         self.synced_at = self._clock()
-
-    def _write(self, line: bytes) -> None:
-        left = memoryview(line)
-        while left:
-            left = left[os.write(self._descriptor, left) :]
 
     def _foreign(self, number: int, what: str) -> BatchError:
         return BatchError(
@@ -134,16 +123,7 @@ def open_journal(
     clock: Callable[[], float] = time.monotonic,
     lock: Callable[..., bool] = lock_descriptor,
 ) -> Iterator[Journal]:
-    """Open or create the output, locked against other processes.
-
-    Args:
-        file: its path, or a link to it.
-        clock: seconds, for the syncs.
-        lock: as ``filelock.lock_descriptor``.
-
-    Raises:
-        BatchError: it cannot be written, is not a regular file, or another process writes to it.
-    """
+    """Open or create the output, locked; raise BatchError if it cannot be written or is locked."""
     if not file.parent.is_dir():
         raise BatchError(f"--output {file} cannot be written: make the folder {file.parent} first")
     if file.exists() and not file.is_file():
@@ -195,9 +175,3 @@ def _request_of(line: bytes) -> str | None:
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return request if isinstance(request, str) else None
-
-
-def _may_be_dropped(tail: bytes) -> bool:
-    """Return whether ``tail`` is an unfinished line, or the remains of a power cut."""
-    begun = tail.rstrip(b"\0")
-    return "\n" not in begun.decode(errors="replace") and _HEAD.startswith(begun[: len(_HEAD)])

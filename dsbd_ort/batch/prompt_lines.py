@@ -1,12 +1,11 @@
 """Lines of a batch: settings that they share, prompts parsed from JSON, answers as JSON objects."""
 
-from __future__ import annotations
-
 import hashlib
+import itertools
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,31 +38,19 @@ class BatchError(DsbdError):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSettings:
-    """Settings shared by all lines of a batch.
-
-    Attributes:
-        pipeline: how every process opens the bundle.
-        options: fields of DecodingConfig that were given; a line may override them.
-        seed: of the batch, from which the seeds of lines are made if ``options`` have no seed.
-        is_chat: whether a prompt is a user message for the chat template.
-        system: the system message before such a prompt, None for none.
-        chat_template_kwargs: more variables of the template.
-    """
+    """Settings shared by all lines of a batch."""
 
     pipeline: PipelineSettings
+    # fields of DecodingConfig that were given; a line may override them
     options: dict[str, Any] = field(default_factory=dict)
-    is_chat: bool = False
-    system: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    is_chat: bool = False  # whether a prompt is a user message for the chat template
+    system: str | None = None  # the system message before such a prompt, None for none
+    chat_template_kwargs: dict[str, Any] | None = None  # more variables of the template
+    # of the batch, from which the seeds of lines are made if ``options`` have no seed
     seed: int = field(default_factory=new_seed)
 
     def fingerprint(self) -> str:
-        """Return a hash of everything except the line that an answer depends on.
-
-        That is the bundle (by its manifest, which holds a hash of every file), the options and
-        this version. Threads, workers and a drawn seed are not part of it, so that a batch can be
-        resumed with others; each answer has its seed.
-        """
+        """Return a hash of bundle, options and version; not of workers, threads or a drawn seed."""
         bundle = open_bundle(self.pipeline.bundle)
         manifest = (bundle.path / MANIFEST_NAME).read_bytes()
         parts = [
@@ -93,21 +80,13 @@ def _trie_digest(options: dict[str, Any]) -> str | None:
 
 @dataclass(frozen=True)
 class RawLine:
-    """A line of the input.
+    """A line of the input."""
 
-    Attributes:
-        number: counted from 1; blank lines count, but are not requests.
-        content: its bytes, stripped.
-    """
-
-    number: int
+    number: int  # counted from 1; blank lines count, but are not requests
     content: bytes
 
     def request_hash(self, fingerprint: str) -> str:
-        """Return a hash that changes with the line.
-
-        ``fingerprint``: of the settings, see BatchSettings.fingerprint.
-        """
+        """Return a hash that changes with the line and with the settings' ``fingerprint``."""
         parts = f"{fingerprint}\n{self.number}\n".encode() + self.content
         return hashlib.sha256(parts).hexdigest()[:24]
 
@@ -119,16 +98,12 @@ class RawLine:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptLine:
-    """A parsed line.
+    """A parsed line."""
 
-    Attributes:
-        prompt: text to continue; None if there are messages.
-        messages: a conversation for the chat template; None if there is a prompt.
-        options: fields of DecodingConfig that this line sets.
-    """
-
-    prompt: str | None = None
+    prompt: str | None = None  # text to continue; None if there are messages
+    # a conversation for the chat template; None if there is a prompt
     messages: list[Any] | None = None
+    # fields of DecodingConfig that this line sets
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -180,7 +155,8 @@ def check_field(name: str, value: Any) -> None:
             raise InputError(
                 f"{name} is nested deeper than {MOST_LEVELS} levels; expected a flatter value"
             )
-        layer = [child for entry in nested for child in _children(entry)]
+        children = (entry.values() if isinstance(entry, dict) else entry for entry in nested)
+        layer = [*itertools.chain.from_iterable(children)]
 
 
 def prompt_line(fields: dict[str, Any]) -> PromptLine:
@@ -209,22 +185,12 @@ def prompt_line(fields: dict[str, Any]) -> PromptLine:
     return PromptLine(prompt=prompt, messages=messages, options=options)
 
 
-def _children(value: list[Any] | dict[str, Any]) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value
-
-
 @dataclass(frozen=True)
 class LineAnswer:
-    """The answer to a line.
+    """The answer to a line."""
 
-    Attributes:
-        fields: its object in the output.
-        num_tokens: new tokens of its best sequence.
-        is_error: whether the object is an error.
-    """
-
-    fields: dict[str, Any]
-    num_tokens: int
+    fields: dict[str, Any]  # its object in the output
+    num_tokens: int  # new tokens of its best sequence
     is_error: bool
 
 

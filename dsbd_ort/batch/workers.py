@@ -1,7 +1,5 @@
 """Worker processes that answer the lines of a batch, each with a pipeline of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os
@@ -12,6 +10,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 from dsbd_errors import DsbdError
+from dsbd_ort.answers import SIGNALS, handled_signals
 from dsbd_ort.batch.answer_sources import (
     WAIT_SECONDS,
     Answers,
@@ -28,11 +27,7 @@ class _Worker:
     connection: Connection
 
     def answer(self, line: RawLine, may_stop: MayStop) -> LineAnswer | None:
-        """Return the answer to a line, None if the batch may stop before.
-
-        Raises:
-            BatchError: the worker could not open the bundle, or has ended.
-        """
+        """Return the answer, None if the batch may stop; raise BatchError if the worker ended."""
         with contextlib.suppress(OSError):  # it has ended, see below
             self.connection.send(line)
         try:
@@ -54,24 +49,16 @@ class _Worker:
 
 @dataclass(frozen=True)
 class Workers:
-    """Answer source: processes of this machine that share its cores.
-
-    ``answers`` raises BatchError if a worker could not open the bundle, or ended.
-    """
+    """AnswerSource: processes of this machine that share its cores."""
 
     num_workers: int
 
     def answers(self, backlog: Backlog) -> Answers:
-        """See AnswerSource."""
-        shared = _with_share_of_threads(backlog.settings, self.num_workers)
+        pipeline = backlog.settings.pipeline
+        share = max(1, (pipeline.num_threads or usable_cores()) // self.num_workers)
+        shared = replace(backlog.settings, pipeline=replace(pipeline, num_threads=share))
         with _started(shared, backlog.fingerprint, self.num_workers) as workers:
             yield from answers_in_order(workers, _Worker.answer, backlog)
-
-
-def _with_share_of_threads(settings: BatchSettings, num_workers: int) -> BatchSettings:
-    pipeline = settings.pipeline
-    share = max(1, (pipeline.num_threads or usable_cores()) // num_workers)
-    return replace(settings, pipeline=replace(pipeline, num_threads=share))
 
 
 def usable_cores() -> int:
@@ -88,7 +75,7 @@ def _started(
     """Start the workers, and end them after the block."""
     workers: list[_Worker] = []
     try:
-        with _ignored_signals():
+        with handled_signals(SIGNALS, signal.SIG_IGN):  # to the group: this process ends them
             for _ in range(num_workers):
                 workers.append(_start(settings, fingerprint))
         yield workers
@@ -98,18 +85,6 @@ def _started(
         for worker in workers:
             worker.process.join()
             worker.connection.close()
-
-
-@contextlib.contextmanager
-def _ignored_signals() -> Iterator[None]:
-    """Let processes started inside the block ignore signals to the group: this one ends them."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    previous = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _start(settings: BatchSettings, fingerprint: str) -> _Worker:
@@ -122,10 +97,7 @@ def _start(settings: BatchSettings, fingerprint: str) -> _Worker:
 
 
 def _work(settings: BatchSettings, fingerprint: str, connection: Connection) -> None:
-    """Answer lines until the other side closes the connection or ends.
-
-    If the bundle cannot be opened, the reason is sent as the answer to the first line.
-    """
+    """Answer lines until the other side closes; send an error if the bundle cannot be opened."""
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
             opened = settings.pipeline.open()

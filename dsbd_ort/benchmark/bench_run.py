@@ -1,7 +1,5 @@
 """Runs of a benchmark: a strategy with its options, its baseline, and the default list."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
@@ -36,18 +34,13 @@ _SET_BY_BENCHMARK = ("seed", "eos_token_id")
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRun:
-    """A strategy and its options.
+    """A strategy and its options."""
 
-    Attributes:
-        options: fields of DecodingConfig that were given, the strategy among them.
-        given_name: the name of the run; None names it after its options.
-        baseline: name of the run to compare with; None: the same distribution without a draft;
-            ``NO_BASELINE``: nothing.
-        has_draft: whether the bundle has a draft model.
-    """
-
+    # given fields of DecodingConfig, the strategy among them
     options: dict[str, Any] = field(hash=False)
-    given_name: str | None = None
+    given_name: str | None = None  # the name of the run; None names it after its options
+    # name of the run to compare with; None: the same distribution without a draft; ``NO_BASELINE``:
+    # nothing
     baseline: str | None = None
     has_draft: bool = True
 
@@ -89,11 +82,7 @@ class BenchRun:
 
 
 def with_baselines(runs: list[BenchRun]) -> list[BenchRun]:
-    """Return the runs with every baseline named, missing ones put before their first use.
-
-    Raises:
-        BenchmarkError: two runs of one name, or a baseline that is not a run.
-    """
+    """Return the runs with all baselines, named; raise BenchmarkError for invalid names."""
     complete: list[BenchRun] = []
     for run in runs:
         implied = _implied_baseline(run) if run.baseline is None else None
@@ -140,16 +129,10 @@ def _check_names(runs: list[BenchRun]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class CommonSettings:
-    """Options of every run whose strategy has them, unless the run sets its own.
-
-    Attributes:
-        num_beams: widths; a strategy with beams runs once for each.
-        draft_length, draft_beams: None leaves them to DecodingConfig.
-        top_k: of strategies that sample.
-        max_new_tokens: of all.
-    """
+    """Options of every run whose strategy has them, unless the run sets its own."""
 
     num_beams: Sequence[int] = (2, 4)
+    # draft_length, draft_beams: None leaves them to DecodingConfig
     draft_length: int | None = None
     draft_beams: int | Sequence[int] | None = None
     top_k: int = 20

@@ -1,7 +1,5 @@
 """Statistics of paired measurements with bootstrap confidence intervals, also for lab/."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -32,11 +30,7 @@ class Spread:
 
 
 def bootstrap(values: Sequence[float], statistic: Literal["mean", "median"]) -> Estimate:
-    """Return a statistic of ``values`` and its percentile bootstrap interval, from a fixed seed.
-
-    A value belongs to one pair of measurements, so the effects that both of a pair share (the
-    prompt, the seed, a slow moment of the machine) cancel before anything is resampled.
-    """
+    """Return a statistic of values, one per pair, and its percentile interval by a fixed seed."""
     data = np.asarray(values, dtype=np.float64)  # (num_pairs,)
     compute = STATISTICS[statistic]
     rng = np.random.default_rng(0)

@@ -1,12 +1,9 @@
 """Forecast for a pair: tokens per iteration, and the speed-up that follows from measured calls.
 
-Requests are really decoded, with the drafts of the policy "throughput". Their engine calls are not
-timed: each is priced by its number of rows, with cost curves that were measured before, so that a
-disturbance of the machine does not distort the result. Prompts, the host and the cost of attention
-at long contexts are left out; dsbd-bench measures all of it.
+Their engine calls are not timed: each is priced by its number of rows, with cost curves measured
+before. Prompts, the host and the cost of attention at long contexts are left out; dsbd-bench
+measures all of it.
 """
-
-from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
@@ -25,9 +22,8 @@ from dsbd_ort.decoding import (
     result_of,
 )
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
-from dsbd_ort.decoding.drafting.cost_curve import EngineCosts
+from dsbd_ort.decoding.drafting.cost_curve import CostKind, EngineCosts
 from dsbd_ort.decoding.drafting.measured_costs import MEASURED_ROWS, measure_costs
-from dsbd_ort.decoding.engine_call import Role
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.bundle_files.draft_record import ExpectedSpeed
 from dsbd_runtime.loading import load_pair
@@ -40,27 +36,20 @@ _NUM_PROMPTS, _NEW_TOKENS = 16, 32
 
 
 class PricedCalls:
-    """Costs of a pair, and the total price of the calls of its requests; see Costs.
-
-    Attributes:
-        seconds: the total, without calls that compute a prompt.
-    """
+    """Costs of a pair, and the total price of the calls of its requests; see Costs."""
 
     def __init__(self, costs: EngineCosts) -> None:
         self._costs = costs
-        self.seconds = 0.0
+        self.seconds = 0.0  # without calls that compute a prompt
 
     def now(self) -> EngineCosts:
-        """See Costs.now."""
         return self._costs
 
-    def observe(self, role: Role, num_rows: int, seconds: float) -> None:
-        """Add the price of a call; its measured ``seconds`` are ignored."""
-        curve = self._costs.target if role == "target" else self._costs.draft
-        self.seconds += float(curve.up_to(num_rows)[num_rows])
-
-    def observe_source(self, role: Role, num_tokens: int, seconds: float) -> None:
-        """Ignore it, as prompts are ignored."""
+    def observe(self, kind: CostKind, num_rows: int, seconds: float) -> None:
+        """Add the price of a call; its measured ``seconds`` and sources are ignored."""
+        if kind != "source":
+            curve = self._costs.target if kind == "target" else self._costs.draft
+            self.seconds += float(curve.up_to(num_rows)[num_rows])
 
 
 def forecast(
@@ -71,14 +60,11 @@ def forecast(
 ) -> list[ExpectedSpeed]:
     """Return the expected speed of a bundle's draft at each of ``WIDTHS``, on the CPU.
 
-    Args:
-        bundle: with a draft.
-        requests: sources (None for models without sources) and token ids; some are continued.
-        are_chats: whether they are chats or have sources: answered at temperature 0.7 with top-p
-            0.9, and greedily.
+    requests: sources (None for models without sources) and token ids; some are continued.
+    are_chats: whether they are chats or have sources: answered at temperature 0.7 with top-p 0.9,
+    and greedily.
 
-    Raises:
-        BenchmarkError: the context is too short for the measured calls.
+    Raises BenchmarkError if the context is too short for the measured calls.
     """
     if bundle.context_length < MEASURED_ROWS[-1]:
         raise BenchmarkError(
@@ -92,7 +78,11 @@ def forecast(
         target, draft = load_pair(bundle)
         for model in (target, draft):
             stack.enter_context(model)
-        longest = max((source for source, _ in requests), key=_length)
+        # Windows of sound have one length.
+        longest = max(
+            (source for source, _ in requests),
+            key=lambda source: len(source) if isinstance(source, tuple) else 0,
+        )
         costs = measure_costs(target, draft, time.perf_counter, longest)
         found = forecasts(
             target,
@@ -107,11 +97,6 @@ def forecast(
         return list(found)
 
 
-def _length(source: Source) -> int:
-    """Return the tokens of a source; 0 without a source, and for windows of one length."""
-    return len(source) if isinstance(source, tuple) else 0
-
-
 def forecasts(
     target: StepModel,
     draft: StepModel,
@@ -123,10 +108,7 @@ def forecasts(
     sources: Sequence[Source] | None = None,
     ends: Sequence[int] = (),
 ) -> Iterator[ExpectedSpeed]:
-    """Yield the forecast of each width for engines with these costs.
-
-    sources: of the prompts, for engines that read sources. ends: tokens that end a sequence.
-    """
+    """Yield the forecast of each width for engines with these costs."""
     sources = [None] * len(prompts) if sources is None else sources
     kinds = [(width, False) for width in WIDTHS]
     kinds += [(width, True) for width in GREEDY_WIDTHS if are_chats]

@@ -34,22 +34,14 @@ Output = list[tuple[Sequence[Any], Sequence[float | None]]]
 
 @dataclass(frozen=True, kw_only=True)
 class PairCount:
-    """Number of requests of one pair of settings, and of those whose outputs differ.
+    """Number of requests of one pair of settings, and of those whose outputs differ."""
 
-    Attributes:
-        name: the pair, as "dsbd W=4 / beam-sample".
-        num_requests: requests that ran in both settings.
-        num_other_tokens: requests with other tokens in any sequence.
-        num_other_logprobs: requests with other tokens or log-probabilities in any sequence.
-    """
-
-    name: str
+    name: str  # the pair, as "dsbd W=4 / beam-sample"
     num_requests: int
-    num_other_tokens: int
-    num_other_logprobs: int
+    num_other_tokens: int  # requests with other tokens in any sequence
+    num_other_logprobs: int  # requests with other tokens or log-probabilities in any sequence
 
     def __add__(self, other: PairCount) -> PairCount:
-        """Return the count of these and other requests of the same pair."""
         assert self.name == other.name
         return PairCount(
             name=self.name,
@@ -85,13 +77,11 @@ def pair_count(name: str, pairs: Iterable[tuple[Output, Output]]) -> PairCount:
     return PairCount(
         name=name,
         num_requests=len(found),
-        num_other_tokens=sum(_tokens(one) != _tokens(other) for one, other in found),
+        num_other_tokens=sum(
+            [tokens for tokens, _ in one] != [tokens for tokens, _ in other] for one, other in found
+        ),
         num_other_logprobs=sum(one != other for one, other in found),
     )
-
-
-def _tokens(output: Output) -> list[Sequence[Any]]:
-    return [tokens for tokens, _ in output]
 
 
 def check_invariance(
@@ -102,11 +92,7 @@ def check_invariance(
     repetitions: int,
     seed: int,
 ) -> Iterator[PairCount]:
-    """Yield the count of each pair, as soon as its requests are done.
-
-    Each pair runs every prompt ``repetitions`` times, with seeds that count up from ``seed``. A
-    bundle without a draft has no pairs of strategies.
-    """
+    """Yield the count of each pair as soon as it is done; seeds count up from ``seed``."""
     requests = CheckedRequests(prompts, common, repetitions, seed)
     plain = dataclasses.replace(settings, prefix_cache=False)
     with plain.open() as pipeline:

@@ -1,10 +1,7 @@
 """The machine of a benchmark: processor, memory, versions, energy counters.
 
-RAPL counts the joules of processors, NVML those of GPUs (package nvidia-ml-py). Both count
-everything that runs on the device, not only this process.
+RAPL counts the joules of processors, NVML those of GPUs, of everything that runs on the device.
 """
-
-from __future__ import annotations
 
 import importlib
 import importlib.metadata
@@ -23,21 +20,15 @@ _DISTRIBUTIONS = ("numpy", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tokeni
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The machine.
-
-    Attributes:
-        num_cpus, num_usable_cpus: of the machine, of this process.
-        memory_bytes: of the machine, None if unknown.
-        load_average: of the minute before the benchmark, None if unknown. If it is far above 0,
-            other processes disturbed the benchmark.
-    """
+    """The machine."""
 
     system: str
     architecture: str
     processor: str
     num_cpus: int | None
     num_usable_cpus: int | None
-    memory_bytes: int | None
+    memory_bytes: int | None  # None if unknown
+    # of the minute before the benchmark, None if unknown; far above 0, others disturbed it
     load_average: float | None
 
 

@@ -1,7 +1,5 @@
 """Timed requests: every run on every prompt, interleaved, in several repetitions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Unpack
@@ -23,25 +21,17 @@ class Generates(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One request.
-
-    Attributes:
-        run: name of the run.
-        prompt_index, repetition: they pair it with the measurements of the other runs.
-        seed: of the request, the same for all runs of a pair.
-        seconds: wall time of the whole request, tokenizer included.
-        token_ids: new tokens of the best sequence; logprob: their sum under the target.
-        energy_joules: of the machine while the request ran, None without a counter.
-    """
+    """One request."""
 
     run: str
+    # prompt_index, repetition: they pair it with the measurements of the other runs
     prompt_index: int
     repetition: int
-    seed: int
-    seconds: float
-    token_ids: list[int]
+    seed: int  # of the request, the same for all runs of a pair
+    seconds: float  # wall time of the whole request, tokenizer included
+    token_ids: list[int]  # new tokens of the best sequence; logprob: their sum under the target
     logprob: float
-    energy_joules: float | None
+    energy_joules: float | None  # of the machine while the request ran, None without a counter
     stats: DecodingStats
 
     @property
@@ -56,10 +46,7 @@ class Measurement:
 
 
 def warm_up(pipeline: Generates, runs: Sequence[BenchRun], prompts: Sequence[str]) -> Iterator[str]:
-    """Run everything once on the longest prompt; yield the name of every run when it is done.
-
-    First calls allocate and plan.
-    """
+    """Run everything once on the longest prompt, as first calls allocate; yield each run's name."""
     longest = max(prompts, key=len)
     for run in runs:
         pipeline.generate(longest, seed=0, **run.options)
@@ -78,10 +65,8 @@ def measure(
 ) -> Iterator[Measurement]:
     """Yield a measurement for every repetition, prompt and run.
 
-    All runs continue a prompt before the next prompt begins. Their order alternates from one
-    repetition to the next, so that a machine that slows down slows all of them. Every prompt and
-    repetition has its own seed: 3 prompts from seed 10 have 10, 11, 12 and, in the second
-    repetition, 13, 14, 15.
+    The order of runs alternates, so that a machine that slows down slows all. 3 prompts from seed
+    10 have the seeds 10, 11, 12; then 13, 14, 15.
     """
     for repetition in range(repetitions):
         order = runs if repetition % 2 == 0 else runs[::-1]

@@ -1,7 +1,5 @@
 """The figure of a benchmark: speed-up by width, time split, acceptance, quality over speed."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,11 +34,7 @@ def check_picture(file: Path) -> None:
 
 
 def plot(runs: Sequence[RunSummary], title: str, file: Path) -> None:
-    """Write the four plots as one picture, whole.
-
-    Raises:
-        OSError: see ``write_whole``.
-    """
+    """Write the four plots as one picture, whole; see ``write_whole``."""
     figure = Figure(figsize=SIZE_INCHES, layout="constrained", dpi=DOTS_PER_INCH)
     plots = (_plot_speedups, _plot_time_split, _plot_acceptance, _plot_quality)
     for part, draw in zip(figure.subfigures(2, 2, squeeze=False).flat, plots, strict=True):
@@ -52,10 +46,7 @@ def plot(runs: Sequence[RunSummary], title: str, file: Path) -> None:
 
 
 def _plot_speedups(axes: Axes, runs: Sequence[RunSummary]) -> None:
-    """Draw the speed-up over the baseline by width, one line per strategy and policy.
-
-    Settings of one width, such as two draft lengths, are points without a line.
-    """
+    """Draw the speed-up over the baseline by width, one line per strategy and policy."""
     lines: dict[str, list[RunSummary]] = {}
     for run in runs:
         if run.comparison is not None:
@@ -89,7 +80,6 @@ def _family(run: RunSummary) -> str:
 
 
 def _plot_time_split(axes: Axes, runs: Sequence[RunSummary]) -> None:
-    """Draw milliseconds per token by part, one bar per run."""
     names = [run.name for run in runs]
     left = np.zeros(len(runs))
     for part, colour in TIME_COLOURS.items():
@@ -102,7 +92,6 @@ def _plot_time_split(axes: Axes, runs: Sequence[RunSummary]) -> None:
 
 
 def _plot_acceptance(axes: Axes, runs: Sequence[RunSummary]) -> None:
-    """Draw the share of iterations that accepted 0, 1, 2, ... layers, for runs that draft."""
     drafting = [run for run in runs if run.draft_acceptance_rate is not None]
     for run in drafting:
         share = np.array(run.acceptance_histogram) / sum(run.acceptance_histogram)
@@ -114,7 +103,6 @@ def _plot_acceptance(axes: Axes, runs: Sequence[RunSummary]) -> None:
 
 
 def _plot_quality(axes: Axes, runs: Sequence[RunSummary]) -> None:
-    """Draw quality over speed, one point per run with the quartiles of its speed."""
     axes.set_prop_cycle(color=colormaps["tab20"](np.arange(NUM_COLOURS)))
     for run in runs:
         speed = run.tokens_per_s

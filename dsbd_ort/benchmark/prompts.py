@@ -1,7 +1,5 @@
 """Prompts of a benchmark: the built-in table, or those of a file."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -13,24 +13,12 @@ from dsbd_ort.benchmark.bench_run import NO_BASELINE, BenchRun
 from dsbd_ort.benchmark.bootstrap import Estimate, Spread, bootstrap, spread
 from dsbd_ort.benchmark.machine import Machine
 from dsbd_ort.benchmark.measure import Measurement
-from dsbd_ort.results import json_text
+from dsbd_runtime.bundle_files.manifest import ModelEntry
 
 SCHEMA_VERSION = 1
 
 
-class Precision(Protocol):
-    """The precision of an engine: a ModelEntry of a manifest, or an EngineInfo."""
-
-    @property
-    def dtype(self) -> str:
-        """The dtype that it computes in."""
-
-    @property
-    def quantization(self) -> str:
-        """The quantization of its weights, or "none"."""
-
-
-def precision_name(engine: Precision) -> str:
+def precision_name(engine: ModelEntry | EngineInfo) -> str:
     """Return the name of an engine's precision: fp32, int8-dynamic."""
     return engine.dtype if engine.quantization == "none" else engine.quantization
 
@@ -46,20 +34,13 @@ class TimeSplit:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A run against its baseline, pair by pair (same prompt, repetition and seed).
-
-    Attributes:
-        baseline: name of the other run.
-        speedup: median ratio of tokens per second.
-        logprob_difference: mean difference of log-probability per token, this run's minus
-            the baseline's.
-        num_pairs, num_identical: pairs, and pairs with identical tokens.
-        is_identical: whether all were.
-    """
+    """A run against its baseline, pair by pair (same prompt, repetition and seed)."""
 
     baseline: str
-    speedup: Estimate
+    speedup: Estimate  # median ratio of tokens per second
+    # mean difference of log-probability per token, this run's minus the baseline's
     logprob_difference: Estimate
+    # num_pairs, num_identical: pairs, and pairs with identical tokens
     num_pairs: int
     num_identical: int
     is_identical: bool
@@ -67,41 +48,26 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """One run.
-
-    Attributes:
-        settings: the resolved DecodingConfig; its seed is not the one used.
-        tokens_per_s, time_to_first_token_s: over requests.
-        logprob_per_token: mean over requests, of the best sequence under the target.
-        seconds_per_token: the time split.
-        host_us_per_iteration: microseconds outside engine calls.
-        mean_acceptance_length: layers committed per iteration, over all iterations.
-        draft_acceptance_rate: accepted / drafted tokens, None if nothing was drafted.
-        acceptance_histogram: [j] iterations that accepted j layers.
-        mean_beam_width: beams kept per committed layer.
-        target_rows_per_iteration, draft_rows_per_iteration: rows computed, without those of the
-            prompt except its last, which is the root of the first forest.
-        kv_bytes_peak: the highest of all requests, None for models that do not report it.
-        energy_joules_per_token: None without an energy counter.
-        comparison: None for a baseline.
-    """
+    """One run."""
 
     name: str
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # the resolved DecodingConfig; its seed is not the one used
     tokens_per_s: Spread
     time_to_first_token_s: Spread
-    logprob_per_token: float
+    logprob_per_token: float  # mean over requests, of the best sequence under the target
     seconds_per_token: TimeSplit
-    host_us_per_iteration: float
-    mean_acceptance_length: float
+    host_us_per_iteration: float  # microseconds outside engine calls
+    mean_acceptance_length: float  # layers committed per iteration, over all iterations
     draft_acceptance_rate: float | None
-    acceptance_histogram: list[int]
-    mean_beam_width: float
+    acceptance_histogram: list[int]  # [j] iterations that accepted j layers
+    mean_beam_width: float  # beams kept per committed layer
+    # target_rows_per_iteration, draft_rows_per_iteration: rows computed, without those of the
+    # prompt except its last, which is the root of the first forest
     target_rows_per_iteration: float
     draft_rows_per_iteration: float
     kv_bytes_peak: int | None
     energy_joules_per_token: float | None
-    comparison: Comparison | None
+    comparison: Comparison | None  # None for a baseline
 
 
 def summarize(runs: Sequence[BenchRun], measurements: Sequence[Measurement]) -> list[RunSummary]:
@@ -194,58 +160,32 @@ class EngineInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class BundleInfo:
-    """The bundle.
-
-    Attributes:
-        path: as it was given.
-        manifest_sha256: of dsbd.json, which holds the hashes of all other files.
-        draft: None in a bundle without one.
-    """
+    """The bundle."""
 
     path: str
-    manifest_sha256: str
+    manifest_sha256: str  # of dsbd.json, which holds the hashes of all other files
     target: EngineInfo
-    draft: EngineInfo | None
+    draft: EngineInfo | None  # None in a bundle without one
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchReport:
-    """The JSON report; docs/benchmark.md lists its fields and those of the nested dataclasses.
+    """The JSON report; docs/benchmark.md lists its fields and those of the nested dataclasses."""
 
-    Attributes:
-        schema_version: raised when a field is removed or changes its meaning.
-        created: when the benchmark began, ISO 8601, UTC.
-        versions: by name, of Python and of the packages.
-        provider, draft_provider: where the target and the draft ran.
-        threads: of both engines; None: ONNX Runtime's choice.
-        cuda_graphs: whether calls were captured once and replayed.
-        energy_counters: sources of ``energy_joules``, which is null without counters.
-        repetitions, seed: as given.
-        prompts: ``prompt_index`` points here.
-        runs: one summary per run.
-        measurements: one per repetition, prompt and run, in the order they were made.
-    """
-
-    schema_version: int
-    created: str
+    schema_version: int  # raised when a field is removed or changes its meaning
+    created: str  # when the benchmark began, ISO 8601, UTC
     bundle: BundleInfo
     machine: Machine
     versions: dict[str, str]
+    # provider, draft_provider: where the target and the draft ran
     provider: str
     draft_provider: str
-    threads: int | None
-    cuda_graphs: bool
-    energy_counters: list[str]
+    threads: int | None  # of both engines; None: ONNX Runtime's choice
+    cuda_graphs: bool  # calls were captured once and replayed
+    energy_counters: list[str]  # sources of ``energy_joules``, which is null without counters
     repetitions: int
     seed: int
-    prompts: list[str]
+    prompts: list[str]  # ``prompt_index`` points here
     runs: list[RunSummary]
+    # one per repetition, prompt and run, in the order they were made
     measurements: list[Measurement]
-
-    def to_json(self) -> str:
-        """Return the report as one JSON object, with null for unknown values."""
-        return json_text(self.to_dict(), indent=1) + "\n"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain values."""
-        return dataclasses.asdict(self)

@@ -4,8 +4,6 @@ Ray places the actors, restarts one that ended, on another node if necessary, an
 for its line. An idle replica gets the next line.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -42,7 +40,7 @@ _STORE_BYTES = 100_000_000  # lines and answers pass through it, never weights
 
 @dataclass(frozen=True, kw_only=True)
 class Replicas:
-    """Answer source: actors on a Ray cluster.
+    """AnswerSource: actors on a Ray cluster.
 
     ``answers`` raises ClusterError if the cluster cannot be used, a replica cannot open the bundle,
     or one ends again and again.
@@ -58,7 +56,6 @@ class Replicas:
     report: Callable[[str], None]
 
     def answers(self, backlog: Backlog) -> Answers:
-        """See AnswerSource."""
         with connected(self.address, self.report):
             replicas = self._start(backlog.settings, backlog.fingerprint)
             yield from answers_in_order(replicas, _answer, backlog)

@@ -1,7 +1,5 @@
 """Replica of the HTTP server on a node, and the arguments that configure it."""
 
-from __future__ import annotations
-
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Replica of a batch: a pipeline on one node, and its share of the cluster's cores and GPUs."""
 
-from __future__ import annotations
-
 import math
 import socket
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """dsbd-bench: strategies side by side in one process, as tables, JSON and plots."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import shlex
@@ -49,6 +47,7 @@ from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE, OPTION_TABLE
 from dsbd_ort.model_pair import check_drafter
 from dsbd_ort.output_files import write_whole
 from dsbd_ort.pipeline import PipelineSettings
+from dsbd_ort.results import json_text
 from dsbd_ort.version import __version__
 from dsbd_runtime.bundle_files.bundle import MANIFEST_NAME, Bundle, open_bundle
 from dsbd_runtime.engine.providers import parse_placement
@@ -59,23 +58,15 @@ _OWN_KEYS = ("name", "baseline")
 _NO_KEYS = ("strategy", "constraint", *IN_PYTHON_ALONE)
 
 
-def _names(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _widths(
-    context: click.Context, parameter: click.Parameter, value: int | tuple[int, ...]
-) -> tuple[int, ...]:
-    return (value,) if isinstance(value, int) else value
-
-
 @dataclass(frozen=True, kw_only=True)
 class BenchArguments:
     """The arguments of dsbd-bench. ``common`` are options of runs that do not set their own."""
 
     strategies: tuple[str, ...] = option(
         default="",
-        callback=_names,
+        callback=lambda _context, _parameter, text: tuple(
+            name.strip() for name in text.split(",") if name.strip()
+        ),
         help=f"Names separated by commas; baselines are added [{', '.join(DEFAULT_STRATEGIES)}].",
         section=_COMPARED,
     )
@@ -94,7 +85,9 @@ class BenchArguments:
             type=OptionText("draft_beams"),  # several, too
             default="2,4",
             show_default=True,
-            callback=_widths,
+            callback=lambda _context, _parameter, value: (
+                (value,) if isinstance(value, int) else value
+            ),
             help="All widths.",
         ),
         draft_length="Of strategies that draft.",
@@ -151,7 +144,7 @@ def run(arguments: BenchArguments) -> None:
     console.print(bench_table(report.runs, title, WORK_COLUMNS))
     try:
         if arguments.json_file is not None:
-            write_whole(arguments.json_file, report.to_json())
+            write_whole(arguments.json_file, json_text(dataclasses.asdict(report), indent=1) + "\n")
         if plot is not None:
             plot(report.runs, title)
     except OSError as error:
@@ -160,11 +153,7 @@ def run(arguments: BenchArguments) -> None:
 
 
 def count_differing(arguments: BenchArguments, prompts: list[str]) -> None:
-    """Print how many requests of each pair of settings differ.
-
-    Raises:
-        BenchmarkError: some do, and the bundle says that its engines are bit-exact.
-    """
+    """Print how many requests differ; raise BenchmarkError if some do in a bit-exact bundle."""
     settings = arguments.pipeline
     pairs = check_invariance(
         settings,

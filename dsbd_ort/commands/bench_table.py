@@ -1,7 +1,5 @@
 """Tables of dsbd-bench: speed and quality of every run, and where its time is spent."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from rich.table import Table
@@ -11,14 +9,6 @@ from dsbd_ort.benchmark.report import RunSummary
 
 Cell = Callable[[RunSummary], str]
 NOTHING = "-"  # does not apply, or was not measured
-
-
-def _quartiles(run: RunSummary) -> str:
-    return f"{run.tokens_per_s.quartile_1:.1f} to {run.tokens_per_s.quartile_3:.1f}"
-
-
-def _speedup(run: RunSummary) -> str:
-    return f"{run.comparison.speedup.value:.2f}" if run.comparison else NOTHING
 
 
 def _speedup_interval(run: RunSummary) -> str:
@@ -39,18 +29,16 @@ def _time_split(run: RunSummary) -> str:
     return " / ".join(f"{100 * part / sum(parts):.0f}" for part in parts)
 
 
-def _kv_megabytes(run: RunSummary) -> str:
-    return NOTHING if run.kv_bytes_peak is None else f"{run.kv_bytes_peak / 1e6:.1f}"
-
-
 def _number(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.2f}"
 
 
 VALUE_COLUMNS: dict[str, Cell] = {
     "tokens/s": lambda run: f"{run.tokens_per_s.median:.1f}",
-    "quartiles": _quartiles,
-    "speed-up": _speedup,
+    "quartiles": lambda run: (
+        f"{run.tokens_per_s.quartile_1:.1f} to {run.tokens_per_s.quartile_3:.1f}"
+    ),
+    "speed-up": lambda run: _number(run.comparison.speedup.value if run.comparison else None),
     "95 %": _speedup_interval,
     "same tokens": _same_tokens,
     "logprob/token": lambda run: f"{run.logprob_per_token:.3f}",
@@ -62,7 +50,7 @@ WORK_COLUMNS: dict[str, Cell] = {
     "accepted": lambda run: _number(run.draft_acceptance_rate),
     "width": lambda run: _number(run.mean_beam_width),
     "rows/iteration": lambda run: f"{run.target_rows_per_iteration:.1f}",
-    "KV MB": _kv_megabytes,
+    "KV MB": lambda run: NOTHING if run.kv_bytes_peak is None else f"{run.kv_bytes_peak / 1e6:.1f}",
     "J/token": lambda run: _number(run.energy_joules_per_token),
 }
 

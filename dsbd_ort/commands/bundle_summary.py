@@ -1,7 +1,5 @@
 """Summary of a bundle as plain data: models, files, TensorRT engines, usable providers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -9,7 +7,7 @@ from typing import Any
 
 from dsbd_ort.model_defaults import ModelDefaults
 from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, MODEL_FILE, Bundle
-from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, DraftRecord, read_record
+from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, read_record
 from dsbd_runtime.device.cuda_device import gpu_compute_capability, import_cuda_runtime
 from dsbd_runtime.engine.providers import PROVIDERS, Placement, Provider, check_runnable
 from dsbd_runtime.errors import BundleError, ProviderError
@@ -33,19 +31,12 @@ class Summary(SimpleNamespace):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSummary:
-    """The engines of one model.
+    """The engines of one model."""
 
-    Attributes:
-        role: "target" or "draft".
-        built: content of its engine.json.
-        problems: why they do not run on this machine.
-        not_checked: facts that are unknown on this machine, so not compared.
-    """
-
-    role: str
-    built: EngineRecord
-    problems: list[str]
-    not_checked: list[str]
+    role: str  # "target" or "draft"
+    built: EngineRecord  # content of its engine.json
+    problems: list[str]  # why they do not run on this machine
+    not_checked: list[str]  # facts that are unknown on this machine, so not compared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,15 +49,13 @@ class ProviderSummary:
 
 
 def summarize_bundle(bundle: Bundle, *, verified: bool) -> Summary:
-    """Return the summary of an opened bundle; ONNX Runtime is used only to list its providers.
-
-    verified: whether the hash of every file was checked, in addition to its size.
-    """
+    """Return the summary of an opened bundle; ONNX Runtime is used only to list its providers."""
     manifest = bundle.manifest
     files = {name: entry.size for name, entry in manifest.files.items()}
     models = {role: _model_summary(bundle, role) for role in bundle.roles}
     defaults = ModelDefaults.from_bundle(bundle)
     kv_bytes_per_token = sum(model.kv_bytes_per_token for model in models.values())
+    record = f"draft/{RECORD_FILE}"
     return Summary(
         bundle=str(bundle.path),
         schema_version=manifest.schema_version,
@@ -82,15 +71,10 @@ def summarize_bundle(bundle: Bundle, *, verified: bool) -> Summary:
         not_built=defaults.not_built,
         total_bytes=sum(files.values()),
         files=files,
-        draft_record=_draft_record(bundle),
+        draft_record=read_record(bundle.path / record) if record in files else None,
         engines=summarize_engines(bundle),
         providers=[_provider_summary(provider, bundle) for provider in PROVIDERS],
     )
-
-
-def _draft_record(bundle: Bundle) -> DraftRecord | None:
-    name = f"draft/{RECORD_FILE}"
-    return read_record(bundle.path / name) if name in bundle.manifest.files else None
 
 
 def _model_summary(bundle: Bundle, role: str) -> Summary:

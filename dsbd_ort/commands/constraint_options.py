@@ -1,7 +1,5 @@
 """Options of a constraint: each kind has one, and a request takes one of them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -79,13 +77,7 @@ CONSTRAINT_OPTIONS = {
 
 
 def constraint_given(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the constraint of the command line as plain data, None without one.
-
-    values: by the keys of ``CONSTRAINT_OPTIONS``.
-
-    Raises:
-        click.UsageError: there are several.
-    """
+    """Return the constraint as plain data, None without one; raise click.UsageError for several."""
     given = {name: value for name, value in values.items() if value not in (None, False, ())}
     if len(given) > 1:
         first, second, *_ = ("--" + name.replace("_", "-") for name in given)

@@ -112,11 +112,7 @@ class DistillArguments:
 
 
 def run(arguments: DistillArguments) -> None:
-    """Train the draft and print what was measured of it.
-
-    Raises:
-        click.ClickException: the packages of the export are not installed.
-    """
+    """Train the draft and print what was measured of it."""
     with export_packages():
         from dsbd_distill.draft_run import distill
     config = DistillConfig(**arguments.draft, **arguments.texts, **arguments.training)
@@ -170,12 +166,15 @@ def print_record(folder: Path, record: DraftRecord) -> None:
 def record_rows(record: DraftRecord) -> dict[str, str]:
     """Return what was measured of a draft, in words."""
     share = record.num_parameters / record.num_target_parameters
+    top_p = "" if record.top_p == 1.0 else f", top-p {record.top_p:g}"
+    held_out = "sources" if record.are_sources else "chats" if record.are_chats else "texts"
+    by_depth = ", ".join(f"{rate:.3f}" for rate in (record.acceptance_by_depth or ())[1:])
     return {
         "acceptance": f"{record.acceptance:.3f} (standard error {record.acceptance_error:.3f})",
-        **_by_depth(record),
+        **({"after drafted tokens": by_depth} if record.acceptance_by_depth is not None else {}),
         **_greedy(record),
-        "of": f"temperature {record.temperature:g}, top-k {record.top_k}{_top_p(record)}, held-out "
-        f"{_held_out(record)}",
+        "of": f"temperature {record.temperature:g}, top-k {record.top_k}{top_p}, "
+        f"held-out {held_out}",
         "before the training": f"{record.curve[0].acceptance:.3f}",
         "target": record.target,
         "parameters": f"{record.num_parameters:,} ({share:.1%} of the target's)",
@@ -183,17 +182,7 @@ def record_rows(record: DraftRecord) -> dict[str, str]:
     }
 
 
-def _held_out(record: DraftRecord) -> str:
-    """Return what the held-out prompts are."""
-    return "sources" if record.are_sources else "chats" if record.are_chats else "texts"
-
-
-def _top_p(record: DraftRecord) -> str:
-    return "" if record.top_p == 1.0 else f", top-p {record.top_p:g}"
-
-
 def _greedy(record: DraftRecord) -> dict[str, str]:
-    """Return how the most probable tokens agree, of a record that says so."""
     if record.greedy_acceptance is None or record.coverage is None:
         return {}
     beams = record.coverage_beams
@@ -201,10 +190,3 @@ def _greedy(record: DraftRecord) -> dict[str, str]:
         "of greedy tokens": f"{record.greedy_acceptance:.3f}",
         f"of the {beams} best, among {beams}": f"{record.coverage:.3f}",
     }
-
-
-def _by_depth(record: DraftRecord) -> dict[str, str]:
-    """Return the acceptance after drafted tokens, of a draft for which it differs."""
-    if record.acceptance_by_depth is None:
-        return {}
-    return {"after drafted tokens": ", ".join(f"{x:.3f}" for x in record.acceptance_by_depth[1:])}

@@ -1,7 +1,5 @@
 """dsbd-export: checkpoints to a bundle; a draft or TensorRT engines for one that exists."""
 
-from __future__ import annotations
-
 import contextlib
 import shlex
 import signal
@@ -19,11 +17,12 @@ from dsbd_export.checkpoints.families import FAMILIES
 from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.progress import silenced_libraries
 from dsbd_export.tensorrt.tensorrt_options import TensorrtOptions
+from dsbd_ort.answers import handled_signals
 from dsbd_ort.commands.one_line import packages_of
 from dsbd_ort.commands.option_types import PATH, TOLERANCE
 from dsbd_ort.commands.options import flag, group, option
 from dsbd_ort.commands.progress import shown_progress
-from dsbd_runtime.bundle_files.bundle import MANIFEST_NAME, Manifest, ParityReport
+from dsbd_runtime.bundle_files.bundle import MANIFEST_NAME, Manifest
 
 ENGINE_OPTIONS = ("bundle", "engine", "compute_capability", "capacity")
 """Options that may accompany --bundle without --draft."""
@@ -161,12 +160,7 @@ def run(arguments: ExportArguments, given: dict[str, str]) -> None:
 
 
 def export(arguments: ExportArguments) -> None:
-    """Export a target, with or without a draft, and print the files of the bundle.
-
-    Raises:
-        click.UsageError: neither a target nor the demo was given, or both.
-        click.ClickException: the packages of the export are not installed.
-    """
+    """Export a target, with or without a draft, and print the files of the bundle."""
     options = arguments.options
     if arguments.demo == bool(options["target"] or options["draft"]):
         raise click.UsageError("give either --demo or --target, with or without --draft")
@@ -191,11 +185,7 @@ def export(arguments: ExportArguments) -> None:
 
 
 def export_draft(bundle: Path, options: dict[str, Any]) -> None:
-    """Export a draft into a bundle and print its files.
-
-    Raises:
-        click.ClickException: the packages of the export are not installed.
-    """
+    """Export a draft into a bundle and print its files."""
     with export_packages():
         from dsbd_export.draft_export import export_draft as export_into
     names = {field.name for field in fields(DraftConfig)} & options.keys()
@@ -206,12 +196,7 @@ def export_draft(bundle: Path, options: dict[str, Any]) -> None:
 
 
 def accept(arguments: ExportArguments, limit: float, given: dict[str, str]) -> None:
-    """Make a refused export a bundle and print its files.
-
-    Raises:
-        click.UsageError: an option is missing, or has no meaning here.
-        click.ClickException: the packages of the export are not installed.
-    """
+    """Make a refused export a bundle and print its files."""
     output = arguments.models["output"]
     if arguments.bundle is None or output is None:
         raise click.UsageError(
@@ -236,13 +221,7 @@ def export_packages() -> Iterator[None]:
 
 
 def build_engines(bundle: Path, options: dict[str, Any]) -> None:
-    """Build TensorRT engines for a bundle and print its files.
-
-    options: fields of TensorrtOptions.
-
-    Raises:
-        click.ClickException: the packages that the build needs are not installed.
-    """
+    """Build TensorRT engines for a bundle, print its files; ``options`` are of TensorrtOptions."""
     with packages_of("building engines", "tensorrt", "tensorrt-rtx"):
         from dsbd_export.tensorrt.tensorrt_build import add_engines
     with working() as report:
@@ -262,7 +241,16 @@ def print_bundle(folder: Path, manifest: Manifest) -> None:
     for column in ("model", "max abs logit error", "mean KL", "top-1", "limit"):
         parity.add_column(column, justify="left" if column == "model" else "right")
     for role, model in manifest.entry_by_role.items():
-        parity.add_row(role, *_parity_cells(model.parity))
+        found = model.parity
+        measure = {"max_abs_error": "error", "mean_kl": "KL"}[found.measure]
+        accepted = "" if found.accepted is None else f", accepted {found.accepted:.1e}"
+        parity.add_row(
+            role,
+            f"{found.max_abs_error:.1e}",
+            f"{found.mean_kl:.1e}",
+            f"{found.top1_agreement:.1%}",
+            f"{measure} {found.limit:.0e}{accepted}",
+        )
     console = Console()
     console.print(files)
     console.print(parity)
@@ -277,21 +265,6 @@ def print_no_draft(folder: Path) -> None:
         markup=False,
         soft_wrap=True,
     )
-
-
-def _parity_cells(parity: ParityReport) -> tuple[str, ...]:
-    """Return the cells of one model: its measured errors, and the limit of its measure."""
-    name = {"max_abs_error": "error", "mean_kl": "KL"}[parity.measure]
-    return (
-        f"{parity.max_abs_error:.1e}",
-        f"{parity.mean_kl:.1e}",
-        f"{parity.top1_agreement:.1%}",
-        f"{name} {parity.limit:.0e}" + _accepted(parity.accepted),
-    )
-
-
-def _accepted(limit: float | None) -> str:
-    return "" if limit is None else f", accepted {limit:.1e}"
 
 
 def print_families() -> None:
@@ -319,15 +292,9 @@ def working() -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def orderly_termination() -> Iterator[None]:
-    """Turn SIGTERM into an exception inside the block, as Python does with Ctrl-C.
-
-    Python's default ends the process at once: no ``finally`` runs, and files are left over.
-    """
-    previous = signal.signal(signal.SIGTERM, _raise_exit)
-    try:
+    """Turn SIGTERM, which would skip every ``finally``, into an exception inside the block."""
+    with handled_signals([signal.SIGTERM], _raise_exit):
         yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _raise_exit(_signal: int, _frame: FrameType | None) -> None:

@@ -1,10 +1,7 @@
 """The server of dsbd-serve, from its arguments; needs the packages of the extra ``serve``."""
 
-from __future__ import annotations
-
 import ipaddress
 import logging
-import socket
 import sys
 
 from dsbd_ort.commands.serve_arguments import ServeArguments
@@ -20,7 +17,11 @@ _log = logging.getLogger(__name__)
 
 def serve(arguments: ServeArguments) -> None:
     """Serve until SIGTERM or Ctrl-C; logs go to stderr."""
-    _log_to_stderr()
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # a warning a malformed body
     settings = _settings(arguments)
     listener = listening_socket(
         arguments.host, arguments.port, stuck_after_s=arguments.stuck_timeout_s
@@ -39,7 +40,8 @@ def serve(arguments: ServeArguments) -> None:
             shutdown_timeout_s=arguments.shutdown_timeout_s,
             max_connections=arguments.max_connections,
         )
-        url = _url(listener)
+        host, port = listener.getsockname()[:2]
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
         server.run_on(
             listener,
             when_listening=lambda: _log.info("serving %s at %s", settings.model_name, url),
@@ -58,19 +60,6 @@ def _settings(arguments: ServeArguments) -> ServingSettings:
     return ServingSettings(
         model_name=model_name, keys=keys, defaults=arguments.options, **arguments.settings
     )
-
-
-def _log_to_stderr() -> None:
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
-    )
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # a warning a malformed body
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
 def is_loopback(host: str) -> bool:

@@ -1,7 +1,5 @@
 """dsbd-inspect: the contents of a bundle, its memory, and the providers that can run it here."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import shlex
@@ -77,11 +75,7 @@ class InspectArguments:
 
 
 def run(arguments: InspectArguments) -> None:
-    """Print the summary of a bundle: tables, or one JSON object.
-
-    Raises:
-        BundleError: the bundle is absent, damaged or contradictory.
-    """
+    """Print the summary of a bundle: tables, or one JSON object."""
     bundle = open_bundle(arguments.bundle, verify=arguments.verify)
     summary = summarize_bundle(bundle, verified=arguments.verify)
     if arguments.as_json:
@@ -91,7 +85,6 @@ def run(arguments: InspectArguments) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a summary as JSON has it."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     if isinstance(value, Summary | dict):
@@ -163,12 +156,10 @@ def providers_lines(summary: Summary, *, shows_all: bool) -> Iterator[list[str]]
 
 
 def _print_lines(console: Console, lines: list[str]) -> None:
-    """Print the first line, and the others indented."""
     console.print("\n  ".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
 def _defaults_lines(summary: Summary) -> list[str]:
-    """Return the defaults from generation_config.json, and its options that are not supported."""
     lines = ["defaults of generation_config.json: " + (listed(summary.generation_config) or "none")]
     if warped := [name for name in WARPING if name in summary.generation_config]:
         lines.append(f"not read by search strategies: {', '.join(warped)}")
@@ -225,13 +216,15 @@ def _models_table(summary: Summary) -> Table:
 
 def _model_cells(model: Summary) -> dict[str, str]:
     parity = model.parity
+    reads_more = model.full_logits and model.logits != FULL
+    shapes = Counter(f"{_shape(cache)}, {cache.dtype}" for cache in model.caches)
     return {
         "family": model.family,
         "dtype, quantization": f"{model.dtype}, {model.quantization}",
         "weights": f"{model.weight_bytes:,} bytes",
         "adapter": model.adapter or "none",
         "inputs not read": ", ".join(model.unread_inputs) or "none",
-        "logits": _logits_cell(model),
+        "logits": f"{model.logits}{', full to read' if reads_more else ''}",
         "bit-exact": "not claimed" if model.bit_exact is None else str(model.bit_exact or "no"),
         "vocabulary": f"{model.vocab_size:,}",
         "context": f"{model.context_length:,}",
@@ -239,24 +232,20 @@ def _model_cells(model: Summary) -> dict[str, str]:
         "features": _features_cell(model.features),
         "masks": "\n".join(model.masks),
         "sliding window": "none" if model.sliding_window is None else f"{model.sliding_window:,}",
-        "key/value cache": _caches_cell(model.caches),
+        "key/value cache": "\n".join(f"{number} x {shape}" for shape, number in shapes.items()),
         "key/value bytes a token": f"{model.kv_bytes_per_token:,}",
         "in a full context": f"{model.kv_bytes_full_context:,}",
-        **_path_cell(model),
+        **(
+            {"in addition, a request or diverged beam": f"{model.kv_bytes_per_path:,}"}
+            if model.kv_bytes_per_path
+            else {}
+        ),
         f"parity: {parity.measure}": f"{parity.value:.1e} (limit {parity.limit:.0e})"
         + ("" if parity.accepted is None else f"\nREFUSED, accepted to {parity.accepted:.1e}"),
     }
 
 
-def _path_cell(model: Summary) -> dict[str, str]:
-    """Return the row of states and recent rows, if the model has them."""
-    if not model.kv_bytes_per_path:
-        return {}
-    return {"in addition, a request or diverged beam": f"{model.kv_bytes_per_path:,}"}
-
-
 def _source_cells(model: Summary) -> dict[str, str]:
-    """Return the rows about the source, for an encoder-decoder."""
     if model.encoder is None:
         return {}
     source = f"{model.encoder.context_length:,} tokens of {model.encoder.vocab_size:,}"
@@ -273,18 +262,6 @@ def _source_cells(model: Summary) -> dict[str, str]:
     return {"source": source, "bytes a source token": f"{model.source_bytes_per_token:,}"}
 
 
-def _logits_cell(model: Summary) -> str:
-    """Return the output, and whether all logits can be read in addition to it."""
-    reads_more = model.full_logits and model.logits != FULL
-    return f"{model.logits}, full to read" if reads_more else str(model.logits)
-
-
-def _caches_cell(caches: list[CacheEntry]) -> str:
-    """Return how many layers cache rows of each shape, one line a shape."""
-    shapes = Counter(f"{_shape(cache)}, {cache.dtype}" for cache in caches)
-    return "\n".join(f"{num_layers} x {shape}" for shape, num_layers in shapes.items())
-
-
 def _shape(cache: CacheEntry) -> str:
     if isinstance(cache, ConvolutionRows):
         return f"convolution of {cache.width:,} channels"
@@ -298,7 +275,6 @@ def _shape(cache: CacheEntry) -> str:
 
 
 def _features_cell(features: FeatureEntry | None) -> str:
-    """Return which hidden states a target returns, or a feature draft reads."""
     if features is None:
         return "none"
     if features.layers is not None:

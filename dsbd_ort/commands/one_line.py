@@ -1,7 +1,5 @@
 """Command whose help is in sections, and whose errors end in one line."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -21,10 +19,7 @@ _ALL = f"{__name__}.all"  # in the context's meta: the help shows rare options t
 
 @contextlib.contextmanager
 def packages_of(what: str, *extras: str) -> Iterator[None]:
-    """Turn an ImportError in the block into a ClickException that says what to install.
-
-    Such imports stand in functions, not at the top: most commands run without the extra.
-    """
+    """Turn an ImportError in the block into a ClickException that says what to install."""
     try:
         yield
     except ImportError as error:

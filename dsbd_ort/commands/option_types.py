@@ -1,7 +1,5 @@
 """Types of command-line options: bounded numbers, lists, and the values of decoding options."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
@@ -88,7 +86,8 @@ class OptionText(click.ParamType[Any]):
             case Wholes():
                 return _wholes(text)
             case Number():
-                return _number(text)
+                with contextlib.suppress(ValueError):
+                    return float(text)
             case TokenSequences() | Biases():
                 with contextlib.suppress(ValueError, RecursionError):
                     return json.loads(text)
@@ -128,13 +127,6 @@ def _wholes(text: str) -> int | tuple[int, ...] | str:
     if len(wholes) < len(numbers):
         return text
     return wholes[0] if len(wholes) == 1 else wholes
-
-
-def _number(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 COUNT = click.IntRange(1, MOST)

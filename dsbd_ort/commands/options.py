@@ -14,8 +14,6 @@ option is spelled once; a field may also be a group of options that make one val
 ``section`` is the heading of an option in the command's help.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -261,8 +259,6 @@ _LANGUAGES = {
 
 def decoding_options(*, of_server: bool = False) -> Any:
     """Return a field with an option for each row of the table: a dict of those given.
-
-    ``constraint`` has one for each kind.
 
     of_server: they are its defaults: those that it may have, and no languages.
     """

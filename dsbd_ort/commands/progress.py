@@ -1,13 +1,13 @@
 """Progress of a long command on stderr: its lines, and a sign of life in long silences."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
+
+from dsbd_export.progress import shown
 
 SECONDS_OF_SILENCE = 30.0
 """After this many, a line says what is still being done, and for how long."""
@@ -55,12 +55,8 @@ class _Lines:
         with self._lock:
             now = time.monotonic()
             if self._phase is not None and now - self._last >= silence:
-                self._print(f"{self._phase}: {_shown(now - self._began)} so far")
+                self._print(f"{self._phase}: {shown(now - self._began)} so far")
 
     def _print(self, line: str) -> None:
         self._last = time.monotonic()
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _shown(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"

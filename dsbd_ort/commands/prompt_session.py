@@ -1,7 +1,5 @@
 """Prompts answered one after another: printed, streamed, traced, kept as the history of a chat."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Protocol
@@ -16,7 +14,7 @@ from dsbd_ort.commands.run_arguments import RunArguments
 from dsbd_ort.decoding import DecodingStats, RequestTrace
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.prompts import Messages, user_messages, with_answer
-from dsbd_ort.results import GeneratedSequence, error_object, json_text, result_object
+from dsbd_ort.results import error_object, json_text, result_object
 from dsbd_ort.trace_page.trace_file import write_trace
 
 PROMPT_SIGN = ">>> "
@@ -103,12 +101,7 @@ class _Chat(_Continuation):
 def talk(
     respond: Callable[[str, Callable[[], bool]], Answer], read_line: Callable[[], str]
 ) -> None:
-    """Read and answer lines until the end of input: Ctrl-C ends an answer, Ctrl-D the session.
-
-    Args:
-        respond: takes a text and a callable that returns whether to stop; returns the answer.
-        read_line: returns the next text; raises EOFError at the end.
-    """
+    """Read and answer lines until the end of input: Ctrl-C ends an answer, Ctrl-D the session."""
     while True:
         try:
             text = read_line()
@@ -160,13 +153,11 @@ def _as_text(answer: Answer, heading: str) -> str:
         return heading + answer.text
     sequences = answer.result.sequences
     if any(sequence.items for sequence in sequences):
-        return "\n".join(map(_ranked_items, sequences))
+        return "\n".join(
+            "\t".join([f"{sequence.score:.4f}", *map(json_text, sequence.items or [])])
+            for sequence in sequences
+        )
     return "\n\n".join(heading + sequence.text for sequence in sequences)
-
-
-def _ranked_items(sequence: GeneratedSequence) -> str:
-    """Return the line of a sequence that means items: its score and the items, as JSON."""
-    return "\t".join([f"{sequence.score:.4f}", *map(json_text, sequence.items or [])])
 
 
 def _as_json(answer: Answer) -> str:

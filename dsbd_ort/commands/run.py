@@ -1,7 +1,5 @@
 """dsbd-run: one prompt, a terminal session, a batch of prompts in a file, or audio files."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import sys
@@ -46,16 +44,15 @@ def run(arguments: RunArguments) -> int:
             f"--trace {trace} draws one request; give its prompt with --prompt, --prompt-file or "
             "on stdin"
         )
-    return _answer_terminal(arguments)
+    arguments = replace(arguments, stream=arguments.can_stream)
+    with arguments.opening.open() as pipeline:
+        talk(responder_of(pipeline, arguments).respond, line_of_terminal)
+    return 0
 
 
 @contextlib.contextmanager
 def _input_file(given: Path) -> Iterator[Path]:
-    """Hold the file of --input; stdin is read to its end first, as a batch reads its input twice.
-
-    Raises:
-        click.UsageError: stdin is closed.
-    """
+    """Hold the file of --input; stdin is read to its end first: a batch reads its input twice."""
     if given != STANDARD_STREAM:
         yield given
         return
@@ -68,7 +65,6 @@ def _input_file(given: Path) -> Iterator[Path]:
 
 
 def _answer_one(arguments: RunArguments, prompt: str) -> int:
-    """Answer one prompt, streamed at a terminal."""
     is_read_along = sys.stdout is not None and sys.stdout.isatty() and arguments.can_stream
     arguments = replace(arguments, stream=arguments.stream or is_read_along)
     with arguments.opening.open() as pipeline:
@@ -76,14 +72,6 @@ def _answer_one(arguments: RunArguments, prompt: str) -> int:
         with watched_signals() as interruption:
             responder.respond(prompt, interruption.is_requested)
         return interruption.exit_code
-
-
-def _answer_terminal(arguments: RunArguments) -> int:
-    """Answer prompts typed at the terminal, streamed unless several sequences are printed."""
-    arguments = replace(arguments, stream=arguments.can_stream)
-    with arguments.opening.open() as pipeline:
-        talk(responder_of(pipeline, arguments).respond, line_of_terminal)
-    return 0
 
 
 def _batch(arguments: RunArguments, input: Path, output: Path, console: Console) -> Batch:
@@ -95,18 +83,15 @@ def _batch(arguments: RunArguments, input: Path, output: Path, console: Console)
         system=arguments.system,
         chat_template_kwargs=arguments.chat_template_kwargs,
     )
+    source: AnswerSource
     if arguments.cluster is None:
-        source = _local_source(arguments.workers or 1, arguments.concurrency or 1)
+        num_requests, num_workers = arguments.concurrency or 1, arguments.workers or 1
+        source = Workers(num_workers) if num_workers > 1 else ThisProcess()
+        source = SharedCalls(num_requests) if num_requests > 1 else source
     else:
         source = _replicas(arguments.cluster, arguments.replicas or 1, console)
         output = _file_in(output)
     return Batch(input=input, output=output, settings=settings, source=source)
-
-
-def _local_source(num_workers: int, num_requests: int) -> AnswerSource:
-    if num_requests > 1:
-        return SharedCalls(num_requests)
-    return Workers(num_workers) if num_workers > 1 else ThisProcess()
 
 
 def _replicas(cluster: str, num_replicas: int, console: Console) -> AnswerSource:

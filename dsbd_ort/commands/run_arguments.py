@@ -1,7 +1,5 @@
 """Arguments of dsbd-run: its options, their contradictions, and the prompt."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -142,11 +140,7 @@ class RunArguments:
     more_audio: tuple[Path, ...] = argument(type=PATH, nargs=-1, metavar="")
 
     def check(self, given: Collection[str]) -> None:
-        """Refuse contradictions among the options ``given`` on the command line.
-
-        Raises:
-            click.UsageError: naming both options and the fix.
-        """
+        """Raise click.UsageError for contradictions among the options ``given``."""
         check_with_audio(given, flags_of_section(SECTION))
         if self.more_audio and not self.audio:
             raise click.UsageError(
@@ -204,11 +198,7 @@ class RunArguments:
         return not self.as_json and self.options.get("num_return_sequences", 1) == 1
 
     def read_prompt(self) -> str | None:
-        """Return the prompt; None if prompts are read from the terminal.
-
-        Raises:
-            click.UsageError: there is none, or it is invalid UTF-8.
-        """
+        """Return the prompt, None to read it at the terminal; raise click.UsageError for none."""
         text, file = self.prompt, self.prompt_file
         if text is None and file is None:
             if sys.stdin is None:  # closed by the parent process

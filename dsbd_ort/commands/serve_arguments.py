@@ -1,7 +1,5 @@
 """dsbd-serve: the arguments of an OpenAI-compatible HTTP server over a bundle."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,10 +33,7 @@ _SERVER, _CONNECTIONS = "Server", "Connections"  # sections of the help
 
 @dataclass(frozen=True, kw_only=True)
 class ServeArguments:
-    """The arguments of dsbd-serve; ``settings`` are fields of ServingSettings.
-
-    ``options`` are the server's defaults of requests.
-    """
+    """Arguments of dsbd-serve; ``settings``: of ServingSettings; ``options``: of requests."""
 
     host: str = option(
         default="127.0.0.1", show_default=True, help="Address to listen on.", section=_SERVER

@@ -1,7 +1,5 @@
 """Options of dsbd-run for audio: what is heard, how it is written, when it is decoded again."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,26 +38,15 @@ NEVER_WITH_AUDIO = {
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechArguments:
-    """How audio is transcribed, and where transcripts go.
+    """How audio is transcribed, and where transcripts go."""
 
-    Attributes:
-        keywords: of ``Pipeline.transcribe``, those that were given.
-        timestamps: "segment" or "word": whose times are wanted, in any format; None: none.
-        output_format: see ``dsbd_ort.speech.formats``.
-        output_dir: folder for one file per audio; None: stdout.
-    """
-
-    keywords: dict[str, Any]
-    timestamps: str | None
+    keywords: dict[str, Any]  # of ``Pipeline.transcribe``, those that were given
+    timestamps: str | None  # "segment" or "word": whose times are wanted, in any format; None: none
     output_format: str
-    output_dir: Path | None
+    output_dir: Path | None  # folder for one file per audio; None: stdout
 
     def check(self, num_files: int, num_texts: int) -> None:
-        """Refuse an output that cannot hold so many transcripts, or texts of a window.
-
-        Raises:
-            click.UsageError: naming the format and the fix.
-        """
+        """Raise click.UsageError for an output that cannot hold such transcripts."""
         if num_files > 1 and self.output_dir is None and self.output_format not in _ON_STDOUT:
             raise click.UsageError(
                 f"--output-format {self.output_format} of {num_files} files makes several files; "
@@ -180,15 +167,7 @@ def speech_options() -> Any:
 
 
 def check_with_audio(given: Collection[str], of_speech: Collection[str]) -> None:
-    """Refuse options that contradict --audio, or need it.
-
-    Args:
-        given: the flags on the command line.
-        of_speech: flags of the section about speech.
-
-    Raises:
-        click.UsageError: naming both options and the fix.
-    """
+    """Raise click.UsageError for flags ``given`` that contradict --audio or need it."""
     if "--audio" not in given:
         for needing in given:
             if needing in of_speech:

@@ -45,10 +45,7 @@ class _Done:
 
 
 def run_audio(arguments: RunArguments) -> int:
-    """Transcribe the files of the arguments, write their transcripts; return the exit code.
-
-    Of several files those that cannot be transcribed are named on stderr, and the exit code is 2.
-    """
+    """Transcribe the files of the arguments, write their transcripts; return the exit code."""
     _output_files(arguments.audio_files, arguments)  # before the bundle, which takes its time
     with arguments.opening.open() as pipeline:
         return transcribe_files(pipeline, arguments)
@@ -58,7 +55,12 @@ def transcribe_files(pipeline: Pipeline, arguments: RunArguments) -> int:
     """See ``run_audio``; with a pipeline that is open."""
     files = arguments.audio_files
     output_files = _output_files(files, arguments)
-    _check_reads_audio(pipeline)
+    encoder = pipeline.prompts.encoder
+    if encoder is None or encoder.speech is None:
+        raise InputError(
+            f"--audio is given, but the model of {pipeline.bundle.path} reads text; use a bundle "
+            "of a speech model (docs/speech.md), or give --prompt"
+        )
     with watched_signals() as interruption:
         with _Shown(arguments, output_files) as shown:
             try:
@@ -69,21 +71,8 @@ def transcribe_files(pipeline: Pipeline, arguments: RunArguments) -> int:
         return interruption.exit_code or (2 if shown.num_errors else 0)
 
 
-def _check_reads_audio(pipeline: Pipeline) -> None:
-    encoder = pipeline.prompts.encoder
-    if encoder is None or encoder.speech is None:
-        raise InputError(
-            f"--audio is given, but the model of {pipeline.bundle.path} reads text; use a bundle "
-            "of a speech model (docs/speech.md), or give --prompt"
-        )
-
-
 def _output_files(files: Sequence[Path], arguments: RunArguments) -> dict[Path, Path]:
-    """Return the file of each transcript by its audio, none for stdout.
-
-    Raises:
-        click.UsageError: two of them would be the same, or an audio is given twice.
-    """
+    """Return each transcript's file by its audio, none for stdout; refuse two of one name."""
     num_texts = arguments.options.get("num_return_sequences", 1)
     arguments.speech.check(len(files), num_texts)
     if twice := [file for file, number in Counter(files).items() if number > 1]:
@@ -166,11 +155,7 @@ def _source_of(file: Path) -> Any:
 
 
 class _Shown:
-    """Transcripts on stdout or in files, and how far the audio is on stderr.
-
-    Attributes:
-        num_errors: of files that could not be transcribed.
-    """
+    """Transcripts on stdout or in files, and how far the audio is on stderr."""
 
     def __init__(self, arguments: RunArguments, output_files: dict[Path, Path]) -> None:
         self._arguments = arguments

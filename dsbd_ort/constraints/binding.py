@@ -1,7 +1,5 @@
 """Constraints of a bundle: read from plain data, and bound to its tokenizer and vocabulary."""
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +22,6 @@ class ConstraintBinding:
     """Binds constraints to the tokenizer of a bundle. Safe to use from several threads."""
 
     def __init__(self, tokenizer_file: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """Set the tokenizer file, and the vocabulary and end-of-sequence ids of the target."""
         self._tokenizer_file = tokenizer_file
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
@@ -52,15 +49,17 @@ class ConstraintBinding:
     def bound(self, constraint: Any, num_dropped_spaces: int = 0) -> Constraint | None:
         """Return a constraint that needs a tokenizer bound to the bundle's; None for another.
 
-        Args:
-            constraint: of the options.
-            num_dropped_spaces: at the beginning of the text, see ``TextWindow``.
+        num_dropped_spaces: at the beginning of the text, see ``TextWindow``.
 
         Raises:
             ConstraintError: it is invalid, or has tokens that the target lacks.
         """
-        if isinstance(constraint, TokenTrie):
-            self._check_trie(constraint)
+        if isinstance(constraint, TokenTrie) and constraint.highest_token >= self._vocab_size:
+            raise ConstraintError(
+                f"{constraint.name} has the token id {constraint.highest_token}; expected 0 to "
+                f"{self._vocab_size - 1}, the target's vocabulary: build it with the bundle's "
+                "tokenizer"
+            )
         if not hasattr(constraint, "bind"):
             return None
         return after_spaces(constraint, num_dropped_spaces).bind(self.tokenizer)
@@ -78,21 +77,9 @@ class ConstraintBinding:
                 )
             return self._tokenizer
 
-    def _check_trie(self, trie: TokenTrie) -> None:
-        """Refuse a trie whose sequences the target cannot write."""
-        if trie.highest_token >= self._vocab_size:
-            raise ConstraintError(
-                f"{trie.name} has the token id {trie.highest_token}; expected 0 to "
-                f"{self._vocab_size - 1}, the target's vocabulary: build it with the bundle's "
-                "tokenizer"
-            )
-
 
 def items_of(constraint: Any, sequence: DecodedSequence) -> list[Any] | None:
-    """Return the items of a sequence; None without a trie that has items.
-
-    A sequence that was cut off has no items.
-    """
+    """Return the items of a sequence, none if it was cut off; None without a trie with items."""
     if not isinstance(constraint, TokenTrie) or not constraint.has_items:
         return None
     return [] if sequence.finish_reason == "length" else constraint.items_of(sequence.token_ids)
@@ -114,13 +101,11 @@ class TrieFiles:
     """
 
     def __init__(self, read: Callable[[Path], TokenTrie] = TokenTrie.from_file) -> None:
-        """``read`` returns the trie of a file."""
         self._read = read
         self._lock = threading.Lock()  # of what follows
         self._kept: OrderedDict[tuple[Any, ...], _KeptTrie] = OrderedDict()
 
     def __call__(self, path: str) -> TokenTrie:
-        """Return the trie of a file, see ``TokenTrie.from_file``."""
         file = Path(path)
         try:
             found = file.stat()

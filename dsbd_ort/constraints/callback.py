@@ -42,23 +42,19 @@ class AllowedTokens:
 
     @property
     def name(self) -> str:
-        """Name of the constraint in errors."""
         found = getattr(self.function, "__qualname__", None) or type(self.function).__qualname__
         return f"the allowed tokens of {found}"
 
     def start(self, prompt_ids: Sequence[int]) -> States:
-        """Return the path of the prompt, (1,) objects."""
         return object_states([_State(np.asarray(prompt_ids, dtype=np.int64), Position(None, -1))])
 
     def advance(self, states: States, tokens: NDArray[np.int64]) -> States:
-        """Return these paths with one more token each, (n,) objects."""
         pairs = zip(states, tokens.tolist(), strict=True)
         return object_states(
             [_State(state.prompt_ids, Position(state.position, token)) for state, token in pairs]
         )
 
     def allowed(self, states: States) -> TokenLists:
-        """Return the tokens that the function allows, without end-of-sequence tokens."""
         rows = [self._answer(state).tokens for state in states]
         return TokenLists(
             tokens=np.concatenate([np.empty(0, dtype=np.int64), *rows]),
@@ -66,11 +62,9 @@ class AllowedTokens:
         )
 
     def accepts(self, states: States) -> NDArray[np.bool_]:
-        """Return whether the function allows an end-of-sequence token, (n,)."""
         return np.array([self._answer(state).accepts for state in states], dtype=np.bool_)
 
     def has_ended(self, states: States) -> NDArray[np.bool_]:
-        """Return False: every text ends with an end-of-sequence token."""
         return np.zeros(len(states), dtype=np.bool_)
 
     def _answer(self, state: _State) -> _Answer:
@@ -96,12 +90,7 @@ class AllowedTokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Answer:
-    """Answer of the function for a path.
-
-    Attributes:
-        tokens: (num_tokens,) int64, increasing. The tokens that may follow.
-        accepts: whether the text may end.
-    """
+    """Tokens that may follow, (num_tokens,) int64 increasing, and whether the text may end."""
 
     tokens: NDArray[np.int64]
     accepts: bool
@@ -109,13 +98,7 @@ class _Answer:
 
 @dataclass(slots=True, eq=False)
 class _State:
-    """A path, and the answer of the function after its call.
-
-    Attributes:
-        prompt_ids: (num_prompt,) int64.
-        position: the new tokens.
-        answer: None before the call.
-    """
+    """A path, its prompt (num_prompt,) int64, and the answer of the function after its call."""
 
     prompt_ids: NDArray[np.int64]
     position: Position

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,26 +23,18 @@ from numpy.typing import NDArray
 from dsbd_ort.constraints.position import object_states
 from dsbd_ort.decoding.logits_processing.constraint import Constraint, States, TokenMasks
 
+if TYPE_CHECKING:
+    import llguidance
+
 _FEW = 64  # allowed tokens; with more, spellings are not checked
 _MOST_PAIRS = 1 << 16  # of the cache
 _NO_TOKEN = -1
 
 
-class ByteTokenizer(Protocol):
-    """The part of a tokenizer that spellings need."""
-
-    def decode_bytes(self, tokens: list[int]) -> bytes:
-        """Return the bytes of tokens."""
-
-    def tokenize_bytes(self, text: bytes) -> list[int]:
-        """Return the tokens of a text."""
-
-
 class Spelling:
     """Tells whether a tokenizer writes two tokens in sequence. Safe to use from several threads."""
 
-    def __init__(self, tokenizer: ByteTokenizer) -> None:
-        """Take a tokenizer."""
+    def __init__(self, tokenizer: llguidance.LLTokenizer) -> None:
 
         @lru_cache(_MOST_PAIRS)
         def writes(first: int, second: int) -> bool:
@@ -82,22 +74,18 @@ class CanonicalConstraint:
     """A constraint to the texts of a grammar in the tokenizer's own spelling."""
 
     def __init__(self, grammar: MaskedConstraint, spelling: Spelling) -> None:
-        """Take the constraint to the grammar."""
         self._grammar = grammar
         self._spelling = spelling
 
     @property
     def name(self) -> str:
-        """Name of the grammar in errors."""
         return self._grammar.name
 
     def start(self, prompt_ids: Sequence[int]) -> States:
-        """Return the beginning of a text, (1,) objects."""
         (state,) = self._grammar.start(prompt_ids)
         return object_states([_State(state, _NO_TOKEN)])
 
     def advance(self, states: States, tokens: NDArray[np.int64]) -> States:
-        """Return the states of these paths with one more token each, (n,) objects."""
         advanced = self._grammar.advance(_of_grammar(states), tokens)
         pairs = zip(advanced, tokens.tolist(), strict=True)
         return object_states([_State(state, token) for state, token in pairs])
@@ -112,11 +100,9 @@ class CanonicalConstraint:
         return TokenMasks(masks)
 
     def accepts(self, states: States) -> NDArray[np.bool_]:
-        """Return whether the text is complete, (n,)."""
         return self._grammar.accepts(_of_grammar(states))
 
     def has_ended(self, states: States) -> NDArray[np.bool_]:
-        """Return whether the text is complete and cannot be continued, (n,)."""
         return self._grammar.has_ended(_of_grammar(states))
 
     def _canonical(self, state: _State, bits: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -128,7 +114,7 @@ class CanonicalConstraint:
         if not len(kept):
             return bits.copy()
         goes_on = self._goes_on(state, kept)
-        return _bits_of(kept[goes_on] if goes_on.any() else kept, len(bits))
+        return bits_of(kept[goes_on] if goes_on.any() else kept, len(bits))
 
     def _goes_on(self, state: _State, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return after which tokens the text may end, or continue canonically, (n,)."""
@@ -152,7 +138,8 @@ def _tokens_of(bits: NDArray[np.int32]) -> NDArray[np.int64]:
     return np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
 
 
-def _bits_of(tokens: NDArray[np.int64], num_words: int) -> NDArray[np.int32]:
+def bits_of(tokens: NDArray[np.int64], num_words: int) -> NDArray[np.int32]:
+    """Return tokens as a mask, (num_words,) int32: token t is bit t % 32 of word t // 32."""
     is_set = np.zeros(32 * num_words, dtype=np.bool_)
     is_set[tokens] = True
     return np.packbits(is_set, bitorder="little").view("<i4").astype(np.int32)

@@ -32,20 +32,12 @@ class ConstraintSpec(Protocol):
         """A short description for messages, such as "the regex '[0-9]+'"."""
 
     def bind(self, tokenizer: GrammarTokenizer) -> Constraint:
-        """Return the running constraint.
-
-        Raises:
-            ConstraintError: the specification is invalid; the message names it.
-        """
+        """Return the running constraint; a ConstraintError names an invalid specification."""
 
 
 @dataclass(frozen=True, slots=True)
 class Regex(Grammar):
-    """Texts that match a regular expression as a whole: Rust's syntax, without look-around.
-
-    Attributes:
-        pattern: such as "[0-9]{3}-[0-9]{4}".
-    """
+    """Texts that match a regular expression as a whole: Rust's syntax, without look-around."""
 
     pattern: str
 
@@ -54,11 +46,9 @@ class Regex(Grammar):
 
     @property
     def name(self) -> str:
-        """A short description for messages."""
         return f"the regex {_shown(self.pattern)}"
 
     def source(self, library: type[LLMatcher]) -> str:
-        """Return the grammar in the language of llguidance."""
         return library.grammar_from_regex(self.pattern)
 
 
@@ -82,11 +72,9 @@ class Choice(Grammar):
 
     @property
     def name(self) -> str:
-        """A short description for messages."""
         return f"the choice {_shown(', '.join(map(repr, self.texts)), quoted=True)}"
 
     def source(self, library: type[LLMatcher]) -> str:
-        """Return the grammar in the language of llguidance."""
         # one terminal: as alternatives of a rule, 20,000 texts take seconds to compile
         texts = " | ".join(json.dumps(text).replace("\x7f", "\\u007f") for text in self.texts)
         return library.grammar_from_lark(f"start: TEXT\nTEXT: {texts}")
@@ -94,11 +82,7 @@ class Choice(Grammar):
 
 @dataclass(frozen=True, slots=True)
 class Lark(Grammar):
-    """Texts of a context-free grammar in Lark's syntax, as llguidance understands it.
-
-    Attributes:
-        grammar: rules; the one called ``start`` is the whole text.
-    """
+    """Texts of a context-free grammar in Lark's syntax, as llguidance reads it, from ``start``."""
 
     grammar: str
 
@@ -107,11 +91,9 @@ class Lark(Grammar):
 
     @property
     def name(self) -> str:
-        """A short description for messages."""
         return f"the Lark grammar {_shown(self.grammar)}"
 
     def source(self, library: type[LLMatcher]) -> str:
-        """Return the grammar in the language of llguidance."""
         return library.grammar_from_lark(self.grammar)
 
 
@@ -138,11 +120,9 @@ class JsonSchema(Grammar):
 
     @property
     def name(self) -> str:
-        """A short description for messages."""
         return f"the JSON schema {_shown(str(self.schema), quoted=True)}"
 
     def source(self, library: type[LLMatcher]) -> str:
-        """Return the grammar in the language of llguidance."""
         return self._source_of(json.loads(str(self.schema)), library)
 
     def parts(self, library: type[LLMatcher]) -> list[str]:
@@ -173,11 +153,9 @@ class JsonObject(Grammar):
 
     @property
     def name(self) -> str:
-        """A short description for messages."""
         return "the JSON object"
 
     def source(self, library: type[LLMatcher]) -> str:
-        """Return the grammar in the language of llguidance."""
         return JsonSchema(
             {"type": "object"}, self.item_separator, self.key_separator, self.flexible_whitespace
         ).source(library)
@@ -200,11 +178,9 @@ class FunctionCalls(Grammar):
 
     @property
     def name(self) -> str:
-        """A short description for messages."""
         return f"the calls of {_shown(', '.join(name for name, _ in self.functions), quoted=True)}"
 
     def source(self, library: type[LLMatcher]) -> str:
-        """Return the grammar in the language of llguidance."""
         calls, grammars = [], []
         for index, (name, schema) in enumerate(self.functions):
             begin = json.dumps(f'{{"name":"{name}","arguments":')
@@ -225,7 +201,6 @@ class FunctionCalls(Grammar):
 
 
 def _named(name: str, source: str) -> str:
-    """Return a grammar with a name by which others refer to it."""
     (grammar,) = _document(source)["grammars"]
     return json.dumps({**grammar, "name": name})
 
@@ -240,13 +215,9 @@ def _document(source: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class AfterSpaces(Grammar):
-    """Texts of a grammar after spaces, which the tokenizer drops at the beginning of a text.
+    """Texts of a grammar after a number of spaces, which the tokenizer drops at the beginning.
 
     The rest is a text of the grammar, spelled as the tokenizer spells the first word of a text.
-
-    Attributes:
-        grammar: of the text without them.
-        number: of spaces.
     """
 
     grammar: Grammar
@@ -254,7 +225,6 @@ class AfterSpaces(Grammar):
 
     @property
     def name(self) -> str:
-        """A short description for messages."""
         return self.grammar.name
 
     def source(self, library: type[LLMatcher]) -> str:
@@ -268,17 +238,12 @@ class AfterSpaces(Grammar):
         )
 
     def parts(self, library: type[LLMatcher]) -> list[str]:
-        """Return parts of the grammar after the spaces."""
         return self.grammar.parts(library)
 
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """Texts of a grammar in the tokenizer's own spelling, see ``canonical_spelling``.
-
-    Attributes:
-        grammar: such as ``JsonSchema({...})``.
-    """
+    """Texts of a grammar in the tokenizer's own spelling, see ``canonical_spelling``."""
 
     grammar: Grammar
 
@@ -291,11 +256,9 @@ class Canonical:
 
     @property
     def name(self) -> str:
-        """A short description for messages."""
         return self.grammar.name
 
     def bind(self, tokenizer: GrammarTokenizer) -> Constraint:
-        """Return the constraint to the grammar in this spelling."""
         return CanonicalConstraint(tokenizer.constraint(self.grammar), tokenizer.spelling)
 
 
@@ -307,7 +270,6 @@ def after_spaces(spec: ConstraintSpec, number: int) -> ConstraintSpec:
 
 
 def _schema_text(schema: object) -> str:
-    """Return the JSON text of a schema, which is given as that or as an object."""
     try:
         found = json.loads(schema) if isinstance(schema, str | bytes) else schema
         text = json.dumps(found, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dsbd_errors import install_hint
 from dsbd_ort.constraints import trial
-from dsbd_ort.constraints.canonical_spelling import Spelling
+from dsbd_ort.constraints.canonical_spelling import Spelling, bits_of
 from dsbd_ort.constraints.grammar_memory import MOST_BYTES, GrammarMemory, MemoryLimit
 from dsbd_ort.constraints.matcher_pool import (
     MatcherPool,
@@ -83,9 +83,6 @@ class GrammarTokenizer:
 
     Construction takes about three seconds for a vocabulary of 150,000: make one for a bundle.
     Safe to use from several threads.
-
-    Attributes:
-        spelling: which tokens it writes in sequence.
     """
 
     def __init__(
@@ -97,14 +94,12 @@ class GrammarTokenizer:
         num_threads: int | None = None,
         is_guarded: bool = False,
     ) -> None:
-        """Read a tokenizer.
+        """Read the text of a tokenizer.json.
 
-        Args:
-            tokenizer_json: text of a tokenizer.json.
-            vocab_size: tokens of the model, which may be more or fewer than the tokenizer has.
-            eos_token_ids: tokens that no grammar ever allows: the decoder allows them itself.
-            num_threads: how many compute masks; None is one a core, 32 at most.
-            is_guarded: whether grammars are untrusted: each is tried by ``GrammarTrial`` first.
+        vocab_size: tokens of the model, which may be more or fewer than the tokenizer has.
+        eos_token_ids: tokens that no grammar ever allows: the decoder allows them itself.
+        num_threads: how many compute masks; None is one a core, 32 at most.
+        is_guarded: whether grammars are untrusted: each is tried by ``GrammarTrial`` first.
         """
         library = _library()
         tokenizer_json = _with_plain_spaces(tokenizer_json)
@@ -116,7 +111,8 @@ class GrammarTokenizer:
             size = self._tokenizer.vocab_size
             self._trial = trial.GrammarTrial(tokenizer_json, size, list(eos_token_ids) or None)
         num_words = _num_words(self._tokenizer.vocab_size)
-        text_bits = _text_bits(vocab_size, self._tokenizer.eos_tokens)
+        text_tokens = np.setdiff1d(np.arange(vocab_size), self._tokenizer.eos_tokens)
+        text_bits = bits_of(text_tokens, _num_words(vocab_size))
         if num_threads is None:
             num_threads = min(os.cpu_count() or 1, _MOST_THREADS)
         executor = library.LLExecutor(num_threads) if num_threads > 1 else None
@@ -159,7 +155,6 @@ class GrammarTokenizer:
             return bool(over or unused)
 
     def close(self) -> None:
-        """End the process that tries grammars, if any."""
         if self._trial is not None:
             self._trial.close()
 
@@ -186,7 +181,6 @@ class GrammarTokenizer:
         return matcher
 
     def _follow(self, name: str, matcher: llguidance.LLMatcher, parts: Sequence[str]) -> None:
-        """Refuse a grammar that exceeds a limit after a few tokens."""
         library = _library()
         error = on_deep_stack(
             lambda: error_in_following(library, self._tokenizer, matcher, parts, self._limits)
@@ -282,22 +276,12 @@ def _num_words(vocab_size: int) -> int:
     return (vocab_size + 31) // 32
 
 
-def _text_bits(vocab_size: int, eos_token_ids: Sequence[int]) -> NDArray[np.int32]:
-    is_text = np.zeros(_num_words(vocab_size) * 32, dtype=np.bool_)
-    is_text[:vocab_size] = True
-    is_text[[token for token in eos_token_ids if token < vocab_size]] = False
-    return np.packbits(is_text, bitorder="little").view("<i4").astype(np.int32)
-
-
 @dataclass(slots=True, eq=False)
 class GrammarState:
-    """State of a path under a grammar; its mask is computed when it is first needed.
+    """State of a path under a grammar.
 
-    Attributes:
-        pool: matchers of the request.
-        position: the path.
-        bits: (words,) int32. Allowed tokens, None before they are needed.
-        is_accepting: whether the text may end here; undefined without ``bits``.
+    bits: (words,) int32. Allowed tokens, None before they are needed.
+    is_accepting: whether the text may end here; undefined without ``bits``.
     """
 
     pool: MatcherPool
@@ -312,13 +296,9 @@ class GrammarConstraint:
     If only one text may follow, only the tokenizer's own spelling of it is allowed.
     A text that is complete and cannot be continued ends without an end-of-sequence token; one that
     can be continued ends with such a token.
-
-    Attributes:
-        memory: of the grammar.
     """
 
     def __init__(self, root: llguidance.LLMatcher, masks: TextMasks, memory: GrammarMemory) -> None:
-        """Take a matcher at the beginning of a grammar; ``GrammarTokenizer.constraint`` does."""
         self._root = root
         self._masks = masks
         self.memory = memory
@@ -330,7 +310,6 @@ class GrammarConstraint:
 
     @property
     def name(self) -> str:
-        """Name of the grammar in errors."""
         return self.memory.name
 
     @property
@@ -340,7 +319,6 @@ class GrammarConstraint:
         return memory.has_failed or memory.is_over or memory.followed > MOST_GRAMMAR_BYTES
 
     def start(self, prompt_ids: Sequence[int]) -> States:
-        """Return the beginning of a text, (1,) objects; the prompt does not matter."""
         self.memory.check()
         pool = MatcherPool(self._root, self._masks, self.memory)
         beginning = Position(None, -1)
@@ -348,7 +326,6 @@ class GrammarConstraint:
         return object_states([state])
 
     def advance(self, states: States, tokens: NDArray[np.int64]) -> States:
-        """Return the states of these paths with one more token each, (n,) objects."""
         return object_states(
             [
                 GrammarState(state.pool, Position(state.position, token))
@@ -365,12 +342,10 @@ class GrammarConstraint:
         return TokenMasks(bits=bits)
 
     def accepts(self, states: States) -> NDArray[np.bool_]:
-        """Return whether the text is complete, (n,)."""
         self._fill(states)
         return np.array([state.is_accepting for state in states], dtype=np.bool_)
 
     def has_ended(self, states: States) -> NDArray[np.bool_]:
-        """Return whether the text is complete and cannot be continued, (n,)."""
         self._fill(states)
         ended = [state.is_accepting and not state.bits.any() for state in states]
         return np.array(ended, dtype=np.bool_)

@@ -29,17 +29,13 @@ _BYTES_OF_ONE_STEP = 64 << 20  # the masks of one step may add this before it is
 class GrammarMemory:
     """Memory of one compiled grammar.
 
-    Attributes:
-        name: name of the grammar in errors.
-        compiled: bytes allocated by compiling it.
-        followed: bytes allocated by its requests since then.
-        num_requests: requests that use it now.
-        has_failed: whether a matcher has failed. Its lexer may be at a limit and accept no token.
-        is_over: whether its requests must end because it uses too much memory.
+    compiled, followed: bytes allocated by compiling it, and by its requests since then.
+    num_requests: requests that use it now.
+    has_failed: whether a matcher has failed. Its lexer may be at a limit and accept no token.
+    is_over: whether its requests must end because it uses too much memory.
     """
 
     def __init__(self, name: str, limit: MemoryLimit) -> None:
-        """Count from zero."""
         self.name = name
         self.compiled = self.followed = self.num_requests = 0
         self.has_failed = self.is_over = False
@@ -94,12 +90,9 @@ class MemoryLimit:
     """Bound of the memory of several grammars. Safe to use from several threads."""
 
     def __init__(self, most_bytes: int | None, drop_one: Callable[[], bool]) -> None:
-        """Begin without grammars.
+        """``drop_one`` drops a grammar that is over or unused, and returns whether it found one.
 
-        Args:
-            most_bytes: limit of all grammars; None: unlimited.
-            drop_one: drops a grammar that is over, else one without requests; returns whether it
-                found one.
+        most_bytes: limit of all grammars; None: unlimited.
         """
         self._most_bytes = most_bytes
         self._drop_one = drop_one
@@ -126,7 +119,6 @@ class MemoryLimit:
 
     @property
     def _counted(self) -> list[GrammarMemory]:
-        """Grammars whose requests continue."""
         return [memory for memory in self._memories if not memory.is_over]
 
     def _is_exceeded(self) -> bool:
@@ -153,7 +145,6 @@ class _MallocInfo(ctypes.Structure):
 
 @functools.cache
 def _glibc() -> Any:
-    """Return the C library if it is glibc, else None."""
     try:
         library = ctypes.CDLL(None)
         library.mallinfo2.restype = _MallocInfo

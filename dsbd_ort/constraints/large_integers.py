@@ -73,7 +73,6 @@ def _large_bounds(root: Mapping[str, Any]) -> dict[int, str]:
 
 
 def _large_number(value: object) -> int | float | None:
-    """Return a large number within a JSON value, None without one."""
     if isinstance(value, Mapping | list):
         within = map(_large_number, value.values() if isinstance(value, Mapping) else value)
         return next((number for number in within if number is not None), None)

@@ -43,12 +43,7 @@ class _Guide:
     """A matcher that moves to any position, and the positions on the way to its current one."""
 
     def __init__(self, name: str, root: llguidance.LLMatcher) -> None:
-        """Start at the beginning.
-
-        Args:
-            name: name of the grammar in errors.
-            root: a matcher at the beginning, which has computed no mask. Not changed.
-        """
+        """``root``: a matcher at the beginning, which has computed no mask. Not changed."""
         self._name = name
         self._root = root
         self._matcher = root.deep_copy()
@@ -78,11 +73,7 @@ class _Guide:
 
 
 def consume(name: str, matcher: llguidance.LLMatcher, tail: Sequence[Position]) -> None:
-    """Consume the tokens of ``tail``.
-
-    Raises:
-        ConstraintError: a token is not allowed; the message names it.
-    """
+    """Consume the tokens of ``tail``; a ConstraintError names one that is not allowed."""
     num_done = matcher.try_consume_tokens([position.token for position in tail])
     if num_done == len(tail):
         return
@@ -96,29 +87,20 @@ def consume(name: str, matcher: llguidance.LLMatcher, tail: Sequence[Position]) 
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class TextMasks:
-    """Writes the masks of matchers, in parallel: the text tokens of a model that may follow."""
+    """Writes the masks of matchers, in parallel: the text tokens of a model that may follow.
 
-    def __init__(
-        self,
-        tokenizer: llguidance.LLTokenizer,
-        executor: llguidance.LLExecutor | None,
-        num_words: int,
-        text_bits: NDArray[np.int32],
-    ) -> None:
-        """Set the threads and the sizes.
+    executor: None computes in the caller's thread, one matcher at a time.
+    num_words: words of 32 tokens in the mask of a matcher.
+    text_bits: (words,) int32. The model's tokens without those that end a sequence; no more than
+        ``num_words``.
+    """
 
-        Args:
-            tokenizer: tokenizer of the matchers.
-            executor: the threads; None computes in the caller's thread, one matcher at a time.
-            num_words: words of 32 tokens in the mask of a matcher.
-            text_bits: (words,) int32. The model's tokens without those that end a sequence; no
-                more than ``num_words``.
-        """
-        self._tokenizer = tokenizer
-        self._executor = executor
-        self._num_words = num_words
-        self._text_bits = text_bits
+    tokenizer: llguidance.LLTokenizer
+    executor: llguidance.LLExecutor | None
+    num_words: int
+    text_bits: NDArray[np.int32]
 
     def of(self, matchers: Sequence[llguidance.LLMatcher]) -> NDArray[np.int32]:
         """Return the masks of different matchers, (n, words): token t is bit t % 32 of t // 32."""
@@ -128,20 +110,20 @@ class TextMasks:
 
     def empty(self, number: int) -> NDArray[np.int32]:
         """Return memory for masks, (number, num_words) int32 zeros."""
-        return np.zeros((number, self._num_words), dtype=np.int32)
+        return np.zeros((number, self.num_words), dtype=np.int32)
 
     def of_text(self, bits: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return written masks with only the text tokens of the model."""
-        return bits[:, : len(self._text_bits)] & self._text_bits
+        return bits[:, : len(self.text_bits)] & self.text_bits
 
     def write(self, matchers: Sequence[llguidance.LLMatcher], bits: NDArray[np.int32]) -> None:
         """Write the masks of different matchers into a result of ``empty``."""
-        if self._executor is None or len(matchers) == 1:
+        if self.executor is None or len(matchers) == 1:
             for row, matcher in zip(bits, matchers, strict=True):
                 matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         else:
             rows = [(matcher, row) for row, matcher in enumerate(matchers)]
-            self._executor.unsafe_compute_mask_ptr(
+            self.executor.unsafe_compute_mask_ptr(
                 rows, bits.ctypes.data, bits.strides[0], len(bits)
             )
         is_one_word = np.count_nonzero(bits, axis=1) == 1
@@ -157,13 +139,13 @@ class TextMasks:
         """
         tokens = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
         token = int(tokens[0])
-        if len(tokens) > 1 or not self._tokenizer.is_special_token(token):
+        if len(tokens) > 1 or not self.tokenizer.is_special_token(token):
             return
         text = matcher.compute_ff_bytes().decode(errors="ignore")
         if matcher.validate_tokens([token]) or not text:
             return
-        before, name, _ = text.partition(self._tokenizer.decode_bytes([token]).decode())
-        first = self._tokenizer.greedy_tokenize(before + name)[0]
+        before, name, _ = text.partition(self.tokenizer.decode_bytes([token]).decode())
+        first = self.tokenizer.greedy_tokenize(before + name)[0]
         bits[:] = 0
         bits.view(np.uint32)[first // 32] = 1 << first % 32
 
@@ -172,13 +154,7 @@ class MatcherPool:
     """Matchers of one request. Safe to use from several threads."""
 
     def __init__(self, root: llguidance.LLMatcher, masks: TextMasks, memory: GrammarMemory) -> None:
-        """Begin with the guide.
-
-        Args:
-            root: a matcher at the beginning, which has computed no mask. Not changed.
-            masks: writes the masks.
-            memory: counts the memory of the grammar, and has its name.
-        """
+        """``root``: as of the guide."""
         self._name = memory.name
         self._memory = memory
         self._masks = masks
@@ -190,7 +166,6 @@ class MatcherPool:
             self._guide = _Guide(self._name, root)
 
     def __del__(self) -> None:
-        """Count the memory of the matchers as freed."""
         before = held_bytes()
         self._runners.clear()
         self._guide = None
@@ -214,7 +189,6 @@ class MatcherPool:
         return [(mask.copy(), ends) for mask, ends in zip(masks, are_accepting, strict=True)]
 
     def _written(self, positions: Sequence[Position], bits: NDArray[np.int32]) -> list[bool]:
-        """Write the masks of the positions; return whether the text may end at each."""
         runners = []
         idle, self._runners = self._runners, []
         guide = self._guide

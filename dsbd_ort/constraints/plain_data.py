@@ -12,8 +12,6 @@ One key names the kind, the others set its layout or its end:
 Every grammar may also have ``"canonical": true``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -69,11 +67,9 @@ def kind_of(constraint: object) -> str:
 
 
 def constraint_from_data(data: Mapping[str, Any], trie_of_name: TrieOfName) -> Any:
-    """Return the constraint that plain data describes.
+    """Return the constraint that plain data describes, see the module.
 
-    Args:
-        data: as in this module's docstring.
-        trie_of_name: returns the trie of a file, or of a name.
+    trie_of_name: returns the trie of a file, or of a name.
 
     Raises:
         ConstraintError: the data describes no constraint; the message begins with "constraint".
@@ -90,7 +86,6 @@ def constraint_from_data(data: Mapping[str, Any], trie_of_name: TrieOfName) -> A
 def _constraint_of(
     kind: str, value: Any, others: Mapping[str, Any], trie_of_name: TrieOfName
 ) -> Any:
-    """Return the constraint of a kind in any spelling."""
     if kind == "json_schema":
         return JsonSchema(value, **others)
     if kind == "json_object":

@@ -10,10 +10,7 @@ from dsbd_ort.decoding.logits_processing.constraint import States
 
 
 class Position:
-    """End of a path: its last token and the position before.
-
-    It stores nothing else, because it lives as long as any path through it.
-    """
+    """End of a path; it stores nothing else, as it lives as long as any path through it."""
 
     __slots__ = ("depth", "parent", "token")
 

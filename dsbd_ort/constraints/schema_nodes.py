@@ -1,7 +1,5 @@
 """Schemas within a JSON schema, and the schemas that use each of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

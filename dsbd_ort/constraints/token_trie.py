@@ -58,7 +58,6 @@ class TokenTrie:
         path: Path | None = None,
         items: TrieItems | None = None,
     ) -> None:
-        """Take the arrays of a trie; ``from_sequences`` and its siblings make them."""
         if end not in ("leaf", "eos"):
             raise ConstraintError(f"end is {end!r}; a trie ends with 'leaf' or 'eos'")
         self.end: End = end
@@ -109,13 +108,9 @@ class TokenTrie:
     def from_array(
         cls, array: NDArray[Any], *, end: End = "leaf", items: Sequence[Any] | None = None
     ) -> TokenTrie:
-        """Build the trie of the rows of ``array``.
+        """Build the trie of the rows of ``array``, (num_sequences, longest) integers.
 
-        Args:
-            array: (num_sequences, longest) integers. Shorter sequences are padded with -1 at their
-                end.
-            end: as in the class.
-            items: as in ``from_sequences``.
+        Shorter sequences are padded with -1 at their end.
         """
         if not isinstance(array, np.ndarray):
             raise ConstraintError(
@@ -205,10 +200,7 @@ class TokenTrie:
         return self._items is not None
 
     def items_of(self, token_ids: Sequence[int]) -> list[Any]:
-        """Return the items of a sequence; an incomplete sequence has none.
-
-        token_ids: the sequence, with or without an end-of-sequence token after it.
-        """
+        """Return the items of a sequence, with or without an end-of-sequence token after it."""
         if self._items is None:
             return []
         node = 0
@@ -252,11 +244,9 @@ class TokenTrie:
         return self._row_offsets.nbytes + self._tokens.nbytes + self._is_end.nbytes + of_items
 
     def start(self, prompt_ids: Sequence[int]) -> States:
-        """Return the root, (1,) int64; the prompt does not matter."""
         return np.zeros(1, dtype=np.int64)
 
     def advance(self, states: States, tokens: NDArray[np.int64]) -> States:
-        """Return the children of these nodes by these tokens, (n,) int64."""
         starts, ends = self._row_offsets[states], self._row_offsets[states + 1]
         rows = zip(tokens.tolist(), starts.tolist(), ends.tolist(), strict=True)
         found = [bisect.bisect_left(self._view, token, a, b) for token, a, b in rows]
@@ -271,7 +261,6 @@ class TokenTrie:
         return edges + 1
 
     def allowed(self, states: States) -> TokenLists:
-        """Return the tokens of the edges of these nodes."""
         starts, ends = self._row_offsets[states], self._row_offsets[states + 1]
         rows = [self._tokens[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
         empty = np.empty(0, dtype=np.int64)
@@ -280,7 +269,6 @@ class TokenTrie:
         )
 
     def accepts(self, states: States) -> NDArray[np.bool_]:
-        """Return at which of these nodes a sequence ends."""
         return self._is_end[states]
 
     def has_ended(self, states: States) -> NDArray[np.bool_]:
@@ -315,7 +303,6 @@ class TokenTrie:
         )
 
     def _all_arrays(self) -> list[Any]:
-        """Return the arrays that make this trie, (n,) each."""
         arrays, items = self._arrays, self._items
         of_items = [] if items is None else [items.nodes, items.offsets, items.text]
         return [arrays.row_offsets, arrays.tokens, arrays.is_end, *of_items]
@@ -325,8 +312,8 @@ class TokenTrie:
 
     def __reduce__(self) -> tuple[Callable[..., TokenTrie], tuple[Any, ...]]:
         if self.path is not None:
-            return _load, (self.path.absolute(), self.end)
-        return _restore, (self._arrays, self.end, self._items)
+            return functools.partial(TokenTrie.load, end=self.end), (self.path.absolute(),)
+        return functools.partial(TokenTrie, end=self.end, items=self._items), (self._arrays,)
 
 
 @contextlib.contextmanager
@@ -336,11 +323,3 @@ def _naming(path: Path) -> Iterator[None]:
         yield
     except ConstraintError as error:
         raise ConstraintError(f"{path} does not hold a trie: {error}") from error
-
-
-def _load(path: Path, end: End) -> TokenTrie:
-    return TokenTrie.load(path, end=end)
-
-
-def _restore(arrays: TrieArrays, end: End, items: TrieItems | None) -> TokenTrie:
-    return TokenTrie(arrays, end=end, items=items)

@@ -5,8 +5,6 @@ prime of six digits, or rules nested thousands deep. So a server tries each gram
 with limits of time and memory, and uses it only if that process survives.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import subprocess
@@ -70,14 +68,9 @@ class GrammarTrial:
     def check(self, name: str, source: str, parts: Sequence[str] = ()) -> None:
         """Refuse a grammar that is invalid, cannot be followed, or exceeds the limits.
 
-        Args:
-            name: its name in errors.
-            source: in the language of the library.
-            parts: of the grammar, in that language, that paths from its beginning may not reach.
+        parts: of the grammar, in the language of ``source``, that short paths may not reach.
 
-        Raises:
-            ConstraintError: the grammar is refused.
-            GrammarTrialError: the trial itself failed.
+        ConstraintError: it is refused. GrammarTrialError: the trial itself failed.
         """
         if len(source) > MOST_CHARACTERS:
             raise ConstraintError(
@@ -153,7 +146,6 @@ class GrammarTrial:
 
 
 def _exchange(process: subprocess.Popen[str], message: Any, seconds: float) -> Any:
-    """Send a message; return the answer."""
     assert process.stdin is not None and process.stdout is not None  # both are pipes
     try:
         process.stdin.write(json.dumps(message) + "\n")

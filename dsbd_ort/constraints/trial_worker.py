@@ -6,8 +6,6 @@ child process exceeded the CPU time or memory, and whether the child was killed 
 A child costs milliseconds; reading a large tokenizer takes seconds.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -74,7 +72,6 @@ def _bound(most_seconds: float, most_bytes: int) -> None:
 def _tried(
     library: Any, tokenizer: Any, limits: Any, head: Mapping[str, Any], grammar: Mapping[str, Any]
 ) -> str | None:
-    """Return the error of a grammar that is compiled and followed, None without one."""
     found: list[str | None] = []
 
     def try_it() -> None:
@@ -97,13 +94,9 @@ def error_in_following(
     A grammar may exceed a limit only after its first tokens: an object of a schema may have more
     optional properties than a position can hold.
 
-    Args:
-        library: llguidance.
-        tokenizer: tokenizer of the matcher.
-        matcher: at the beginning of the grammar, where it stays.
-        parts: sources of parts of the grammar, which short paths may not reach. A part that is not
-            a grammar by itself is skipped.
-        limits: limits of the matcher.
+    matcher: at the beginning of the grammar, where it stays.
+    parts: sources of parts of the grammar, which short paths may not reach. A part that is not a
+        grammar by itself is skipped.
     """
     error = _error_on_paths(matcher, tokenizer)
     for source in parts if error is None else ():
@@ -135,7 +128,6 @@ def _error_on_paths(matcher: Any, tokenizer: Any) -> str | None:
 def _drawn(
     mask: bytes, ends: list[int], end_ids: frozenset[int], draw: random.Random
 ) -> int | None:
-    """Return a token of a mask, None if the mask is empty."""
     preferred = [token for token in ends if mask[token // 8] >> token % 8 & 1]
     if preferred and draw.random() < 0.5:
         return draw.choice(preferred)

@@ -5,8 +5,6 @@ few tokens; longer sequences are packed piece by piece, each piece after the num
 the sequence has reached.
 """
 
-from __future__ import annotations
-
 import itertools
 import operator
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -55,11 +53,7 @@ class _Level:
 
 
 def joined(sequences: Iterable[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the concatenated token ids of sequences, and the length of each.
-
-    Raises:
-        ConstraintError: names the first that is not a sequence of token ids.
-    """
+    """Return the joined ids of sequences, and lengths; a ConstraintError names a wrong one."""
     if not isinstance(sequences, Iterable):
         raise ConstraintError(f"the sequences are {shown(sequences)}; give lists of token ids")
     sequences = sequences if isinstance(sequences, Sequence) else list(sequences)
@@ -77,7 +71,6 @@ def joined(sequences: Iterable[Sequence[int]]) -> tuple[NDArray[np.int64], NDArr
 
 
 def _fault(sequences: Sequence[Any]) -> ConstraintError:
-    """Return the error of the first invalid sequence or token id."""
     expected = f"expected a whole number from 0 to {_MAX_TOKEN}"
     for index, sequence in enumerate(sequences):
         try:
@@ -179,13 +172,10 @@ def _codes(
 def _levels_of(
     keys: NDArray[np.int64], depths: int, token_bits: int
 ) -> Generator[_Level, None, NDArray[np.int64]]:
-    """Yield the levels of one piece; return each key's node in the last of them.
+    """Yield the levels of one piece of ``depths`` tokens; return each key's node in the last.
 
-    Args:
-        keys: (num_sequences,) int64, sorted. From the high bits to the low ones: the node reached
-            before, ``depths`` codes of ``token_bits`` bits, and 1 if the sequence goes on.
-        depths: how many tokens a piece has.
-        token_bits: how many bits a code has.
+    keys: (num_sequences,) int64, sorted. From the high bits to the low ones: the node reached
+        before, ``depths`` codes of ``token_bits`` bits, and 1 if the sequence goes on.
     """
     mask = (1 << token_bits) - 1
     ranks = keys >> depths * token_bits + 1

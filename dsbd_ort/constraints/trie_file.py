@@ -5,8 +5,6 @@ A saved trie is one file of consecutive .npy arrays: [version, 1 if it ends with
 [CRC-32 of all bytes before it]. So a file that has lost pages or bytes is refused.
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 import json
@@ -73,7 +71,11 @@ def map_arrays(path: Path) -> tuple[TrieArrays, str, TrieItems | None]:
     try:
         with path.open("rb") as file:
             head = _map_next(file, path)
-            _check_version(head, path)
+            if head.shape != (2,) or head[0] != _VERSION:
+                raise ConstraintError(
+                    f"{path} begins with {head.tolist()[:2]}, a trie of this release with "
+                    f"{_VERSION}; save it again"
+                )
             stop = _check_seal(file)
             row_offsets, tokens, is_end = (_map_next(file, path) for _ in range(3))
             of_items = [_map_next(file, path) for _ in range(3)] if file.tell() < stop else None
@@ -92,14 +94,6 @@ def map_arrays(path: Path) -> tuple[TrieArrays, str, TrieItems | None]:
     if items is not None and not _are_items(items, len(is_end)):
         raise ConstraintError(f"{path} has arrays that do not form items; save it again")
     return arrays, "eos" if head[1] else "leaf", items
-
-
-def _check_version(head: NDArray[Any], path: Path) -> None:
-    if head.shape != (2,) or head[0] != _VERSION:
-        raise ConstraintError(
-            f"{path} begins with {head.tolist()[:2]}, a trie of this release with {_VERSION}; "
-            "save it again"
-        )
 
 
 def _check_seal(file: BinaryIO) -> int:
@@ -188,7 +182,6 @@ def _unreadable(path: Path, error: Exception) -> ConstraintError:
 
 
 def _json_line(line: str) -> dict[str, Any] | None:
-    """Return the object of a line with a sequence and an item, None for any other line."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):

@@ -37,11 +37,7 @@ class TrieItems:
 
     @classmethod
     def of(cls, nodes: NDArray[np.int64], items: Sequence[Any]) -> TrieItems:
-        """Return the items of sequences that end at ``nodes``, (num_items,) int64 each.
-
-        Raises:
-            ConstraintError: an item is no JSON value.
-        """
+        """Return the items of sequences that end at ``nodes``, (num_items,) int64 each."""
         order = nodes.argsort(kind="stable")
         texts = [_json(items[index], index) for index in order.tolist()]
         sizes = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))

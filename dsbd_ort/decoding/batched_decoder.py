@@ -1,14 +1,10 @@
 """Several requests on the same engines: their trees are one, verified in one forward.
 
 Each request runs the loop of ``decode`` and gets what it would get alone; here its engine calls are
-made together with those of the others. An iteration makes draft calls as long as a request needs
-one, then one call of the target for all. Of the prompts that are still being computed, as many go
-on as fit one prefill chunk. Requests join and leave between two iterations. Where the rows of a
-call do not fit a bounded cache, the youngest request is preempted: its rows are dropped, and
-computed again once it is resumed; what it returns stays the same.
+made together with those of the others: as many draft calls as any request needs, then one call of
+the target. If the rows of a call do not fit a bounded cache, the youngest request is preempted: its
+rows are dropped, and computed again once it is resumed; what it returns stays the same.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import itertools
@@ -18,20 +14,18 @@ from dataclasses import dataclass, field
 
 from dsbd_forward.engine import Engine
 from dsbd_forward.forward import ForwardResult
-from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
+from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.decode import DecodingLoop, decoding_loop
 from dsbd_ort.decoding.drafting.cost_curve import Costs, observe_call
 from dsbd_ort.decoding.engine_call import Clock, EngineCall, EngineCalls, Role, forward_groups
-from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, SharedKVCache
+from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, PrefixCache, SharedKVCache
 from dsbd_ort.decoding.preemption import PreemptedRows, recomputed
 from dsbd_ort.decoding.request import DecodingRequest
 from dsbd_ort.decoding.result import DecodeResult, IterationOutput
 
 Outcome = DecodeResult | BaseException
-"""How a request ended; an exception is the one that ``decode`` would have raised.
-
-Trace recorders and stop states are callers' code, so it may be any exception: the other requests
-go on."""
+"""How a request ended; an exception is the one that ``decode`` would have raised, of any type, as
+trace recorders and stop states are callers' code: the other requests go on."""
 
 
 @dataclass(frozen=True)
@@ -44,22 +38,17 @@ class BatchMember:
     """A request of a batched decoder, from ``join`` to its end or ``leave``.
 
     Attributes:
-        views: by engine, its rows of the cache.
-        loop: of the request.
-        request: as it was given.
         wanted: the engine call that the loop waits for, None once it is over, and before it starts.
-        waits_since: when it began to wait for that, on the clock of the request.
         has_started: whether the loop runs; before, the prompt is being computed for another.
         preempted: by engine, rows that must be computed again before.
-        recomputation: of these, once it is resumed.
-        wanted_again: the engine call that the recomputation waits for.
+        recomputation: of these, once it is resumed; ``wanted_again``: the call it waits for.
     """
 
-    views: dict[Role, CacheView]
+    views: dict[Role, CacheView]  # by engine, its rows of the cache
     loop: DecodingLoop
     request: DecodingRequest
     wanted: EngineCall | None = None
-    waits_since: float = 0.0
+    waits_since: float = 0.0  # when it began to wait for that, on the clock of the request
     has_started: bool = False
     preempted: dict[Role, PreemptedRows] = field(default_factory=dict)
     recomputation: EngineCalls[None] | None = None
@@ -98,11 +87,7 @@ class Progress:
 
 
 class BatchedDecoder:
-    """The live requests of a target and, where there is one, its draft.
-
-    Attributes:
-        caches: by engine, its cache, of which every request has a view.
-    """
+    """The live requests of a target and, if there is one, its draft; ``caches``: by engine."""
 
     def __init__(
         self,
@@ -131,8 +116,7 @@ class BatchedDecoder:
             role: SharedKVCache(model, max_rows, shares_prefixes=shares_prefixes)
             for role, model in models.items()
         }
-        self._costs = costs
-        self._clock = clock
+        self._costs, self._clock = costs, clock
         self._shares_prefixes = shares_prefixes
         self._members: list[BatchMember] = []
 
@@ -147,15 +131,13 @@ class BatchedDecoder:
         return max(cache.num_used for cache in self.caches.values())
 
     def join(self, request: DecodingRequest) -> BatchMember:
-        """Take in a request; it starts with the next iteration, or once its prompt is computed.
+        """Take in a request, which starts with the next iteration.
 
-        The latter where another request is computing the same prompt: the samples of one request
-        compute it once.
-
-        Raises what ``decoding_loop`` raises, unless it starts later.
+        Or once its prompt is computed, if another request is computing the same one. Raises what
+        ``decoding_loop`` raises, unless it starts later.
         """
         views = {
-            role: cache.open_view(PrefixCache(source=request.source))
+            role: CacheView(cache, PrefixCache(source=request.source))
             for role, cache in self.caches.items()
         }
         request = dataclasses.replace(request, num_sharers=lambda: len(self._members))
@@ -178,7 +160,7 @@ class BatchedDecoder:
         member.recomputation = member.wanted_again = None
         for role, view in member.views.items():
             if role in member.preempted:  # again, before all of them were there
-                member.preempted[role].close()
+                self.caches[role].close_view(member.preempted[role])
             else:
                 member.preempted[role] = PreemptedRows(view)
 
@@ -221,10 +203,7 @@ class BatchedDecoder:
             self.caches[role].release_source(view)
 
     def iterate(self) -> list[Progress]:
-        """Run one iteration of every request; return what it brought.
-
-        A request whose prompt is still being computed brings nothing; one that ends has left.
-        """
+        """Run one iteration of every request; return its outputs, none of unfinished prompts."""
         progress: list[Progress] = []
         for member in [member for member in self._members if not member.has_started]:
             if not self._prompt_is_coming(member):
@@ -240,10 +219,7 @@ class BatchedDecoder:
         return progress
 
     def _next_prompts(self, role: Role) -> set[BatchMember]:
-        """Return whose prompts go on in this iteration: the oldest, no more rows than one piece.
-
-        So the others wait no longer for many long prompts than for one.
-        """
+        """Return whose prompts go on in this iteration: the oldest, no more rows than one piece."""
         prompts: set[BatchMember] = set()
         num_rows = 0
         for member in self._members:
@@ -272,17 +248,19 @@ class BatchedDecoder:
         member_by_call = {member.call: member for member in members if member.call is not None}
         joins_sources = self.caches[role].model.spec.joins_sources
         for calls in forward_groups(list(member_by_call), joins_sources=joins_sources):
+            # Those that were not preempted for others.
             together = [member_by_call[call] for call in calls]
-            live = [
-                member for member in together if member in self._members
-            ]  # not preempted for others
+            live = [member for member in together if member in self._members]
             self._run_together(role, live, progress)
 
     def _run_together(
         self, role: Role, members: list[BatchMember], progress: list[Progress]
     ) -> None:
-        """Make calls in one forward."""
-        self._preempt_as_asked(members, progress)
+        youngest = self._members[-1] if self._members else None
+        if youngest in members and youngest.call is not None:
+            preempts = youngest.request.preempts
+            if preempts is not None and preempts(youngest.call):
+                self._preempt_youngest(members, progress)
         self._read_sources(role, members, progress)
         self._make_room(role, members, progress)
         if not members:
@@ -301,14 +279,6 @@ class BatchedDecoder:
         for member, call, result in zip(members, calls, results, strict=True):
             call.meter.count(call.num_rows, seconds)
             self._advance(member, result, progress)
-
-    def _preempt_as_asked(self, members: list[BatchMember], progress: list[Progress]) -> None:
-        """Preempt the youngest request, and remove it from ``members``, if its schedule says so."""
-        if not members or (youngest := self._members[-1]) not in members:
-            return
-        call, preempts = youngest.call, youngest.request.preempts
-        if preempts is not None and call is not None and preempts(call):
-            self._preempt_youngest(members, progress)
 
     def _preempt_youngest(self, members: list[BatchMember], progress: list[Progress]) -> None:
         youngest = self._members[-1]
@@ -333,10 +303,7 @@ class BatchedDecoder:
                     self._end(member, error, progress)
 
     def _make_room(self, role: Role, members: list[BatchMember], progress: list[Progress]) -> None:
-        """Preempt the youngest requests until the calls of ``members`` fit; remove them from there.
-
-        The oldest is left in any case.
-        """
+        """Preempt the youngest of several requests until the calls of ``members`` fit."""
         cache = self.caches[role]
         while len(self._members) > 1:
             calls = (member.call for member in members)

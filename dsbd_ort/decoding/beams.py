@@ -15,11 +15,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One entry of ``Hypotheses``: the new tokens of a beam.
-
-    Attributes:
-        index: of the entry; 0 is the empty hypothesis.
-    """
+    """One entry of ``Hypotheses``: the new tokens of a beam; 0 is the empty one."""
 
     hypotheses: Hypotheses
     index: int
@@ -59,9 +55,7 @@ class Hypothesis:
 class Hypotheses:
     """All hypotheses of a request as back-pointers: each is its parent and one more token.
 
-    Entry 0 is the empty one, with which every request starts.
-
-    The attributes have room for more entries than there are: read them anew after ``extend``.
+    Entry 0 is the empty one. Read the attributes anew after ``extend``.
 
     Attributes:
         parents, tokens, lengths: (room,) int64.
@@ -132,14 +126,11 @@ class Hypotheses:
 
 
 class Agreement:
-    """The first tokens that all live hypotheses share, followed from iteration to iteration.
+    """``entries`` and ``tokens`` that all live hypotheses share, from iteration to iteration.
 
-    Of the hypotheses' tree it keeps the branches that still live: how many each entry has, and the
-    exclusive or of these, which is the branch itself where there is one. Every entry is added and
+    Of every entry of the hypotheses' tree it keeps the number of branches that still live, and
+    their exclusive or, which is the branch itself if there is only one. Every entry is added and
     removed once, however long the hypotheses are.
-
-    Attributes:
-        entries, tokens: the shared ones, from the first on.
     """
 
     def __init__(self, hypotheses: Hypotheses) -> None:
@@ -154,22 +145,6 @@ class Agreement:
     def update(self, live: Ints) -> None:
         """Take the live hypotheses; all of them extend earlier live ones or are among them."""
         live = np.unique(live)
-        self._grow(live)
-        gone = self._live[~np.isin(self._live, live)]
-        while len(gone := gone[self._num_branches[gone] == 0]):
-            parents = self._hypotheses.parents[gone]
-            np.subtract.at(self._num_branches, parents, 1)
-            np.bitwise_xor.at(self._branches, parents, gone)
-            gone = np.unique(parents)
-        self._live = live
-        entry = self.entries[-1] if self.entries else 0
-        while self._num_branches[entry] == 1 and entry not in live:
-            entry = int(self._branches[entry])
-            self.entries.append(entry)
-            self.tokens.append(int(self._hypotheses.tokens[entry]))
-
-    def _grow(self, live: Ints) -> None:
-        """Add the paths of ``live`` down from the entries known so far."""
         size = int(live[-1]) + 1
         if size > len(self._num_branches):
             more = np.zeros(2 * size - len(self._num_branches), dtype=np.int64)
@@ -183,6 +158,18 @@ class Agreement:
             np.bitwise_xor.at(self._branches, parents, new)
             new = np.unique(parents[(parents >= self._num_known) & ~has_more])
         self._num_known = max(self._num_known, size)
+        gone = self._live[~np.isin(self._live, live)]
+        while len(gone := gone[self._num_branches[gone] == 0]):
+            parents = self._hypotheses.parents[gone]
+            np.subtract.at(self._num_branches, parents, 1)
+            np.bitwise_xor.at(self._branches, parents, gone)
+            gone = np.unique(parents)
+        self._live = live
+        entry = self.entries[-1] if self.entries else 0
+        while self._num_branches[entry] == 1 and entry not in live:
+            entry = int(self._branches[entry])
+            self.entries.append(entry)
+            self.tokens.append(int(self._hypotheses.tokens[entry]))
 
 
 @dataclass(frozen=True, slots=True)

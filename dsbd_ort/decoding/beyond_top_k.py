@@ -1,12 +1,10 @@
-"""Distributions over more tokens than a top-k head returns, from its K logits where they settle it.
+"""Distributions over more tokens than a top-k head returns, from its K logits if these suffice.
 
-With top-p or min-p few tokens may be drawn, as a rule all among the K largest: with the row's
-log-normalizer they bound what the others weigh together, and so where the cut lies. A row that they
-do not settle is read whole, as every row is without such a cut; then more of its largest logits
-settle it as a rule, and it is hardly ever sorted whole.
+With top-p or min-p few tokens may be drawn, usually all among the K largest: with the row's
+log-normalizer they bound the mass of the others, and so where the cut lies. A row that they do not
+settle is read whole, as every row is without such a cut; then more of its largest logits usually
+settle it.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,11 +14,7 @@ from numpy.typing import NDArray
 
 from dsbd_forward.logits import Logits
 from dsbd_forward.rows import largest_logits
-from dsbd_ort.decoding.distribution import (
-    DenseDistributions,
-    Floats,
-    ListedDistributions,
-)
+from dsbd_ort.decoding.distribution import DenseDistributions, Floats, ListedDistributions
 from dsbd_ort.decoding.warp import Warp
 
 _PRECISION = 1e-5  # of a head's log-normalizer, times the largest logit, as the export demands
@@ -31,15 +25,10 @@ _NEAR = 1e-9  # a cut this near to a token's mass, relatively, is settled by the
 def distributions_beyond_top_k(
     warp: Warp, logits: Logits, vocab_size: int
 ) -> ListedDistributions | DenseDistributions:
-    """Return the distributions after nodes.
+    """Return the distributions after nodes; raises as ``Warp.distributions``.
 
-    Args:
-        warp: of a sampling request, whose top_k is 0 or more than K.
-        logits: of an engine with a top-k head that keeps all logits.
-        vocab_size: V.
-
-    Raises:
-        ModelError: as ``Warp.distributions``.
+    warp: of a sampling request, whose top_k is 0 or more than K. logits: of an engine with a top-k
+    head that keeps all logits.
     """
     tokens, scores = logits.most_probable(0)
     normalizers = logits.log_normalizers
@@ -62,7 +51,7 @@ def _of_whole_rows(
 ) -> ListedDistributions:
     """Return the distributions of rows, (n, V), whose log-normalizers are (n, 1).
 
-    numbers: of largest logits, by so many of which a row is tried before it is sorted whole.
+    numbers: of largest logits, tried one after the other before a row is sorted whole.
     """
     vocab_size = rows.shape[1]
     if warp.top_k:
@@ -100,14 +89,9 @@ def settled(
 ) -> tuple[Floats, NDArray[np.bool_]]:
     """Return warped log-probabilities of the K largest logits, and of which rows they are right.
 
-    Args:
-        warp: as above.
-        scores: (num_rows, K) float64, by decreasing logit.
-        normalizers: (num_rows, 1) float64, at temperature 1, of all V logits.
-        vocab_size: V.
-
-    Returns:
-        (num_rows, K) float64, -inf where a token is cut; (num_rows,) bool.
+    scores: (num_rows, K) float64, by decreasing logit. normalizers: (num_rows, 1) float64, at
+    temperature 1, of all V logits. Returns (num_rows, K) float64, -inf if a token is cut;
+    (num_rows,) bool.
     """
     if not _cuts(warp):
         return np.full_like(scores, -np.inf), np.zeros(len(scores), dtype=np.bool_)
@@ -136,13 +120,12 @@ def settled(
 def mass_of_others(
     temperature: float, scores: Floats, normalizers: Floats, vocab_size: int
 ) -> tuple[Floats, Floats]:
-    """Return bounds of what all tokens but the K weigh, the most probable one weighing 1.
+    """Return bounds of the mass of all tokens except the K, if the most probable one weighs 1.
 
     At temperature 1 their mass M is what the log-normalizer leaves, and none of them weighs more
-    than w, the last of the K. With weights to the power 1 / T they come to M * w ** (1 / T - 1) if
-    as few as can be have all of M, and to n ** (1 - 1 / T) * M ** (1 / T) if all n have as much:
-    in a colder distribution the most and the least that they can weigh, in a hotter one the other
-    way round.
+    than w, the last of the K. With weights to the power 1 / T their mass is M * w ** (1 / T - 1) if
+    as few as can be have all of M, and n ** (1 - 1 / T) * M ** (1 / T) if all n have as much: in a
+    colder distribution the upper and the lower bound, in a hotter one the other way round.
 
     Returns (num_rows, 1) float64 each.
     """

@@ -1,146 +1,18 @@
 """One request's rows of an engine's key/value cache, and which of them each of its nodes sees."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.engine import Engine
 from dsbd_forward.features import Features
-from dsbd_forward.forward import Source
 from dsbd_ort.decoding.engine_call import Meter
-
-Rows = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class RowIdentity:
-    """Everything that the rows of a path depend on; paths with equal ones may share rows.
-
-    Attributes:
-        tokens: from position 0 on.
-        source: what they depend on besides.
-    """
-
-    tokens: list[int]
-    source: Source = None
-
-    def num_common(self, other: RowIdentity) -> int:
-        """Return how many first rows both have in common."""
-        if self.source != other.source:
-            return 0
-        num_common = 0
-        for ours, theirs in zip(self.tokens, other.tokens, strict=False):
-            if ours != theirs:
-                break
-            num_common += 1
-        return num_common
-
-
-@dataclass(frozen=True)
-class PromptFeature:
-    """The target's feature of the last of so many first tokens, for the draft's row of the next."""
-
-    num_tokens: int
-    feature: Features
-
-
-@dataclass
-class PrefixCache:
-    """The tokens whose rows begin a path in an engine's cache, for a request that begins alike.
-
-    Valid at any time between two requests, also after one that was given up half-way.
-
-    Attributes:
-        tokens: from position 0 on.
-        rows: (>= num_tokens,) int64 increasing. The row of each.
-        feature: with a feature draft, the target's feature after the last prompt; None: no feature.
-        source: of the rows.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    rows: Rows = field(default_factory=lambda: np.arange(0))
-    feature: PromptFeature | None = None
-    source: Source = None
-
-    @property
-    def identity(self) -> RowIdentity:
-        """Everything that its rows depend on."""
-        return RowIdentity(self.tokens, self.source)
-
-    def begin(self, identity: RowIdentity) -> None:
-        """Keep what a path has in common with these rows; be a prefix of that path from now on."""
-        self.shorten(self.identity.num_common(identity))
-        self.source = identity.source
-
-    def shorten(self, num_tokens: int) -> None:
-        """Keep the first tokens alone."""
-        self.tokens, self.rows = self.tokens[:num_tokens], self.rows[:num_tokens]
-        if self.feature is not None and self.feature.num_tokens > num_tokens:
-            self.feature = None
-
-    def copy_of(self, num_tokens: int) -> PrefixCache:
-        """Return the first tokens as a prefix of its own."""
-        copy = PrefixCache(self.tokens, self.rows, self.feature, self.source)
-        copy.shorten(num_tokens)
-        return copy
-
-
-class UsedRows(Protocol):
-    """Rows that a request uses now: the seam between a cache and its requests.
-
-    Attributes:
-        prefix: the tokens of the prompt's rows.
-    """
-
-    prefix: PrefixCache
-
-    def used(self) -> NDArray[np.bool_]:
-        """Return which rows of the cache they are, (num_rows of the engine,) bool."""
-
-    def renumber(self, kept: Rows, new_rows: Rows) -> None:
-        """Follow the engine, which has kept the rows ``kept``; ``new_rows`` is new row by old."""
-
-
-class RowCache(Protocol):
-    """The cache of an engine as its views see it; see ``SharedKVCache``."""
-
-    @property
-    def model(self) -> Engine:
-        """The engine."""
-
-    def recorded(self, rows: Rows) -> NDArray[np.int64]:
-        """Return tokens and positions of these rows, (2, n) int64."""
-
-    def longest_prefix(self, identity: RowIdentity) -> PrefixCache:
-        """Return a copy of the longest prefix of a path of any view."""
-
-    def expect(self, num_new: int) -> None:
-        """Let the engine make room for so many more rows than are in use, within its limit."""
-
-    def add(self, rows: UsedRows) -> None:
-        """Keep these rows until they are closed or removed."""
-
-    def remove(self, rows: UsedRows) -> None:
-        """Keep these rows no longer."""
-
-    def close_view(self, view: UsedRows) -> None:
-        """Give up a view's rows; until dropped its prefix may serve a request that begins alike."""
-
-
-class OwnFeatures(Protocol):
-    """The features of a feature draft's own that rows of a view come from."""
-
-    def own_of(self, slot: int) -> tuple[Features, int] | None:
-        """Return the one that a slot's row comes from, None where it is the target's."""
+from dsbd_ort.decoding.kv_cache import PrefixCache, Rows, SharedKVCache
 
 
 class CacheView:
-    """One request's rows of an engine's cache, and which of them each of its nodes sees.
+    """UsedRows: one request's rows of an engine's cache, and which of them each of its nodes sees.
 
     A node that was computed has a *slot*; slot 0 sees the prompt. Visibility is packed: bit c of a
     slot says whether it sees row c of the cache, lowest first. With the prompt in the rows 0 and 1,
@@ -152,18 +24,19 @@ class CacheView:
     so comes from no feature: such drafts are trained without it.
 
     Attributes:
-        row_cache: the engine's cache.
-        spec: of the engine.
+        row_cache, spec: of the engine.
         prefix: the tokens of the prompt's rows.
         meter: counts the engine calls of the request.
         num_slots: slots in use, slot 0 included.
         num_rows_at_end: rows that it held when it ended.
-        own_features: that its rows come from, of a feature draft.
+        own_features: of a feature draft: returns the feature of its own that a slot's row comes
+            from, None if it is the target's.
     """
 
-    own_features: OwnFeatures | None = None
+    own_features: Callable[[int], tuple[Features, int] | None] | None = None
 
-    def __init__(self, row_cache: RowCache, prefix: PrefixCache) -> None:
+    def __init__(self, row_cache: SharedKVCache, prefix: PrefixCache) -> None:
+        """Open a view that begins with the rows of ``prefix``, which is kept valid."""
         self.row_cache = row_cache
         self.spec = row_cache.model.spec
         self.prefix = prefix
@@ -172,6 +45,7 @@ class CacheView:
         self._hides_first = self.spec.reads_features
         self._seen = np.zeros((64, 32), dtype=np.uint8)  # (slot capacity, bytes)
         self.num_slots = 1
+        row_cache.open_view(self)
 
     @property
     def num_rows(self) -> int:
@@ -200,14 +74,10 @@ class CacheView:
         return mask
 
     def append(self, parent_slots: NDArray[np.int64], first_row: int) -> NDArray[np.bool_]:
-        """Add nodes, whose slots and rows are the next ones; return the mask of their rows.
+        """Add nodes, whose slots and rows are the next ones; return their mask.
 
-        Args:
-            parent_slots: (S,) int64. The slot of each node's parent, which may be a new one.
-            first_row: row of the first.
-
-        Returns:
-            (S, first_row + S) bool.
+        parent_slots: (S,) int64. The slot of each node's parent, which may be a new one.
+        first_row: row of the first. Returns (S, first_row + S) bool.
         """
         size, first = len(parent_slots), self.num_slots
         num_rows = first_row + size
@@ -224,38 +94,23 @@ class CacheView:
         else:
             seen[is_new] = 0
             seen_of_own |= own
+            # Among the new nodes, the parent, or the node itself if that is none of them.
             above = np.where(is_new, parent_slots - first, np.arange(size))
-            self._add_ancestors(seen, above)
+            while True:  # twice as many ancestors in every round
+                seen |= seen.take(above, axis=0)
+                farther = above[above]
+                if not len((farther != above).nonzero()[0]):
+                    break
+                above = farther
         self._seen[first : self.num_slots] = seen
         mask = np.unpackbits(seen, axis=1, count=num_rows, bitorder="little").view(np.bool_)
         if self._hides_first and not len(self.prefix.rows):
-            self._hide_root(mask, (parent_slots == 0).nonzero()[0], first)
+            for root in (parent_slots == 0).nonzero()[0].tolist():  # the prompt's one token, if new
+                row = first_row + root
+                self._seen[first : self.num_slots, row >> 3] &= 255 ^ (1 << (row & 7))
+                mask[:, row] = False
+                mask[root, row] = True
         return mask
-
-    def _hide_root(
-        self, mask: NDArray[np.bool_], roots: NDArray[np.int64], first_slot: int
-    ) -> None:
-        """Let only the prompt's one token see its own row, which ``roots`` says if it is new."""
-        first_row = mask.shape[1] - len(mask)
-        for root in roots.tolist():
-            row = first_row + root
-            self._seen[first_slot : self.num_slots, row >> 3] &= 255 ^ (1 << (row & 7))
-            mask[:, row] = False
-            mask[root, row] = True
-
-    @staticmethod
-    def _add_ancestors(seen: NDArray[np.uint8], above: NDArray[np.int64]) -> None:
-        """Let new nodes see what their new ancestors see, twice as many of these in every round.
-
-        seen: (S, bytes). above: (S,) int64, the parent among the S, or the node itself where its
-        parent is none of them.
-        """
-        while True:
-            seen |= seen.take(above, axis=0)
-            farther = above[above]
-            if not len((farther != above).nonzero()[0]):
-                return
-            above = farther
 
     def forget_own_rows(self, slots: NDArray[np.int64]) -> None:
         """Let the slots see what the parents of their nodes do: no longer their own rows."""
@@ -287,7 +142,6 @@ class CacheView:
         self._seen[0] = 0  # the prefix is all that is left
 
     def used(self) -> NDArray[np.bool_]:
-        """See UsedRows.used."""
         num_rows = self.row_cache.model.num_rows
         self._reserve(0, num_rows)
         seen = np.bitwise_or.reduce(self._seen[: self.num_slots])
@@ -296,7 +150,6 @@ class CacheView:
         return is_used
 
     def renumber(self, kept: Rows, new_rows: Rows) -> None:
-        """See UsedRows.renumber."""
         self.prefix.rows = new_rows[self.prefix.rows[: len(self.prefix.tokens)]]
         bits = _unpacked(self._seen[: self.num_slots], len(new_rows))
         self.show(bits[:, kept])

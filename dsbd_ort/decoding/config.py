@@ -15,10 +15,7 @@ from dsbd_ort.decoding.strategies import STRATEGIES, Strategy
 
 
 class DecodingOptions(TypedDict, total=False):
-    """The options that a caller gives, as keyword arguments; ``OPTION_TABLE`` explains each.
-
-    Numbers may be of any exact type, numpy's too.
-    """
+    """The options that a caller gives; numbers may be of any exact type, numpy's too."""
 
     strategy: str | None
     num_beams: int | None
@@ -73,9 +70,8 @@ class DecodingOptions(TypedDict, total=False):
 class DecodingConfig:
     """The options of one request, all of them, checked, as plain Python values.
 
-    It is made of ``DecodingOptions``; ``OPTION_TABLE`` explains each, and has the defaults. An
-    option that means nothing to the strategy or to another option is refused unless its value is
-    neutral.
+    ``OPTION_TABLE`` explains each, and has the defaults. An option that means nothing to the
+    strategy or to another option is refused unless its value is neutral.
 
     Attributes:
         drafter: None: the draft model if the bundle has one, else n-grams.
@@ -84,8 +80,7 @@ class DecodingConfig:
             is. ``settled`` decides them.
         seed: None: a random one. ``decode`` takes a generator instead.
         eos_token_id: None: the model's own; none in ``decode``.
-        min_beams: None if the width is fixed.
-        coupling: None if nothing is sampled.
+        min_beams, coupling: None if the width is fixed; if nothing is sampled.
     """
 
     strategy: str
@@ -151,12 +146,7 @@ class DecodingConfig:
     def settled(self, *, costs_are_known: bool, has_draft: bool = True) -> DecodingConfig:
         """Return the config with nothing left open about drafting; itself if nothing is.
 
-        ``max_new_tokens`` is at most the length of the constraint's longest path, and rows are
-        reserved for no more: only a forced last token could follow.
-
-        Args:
-            costs_are_known: whether the costs of engine calls are, which "throughput" needs.
-            has_draft: whether there is a draft model.
+        ``max_new_tokens`` is at most the length of the constraint's longest path.
         """
         longest = self.longest_path
         is_shorter = longest is not None and longest < self.max_new_tokens

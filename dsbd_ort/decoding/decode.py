@@ -1,9 +1,8 @@
 """The decoding loop: draft a forest, verify it in one target call, select, prune, observe.
 
-The page to read first. Every strategy is this loop (docs/algorithm.md 3); they differ in
-the selection rule that their row of the strategy table names. The loop yields the engine calls that
-it needs and never makes one: ``decode`` makes those of one request, ``batched_decoder`` those of
-several requests together.
+Start here. Every strategy is this loop (docs/algorithm.md 3) with its own selection rule. The loop
+yields the engine calls that it needs and never makes one: ``decode`` makes those of one request,
+``batched_decoder`` those of several requests together.
 
 Glossary:
     iteration         draft, verify, select, prune once
@@ -16,8 +15,6 @@ Glossary:
     committed         accepted and bonus layers together: final, never taken back
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Generator, Sequence
 
@@ -26,21 +23,20 @@ import numpy as np
 from dsbd_forward.engine import Engine
 from dsbd_forward.forward import ForwardResult
 from dsbd_ort.decoding.beams import Beams
-from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
+from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.drafting.cost_curve import LearnedCosts, observe_call
 from dsbd_ort.decoding.drafting.draft import DraftLayer, Iteration
 from dsbd_ort.decoding.drafting.measured_costs import learn_from_first_calls
 from dsbd_ort.decoding.engine_call import Clock, EngineCall, EngineCalls, Role
 from dsbd_ort.decoding.errors import ModelError
-from dsbd_ort.decoding.kv_cache import SharedKVCache
+from dsbd_ort.decoding.kv_cache import PrefixCache, SharedKVCache
 from dsbd_ort.decoding.logits_processing.path_states import StopState
 from dsbd_ort.decoding.preemption import PreemptedRows, recomputed
 from dsbd_ort.decoding.request import GIVE_UP_INTERVAL, DecodingRequest, check_request
 from dsbd_ort.decoding.result import DecodeResult, IterationOutput, decoded_sequences, result_of
 from dsbd_ort.decoding.rule import Finished
 from dsbd_ort.decoding.set_up import LoopParts, set_up
-from dsbd_ort.decoding.top_tokens import TopTokens
 from dsbd_ort.decoding.trace import TraceRecorder
 
 Prefixes = tuple[PrefixCache, PrefixCache]
@@ -70,18 +66,15 @@ def decode(
 
 
 def decode_iterations(
-    request: DecodingRequest,
-    target: Engine,
-    draft: Engine | None,
-    prefixes: Prefixes | None = None,
+    request: DecodingRequest, target: Engine, draft: Engine | None, prefixes: Prefixes | None = None
 ) -> Iterations:
     """Run the loop of a request, making every engine call at once.
 
     Yields the live hypotheses after every iteration and returns the result. Without ``costs``
     draft_policy "throughput" has the draft called a few times first, and learns them.
 
-    prefixes: the tokens whose rows both caches hold already, updated for the next request; of the
-    other rows in the caches none is kept.
+    prefixes: the tokens whose rows both caches hold already, updated for the next request; all
+    other rows are dropped.
 
     Raises what ``check_decodable`` raises.
     """
@@ -98,7 +91,7 @@ def decode_iterations(
     views: dict[Role, CacheView] = {}
     for (role, cache), prefix in zip(caches.items(), prefixes, strict=False):
         prefix.begin(request.reusable_prompt(role))
-        views[role] = cache.open_view(prefix)
+        views[role] = CacheView(cache, prefix)
         cache.trim()
     loop = decoding_loop(request, views["target"], views.get("draft"))
     answer: ForwardResult | None = None
@@ -123,7 +116,6 @@ def decode_iterations(
 
 
 def _made(call: EngineCall, caches: Caches, clock: Clock) -> tuple[ForwardResult, float]:
-    """Make a call; return its result and the seconds that it took."""
     began = clock()
     (result,) = caches[call.role].forward([call])
     seconds = clock() - began
@@ -166,7 +158,10 @@ def decoding_loop(
     """
     run = set_up(request, target, draft)
     rule = run.rule
-    yield from _prefill(run)
+    prompt = np.array(request.prompt_ids, dtype=np.int64)
+    yield from run.target.prefill(prompt[:-1], run.draft_stage.lockstep)
+    for tracer in run.tracers:
+        tracer.begin(prompt.tolist(), request.config)
     beams, depth = Beams.initial(), 0
     while not rule.is_finished(beams, depth):
         drafted = yield from run.draft_stage.draft(beams, depth)
@@ -183,18 +178,6 @@ def decoding_loop(
     return _finish(run, beams)
 
 
-def _prefill(run: LoopParts) -> EngineCalls[None]:
-    """Compute the prompt without its last token, which is the root of the forest.
-
-    The draft computes it as the target does if it reads the target's features, else with the first
-    node that it is needed for, if any is.
-    """
-    prompt = np.array(run.request.prompt_ids, dtype=np.int64)
-    yield from run.target.prefill(prompt[:-1], run.draft_stage.lockstep)
-    for tracer in run.tracers:
-        tracer.begin(prompt.tolist(), run.request.config)
-
-
 def _is_given_up(run: LoopParts, beams: Beams, depth: int, num_new: int) -> bool:
     """Return whether the caller has no use for the rest; ``num_new`` layers are new."""
     hypotheses, gives_up = run.hypotheses, run.request.gives_up
@@ -202,7 +185,7 @@ def _is_given_up(run: LoopParts, beams: Beams, depth: int, num_new: int) -> bool
     if gives_up is None or not is_due or run.rule.is_finished(beams, depth):
         return False
     paths = hypotheses.paths(beams.hypotheses)
-    ended = decoded_sequences(run.rule.ended(), hypotheses, run.request.finish_reason, TopTokens())
+    ended = decoded_sequences(run.rule.ended(), hypotheses, run.request.finish_reason)
     return gives_up([hypotheses.tokens[path].tolist() for path in paths], ended)
 
 
@@ -211,9 +194,8 @@ def _verify_and_select(
 ) -> EngineCalls[tuple[list[Beams], int]]:
     """Compute the forest; return the beams of every committed layer, as many as the nodes allow.
 
-    And how many of their nodes were drafted: those that the forest had already. Further calls
-    are needed where logits that a top-k head has left out are missing in the first layer: each
-    brings some of them.
+    And how many of their nodes were drafted: those that the forest had already. Further calls are
+    made if the first layer needs logits that a top-k head has left out: each returns some of them.
     """
     committed: list[Beams] = []
     num_met = run.forest.num_met
@@ -243,12 +225,11 @@ def _iteration(
     The nodes that can still matter are the beams, descendants of them that the target has computed,
     and ancestors that an engine has yet to compute.
     """
-    config, forest, most_descendants = (
-        run.request.config,
-        run.forest,
-        run.draft_stage.most_descendants,
-    )
-    beams = _most_likely(run, committed[-1]) if config.memory == "single" else committed[-1]
+    forest, most_descendants = run.forest, run.draft_stage.most_descendants
+    beams = committed[-1]
+    if run.request.config.memory == "single":
+        # The beam of highest log-probability per token (DSBD paper, memory reduction).
+        beams = beams.only(int(run.hypotheses.scores(beams.hypotheses, 1.0).argmax()))
     survivors = np.zeros(len(forest), dtype=np.bool_)
     if most_descendants:
         survivors[forest.below(beams.nodes).nonzero()[0][:most_descendants]] = True
@@ -265,11 +246,6 @@ def _iteration(
         num_draft_tokens=sum([layer.num_new for layer in drafted]),
         num_accepted_tokens=num_accepted,
     )
-
-
-def _most_likely(run: LoopParts, beams: Beams) -> Beams:
-    """Keep the beam of highest log-probability per token (DSBD paper, memory reduction)."""
-    return beams.only(int(run.hypotheses.scores(beams.hypotheses, 1.0).argmax()))
 
 
 def _prune(run: LoopParts, iteration: Iteration) -> Beams:
@@ -300,4 +276,5 @@ def _finish(run: LoopParts, beams: Beams) -> DecodeResult:
         request.ngram_pool.add_text([*request.prompt_ids, *sequences[0].token_ids])
     stats = run.stats.stats(num_output_tokens)
     num_bytes = sum(runner.distributions.bytes_peak for runner in run.runners)
-    return DecodeResult(sequences, stats, num_bytes, run.target.prompt_reading.result())
+    scorer = run.target.scorer
+    return DecodeResult(sequences, stats, num_bytes, scorer.result() if scorer else None)

@@ -32,10 +32,9 @@ class TokenDistribution(NamedTuple):
 
 
 class TopDistributions:
-    """Next-token distributions over K tokens each, in one array with room for more.
+    """Distributions over K tokens each: (3, room, K) float64.
 
-    The array is (3, room, K) float64: log-probabilities, raw ones, and token ids, whose int64 bits
-    are kept as they are.
+    Log-probabilities, raw ones, and the int64 bits of token ids.
     """
 
     def __init__(self, tokens: NDArray[np.int64], log_probs: Floats, raw_log_probs: Floats) -> None:
@@ -104,8 +103,7 @@ class TopDistributions:
 class DenseDistributions:
     """Next-token distributions over the whole vocabulary, computed when they are read.
 
-    They are held as float32 logits, half of one float64 array: most nodes of a forest are never
-    selected, and their distributions never read.
+    They are held as float32 logits: most nodes of a forest are never selected.
     """
 
     def __init__(
@@ -117,12 +115,9 @@ class DenseDistributions:
     ) -> None:
         """Take the rows of a forward.
 
-        Args:
-            logits: (num_rows, vocab).
-            largest: (num_rows,). The largest of each row.
-            warped: returns warped log-probabilities of logits less the largest, both (num_rows,
-                vocab); None: they are the raw ones.
-            normalizers: (num_rows, 1), of an engine that returns them; None: added up when read.
+        logits: (num_rows, vocab). largest: (num_rows,), of each row. warped: returns warped
+        log-probabilities of logits less the largest, both (num_rows, vocab); None: the raw ones.
+        normalizers: (num_rows, 1), of an engine that returns them; None: added up when read.
         """
         self._warped = warped
         self._arrays: tuple[NDArray[Any], ...] = logits, largest
@@ -186,7 +181,7 @@ class ListedDistributions:
     """Next-token distributions that list their tokens, of any number each.
 
     Only tokens that may be drawn are listed. Entries lie in one (3, room) float64 array as in
-    TopDistributions, a row's one after another.
+    TopDistributions, row by row.
     """
 
     def __init__(self, entries: Floats, begins: Rows, counts: Rows) -> None:
@@ -200,10 +195,7 @@ class ListedDistributions:
     def of(
         cls, tokens: NDArray[np.int64], log_probs: Floats, raw_log_probs: Floats
     ) -> ListedDistributions:
-        """Return distributions, (num_rows, n) each; a token with log-probability -inf is left out.
-
-        See TokenDistribution.
-        """
+        """Return distributions, (num_rows, n) each, without tokens of log-probability -inf."""
         is_listed = log_probs > -np.inf
         counts = np.count_nonzero(is_listed, axis=1)
         entries = np.empty((3, int(counts.sum())))
@@ -299,7 +291,7 @@ def larger(array: NDArray[Any], num_rows: int) -> NDArray[Any]:
     return copy
 
 
-@lru_cache(maxsize=8)  # two models of one vocabulary, as a rule
+@lru_cache(maxsize=8)
 def _all_tokens(vocab_size: int) -> NDArray[np.int64]:
     tokens = np.arange(vocab_size)
     tokens.flags.writeable = False

@@ -1,7 +1,5 @@
 """Engine calls that a request needs before it can go on, and the time that they take."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -20,17 +18,14 @@ class Meter:
     """Counts the engine calls and rows of a request and their time, that of cache moves included.
 
     Attributes:
-        calls: engine calls that the request took part in.
-        rows: its own rows in them.
+        calls: engine calls that the request took part in; ``rows``: its own rows in them.
         seconds: of the calls; a call that several requests share counts whole for each.
         waited: seconds in which the request waited for its calls, those of others included.
     """
 
     def __init__(self) -> None:
-        self.calls = 0
-        self.rows = 0
-        self.seconds = 0.0
-        self.waited = 0.0
+        self.calls = self.rows = 0
+        self.seconds = self.waited = 0.0
 
     def count(self, num_rows: int, seconds: float) -> None:
         """Count a call with ``num_rows`` rows of this request."""
@@ -41,27 +36,19 @@ class Meter:
 
 @dataclass(eq=False, slots=True)
 class EngineCall:
-    """One forward that a request needs before it can go on.
-
-    The loop yields it and never makes it: a request alone has its calls made at once, several
-    requests share theirs.
+    """One forward that a request needs before it can go on; the loop never makes it.
 
     Attributes:
-        role: the engine.
-        meter: of the request, for this engine.
-        num_rows: rows that it appends.
-        forward_at: returns the forward once it is known in which row of the cache the first of the
-            new ones will be; called once, just before the forward is made.
-        source: of its rows.
-        is_prefill: whether it computes a part of the prompt.
+        forward_at: returns the forward, given the row of the cache of its first new one; called
+            once, just before the forward is made.
     """
 
     role: Role
-    meter: Meter
-    num_rows: int
+    meter: Meter  # of the request, for this engine
+    num_rows: int  # rows that it appends
     forward_at: Callable[[int], Forward]
     source: Source = None
-    is_prefill: bool = False
+    is_prefill: bool = False  # whether it computes a part of the prompt
 
 
 def forward_groups(
@@ -79,5 +66,4 @@ def forward_groups(
 
 Result = TypeVar("Result")
 EngineCalls = Generator[EngineCall, ForwardResult, Result]
-"""A computation that needs engine calls on its way to a result; each is answered by its own part of
-the forward's result."""
+"""A computation that needs engine calls, each answered by its part of the forward's result."""

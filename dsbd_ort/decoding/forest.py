@@ -1,12 +1,9 @@
 """The forest: one trie of the drafted and accepted nodes below the prompt, each node once.
 
-Beams of a request share the prompt, so their trees hang in one trie, and equal (path, token) pairs
-are one node. The forest holds only what can still matter: the current beams, their descendants,
-and ancestors that an engine has yet to compute. What lies above is committed; it lives on as rows
-in the caches and as the beams' hypotheses.
+Equal (path, token) pairs are one node. The forest holds only what can still matter: the current
+beams, their descendants, and ancestors that an engine has yet to compute. What lies above is
+committed; it lives on as rows in the caches and as the beams' hypotheses.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 
@@ -27,9 +24,8 @@ Nodes = NDArray[np.int64]
 class Forest:
     """The nodes by number, parents before children, as columns of one array.
 
-    Pruning is one gather of the kept columns. The attributes have room for more nodes than there
-    are; their last entry, which ``NO_NODE`` finds, is that of no node: its slots are 0, the
-    prompt's. They are arrays of their own once nodes were added: read them anew.
+    The attributes have room for more nodes than there are; their last entry, which ``NO_NODE``
+    finds, is that of no node: its slots are 0, the prompt's. Read them anew after nodes were added.
 
     Attributes:
         tokens, parents, positions: (room,) int64. An oldest node's parent is ``NO_NODE``.
@@ -37,7 +33,7 @@ class Forest:
         is_absorbing: (room,) int64, 0 or 1. A sequence ends with the node: it costs no row.
         slots: by engine, (room,) int64. The node's place in its ``CacheView`` and distributions;
             ``NOT_COMPUTED``, or 0 for an absorbing node, which needs none.
-        path_states: what else is known of the path of every node, kept in step.
+        path_states: other state of the path of every node, kept in step.
         has_ends: whether there is an absorbing node.
         num_added, num_met: nodes that ``descend`` has made, and found there, so far.
     """
@@ -60,11 +56,8 @@ class Forest:
         self._columns = _UNUSED
         self._reserve(32)
         self._num_nodes = 1
-        self.tokens[0], self.positions[0], self.path_keys[0] = (
-            last_prompt_token,
-            position,
-            root_key(seed),
-        )
+        self.tokens[0], self.positions[0] = last_prompt_token, position
+        self.path_keys[0] = root_key(seed)
 
     def __len__(self) -> int:
         return self._num_nodes
@@ -81,10 +74,7 @@ class Forest:
         return joint.path_keys
 
     def descend(self, joint: JointDistribution, chosen: NDArray[np.int64]) -> Nodes:
-        """Return the node of every distinct chosen candidate, made where it is not there yet.
-
-        An absorbing beam stays the node it is.
-        """
+        """Return the node of every distinct chosen candidate; an absorbing beam's is its own."""
         num_chosen = len(chosen)
         if not num_chosen:
             return chosen
@@ -99,12 +89,11 @@ class Forest:
         missing = (nodes < 0).nonzero()[0]
         self.num_met += num_chosen - len(missing)
         if len(missing):
-            added = self._add(parents[missing], tokens[missing], joint, chosen[missing])
-            nodes[missing] = added
+            nodes[missing] = self._add(parents[missing], tokens[missing], joint, chosen[missing])
         return nodes
 
     def _children(self, parents: Nodes, tokens: NDArray[np.int64]) -> Nodes:
-        """Return the children that are there already, -1 where there is none."""
+        """Return the children that are there already, else -1."""
         wanted = (parents << _UPPER_HALF) + tokens
         known = (self.parents[: self._num_nodes] << _UPPER_HALF) + self.tokens[: self._num_nodes]
         order = known.argsort()
@@ -180,7 +169,7 @@ class Forest:
     def pending(self, nodes: Nodes, slots: NDArray[np.int64]) -> Nodes:
         """Return what must be computed before the distributions after ``nodes``, parents first.
 
-        slots: of every node in one engine, negative where it is not computed.
+        slots: of every node in one engine, negative if it is not computed.
         """
         parents = self.parents
         found = nodes[slots[nodes] < _ZERO]
@@ -235,9 +224,5 @@ class Forest:
         return renumbered
 
 
-_ZERO, _ONE, _UPPER_HALF = (
-    np.array(0),
-    np.array(1),
-    np.array(32),
-)  # faster in an operation than numbers
+_ZERO, _ONE, _UPPER_HALF = map(np.array, (0, 1, 32))  # faster in an operation than numbers
 _UNUSED = np.array([[0, NO_NODE, 0, 0, 0, NOT_COMPUTED, NOT_COMPUTED]]).T  # a column without node

@@ -9,16 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.forward import Forward
-from dsbd_ort.decoding.beams import Beams
+from dsbd_ort.decoding.beams import Beams, Hypotheses
 from dsbd_ort.decoding.cache_view import CacheView
-from dsbd_ort.decoding.computed_distributions import ComputedDistributions
+from dsbd_ort.decoding.computed_distributions import ComputedDistributions, LeftOut
 from dsbd_ort.decoding.drafting.draft import LayerNeeds
 from dsbd_ort.decoding.engine_call import ENGINE_INDEX, EngineCall, EngineCalls, Role
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.forest import NO_NODE, NOT_COMPUTED, Forest, Nodes
-from dsbd_ort.decoding.left_out import LeftOut
+from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, RowIdentity
 from dsbd_ort.decoding.node_features import NO_FEATURES, FeatureNeeds, NodeFeatures
-from dsbd_ort.decoding.top_tokens import PromptReading
+from dsbd_ort.decoding.top_tokens import SCORED_CHUNK, PromptScorer
 
 _FIRST = np.array(0)  # slot; an operation takes an array faster than a number
 
@@ -26,21 +26,17 @@ _FIRST = np.array(0)  # slot; an operation takes an array faster than a number
 class ForestRunner:
     """The computed nodes of the forest in one engine; none is computed twice while it is live.
 
-    Except those of a feature draft whose rows are outdated, see ``node_features``.
-
-    A computed node has a slot, the same in the ``CacheView`` (its row and what that sees) and in
-    the distributions. Slot 0 is reserved: the prompt in the former, "stays what it is" in the
-    latter.
+    Except those of a feature draft whose rows are outdated, see ``node_features``. A computed node
+    has a slot, the same in the ``CacheView`` (its row and what that sees) and in the distributions.
+    Slot 0 is reserved: the prompt in the former, "stays what it is" in the latter.
 
     Attributes:
-        distributions: after the computed nodes.
-        joint, log_probs: their methods, see NodeDistributions.
-        meter: counts the engine calls of the request.
-        prompt_reading: takes the logits after the tokens of the prompt.
+        scorer: takes the logits after the tokens of the prompt, if the request returns these.
         forces: see Drafter: a model forces nothing.
     """
 
     forces = False
+    _is_unread = _is_put_off = False  # see LateRunner
 
     def __init__(
         self,
@@ -48,42 +44,35 @@ class ForestRunner:
         view: CacheView,
         forest: Forest,
         distributions: ComputedDistributions,
-        features: Sequence[NodeFeatures],
-        prompt_reading: PromptReading,
+        features: Sequence[NodeFeatures] = (),
+        scorer: PromptScorer | None = None,
     ) -> None:
-        """Take an engine's view, which begins with the rows of its prefix, and the parts.
-
-        features: of the engine's nodes, if a request has a feature draft.
-        """
         self._role = role
         self._engine = ENGINE_INDEX[role]
         self._view = view
         self.meter = view.meter
-        self._forest = forest
+        self.forest = forest
         self.distributions = distributions
         self.joint, self.log_probs = distributions.joint, distributions.log_probs
         self._features = features
-        self.prompt_reading = prompt_reading
+        self.scorer = scorer
         self._num_calls = 0
         self._slots_above: dict[int, int] = {}  # by node set back: a slot that sees what is above
 
     @property
     def slots(self) -> NDArray[np.int64]:
-        """Slot of every node, see ``Forest.slots``: negative where it is not computed."""
-        return self._forest.slots[self._engine]
+        """Slot of every node, see ``Forest.slots``: negative if it is not computed."""
+        return self.forest.slots[self._engine]
 
     def prefill(
         self, token_ids: NDArray[np.int64], followers: Sequence[ForestRunner] = ()
     ) -> EngineCalls[None]:
-        """Compute the prompt except its last token, which is the forest's root.
-
-        followers: compute every part of the prompt as soon as it is computed here.
-        """
-        tokens, view, reading = token_ids.tolist(), self._view, self.prompt_reading
-        size = reading.most_rows
+        """Compute the prompt except its last token; ``followers`` compute every part after it."""
+        tokens, view, scorer = token_ids.tolist(), self._view, self.scorer
+        size = PREFILL_CHUNK if scorer is None else SCORED_CHUNK
         for start in range(len(view.prefix.tokens), len(tokens), size):
             chunk = token_ids[start : start + size]
-            logit_rows = np.arange(len(chunk) if reading.reads_logits else 0)
+            logit_rows = np.arange(0 if scorer is None else len(chunk))
             needs = NO_FEATURES
             for features in self._features:
                 needs = features.for_prompt(start, len(chunk))
@@ -100,7 +89,8 @@ class ForestRunner:
                 result.logits.check(view.spec, len(logit_rows))
             except ModelError as error:
                 raise self._error(error) from error
-            reading.append(result.logits)
+            if scorer is not None:
+                scorer.append(result.logits)
             view.prefix.tokens = tokens[: start + len(chunk)]
             for features in self._features:
                 features.take_prompt(result, start, len(chunk))
@@ -125,40 +115,35 @@ class ForestRunner:
         return Forward(chunk, positions, mask, logit_rows, *features, source=source)
 
     def finish(self, agreed_tokens: list[int]) -> None:
-        """Leave the rows that all nodes see to the next request.
-
-        agreed_tokens: the prompt and the new tokens that all beams share.
-        """
+        """Leave the rows of the prompt and the new tokens that all beams share to the next one."""
         self._view.end(agreed_tokens)
 
     def are_computed(self, nodes: Nodes) -> bool:
         """Return whether the distribution after each is known; an absorbing one needs none."""
-        slots = self._forest.slots[self._engine][nodes]
+        slots = self.forest.slots[self._engine][nodes]
         return not len((slots < _FIRST).nonzero()[0])
-
-    def num_missing(self, nodes: Nodes) -> int:
-        """Return how many of ``nodes`` are not computed."""
-        return len((self._forest.slots[self._engine][nodes] < _FIRST).nonzero()[0])
 
     def missing(self) -> Nodes:
         """Return all nodes that are not computed, parents first."""
-        slots = self._forest.slots[self._engine]
-        return (slots[: len(self._forest)] < _FIRST).nonzero()[0]
+        slots = self.forest.slots[self._engine]
+        return (slots[: len(self.forest)] < _FIRST).nonzero()[0]
 
     def pending(self, nodes: Nodes) -> Nodes:
         """Return what must be computed before the distributions after ``nodes``, parents first."""
-        return self._forest.pending(nodes, self._forest.slots[self._engine])
+        return self.forest.pending(nodes, self.forest.slots[self._engine])
 
     def look_up(self, nodes: Nodes, takes_all: object) -> LayerNeeds:
         """See Drafter.look_up: every row needs the model, and what it has not computed above."""
-        return LayerNeeds(self._forest.pending(nodes, self._forest.slots[self._engine]))
+        return LayerNeeds(self.forest.pending(nodes, self.forest.slots[self._engine]))
 
     def compute(self, pending: Nodes) -> EngineCalls[None]:
         """Compute nodes as ``pending`` and ``missing`` return them in one call, if there are any.
 
         A feature draft needs further calls, for nodes that come from features of the call before.
         """
-        slots, distributions = self._forest.slots[self._engine], self.distributions
+        if self._is_unread and len(pending):
+            yield from self._read_prompt()
+        slots, distributions = self.forest.slots[self._engine], self.distributions
         while len(pending):
             nodes, first_slot = pending, self._view.num_slots
             for features in self._features:
@@ -176,8 +161,11 @@ class ForestRunner:
             pending = pending[slots[pending] < 0]
 
     def _call(self, nodes: Nodes) -> EngineCall:
-        """Return the call that computes these nodes, and give them their slots."""
-        forest, view, size = self._forest, self._view, len(nodes)
+        """Return the call that computes these nodes, and give them their slots.
+
+        A node set back, whose parent the forest forgot, has a slot that sees what is above.
+        """
+        forest, view, size = self.forest, self._view, len(nodes)
         slots, features = forest.slots[self._engine], NO_FEATURES
         for own in self._features:
             features = own.for_nodes(nodes)
@@ -185,52 +173,47 @@ class ForestRunner:
         parents = forest.parents[nodes]
         parent_slots = slots[parents]
         if self._slots_above:
-            self._add_slots_above(parent_slots, nodes, parents)
+            for index in (parents == NO_NODE).nonzero()[0].tolist():
+                parent_slots[index] = self._slots_above.get(int(nodes[index]), 0)
+        tokens, positions = forest.tokens[nodes], forest.positions[nodes]
+        source = view.prefix.source
 
         def forward_at(first_row: int) -> Forward:
-            return Forward(
-                tokens,
-                positions,
-                view.append(parent_slots, first_row),
-                np.arange(size),
-                *features,
-                source=source,
-            )
+            mask = view.append(parent_slots, first_row)
+            return Forward(tokens, positions, mask, np.arange(size), *features, source=source)
 
-        tokens, positions, source = (
-            forest.tokens[nodes],
-            forest.positions[nodes],
-            view.prefix.source,
-        )
         return EngineCall(self._role, self.meter, size, forward_at, source)
 
-    def _add_slots_above(
-        self, parent_slots: NDArray[np.int64], nodes: Nodes, parents: Nodes
-    ) -> None:
-        """Put the slots that see what is above nodes set back, whose parents the forest forgot."""
-        for index in (parents == NO_NODE).nonzero()[0].tolist():
-            parent_slots[index] = self._slots_above.get(int(nodes[index]), 0)
+    def _read_prompt(self) -> EngineCalls[None]:
+        """Compute the prompt, if that is left to the first node."""
+        yield from ()
 
     def _error(self, error: ModelError) -> ModelError:
         return ModelError(f"call {self._num_calls} of the {self._role}: {error}")
 
     def read_left_out(self, beams: Beams, threshold: float, most: int) -> LeftOut:
-        """See NodeDistributions.read_left_out."""
-        found = self.distributions.read_left_out(beams, threshold, most)
-        if found is LeftOut.GONE:
-            self._set_back(beams.nodes[self.distributions.gone])
-        return found
+        """Look for continuations that an engine with a top-k head did not return.
 
-    def _set_back(self, nodes: Nodes) -> None:
-        """Let these nodes count as not computed; what their parents see remains known."""
-        slots = self.slots[nodes]
-        self._slots_above |= dict(zip(nodes.tolist(), slots.tolist(), strict=True))
-        self._view.forget_own_rows(slots)
-        self.slots[nodes] = NOT_COMPUTED
+        Of every beam that may have one with a log-weight of at least ``threshold``, the ``most``
+        best are read. If they are GONE, the beam counts as not computed; what its parent sees
+        remains known.
+        """
+        left_out, known = self.distributions.left_out, self.distributions.known
+        slots, weights = self.slots[beams.nodes], beams.log_weights
+        found = left_out.read(known, slots, weights, threshold, most)
+        if found is LeftOut.GONE:
+            nodes = beams.nodes[left_out.gone]
+            slots = self.slots[nodes]
+            self._slots_above |= dict(zip(nodes.tolist(), slots.tolist(), strict=True))
+            self._view.forget_own_rows(slots)
+            self.slots[nodes] = NOT_COMPUTED
+        return found
 
     def keep_needed(self, is_kept: NDArray[np.bool_]) -> None:
         """Keep the nodes as well that are needed to compute kept ones later: (num_nodes,) bool."""
-        forest = self._forest
+        if self._is_put_off:
+            return
+        forest = self.forest
         slots = forest.slots[self._engine]
         for features in self._features:
             slots = features.slots_after_pruning(slots)
@@ -241,7 +224,9 @@ class ForestRunner:
 
     def prune(self) -> None:
         """Forget the nodes that the forest has dropped, and those whose rows are outdated."""
-        slots = self._forest.slots[self._engine][: len(self._forest)]
+        if self._is_put_off:
+            return
+        slots = self.forest.slots[self._engine][: len(self.forest)]
         for features in self._features:
             slots[:] = features.slots_after_pruning(slots)
         computed = (slots > _FIRST).nonzero()[0]
@@ -254,3 +239,91 @@ class ForestRunner:
         for features in self._features:
             features.keep(kept)
         slots[computed] = np.arange(1, 1 + kept.size)
+
+
+_LONG_REST = 8
+"""From this many iterations without a draft, recomputing the draft's rows is cheaper than keeping
+them up to date."""
+
+
+class LateRunner(ForestRunner):
+    """The draft's rows of the forest; it reads the prompt just before its first node.
+
+    During a long rest it is *put off*: nothing is kept for it, and its next rows are computed as a
+    prompt is, all at once.
+    """
+
+    def __init__(
+        self,
+        view: CacheView,
+        forest: Forest,
+        distributions: ComputedDistributions,
+        prompt_ids: Sequence[int],
+        hypotheses: Hypotheses,
+    ) -> None:
+        super().__init__("draft", view, forest, distributions)
+        self._prompt_ids = prompt_ids
+        self._hypotheses = hypotheses
+        self.prefill_later(Beams.initial())
+
+    def prefill_later(self, beams: Beams) -> None:
+        """Compute the tokens of the only beam, except the last, just before its node."""
+        (node,) = beams.nodes.tolist()
+        forest = self.forest
+        self._is_unread = True
+        self._read_to = beams
+        self._num_to_read = int(forest.positions[node])
+        self.slots[forest.parents[node]] = 0  # what it sees is that prompt
+
+    def rest(self, num_iterations: int, beams: Beams) -> None:
+        """Be put off if that costs less than to stay up to date in iterations without a draft.
+
+        With 0 iterations, be ready for a draft below these beams.
+        """
+        if not num_iterations:
+            if self._is_put_off:
+                self.prefill_later(beams)
+        elif not self._is_put_off and (num_iterations >= _LONG_REST or self._is_unread):
+            self._put_off(beams)
+
+    def _put_off(self, beams: Beams) -> None:
+        """Keep only the rows of the one path for a next call."""
+        self._is_put_off = True
+        if self._is_unread:
+            return
+        slots = self.slots[: len(self.forest)]
+        computed = (slots > 0).nonzero()[0]
+        self._view.keep(slots[computed])
+        self._is_unread, self._read_to = True, beams
+        self._view.end(self._tokens())
+        slots[computed] = NOT_COMPUTED
+        self._slots_above = {}
+        self.distributions.forget()
+
+    def unread(self) -> tuple[int, int]:
+        """Return how many tokens of prompt and source are read before the first node."""
+        prefix, num_tokens, num_source = self._view.prefix, 0, 0
+        if self._is_unread:
+            num_tokens = self._num_to_read - len(prefix.tokens)
+        if self._view.spec.reads_source and not self._num_calls:
+            num_source = len(prefix.source) if isinstance(prefix.source, tuple) else 0
+        return num_tokens, num_source
+
+    def _tokens(self) -> list[int]:
+        """Return the prompt and the new tokens of the only beam that are read."""
+        (path,) = self._hypotheses.paths(self._read_to.hypotheses)
+        return [*self._prompt_ids, *self._hypotheses.tokens[path].tolist()]
+
+    def finish(self, agreed_tokens: list[int]) -> None:
+        """See ForestRunner.finish; rows of an earlier prompt that began alike stay as they are."""
+        if not self._is_unread:
+            super().finish(agreed_tokens)
+
+    def _read_prompt(self) -> EngineCalls[None]:
+        """See ForestRunner; rows that another request has by now are shared."""
+        view, token_ids = self._view, self._tokens()[:-1]
+        self._is_unread = self._is_put_off = False
+        shared = view.row_cache.longest_prefix(RowIdentity(token_ids, view.prefix.source))
+        if len(shared.tokens) > len(view.prefix.tokens):
+            view.prefix = shared
+        yield from self.prefill(np.array(token_ids, dtype=np.int64))

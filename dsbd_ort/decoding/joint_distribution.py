@@ -13,8 +13,6 @@ from dsbd_ort.decoding.distribution import ListedDistributions, TokenDistributio
 STAY = -1
 """The "token" by which an absorbing beam continues: it stays what it is, with probability 1."""
 
-_ALL = slice(None)
-
 
 @dataclass(slots=True)
 class JointDistribution:
@@ -27,13 +25,11 @@ class JointDistribution:
         parents: (num_candidates,) int64. Index of the candidate's beam.
         tokens: (num_candidates,) int64. STAY for an absorbing beam.
         log_weights: (num_candidates,) float64. log w_i + log p~(v | x_i): the child's weight.
-        log_masses: (num_candidates,) float64. The same times the copies of the beam: what draws
-            go by.
+        log_masses: (num_candidates,) float64. The same times the copies of the beam, for draws.
         raw_log_probs: (num_candidates,) float64. Unwarped log-probability of the token.
         num_tokens: candidates of each beam, 0 if not all have as many.
         path_keys: (num_candidates,) uint64. See ``Forest.candidate_keys``; None: not computed yet.
-        log_unlisted: log mass of all continuations that are no candidates, of a draft that lists
-            only some.
+        log_unlisted: log mass of all other continuations, of a draft that lists only some.
     """
 
     nodes: NDArray[np.int64]
@@ -54,15 +50,9 @@ class JointDistribution:
             np.append(getattr(self, name), getattr(others, name))[order]
             for name in ("tokens", "log_weights", "log_masses", "raw_log_probs")
         )
+        unlisted = self.log_unlisted
         return JointDistribution(
-            nodes=self.nodes,
-            parents=parents[order],
-            tokens=tokens,
-            log_weights=weights,
-            log_masses=masses,
-            raw_log_probs=raw,
-            num_tokens=0,
-            log_unlisted=self.log_unlisted,
+            self.nodes, parents[order], tokens, weights, masses, raw, 0, None, unlisted
         )
 
     def probabilities(self) -> NDArray[np.float64]:
@@ -71,19 +61,19 @@ class JointDistribution:
         normalised: NDArray[np.float64] = masses / masses.sum()
         return normalised
 
-    def candidate_ids(self, chosen: NDArray[np.int64] | slice = _ALL) -> NDArray[np.int64]:
-        """Return one number for each of the chosen candidates, (num_chosen,) int64.
+    def candidate_ids(self, chosen: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """Return a number of each (chosen) candidate, the same in every joint distribution.
 
-        It is the same in every joint distribution: the node is in the upper half, the token
-        (STAY is -1) plus one in the lower.
+        (num_chosen,) int64: the node in the upper half, token + 1 (STAY is -1) in the lower.
         """
-        numbers: NDArray[np.int64] = (
-            (self.nodes[self.parents[chosen]] << 32) + self.tokens[chosen] + 1
-        )
+        parents, tokens = self.parents, self.tokens
+        if chosen is not None:
+            parents, tokens = parents[chosen], tokens[chosen]
+        numbers: NDArray[np.int64] = (self.nodes[parents] << 32) + tokens + 1
         return numbers
 
     def aligned_to(self, other: JointDistribution) -> NDArray[np.int64]:
-        """Return for every candidate of ``other`` its index in this one, -1 where it has none."""
+        """Return for every candidate of ``other`` its index in this one, -1 if it has none."""
         ours, theirs = self.candidate_ids(), other.candidate_ids()
         order = np.argsort(ours)
         place = np.minimum(np.searchsorted(ours, theirs, sorter=order), len(ours) - 1)
@@ -101,15 +91,9 @@ def joint_distribution(
     *,
     has_ends: bool = True,
 ) -> JointDistribution:
-    """Combine beam weights and next-token distributions.
+    """Combine beam weights and next-token distributions, of which row 0 is an absorbing beam's.
 
-    Args:
-        nodes: (num_beams,) int64. Of the beams.
-        log_weights: (num_beams,) float64. Theirs.
-        copies: (num_beams,) int64. How often each was drawn; None: once.
-        distributions: row 0 stands for "stays what it is".
-        rows: (num_beams,) int64. The row of each beam, 0 for an absorbing one.
-        has_ends: whether there may be one.
+    nodes, log_weights, copies, rows: (num_beams,). The row of each beam, how often it was drawn.
     """
     tokens, log_probs, raw = distributions.candidates(rows)
     if isinstance(distributions, ListedDistributions):
@@ -159,15 +143,14 @@ _SORTED_WHOLE = 256  # up to here sorting all candidates is faster than finding 
 def best_candidates(scores: NDArray[np.float64], num_wanted: int) -> NDArray[np.int64]:
     """Return the candidates of largest finite score, best first, (<= num_wanted,) int64.
 
-    Equal scores go by index, so by beam and then by token: what comes first does not depend on
-    how many are wanted.
+    Equal scores go by index, so by beam and then by token, however many are wanted.
     """
     num_candidates = len(scores)
     if num_candidates <= _SORTED_WHOLE or not 0 < num_wanted < num_candidates:
         best = (-scores).argsort(kind="stable")[:num_wanted]
     else:
         last = num_candidates - num_wanted
-        best = (scores >= np.partition(scores, last)[last]).nonzero()[0]  # more where some tie
+        best = (scores >= np.partition(scores, last)[last]).nonzero()[0]  # more if some tie
         best = best[(-scores[best]).argsort(kind="stable")[:num_wanted]]
     if len(best) and scores[best[-1]] == -np.inf:
         best = best[scores[best] > -np.inf]

@@ -5,8 +5,6 @@ accepted tokens (Qin et al. 2024, arXiv 2407.09722). Temperature 0 takes the bes
 otherwise one is drawn; the joint likelihoods are then those of temperature 1.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 
@@ -16,15 +14,15 @@ from numpy.typing import NDArray
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.drafting.draft import DraftLayer
+from dsbd_ort.decoding.forest_runner import ForestRunner
 from dsbd_ort.decoding.joint_distribution import JointDistribution, best_candidates
-from dsbd_ort.decoding.rule import BeamSetRule, LayerBuilder, NodeDistributions
+from dsbd_ort.decoding.rule import LayerBuilder, SelectionRule
 from dsbd_ort.decoding.sample_rule import GumbelCoupling
 
 
-class _JointDecoding(BeamSetRule):
-    """Base of MJSD and MJGD: beam decoding by joint likelihood."""
+class _JointDecoding(SelectionRule):
+    """Base of the rules MJSD and MJGD: beam decoding by joint likelihood."""
 
-    keeps_descendants = True
     reads_draft_distributions = True
 
     def propose(self, joint: JointDistribution, num_draws: int, depth: int) -> NDArray[np.int64]:
@@ -35,7 +33,7 @@ class _JointDecoding(BeamSetRule):
         """See SelectionRule.draft_scores."""
         return joint.log_masses
 
-    def _next_beams(self, target: NodeDistributions, beams: Beams, width: int) -> Beams:
+    def _next_beams(self, target: ForestRunner, beams: Beams, width: int) -> Beams:
         """Return the ``width`` continuations of largest joint target likelihood."""
         joint = target.joint(beams.nodes, beams.log_weights, None)
         return self._builder.descended(beams, joint, best_candidates(joint.log_masses, width))
@@ -56,9 +54,8 @@ class JointSpeculativeRule(_JointDecoding):
         self._gumbel = GumbelCoupling(builder.forest, replacement=False)
 
     def select(
-        self, target: NodeDistributions, beams: Beams, drafted: list[DraftLayer], depth: int
+        self, target: ForestRunner, beams: Beams, drafted: list[DraftLayer], depth: int
     ) -> Iterator[Beams]:
-        """See SelectionRule.select."""
         forest = self._builder.forest
         for node in self._accepted_path(target, beams, drafted):
             joint = target.joint(beams.nodes, beams.log_weights, None)
@@ -75,11 +72,11 @@ class JointSpeculativeRule(_JointDecoding):
             yield self._builder.descended(beams, joint, self._gumbel.propose(joint, 1, depth))
 
     def _accepted_path(
-        self, target: NodeDistributions, beams: Beams, drafted: list[DraftLayer]
+        self, target: ForestRunner, beams: Beams, drafted: list[DraftLayer]
     ) -> list[int]:
         """Return the nodes from below the input beam to the accepted one; none if none passes."""
         forest, root = self._builder.forest, int(beams.nodes[0])
-        log_p = np.full(len(forest), -np.inf)  # of the path from the root, where it is known
+        log_p = np.full(len(forest), -np.inf)  # of the path from the root, if it is known
         log_p[root] = 0.0
         accepted = root
         for layer in drafted:
@@ -104,9 +101,8 @@ class JointGreedyRule(_JointDecoding):
     """
 
     def select(
-        self, target: NodeDistributions, beams: Beams, drafted: list[DraftLayer], depth: int
+        self, target: ForestRunner, beams: Beams, drafted: list[DraftLayer], depth: int
     ) -> Iterator[Beams]:
-        """See SelectionRule.select."""
         while target.are_computed(beams.nodes):
             beams = self._next_beams(target, beams, self._config.joint_beams)
             depth += 1

@@ -9,39 +9,115 @@ are many or there is too little room.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from dataclasses import dataclass, field
+from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.engine import Engine, GrowingEngine, SourceReader, SteppedEngine
-from dsbd_forward.forward import Forward, ForwardResult, Source, joined_forward
-from dsbd_ort.decoding.cache_view import CacheView, PrefixCache, RowIdentity, Rows, UsedRows
+from dsbd_forward.features import Features
+from dsbd_forward.forward import ForwardResult, Source, joined_forward
+from dsbd_ort.decoding.distribution import larger
 from dsbd_ort.decoding.engine_call import EngineCall
+
+Rows = NDArray[np.int64]
 
 PREFILL_CHUNK = 256
 """Prompt rows per call: bounds the mask at PREFILL_CHUNK x capacity."""
 
 MOST_UNUSED_ROWS = 64
-"""Rows that no view sees may lie between the others, and besides them a quarter of the others: an
-unused row costs a masked column, dropping it moves those after it in every transformer layer.
-Not these besides where rows are folded, which waits for unused ones to be dropped."""
+"""So many rows that no view sees, and a quarter of the others, may lie between these: an unused row
+costs a masked column, dropping it moves those after it in every transformer layer. No quarter if
+rows are folded, which waits for unused ones to be dropped."""
 
 _WORTH_DROPPING = 32
-"""More unused rows than these are dropped rather than let the cache grow, which copies it whole and
-takes memory for rows that nobody sees. Fewer are not: the next call would want room again."""
+"""More unused rows than these are dropped before the cache grows, which copies it whole."""
 
 _MOST_CLOSED = 256
 """Closed views whose rows may serve a request that begins alike."""
 
 
-class SharedKVCache:
-    """The key/value cache of one engine.
+@dataclass(frozen=True)
+class RowIdentity:
+    """Everything that the rows of a path depend on, from position 0 on; equal ones share rows."""
+
+    tokens: list[int]
+    source: Source = None
+
+    def num_common(self, other: RowIdentity) -> int:
+        """Return how many first rows both have in common."""
+        if self.source != other.source:
+            return 0
+        num_common = 0
+        for ours, theirs in zip(self.tokens, other.tokens, strict=False):
+            if ours != theirs:
+                break
+            num_common += 1
+        return num_common
+
+
+@dataclass(frozen=True)
+class PromptFeature:
+    """The target's feature of the last of so many first tokens, for the draft's row of the next."""
+
+    num_tokens: int
+    feature: Features
+
+
+@dataclass
+class PrefixCache:
+    """The tokens whose rows begin a path in an engine's cache, for a request that begins alike.
+
+    Valid at any time between two requests, also after one that was given up half-way. ``feature``:
+    with a feature draft, the target's after the last prompt.
 
     Attributes:
-        model: the engine, whose cache is used for nothing else.
-        max_rows: most rows that it may hold, None for no limit.
+        rows: (>= num_tokens,) int64 increasing. The row of each token.
     """
+
+    tokens: list[int] = field(default_factory=list)
+    rows: Rows = field(default_factory=lambda: np.arange(0))
+    feature: PromptFeature | None = None
+    source: Source = None
+
+    @property
+    def identity(self) -> RowIdentity:
+        """Everything that its rows depend on."""
+        return RowIdentity(self.tokens, self.source)
+
+    def begin(self, identity: RowIdentity) -> None:
+        """Keep what a path has in common with these rows; be a prefix of that path from now on."""
+        self.shorten(self.identity.num_common(identity))
+        self.source = identity.source
+
+    def shorten(self, num_tokens: int) -> None:
+        """Keep the first tokens alone."""
+        self.tokens, self.rows = self.tokens[:num_tokens], self.rows[:num_tokens]
+        if self.feature is not None and self.feature.num_tokens > num_tokens:
+            self.feature = None
+
+    def copy_of(self, num_tokens: int) -> PrefixCache:
+        """Return the first tokens as a prefix of its own."""
+        copy = PrefixCache(self.tokens, self.rows, self.feature, self.source)
+        copy.shorten(num_tokens)
+        return copy
+
+
+class UsedRows(Protocol):
+    """Rows that a request uses now, ``prefix`` for its prompt: the seam of cache and requests."""
+
+    prefix: PrefixCache
+
+    def used(self) -> NDArray[np.bool_]:
+        """Return which rows of the cache they are, (num_rows of the engine,) bool."""
+
+    def renumber(self, kept: Rows, new_rows: Rows) -> None:
+        """Follow the engine, which has kept the rows ``kept``; ``new_rows`` is new row by old."""
+
+
+class SharedKVCache:
+    """The key/value cache of one engine; ``max_rows``: most rows that it may hold, or None."""
 
     def __init__(
         self, model: Engine, max_rows: int | None = None, *, shares_prefixes: bool = True
@@ -53,7 +129,7 @@ class SharedKVCache:
         self.max_rows = max_rows
         self._shares_prefixes = shares_prefixes
         self._views: list[UsedRows] = []
-        self._source_by_reader: dict[CacheView, Source] = {}  # preempted ones included
+        self._source_by_reader: dict[UsedRows, Source] = {}  # preempted ones included
         self._closed: list[PrefixCache] = []  # oldest first
         self._next_check = 0  # so many rows may be there before the unused are counted
         # See ``recorded``.
@@ -69,16 +145,14 @@ class SharedKVCache:
         """Rows that an open view sees."""
         return int(self._used().sum())
 
-    def open_view(self, prefix: PrefixCache) -> CacheView:
-        """Return a view that begins with the rows of ``prefix``, which is kept valid."""
-        view = CacheView(self, prefix)
-        num_tokens = len(prefix.tokens)
-        rows = prefix.rows[:num_tokens]  # of another cache of the engine's, as a rule
+    def open_view(self, view: UsedRows) -> None:
+        """Keep the rows of a new view: those of its prefix, usually of an earlier cache."""
+        prefix, num_tokens = view.prefix, len(view.prefix.tokens)
+        rows = prefix.rows[:num_tokens]
         self._recorded[0, rows], self._recorded[1, rows] = prefix.tokens, np.arange(num_tokens)
         self.add(view)
         if self.model.spec.joins_sources:
             self._source_by_reader[view] = prefix.source
-        return view
 
     def add(self, rows: UsedRows) -> None:
         """Keep these rows until they are closed or removed."""
@@ -100,10 +174,7 @@ class SharedKVCache:
         return longest.copy_of(num_common)
 
     def close_view(self, view: UsedRows) -> None:
-        """Give up a view's rows; until dropped its prefix may serve a request that begins alike.
-
-        One that has been removed has none.
-        """
+        """Give up a view's rows; until dropped its prefix may serve a request that begins alike."""
         if view not in self._views:
             return
         self.remove(view)
@@ -115,7 +186,7 @@ class SharedKVCache:
         """Let an engine that joins sources read one before a forward has it among others."""
         cast(SourceReader, self.model).read_source(source)
 
-    def release_source(self, view: CacheView) -> None:
+    def release_source(self, view: UsedRows) -> None:
         """Tell the engine that a request is over, if it was the last one of its source."""
         if view in self._source_by_reader:
             source = self._source_by_reader.pop(view)
@@ -150,21 +221,15 @@ class SharedKVCache:
         forwards, first_row = [], self.model.num_rows
         for call in calls:
             forward, end = call.forward_at(first_row), first_row + call.num_rows
-            self._record(forward, first_row, end)
+            if end > self._recorded.shape[1]:
+                self._recorded = larger(self._recorded.T, 2 * end).T
+            self._recorded[0, first_row:end] = forward.token_ids
+            self._recorded[1, first_row:end] = forward.positions
             forwards.append(forward)
             first_row = end
-        if len(forwards) == 1:  # as a rule
+        if len(forwards) == 1:  # usually
             return [self.model.forward(forwards[0])]
         return self.model.forward(joined_forward(forwards)).parts(forwards)
-
-    def _record(self, forward: Forward, first_row: int, end: int) -> None:
-        """Remember tokens and positions of new rows."""
-        if end > self._recorded.shape[1]:
-            larger = np.zeros((2, 2 * end), dtype=np.int64)
-            larger[:, :first_row] = self._recorded[:, :first_row]
-            self._recorded = larger
-        self._recorded[0, first_row:end] = forward.token_ids
-        self._recorded[1, first_row:end] = forward.positions
 
     def trim(self) -> None:
         """Drop all rows that no view sees."""

@@ -1,9 +1,8 @@
 """Features of a request's nodes: which a feature draft reads, and where they lie.
 
-The row of a node comes from the feature of its parent: the target's where the target has computed
-the parent, else the draft's own, which is good until the target has verified the forest. Then the
-row is *outdated*, and computed again once it is needed: the one case in which an engine computes a
-live node twice.
+The row of a node comes from the feature of its parent: the target's if the target has computed the
+parent, else the draft's own, until the target has verified the forest. Then the row is *outdated*,
+and computed again once it is needed: the only case in which an engine computes a live node twice.
 
     the prompt is a b; c and d are drafted below it, and e is selected below d
 
@@ -13,9 +12,6 @@ live node twice.
 Left: the first draft. Right: the second one; the rows marked by a point stay as they are.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -23,15 +19,16 @@ from numpy.typing import NDArray
 
 from dsbd_forward.features import ZEROS, Features, ParentFeatures
 from dsbd_forward.forward import ForwardResult
-from dsbd_ort.decoding.cache_view import CacheView, PrefixCache, PromptFeature
+from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.distribution import larger
 from dsbd_ort.decoding.forest import NOT_COMPUTED, Forest, Nodes
+from dsbd_ort.decoding.kv_cache import PrefixCache, PromptFeature
 
 Ints = NDArray[np.int64]
 
 
 def align_prefixes(target: PrefixCache, draft: PrefixCache) -> None:
-    """Shorten what the target reuses where the draft needs features that nobody has kept.
+    """Shorten what the target reuses if the draft needs features that were not kept.
 
     The row of the draft at position i comes from the target's feature of position i - 1. With 7
     rows reused by the target and 5 by the draft, the target computes from position 4 on again.
@@ -69,7 +66,7 @@ class FeatureTable:
         self._forwards, self._places[:, 0] = [feature], 0
 
     def append(self, result: ForwardResult, num_rows: int) -> None:
-        """Add the features that a call has brought, of the next slots."""
+        """Add the features that a call has returned, of the next slots."""
         assert result.features is not None  # the call has asked for them
         first, end = self._num_slots, self._num_slots + num_rows
         if end > self._places.shape[1]:
@@ -94,28 +91,23 @@ class FeatureTable:
         return tuple(self._forwards), self._places[0, slots], self._places[1, slots]
 
 
-@dataclass(frozen=True)
-class _Chunk:
+class _Chunk(NamedTuple):
     """The features of the part of the prompt that the target has computed last.
 
     Attributes:
-        start: position of the first.
-        features: that hold them.
-        first_row: of the first there.
-        before: the feature of position ``start`` - 1, None where nobody needs it.
+        features, first_row: where they lie.
     """
 
-    start: int
+    start: int  # position of the first
     features: Features
     first_row: int
-    before: Features | None
+    before: Features | None  # the feature of position ``start`` - 1; None: not needed
 
 
 class TargetFeatures:
-    """The target's side: the features that its calls bring."""
+    """The features that the target's calls return."""
 
     def __init__(self, view: CacheView) -> None:
-        """Take the target's view, whose prefix may have kept its last feature."""
         self._view = view
         self.table = FeatureTable()
         self._chunk: _Chunk | None = None
@@ -130,7 +122,7 @@ class TargetFeatures:
         return FeatureNeeds(np.arange(num_rows), None)
 
     def take_prompt(self, result: ForwardResult, start: int, num_rows: int) -> None:
-        """Keep what such a forward has brought, until the next one."""
+        """Keep the features that such a forward has returned, until the next one."""
         features, first_row = result.features, result.first_feature
         assert features is not None  # the forward has asked for them
         self._chunk = _Chunk(start, features, first_row, self._last)
@@ -145,15 +137,13 @@ class TargetFeatures:
         first_row = chunk.first_row - chunk.start
         rows = np.arange(start - 1, start + num_rows - 1) + first_row
         sources = np.zeros(num_rows, dtype=np.int64)
-        if start > chunk.start:
-            return ParentFeatures((chunk.features,), sources, rows)
-        rows[0] = 0
-        if not start:
-            sources[0] = ZEROS
-            return ParentFeatures((chunk.features,), sources, rows)
-        assert chunk.before is not None  # see align_prefixes
-        sources[0] = 1
-        return ParentFeatures((chunk.features, chunk.before), sources, rows)
+        forwards = [chunk.features]
+        if start <= chunk.start:
+            rows[0], sources[0] = 0, 1 if start else ZEROS
+            if start:
+                assert chunk.before is not None  # see align_prefixes
+                forwards.append(chunk.before)
+        return ParentFeatures(tuple(forwards), sources, rows)
 
     def ready(self, nodes: Nodes) -> Nodes:
         """Return which of these nodes one call can compute: all."""
@@ -165,7 +155,7 @@ class TargetFeatures:
         return FeatureNeeds(np.arange(len(nodes)), None)
 
     def take(self, result: ForwardResult, num_rows: int) -> None:
-        """Keep what such a forward has brought."""
+        """Keep the features that such a forward has returned."""
         self.table.append(result, num_rows)
 
     def slots_after_pruning(self, slots: Ints) -> Ints:
@@ -178,40 +168,30 @@ class TargetFeatures:
 
 
 class DraftFeatures:
-    """The side of a feature draft: what the rows of nodes come from, and its own features."""
+    """NodeFeatures of a feature draft: what the rows of nodes come from, and its own."""
 
     def __init__(self, forest: Forest, target: TargetFeatures) -> None:
-        """Take the forest, whose slots say what each engine has computed, and the target's side.
-
-        See ``TargetFeatures`` for the methods.
-        """
-        self._forest = forest
-        self._target = target
+        self._forest, self._target = forest, target
         self._table = FeatureTable()
-        # By slot, that of the parent where the row comes from its own feature, else 0.
+        # By slot, that of the parent if the row comes from its own feature, else 0.
         self._own_parents = np.zeros(64, dtype=np.int64)
         self._num_slots = 1
         self._next_parents: Ints = np.arange(0)  # the same of the call that is made now
 
     def for_prompt(self, start: int, num_rows: int) -> FeatureNeeds:
-        """See TargetFeatures."""
         return FeatureNeeds(None, self._target.of_prompt(start, num_rows))
 
     def take_prompt(self, result: ForwardResult, start: int, num_rows: int) -> None:
         """See TargetFeatures; own features of the prompt are of no use."""
 
     def ready(self, nodes: Nodes) -> Nodes:
-        """Return which of these nodes one call can compute: those whose parents have a feature.
-
-        Of a chain that was drafted without the model, only the first.
-        """
+        """Return which of these nodes one call can compute: those whose parents have a feature."""
         parents = self._forest.parents[nodes]
         of_target, own = (slots[parents] for slots in self._forest.slots)
         ready: Nodes = nodes[(of_target >= 0) | (own > 0)]
         return ready
 
     def for_nodes(self, nodes: Nodes) -> FeatureNeeds:
-        """See TargetFeatures."""
         parents = self._forest.parents[nodes]
         of_target, own = (slots[parents] for slots in self._forest.slots)
         is_from_own = of_target < 0
@@ -225,7 +205,6 @@ class DraftFeatures:
         return FeatureNeeds(None, ParentFeatures(forwards, sources, rows))
 
     def take(self, result: ForwardResult, num_rows: int) -> None:
-        """See TargetFeatures."""
         self._table.append(result, num_rows)
         first, end = self._num_slots, self._num_slots + num_rows
         if end > len(self._own_parents):
@@ -234,21 +213,17 @@ class DraftFeatures:
         self._num_slots = end
 
     def slots_after_pruning(self, slots: Ints) -> Ints:
-        """Return the slots, without those of rows that come from own features.
-
-        slots: (n,) int64, negative where a node is not computed.
-        """
+        """Return the slots, (n,) int64, without those of rows that come from own features."""
         return np.where(self._own_parents[np.maximum(slots, 0)] > 0, NOT_COMPUTED, slots)
 
     def own_of(self, slot: int) -> tuple[Features, int] | None:
-        """Return the own feature that a slot's row comes from, None where it is the target's."""
+        """Return the own feature that a slot's row comes from, None if it is the target's."""
         if not (parent := int(self._own_parents[slot])):
             return None
         forwards, source, row = self._table.places(np.array(parent))
         return forwards[int(source)], int(row)
 
     def keep(self, slots: Ints) -> None:
-        """See TargetFeatures."""
         self._table.keep(slots)
         self._num_slots = 1 + len(slots)
         self._own_parents[1 : self._num_slots] = 0  # what comes from own features is outdated

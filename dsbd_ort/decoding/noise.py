@@ -3,9 +3,8 @@
 docs/algorithm.md 3.6. A path's key is chained from its parent's, so that draft and target, a sparse
 top-k computation and a dense one, and hosts in other languages all see the same numbers.
 
-``mix64(key, index)`` is output number ``index`` of the generator SplitMix64 seeded with ``key``
-(Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014, with the
-constants of its reference implementation).
+``mix64(key, index)`` is output number ``index`` of SplitMix64 seeded with ``key`` (Steele, Lea,
+Flood: Fast splittable pseudorandom number generators, OOPSLA 2014, constants of its reference).
 
     root key   = mix64(seed, 0)
     child key  = mix64(parent key, token)
@@ -21,8 +20,6 @@ continues by the reserved token ``joint_distribution.STAY``: its key stays the s
 not.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,11 +32,7 @@ def _constant(value: int) -> NDArray[np.uint64]:
     return np.array(value, dtype=np.uint64)
 
 
-_STRIDE, _FACTOR_1, _FACTOR_2 = (
-    _constant(_GOLDEN),
-    _constant(_MULTIPLIER_1),
-    _constant(_MULTIPLIER_2),
-)
+_STRIDE, _FACTOR_1, _FACTOR_2 = map(_constant, (_GOLDEN, _MULTIPLIER_1, _MULTIPLIER_2))
 _SHIFT_1, _SHIFT_2, _SHIFT_3, _DROPPED_BITS = map(_constant, (30, 27, 31, 12))
 _EXPONENT_OF_1, _HALF_STEP_BELOW_1 = _constant(0x3FF << 52), np.array(1.0 - 2.0**-53)
 NOISE_DOMAIN = _constant(0xD1B54A32D192ED03)
@@ -74,9 +67,9 @@ def root_key(seed: int) -> int:
 def sample_seed(seed: int, index: int) -> int:
     """Return the seed of sample ``index`` of several that one request with ``seed`` makes.
 
-    Sample 0 has the seed itself, so that one sample is the request without a number of samples. All
-    others have the upper 53 bits, which any JSON parser keeps, of output ``index`` of SplitMix64
-    seeded with the exclusive or of the seed's 64-bit words: those of neighbouring seeds differ.
+    Sample 0 has the seed itself. All others have the upper 53 bits, which any JSON parser keeps, of
+    output ``index`` of SplitMix64 seeded with the exclusive or of the seed's 64-bit words: those of
+    neighbouring seeds differ.
     """
     if index == 0:
         return seed
@@ -84,23 +77,15 @@ def sample_seed(seed: int, index: int) -> int:
 
 
 def child_key(parent_key: int, token: int) -> int:
-    """Return ``child_keys`` of one parent and token, in plain integers: no array is worth it."""
+    """Return ``mix64`` of one parent's key and token, in plain integers."""
     z = (parent_key + _GOLDEN * (token + 1)) & _MASK
     z = ((z ^ (z >> 30)) * _MULTIPLIER_1) & _MASK
     z = ((z ^ (z >> 27)) * _MULTIPLIER_2) & _MASK
     return z ^ (z >> 31)
 
 
-def child_keys(parent_keys: Keys, tokens: NDArray[np.int64]) -> Keys:
-    """Return the path keys of the children ``tokens``; ``STAY`` hashes like a token of its own."""
-    return mix64(parent_keys, tokens)
-
-
 def gumbel_noise(keys: Keys, depth: int, draw: int | None = None) -> NDArray[np.float64]:
-    """Return the standard Gumbel numbers of the candidates with these (child) path keys.
-
-    With ``draw``, those that belong to one of several draws with replacement.
-    """
+    """Return the Gumbel numbers of candidates with these (child) keys, of one of several draws."""
     return noisy(_NO_MASS, keys, depth, draw)
 
 

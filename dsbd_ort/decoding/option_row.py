@@ -1,7 +1,5 @@
 """A row of the table of options, and the conditions and defaults that rows are made of."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -17,10 +15,8 @@ USUAL_THRESHOLD = 0.7
 class Chosen(SimpleNamespace):
     """The values of all options: resolved as far as the table was read, below that as given.
 
-    Attributes:
-        is_cold: whether temperature 0 is given.
-        has_draft: whether there is a draft model; None: not known yet.
-        costs_are_known: whether the costs of engine calls will be known; None likewise.
+    And ``is_cold``: whether temperature 0 is given; ``has_draft``, ``costs_are_known``: whether
+    there is a draft model, whether the costs of engine calls will be known; None: not known yet.
     """
 
     @property
@@ -33,10 +29,7 @@ class Chosen(SimpleNamespace):
 class Condition:
     """A condition without which an option means nothing.
 
-    Attributes:
-        option: the name of the option that decides.
-        is_met: whether it holds.
-        remedy: the value of that option to use instead, for a message.
+    ``option`` decides; ``remedy``: its value to use instead, for a message.
     """
 
     option: str
@@ -49,12 +42,9 @@ class OptionRow:
     """The row of one option.
 
     Attributes:
-        domain: its values.
         default: its value if it is left out, or a function that returns it; with a function, or if
             it is None, None may also be given.
-        help: its text in the help of the commands.
-        needs: conditions, all of which must be met for it to mean something: a strategy that takes
-            it, or the value of another option.
+        needs: conditions, all of which must be met for it to mean something.
         neutral: the values that it may have if it means nothing, or a function that returns them;
             the first is stored. None: the default alone.
         is_redundant: whether any value may be given if it means nothing.
@@ -62,21 +52,19 @@ class OptionRow:
         of_model: whose generation_config.json may set it: of any model, of an encoder-decoder, or
             of an encoder-decoder for searches with several beams.
         http: names that its HTTP field has in addition to its own; None: it has no HTTP field.
-        is_usual: whether a short help shows it.
-        is_set_by_server: whether a server may have a default of its own.
     """
 
-    domain: Domain
+    domain: Domain  # its values
     default: Any
-    help: str
+    help: str  # its text in the help of the commands
     needs: tuple[Condition, ...] = ()
     neutral: tuple[Any, ...] | Callable[[Chosen], tuple[Any, ...]] | None = None
     is_redundant: Callable[[Chosen], bool] = lambda _: False
     is_processor: bool = False
     of_model: Literal["any", "encoder-decoder", "search"] | None = None
     http: tuple[str, ...] | None = ()
-    is_usual: bool = False
-    is_set_by_server: bool = True
+    is_usual: bool = False  # whether a short help shows it
+    is_set_by_server: bool = True  # whether a server may have a default of its own
 
     @property
     def takes_none(self) -> bool:
@@ -142,28 +130,13 @@ def usual_width_policy(options: Chosen) -> str:
     return "threshold" if is_given and is_possible else "fixed"
 
 
-def usual_drafter(options: Chosen) -> str | None:
-    """Return "ngram" if there is no draft model; None as long as that is open."""
-    return {True: "model", False: "ngram", None: None}[options.has_draft]
-
-
 def usual_draft_policy(options: Chosen) -> str | None:
     """Return "fixed" if a shape is given or the output depends on the draft."""
     has_shape = options.draft_length is not None or options.draft_beams is not None
-    depends_on_draft = (
-        options.coupling == "rejection"
-        or options.width_policy == "threshold"
-        or options.memory == "single"
-        or options.replacement
-    )
-    if has_shape or depends_on_draft:
+    depends_on_draft = options.coupling == "rejection" or options.width_policy == "threshold"
+    if has_shape or depends_on_draft or options.memory == "single" or options.replacement:
         return "fixed"
     return {True: "throughput", False: "fixed", None: None}[options.costs_are_known]
-
-
-def usual_draft_length(options: Chosen) -> int | None:
-    """Return the layers of a fixed draft, or their limit; None as long as that is open."""
-    return {"fixed": 4, "throughput": 8, None: None}[options.draft_policy]
 
 
 def usual_draft_beams(options: Chosen) -> int | None:

@@ -2,10 +2,8 @@
 
 The typed names are in ``config.py``: ``DecodingOptions`` (given) and ``DecodingConfig`` (resolved).
 An option that means nothing to the strategy or to another option is refused, unless its value is
-neutral (it changes nothing) or redundant (it says what happens anyway).
+neutral (it changes nothing) or redundant (it happens anyway).
 """
-
-from __future__ import annotations
 
 import functools
 import sys
@@ -36,9 +34,7 @@ from dsbd_ort.decoding.option_row import (
     half_width,
     one_path,
     usual_draft_beams,
-    usual_draft_length,
     usual_draft_policy,
-    usual_drafter,
     usual_width_policy,
 )
 from dsbd_ort.decoding.option_values import (
@@ -127,7 +123,7 @@ OPTIONS_BY_SECTION: dict[str, dict[str, OptionRow]] = {
         ),
         "drafter": OptionRow(
             OneOf(("model", "ngram", "model+ngram", "none")),
-            usual_drafter,
+            lambda o: {True: "model", False: "ngram", None: None}[o.has_draft],
             "What drafts: model; ngram (no model: what followed the last tokens earlier in this "
             "text and in others); model+ngram (n-grams only for long repetitions); none "
             "[model; ngram if the bundle has no draft].",
@@ -145,7 +141,7 @@ OPTIONS_BY_SECTION: dict[str, dict[str, OptionRow]] = {
         ),
         "draft_length": OptionRow(
             Whole(0, MOST_LAYERS),
-            usual_draft_length,
+            lambda o: {"fixed": 4, "throughput": 8, None: None}[o.draft_policy],
             "Layers of a drafted forest [4; throughput: at most 8].",
             needs=(HAS_DRAFT, DRAFTING),
             neutral=(0,),
@@ -346,7 +342,7 @@ OPTIONS_BY_SECTION: dict[str, dict[str, OptionRow]] = {
             "Which texts may follow.",
             is_set_by_server=False,
             http=None,
-        ),
+        )
     },
     "Text and log-probabilities": {
         "top_logprobs": OptionRow(
@@ -393,11 +389,7 @@ _DEPENDENT = tuple(n for n, row in OPTION_TABLE.items() if row.needs or callable
 
 
 def read_option(name: str, value: object) -> Any:
-    """Return a value in its plain form, None if None may be given and stands for the default.
-
-    Raises:
-        ConfigError: it is no value of the option.
-    """
+    """Return a value in its plain form, or None for a default; ConfigError: it is no value."""
     row = OPTION_TABLE[name]
     if value is row.default or (value is None and row.takes_none):
         return value
@@ -405,11 +397,7 @@ def read_option(name: str, value: object) -> Any:
 
 
 def read_options(given: Mapping[str, object]) -> dict[str, Any]:
-    """Return options in their plain form.
-
-    Raises:
-        ConfigError: there is no such option, or it has no such value.
-    """
+    """Return options in their plain form; ConfigError: no such option, or no such value."""
     if unknown := sorted(set(given) - OPTION_TABLE.keys(), key=str):
         close = did_you_mean(unknown[0], OPTION_TABLE)
         expected = close or "; expected a field of DecodingConfig (docs/run.md lists them)"

@@ -5,8 +5,6 @@ numpy scalar becomes the Python number that it stands for), or raises a ConfigEr
 option, the value and what was expected. A bool is not a number.
 """
 
-from __future__ import annotations
-
 import difflib
 import itertools
 import numbers
@@ -25,7 +23,7 @@ _MOST_SHOWN_BITS = 256  # of a number that is written out; Python refuses to wri
 
 
 class Domain(Protocol):
-    """The values of one option."""
+    """The values of one option; implemented by the classes that follow."""
 
     def read(self, name: str, value: object) -> Any:
         """Return ``value`` in its plain form; a ConfigError names the option if it is invalid."""
@@ -33,18 +31,13 @@ class Domain(Protocol):
 
 @dataclass(frozen=True)
 class Whole:
-    """A whole number from ``least`` to ``most``.
-
-    Attributes:
-        off: another number that is read as ``least``; None for none.
-    """
+    """A whole number from ``least`` to ``most``; ``off``: another one that is read as ``least``."""
 
     least: int
     most: int
     off: int | None = None
 
     def read(self, name: str, value: object) -> int:
-        """See Domain.read."""
         number = _whole_from(value)
         if number is None:
             raise ConfigError(f"{name} is {shown(value)}; expected a whole number")
@@ -74,7 +67,6 @@ class Wholes:
     is_always_list: bool = False
 
     def read(self, name: str, value: object) -> int | tuple[int, ...]:
-        """See Domain.read."""
         if _whole_from(value) is not None:
             number = self.entry.read(name, value)
             return (number,) if self.is_always_list else number
@@ -113,7 +105,6 @@ class Number:
     least_positive: float = 0.0
 
     def read(self, name: str, value: object) -> float:
-        """See Domain.read."""
         if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
             raise ConfigError(f"{name} is {shown(value)}; expected a number")
         try:
@@ -149,7 +140,6 @@ class OneOf:
     is_quoted: bool = True
 
     def read(self, name: str, value: object) -> str | bool:
-        """See Domain.read."""
         plain: object = bool(value) if isinstance(value, np.bool_) else value
         if isinstance(plain, str | bool):
             for choice in self.choices:  # 1 is no True
@@ -167,7 +157,6 @@ class Texts:
     most_characters: int
 
     def read(self, name: str, value: object) -> tuple[str, ...]:
-        """See Domain.read."""
         if isinstance(value, str):
             return (self._text_of(name, value),)
         texts = None if isinstance(value, Set) else entries_of(value, self.most_texts)
@@ -205,7 +194,6 @@ class TokenSequences:
     most_tokens: int
 
     def read(self, name: str, value: object) -> tuple[tuple[int, ...], ...]:
-        """See Domain.read."""
         entries = None if isinstance(value, Set) else entries_of(value, self.most_sequences)
         if entries is None or len(entries) > self.most_sequences:
             raise ConfigError(
@@ -227,7 +215,6 @@ class Biases:
     bias: Number
 
     def read(self, name: str, value: object) -> tuple[tuple[int, float], ...]:
-        """See Domain.read."""
         pairs = value.items() if isinstance(value, Mapping) else value
         entries = entries_of(pairs, self.most_tokens)
         if entries is None or len(entries) > self.most_tokens:
@@ -257,7 +244,6 @@ class Objects:
     is_list: bool = False
 
     def read(self, name: str, value: object) -> Any:
-        """See Domain.read."""
         entries = entries_of(value, _MOST_OBJECTS) if self.is_list else [value]
         for entry in entries if entries is not None else [value]:
             if entries is None or not any(

@@ -1,12 +1,9 @@
 """Preemption: the cache rows of a request are dropped, and computed again when it goes on.
 
-All else that a request has (its forest, the distributions of the nodes, its hypotheses and
-randomness) stays as it is, so no token of it changes, whatever its strategy. The rows of a feature
-draft come from features of the target, most of which nobody has kept: they are computed along with
-the target's rows.
+All else that a request has (its forest, distributions, hypotheses and randomness) stays as it is,
+so no token of it changes, whatever its strategy. The rows of a feature draft come from features of
+the target, most of which are not kept: they are computed along with the target's rows.
 """
-
-from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
@@ -16,21 +13,17 @@ from numpy.typing import NDArray
 
 from dsbd_forward.features import ZEROS, Features, ParentFeatures
 from dsbd_forward.forward import Forward, ForwardResult
-from dsbd_ort.decoding.cache_view import CacheView, OwnFeatures, PrefixCache, Rows
+from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.engine_call import EngineCall, EngineCalls, Role
-from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
-from dsbd_ort.decoding.node_features import (
-    NO_FEATURES,
-    FeatureNeeds,
-    align_prefixes,
-)
+from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, PrefixCache, Rows
+from dsbd_ort.decoding.node_features import NO_FEATURES, FeatureNeeds, align_prefixes
 
 _NO_LOGITS = np.arange(0)
 _NO_ROW = -1
 
 
 class PreemptedRows:
-    """The rows of a view that was preempted: what they held, and those computed again so far.
+    """UsedRows of a view that was preempted: what they held, and those computed again so far.
 
     They are numbered anew, by position. Every slot sees a path: one row at each position from 0 to
     its own. So a row sees, of any slot that sees it, the rows before it: with the slots
@@ -40,9 +33,7 @@ class PreemptedRows:
     and the positions 0, 1, 2, 2 of the rows, the last one sees the rows 0 and 1.
 
     Attributes:
-        view: that was preempted.
         tokens, positions: (num_rows,) int64.
-        num_rows: how many there were.
         prefix: the tokens of the prompt's rows that are in the cache again.
     """
 
@@ -62,26 +53,17 @@ class PreemptedRows:
         self.prefix = PrefixCache(source=view.prefix.source)
         view.row_cache.remove(view)
 
-    def close(self) -> None:
-        """Give up the rows that were computed again."""
-        self.view.row_cache.close_view(self)
-
     def used(self) -> NDArray[np.bool_]:
-        """See UsedRows."""
         is_used = np.zeros(self.view.row_cache.model.num_rows, dtype=np.bool_)
         is_used[self._rows] = True
         return is_used
 
     def renumber(self, kept: Rows, new_rows: Rows) -> None:
-        """See UsedRows."""
         self._rows = new_rows[self._rows]
         self._show_prefix()
 
     def compute(self, role: Role) -> EngineCalls[None]:
-        """Compute the rows again, except those of the prompt that another request has; no logits.
-
-        After the last call the view is what it was.
-        """
+        """Compute the rows again, without logits, or share those that another request has."""
         self.begin(self.reusable())
         while self.num_left:
             yield self.next_call(role, PREFILL_CHUNK)
@@ -106,32 +88,18 @@ class PreemptedRows:
         self, role: Role, most_rows: int, features: FeatureNeeds = NO_FEATURES
     ) -> EngineCall:
         """Return the call that computes the next rows, at most ``most_rows`` of them."""
-        start = len(self._rows)
+        start, source = len(self._rows), self._prompt.source
         chunk = np.arange(start, min(start + most_rows, self.num_rows))
+        tokens, positions = self.tokens[chunk], self.positions[chunk]
 
         def forward_at(first_row: int) -> Forward:
             mask = self._append(chunk, first_row)
             self._show_prefix()
-            return Forward(
-                self.tokens[chunk],
-                self.positions[chunk],
-                mask,
-                _NO_LOGITS,
-                *features,
-                source=self._prompt.source,
-            )
+            return Forward(tokens, positions, mask, _NO_LOGITS, *features, source=source)
 
-        return EngineCall(
-            role,
-            self.view.meter,
-            len(chunk),
-            forward_at,
-            self._prompt.source,
-            is_prefill=True,
-        )
+        return EngineCall(role, self.view.meter, len(chunk), forward_at, source, is_prefill=True)
 
     def _append(self, chunk: Rows, first_row: int) -> NDArray[np.bool_]:
-        """Add the next rows; return their mask."""
         end = int(chunk[-1]) + 1
         seen = np.unpackbits(self._seen[self._slots[chunk]], axis=1, count=end, bitorder="little")
         seen &= self.positions[:end] < self.positions[chunk][:, None]
@@ -154,14 +122,13 @@ class PreemptedRows:
         view.row_cache.add(view)
         self._prompt.rows = self.prefix.rows  # the object that is left to the next request
         view.prefix = self._prompt
-        num_slots = len(self._seen)
-        bits = np.zeros((num_slots, view.row_cache.model.num_rows), dtype=np.bool_)
+        bits = np.zeros((len(self._seen), view.row_cache.model.num_rows), dtype=np.bool_)
         seen = np.unpackbits(self._seen, axis=1, count=self.num_rows, bitorder="little")
         bits[:, self._rows] = seen
         view.show(bits)
 
     def parents(self) -> Rows:
-        """Return the parent of every row, (num_rows,) int64: ``_NO_ROW`` where it is not seen."""
+        """Return the parent of every row, (num_rows,) int64: ``_NO_ROW`` if it is not seen."""
         parents = np.full(self.num_rows, _NO_ROW)
         for slot in np.unique(self._slots).tolist():
             path = self._path(slot)
@@ -184,13 +151,10 @@ class PreemptedRows:
 
 
 def recomputed(preempted: dict[Role, PreemptedRows]) -> EngineCalls[None]:
-    """Compute the rows of a preempted request again; remove them from there once they are.
-
-    Of one engine after the other, except those of a feature draft.
-    """
+    """Compute the rows of a preempted request again; remove them from there once they are."""
     draft = preempted.get("draft")
     if draft is not None and draft.view.own_features is not None:
-        yield from RecomputedPair(preempted["target"], draft, draft.view.own_features).compute()
+        yield from RecomputedPair(preempted["target"], draft).compute()
         preempted.clear()
     for role, rows in list(preempted.items()):
         yield from rows.compute(role)
@@ -204,22 +168,20 @@ class RecomputedPair:
     kept, or from the feature of the target's row of its parent, which has the same path of tokens.
     """
 
-    def __init__(self, target: PreemptedRows, draft: PreemptedRows, features: OwnFeatures) -> None:
-        """Take the rows of both engines."""
-        self._target = target
-        self._draft = draft
-        target_paths, draft_parents = _paths(target, draft)
-        self._target_paths = target_paths
-        self._draft_parents = draft_parents
+    def __init__(self, target: PreemptedRows, draft: PreemptedRows) -> None:
+        own_of = draft.view.own_features
+        assert own_of is not None  # the caller has looked
+        self._target, self._draft = target, draft
+        self._target_paths, self._draft_parents = _paths(target, draft)
         self._own = {
             row: place
             for row, slot in draft.slots_by_row().items()
-            if (place := features.own_of(slot)) is not None
+            if (place := own_of(slot)) is not None
         }
         self._of_target: dict[int, tuple[Features, int]] = {}  # by path
 
     def compute(self) -> EngineCalls[None]:
-        """Compute the rows; afterwards both views are what they were."""
+        """Compute the rows."""
         target, draft = self._target, self._draft
         of_target, of_draft = target.reusable(), draft.reusable()
         align_prefixes(of_target, of_draft)

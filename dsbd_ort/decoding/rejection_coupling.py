@@ -8,8 +8,6 @@ Nothing may look at a drawn candidate before its turn. The published code draws 
 replacement but verifies as if with replacement, and is biased.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import numpy as np
@@ -43,22 +41,18 @@ class RandomSource(Protocol):
 class GeneratorSource:
     """A RandomSource over a numpy generator.
 
-    An index is drawn as the clock that rings first, index i after an exponential time of rate p_i;
-    the clocks that ring next are the draws without replacement (the Gumbel-top-k theorem in other
-    words). Unlike the inverse of the cumulative distribution, where the rounding of every
-    probability moves all boundaries after it, this changes a choice only if two candidates nearly
-    tie.
+    Index i is drawn after an exponential time of rate p_i: the shortest times are the draws without
+    replacement (the Gumbel-top-k theorem in other words). Rounding changes a choice only if two
+    candidates nearly tie; with the cumulative distribution it would move all boundaries.
     """
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
 
     def happens(self, probability: float) -> bool:
-        """See RandomSource.happens."""
         return bool(self._rng.random() < probability)
 
     def draw(self, probabilities: NDArray[np.float64]) -> int:
-        """See RandomSource.draw."""
         return int(self.draw_distinct(probabilities, 1)[0])
 
     def draw_distinct(
@@ -81,8 +75,7 @@ class RejectionCoupling:
     reads_draft_distributions = True
 
     def __init__(self, source: RandomSource, replacement: bool) -> None:
-        self._source = source
-        self._replacement = replacement
+        self._source, self._replacement = source, replacement
 
     def propose(self, joint: JointDistribution, num_draws: int, depth: int) -> NDArray[np.int64]:
         """Draw the draft's candidates of one layer, in order, (<= num_draws,) int64."""
@@ -92,9 +85,10 @@ class RejectionCoupling:
     def choose(
         self, joint: JointDistribution, layer: DraftLayer | None, num_draws: int, depth: int
     ) -> tuple[NDArray[np.int64], bool]:
-        """Return the outputs of a layer and whether all are accepted drafts.
+        """Return the outputs of a layer, and whether all are accepted drafts.
 
-        A layer after the drafted ones (``layer`` None) draws from the target alone.
+        Then the next layer may be selected as well. A layer after the drafted ones (``layer`` None)
+        draws from the target alone.
         """
         p = joint.probabilities()
         if layer is None:
@@ -133,7 +127,7 @@ class RejectionCoupling:
     ) -> NDArray[np.int64]:
         """Draw the next output from the residual and the remaining from what is left of p.
 
-        Where the residual is ``p`` itself, all are drawn alike.
+        If the residual is ``p`` itself, all are drawn alike.
         """
         if residual is not p and residual.any():
             outputs = [*outputs, self._source.draw(residual)]
@@ -155,6 +149,6 @@ class RejectionCoupling:
 
 
 def _normalised(masses: Floats, if_empty: Floats) -> Floats:
-    """Return ``masses`` normalised; where nothing is left (probability zero), ``if_empty``."""
+    """Return ``masses`` normalised; if nothing is left (probability zero), ``if_empty``."""
     total = masses.sum()
     return masses / total if total > 0.0 else if_empty

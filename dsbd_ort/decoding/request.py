@@ -1,7 +1,5 @@
 """A decoding request, and the checks before any work: its prompt and options, the models."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,25 +8,20 @@ import numpy as np
 
 from dsbd_forward.forward import Source
 from dsbd_forward.spec import EngineSpec
-from dsbd_ort.decoding.cache_view import RowIdentity
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import Costs
 from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.engine_call import Clock, EngineCall, Role
 from dsbd_ort.decoding.errors import DecodingError
-from dsbd_ort.decoding.logits_processing.allowed_mass import AllowedMass
+from dsbd_ort.decoding.kv_cache import RowIdentity
+from dsbd_ort.decoding.logits_processing.allowed_after import AllowedMass
 from dsbd_ort.decoding.logits_processing.constraint import Constraint
-from dsbd_ort.decoding.logits_processing.path_states import StopState, state_after
+from dsbd_ort.decoding.logits_processing.path_states import StopState
 from dsbd_ort.decoding.option_values import shown
 from dsbd_ort.decoding.rejection_coupling import RandomSource
 from dsbd_ort.decoding.result import DecodedSequence
 from dsbd_ort.decoding.trace import TraceRecorder
-
-
-def _one() -> int:
-    return 1
-
 
 GIVE_UP_INTERVAL = 16
 
@@ -61,9 +54,8 @@ class DecodingRequest:
         copied_ids: tokens that the output may repeat, as those of a source: the n-gram drafter
             reads them before the prompt.
         allowed_mass: records how much of the target's distributions processors leave; None: off.
-        preempts: for tests: returns whether the rows of the request are dropped before this engine
-            call and computed again (see ``preemption``). Of requests that run together only the
-            youngest is asked. None: rows are dropped only for room.
+        preempts: for tests: returns whether the request's rows are dropped before this engine call
+            and computed again; of several requests the youngest is asked. None: only for room.
         gives_up: returns whether the request ends here, because its caller has no use for the rest.
             Called every ``GIVE_UP_INTERVAL`` tokens. None: never.
     """
@@ -79,7 +71,7 @@ class DecodingRequest:
     estimator: AcceptanceEstimator | None = None
     ngram_pool: NGramPool | None = None
     trace: TraceRecorder | None = None
-    num_sharers: Callable[[], int] = _one
+    num_sharers: Callable[[], int] = lambda: 1
     source: Source = None
     copied_ids: Sequence[int] = ()
     allowed_mass: AllowedMass | None = None
@@ -102,11 +94,7 @@ class DecodingRequest:
 
     @property
     def source_ids(self) -> Sequence[int] | None:
-        """The tokens of the source, None without one.
-
-        Raises:
-            DecodingError: an option needs them, and the source has no tokens.
-        """
+        """The tokens of the source, if an option needs them; DecodingError: it has none."""
         if self.source is None or not self.config.encoder_no_repeat_ngram_size:
             return None
         if not isinstance(self.source, tuple) or not all(type(t) is int for t in self.source):
@@ -119,8 +107,7 @@ class DecodingRequest:
     def reusable_prompt(self, role: Role) -> RowIdentity:
         """Return the part of the prompt whose rows may be reused.
 
-        With ``prompt_logprobs`` none of the target's: a row that was computed for another request
-        has no logits any more.
+        With ``prompt_logprobs`` none of the target's: such rows have no logits any more.
         """
         if role == "target" and self.config.prompt_logprobs:
             return RowIdentity([], self.source)
@@ -130,9 +117,11 @@ class DecodingRequest:
         """Return why a sequence of these new tokens has ended, see DecodedSequence."""
         if token_ids[-1] in self.config.eos_ids:
             return "eos"
-        searched = token_ids[self.config.min_new_tokens :]
-        if self.stop and state_after(self.stop, searched).has_ended:
-            return "stop"
+        if (stop := self.stop) is not None:
+            for token in token_ids[self.config.min_new_tokens :]:
+                stop = stop.extended(token)
+            if stop.has_ended:
+                return "stop"
         if (constraint := self.running_constraint) is not None:
             states = constraint.start(self.prompt_ids)
             for token in token_ids:

@@ -1,7 +1,5 @@
 """The results of a request: its iterations' outputs, its sequences and their statistics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,9 +40,7 @@ class DecodedSequence:
 class DecodeResult:
     """The sequences, best first, and the statistics of a request.
 
-    Attributes:
-        distribution_bytes_peak: most bytes that the distributions of nodes took, of both engines.
-        prompt_logprobs: with ``prompt_logprobs`` in the request.
+    distribution_bytes_peak: most bytes that the distributions of nodes took, of both engines.
     """
 
     sequences: list[DecodedSequence]
@@ -61,7 +57,7 @@ class IterationOutput:
     live: NDArray[np.int64]
     agreement: Agreement
     recorder: StatsRecorder
-    tops: TopTokens
+    tops: TopTokens | None
 
     @property
     def hypotheses(self) -> list[Hypothesis]:
@@ -87,7 +83,7 @@ class IterationOutput:
     def agreed_top_logprobs(self, start: int) -> list[TokenLogprobs] | None:
         """Return the most probable tokens in the places of the agreed ones from ``start`` on."""
         entries = self.agreement.entries[start : len(self.agreed_tokens)]
-        return self.tops.of(np.array(entries, dtype=np.int64))
+        return None if self.tops is None else self.tops.of(np.array(entries, dtype=np.int64))
 
 
 _Item = TypeVar("_Item")
@@ -95,11 +91,7 @@ _Result = TypeVar("_Result")
 
 
 class WithResult(Generic[_Item, _Result]):
-    """Iterates over a generator and keeps its return value.
-
-    Attributes:
-        result: the return value, once the iteration has ended.
-    """
+    """Iterates over a generator; afterwards ``result`` is its return value."""
 
     result: _Result
 
@@ -122,26 +114,25 @@ def decoded_sequences(
     finished: Finished,
     hypotheses: Hypotheses,
     finish_reason: Callable[[list[int]], str],
-    tops: TopTokens,
+    tops: TopTokens | None = None,
 ) -> list[DecodedSequence]:
     """Return final hypotheses as sequences; ``finish_reason`` is that of a request."""
     sequences = []
-    paths, logprobs = (
-        hypotheses.paths(finished.hypotheses),
-        hypotheses.logprobs[finished.hypotheses],
-    )
-    for path, logprob, score in zip(
-        paths, logprobs.tolist(), finished.scores.tolist(), strict=True
-    ):
+    logprobs = hypotheses.logprobs[finished.hypotheses].tolist()
+    of_paths = hypotheses.paths(finished.hypotheses), logprobs, finished.scores.tolist()
+    for path, logprob, score in zip(*of_paths, strict=True):
         token_ids = hypotheses.tokens[path].tolist()
+        token_logprobs = hypotheses.token_logprobs[path].tolist()
+        top_logprobs = None if tops is None else tops.of(path)
+        reason = finish_reason(token_ids)
         sequences.append(
             DecodedSequence(
                 token_ids=token_ids,
-                token_logprobs=hypotheses.token_logprobs[path].tolist(),
+                token_logprobs=token_logprobs,
                 logprob=logprob,
                 score=score,
-                finish_reason=finish_reason(token_ids),
-                top_logprobs=tops.of(path),
+                finish_reason=reason,
+                top_logprobs=top_logprobs,
             )
         )
     return sequences

@@ -1,7 +1,5 @@
 """Bounds of the rows and nodes of a request, before it begins."""
 
-from __future__ import annotations
-
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.drafting.draft import MOST_FORCED_LAYERS
 
@@ -9,8 +7,7 @@ from dsbd_ort.decoding.drafting.draft import MOST_FORCED_LAYERS
 def most_draft_nodes(config: DecodingConfig) -> int:
     """Return how many nodes one draft may add.
 
-    No layer is drafted in the place of the last token. Forced layers, which a constraint may add
-    or put in the place of others, are as wide as any.
+    No layer is drafted for the last token. Forced layers of a constraint are as wide as any.
     """
     most_layers = config.max_new_tokens - 1
     if not config.drafts or config.constraint is None:
@@ -20,10 +17,9 @@ def most_draft_nodes(config: DecodingConfig) -> int:
 
 
 def most_descendants(config: DecodingConfig) -> int:
-    """Return how many nodes below the beams pruning may leave.
+    """Return how many nodes below the beams pruning may leave: two drafts' worth, the oldest.
 
-    Two drafts' worth, the oldest first, so that the rows of a request have a bound. A node that is
-    left out and selected after all is computed again.
+    So that the rows of a request have a bound. Others are computed again if they are selected.
     """
     return 2 * most_draft_nodes(config)
 
@@ -33,11 +29,10 @@ def most_rows(
 ) -> int:
     """Return a bound of the rows that a request ever holds in the cache of one engine.
 
-    has_top_k_head: of the target, which may have to compute a node again.
+    The paths of the beams take at most ``num_beams`` rows a token. Added are the nodes that pruning
+    leaves, and the rows of one iteration: a draft, and the selected nodes of every layer.
 
-    The paths of the beams take at most ``num_beams`` rows a token (where beams share no token).
-    Added are the nodes that pruning leaves, and the rows of one iteration: a draft, and the
-    selected nodes of every layer. Rows that are not used any more give way where there is no room.
+    has_top_k_head: of the target, which may have to compute a node again.
     """
     num_beams = config.widest_search
     num_forced = MOST_FORCED_LAYERS if config.drafts and config.constraint is not None else 0
@@ -58,8 +53,8 @@ _MOST_EXPECTED_TOKENS = 1024
 def expected_rows(num_prompt_tokens: int, config: DecodingConfig) -> int:
     """Return the rows that a request usually comes to hold, if it runs to its end.
 
-    Its beams share most tokens, and the rest of two drafts lies between. A very long answer is
-    expected to end sooner: attention reads all rows for which there is room.
+    Its beams share most tokens. A very long answer is expected to end sooner: attention reads all
+    rows for which there is room.
     """
     num_tokens = num_prompt_tokens + min(config.max_new_tokens, _MOST_EXPECTED_TOKENS)
     return min(num_tokens + most_descendants(config), most_rows(num_prompt_tokens, config))
@@ -69,7 +64,5 @@ def most_new_tokens(
     num_prompt_tokens: int, config: DecodingConfig, max_rows: int, *, has_top_k_head: bool = True
 ) -> int:
     """Return the ``max_new_tokens`` with which ``most_rows`` is at most ``max_rows``."""
-    num_beams = config.widest_search
     bound = most_rows(num_prompt_tokens, config, has_top_k_head=has_top_k_head)
-    num_left = max_rows - bound
-    return config.max_new_tokens + num_left // num_beams
+    return config.max_new_tokens + (max_rows - bound) // config.widest_search

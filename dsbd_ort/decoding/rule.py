@@ -5,53 +5,28 @@ A rule sees distributions and beams, never an engine; the loop that calls it is 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams, Hypotheses
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.drafting.draft import DraftLayer, distinct_in_order
-from dsbd_ort.decoding.forest import Forest, Nodes
+from dsbd_ort.decoding.drafting.draft import DraftLayer, Propose, distinct_in_order
+from dsbd_ort.decoding.forest import Forest
+from dsbd_ort.decoding.forest_runner import ForestRunner
 from dsbd_ort.decoding.joint_distribution import JointDistribution
-from dsbd_ort.decoding.left_out import LeftOut
 
-
-class NodeDistributions(Protocol):
-    """The distributions that the target has computed of the forest."""
-
-    def are_computed(self, nodes: Nodes) -> bool:
-        """Return whether the distribution after each is known; absorbing nodes need none."""
-
-    def joint(
-        self, nodes: Nodes, log_weights: NDArray[np.float64], copies: NDArray[np.int64] | None
-    ) -> JointDistribution:
-        """Return the joint distribution over the continuations of computed beams."""
-
-    def read_left_out(self, beams: Beams, threshold: float, most: int) -> LeftOut:
-        """Look for continuations that an engine with a top-k head did not return.
-
-        Of every beam that may have one with a log-weight of at least ``threshold``, the ``most``
-        best are read. Where they are GONE, the beam counts as not computed from now on.
-        """
-
-    def log_probs(self, nodes: Nodes, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the warped log-probability of one token after each computed node."""
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Finished:
-    """Hypotheses to return, best first, and what they are ranked by.
+    """Hypotheses to return, entries of ``Hypotheses``, and their scores, (n,) each; best first."""
 
-    Attributes:
-        hypotheses: (n,) int64. Entries of ``Hypotheses``.
-        scores: (n,) float64.
-    """
-
-    hypotheses: NDArray[np.int64]
+    hypotheses: Ints
     scores: NDArray[np.float64]
 
     def first(self, number: int) -> Finished:
@@ -64,48 +39,6 @@ class Finished:
         return Finished(self.hypotheses[order], self.scores[order])
 
 
-class SelectionRule(Protocol):
-    """One rule of docs/algorithm.md 3, with the state of one request.
-
-    Attributes:
-        keeps_descendants: whether computed descendants of the beams may be kept.
-        reads_draft_distributions: whether it reads the draft's joint distributions, not only what
-            was drawn from them.
-    """
-
-    keeps_descendants: bool
-    reads_draft_distributions: bool
-
-    def propose(self, joint: JointDistribution, num_draws: int, depth: int) -> NDArray[np.int64]:
-        """Return the draft's candidates of layer ``depth``, in order, (<= num_draws,) int64."""
-
-    def draft_scores(self, joint: JointDistribution, depth: int) -> NDArray[np.float64]:
-        """Return the scores by which ``propose`` ranks candidates, (num_candidates,) float64.
-
-        Only of rules whose output does not depend on the draft.
-        """
-
-    def select(
-        self, target: NodeDistributions, beams: Beams, drafted: list[DraftLayer], depth: int
-    ) -> Iterator[Beams]:
-        """Yield the beams of layer ``depth``, ``depth`` + 1, ... as far as the target has computed.
-
-        At least one layer; the distributions after ``beams`` are known.
-        """
-
-    def is_finished(self, beams: Beams, num_layers: int) -> bool:
-        """Return whether nothing is left to select after ``num_layers`` layers."""
-
-    def live(self, beams: Beams) -> NDArray[np.int64]:
-        """Return the hypotheses one of which will begin the best sequence."""
-
-    def ended(self) -> Finished:
-        """Return the hypotheses that have ended and that no beam stands for any more."""
-
-    def results(self, beams: Beams) -> Finished:
-        """Return the final hypotheses, best first; before the end those that have ended."""
-
-
 class LayerBuilder:
     """Builds layers: the nodes in the forest of a request, and their hypotheses."""
 
@@ -115,15 +48,13 @@ class LayerBuilder:
         self.hypotheses = hypotheses
         self._repeats = repeats
 
-    def descended(self, beams: Beams, joint: JointDistribution, drawn: NDArray[np.int64]) -> Beams:
+    def descended(self, beams: Beams, joint: JointDistribution, drawn: Ints) -> Beams:
         """Return the beams that the drawn candidates of ``joint`` make of ``beams``."""
         chosen, copies = distinct_in_order(drawn) if self._repeats else (drawn, None)
         nodes = self.forest.descend(joint, chosen)
         return Beams(nodes, joint.log_weights[chosen], self.extended(beams, joint, chosen), copies)
 
-    def extended(
-        self, beams: Beams, joint: JointDistribution, chosen: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
+    def extended(self, beams: Beams, joint: JointDistribution, chosen: Ints) -> Ints:
         """Return the hypotheses of the chosen candidates, that of an absorbing beam as it is."""
         parents, tokens = beams.hypotheses[joint.parents[chosen]], joint.tokens[chosen]
         token_logprobs = joint.raw_log_probs[chosen]
@@ -143,13 +74,10 @@ def is_decided(
 
     As transformers does: True ends it at once; else no live beam may score more than the last of
     the finished ones that count. A beam's log-probability only falls; False scores it as if it
-    ended now, "never" at its best length, the longest where ``length_penalty`` is above 0.
+    ended now, "never" at its best length, the longest if ``length_penalty`` is above 0.
 
-    Args:
-        config: of the request.
-        last_score: of the finished sequences that count.
-        best_logprob: of the live beams, by which they would be scored.
-        num_layers: tokens of each.
+    last_score: of the finished sequences that count. best_logprob: of the live beams, by which they
+    would be scored.
     """
     if config.early_stopping is True:
         return True
@@ -158,31 +86,60 @@ def is_decided(
     return bool(best_logprob / length**config.length_penalty <= last_score)
 
 
-class BeamSetRule:
-    """Base of the rules whose final beams are the results: ended beams stay in the set."""
+class SelectionRule(ABC):
+    """One rule of docs/algorithm.md 3, with the state of one request.
+
+    Here the final beams are the results, and ended beams stay in the set; a search differs.
+
+    Attributes:
+        keeps_descendants: whether computed descendants of the beams may be kept.
+        reads_draft_distributions: whether it reads the draft's joint distributions, not only what
+            was drawn from them.
+        propose: returns the draft's candidates of a layer.
+    """
+
+    keeps_descendants = True
+    reads_draft_distributions = False
+    propose: Propose
 
     def __init__(self, config: DecodingConfig, builder: LayerBuilder) -> None:
         self._config = config
         self._builder = builder
 
+    @abstractmethod
+    def draft_scores(self, joint: JointDistribution, depth: int) -> NDArray[np.float64]:
+        """Return the scores by which ``propose`` ranks candidates, (num_candidates,) float64.
+
+        Only of rules whose output does not depend on the draft.
+        """
+
+    @abstractmethod
+    def select(
+        self, target: ForestRunner, beams: Beams, drafted: list[DraftLayer], depth: int
+    ) -> Iterator[Beams]:
+        """Yield the beams of layer ``depth``, ``depth`` + 1, ... as far as the target has computed.
+
+        At least one layer; the distributions after ``beams`` are known.
+        """
+
     def is_finished(self, beams: Beams, num_layers: int) -> bool:
-        """Return whether all beams have ended or reached ``max_new_tokens``."""
+        """Return whether nothing is left to select after ``num_layers`` layers."""
         forest = self._builder.forest
         return num_layers == self._config.max_new_tokens or forest.are_absorbing(beams.nodes)
 
-    def live(self, beams: Beams) -> NDArray[np.int64]:
-        """See SelectionRule.live."""
+    def live(self, beams: Beams) -> Ints:
+        """Return the hypotheses one of which will begin the best sequence."""
         return beams.hypotheses
 
     def ended(self) -> Finished:
-        """See SelectionRule.ended: one that ends stays a beam."""
+        """Return the hypotheses that have ended and that no beam stands for any more."""
         return Finished(np.arange(0), np.zeros(0))
 
     def results(self, beams: Beams) -> Finished:
-        """Return the beams' hypotheses, copies repeated, by score."""
+        """Return the final hypotheses, best first; before the end those that have ended."""
         return self._ranked(beams, beams.repeated)
 
-    def _ranked(self, beams: Beams, chosen: NDArray[np.int64]) -> Finished:
+    def _ranked(self, beams: Beams, chosen: Ints) -> Finished:
         """Return the hypotheses of the chosen beams by score."""
         hypotheses = beams.hypotheses[chosen]
         scores = self._builder.hypotheses.scores(hypotheses, self._config.length_penalty)

@@ -6,31 +6,26 @@ first W that end enter the pool of at most W finished hypotheses, ranked by logp
 length_penalty. With one beam this is greedy decoding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams
+from dsbd_ort.decoding.computed_distributions import LeftOut
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.drafting.draft import DraftLayer
+from dsbd_ort.decoding.forest_runner import ForestRunner
 from dsbd_ort.decoding.joint_distribution import JointDistribution, best_candidates
-from dsbd_ort.decoding.left_out import LeftOut
-from dsbd_ort.decoding.rule import Finished, LayerBuilder, NodeDistributions, is_decided
+from dsbd_ort.decoding.rule import Finished, LayerBuilder, SelectionRule, is_decided
 from dsbd_ort.decoding.warp import num_searched
 
 
-class SearchRule:
+class SearchRule(SelectionRule):
     """Deterministic beam search by the target, with the pool of finished hypotheses."""
 
-    keeps_descendants = True
-    reads_draft_distributions = False
-
     def __init__(self, config: DecodingConfig, builder: LayerBuilder) -> None:
-        self._config = config
-        self._builder = builder
+        super().__init__(config, builder)
         self._eos = np.array(sorted(config.eos_ids), dtype=np.int64)
         self._num_candidates = num_searched(config)
         self._pool = Finished(np.arange(0), np.zeros(0))
@@ -40,7 +35,7 @@ class SearchRule:
         return best_candidates(self.draft_scores(joint, depth), num_draws)
 
     def draft_scores(self, joint: JointDistribution, depth: int) -> NDArray[np.float64]:
-        """Return the log-weight of every candidate, -inf where it ends: (num_candidates,)."""
+        """Return the log-weight of every candidate, -inf if it ends: (num_candidates,)."""
         return np.where(self._is_eos(joint.tokens), -np.inf, joint.log_weights)
 
     def _is_eos(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -48,9 +43,8 @@ class SearchRule:
         return is_eos
 
     def select(
-        self, target: NodeDistributions, beams: Beams, drafted: list[DraftLayer], depth: int
+        self, target: ForestRunner, beams: Beams, drafted: list[DraftLayer], depth: int
     ) -> Iterator[Beams]:
-        """See SelectionRule.select."""
         width = self._config.num_beams
         while len(beams.nodes) and target.are_computed(beams.nodes):
             joint, best = self._best(target, beams)
@@ -68,14 +62,18 @@ class SearchRule:
             if ends[:width].any():
                 finished = best[:width][ends[:width]]
                 hypotheses = self._builder.extended(beams, joint, finished)
-                self._add_to_pool(hypotheses, joint.log_weights[finished])
+                lengths = self._builder.hypotheses.lengths[hypotheses].astype(np.float64)
+                # By the processed log-probability, as transformers does.
+                scores = joint.log_weights[finished] / lengths**self._config.length_penalty
+                hypotheses = np.append(self._pool.hypotheses, hypotheses)
+                scores = np.append(self._pool.scores, scores)
+                self._pool = Finished(hypotheses, scores).ranked().first(width)
             beams = self._builder.descended(beams, joint, best[~ends][:width])
             yield beams
 
     def _best(
-        self, target: NodeDistributions, beams: Beams
+        self, target: ForestRunner, beams: Beams
     ) -> tuple[JointDistribution, NDArray[np.int64]]:
-        """Return the candidates of a layer, and which are the best."""
         joint = target.joint(beams.nodes, beams.log_weights, None)
         return joint, best_candidates(joint.log_weights, self._num_candidates)
 
@@ -91,25 +89,10 @@ class SearchRule:
         )
 
     def live(self, beams: Beams) -> NDArray[np.int64]:
-        """See SelectionRule.live."""
         return np.concatenate([beams.hypotheses, self._pool.hypotheses])
 
     def ended(self) -> Finished:
-        """See SelectionRule.ended."""
         return self._pool
 
     def results(self, beams: Beams) -> Finished:
-        """See SelectionRule.results."""
         return self._pool
-
-    def _add_to_pool(self, hypotheses: NDArray[np.int64], log_weights: NDArray[np.float64]) -> None:
-        """Add finished hypotheses, ranked by their processed log-probability as transformers does.
-
-        Without processors that is ``logprob``.
-        """
-        lengths = self._builder.hypotheses.lengths[hypotheses].astype(np.float64)
-        scores = log_weights / lengths**self._config.length_penalty
-        everyone = Finished(
-            np.append(self._pool.hypotheses, hypotheses), np.append(self._pool.scores, scores)
-        )
-        self._pool = everyone.ranked().first(self._config.num_beams)

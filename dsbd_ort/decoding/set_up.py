@@ -1,64 +1,117 @@
 """The parts of a request that begins: forest, rule, draft policy, caches, observers."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsbd_forward.spec import EngineSpec
-from dsbd_ort.decoding.beams import Agreement, Hypotheses
+from dsbd_ort.decoding.beams import Agreement, Beams, Hypotheses
 from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.computed_distributions import ComputedDistributions
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
-from dsbd_ort.decoding.drafting.draft import Drafter, DraftPolicy, FixedDraftPolicy, Observer
-from dsbd_ort.decoding.drafting.drafters import ChainedDrafter, Proposers
-from dsbd_ort.decoding.drafting.ngram import NGramDrafter
-from dsbd_ort.decoding.drafting.request_costs import RequestCosts
-from dsbd_ort.decoding.drafting.stage import DraftStage, PolicyDraftStage, RestingDraftStage
-from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
-from dsbd_ort.decoding.engine_call import Meter, Role
-from dsbd_ort.decoding.forest import Forest
-from dsbd_ort.decoding.forest_runner import ForestRunner
-from dsbd_ort.decoding.joint_rule import JointGreedyRule, JointSpeculativeRule
-from dsbd_ort.decoding.late_runner import LateRunner
-from dsbd_ort.decoding.logits_processing.forbidden_tokens import ForbiddenTokens
-from dsbd_ort.decoding.logits_processing.path_states import PathStates, StopStates
-from dsbd_ort.decoding.logits_processing.request_processing import RequestProcessing, processing_of
-from dsbd_ort.decoding.logits_reader import logits_reader
-from dsbd_ort.decoding.node_features import (
-    DraftFeatures,
-    TargetFeatures,
-    align_prefixes,
+from dsbd_ort.decoding.drafting.cost_curve import RequestCosts
+from dsbd_ort.decoding.drafting.draft import (
+    Drafter,
+    DraftLayer,
+    DraftPolicy,
+    FixedDraftPolicy,
+    Observer,
+    Proposer,
+    draft_forest,
 )
+from dsbd_ort.decoding.drafting.drafters import ChainedDrafter
+from dsbd_ort.decoding.drafting.ngram import NGramDrafter
+from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
+from dsbd_ort.decoding.engine_call import EngineCalls, Meter
+from dsbd_ort.decoding.forest import Forest
+from dsbd_ort.decoding.forest_runner import ForestRunner, LateRunner
+from dsbd_ort.decoding.joint_rule import JointGreedyRule, JointSpeculativeRule
+from dsbd_ort.decoding.logits_processing.allowed_after import ForbiddenTokens
+from dsbd_ort.decoding.logits_processing.path_states import PathStates, StopStates
+from dsbd_ort.decoding.logits_processing.request_processing import RequestProcessing
+from dsbd_ort.decoding.node_features import DraftFeatures, TargetFeatures, align_prefixes
 from dsbd_ort.decoding.rejection_coupling import GeneratorSource, RejectionCoupling
 from dsbd_ort.decoding.request import DecodingRequest, check_request
-from dsbd_ort.decoding.row_bounds import expected_rows
+from dsbd_ort.decoding.row_bounds import expected_rows, most_descendants
 from dsbd_ort.decoding.rule import LayerBuilder, SelectionRule
 from dsbd_ort.decoding.sample_rule import GumbelCoupling, SampleRule
 from dsbd_ort.decoding.search_rule import SearchRule
 from dsbd_ort.decoding.stats import StatsRecorder
-from dsbd_ort.decoding.top_tokens import (
-    KeptTopTokens,
-    PromptReading,
-    PromptScorer,
-    TopTokens,
-    check_top_logprobs,
-)
+from dsbd_ort.decoding.top_tokens import PromptScorer, TopTokens, check_top_logprobs
 from dsbd_ort.decoding.trace import Tracer
 from dsbd_ort.decoding.warp import Warp, check_top_k
 
 
 def check_decodable(request: DecodingRequest, target: EngineSpec, draft: EngineSpec | None) -> None:
-    """Raise for a request that these engines cannot decode; none is called.
-
-    Raises:
-        DecodingError: an empty prompt, ids outside the vocabulary, a missing draft, or a top-k
-            beyond the logits that an engine returns.
-    """
+    """Raise DecodingError for a request that these engines cannot decode; none is called."""
     config = request.config
     check_request(request, target, draft)
     check_top_logprobs(target, config)
     check_top_k(target, config)
+
+
+class DraftStage:
+    """The draft stage of a request; its draft policy decides.
+
+    With one beam nothing is kept for the draft model during a long rest of a throughput policy: it
+    then reads the tokens that it missed as it reads a prompt.
+
+    Attributes:
+        most_descendants: nodes below the beams that pruning leaves at most.
+        lockstep: runners that compute the prompt part by part, as the target does.
+    """
+
+    def __init__(
+        self,
+        request: DecodingRequest,
+        rule: SelectionRule,
+        policy: DraftPolicy,
+        drafters: Sequence[Drafter],
+        target: ForestRunner,
+        draft: Sequence[ForestRunner],
+    ) -> None:
+        """Take the parts of a request.
+
+        drafters: the one to use, if it drafts. draft: the draft model's side, if it has one.
+        """
+        self._config, self._rule, self._policy = request.config, rule, policy
+        self.drafter = drafters[0] if drafters else None
+        self._target = target
+        self.lockstep = [runner for runner in draft if not isinstance(runner, LateRunner)]
+        keeps = self.drafter is not None and rule.keeps_descendants
+        self.most_descendants = most_descendants(request.config) if keeps else 0
+        self._resting = policy if isinstance(policy, ThroughputDraftPolicy) else None
+        is_single = request.config.num_beams == 1
+        late = [runner for runner in draft if isinstance(runner, LateRunner) and is_single]
+        self._put_off = late if self._resting is not None else []
+
+    def draft(self, beams: Beams, depth: int) -> EngineCalls[list[DraftLayer]]:
+        """Return a computation that adds the layers drafted below ``beams`` to the forest.
+
+        depth: of the beams, counted from the prompt.
+        """
+        num_to_rest = 0 if self._resting is None else self._resting.rest()
+        for runner in self._put_off:
+            runner.rest(num_to_rest, beams)
+        if self.drafter is None or num_to_rest:
+            return _no_layers()
+        most_layers = self._config.max_new_tokens - depth - 1
+        num_pending = len((self._target.slots[beams.nodes] < 0).nonzero()[0])
+        self._policy.begin(num_pending, most_layers)
+        return draft_forest(
+            self._target.forest,
+            self.drafter,
+            beams,
+            self._policy,
+            depth,
+            keeps_distributions=self._rule.reads_draft_distributions,
+            repeats=self._config.replacement,
+        )
+
+
+def _no_layers() -> EngineCalls[list[DraftLayer]]:
+    yield from ()
+    return []
 
 
 @dataclass(frozen=True)
@@ -67,8 +120,6 @@ class LoopParts:
 
     Attributes:
         runners: of the engines in use: the target, and the draft if a model drafts.
-        observers: of every iteration, before it is pruned.
-        tracers: those of the observers that also observe the prompt.
     """
 
     request: DecodingRequest
@@ -81,7 +132,7 @@ class LoopParts:
     runners: list[ForestRunner]
     stats: StatsRecorder
     observers: list[Observer]
-    tracers: list[Tracer]
+    tracers: list[Tracer]  # those of the observers that also observe the prompt
 
 
 def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None) -> LoopParts:
@@ -101,40 +152,30 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
     stats = StatsRecorder(
         len(request.prompt_ids), *meters, request.clock, config.drafter or "model"
     )
-    tracers, proposers = [], Proposers()
+    tracers, proposers = [], dict[int, Proposer]()
     if request.trace is not None:
         tracers = [Tracer(request.trace, builder, runners, stats, proposers, paths.forbidden)]
     chained = _chained_drafters(paths, rule, of_draft, config, proposers if tracers else None)
     drafters: list[Drafter] = [*chained, *of_draft]
-    stage: DraftStage = DraftStage()
-    if drafters:
-        of_engines = builder.forest, of_target, of_draft
-        stage = PolicyDraftStage(request, rule, policy, drafters[0], *of_engines)
-        if isinstance(policy, ThroughputDraftPolicy):
-            stage = RestingDraftStage(stage, policy, late if config.num_beams == 1 else None)
+    tops = of_target.distributions.tops
     return LoopParts(
         request=request,
         forest=builder.forest,
         hypotheses=builder.hypotheses,
         agreement=Agreement(builder.hypotheses),
         rule=rule,
-        draft_stage=stage,
+        draft_stage=DraftStage(request, rule, policy, drafters[:1], of_target, of_draft),
         target=of_target,
         runners=runners,
         stats=stats,
-        observers=[policy, stats, *tracers, *chained, *of_target.distributions.kept_tops],
+        observers=[policy, stats, *tracers, *chained, *([tops] if tops else [])],
         tracers=tracers,
     )
 
 
 @dataclass(frozen=True)
 class _Paths:
-    """State of the paths of a request that does not depend on the engine.
-
-    Attributes:
-        forbidden: the tokens that the constraint forbids, if the request is traced.
-        ngram: the n-gram drafter, which has a state for each path.
-    """
+    """State of the paths of a request that does not depend on the engine."""
 
     builder: LayerBuilder
     processing: RequestProcessing | None
@@ -144,14 +185,31 @@ class _Paths:
 
 def _paths(request: DecodingRequest, vocab_size: int) -> _Paths:
     """Return forest, hypotheses, processors and constraint of a request that begins."""
-    config, constraint = request.config, request.running_constraint
-    forbidden = None
-    if request.trace is not None and constraint is not None:
-        forbidden = ForbiddenTokens()
-    notes = forbidden, request.source_ids, request.allowed_mass
-    processing = processing_of(config, constraint, request.prompt_ids, vocab_size, *notes)
-    ngram = _ngram_drafter(request)
-    return _Paths(_builder(request, processing, ngram), processing, forbidden, ngram)
+    config, constraint, prompt_ids = request.config, request.running_constraint, request.prompt_ids
+    is_traced = request.trace is not None and constraint is not None
+    forbidden = ForbiddenTokens() if is_traced else None
+    processing = None
+    if config.processes_logits:
+        notes = forbidden, request.source_ids, request.allowed_mass
+        processing = RequestProcessing(config, constraint, prompt_ids, vocab_size, *notes)
+    ngram = None
+    if config.has_ngram_drafter:
+        ngram = NGramDrafter(
+            prompt_ids,
+            request.ngram_pool,
+            config.temperature or 1.0,
+            only_long_matches=config.has_draft_model,
+            copied_ids=request.copied_ids,
+        )
+    states: list[PathStates] = []
+    seed = int(request.rng.integers(2**63))
+    if request.stop:
+        states.append(StopStates(request.stop, config.min_new_tokens))
+    states += processing.path_states if processing else []
+    states += [ngram.paths] if ngram else []
+    forest = Forest(int(prompt_ids[-1]), len(prompt_ids) - 1, seed, config.eos_ids, states)
+    builder = LayerBuilder(forest, Hypotheses(), repeats=config.replacement)
+    return _Paths(builder, processing, forbidden, ngram)
 
 
 def _runners(
@@ -160,39 +218,28 @@ def _runners(
     """Return each engine's rows of the forest: the target's, and the draft's if a model drafts."""
     config, spec, forest = request.config, target.spec, paths.builder.forest
     num_top = min(config.top_logprobs, spec.vocab_size)
-    tops = KeptTopTokens(num_top, forest, paths.builder.hypotheses) if num_top else TopTokens()
-    reading = PromptReading()
-    if config.prompt_logprobs:
-        reading = PromptScorer(request.prompt_ids, num_top)
+    tops = TopTokens(num_top, forest, paths.builder.hypotheses) if num_top else None
+    scorer = PromptScorer(request.prompt_ids, num_top) if config.prompt_logprobs else None
     warp = target_warp = Warp.of(config)
     if not config.row.has_draft and not spec.head.num_top_logits:  # all logits are read later
         target_warp = warp.narrowed()
-    known = _distributions("target", spec, paths, target_warp, tops)
+    known = ComputedDistributions("target", spec, forest, target_warp, paths.processing, tops)
     if draft is None or not config.has_draft_model:
-        return [ForestRunner("target", target, forest, known, [], reading)]
+        return [ForestRunner("target", target, forest, known, scorer=scorer)]
     draft_warp = warp.within(draft.spec.head.num_top_logits)
-    of_draft = draft, forest, _distributions("draft", draft.spec, paths, draft_warp, TopTokens())
+    drafted = ComputedDistributions("draft", draft.spec, forest, draft_warp, paths.processing)
     if not draft.spec.reads_features:
         path = request.prompt_ids, paths.builder.hypotheses
-        return [
-            ForestRunner("target", target, forest, known, [], reading),
-            LateRunner(*of_draft, *path),
-        ]
+        late = LateRunner(draft, forest, drafted, *path)
+        return [ForestRunner("target", target, forest, known, scorer=scorer), late]
     align_prefixes(target.prefix, draft.prefix)
     features = TargetFeatures(target)
-    draft.own_features = own = DraftFeatures(forest, features)
+    own = DraftFeatures(forest, features)
+    draft.own_features = own.own_of
     return [
-        ForestRunner("target", target, forest, known, [features], reading),
-        ForestRunner("draft", *of_draft, [own], PromptReading()),
+        ForestRunner("target", target, forest, known, [features], scorer),
+        ForestRunner("draft", draft, forest, drafted, [own]),
     ]
-
-
-def _distributions(
-    role: Role, spec: EngineSpec, paths: _Paths, warp: Warp, tops: TopTokens
-) -> ComputedDistributions:
-    """Return the distributions of an engine that has computed nothing yet."""
-    reader = logits_reader(role, spec, warp, paths.processing)
-    return ComputedDistributions(role, spec, paths.builder.forest, reader, tops)
 
 
 def _chained_drafters(
@@ -200,7 +247,7 @@ def _chained_drafters(
     rule: SelectionRule,
     of_draft: list[ForestRunner],
     config: DecodingConfig,
-    proposers: Proposers | None,
+    proposers: dict[int, Proposer] | None,
 ) -> list[ChainedDrafter]:
     """Return the drafter that tries a constraint or n-grams before the model, if needed."""
     has_forced = paths.processing is not None and paths.processing.constraint is not None
@@ -215,35 +262,6 @@ def _chained_drafters(
         proposes_ends=not rule.reads_draft_distributions,
     )
     return [chained]
-
-
-def _ngram_drafter(request: DecodingRequest) -> NGramDrafter | None:
-    """Return the n-gram drafter of a request that has one."""
-    config = request.config
-    if not config.has_ngram_drafter:
-        return None
-    return NGramDrafter(
-        request.prompt_ids,
-        request.ngram_pool,
-        config.temperature or 1.0,
-        only_long_matches=config.has_draft_model,
-        copied_ids=request.copied_ids,
-    )
-
-
-def _builder(
-    request: DecodingRequest, processing: RequestProcessing | None, ngram: NGramDrafter | None
-) -> LayerBuilder:
-    """Return the forest and the hypotheses of a request that begins."""
-    config, prompt_ids = request.config, request.prompt_ids
-    seed = int(request.rng.integers(2**63))
-    states: list[PathStates] = []
-    if request.stop:
-        states.append(StopStates(request.stop, config.min_new_tokens))
-    states += processing.path_states if processing else []
-    states += [ngram.paths] if ngram else []
-    forest = Forest(int(prompt_ids[-1]), len(prompt_ids) - 1, seed, config.eos_ids, states)
-    return LayerBuilder(forest, Hypotheses(), repeats=config.replacement)
 
 
 def _rule(request: DecodingRequest, builder: LayerBuilder) -> SelectionRule:

@@ -1,7 +1,5 @@
 """Statistics of a request: its cost and the acceptance of its drafts."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -100,9 +98,10 @@ class StatsRecorder:
     def stats(self, num_output_tokens: int) -> DecodingStats:
         """Return the statistics of the request up to now."""
         now = self.clock()
-        total, num_iterations = now - self.began, len(self.accepted)
+        accepted = self.accepted
+        total, num_iterations = now - self.began, len(accepted)
         num_accepted, num_drafted = self.num_accepted_tokens, self.num_draft_tokens
-        num_accepted_layers = sum(self.accepted)
+        num_accepted_layers = sum(accepted)
         first = (self.first_token_at or now) - self.began
         target, draft = self.target, self.draft
         more = num_output_tokens - 1
@@ -114,7 +113,7 @@ class StatsRecorder:
             num_accepted_layers=num_accepted_layers,
             mean_acceptance_length=1 + num_accepted_layers / num_iterations,
             draft_acceptance_rate=num_accepted / num_drafted if num_drafted else None,
-            acceptance_histogram=_histogram(self.accepted),
+            acceptance_histogram=[accepted.count(n) for n in range(max(accepted) + 1)],
             mean_beam_width=sum(self.widths) / len(self.widths),
             num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=num_output_tokens,
@@ -141,7 +140,7 @@ def summed_stats(parts: Sequence[DecodingStats]) -> DecodingStats:
     sums: dict[str, Any] = {
         name: sum(getattr(part, name) for part in parts)
         for name in DecodingStats.__dataclass_fields__
-        if name.startswith(("num_", "target_", "draft_", "host_")) and name != _RATE
+        if name.startswith(("num_", "target_", "draft_", "host_")) and not name.endswith("_rate")
     }
     num_iterations, num_accepted_layers = sums["num_iterations"], sums["num_accepted_layers"]
     num_drafted, num_output = sums["num_draft_tokens"], sums["num_output_tokens"]
@@ -165,11 +164,3 @@ def summed_stats(parts: Sequence[DecodingStats]) -> DecodingStats:
         energy_joules=sum(joules) if len(joules) == len(parts) else None,
         drafter=parts[0].drafter,
     )
-
-
-_RATE = "draft_acceptance_rate"
-
-
-def _histogram(numbers: list[int]) -> list[int]:
-    """Return how often 0, 1, ... up to the largest occurs."""
-    return [numbers.count(number) for number in range(max(numbers) + 1)]

@@ -1,7 +1,5 @@
 """Table of strategies: every decoder is the same loop with another row (docs/algorithm.md 3)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,8 +41,5 @@ STRATEGIES = {
 
 
 def named_strategy(default: str, *, is_cold: bool) -> str:
-    """Return the strategy of a request that names none.
-
-    is_cold: whether its temperature is 0: then it is the counterpart that draws nothing.
-    """
+    """Return the strategy of a request that names none; ``is_cold``: its temperature is 0."""
     return (STRATEGIES[default].at_zero if is_cold else None) or default

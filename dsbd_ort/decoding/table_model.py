@@ -1,7 +1,5 @@
 """A StepModel whose logits come from a function of the path: for tests and for trying things."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -15,18 +13,17 @@ Path = tuple[int, ...]
 
 
 class TableModel:
-    """A model given by its next-token logits for every path of tokens.
+    """StepModel given by its next-token logits for every path of tokens.
 
-    It keeps what a cache keeps (one row per computed node) and finds each node's path through the
-    mask, so a wrong mask, row or position gives wrong logits, as with a real engine.
+    It finds each node's path through the mask, so a wrong mask, row or position gives wrong logits,
+    as with a real engine.
     """
 
     def __init__(self, vocab_size: int, logits_of: Callable[[Path], NDArray[np.floating]]) -> None:
         """Take the table: ``logits_of(path)`` returns (vocab_size,) logits after ``path``."""
         self.spec = EngineSpec(vocab_size=vocab_size)
         self._logits_of = logits_of
-        self._tokens = np.zeros(0, dtype=np.int64)
-        self._positions = np.zeros(0, dtype=np.int64)
+        self._tokens = self._positions = np.zeros(0, dtype=np.int64)
         self.computed_paths: list[Path] = []
 
     @property
@@ -35,11 +32,7 @@ class TableModel:
         return len(self._tokens)
 
     def forward(self, forward: Forward) -> ForwardResult:
-        """See StepModel.forward.
-
-        Raises:
-            ValueError: the rows a node sees are not exactly the positions 0 to its own.
-        """
+        """See StepModel.forward; ValueError: a node does not see the positions 0 to its own."""
         mask, num_new = forward.mask, forward.num_new
         if mask.shape != (num_new, self.num_rows + num_new):
             raise ValueError(f"mask has shape {mask.shape}")
@@ -53,7 +46,6 @@ class TableModel:
         return ForwardResult(DenseLogits(logits))
 
     def keep(self, rows: NDArray[np.int64]) -> None:
-        """See StepModel.keep."""
         if (np.diff(rows) <= 0).any():
             raise ValueError(f"rows {rows} are not increasing")
         self._tokens, self._positions = self._tokens[rows], self._positions[rows]

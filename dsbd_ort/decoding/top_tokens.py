@@ -1,10 +1,7 @@
 """The most probable tokens after every committed path, and the log-probabilities of a prompt.
 
-Both are raw, before temperature and the other warpings, over the whole vocabulary. Requests without
-``top_logprobs`` and ``prompt_logprobs`` have none of this.
+Both are raw, before temperature and the other warpings, over the whole vocabulary.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,10 +18,9 @@ from dsbd_ort.decoding.distribution import larger
 from dsbd_ort.decoding.drafting.draft import Iteration
 from dsbd_ort.decoding.errors import ConfigError, DecodingError
 from dsbd_ort.decoding.forest import Forest
-from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
 
 SCORED_CHUNK = 64
-"""Prompt rows per call where each has logits: bounds these at SCORED_CHUNK x vocabulary."""
+"""Prompt rows per call if each has logits: bounds these at SCORED_CHUNK x vocabulary."""
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -47,34 +43,15 @@ class PromptLogprobs:
 
 
 class TopTokens:
-    """The most probable tokens after nodes of a request that returns none: they are not kept.
-
-    Attributes:
-        number: of tokens a position, at most the vocabulary.
-    """
-
-    number = 0
-
-    def of(self, entries: Ints) -> list[TokenLogprobs] | None:
-        """Return the most probable tokens in the place of each hypothesis' last token, if kept.
-
-        The last token's own log-probability is the one that the hypothesis has.
-        """
-        return None
-
-
-class KeptTopTokens(TopTokens):
     """The most probable tokens after the nodes of a forest, kept for those that are committed.
 
-    By slot (see ForestRunner) as long as a node lives; by hypothesis from when its node has been a
-    beam: slots come and go, hypotheses stay. An Observer of the iterations.
+    By slot (see ForestRunner) as long as a node lives; by hypothesis once its node was a beam. An
+    Observer of the iterations.
     """
 
     def __init__(self, number: int, forest: Forest, hypotheses: Hypotheses) -> None:
         """Keep ``number`` tokens a position for the paths of ``hypotheses``."""
-        self.number = number
-        self._forest = forest
-        self._hypotheses = hypotheses
+        self.number, self._forest, self._hypotheses = number, forest, hypotheses
         self._tokens = np.zeros((64, number), dtype=np.int64)  # (slot capacity, number)
         self._logprobs = np.zeros((64, number))
         self._num_slots = 1
@@ -106,23 +83,18 @@ class KeptTopTokens(TopTokens):
                     self._kept[entry] = self._tokens[slot].tolist(), self._logprobs[slot].tolist()
 
     def of(self, entries: Ints) -> list[TokenLogprobs]:
-        """See TopTokens."""
-        found = []
+        """Return the most probable tokens in the place of each hypothesis' last token."""
         parents = self._hypotheses.parents[entries].tolist()
-        chosen = self._hypotheses.tokens[entries].tolist()
+        tokens = self._hypotheses.tokens[entries].tolist()
         logprobs = self._hypotheses.token_logprobs[entries].tolist()
-        for parent, token, logprob in zip(parents, chosen, logprobs, strict=True):
-            tokens, tops = self._kept[parent]
-            found.append(_with_own(tokens, tops, token, logprob))
-        return found
+        return [
+            _with_own(*self._kept[parent], token, logprob)
+            for parent, token, logprob in zip(parents, tokens, logprobs, strict=True)
+        ]
 
 
 def check_top_logprobs(target: EngineSpec, config: DecodingConfig) -> None:
-    """Refuse log-probabilities that an engine with a top-k head does not return.
-
-    Raises:
-        ConfigError: naming what to change.
-    """
+    """Raise ConfigError for log-probabilities that an engine with a top-k head does not return."""
     most = target.head.num_top_logits
     if not most or target.head.keeps_full_logits:
         return
@@ -142,8 +114,7 @@ def check_top_logprobs(target: EngineSpec, config: DecodingConfig) -> None:
 def top_logprobs_of(logits: Logits, number: int) -> tuple[Ints, Floats]:
     """Return the most probable tokens of every row and their log-probabilities, (R, number) each.
 
-    Raises:
-        DecodingError: an engine with a top-k head returned fewer, and no others can be read.
+    DecodingError: an engine with a top-k head returned fewer, and no others can be read.
     """
     normalizers = logits.log_normalizers
     tokens, scores = logits.most_probable(number)
@@ -152,30 +123,8 @@ def top_logprobs_of(logits: Logits, number: int) -> tuple[Ints, Floats]:
     return tokens, scores - normalizers
 
 
-class PromptReading:
-    """The reading of a prompt whose log-probabilities nobody returns: without logits.
-
-    Attributes:
-        most_rows: of the prompt in one call.
-        reads_logits: whether all rows of a call have logits.
-    """
-
-    most_rows = PREFILL_CHUNK
-    reads_logits: bool = False
-
-    def append(self, logits: Logits) -> None:
-        """Take the logits after the next tokens of the prompt."""
-
-    def result(self) -> PromptLogprobs | None:
-        """Return the log-probabilities, if they are collected."""
-        return None
-
-
-class PromptScorer(PromptReading):
+class PromptScorer:
     """Collects the log-probabilities of a prompt's tokens, call by call."""
-
-    most_rows = SCORED_CHUNK
-    reads_logits = True
 
     def __init__(self, prompt_ids: Sequence[int], num_top: int) -> None:
         """Take the whole prompt; ``num_top``: most probable tokens to keep at a position."""
@@ -185,11 +134,11 @@ class PromptScorer(PromptReading):
         self._tops: list[TokenLogprobs | None] = [None]
 
     def append(self, logits: Logits) -> None:
-        """See PromptReading."""
-        num_rows = len(logits)
+        """Take the logits after the next tokens of the prompt."""
         first = len(self._logprobs)
-        following = self._prompt_ids[first : first + num_rows]
-        logprobs = _logprobs_of(logits, following).tolist()
+        following = self._prompt_ids[first : first + len(logits)]
+        chosen = _whole_rows(logits)[np.arange(len(following)), following].astype(np.float64)
+        logprobs = (chosen - logits.log_normalizers[: len(following), 0]).tolist()
         self._logprobs += logprobs
         if self._num_top:
             tops = zip(*top_logprobs_of(logits, self._num_top), strict=True)
@@ -197,15 +146,8 @@ class PromptScorer(PromptReading):
                 self._tops.append(_with_own(tokens.tolist(), values.tolist(), int(token), logprob))
 
     def result(self) -> PromptLogprobs:
-        """See PromptReading."""
+        """Return the log-probabilities."""
         return PromptLogprobs(self._logprobs, self._tops if self._num_top else None)
-
-
-def _logprobs_of(logits: Logits, tokens: Ints) -> Floats:
-    """Return the raw log-probability of one token a row, (R,) float64."""
-    chosen = _whole_rows(logits)[np.arange(len(tokens)), tokens].astype(np.float64)
-    logprobs: Floats = chosen - logits.log_normalizers[: len(tokens), 0]
-    return logprobs
 
 
 def _whole_rows(logits: Logits) -> NDArray[np.float32]:
@@ -222,7 +164,7 @@ def _whole_rows(logits: Logits) -> NDArray[np.float32]:
 
 
 def _with_own(tokens: list[int], logprobs: list[float], own: int, logprob: float) -> TokenLogprobs:
-    """Return pairs in which token ``own``, where it is one, has ``logprob`` to the last bit."""
+    """Return pairs in which token ``own`` has ``logprob`` to the last bit."""
     return [
         (token, logprob if token == own else value)
         for token, value in zip(tokens, logprobs, strict=True)

@@ -1,7 +1,5 @@
 """Trace of a request: the forest of every iteration and the fate of each node."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -11,10 +9,9 @@ import numpy as np
 from dsbd_ort.decoding.beams import Beams, Hypothesis
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.drafting.draft import Iteration, Proposer
-from dsbd_ort.decoding.drafting.drafters import Proposers
 from dsbd_ort.decoding.forest import NO_NODE
 from dsbd_ort.decoding.forest_runner import ForestRunner
-from dsbd_ort.decoding.logits_processing.forbidden_tokens import Forbidden, ForbiddenTokens
+from dsbd_ort.decoding.logits_processing.allowed_after import Forbidden, ForbiddenTokens
 from dsbd_ort.decoding.rule import LayerBuilder
 from dsbd_ort.decoding.stats import StatsRecorder
 
@@ -43,15 +40,15 @@ class TraceNode:
         parent: id of the node before it, None for node 0.
         token, position: token id; index in the sequence, the prompt included.
         draft_log_prob, target_log_prob: log q~ and log p~ of the token after its parent, -inf
-            where it cannot be drawn; None where the engine has not computed the parent.
-        log_weight: log w of its path under the target, None where p~ of the path is not known.
+            if it cannot be drawn; None if the engine has not computed the parent.
+        log_weight: log w of its path under the target, None if p~ of the path is unknown.
         role: see ``NodeRole``.
-        proposer: who drafted it, the latest if several did: "constraint" drafts what it allows
-            where that is one token, or few; None where it was never drafted.
+        proposer: who drafted it, the latest if several did: "constraint" drafts what it allows if
+            that is one token, or few; None if it was never drafted.
         survives: whether it is still there in the next iteration.
         has_ended: whether a sequence ends with it.
-        forbidden: the likeliest tokens that the constraint forbids after it, and how probable the
-            raw target holds them; empty where there are none, or the target has not computed it.
+        forbidden: the likeliest tokens that the constraint forbids after it, and their raw target
+            probabilities; empty if the target has not computed it.
     """
 
     id: int
@@ -86,11 +83,11 @@ class TraceIteration:
         drafted: per drafted layer its distinct nodes in the order drawn. A beam that has ended
             stays itself, layer after layer.
         committed: per committed layer its beams in the order selected, copies repeated.
-        beams: what is alive afterwards.
-        draft_rows, target_rows: rows that the engines computed. Those of the prompt count among the
-            draft's in the first iteration that needs the draft, and nowhere among the target's.
-        draft_s, target_s: seconds inside engine calls; host_s: all other time. The pruning that
-            ends an iteration counts as time of the next one.
+        beams: alive afterwards.
+        draft_rows, target_rows: computed by the engines. The prompt's count in the draft's first
+            iteration, and never in the target's.
+        draft_s, target_s: seconds inside engine calls; host_s: all other time. Pruning counts for
+            the next iteration.
     """
 
     nodes: list[TraceNode]
@@ -117,13 +114,7 @@ class TraceRecorder(Protocol):
 
 @dataclass
 class RequestTrace:
-    """A TraceRecorder that remembers one request, the last that began.
-
-    Attributes:
-        prompt_ids: of the prompt.
-        config: the request's options, None before it began.
-        iterations: in order; those so far, if the request was given up.
-    """
+    """A TraceRecorder that stores one request, the last that began, as far as it came."""
 
     prompt_ids: list[int] = field(default_factory=list)
     config: DecodingConfig | None = None
@@ -134,15 +125,13 @@ class RequestTrace:
         self.prompt_ids, self.config, self.iterations = prompt_ids, config, []
 
     def record(self, iteration: TraceIteration) -> None:
-        """See TraceRecorder.record."""
         self.iterations.append(iteration)
 
 
 class Tracer:
     """Turns iterations of the loop into ``TraceIteration``s.
 
-    The forest numbers its nodes anew when it is pruned; a trace names them by their path, which
-    the forest's path keys stand for.
+    The forest numbers its nodes anew when it is pruned; a trace names them by their path keys.
     """
 
     def __init__(
@@ -151,17 +140,13 @@ class Tracer:
         builder: LayerBuilder,
         runners: Sequence[ForestRunner],
         stats: StatsRecorder,
-        proposers: Proposers,
+        proposers: dict[int, Proposer],
         forbidden: ForbiddenTokens | None = None,
     ) -> None:
-        """Take the parts of a request whose forest is the last token of the prompt."""
-        self._recorder = recorder
-        self._forest = builder.forest
-        self._hypotheses = builder.hypotheses
+        self._recorder, self._stats = recorder, stats
+        self._forest, self._hypotheses = builder.forest, builder.hypotheses
         self._target, self._draft = runners[:1], runners[1:]
-        self._stats = stats
-        self._proposers = proposers
-        self._forbidden = forbidden
+        self._proposers, self._forbidden = proposers, forbidden
         self._ids: dict[int, int] = {}  # by path key
         self._nodes: dict[int, TraceNode] = {}  # by id: those that the last iteration left
         self._start_from(Beams.initial())
@@ -174,7 +159,9 @@ class Tracer:
     def observe(self, iteration: Iteration) -> None:
         """Record one iteration."""
         nodes = self._trace_nodes(iteration)
-        rows, seconds = self._rows_and_seconds()
+        draft_rows, target_rows, draft_s, target_s, clock_s = (
+            now - before for now, before in zip(self._count(), self._counted, strict=True)
+        )
         committed = [layer.nodes[layer.repeated].tolist() for layer in iteration.committed]
         recorded = TraceIteration(
             nodes=nodes,
@@ -184,11 +171,11 @@ class Tracer:
             ],
             committed=[[self._id(node) for node in layer] for layer in committed],
             beams=self._trace_beams(iteration),
-            draft_rows=rows[0],
-            target_rows=rows[1],
-            draft_s=seconds[0],
-            target_s=seconds[1],
-            host_s=seconds[2],
+            draft_rows=int(draft_rows),
+            target_rows=int(target_rows),
+            draft_s=draft_s,
+            target_s=target_s,
+            host_s=clock_s - draft_s - target_s,
         )
         self._nodes = {node.id: node for node in nodes if node.survives}
         self._start_from(iteration.beams)
@@ -196,7 +183,6 @@ class Tracer:
         self._counted = self._count()  # not the time that this took
 
     def _start_from(self, beams: Beams) -> None:
-        """Note the roots of the next iteration."""
         self._roots = [self._id(node) for node in beams.nodes.tolist()]
         self._root_weights = beams.log_weights.tolist()
         self._root_hypotheses = beams.hypotheses.tolist()
@@ -248,7 +234,8 @@ class Tracer:
 
         A root among them is a beam that has ended and stays itself: it was not drafted now.
         """
-        by_parent, parents = self._proposers.taken(), self._forest.parents
+        by_parent, parents = self._proposers.copy(), self._forest.parents
+        self._proposers.clear()  # pruning gives nodes other numbers
         drafted = {node for layer in iteration.drafted for node in layer.children.tolist()}
         return {
             node: by_parent.get(int(parents[node]), "model")
@@ -257,7 +244,6 @@ class Tracer:
         }
 
     def _roles(self, iteration: Iteration) -> list[NodeRole]:
-        """Return the role of every node of the forest."""
         forest = self._forest
         roots = {node for node in range(len(forest)) if self._id(node) in self._roots}
         is_below = forest.below(np.array(sorted(roots)))
@@ -297,47 +283,23 @@ class Tracer:
         }
 
     def _trace_beams(self, iteration: Iteration) -> list[TraceBeam]:
-        going_on = dict(
-            zip(iteration.beams.hypotheses.tolist(), iteration.beams.nodes.tolist(), strict=True)
-        )
-        others = [entry for entry in iteration.hypotheses.tolist() if entry not in going_on]
+        beams = iteration.beams
+        node_of = dict(zip(beams.hypotheses.tolist(), beams.nodes.tolist(), strict=True))
+        ended = [entry for entry in iteration.hypotheses.tolist() if entry not in node_of]
+        nodes = [*map(self._id, node_of.values()), *([None] * len(ended))]
         return [
-            *(TraceBeam(self._id(node), self._hypothesis(h)) for h, node in going_on.items()),
-            *(TraceBeam(None, self._hypothesis(entry)) for entry in others),
+            TraceBeam(node, Hypothesis(self._hypotheses, entry))
+            for node, entry in zip(nodes, (*node_of, *ended), strict=True)
         ]
 
-    def _hypothesis(self, entry: int) -> Hypothesis:
-        return Hypothesis(self._hypotheses, entry)
-
-    def _rows_and_seconds(self) -> tuple[tuple[int, int], tuple[float, float, float]]:
-        """Return rows (draft, target) and seconds (draft, target, host) since the last time."""
-        now, before = self._count(), self._counted
-        draft_s, target_s = now.draft_s - before.draft_s, now.target_s - before.target_s
-        host_s = now.clock_s - before.clock_s - draft_s - target_s
-        rows = (now.draft_rows - before.draft_rows, now.target_rows - before.target_rows)
-        return rows, (draft_s, target_s, host_s)
-
-    def _count(self) -> _Counts:
+    def _count(self) -> tuple[float, ...]:
+        """Return rows and seconds of draft and target so far, and the time."""
         target, draft = self._stats.target, self._stats.draft
-        return _Counts(draft.rows, target.rows, draft.seconds, target.seconds, self._stats.clock())
-
-
-@dataclass(frozen=True)
-class _Counts:
-    """Readings of the meters at one moment."""
-
-    draft_rows: int
-    target_rows: int
-    draft_s: float
-    target_s: float
-    clock_s: float
+        return draft.rows, target.rows, draft.seconds, target.seconds, self._stats.clock()
 
 
 def _log_prob(runners: Sequence[ForestRunner], parent: int, token: int) -> float | None:
-    """Return the warped log-probability of ``token`` after ``parent``, None if not computed.
-
-    runners: the engine's, if there is one.
-    """
+    """Return the warped log-probability of ``token`` after ``parent``, None if not computed."""
     for runner in runners if parent != NO_NODE else ():
         if (found := runner.distributions.after(parent)) is not None:
             place = np.flatnonzero(found.tokens == token)

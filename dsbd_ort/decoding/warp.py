@@ -28,13 +28,10 @@ _FIRST_TOKENS = 128  # of a position that a search looks at before it knows the 
 class Warp:
     """The warping of a request: ``top_k`` 0, ``top_p`` 1, ``min_p`` 0 and ``typical_p`` 1 are off.
 
-    They come in this order, each with its renormalisation, as in transformers: the most probable
-    tokens, the fewest that reach a mass (Holtzman et al. 2020), those of at least a share of the
-    most probable one's, and the fewest nearest to the entropy that reach a mass (Meister et al.
-    2023).
-
-    With ``is_raw`` the ``log_probs`` are the raw ones: top-k then only bounds how many tokens are
-    looked at.
+    They are applied in this order, each with its renormalisation, as in transformers: the most
+    probable tokens, the fewest that reach a mass (Holtzman et al. 2020), those of at least a share
+    of the most probable one's, and the fewest nearest to the entropy that reach a mass (Meister et
+    al. 2023). With ``is_raw`` the ``log_probs`` are the raw ones, and top-k bounds the tokens read.
     """
 
     temperature: float
@@ -48,7 +45,8 @@ class Warp:
     def of(cls, config: DecodingConfig) -> Warp:
         """Return the warping of both models' logits that a request's rule requires."""
         if config.row.rule == "search":
-            return cls(1.0, most_tokens_searched(config), 1.0, is_raw=True)
+            most = max(num_searched(config), config.most_draft_beams + len(config.eos_ids))
+            return cls(1.0, most, 1.0, is_raw=True)
         return cls(
             config.temperature or 1.0,
             config.top_k,
@@ -58,20 +56,14 @@ class Warp:
         )
 
     def narrowed(self) -> Warp:
-        """Return one for a search that looks at fewer tokens of a position and reads others later.
+        """Return one for a search that reads fewer tokens of a position, and others later.
 
-        All logits are there until the next forward: a search without a draft knows by then which
-        of the others matter.
+        All logits are there until the next forward, before which a search without a draft selects.
         """
-        if not self.is_raw:
-            return self
-        return replace(self, top_k=min(self.top_k, _FIRST_TOKENS))
+        return replace(self, top_k=min(self.top_k, _FIRST_TOKENS)) if self.is_raw else self
 
     def within(self, num_top_logits: int) -> Warp:
-        """Return one that a draft with a top-k head can serve: it may propose K tokens at most.
-
-        num_top_logits: K, 0 of an engine that returns all logits.
-        """
+        """Return one that a draft with a top-k head of K (0: all) logits can serve."""
         if self.is_raw or not num_top_logits or 1 <= self.top_k <= num_top_logits:
             return self
         return replace(self, top_k=num_top_logits)
@@ -79,10 +71,7 @@ class Warp:
     def distributions(self, logits: Logits) -> TokenDistributions:
         """Return the next-token distribution of every row of a forward's result.
 
-        Of a top-k head the first ``top_k`` of K >= top_k tokens count.
-
-        Raises:
-            ModelError: a row without a finite largest logit or logsumexp (NaN, +inf, or all -inf).
+        ModelError: a row without a finite largest logit or logsumexp (NaN, +inf, or all -inf).
         """
         rows = None if self.top_k else logits.whole
         if rows is None:
@@ -96,9 +85,8 @@ class Warp:
 
     def warped(self, centred: Floats) -> Floats:
         """Return warped log-probabilities of logits, both (num_rows, n) float64."""
-        log_probs = log_normalised(
-            centred if self.temperature == 1.0 else centred / self.temperature
-        )
+        is_scaled = self.temperature != 1.0
+        log_probs = log_normalised(centred / self.temperature if is_scaled else centred)
         if self.top_p < 1.0:
             log_probs = log_normalised(_cut_top_p(log_probs, self.top_p))
         if self.min_p > 0.0:
@@ -112,7 +100,7 @@ class Warp:
 def _cut_top_p(log_probs: Floats, top_p: float, numbers: Sequence[int] = (256, 4096)) -> Floats:
     """Set all but the smallest set of most probable tokens that reaches ``top_p`` to -inf.
 
-    numbers: of tokens, by so many of which it is tried before all are sorted.
+    numbers: of tokens, tried one after the other before all are sorted.
     """
     if not numbers or log_probs.shape[1] < 4 * numbers[0]:
         return _cut_in_order(log_probs, top_p, np.argsort(-log_probs, axis=1, kind="stable"))
@@ -142,11 +130,6 @@ def num_searched(config: DecodingConfig) -> int:
     return config.num_beams * max(2, 1 + len(config.eos_ids))
 
 
-def most_tokens_searched(config: DecodingConfig) -> int:
-    """Return a bound of the candidates that beam search or its draft takes from one beam."""
-    return max(num_searched(config), config.most_draft_beams + len(config.eos_ids))
-
-
 def _cut_typical(log_probs: Floats, mass: float) -> Floats:
     """Set all but the fewest tokens nearest to the entropy that reach ``mass`` to -inf.
 
@@ -169,16 +152,13 @@ def looks_beyond(warp: Warp, spec: EngineSpec) -> bool:
 
 
 def check_top_k(target: EngineSpec, config: DecodingConfig) -> None:
-    """Refuse a request that looks at more tokens of a position than the target returns and keeps.
+    """Raise ConfigError for a request that reads more tokens of a position than the target keeps.
 
     A draft may propose fewer.
-
-    Raises:
-        ConfigError: naming what to change.
     """
     most, top_k = target.head.num_top_logits, Warp.of(config).top_k
     if not most or target.head.keeps_full_logits:
-        return  # the others are read where they matter
+        return  # the others are read if they matter
     returns = f"but the target's engine returns the {most} largest logits of a position"
     if config.processes_logits:
         raise ConfigError(

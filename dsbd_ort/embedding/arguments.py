@@ -1,7 +1,5 @@
 """Arguments of a C caller as Python values; errors name the argument and the fix."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from pathlib import Path

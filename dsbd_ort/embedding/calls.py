@@ -4,8 +4,6 @@ They run in the thread that called the library, which is not a Python thread: cf
 the time of the call. ``ffi`` and ``lib`` are those of the library, see library_build.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

@@ -1,7 +1,5 @@
 """Build of libdsbd.so against the running Python environment: cffi's C source, then a compiler."""
 
-from __future__ import annotations
-
 import io
 import re
 import shutil

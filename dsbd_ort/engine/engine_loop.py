@@ -1,7 +1,5 @@
 """Engine loop: the one thread that runs the engines, admits requests and delivers their events."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -199,7 +197,7 @@ class EngineLoop:
     def _most_sources(self, sources: Sequence[Source]) -> int:
         models = (model for model in self.models if model is not None)
         readers = [part for model in models for part in model.parts_of(Sources)]
-        return min((part.most_together(sources) for part in readers), default=len(sources))
+        return min((part.slots.most_together(sources) for part in readers), default=len(sources))
 
     def _join(self, decoder: BatchedDecoder, request: LiveRequest) -> None:
         """Let an admitted request begin, or resume."""

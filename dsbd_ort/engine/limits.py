@@ -3,8 +3,6 @@
 A number of settings is finite and within the range of clocks, sockets and memory.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dsbd_runtime.bundle_files.bundle import Bundle

@@ -6,8 +6,6 @@ expected to need are free. If rows run out nevertheless, the youngest running re
 requests resume in the order of their arrival, and none starves.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

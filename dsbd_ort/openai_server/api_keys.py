@@ -1,7 +1,5 @@
 """API keys: their file, their comparison in constant time, and the middleware that checks them."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import logging
@@ -38,8 +36,7 @@ class ApiKeys:
 def read_api_keys(file: Path) -> ApiKeys:
     """Read a file of one key per line; empty lines and lines that begin with # are skipped.
 
-    Raises:
-        ServingError: the file cannot be read, holds no key, or a key that no header can carry.
+    A ServingError is raised without a key, or for one that no header can carry.
     """
     try:
         mode = file.stat().st_mode
@@ -73,7 +70,6 @@ class ApiKeyCheck:
         self._open_paths = frozenset[str]() if everywhere else _OPEN_PATHS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward a request or reject it."""
         if scope["type"] != "http" or scope["path"] in self._open_paths:
             await self._app(scope, receive, send)
             return

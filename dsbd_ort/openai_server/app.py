@@ -1,7 +1,5 @@
 """The FastAPI application: endpoints over a service, with log, API keys and body limits."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 
@@ -46,13 +44,9 @@ def create_app(
 ) -> FastAPI:
     """Return the application; the caller closes the service.
 
-    Args:
-        service: runs the engine requests.
-        settings: limits and API keys.
-        gate: shared with a server that drains it; None for an application that never drains.
-        clock: seconds, for log and metrics.
-        draw_seed: returns the seed of a request without one.
-        logs_access: whether each request is logged.
+    gate: shared with a server that drains it.
+    clock: seconds, for log and metrics.
+    draw_seed: returns the seed of a request without one.
     """
     gate = gate or Gate()
     metrics = Metrics(service, settings.model_name, clock)

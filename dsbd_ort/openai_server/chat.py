@@ -1,7 +1,5 @@
 """Request and response of /v1/chat/completions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -76,7 +74,6 @@ class PastCall(BaseModel):
     function: CalledFunction
 
     def for_template(self) -> dict[str, Any]:
-        """Return the call in the form that chat templates read."""
         named = {} if self.id is None else {"id": self.id}
         return {**named, "type": "function", "function": self.function.model_dump()}
 
@@ -120,23 +117,17 @@ class ChatBody(GenerationBody):
 
     @property
     def may_take_long(self) -> bool:
-        """See ConstraintFields."""
         return bool(self.tools) or super().may_take_long
 
     @property
     def num_top_logprobs(self) -> int | None:
-        """See GenerationBody."""
         if self.top_logprobs and not self.logprobs:
             message = f"top_logprobs is {self.top_logprobs}, which needs logprobs true; set it"
             raise bad_request(message, "top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def template_messages(self) -> list[dict[str, Any]]:
-        """Return the messages in the form that chat templates read.
-
-        Raises:
-            ErrorResponse: a message has an unknown field.
-        """
+        """Return the messages for chat templates; raise ErrorResponse for an unknown field."""
         for index, message in enumerate(self.messages):
             for name, value in (message.model_extra or {}).items():
                 if value not in (None, [], ""):
@@ -266,7 +257,6 @@ class ChatBuilder(ResponseBuilder):
         finish_reason: FinishReason,
         report: ChoiceReport,
     ) -> ChatChoice:
-        """See ResponseBuilder."""
         message = AssistantMessage(content=text)
         if self._tools is not None:
             reader = self._tools.reader()
@@ -288,18 +278,15 @@ class ChatBuilder(ResponseBuilder):
         return "tool_calls" if is_done else of_text
 
     def _delta(self, index: int, addition: Addition) -> Delta:
-        """Return an addition to a choice as part of its message."""
         calls = [_call_delta(*call) for call in addition.calls]
         if calls:
             self._has_calls.add(index)
         return Delta(content=addition.content or None, tool_calls=calls or None)
 
     def first_choice(self, index: int) -> ChunkChoice:
-        """See ResponseBuilder."""
         return ChunkChoice(index=index, delta=Delta(role="assistant", content=""))
 
     def text_choice(self, index: int, text: str, tokens: TokenPieces | None) -> ChunkChoice:
-        """See ResponseBuilder."""
         delta = Delta(content=text)
         if self._tools is not None:
             reader = self._readers.setdefault(index, self._tools.reader())
@@ -309,7 +296,6 @@ class ChatBuilder(ResponseBuilder):
     def last_choice(
         self, index: int, finish_reason: FinishReason, report: ChoiceReport
     ) -> ChunkChoice:
-        """See ResponseBuilder."""
         delta = Delta()
         if self._tools is not None:
             reader = self._readers.setdefault(index, self._tools.reader())
@@ -319,7 +305,6 @@ class ChatBuilder(ResponseBuilder):
 
 
 def _message(additions: Sequence[Addition]) -> AssistantMessage:
-    """Return the message of a whole answer."""
     content = "".join(addition.content for addition in additions)
     calls: dict[int, ToolCall] = {}
     for index, name, arguments in (call for each in additions for call in each.calls):

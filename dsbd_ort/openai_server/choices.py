@@ -1,7 +1,5 @@
 """How many sequences a request generates and returns: its engine requests, beams and seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,10 +16,7 @@ from dsbd_ort.openai_server.request_limits import check_limit
 class Choices:
     """How many sequences a request generates for each prompt, and how many it returns.
 
-    Attributes:
-        num_returned: ``n``.
-        num_tried: ``best_of``, or ``n``.
-        are_beams: whether they are the beams of a search: ``use_beam_search``.
+    ``num_returned`` is ``n``, ``num_tried`` ``best_of``, ``are_beams`` ``use_beam_search``.
     """
 
     num_returned: int
@@ -113,10 +108,7 @@ def _with_beams(options: dict[str, Any], num_returned: int, num_tried: int) -> d
 
 
 def with_seeds(config: DecodingConfig, num_samples: int) -> list[DecodingConfig]:
-    """Return the configs of the engine requests of a prompt, which differ in their seeds.
-
-    Only the first returns log-probabilities of the prompt.
-    """
+    """Return a config for each seed; only the first returns log-probabilities of the prompt."""
     if num_samples == 1:
         return [config]
     assert config.seed is not None  # decided by ``Pipeline.config``

@@ -1,7 +1,5 @@
 """Request and response of /v1/completions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Literal
@@ -35,15 +33,10 @@ class CompletionBody(GenerationBody):
 
     @property
     def num_top_logprobs(self) -> int | None:
-        """See GenerationBody."""
         return self.logprobs
 
     def prompts(self) -> list[str | list[int]]:
-        """Return the prompts, each a text or token ids.
-
-        Raises:
-            ErrorResponse: the list is empty.
-        """
+        """Return the prompts, each a text or token ids; raise ErrorResponse for an empty list."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if not self.prompt:
@@ -116,7 +109,6 @@ class CompletionBuilder(ResponseBuilder):
     def last_choice(
         self, index: int, finish_reason: FinishReason, report: ChoiceReport
     ) -> CompletionChoice:
-        """See ResponseBuilder."""
         return CompletionChoice(index=index, text="", finish_reason=finish_reason, dsbd=report)
 
     def _logprobs(self, index: int, tokens: TokenPieces | None) -> CompletionLogprobs | None:

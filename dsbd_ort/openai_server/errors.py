@@ -1,7 +1,5 @@
 """Errors of the server: failures to start, and the error responses to requests."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging
@@ -10,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -62,11 +60,9 @@ class ErrorResponse(Exception):
     """An HTTP error response in OpenAI's format; not a DsbdError, which may be its cause.
 
     Attributes:
-        status: HTTP status.
         message: the fault, the given value, the expected value, and the fix.
         param: the invalid field of the body; None if no single field is invalid.
         code: for programs.
-        headers: of the response.
     """
 
     status: int
@@ -92,7 +88,6 @@ class ErrorResponse(Exception):
         return json.dumps(self.body().model_dump())
 
     def response(self) -> Response:
-        """Return the HTTP response."""
         return Response(
             self.json(), self.status, headers=self.headers, media_type="application/json"
         )
@@ -174,14 +169,10 @@ def handle_http_exception(request: Request, error: Exception) -> Response:
         message = f"{request.method} {path} is not supported; use {allowed}"
     elif error.status_code == 404:
         absent = f"{path} is not supported" if path.startswith(_LATER) else f"unknown path {path}"
-        message = f"{absent}; this server has {', '.join(_endpoints(request.app))}"
+        paths: dict[str, dict[str, Any]] = request.app.openapi()["paths"]
+        known = (f"{method.upper()} {of}" for of, methods in paths.items() for method in methods)
+        message = f"{absent}; this server has {', '.join(known)}"
     return ErrorResponse(error.status_code, message, headers=headers).response()
-
-
-def _endpoints(app: FastAPI) -> list[str]:
-    """Return method and path of all documented endpoints."""
-    paths: dict[str, dict[str, Any]] = app.openapi()["paths"]
-    return [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
 
 
 def handle_validation_error(request: Request, error: Exception) -> Response:

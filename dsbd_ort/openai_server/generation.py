@@ -50,10 +50,7 @@ _GRAMMAR_THREADS = 2
 
 
 class Gate:
-    """Counts the generation requests in flight and, once draining, rejects new ones.
-
-    To be used in one event loop only.
-    """
+    """Counts generation requests in flight and, once draining, rejects new ones; one event loop."""
 
     def __init__(self) -> None:
         self.num_inside = 0
@@ -61,11 +58,7 @@ class Gate:
 
     @contextlib.contextmanager
     def passed(self) -> Iterator[None]:
-        """Count a request for as long as the block lasts.
-
-        Raises:
-            ErrorResponse: the server is shutting down.
-        """
+        """Count a request for as long as the block lasts; raise ErrorResponse once draining."""
         if self.is_draining:
             raise shutting_down()
         self.num_inside += 1
@@ -75,7 +68,6 @@ class Gate:
             self.num_inside -= 1
 
     def drain(self) -> None:
-        """Reject new requests from now on."""
         self.is_draining = True
 
 
@@ -102,11 +94,7 @@ class GenerationHandler:
         builder_of: Callable[[ResponseHead, GenerationPlan], ResponseBuilder],
         id_prefix: str,
     ) -> Response:
-        """Return the response to ``body``: in one piece, or a stream.
-
-        Raises:
-            ErrorResponse: the request is rejected or failed, or its client disconnected.
-        """
+        """Return the response in one piece or as a stream; raise ErrorResponse if it fails."""
         self._check(body)
         wants_logprobs = body.num_top_logprobs is not None
         tokenizer = self._tokenizer(body) if wants_logprobs else None
@@ -134,7 +122,6 @@ class GenerationHandler:
             return Response(response.model_dump_json(), media_type="application/json")
 
     def _tokenizer(self, body: GenerationBody) -> Tokenizer:
-        """Return the tokenizer for the texts of a response's tokens."""
         tokenizer = self._service.pipeline.tokenizer
         skips = (body.model_extra or {}).get("skip_special_tokens") is not False
         return tokenizer if skips else tokenizer.with_special_tokens
@@ -158,7 +145,6 @@ class GenerationHandler:
 def _submitted(
     generation: Generation, plan_of: Callable[[Body], GenerationPlan], body: Body
 ) -> GenerationPlan:
-    """Submit the engine requests of a body; return their plan."""
     plan = plan_of(body)
     generation.submit(plan)
     return plan
@@ -207,10 +193,7 @@ class Generation:
     def __init__(
         self, service: Service, meter: RequestMeter, timeout_s: float, caller: str = ""
     ) -> None:
-        """Call in the event loop that reads the results; ``timeout_s`` begins now.
-
-        caller: see ``Service.submit``.
-        """
+        """Call in the event loop that reads the results; ``timeout_s`` begins now."""
         self._service = service
         self._caller = caller
         self._meter = meter
@@ -223,11 +206,9 @@ class Generation:
         self._is_closed = False
 
     def submit(self, plan: GenerationPlan) -> None:
-        """Submit all engine requests of a plan, or none; in any thread.
+        """Submit all engine requests of a plan, or none, in any thread.
 
-        Raises:
-            ErrorResponse: the service rejects one, they are more than it can ever hold, or
-                ``close`` was called meanwhile.
+        ErrorResponse: one is rejected, they are too many, or ``close`` was called meanwhile.
         """
         limits = self._service.limits
         capacity = limits.max_requests + limits.max_queued
@@ -256,10 +237,7 @@ class Generation:
             raise rejection(error) from error
 
     def close(self) -> None:
-        """Cancel the engine requests that have not ended, and those that ``submit`` adds later.
-
-        May be called again.
-        """
+        """Cancel the engine requests that have not ended, and those that ``submit`` adds later."""
         self._is_closed = True  # first: ``submit`` reads it after it has added a request
         if self._num_ended < len(self._live):
             self._meter.cancelled()
@@ -270,8 +248,7 @@ class Generation:
     async def results(self) -> AsyncIterator[tuple[int, StreamPiece | GenerationResult]]:
         """Yield pieces and results, each with the index of its engine request, until all ended.
 
-        Raises:
-            ErrorResponse: one failed or was cancelled, or the request timed out.
+        ErrorResponse: one failed or was cancelled, or the request timed out.
         """
         while self._num_ended < len(self._live):
             index, event = await self._events.get()
@@ -290,12 +267,9 @@ class Generation:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of ``work``; cancel it when the client disconnects.
+    """Return the result of ``work``; cancel it and raise ErrorResponse if the client disconnects.
 
-    ``receive``: of a request whose body has been read.
-
-    Raises:
-        ErrorResponse: the client disconnected.
+    receive: of a request whose body has been read.
     """
     working = asyncio.ensure_future(work)
     disconnecting = asyncio.ensure_future(_disconnected(receive))

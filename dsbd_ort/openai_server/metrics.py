@@ -1,7 +1,5 @@
 """Prometheus metrics of a server, under vLLM's names where they exist, else under ``dsbd:``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -103,7 +101,6 @@ class RequestMeter:
         self._last_token_by_index: dict[int, float] = {}
 
     def piece(self, index: int, piece: StreamPiece) -> None:
-        """Record a piece of the engine request with this index."""
         if not piece.token_ids:
             return
         now = self._metrics.clock()
@@ -134,7 +131,6 @@ class RequestMeter:
             metrics.count("dsbd:constrained_iterations", stats.num_iterations, constraint=kind)
 
     def cancelled(self) -> None:
-        """Record that the request was cancelled."""
         self._metrics.count("dsbd:requests_cancelled")
 
 
@@ -146,7 +142,6 @@ class _ServiceCollector(Collector):
         self._model_name = model_name
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the gauges, and the counter of preemptions."""
         stats = self._service.stats()
         usage = stats.rows_in_use / stats.max_rows if stats.max_rows else 0.0
         reserved = "Rows that running requests were expected to need."

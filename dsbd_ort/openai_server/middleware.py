@@ -1,11 +1,10 @@
 """ASGI middlewares of every request: access log, size and time limit of the body."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,35 +13,28 @@ from dsbd_ort.openai_server.errors import ErrorResponse, client_disconnected
 
 _log = logging.getLogger(__name__)
 _TYPE = b"content-type"
+_FORMS = (b"", b"application/x-www-form-urlencoded")  # read as JSON by default
 _CLOSE = {"Connection": "close"}
 
 
+@dataclass(kw_only=True)
 class AccessLog:
     """Logs and counts every response; an unexpected exception becomes a 500.
 
     A line holds method, path, status and seconds: nothing of query, headers or bodies.
+    ``count`` is called with path and status of every response.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        clock: Callable[[], float],
-        count: Callable[[str, int], None],
-        is_shown: bool,
-    ) -> None:
-        """``count`` is called with path and status of every response."""
-        self._app = app
-        self._clock = clock
-        self._count = count
-        self._is_shown = is_shown
+    app: ASGIApp = field(kw_only=False)
+    clock: Callable[[], float]
+    count: Callable[[str, int], None]
+    is_shown: bool
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward a request."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
-        status, began = 0, self._clock()
+        status, began = 0, self.clock()
 
         async def recorded_send(message: Message) -> None:
             nonlocal status
@@ -51,7 +43,7 @@ class AccessLog:
             await send(message)
 
         try:
-            await self._app(scope, receive, recorded_send)
+            await self.app(scope, receive, recorded_send)
         except Exception as error:
             _log_bug(error)
             if status == 0:
@@ -59,9 +51,9 @@ class AccessLog:
                 response = ErrorResponse(500, message, code="bug").response()
                 await response(scope, receive, recorded_send)
         finally:
-            self._count(scope["path"], status)
-            if self._is_shown:
-                seconds = self._clock() - began
+            self.count(scope["path"], status)
+            if self.is_shown:
+                seconds = self.clock() - began
                 path = quote(scope["path"])[:200]  # printable, and short enough for a line
                 _log.info("%s %s %d %.3f", scope["method"], path, status, seconds)
 
@@ -72,6 +64,7 @@ def _log_bug(error: Exception) -> None:
     _log.error("internal error, %s, at:\n%s", type(error).__name__, frames)
 
 
+@dataclass
 class JsonByDefault:
     """Reads a body without Content-Type, or with that of ``curl -d``, as JSON.
 
@@ -79,44 +72,37 @@ class JsonByDefault:
     send its JSON only with the consent of this server, which it never gives.
     """
 
-    _TAKEN = (b"", b"application/x-www-form-urlencoded")
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    app: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward a request."""
         if scope["type"] == "http" and scope["method"] == "POST":
             headers = dict(scope["headers"])
             kind = headers.get(_TYPE, b"").partition(b";")[0].strip().lower()
-            if kind in self._TAKEN and b"origin" not in headers:
+            if kind in _FORMS and b"origin" not in headers:
                 others = [(name, value) for name, value in scope["headers"] if name != _TYPE]
                 scope = {**scope, "headers": [*others, (_TYPE, b"application/json")]}
-        await self._app(scope, receive, send)
+        await self.app(scope, receive, send)
 
 
+@dataclass(kw_only=True)
 class BodyLimit:
-    """Receives the whole body, within its limits, before the application sees the request."""
+    """Receives the whole body, within its limits, before the application sees the request.
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        max_bytes: int,
-        timeout_s: float,
-        limits_by_path: Mapping[str, tuple[int, float]] | None = None,
-    ) -> None:
-        """``limits_by_path``: bytes and seconds of paths that have their own."""
-        self._app = app
-        self._limits = max_bytes, timeout_s
-        self._limits_by_path = limits_by_path or {}
+    limits_by_path: bytes and seconds of paths that have their own.
+    """
+
+    app: ASGIApp = field(kw_only=False)
+    max_bytes: int
+    timeout_s: float
+    limits_by_path: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward a request with its body, or reject it."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
-        max_bytes, timeout_s = self._limits_by_path.get(scope["path"], self._limits)
+        max_bytes, timeout_s = self.limits_by_path.get(
+            scope["path"], (self.max_bytes, self.timeout_s)
+        )
         try:
             async with asyncio.timeout(timeout_s):
                 body = await _received(receive, max_bytes)
@@ -131,7 +117,7 @@ class BodyLimit:
         except ErrorResponse as error:
             await error.response()(scope, receive, send)
         else:
-            await self._app(scope, _ReceiveAgain(body, receive), send)
+            await self.app(scope, _ReceiveAgain(body, receive), send)
 
 
 async def _received(receive: Receive, max_bytes: int) -> bytes:

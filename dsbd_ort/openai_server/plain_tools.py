@@ -10,8 +10,6 @@ The model reads (docs/serving.md shows an example):
   ``RESULT_BEGINS`` and ``RESULT_ENDS``.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -63,10 +61,7 @@ def as_text(messages: Sequence[Message]) -> list[Message]:
     """Return messages whose calls, and results of calls, are text.
 
     Consecutive results, and a user message after them, become one message: many templates require
-    that user and assistant alternate.
-
-    Raises:
-        InputError: the arguments of a call are not a JSON object.
+    that user and assistant alternate. InputError: arguments of a call are not a JSON object.
     """
     names: dict[str, str] = {}  # of called functions, by the id of the call
     found: list[Message] = []
@@ -105,10 +100,7 @@ def _call(function: Message, place: str) -> str:
 
 
 def _result(message: Message, names: dict[str, str]) -> Message:
-    """Return the result of a call as a message of the user.
-
-    Its name is that of the message, else that of the call with its id.
-    """
+    """Return the result of a call as a message of the user; its default name is the call's."""
     name = message.get("name") or names.get(message.get("tool_call_id", ""))
     named = {} if name is None else {"name": name}
     content = _json({**named, "content": message["content"]})

@@ -1,7 +1,5 @@
 """Engine requests that answer one HTTP request: prompts, options, strategy, seeds."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging
@@ -43,7 +41,6 @@ class GenerationPlan:
     """All engine requests of one HTTP request: those of the first prompt, then those of the next.
 
     Attributes:
-        prompts: token ids of each.
         configs: of the engine requests, the same number for each prompt; see ``Pipeline.config``.
         num_choices: different sequences to return for each prompt.
         num_copies: how often each sequence is returned, as all of a greedy request are equal.
@@ -65,12 +62,10 @@ class GenerationPlan:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
         return sum(map(len, self.prompts))
 
     @property
     def strategy(self) -> str:
-        """Strategy of all engine requests."""
         return str(self.configs[0].strategy)
 
     @property
@@ -85,7 +80,6 @@ class GenerationPlan:
         return seed
 
     def prompt_index(self, request_index: int) -> int:
-        """Return the prompt of an engine request."""
         return request_index // self.num_samples
 
     @property
@@ -103,9 +97,7 @@ class Planner:
         """``new_seed`` returns the seed of a request without a seed.
 
         Raises:
-            ConfigError: the server's default options are invalid.
-            InputError: they need a draft, but the bundle has no draft.
-            ConstraintError: a trie of the settings is invalid.
+            ConfigError, InputError, ConstraintError: a default option or a trie is invalid.
         """
         self._service = service
         self._pipeline = service.pipeline
@@ -120,11 +112,7 @@ class Planner:
         self._log_plain_tools()
 
     def plan_completion(self, body: CompletionBody) -> GenerationPlan:
-        """Return the engine requests of /v1/completions.
-
-        Raises:
-            ErrorResponse: the request is invalid or exceeds a limit.
-        """
+        """Return the engine requests of /v1/completions; raise ErrorResponse for an invalid one."""
         prompts = body.prompts()
         check_limit("prompt", len(prompts), self._settings.max_prompts, " prompts")
         if body.echo and body.stream and body.logprobs is not None:
@@ -140,7 +128,8 @@ class Planner:
             if not body.echo:
                 return plan
             has_none = body.decoding_options().get("max_new_tokens") == 0
-            text_of = self._pipeline.tokenizer.decode if has_none else self._text_before
+            tokenizer = self._pipeline.tokenizer
+            text_of = tokenizer.decode if has_none else functools.partial(whole_text, tokenizer)
             texts = tuple(
                 prompt if isinstance(prompt, str) else text_of(token_ids)
                 for prompt, token_ids in zip(prompts, tokens, strict=True)
@@ -154,9 +143,6 @@ class Planner:
     ) -> list[int]:
         adds = body.add_special_tokens is not False
         return self._pipeline.prompts.token_ids(prompt, src_lang, add_special_tokens=adds)
-
-    def _text_before(self, token_ids: list[int]) -> str:
-        return whole_text(self._pipeline.tokenizer, token_ids)
 
     def plan_chat(self, body: ChatBody) -> GenerationPlan:
         """Return the engine requests of /v1/chat/completions; raises as ``plan_completion``."""
@@ -200,7 +186,6 @@ class Planner:
         return auto_fault(template, self._tag_is_text)
 
     def _log_plain_tools(self) -> None:
-        """Log if tools of requests are plain text, and why."""
         if self._pipeline.prompts.encoder is not None:
             return  # it cannot chat
         with contextlib.suppress(BundleError):  # the bundle has no chat template
@@ -243,7 +228,6 @@ class Planner:
         return CALL_BEGINS in tokenizer.decode(tokens)
 
     def _constraint(self, body: GenerationBody, tools: ToolUse | None) -> Any:
-        """Return the constraint of a request, None without one."""
         given: dict[str, Any] = dict(body.given_constraints())
         if tools is not None and given:
             raise contradiction(tools.choice, given)
@@ -315,7 +299,6 @@ class Planner:
         return min(most, own, of_server)
 
     def _set_ends(self, body: GenerationBody, options: dict[str, Any]) -> None:
-        """Set the end-of-sequence tokens if they are not the model's own."""
         given = options.get("eos_token_id")
         if body.ignore_eos and given:
             raise bad_request(
@@ -334,7 +317,6 @@ def _shortened(config: DecodingConfig, max_new_tokens: int | None) -> DecodingCo
 
 
 def _template_variables(body: ChatBody, tools: ToolUse | None) -> dict[str, Any] | None:
-    """Return the variables of the chat template, including the tools if they are used."""
     variables = body.chat_template_kwargs
     if tools is None:
         return variables

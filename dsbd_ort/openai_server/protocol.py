@@ -166,12 +166,9 @@ class ResponseHead(BaseModel):
 
 @dataclass(frozen=True)
 class ScoredToken:
-    """A token and its log-probability.
+    """A token and its log-probability under the target; None for the first token of a prompt.
 
-    Attributes:
-        name: its text; if it is a part of a character, its escaped bytes.
-        content: its own bytes.
-        logprob: raw, under the target; None for the first token of a prompt.
+    name: its text; if it is a part of a character, its escaped bytes.
     """
 
     name: str
@@ -199,9 +196,6 @@ class ResponseBuilder(ABC):
     """The response format of one endpoint: a response in one piece, or the chunks of a stream.
 
     An endpoint makes the choices; this class puts them into a response or chunk of the endpoint.
-
-    Attributes:
-        response, chunk: the models of the endpoint.
     """
 
     response: type[BaseModel]

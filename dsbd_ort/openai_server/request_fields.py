@@ -5,8 +5,6 @@ table of docs/serving_reference.md has these and the fields that the bodies decl
 their own names.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -26,12 +24,7 @@ class Unused:
 
 @dataclass(frozen=True)
 class Refused:
-    """A field that is refused, unless its value states what happens anyway.
-
-    Attributes:
-        reason: why other values are refused.
-        neutral: the values, in addition to null, that change nothing.
-    """
+    """A field that is refused, unless its value is null or in ``neutral`` and changes nothing."""
 
     reason: str
     neutral: tuple[Any, ...] = ()
@@ -88,11 +81,7 @@ OF_ONE_ENDPOINT: dict[str, tuple[str, tuple[Any, ...]]] = {
 
 
 def without_neutral(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return fields that no model of a body declares, without those that change nothing.
-
-    Raises:
-        ErrorResponse: a field is refused, or of a wrong type.
-    """
+    """Return undeclared fields that change something; raise ErrorResponse for a refused one."""
     left = {}
     for name, value in fields.items():
         field = FIELDS.get(name)
@@ -126,12 +115,3 @@ def refusal(name: str, field: Refused) -> ErrorResponse:
 def _equals_in_json(value: Any, other: Any) -> bool:
     """Return whether two values are equal; true is not 1."""
     return isinstance(value, bool) is isinstance(other, bool) and bool(value == other)
-
-
-def documented(name: str, field: RequestField) -> str:
-    """Return the row of the field in the table of docs/serving_reference.md."""
-    if isinstance(field, Unused):
-        return f"| `{name}` | accepted, unused | {field.meaning} |"
-    values = ", ".join(f"`{json.dumps(value)}`" for value in field.neutral)
-    accepted = f"{values} accepted, else refused" if values else "refused"
-    return f"| `{name}` | {accepted} | {field.reason} |"

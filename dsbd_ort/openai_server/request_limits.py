@@ -1,7 +1,5 @@
 """Checks of requests against the limits of the server."""
 
-from __future__ import annotations
-
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.engine.limits import MOST
 from dsbd_ort.openai_server.errors import bad_request
@@ -11,11 +9,7 @@ _MAX_STOPS, _MAX_STOP_CHARACTERS, _MAX_EOS_IDS = 16, 256, 64
 
 
 def check_config(config: DecodingConfig, settings: ServingSettings) -> None:
-    """Reject options that cost more than the server allows.
-
-    Raises:
-        ErrorResponse: names the field, the value and the limit.
-    """
+    """Raise ErrorResponse for options that cost more than the server allows."""
     joint_tokens = config.joint_tokens if config.row.rule == "joint-greedy" else 0
     longest_stop = max(map(len, config.stop_strings), default=0)
     draft_nodes = " candidates over all draft layers"

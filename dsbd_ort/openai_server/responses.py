@@ -1,7 +1,5 @@
 """Engine results to HTTP responses: in one piece, or as server-sent events."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict
 
@@ -39,11 +37,7 @@ async def full_response(
 ) -> BaseModel:
     """Return the response with the best sequences of each prompt.
 
-    Args:
-        results: of the plan's engine requests.
-        plan: of the HTTP request.
-        builder: makes the response of the endpoint.
-        tokenizer: given if the response has log-probabilities.
+    tokenizer: given if the response has log-probabilities.
     """
     result_by_index = {
         index: event async for index, event in results if isinstance(event, GenerationResult)
@@ -70,7 +64,6 @@ async def full_response(
 
 
 def _returned(plan: GenerationPlan, results: list[GenerationResult]) -> list[GeneratedSequence]:
-    """Return the sequences of one prompt that are part of the response."""
     sequences = [sequence for result in results for sequence in result.sequences]
     if plan.is_ranked:
         sequences = sorted(sequences, key=lambda each: -each.score)[: plan.num_choices]
@@ -112,7 +105,6 @@ class EventStream(StreamingResponse):
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -185,7 +177,6 @@ class _ChoiceStreams:
                     yield from self._begin(request_index, index)
 
     def _begin(self, request_index: int, index: int) -> Iterator[str]:
-        """Yield the chunks that begin a choice."""
         choice = self._builder.first_choice(index)
         if choice is not None:
             yield self._builder.event(choice)
@@ -197,7 +188,6 @@ class _ChoiceStreams:
         return self._builder.event(choice, usage=self._usage())
 
     def piece_chunks(self, request_index: int, piece: StreamPiece) -> Iterator[str]:
-        """Yield the new text of an engine request, if any."""
         if not self._is_streamed(request_index) or self._plan.drops_new_tokens:
             return
         self.num_new_tokens += len(piece.token_ids) * self._plan.num_copies

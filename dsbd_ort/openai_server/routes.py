@@ -1,7 +1,5 @@
 """The endpoints: generation, transcription, the list of models, and those for operators."""
 
-from __future__ import annotations
-
 import time
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """uvicorn server with graceful shutdown and connection timeouts, and its listening socket."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket
@@ -22,13 +20,10 @@ _LAST_RESPONSES_S = 2  # for the responses to cancelled requests to reach their 
 
 
 def listening_socket(host: str, port: int, *, stuck_after_s: float) -> socket.socket:
-    """Return a bound socket; port 0 picks a free one.
+    """Return a bound socket; port 0 picks a free one. ServingError: the address cannot be bound.
 
     On Linux the kernel drops a connection whose client acknowledges no data for
     ``stuck_after_s``: it has vanished, or stopped reading.
-
-    Raises:
-        ServingError: the address cannot be bound.
     """
     check_seconds("stuck_after_s", stuck_after_s)
     listener = None
@@ -103,7 +98,6 @@ class GracefulServer(uvicorn.Server):
         self._when_listening()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle a signal."""
         if self._gate.is_draining:
             self.should_exit = self.force_exit = True
         self._gate.drain()
@@ -139,7 +133,6 @@ class TimedProtocol(H11Protocol):
         self._await_request(after=None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer."""
         if self._expiry is not None:
             self._expiry.cancel()
         super().connection_lost(exc)

@@ -1,7 +1,5 @@
 """Settings of the server: its limits, timeouts and API keys."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,9 +27,6 @@ class ServingSettings:
         max_beams: limit of num_beams and of joint_beams.
         max_draft_nodes: candidates of one drafted forest, over all draft layers.
         max_best_of: limit of n and of best_of.
-        max_prompts: of one request.
-        max_body_bytes: of one request.
-        body_timeout_s: to receive a body.
         max_audio_bytes, audio_timeout_s: the same of a request with audio.
         max_audio_s: seconds of one audio: memory for its samples, 64 kB each.
         defaults: options of requests that leave them out, see ServerDefaults.

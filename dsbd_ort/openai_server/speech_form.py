@@ -1,7 +1,5 @@
 """Request of /v1/audio/transcriptions and /v1/audio/translations: OpenAI's multipart form."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -67,11 +65,7 @@ class SpeechForm(BaseModel):
         return "txt" if self.response_format == "text" else self.response_format
 
     def check(self, settings: ServingSettings, speech: SpeechEntry) -> None:
-        """Refuse fields that this server or its model does not support.
-
-        Raises:
-            ErrorResponse: a field is not supported, contradicts another or exceeds a limit.
-        """
+        """Raise ErrorResponse for fields that this server or its model does not support."""
         if self.timestamp_granularities and self.response_format != "verbose_json":
             raise bad_request(
                 "timestamp_granularities[] needs response_format verbose_json, but response_format "

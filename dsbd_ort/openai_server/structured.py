@@ -1,7 +1,5 @@
 """Constraints of a request: OpenAI's response_format, vLLM's structured_outputs, our own field."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -119,15 +117,11 @@ def read_constraint(
     tries: Mapping[str, TokenTrie],
     bind: Callable[[Any], object],
 ) -> Any:
-    """Return the constraint of a request, None without one.
+    """Return the constraint of a request, None without one; raise ErrorResponse for several.
 
-    Args:
-        given: the constraint, or its plain data, by the field that gives it.
-        tries: those that the server was started with; no request reads a file.
-        bind: raises a ConstraintError if the model cannot follow a constraint.
-
-    Raises:
-        ErrorResponse: several are given, or the constraint is invalid.
+    given: the constraint, or its plain data, by the field that gives it.
+    tries: those that the server was started with; no request reads a file.
+    bind: raises a ConstraintError if the model cannot follow a constraint.
     """
     if len(given) > 1:
         first, second, *_ = given

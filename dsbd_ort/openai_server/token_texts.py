@@ -1,7 +1,5 @@
 """Texts of single tokens, and of the most probable tokens at their positions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from dsbd_ort.decoding.top_tokens import TokenLogprobs

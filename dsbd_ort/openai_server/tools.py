@@ -14,7 +14,7 @@ import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -73,33 +73,19 @@ ToolChoice = Literal["none", "auto", "required"] | NamedChoice
 class Addition:
     """Part of an answer's message, read from some more text.
 
-    Attributes:
-        content: text outside of calls.
-        calls: (index of the call, its name in its first part, more of its arguments).
+    calls: (index of the call, its name in its first part, more of its arguments).
     """
 
     content: str = ""
     calls: list[tuple[int, str | None, str]] = field(default_factory=list)
 
 
-class CallReader(Protocol):
-    """Reads the calls of one answer, piece of text by piece."""
-
-    def push(self, text: str) -> Addition:
-        """Return what this text adds."""
-
-    def finish(self) -> Addition:
-        """Return the rest, at the end of the text."""
-
-
 @dataclass(frozen=True)
 class ToolUse:
     """How the tools of a request are used.
 
-    Attributes:
-        choice: "auto", "required" or "named".
-        names: of the functions; of a named choice, the one name.
-        constraint: of the answer; None for any text.
+    names: of the functions; of a named choice, the one name.
+    constraint: of the answer; None for any text.
     """
 
     choice: Literal["auto", "required", "named"]
@@ -107,7 +93,6 @@ class ToolUse:
     constraint: JsonSchema | FunctionCalls | None
 
     def reader(self) -> CallReader:
-        """Return a reader for one answer."""
         if self.choice == "named":
             return _Arguments(self.names[0])
         return _CallList() if self.choice == "required" else _TaggedCalls(self.names)
@@ -121,16 +106,11 @@ def new_call_id() -> str:
 def tool_use(
     tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool, auto_fault: str | None
 ) -> ToolUse | None:
-    """Return how a request uses its tools, None if it uses none.
+    """Return how a request uses its tools, None if it uses none; raise ErrorResponse for a fault.
 
-    Args:
-        tools: of the request.
-        choice: its ``tool_choice``; None is "auto" if there are tools.
-        parallel: whether one answer may have several calls.
-        auto_fault: why calls cannot be distinguished from text, None if they can.
-
-    Raises:
-        ErrorResponse: they contradict each other, or are not supported.
+    choice: its ``tool_choice``; None is "auto" if there are tools.
+    parallel: whether one answer may have several calls.
+    auto_fault: why calls cannot be distinguished from text, None if they can.
     """
     names = tuple(tool.function.name for tool in tools)
     if len(set(names)) < len(names):
@@ -162,9 +142,7 @@ def tool_use(
 def auto_fault(template: str | None, tag_is_text: bool) -> str | None:
     """Return why calls cannot be distinguished from text, None if they can.
 
-    Args:
-        template: source of the chat template, None without one.
-        tag_is_text: whether the tokenizer keeps the tag that begins a call as text.
+    tag_is_text: whether the tokenizer keeps the tag that begins a call as text.
     """
     if not tag_is_text:
         return f"the tokenizer of this model drops {CALL_BEGINS} from texts"
@@ -180,11 +158,7 @@ def auto_fault(template: str | None, tag_is_text: bool) -> str | None:
 
 
 def _arguments(tool: Tool) -> JsonSchema:
-    """Return the schema of a function's arguments; without ``parameters``, of an empty object.
-
-    Raises:
-        ErrorResponse: the schema is not of type "object", or invalid.
-    """
+    """Return the schema of a function's arguments; without ``parameters``, of an empty object."""
     parameters = tool.function.parameters
     if not parameters:
         return JsonSchema({"type": "object", "additionalProperties": False})
@@ -332,7 +306,6 @@ class _TaggedCalls:
         return None
 
     def _call(self, text: str) -> tuple[str, str] | None:
-        """Return name and arguments of a call, None if the text is not a call."""
         try:
             call = json_from_text(text)
         except (ValueError, RecursionError):
@@ -344,6 +317,10 @@ class _TaggedCalls:
             return None
         written = json.dumps(arguments, ensure_ascii=False)
         return name, written.encode(errors="backslashreplace").decode()  # of lone surrogates
+
+
+CallReader = _Arguments | _CallList | _TaggedCalls
+"""Reads the calls of one answer, piece of text by piece; ``finish`` returns the rest."""
 
 
 def _is_open_string(error: Exception) -> bool:

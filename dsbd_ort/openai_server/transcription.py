@@ -61,11 +61,7 @@ class TranscriptionHandler:
         self._num_inside = 0
 
     async def respond(self, request: Request, form: SpeechForm, task: str) -> Response:
-        """Return the transcript of an audio, or a stream of its text.
-
-        Raises:
-            ErrorResponse: the request is rejected or failed, or its client disconnected.
-        """
+        """Return the transcript of an audio, or a stream; raise ErrorResponse if it fails."""
         if form.model != self._settings.model_name:
             raise unknown_model(form.model, self._settings.model_name)
         encoder = self._service.pipeline.prompts.encoder
@@ -92,7 +88,6 @@ class TranscriptionHandler:
         options: dict[str, Any],
         on_end: contextlib.ExitStack,
     ) -> None:
-        """Decode the audio, once a place is free, and submit it."""
         file, max_seconds = form.file.file, self._settings.max_audio_s
 
         def read(is_over: Callable[[], bool]) -> Samples:
@@ -165,18 +160,13 @@ class _Transcription:
             raise rejection(error) from error
 
     def close(self) -> None:
-        """Cancel it unless it has ended."""
         was_over, self._is_over = self._is_over, True  # before ``submit`` reads it
         if self._live is not None and not was_over:
             self._metrics.count("dsbd:requests_cancelled")
             self._live.cancel()
 
     async def events(self) -> AsyncIterator[Segment | Transcript]:
-        """Yield the segments and then the transcript.
-
-        Raises:
-            ErrorResponse: it failed or was cancelled, or took too long.
-        """
+        """Yield the segments and the transcript; raise ErrorResponse if it fails or is too late."""
         while not self._is_over:
             event = await self.received.get()
             if not isinstance(event, Segment):

@@ -4,8 +4,6 @@ Files are read, mixed and resampled in blocks: only the samples grow with the au
 second at 16 kHz.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
@@ -44,10 +42,7 @@ _FFMPEG = "ffmpeg -i FILE -ar 16000 -ac 1 audio.wav"
 class _Opened:
     """An opened audio file.
 
-    Attributes:
-        sampling_rate, num_channels: of the file.
-        num_frames: samples of a channel, None if they are not known.
-        blocks: of samples, (frames, num_channels) float32 or float64.
+    num_frames: of a channel, None if unknown. blocks: (frames, num_channels) float32 or float64.
     """
 
     sampling_rate: int
@@ -69,11 +64,8 @@ def read_audio(
     need no package; FLAC, MP3, Ogg and others need ``soundfile``, of the extra ``audio``. If a file
     is a concatenation of several, all are read.
 
-    Args:
-        source: a path, the bytes of a file, or a file opened for bytes.
-        sampling_rate: of the result, in Hz.
-        max_seconds: a longer audio is refused, as soon as it is known to be longer.
-        is_cancelled: called for each block; once it returns True, reading ends with an InputError.
+    max_seconds: a longer audio is refused, as soon as it is known to be longer.
+    is_cancelled: called for each block; once it returns True, reading ends with an InputError.
 
     Raises:
         InputError: it cannot be read, is not audio, is cut, has no samples, too many or some that

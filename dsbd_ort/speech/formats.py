@@ -1,8 +1,7 @@
 """Transcripts as text: plain, JSON, and subtitles as SubRip (SRT) or WebVTT."""
 
-from __future__ import annotations
-
 import dataclasses
+import html
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,8 +26,29 @@ def as_json(transcript: Transcript) -> str:
 
 
 def as_verbose_json(transcript: Transcript) -> str:
-    """Return OpenAI's JSON with segments, and statistics in the field ``dsbd``."""
-    return json_text(verbose_fields(transcript))
+    """Return OpenAI's JSON with segments, and statistics in the field ``dsbd``.
+
+    ``words`` only if their times were requested.
+    """
+    segments = transcript.segments
+    words = [_word_fields(word) for segment in segments for word in segment.words or ()]
+    has_words = any(segment.words is not None for segment in segments)
+    fields = {
+        "task": transcript.task,
+        "language": transcript.language,
+        "duration": round(transcript.duration, 3),
+        "text": as_text(transcript),
+        **({"words": words} if has_words else {}),
+        "segments": [_segment_fields(segment) for segment in segments],
+        "usage": usage(transcript),
+        "dsbd": {
+            "language_probability": transcript.language_probability,
+            "stats": dataclasses.asdict(transcript.stats),
+            "skipped": [dataclasses.asdict(window) for window in transcript.skipped],
+            **_alternatives(transcript),
+        },
+    }
+    return json_text(fields)
 
 
 def as_srt(transcript: Transcript) -> str:
@@ -44,7 +64,8 @@ def as_srt(transcript: Transcript) -> str:
 def as_vtt(transcript: Transcript) -> str:
     """Return subtitles as WebVTT; the text is escaped as its cues require."""
     cues = [
-        f"{_clock(segment.start, '.')} --> {_clock(segment.end, '.')}\n{_escaped(text)}\n"
+        f"{_clock(segment.start, '.')} --> {_clock(segment.end, '.')}\n"
+        f"{html.escape(text, quote=False)}\n"
         for segment, text in _cues(transcript)
     ]
     return "\n".join(["WEBVTT\n", *cues])
@@ -79,7 +100,6 @@ def remarks(transcript: Transcript) -> Iterator[str]:
 
 
 def _remark_on(gap: list[Skipped]) -> str:
-    """Return a sentence on consecutive skipped windows."""
     silence = min(window.no_speech_prob for window in gap)
     logprob = max(window.avg_logprob for window in gap)
     several = len(gap) > 1
@@ -93,28 +113,6 @@ def _remark_on(gap: list[Skipped]) -> str:
 def usage(transcript: Transcript) -> dict[str, Any]:
     """Return OpenAI's ``usage`` of an audio."""
     return {"type": "duration", "seconds": round(transcript.duration, 3)}
-
-
-def verbose_fields(transcript: Transcript) -> dict[str, Any]:
-    """Return the fields of OpenAI's verbose JSON; ``words`` only if their times were requested."""
-    segments = transcript.segments
-    words = [_word_fields(word) for segment in segments for word in segment.words or ()]
-    has_words = any(segment.words is not None for segment in segments)
-    return {
-        "task": transcript.task,
-        "language": transcript.language,
-        "duration": round(transcript.duration, 3),
-        "text": as_text(transcript),
-        **({"words": words} if has_words else {}),
-        "segments": [_segment_fields(segment) for segment in segments],
-        "usage": usage(transcript),
-        "dsbd": {
-            "language_probability": transcript.language_probability,
-            "stats": dataclasses.asdict(transcript.stats),
-            "skipped": [dataclasses.asdict(window) for window in transcript.skipped],
-            **_alternatives(transcript),
-        },
-    }
 
 
 def transcript_object(transcript: Transcript, audio: str) -> dict[str, Any]:
@@ -157,7 +155,3 @@ def _clock(seconds: float, mark: str) -> str:
     minutes, whole = divmod(whole, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours:02d}:{minutes:02d}:{whole:02d}{mark}{milliseconds:03d}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -6,8 +6,6 @@ bonus of an incomplete match is removed. With the word [1, 2, 3] and a gain of 2
 has gained 2, 4 and 0 after each token; [1, 2, 3, 5] has gained 2, 4, 6 and 6.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -79,10 +77,7 @@ class HotWords:
         return state
 
     def _after(self, begun: Word, pending: int, token: int) -> tuple[Word, int, int]:
-        """Return both after one more token, and how many tokens it completes.
-
-        If it may continue several words, the longest is used.
-        """
+        """Return both after one more token, and how many tokens the longest word completes."""
         for start in range(len(begun) + 1):
             if start and len(begun) - start > pending:
                 continue
@@ -98,11 +93,7 @@ class HotWords:
 
 
 def read_hot_words(words: object, tokenizer: Tokenizer) -> tuple[Word, ...]:
-    """Return the tokens of each hot word, as it is spelled after another word.
-
-    Raises:
-        InputError: not a list of texts, too many, or one is too long or empty.
-    """
+    """Return the tokens of each hot word after a space; raise InputError for an invalid one."""
     if words is None:
         return ()
     if isinstance(words, str) or not isinstance(words, Sequence):

@@ -1,7 +1,5 @@
 """Languages of speech models: their codes and English names."""
 
-from __future__ import annotations
-
 import re
 
 from dsbd_ort.decoding.option_values import did_you_mean, shown
@@ -47,10 +45,7 @@ _TAG = re.compile(r"([a-z]{2,3})(-[a-z0-9]{2,8})*")  # en-us, zh-hant-tw
 def code_of(language: str, speech: SpeechEntry) -> str:
     """Return the code of a language by its code, its English name, or its token's name.
 
-    A tag with a region or a script, such as zh-CN, is its language.
-
-    Raises:
-        InputError: the model does not support it.
+    A tag such as zh-CN is its language. Raises InputError if the model does not support it.
     """
     if not isinstance(language, str):
         raise InputError(

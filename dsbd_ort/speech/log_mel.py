@@ -77,10 +77,7 @@ class LogMel:
         """Return the features of an audio, (num_mels, frames) float32.
 
         samples: (n,) float32; frames are n divided by the hop length. Audio shorter than a chunk is
-            padded to it with zeros.
-
-        Raises:
-            InputError: the samples are invalid.
+            padded to it with zeros. InputError: the samples are invalid.
         """
         padded = self._padded(samples)
         features = np.empty((self._num_mels, len(padded) // self._hop), np.float32)
@@ -89,10 +86,7 @@ class LogMel:
         return _scaled(features, float(features.max()))
 
     def windows(self, samples: Samples) -> FeatureWindows:
-        """Return the features of an audio as windows, computed when they are read.
-
-        Raises InputError as a call does.
-        """
+        """Return the features as windows, which are computed when read; raises as a call."""
         padded = self._padded(samples)
         if len(padded) == self._chunk:
             features = self(padded)
@@ -151,11 +145,7 @@ def _scaled(logs: Samples, maximum: float) -> Samples:
 
 
 class FeatureWindows:
-    """Features of an audio, by windows that begin anywhere.
-
-    Attributes:
-        num_frames: frames of the audio, at least one chunk.
-    """
+    """Features of an audio, ``num_frames`` of them, by windows that begin anywhere."""
 
     def __init__(self, num_frames: int, computed: Callable[[int, int], Samples]) -> None:
         """``computed(first, last)`` returns frames, (num_mels, last - first) float32."""
@@ -165,10 +155,8 @@ class FeatureWindows:
     def window(self, first: int, length: int) -> Samples:
         """Return the features of frames ``first`` on, (num_mels, length) float32.
 
-        After the last frame they are zeros, as in the training of the model.
-
-        Raises:
-            InputError: ``first`` is not a frame of the audio.
+        After the last frame they are zeros, as in the training of the model. A frame outside of the
+        audio is an InputError.
         """
         if not 0 <= first < self.num_frames:
             raise InputError(f"frame {first}: the audio has frames 0 to {self.num_frames - 1}")

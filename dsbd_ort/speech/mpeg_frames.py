@@ -4,8 +4,6 @@ A stream's length may be written in its first frame (Xing, Info, VBRI). If not, 
 counted, because their bit rate may change. Nothing is decoded here.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Iterator
@@ -42,13 +40,10 @@ class _Frame(NamedTuple):
 
 @dataclass(frozen=True)
 class MpegStream:
-    """Frames of one kind that follow each other.
+    """Frames of one kind that follow each other, the bytes from ``begin`` to ``end``.
 
-    Attributes:
-        begin, end: its bytes.
-        num_samples: of a channel in its complete frames, without its header.
-        said_samples: samples by its header; None without a header.
-        frame_samples: of one frame.
+    num_samples: of a channel in its complete frames, without its header.
+    said_samples: samples by its header; None without a header.
     """
 
     begin: int

@@ -1,7 +1,5 @@
 """Audio files concatenated in one file, as ``cat`` and some recorders write them."""
 
-from __future__ import annotations
-
 import io
 import re
 import struct
@@ -28,9 +26,7 @@ class Section:
     C code reads it by callbacks, which cannot raise exceptions: an error of reading is stored in
     ``error``, and the section ends there.
 
-    Args:
-        file: whose bytes from ``begin`` to ``end`` these are.
-        is_endless: report a size of 1 TiB, so that no length is guessed from it.
+    is_endless: report a size of 1 TiB, so that no length is guessed from it.
     """
 
     def __init__(self, file: BinaryIO, begin: int, end: int, *, is_endless: bool = False) -> None:

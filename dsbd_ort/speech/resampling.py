@@ -6,8 +6,6 @@ there are 160 phases, each with its own taps. Rates with many more phases, such 
 16,000, have a table of some of them: the taps of a phase are interpolated between both nearest.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple

@@ -9,8 +9,6 @@ divided in the same way, but its segments have the times of the window. (In tran
 the times of the tokens, whose ends may lie before their starts.)
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Sequence
@@ -34,12 +32,7 @@ class TimedPart:
 
 @dataclass(frozen=True)
 class WindowParts:
-    """The segments of one window.
-
-    Attributes:
-        parts: in the order of time, one at least.
-        num_frames: from the start of the window to that of the next.
-    """
+    """The segments of a window in order, and the frames from its start to that of the next."""
 
     parts: tuple[TimedPart, ...]
     num_frames: int
@@ -50,12 +43,9 @@ def parts_of_window(
 ) -> WindowParts:
     """Return the segments of a window.
 
-    Args:
-        token_ids: the new tokens, without that which ends them.
-        seek: first frame of the window.
-        num_frames: frames of the window within the audio.
-        speech: speech entry of the model.
-        has_times: whether the text was requested with times, and follows their rules.
+    token_ids: the new tokens, without that which ends them.
+    seek, num_frames: first frame of the window, and its frames within the audio.
+    has_times: whether the text was requested with times, and follows their rules.
     """
     first = speech.first_timestamp
     seconds = FRAMES_A_POSITION * speech.seconds_per_frame  # from one time to the next

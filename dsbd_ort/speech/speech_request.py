@@ -102,14 +102,11 @@ _OF_TRANSCRIPTION = {
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechRequest:
-    """The options of one transcription; see ``Pipeline.transcribe``.
+    """The options of one transcription; see ``SpeechOptions``.
 
-    Attributes:
-        language: a code of the model; None: detected, or the model has only one.
-        prompt_ids: tokens of the initial prompt.
-        most_previous: maximum number of tokens of the text before.
-        vocab_size: vocabulary size of the model.
-        options: fields of DecodingConfig for every request.
+    language: a code of the model; None: detected, or the model has only one.
+    most_previous: maximum number of tokens of the text before.
+    options: fields of DecodingConfig for every request.
     """
 
     vocab_size: int
@@ -139,11 +136,7 @@ class SpeechRequest:
         vocab_size: int,
         context_length: int,
     ) -> SpeechRequest:
-        """Return the request of a caller's options, see ``SpeechOptions``.
-
-        Raises:
-            InputError, ConfigError: a value is invalid, or not supported by the model.
-        """
+        """Return the request of ``SpeechOptions``; InputError, ConfigError: one is invalid."""
         own = {name: value for name, value in options.items() if name in _DOMAINS}
         if _is_word_times(own.get("return_timestamps")):
             check_word_times(speech)
@@ -213,11 +206,7 @@ def check_word_times(speech: SpeechEntry) -> None:
 
 
 def read_temperatures(temperature: object) -> tuple[float, ...]:
-    """Return the temperatures to try in turn.
-
-    Raises:
-        InputError, ConfigError: a temperature, or their number, is invalid.
-    """
+    """Return the temperatures to try in turn; InputError, ConfigError: one is invalid."""
     several = None if isinstance(temperature, Set) else entries_of(temperature, _MOST_TEMPERATURES)
     given = (temperature,) if several is None else several
     if not 1 <= len(given) <= _MOST_TEMPERATURES:
@@ -229,11 +218,7 @@ def read_temperatures(temperature: object) -> tuple[float, ...]:
 
 
 def read_task(task: object, speech: SpeechEntry) -> str:
-    """Return a task that the model has.
-
-    Raises:
-        InputError: the task is unknown, or a model of English cannot translate.
-    """
+    """Return a task that the model has; raise InputError for any other."""
     if not isinstance(task, str) or task not in TASKS:
         raise InputError(f"task is {shown(task)}; expected one of {', '.join(TASKS)}")
     if speech.tasks is None and task != TASKS[0]:
@@ -257,10 +242,9 @@ def read_language(language: str | None, speech: SpeechEntry) -> str | None:
 
 
 def read_prompt(text: str | None, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the tokens of an initial prompt, as transformers' ``get_prompt_ids``.
+    """Return the tokens of an initial prompt, as ``get_prompt_ids`` of transformers.
 
-    Raises:
-        InputError: it is not a text, or has special tokens.
+    Raises InputError for special tokens, or something that is not a text.
     """
     if text is None:
         return ()
@@ -279,12 +263,9 @@ def read_prompt(text: str | None, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def read_samples(audio: Audio, speech: SpeechEntry) -> NDArray[np.float32]:
-    """Return the samples of an audio, (n,) float32 at the model's rate.
+    """Return the samples of an audio, (n,) float32 at the model's rate; InputError: not valid.
 
     A writeable array is copied, because it is read while the audio is transcribed.
-
-    Raises:
-        InputError: they are invalid.
     """
     if not isinstance(audio, np.ndarray):
         return read_audio(audio, speech.sampling_rate)
@@ -303,10 +284,7 @@ def read_samples(audio: Audio, speech: SpeechEntry) -> NDArray[np.float32]:
 def heard_windows(audio: Audio, speech: SpeechEntry) -> Iterator[NDArray[np.float32]]:
     """Yield the features of the windows of an audio, (num_mels, num_frames) float32 each.
 
-    The last window is padded; no window is only padding.
-
-    Raises:
-        InputError: it is not audio.
+    The last window is padded; no window is only padding. Raises InputError for other files.
     """
     samples = read_samples(audio, speech)
     windows = LogMel(speech).windows(samples)

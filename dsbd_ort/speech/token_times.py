@@ -6,8 +6,6 @@ path through tokens and positions, both in order, with the highest weights. The 
 reaches a token is the time of the token.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,11 +16,8 @@ _DIAGONAL, _TOKEN, _POSITION = 0, 1, 2  # a step of the path: to the next of bot
 def token_positions(weights: Matrix, median_filter_width: int) -> NDArray[np.int64]:
     """Return the position of the sound of each token, (n,) int64, increasing.
 
-    Args:
-        weights: (A, n - 1, N) float32, of A heads, for the tokens but the last.
-        median_filter_width: positions of the median; odd.
-
-    The last token, which usually ends the text, has the position of the token before it.
+    weights: (A, n - 1, N) float32, of A heads. The last token, which usually ends the text, has the
+        position of the token before it.
     """
     if not weights.shape[1]:
         return np.zeros(1, np.int64)
@@ -53,13 +48,11 @@ def _median(values: Matrix, width: int) -> Matrix:
 def warped(costs: Matrix) -> NDArray[np.int64]:
     """Return the first position of each token on the cheapest path, (S,) int64.
 
-    Args:
-        costs: (S, N) float32, of each token at each position.
-
-    The path leads from the first token and position to the last of both, by steps to the next
-    token, the next position, or both. As in transformers, sums are float32, and the step is to the
-    next position unless one of the others is cheaper than both alternatives. Cells with the same
-    sum of token and position do not depend on each other: they are computed together.
+    costs: (S, N) float32, of each token at each position. The path leads from the first token and
+    position to the last of both, by steps to the next token, the next position, or both. As in
+    transformers, sums are float32, and the step is to the next position unless one of the others is
+    cheaper than both alternatives. Cells with the same sum of token and position do not depend on
+    each other: they are computed together.
     """
     num_tokens, num_positions = costs.shape
     tokens = np.arange(num_tokens)[:, None]

@@ -1,7 +1,5 @@
 """Transcripts: the text of an audio, its segments with their times, and what they cost."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,7 +30,6 @@ class Segment:
     """A part of the text and its times, in seconds from the start of the audio.
 
     Attributes:
-        id: its place among the segments, from 0.
         seek: the first feature frame of the window that it was decoded in.
         start, end: its times; for a text without times those of its window.
         text: as decoded, usually with a space in front.
@@ -40,7 +37,6 @@ class Segment:
         temperature: temperature of its window: above 0 after a fallback.
         avg_logprob: mean log-probability of the tokens of its window.
         compression_ratio: size of the window's text over its compressed size; repetitions raise it.
-        no_speech_prob: no-speech probability of its window.
         words: words of the text, in order; None unless their times were requested.
     """
 
@@ -59,13 +55,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Alternative:
-    """One of several requested texts of a window.
-
-    Attributes:
-        seek: the first feature frame of the window, as that of its segments.
-        text, token_ids, temperature, avg_logprob, compression_ratio: as of a segment, for the whole
-            window.
-    """
+    """One of several requested texts of a window; its fields are as of a segment."""
 
     seek: int
     text: str
@@ -77,14 +67,7 @@ class Alternative:
 
 @dataclass(frozen=True, kw_only=True)
 class Skipped:
-    """A window without segments: silence, by its no-speech probability and its improbable text.
-
-    Attributes:
-        seek: its first feature frame.
-        start, end: seconds from the start of the audio.
-        temperature: at which its text was improbable.
-        avg_logprob, no_speech_prob: as of a segment.
-    """
+    """A window without segments: silence, by its no-speech probability and its improbable text."""
 
     seek: int
     start: float
@@ -99,17 +82,14 @@ class Transcript:
     """Text of an audio, with segments and statistics.
 
     Attributes:
-        text: of all segments.
         language: code of the spoken language, such as "en"; None for a model of one language that
             does not name it.
         language_probability: probability of a detected language; None if the request named it.
         task: "transcribe", or "translate": into English.
         duration: seconds of the audio.
-        segments: in the order of time.
         stats: summed statistics of all windows, see ``summed_stats``.
         alternatives: the texts of every window; the best, which became its segments, is the first.
             Empty unless several were requested.
-        skipped: the silent windows, in the order of time.
     """
 
     text: str

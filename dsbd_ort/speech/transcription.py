@@ -6,8 +6,6 @@ the start of the next window. Each window takes one or a few requests, which are
 (independent ones together); the caller runs them and sends the results back.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -42,12 +40,7 @@ Steps = Generator[Requests, list[DecodeResult], Transcript]
 
 @dataclass(frozen=True)
 class _Heard:
-    """Probabilities after the start token: of silence and of each language.
-
-    Attributes:
-        no_speech_prob: no-speech probability.
-        languages: probability of each language among all languages; empty for a model of English.
-    """
+    """Probabilities after the start token: of silence, and of each language among all."""
 
     no_speech_prob: float
     languages: dict[str, float]
@@ -227,7 +220,6 @@ class Transcription:
         heard: _Heard,
         times: TokenTimes | None,
     ) -> Iterator[Segment]:
-        """Yield the segments of a window, and store them."""
         first = 0  # segments follow each other without a gap
         for part in found.parts:
             segment = Segment(

@@ -1,7 +1,5 @@
 """WAV files: PCM of 8 to 32 bits and floats, read by blocks with numpy alone."""
 
-from __future__ import annotations
-
 import io
 import struct
 from collections.abc import Iterator
@@ -29,11 +27,7 @@ _BLOCK_FRAMES = 65_536
 class WavFormat:
     """How the samples of a WAV file are stored.
 
-    Attributes:
-        is_float: whether they are floats; else integers.
-        bits: of a sample.
-        num_channels, sampling_rate: of the audio.
-        num_bytes: bytes of all samples that follow; None: to the end of the file.
+    num_bytes: of all samples that follow; None: to the end of the file.
     """
 
     is_float: bool
@@ -65,10 +59,7 @@ def is_wav(file: Section) -> bool:
 def read_format(file: Section, name: str) -> WavFormat | None:
     """Return the format of a WAV file, whose position is then its first sample.
 
-    None: samples in another encoding, such as mu-law.
-
-    Raises:
-        InputError: it is cut, or has no format; ``name`` names the audio in the message.
+    None: another encoding, such as mu-law. Raises InputError if it is cut, or has no format.
     """
     file.seek(12)
     fields: bytes | None = None
@@ -121,12 +112,9 @@ def _format(fields: bytes, name: str) -> WavFormat | None:
 
 
 def _num_bytes(file: Section, said: int, byte_rate: int, name: str) -> int | None:
-    """Return how many bytes of samples follow; None: to the end of the file.
+    """Return how many bytes of samples follow; None: to the end of the file; InputError: too few.
 
     ``said``: bytes by the header, 0 if unknown; ``byte_rate``: bytes per second.
-
-    Raises:
-        InputError: there are too few, by more than writers miscount.
     """
     begin = file.tell()
     num_there = file.seek(0, io.SEEK_END) - begin

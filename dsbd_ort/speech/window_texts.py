@@ -16,7 +16,7 @@ import numpy as np
 
 from dsbd_forward.forward import Source
 from dsbd_ort.decoding import STRATEGIES, DecodeResult, DecodingConfig, DecodingRequest
-from dsbd_ort.decoding.logits_processing.allowed_mass import AllowedMass
+from dsbd_ort.decoding.logits_processing.allowed_after import AllowedMass
 from dsbd_ort.decoding.result import DecodedSequence
 from dsbd_ort.decoding.stats import DecodingStats
 from dsbd_ort.model_defaults import DRAFTING
@@ -57,13 +57,7 @@ class SpeechPipeline(Protocol):
 
 @dataclass(frozen=True)
 class WindowText:
-    """A window's text at one temperature.
-
-    Attributes:
-        sequence: the best sequence.
-        token_ids: without the token that ends the text.
-        temperature, avg_logprob, compression_ratio: see ``Segment``.
-    """
+    """A window's text at one temperature, without the token that ends it; see ``Segment``."""
 
     sequence: DecodedSequence
     token_ids: tuple[int, ...]
@@ -126,7 +120,6 @@ class _Sample:
         return _Sample(request, mass, self._temperature, self._texts)
 
     def take(self, result: DecodeResult) -> None:
-        """Rate the sequences of the request's result."""
         self._texts.stats.append(result.stats)
         self.answers = [self._rated(sequence) for sequence in result.sequences]
 
@@ -171,13 +164,7 @@ Answers = Generator[Requests, list[DecodeResult], list[WindowText]]
 
 
 class WindowTexts:
-    """Decodes the texts of windows, at one temperature after another.
-
-    Attributes:
-        speech_request: the options of the transcription.
-        hot_words: favoured in every text; None: no hot words.
-        stats: statistics of every request so far.
-    """
+    """Decodes texts of windows at one temperature after another; ``stats``: of each request."""
 
     def __init__(
         self,
@@ -187,7 +174,6 @@ class WindowTexts:
         *,
         has_times: bool,
     ) -> None:
-        """``has_times``: whether texts have times."""
         self.speech_request = request
         self.hot_words = None
         if request.hot_words and request.hot_word_gain:
@@ -198,10 +184,9 @@ class WindowTexts:
     def answers(self, inputs: RequestInputs, no_speech_prob: float) -> Answers:
         """Return a window's texts at the first temperature with a good text, or at the last one.
 
-        The best text is the first; at most ``num_return_sequences`` are returned.
-
-        A stopped attempt may have been silence, which only its whole text tells. It is decoded to
-        its end if another attempt finds speech; else the window is skipped in any case.
+        The best text is the first. A stopped attempt may have been silence, which only its whole
+        text tells. It is decoded to its end if another attempt finds speech; else the window is
+        skipped in any case.
         """
         request, unknown = self.speech_request, list[list[_Sample]]()
         answers: list[WindowText] = []

@@ -32,10 +32,8 @@ _NO_CHARACTER = "\ufffd"  # decoded from bytes of an incomplete character
 class TokenTimes:
     """Times and probabilities of the tokens of a window.
 
-    Attributes:
-        start, end: (n,) float64. Seconds from the start of the audio: a token begins where the one
-            before it ends.
-        probabilities: (n,) float64, among the tokens of texts and their end; 0 of a time.
+    start, end: (n,) float64. Seconds from the start of the audio, without gaps.
+    probabilities: (n,) float64, among the tokens of texts and their end; 0 of a time.
     """
 
     start: NDArray[np.float64]
@@ -51,15 +49,11 @@ def token_times(
     speech: SpeechEntry,
     start_token_id: int,
 ) -> TokenTimes:
-    """Return the times of the new tokens of a window.
+    """Return the times of the new tokens of a window, ``num_frames`` of which have sound.
 
-    Args:
-        aligned: of the window.
-        token_ids: the new tokens, with that which ends them.
-        seek: first frame of the window.
-        num_frames: frames of the window with sound.
-        speech: of a model with an alignment.
-        start_token_id: that every text begins with; tokens of texts and their end are below it.
+    token_ids: the new tokens, with that which ends them.
+    seek: first frame of the window.
+    start_token_id: that every text begins with; tokens of texts and their end are below it.
     """
     assert speech.alignment is not None  # the request was checked
     num_positions = max(num_frames * speech.num_positions // speech.num_frames, 1)
@@ -95,13 +89,8 @@ def words_of_segment(
 ) -> tuple[SpokenWord, ...]:
     """Return the words of a segment with their times.
 
-    Args:
-        token_ids: of the segment, times included.
-        times: of its window.
-        first: index of its first token in the window.
-        language: code of that which the text is in; None: it has spaces.
-        speech: of the model.
-        tokenizer: of the model.
+    first: index of its first token in the window.
+    language: code of that which the text is in; None: it has spaces.
     """
     texts = [
         index
@@ -139,10 +128,7 @@ class TokenGroup:
 def grouped(
     token_ids: Sequence[int], decode: Callable[[Sequence[int]], str], *, has_spaces: bool
 ) -> list[TokenGroup]:
-    """Return the words of tokens of text alone.
-
-    has_spaces: whether spaces separate words; else every character is a word.
-    """
+    """Return the words of tokens of text alone; without ``has_spaces`` each character is one."""
     groups = _characters(token_ids, decode)
     return _with_punctuation(_at_spaces(groups) if has_spaces else groups)
 

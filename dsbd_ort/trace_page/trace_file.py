@@ -1,7 +1,5 @@
 """Trace of a request as a file: a page for people (.html), or JSON (.json, docs/run.md)."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

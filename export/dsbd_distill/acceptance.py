@@ -24,24 +24,13 @@ _PROMPTS_A_FILE = 64  # sampled together: a kill loses at most these
 
 @dataclass(frozen=True)
 class HeldOutPrompts:
-    """Held-out prompts, and the target's samples after them: drawn when first needed, then stored.
+    """Held-out prompts and the target's samples after them: drawn when first needed, stored."""
 
-    Attributes:
-        prompts: int64 each; those of texts have one length.
-        sampling: how the samples are drawn.
-        num_new: tokens of a sample at most.
-        ends: tokens that end a sample; none for texts.
-        folder: of the samples, ``_PROMPTS_A_FILE`` in a file; an earlier run may have left some.
-        teacher: the target.
-        seed: of the draws.
-        report: gets progress lines.
-    """
-
-    prompts: Sequence[NDArray[np.int64]]
+    prompts: Sequence[NDArray[np.int64]]  # int64 each; those of texts have one length
     sampling: Sampling
-    num_new: int
+    num_new: int  # tokens of a sample at most
     ends: Sequence[int]
-    folder: Path
+    folder: Path  # of the stored samples, ``_PROMPTS_A_FILE`` in a file
     teacher: Teacher
     seed: int
     report: Report
@@ -58,10 +47,14 @@ class HeldOutPrompts:
         ]
         phase = "sampling the target's continuations of held-out prompts"
         if missing:
+            self.folder.mkdir(exist_ok=True)
             self.report(phase)
         counter, total = Counter(phase, "prompts", self.report), len(missing) * _PROMPTS_A_FILE
         for number, begin in enumerate(missing, 1):
-            self._draw(begin)
+            rows = self.prompts[begin : begin + _PROMPTS_A_FILE]
+            seed = int(np.random.default_rng((self.seed, 3, begin)).integers(2**62))
+            drawn = self.teacher.answer(rows, self.num_new, self.sampling, self.ends, seed)
+            drawn.write(self._file(begin))
             counter.done(number * _PROMPTS_A_FILE, total)
         return [
             Lesson.read(self._file(begin), with_features=has_features).at(
@@ -73,13 +66,6 @@ class HeldOutPrompts:
     def _file(self, begin: int) -> Path:
         return self.folder / f"{begin:04d}.npz"
 
-    def _draw(self, begin: int) -> None:
-        self.folder.mkdir(exist_ok=True)
-        rows = self.prompts[begin : begin + _PROMPTS_A_FILE]
-        seed = int(np.random.default_rng((self.seed, 3, begin)).integers(2**62))
-        drawn = self.teacher.answer(rows, self.num_new, self.sampling, self.ends, seed)
-        drawn.write(self._file(begin))
-
 
 def prompt_length(context_length: int, num_held_out: int) -> int:
     """Return the length of prompts of texts, and of the samples after them."""
@@ -88,22 +74,15 @@ def prompt_length(context_length: int, num_held_out: int) -> int:
 
 @dataclass(frozen=True)
 class Best:
-    """The most probable tokens of a draft.
+    """The most probable tokens of a draft."""
 
-    Attributes:
-        ids: (n, K) int64. The best first.
-        logits: (n, K) float32. Their logits, up to a constant.
-    """
-
+    # ids, logits: (n, K) int64 and float32, the best first; logits up to a constant
     ids: Tensor
     logits: Tensor
 
     @classmethod
     def of(cls, logits: Tensor, tokens: Tensor | None = None) -> Best:
-        """Return the most probable tokens of logits, (n, V).
-
-        tokens: (V,) int64. The tokens that the logits are for; None: 0, 1, 2, ...
-        """
+        """Return the best of logits, (n, V), of ``tokens``, (V,) int64; None: 0, 1, 2, ..."""
         found = logits.float().topk(min(NUM_TOP, logits.shape[-1]))
         return cls(found.indices if tokens is None else tokens[found.indices], found.values)
 
@@ -124,20 +103,13 @@ features of all but the last, (B, length - 1, width), or None.
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Held-out acceptance.
+    """Held-out acceptance."""
 
-    Attributes:
-        rate: of the first drafted token.
-        error: its standard error, over prompts.
-        by_depth: of the first drafted token, of the second, and so on.
-        greedy: share of places where both have the same most probable token.
-        covered: mean share of the target's ``COVERED`` best tokens among as many of the draft's.
-    """
-
-    rate: float
+    rate: float  # of the first drafted token
     error: float
-    by_depth: tuple[float, ...]
-    greedy: float
+    by_depth: tuple[float, ...]  # of the first drafted token, of the second, and so on
+    greedy: float  # share of places where both have the same most probable token
+    # mean share of the target's ``COVERED`` best tokens among as many of the draft's
     covered: float
 
 
@@ -164,11 +136,7 @@ def acceptance_by_depth(
     sampling: Sampling,
     device: TorchDevice,
 ) -> Acceptance:
-    """Return sum min(p, q) along the samples, mean over positions and prompts.
-
-    That sum is the probability that one drafted token is accepted by speculative sampling
-    (Leviathan et al. 2023, 3.2), here with the sampling of the samples on both models.
-    """
+    """Return sum min(p, q) along the samples, the acceptance (Leviathan et al. 2023, 3.2)."""
     was_training = draft.training
     draft.eval()
     rates = []

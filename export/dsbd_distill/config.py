@@ -1,7 +1,5 @@
 """Options of a distillation, checked before anything is read."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass
@@ -41,9 +39,6 @@ class DistillConfig:
         minutes: of training, samples of the target included.
         steps: optimizer steps instead of minutes, so that the draft does not depend on the
             machine's speed.
-        seed: of all random draws.
-        revision: branch, tag or commit of a target from the hub.
-        trust_remote_code: run modelling code of the target.
         num_threads: of torch; None for its default. May differ when a command resumes.
     """
 

@@ -1,7 +1,5 @@
 """Kinds of drafts for decoders, and the choice of a kind for any target."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +25,10 @@ class LlamaDrafts(ProposingDrafts):
 
     @staticmethod
     def check(config: DistillConfig, target: Checkpoint) -> None:
-        """See DraftKind."""
         check_shape(config.num_params, None, target)
         check_draft_vocab(config, target)
 
     def first_draft(self) -> PreTrainedModel:
-        """See DraftKind."""
         target, checkpoint = self._teaching.target, self._teaching.checkpoint
         num_params = self._config.num_params
         shape = shape_for(num_params, target.num_parameters(), checkpoint.vocab_size)
@@ -50,7 +46,6 @@ class LayerDrafts(DraftKind):
 
     @staticmethod
     def check(config: DistillConfig, target: Checkpoint) -> None:
-        """See DraftKind."""
         if config.draft_vocab is not None:
             raise ExportError(
                 f"draft_vocab={config.draft_vocab} is not supported with "
@@ -60,17 +55,14 @@ class LayerDrafts(DraftKind):
         check_shape(None, config.target_layers, target)
 
     def first_draft(self) -> PreTrainedModel:
-        """See DraftKind."""
         num_layers = self._config.target_layers
         assert num_layers is not None
         return truncated_target(self._teaching.target, self._teaching.checkpoint, num_layers)
 
     def loss(self, draft: Any, batch: tuple[Tensor, ...]) -> Tensor:
-        """See DraftKind."""
         return distillation_loss(draft, batch, self._teaching.device, self._coverage)
 
     def acceptance(self, draft: Any, samples: list[Lesson]) -> Acceptance:
-        """See DraftKind."""
         teaching = self._teaching
         sampling = teaching.held_out.sampling
         return acceptance_of_model(draft, samples, sampling, teaching.device)
@@ -81,13 +73,11 @@ class FeatureDrafts(DraftKind):
 
     @staticmethod
     def check(config: DistillConfig, target: Checkpoint) -> None:
-        """See DraftKind."""
         check_draft_vocab(config, target)
         if config.num_params is not None:
             feature_shape(config.num_params, 0, target, config.draft_vocab)
 
     def first_draft(self) -> PreTrainedModel:
-        """See DraftKind."""
         target, checkpoint = self._teaching.target, self._teaching.checkpoint
         config, num_of_target = self._config, target.num_parameters()
         shape = feature_shape(config.num_params, num_of_target, checkpoint, config.draft_vocab)
@@ -101,7 +91,6 @@ class FeatureDrafts(DraftKind):
         )
 
     def loss(self, draft: Any, batch: tuple[Tensor, ...]) -> Tensor:
-        """See DraftKind."""
         return rollout_loss(draft, batch, self._head, self._teaching.device, self._coverage)
 
     def acceptance(self, draft: Any, samples: list[Lesson]) -> Acceptance:
@@ -115,7 +104,6 @@ class FeatureDrafts(DraftKind):
         return self._measured(draft, best_of, samples)
 
     def write(self, draft: Any, folder: Path) -> None:
-        """See DraftKind."""
         write_feature_draft(draft, self._teaching.checkpoint, folder)
 
 

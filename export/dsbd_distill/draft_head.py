@@ -1,11 +1,8 @@
 """Head of a draft, a product with its weights: logits of some tokens, a few rows at a time.
 
-Logits over a vocabulary of 152,000 tokens need 1.2 GB for the 2,000 places of a step, and twice
-that with their gradient. Here they exist for ``TorchDevice.rows_at_once`` places at a time and are
-computed again for the gradient: one more product, and less memory than all weights of the head.
+Logits over 152,000 tokens need 1.2 GB for the 2,000 places of a step: ``TorchDevice.rows_at_once``
+places are computed at a time, and again for the gradient.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -23,13 +20,7 @@ _LEAST_MASS = 1e-6
 
 
 class DraftHead:
-    """The tokens that a draft proposes, and its logits for them.
-
-    Args:
-        vocab_size: of the target.
-        proposed: (n,) int64, ascending. None: all.
-        device: where the draft is.
-    """
+    """The tokens that a draft proposes, (n,) int64 ascending or None: all; its logits for them."""
 
     def __init__(
         self, vocab_size: int, proposed: NDArray[np.int64] | None, device: TorchDevice
@@ -45,8 +36,7 @@ class DraftHead:
     def log_probs(self, hidden: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
         """Return log-probabilities of tokens, (n, K); ``_NEVER`` for those that are not proposed.
 
-        hidden: (n, H). Input of the head. weight: (V, H), or (Vd, H) of a head that has rows for
-        the proposed tokens alone. ids: (n, K) int64.
+        hidden: (n, H). weight: (V, H), or (Vd, H) for the proposed tokens. ids: (n, K) int64.
         """
         places = self._places[ids]
         rows = self._of_proposed(weight, axis=0)
@@ -68,10 +58,7 @@ class DraftHead:
         return Best.of(self._of_proposed(logits, axis=-1), self._proposed)
 
     def proposable(self, ids: Tensor, log_p: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the target's distribution over the proposed tokens, and their share of it.
-
-        The draft cannot learn other tokens: it is compared with p / m, where m, (n,), is the
-        probability of all proposed tokens, those outside the top tokens included.
+        """Return the target's distribution p / m over the proposed tokens, and their sum m, (n,).
 
         ids, log_p: (n, K), of the target's top tokens. The result has ``_NEVER`` for the others.
         """

@@ -1,7 +1,5 @@
 """Kind of draft: its first weights, its loss, its acceptance and its files."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
@@ -17,19 +15,14 @@ from dsbd_distill.lesson import Lesson
 from dsbd_distill.loss import Coverage, distance, selected
 from dsbd_distill.teaching import Teaching
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
-from dsbd_export.checkpoints.proposed_tokens import write_proposed_tokens
+from dsbd_export.checkpoints.json_files import write_proposed_tokens
 from dsbd_export.errors import ExportError
 
 
 class DraftKind(ABC):
-    """A kind of draft, for one target.
+    """A kind of draft, for one target."""
 
-    Attributes:
-        bounds_logits: whether the loss computes logits for some places at a time, however long a
-            batch.
-    """
-
-    bounds_logits = True
+    bounds_logits = True  # the loss computes logits for some places at a time
 
     def __init__(
         self, config: DistillConfig, teaching: Teaching, proposed: NDArray[np.int64] | None
@@ -84,7 +77,6 @@ class ProposingDrafts(DraftKind):
         return self._head.best(read, draft.get_output_embeddings().weight)
 
     def loss(self, draft: Any, batch: tuple[Tensor, ...]) -> Tensor:
-        """See DraftKind."""
         tokens, ids, log_p, counted, tv_weight = batch
         with self._teaching.device.autocast():
             read = self._read(draft, tokens, counted)
@@ -102,7 +94,6 @@ class ProposingDrafts(DraftKind):
         return self._measured(draft, best_of, samples)
 
     def write(self, draft: Any, folder: Path) -> None:
-        """See DraftKind."""
         super().write(draft, folder)
         if self._proposed is not None:
             write_proposed_tokens(folder, self._proposed)

@@ -1,10 +1,4 @@
-"""Shape and first weights of a draft: a Llama of some size, or some layers of the target.
-
-A draft of its own shape gets the target's embedding, projected onto the directions in which tokens
-differ most. A draft of the target's layers keeps its family and width.
-"""
-
-from __future__ import annotations
+"""Shape and first weights of a draft: a Llama of some size, or some layers of the target."""
 
 import re
 from collections.abc import Sequence
@@ -68,11 +62,7 @@ def check_shape(num_params: int | None, target_layers: int | None, target: Check
 
 
 def shape_for(wanted: int | None, num_of_target: int, vocab_size: int) -> DraftShape:
-    """Return the largest shape of at most ``wanted`` parameters; see ``largest_shape``.
-
-    A draft is called many times in sequence, so it is shallow: 2 layers, and one more for each 128
-    of the hidden size.
-    """
+    """Return the largest shallow shape of at most ``wanted`` parameters; see ``largest_shape``."""
     shapes = [
         DraftShape(hidden_size=size, num_layers=min(2 + size // 128, _MOST_LAYERS))
         for size in hidden_sizes()
@@ -89,14 +79,9 @@ def largest_shape(
 ) -> _Shape:
     """Return the last shape of at most ``wanted`` parameters.
 
-    Args:
-        wanted: None for a tenth of the target's, or the smallest shape.
-        num_of_target: parameters of the target.
-        sizes: shapes and their parameters, the smallest first.
-        vocab_size: for messages.
+    sizes: shapes and their parameters, the smallest first.
 
-    Raises:
-        ExportError: no shape has so few.
+    Raises ExportError if no shape has so few.
     """
     least = sizes[0][1]
     most = max(num_of_target // _DEFAULT_SHARE, least) if wanted is None else wanted
@@ -163,13 +148,9 @@ def llama_config(
 def projected(table: Tensor, size: int, deviation: float) -> Tensor:
     """Return a table of ``size`` columns whose rows differ as those of ``table`` do.
 
-    The differences lie along its principal directions (a truncated SVD of the centered rows), which
-    a rotation then spreads evenly over the columns. If the table has fewer columns, noise is added.
+    These are its principal directions, rotated to spread evenly, and noise in further columns.
 
-    Args:
-        table: (vocab, width). The target's embedding or output head.
-        size: columns of the result.
-        deviation: root mean square of the kept columns.
+    deviation: root mean square of the kept columns.
     """
     centered = table.float() - table.float().mean(0)
     _, directions = torch.linalg.eigh((centered.T @ centered).double())
@@ -196,11 +177,7 @@ def kept_layers(num_layers: int, num_kept: int) -> list[int]:
 def truncated_target(
     target: PreTrainedModel, checkpoint: Checkpoint, num_kept: int
 ) -> PreTrainedModel:
-    """Return a model of the target's family with some of its transformer layers, and the rest.
-
-    Raises:
-        ExportError: the layers of its family are not found.
-    """
+    """Return a model with some layers of the target, and the rest; or raise ExportError."""
     kept = kept_layers(normalized_config(checkpoint.config).num_layers, num_kept)
     config = type(checkpoint.config).from_dict(_truncated_config(checkpoint, kept))
     weights = {
@@ -223,7 +200,6 @@ def truncated_target(
 
 
 def _truncated_config(checkpoint: Checkpoint, kept: list[int]) -> dict[str, Any]:
-    """Return the content of the target's config with fewer layers."""
     content: dict[str, Any] = checkpoint.config.to_dict()
     content.pop("quantization_config", None)  # weights in memory are plain
     num_layers = normalized_config(checkpoint.config).num_layers

@@ -1,7 +1,5 @@
 """The distillation of a draft, top to bottom: target, texts, first weights, training, figures."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil
@@ -19,7 +17,6 @@ from dsbd_distill.draft_training import shown_acceptance, tokens_to_propose, tra
 from dsbd_distill.sounds import Hear, check_spoken
 from dsbd_distill.source_draft import decoder_layers, decoder_parameters
 from dsbd_distill.teaching import Teaching, prepare_teaching
-from dsbd_distill.training import TrainingState
 from dsbd_distill.work_folder import WorkFolder
 from dsbd_export.checkpoints.checkpoint import Checkpoint, limited_threads
 from dsbd_export.errors import ExportError
@@ -45,19 +42,12 @@ _NUM_MEASURED = 64  # requests at most: their sounds are in memory
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedDraft:
-    """A trained draft, whose speed is to be measured.
+    """A trained draft, whose speed is to be measured."""
 
-    Attributes:
-        target: checkpoint folder of the target, or its GGUF file.
-        folder: of the draft.
-        bundle: folder that a bundle may be exported to; it is removed afterwards.
-        requests: held-out requests: a source (None if the target reads none) and token ids.
-        are_chats: whether they are chats or sources.
-    """
-
-    target: Path
+    target: Path  # checkpoint folder of the target, or its GGUF file
     folder: Path
-    bundle: Path
+    bundle: Path  # folder for an exported bundle, which is removed afterwards
+    # held-out requests: a source (None if the target reads none) and token ids
     requests: Sequence[tuple[Source, list[int]]]
     are_chats: bool
 
@@ -76,18 +66,12 @@ def distill(
 ) -> DraftRecord:
     """Train a draft, leave it in ``config.output`` and return its measurements.
 
-    The output is whole or absent. After a kill or an error the work folder keeps the training, and
-    the same command resumes it.
+    After a kill or an error the work folder keeps the training, and the same command resumes it.
 
-    Args:
-        config: the options.
-        report: gets a line for each stage.
-        measure_speed: measures the engines of the trained draft; None for a record without speeds.
-        hear: reads audio, for a target that reads sound.
-        save_every: seconds of training that a kill may lose.
+    measure_speed: measures the engines of the trained draft; None for a record without speeds.
+    save_every: seconds of training that a kill may lose.
 
-    Raises:
-        ExportError: an option, the target or the data is not usable, or nothing can be written.
+    Raises ExportError if an option, the target, the data or the output is not usable.
     """
     _check_absent(config.output)
     report("reading the target's config and tokenizer")
@@ -172,6 +156,8 @@ def _train(
     report(f"held-out acceptance {shown_acceptance(found)} (standard error {found.error:.3f})")
     _write_draft(kind, draft, teaching.checkpoint, work.draft)
     sampling = teaching.held_out.sampling
+    names = [field.name for field in dataclasses.fields(CurvePoint)]
+    curve = [CurvePoint(**{name: point[name] for name in names}) for point in state.history]
     return DraftRecord(
         target=teaching.checkpoint.source.resolve().name,
         num_parameters=num_parameters,
@@ -194,15 +180,10 @@ def _train(
         num_train_tokens=len(teaching.streams.train),
         num_held_out_tokens=len(teaching.streams.held_out),
         num_train_prompts=len(teaching.streams.train_prompts),
-        curve=_curve(state),
+        curve=curve,
         speeds=[],
         measured_on=None,
     )
-
-
-def _curve(state: TrainingState) -> list[CurvePoint]:
-    names = [field.name for field in dataclasses.fields(CurvePoint)]
-    return [CurvePoint(**{name: point[name] for name in names}) for point in state.history]
 
 
 def _write_draft(

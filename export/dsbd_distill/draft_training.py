@@ -1,7 +1,5 @@
 """Training of a draft on the pool: budget, learning rate, progress lines."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -89,11 +87,7 @@ def pool_of(
 def tokens_to_propose(
     config: DistillConfig, teaching: Teaching, work: WorkFolder, report: Report
 ) -> NDArray[np.int64] | None:
-    """Return the tokens that the draft proposes, (n,) int64 ascending; None: all.
-
-    They are the most frequent ones: in the texts; for chats, in their prompts and in the target's
-    distributions along its first answers; for sources, in these distributions alone.
-    """
+    """Return the most frequent tokens, (n,) int64 ascending, for the draft to propose, or None."""
     if config.draft_vocab is None:
         return None
     checkpoint, streams = teaching.checkpoint, teaching.streams

@@ -1,11 +1,8 @@
 """Shape, first weights and files of a distilled feature draft.
 
-It has the layout of the speculators library and the norms of EAGLE 3.1: each hidden state of the
-target is normalized before the projection, and the draft's own feature is its normalized output, so
-that both have the same scale at every depth of a draft.
+The layout of the speculators library with the norms of EAGLE 3.1: each hidden state of the target
+is normalized before the projection, and the draft's own feature is its normalized output.
 """
-
-from __future__ import annotations
 
 import json
 from dataclasses import dataclass
@@ -40,10 +37,7 @@ class FeatureShape:
         return self.hidden_size * 3
 
     def num_parameters(self, vocab_size: int, num_proposed: int, feature_width: int) -> int:
-        """Return the number of parameters; embedding and head are separate.
-
-        num_proposed: tokens that the head has logits for.
-        """
+        """Return the number of parameters; embedding and head are separate."""
         size = self.hidden_size
         layer = 7 * size**2 + 3 * size * self.intermediate_size
         norms = 4 * size + feature_width
@@ -53,10 +47,7 @@ class FeatureShape:
 def feature_shape(
     wanted: int | None, num_of_target: int, target: Checkpoint, num_proposed: int | None = None
 ) -> FeatureShape:
-    """Return the largest shape of at most ``wanted`` parameters; see ``largest_shape``.
-
-    num_proposed: number of tokens that the draft proposes; None: all.
-    """
+    """Return the largest shape of at most ``wanted`` parameters; see ``largest_shape``."""
     width = len(feature_layers(target)) * feature_size(target)
     shapes = [FeatureShape(hidden_size=size) for size in hidden_sizes()]
     num_own = target.vocab_size if num_proposed is None else num_proposed
@@ -75,13 +66,8 @@ def new_feature_draft(
 ) -> FeatureDraft:
     """Return a feature draft whose embedding and head are the target's, projected.
 
-    Args:
-        target: with weights.
-        checkpoint: its checkpoint.
-        shape: of the draft.
-        seed: of its other weights.
-        proposed: (n,) int64, ascending. Tokens that its head has logits for; None: all.
-        keeps_embedding: whether the embedding stays untrained, as in EAGLE-3.
+    proposed: (n,) int64, ascending. Tokens that its head has logits for; None: all.
+    keeps_embedding: whether the embedding stays untrained, as in EAGLE-3.
     """
     torch.manual_seed(seed)
     layer = llama_config(

@@ -1,8 +1,7 @@
 """Lessons: token rows with the target's distributions after some of their tokens.
 
-Text, samples and answers of the target, and held-out samples are all lessons. A distribution is the
-``NUM_TOP`` most probable tokens; one bucket stands for all others. A row of an encoder-decoder is
-its source and its target, one after the other; see ``sources``.
+A distribution is the ``NUM_TOP`` most probable tokens; one bucket stands for all others. A row of
+an encoder-decoder is its source and its target, one after the other; see ``sources``.
 """
 
 from __future__ import annotations
@@ -28,29 +27,21 @@ FeatureRows = tuple[NDArray[np.int16], ...]
 
 @dataclass(frozen=True)
 class Lesson:
-    """Token rows, and the target's distributions after the last ``num_labels`` tokens of each.
+    """Token rows, and the target's distributions after the last ``num_labels`` tokens of each."""
 
-    Attributes:
-        tokens: (num_rows, length) uint32. Shorter rows end with zeros.
-        ids: (num_rows, num_labels, NUM_TOP) uint32. The most probable tokens, best first.
-        log_probs: (num_rows, num_labels, NUM_TOP) float. Theirs, in the full distribution.
-        counted: (num_rows, num_labels) bool. Whether there is a distribution to learn from: not
-            inside a prompt, nor after the end of an answer.
-        features: (n, width) for each row, if the draft reads them: for its tokens before the last
-            one that counts.
-    """
-
-    tokens: NDArray[np.uint32]
+    tokens: NDArray[np.uint32]  # (num_rows, length) uint32. Shorter rows end with zeros.
+    # (num_rows, num_labels, NUM_TOP) uint32. The most probable tokens, best first.
     ids: NDArray[np.uint32]
+    # (num_rows, num_labels, NUM_TOP) float. Theirs, in the full distribution.
     log_probs: NDArray[np.floating]
+    # (num_rows, num_labels) bool. False inside a prompt and after the end of an answer.
     counted: NDArray[np.bool_]
+    # (n, width) for each row, if the draft reads them: for its tokens before the last one that
+    # counts
     features: FeatureRows | None = None
 
     def batch(self, rows: NDArray[np.int64], device: str) -> tuple[Tensor, ...]:
-        """Return tokens, ids, log-probabilities, counted, and features if any, of ``rows``.
-
-        Labels before the first and after the last that counts are left out, and tokens after it.
-        """
+        """Return tokens, ids, log-probabilities, counted, and features if any, of ``rows``."""
         used = np.flatnonzero(self.counted[rows].any(0))
         labels = slice(used[0], used[-1] + 1)
         length = self.tokens.shape[1] - self.counted.shape[1] + labels.stop
@@ -76,10 +67,7 @@ class Lesson:
         )
 
     def within(self, length: int, num_labels: int) -> Lesson:
-        """Return the rows in more room: of ``length`` tokens, with ``num_labels`` labels each.
-
-        With 5 tokens and 2 labels, 7 and 5 put two tokens after, one label before, two after.
-        """
+        """Return the rows in more room: of ``length`` tokens, with ``num_labels`` labels each."""
         after = length - self.tokens.shape[1]
         labels = ((0, 0), (num_labels - after - self.counted.shape[1], after))
         return Lesson(
@@ -91,10 +79,7 @@ class Lesson:
         )
 
     def with_features(self, parts: Sequence[Tensor]) -> Lesson:
-        """Return the rows with the features of all their tokens.
-
-        parts: (num_rows, n, width) bfloat16 each, of tokens that follow each other.
-        """
+        """Return the rows with features of all tokens, (num_rows, n, width) bf16 a part."""
         bits = torch.cat([*parts], dim=1).view(torch.int16).cpu().numpy()
         lengths = self._feature_lengths().tolist()
         rows = (row[:length] for row, length in zip(bits, lengths, strict=True))
@@ -106,11 +91,7 @@ class Lesson:
         return lengths
 
     def write(self, file: Path) -> None:
-        """Write the rows to an .npz file, and features to an .npy file next to it.
-
-        Each file appears when it is complete, the .npz file last. Distributions that do not count
-        are left out.
-        """
+        """Write an .npz file, and before it features to an .npy file; each appears complete."""
         partial = file.with_suffix(".partial")
         if self.features is not None:
             with partial.open("wb") as opened:
@@ -129,11 +110,7 @@ class Lesson:
 
     @classmethod
     def read(cls, file: Path, *, with_features: bool = False) -> Lesson:
-        """Return what ``write`` wrote; features are mapped, not read.
-
-        Raises:
-            ExportError: a file is damaged.
-        """
+        """Return what ``write`` wrote, features mapped; raise ExportError for a damaged file."""
         names = ("tokens", "counted", "ids", "log_probs")
         tokens, counted, ids, log_probs = read_arrays(file, names)
         shape = (*counted.shape, ids.shape[-1])
@@ -168,10 +145,7 @@ def _features_file(file: Path) -> Path:
 
 
 def _unpacked(rows: Sequence[NDArray[np.int16]], num_tokens: int, device: str) -> Tensor:
-    """Return features of rows in one array, (B, num_tokens, width) float32, zeros after the last.
-
-    rows: (n, width) each, the bits of bf16, of which ``num_tokens`` at most are taken.
-    """
+    """Return rows of features, (n, width) bits of bf16 each, as (B, num_tokens, width) float32."""
     bits = np.zeros((len(rows), num_tokens, rows[0].shape[1]), np.int16)
     for index, row in enumerate(rows):
         bits[index, : len(row)] = row[:num_tokens]

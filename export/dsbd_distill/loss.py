@@ -1,7 +1,5 @@
 """Loss of a draft: KL, then total variation, which is one minus the acceptance."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +15,7 @@ _CACHED_LOGITS = 2**19  # numbers of one pass on a CPU, 2 MiB: they stay in its 
 
 
 def tv_weight(progress: float) -> float:
-    """Return the weight of the total variation at a share of the training.
-
-    It starts at 0, because its gradient vanishes if the two distributions are disjoint.
-    """
+    """Return the weight of the total variation at a share of the training."""
     return _MOST_TV * min(max(progress - _TV_BEGINS, 0.0) / _TV_RISES, 1.0)
 
 
@@ -28,20 +23,15 @@ def tv_weight(progress: float) -> float:
 class Coverage:
     """A term of the loss for beams: each of the target's best tokens is proposed.
 
-    Beams of width W keep the W best candidates of the target, and the draft must propose all of
-    them. KL weighs a token by its probability, so the second to W-th best hardly count. The term
+    Beams of width W keep the W best candidates of the target; KL hardly counts the second to W-th.
+    The term
 
         L_W = 1/W sum over the W best i of max(0, log p_i - log q_i)
 
-    counts each equally if q is below p. It is zero at q = p, so that the whole loss has KL's
-    minimum. AtSpeed (arXiv 2410.05165) instead adds the total mass of the W best, which hardly
-    depends on the least of them.
-
-    Attributes:
-        num_beams: W.
+    counts each equally if q is below p.
     """
 
-    num_beams: int
+    num_beams: int  # W
 
     def mixed_with(self, distance: Tensor, log_q: Tensor, log_p: Tensor) -> Tensor:
         """Return (1 - c) distance + c L_W by position, (...); log_q and log_p are (..., K)."""
@@ -58,9 +48,9 @@ def distillation_loss(
 ) -> Tensor:
     """Return KL(p || q) mixed with the total variation of p and q, mean over positions.
 
-    p: target, q: draft, over the target's top tokens and one bucket for all others. One minus
-    the total variation is the speculative acceptance rate (Leviathan et al. 2023, 3.2), hence
-    the second term.
+    p: target, q: draft, over the target's top tokens and one bucket for all others. One minus the
+    total variation is the speculative acceptance rate (Leviathan et al. 2023, 3.2), hence the
+    second term.
 
     batch: tokens (B, length); ids and log-probabilities of the target's top tokens after the last
         of them, (B, num_labels, K); which of these count, (B, num_labels); the weight of the total
@@ -82,10 +72,7 @@ def selected(values: Tensor, counted: Tensor) -> Tensor:
 def distance(
     log_q: Tensor, log_p: Tensor, tv_weight: Tensor, coverage: Coverage | None = None
 ) -> Tensor:
-    """Return KL(p || q) mixed with the total variation, and with a coverage, by position, (n,).
-
-    log_q, log_p: (n, K), for the target's top tokens. See also ``distillation_loss``.
-    """
+    """Return KL mixed with the total variation and a coverage, (n,), of log_q, log_p: (n, K)."""
     p, q = log_p.exp(), log_q.exp()
     rest_p = (1 - p.sum(-1)).clamp_min(_LEAST)
     rest_q = (1 - q.sum(-1)).clamp_min(_LEAST)
@@ -105,10 +92,7 @@ def log_probs_of(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 class _LogProbs(torch.autograd.Function):
-    """``log_probs_of`` in two dimensions, a few rows at a time.
-
-    Autograd passes over all logits five times, this twice: a fifth of a training on two cores.
-    """
+    """``log_probs_of`` in two dimensions, a few rows at a time."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor) -> Tensor:

@@ -1,12 +1,8 @@
 """Pool of labelled rows that a draft is trained on: rounds on disk, made when they are needed.
 
 A round holds windows of the texts, samples of the target after such windows, and long windows; for
-chats and sources, the target's answers. It depends only on the seed and its number. New rounds are
-made as the training goes on and the oldest are deleted, so disk and memory are bounded however long
-it is. A missing round is made again with the same content.
+chats and sources, the target's answers. It depends only on the seed and its number.
 """
-
-from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
@@ -33,36 +29,21 @@ _LEAST_PROMPT = 8  # tokens before a sample; at most half of its row
 
 @dataclass(frozen=True)
 class Pool:
-    """Rows by round.
+    """Rows by round."""
 
-    Attributes:
-        folder: of the rounds.
-        texts: tokens to draw windows from; empty if there are only chats.
-        teacher: labels and samples.
-        context_length: the longest row.
-        seed: of everything drawn.
-        prompts: of chats; empty if there are only texts.
-        ends: tokens that end an answer.
-        most_new: most tokens of an answer, if prompts take no room in the context (sources); None:
-            what the longest prompt leaves of the context, at most ``MOST_NEW``.
-        num_answers: of a round.
-        answers_a_step: of a round's answers.
-        steps_a_round: steps until the next round is made.
-        splits_batches: whether batches have few rows, to bound the draft's logits.
-    """
-
-    folder: Path
+    folder: Path  # of the rounds
     texts: Tokens
-    teacher: Teacher
-    context_length: int
-    seed: int
+    teacher: Teacher  # labels and samples
+    context_length: int  # the longest row
+    seed: int  # of everything drawn
     prompts: Prompts = NO_PROMPTS
-    ends: Sequence[int] = ()
+    ends: Sequence[int] = ()  # tokens that end an answer
+    # most tokens of an answer; None: what the longest prompt leaves, at most ``MOST_NEW``
     most_new: int | None = None
     num_answers: int = _ROWS["answers"]
-    answers_a_step: int = _BATCH["answers"]
-    steps_a_round: int = STEPS_A_ROUND
-    splits_batches: bool = True
+    answers_a_step: int = _BATCH["answers"]  # of a round's answers
+    steps_a_round: int = STEPS_A_ROUND  # steps until the next round is made
+    splits_batches: bool = True  # whether batches have few rows, to bound the draft's logits
 
     def batches(self, step: int) -> list[tuple[Tensor, ...]]:
         """Return the batches of a step, all of about the same number of labels."""
@@ -76,11 +57,7 @@ class Pool:
 
     @property
     def num_rounds(self) -> int:
-        """Return how many rounds are kept: fewer if features are wide, at least one.
-
-        It depends on nothing random, so that a resumed training keeps the same ones: prompts count
-        by their mean length.
-        """
+        """Return how many rounds are kept: at least one, fewer if features are wide."""
         features = self.teacher.features
         if features is None:
             return _NUM_ROUNDS
@@ -105,7 +82,6 @@ class Pool:
         return ("long",) if step % _LONG_EVERY == _LONG_EVERY - 1 else ("texts", "samples")
 
     def _drawn(self, number: int, kind: str, rng: np.random.Generator) -> list[tuple[Tensor, ...]]:
-        """Return rows of one kind, as many at a time as are computed together."""
         rows = self._read(number, kind)
         most = self.answers_a_step if kind == "answers" else _BATCH[kind]
         size = min(most, len(rows.tokens))
@@ -121,7 +97,6 @@ class Pool:
 
     @property
     def _kinds(self) -> list[str]:
-        """The kinds of rows of every round."""
         of_texts = [*_LENGTH] if len(self.texts) else []
         return of_texts + ["answers"] * bool(len(self.prompts))
 
@@ -136,7 +111,10 @@ class Pool:
         if all(Lesson.is_stored(file, with_features=has_features) for file in files):
             return
         self.folder.mkdir(exist_ok=True)
-        for kind, rows in self._round(number).items():
+        rng = np.random.default_rng((self.seed, number, 0))
+        made = self._texts_round(rng) if len(self.texts) else {}
+        made |= self._chats_round(rng) if len(self.prompts) else {}
+        for kind, rows in made.items():
             narrow = rows.log_probs.astype(np.float16)
             dataclasses.replace(rows, log_probs=narrow).write(self._file(number, kind))
         for old in self.folder.glob("*.np[yz]"):
@@ -145,11 +123,6 @@ class Pool:
 
     def _length(self, kind: str) -> int:
         return min(_LENGTH[kind], self.context_length, len(self.texts))
-
-    def _round(self, number: int) -> dict[str, Lesson]:
-        rng = np.random.default_rng((self.seed, number, 0))
-        of_texts = self._texts_round(rng) if len(self.texts) else {}
-        return of_texts | (self._chats_round(rng) if len(self.prompts) else {})
 
     def _texts_round(self, rng: np.random.Generator) -> dict[str, Lesson]:
         labelled = {}

@@ -1,18 +1,14 @@
 """Rollout of a feature draft while it is trained: its own features in place of the target's.
 
-In use a drafted token follows others: the draft has the target's features for committed tokens, and
-its own features after them. Trained on the target's features alone it would agree with the target
-at the first token only. So every position is computed several times (EAGLE-3's training-time test):
+A draft has the target's features for committed tokens, and its own for drafted ones. So every
+position is computed several times (EAGLE-3's training-time test):
 
     step 0: row t reads the target's feature of the token before it
     step j: row t reads the own feature of row t - 1 in step j - 1
 
-Row t of step j follows j drafted tokens. It sees its ancestors in a draft of one path: rows up to
-t - j of step 0, and row t - j + i of each step i in between. With 4 rows, row 3 of step 2 sees rows
-0 and 1 of step 0, row 2 of step 1, and itself.
+Row t of step j follows j drafted tokens. With 4 rows, row 3 of step 2 sees rows 0 and 1 of step 0,
+row 2 of step 1, and itself.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 
@@ -80,8 +76,7 @@ def rollout_loss(
 ) -> Tensor:
     """Return the distance from the target's distributions, mean over the steps of a rollout.
 
-    A draft that proposes some tokens only is compared with the target's distribution over these,
-    and a place is weighted by their total probability; see ``DraftHead``.
+    A place is weighted by the total probability of the proposed tokens; see ``DraftHead``.
 
     batch: as for ``distillation_loss``, and before the last item the target's features of all
         tokens except the last, (B, length - 1, width).

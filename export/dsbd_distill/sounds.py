@@ -1,14 +1,10 @@
 """Windows of sound that a draft of a speech model learns from, and the encoder's output for them.
 
-Audio is read as requests read it, in windows of the encoder's length. A window is kept as a prompt
-of two numbers: its own, and that of its audio's first window, from which the language is detected.
-Half of all targets have times, like those of audio of several windows.
+A window is kept as a prompt of two numbers: its own, and that of its audio's first window, from
+which the language is detected.
 
-Features are kept in 16 bits. So is the encoder's output for a window, because computing it costs
-more than all that a draft computes for the window. Target and draft read the same numbers.
+Features and the encoder's output are kept in 16 bits; recomputing costs more than training on them.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -25,6 +21,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from dsbd_distill.config import DistillConfig
 from dsbd_distill.sources import SourceRowReader
 from dsbd_distill.teacher import Rows
+from dsbd_distill.work_folder import read_array
 from dsbd_errors import DsbdError
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
@@ -46,13 +43,7 @@ _NEVER = -1e4  # a logit whose probability is 0, in 16 bits too
 def write_windows(
     files: Iterable[TextFile], hear: Hear, speech: SpeechEntry, features: Path, folder: Path
 ) -> None:
-    """Write the features of all windows to a file, then their prompts to ``folder``.
-
-    Both appear when they are complete.
-
-    Raises:
-        ExportError: some files are not audio; the message counts them.
-    """
+    """Write features of all windows, then their prompts; raise ExportError for non-audio files."""
     partial, num_windows, num_files = features.with_suffix(".partial"), 0, 0
     wrong: list[DsbdError] = []
     with opened_sinks(folder) as sink_of:
@@ -106,11 +97,7 @@ def check_spoken(config: DistillConfig, checkpoint: Checkpoint) -> None:
 
 
 class SoundSources(SourceRowReader):
-    """Sources that are windows of sound.
-
-    Targets begin as those of requests: start, language and task if the model has them, and whether
-    times are left out.
-    """
+    """Sources that are windows of sound."""
 
     spread = 1  # those with times begin with a token less
     answers_a_round = 64  # encoding a window is slow
@@ -147,12 +134,10 @@ class SoundSources(SourceRowReader):
         ]
 
     def parted(self, row: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """See SourceRowReader."""
         ids = np.asarray(row, np.int64)
         return ids[:_SOURCE], ids[_SOURCE:]
 
     def begins(self, first_labels: Tensor) -> Tensor:
-        """See SourceRowReader."""
         return torch.full_like(first_labels, _SOURCE)
 
     @torch.no_grad()
@@ -174,16 +159,13 @@ class SoundSources(SourceRowReader):
         return scores.clamp_min(_NEVER)[:, None]
 
     def num_rows(self, length: int) -> int:
-        """See SourceRowReader."""
         return length + self._speech.num_positions
 
     def request_of(self, row: NDArray[np.integer]) -> tuple[Source, list[int]]:
-        """See SourceRowReader."""
         source, begin = self.parted(row)
         return SoundFeatures(self._features[source[0]].astype(np.float32)), begin.tolist()
 
     def _begin(self, first_window: int, has_times: bool) -> list[int]:
-        """Return the tokens that the target of a window begins with."""
         speech, tokens = self._speech, [self._start]
         if speech.languages is not None and speech.tasks is not None:
             tokens += [self._language_token(first_window), speech.tasks[self._task]]
@@ -210,9 +192,9 @@ class SoundSources(SourceRowReader):
 
     def _hidden(self, windows: list[int]) -> Tensor:
         """Return the encoder's output for windows, (B, N, W) float32."""
-        read = {window: self._read(window) for window in windows}
-        found = {window: states for window, states in read.items() if states is not None}
-        missing = [window for window in read if window not in found]
+        kept = {window for window in windows if self._file(window).exists()}
+        found = {window: read_array(self._file(window)) for window in kept}
+        missing = [window for window in dict.fromkeys(windows) if window not in kept]
         device = next(self._target.parameters()).device
         for begin in range(0, len(missing), _ENCODED_TOGETHER):
             part = missing[begin : begin + _ENCODED_TOGETHER]
@@ -225,19 +207,6 @@ class SoundSources(SourceRowReader):
 
     def _file(self, window: int) -> Path:
         return self._kept / f"{window:07d}.npy"
-
-    def _read(self, window: int) -> NDArray[np.float16] | None:
-        """Return the hidden states of a window if they were kept."""
-        file = self._file(window)
-        if not file.exists():
-            return None
-        try:
-            found: NDArray[np.float16] = np.load(file, allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise ExportError(
-                f"{file} is damaged ({error}); remove it, and the same command makes it again"
-            ) from error
-        return found
 
     def _keep(self, window: int, states: NDArray[np.float16]) -> NDArray[np.float16]:
         """Keep the hidden states of a window if there is room for them, and return them."""

@@ -1,11 +1,8 @@
 """Drafts for encoder-decoders: one or two layers of the target's decoder over its encoder.
 
-The encoder is the target's and is not trained, so that the export shares it: a source is read once
-for both. Neither are embeddings and head if the encoder has them too, or in speech models. Only the
-layers of the decoder are trained, which begin as some of the target's.
+Not trained: the target's encoder, which the export shares, and embeddings and head if the encoder
+has them too, or in speech models.
 """
-
-from __future__ import annotations
 
 import re
 from pathlib import Path
@@ -36,7 +33,6 @@ class SourceDrafts(ProposingDrafts):
 
     @staticmethod
     def check(config: DistillConfig, target: Checkpoint) -> None:
-        """See DraftKind."""
         family = f"the target (family {target.family}), an encoder-decoder"
         if config.kind == FEATURE:
             raise ExportError(f"kind={FEATURE!r} is not supported for {family}; leave it out")
@@ -56,7 +52,6 @@ class SourceDrafts(ProposingDrafts):
         check_draft_vocab(config, target)
 
     def first_draft(self) -> PreTrainedModel:
-        """See DraftKind."""
         teaching = self._teaching
         return cut_decoder(teaching.target, teaching.checkpoint, _num_layers(self._config))
 
@@ -111,11 +106,7 @@ class SoundDrafts(SourceDrafts):
 
 
 def cut_decoder(target: PreTrainedModel, checkpoint: Checkpoint, num_kept: int) -> PreTrainedModel:
-    """Return the target with some layers of its decoder; only these are trainable.
-
-    Raises:
-        ExportError: the layers of its family are not found.
-    """
+    """Return the target with some trainable layers of its decoder; or raise ExportError."""
     kept = kept_layers(num_decoder_layers(checkpoint.config), num_kept)
     content = checkpoint.config.to_dict()
     content |= {name: num_kept for name in _COUNTS if content.get(name) is not None}

@@ -1,9 +1,7 @@
 """Sources of an encoder-decoder, and the teacher that answers them.
 
-A source is kept as a prompt: its tokens, then those that every target begins with (the start token,
-and the first one if the model forces it). A row that a draft learns from is the source, then the
-target; distributions are those after tokens of the target. ``SourceRowReader`` separates the two:
-for texts here, for windows of sound in ``sounds``.
+A prompt is a source's tokens, then those that every target begins with. A row that a draft learns
+from is the source, then the target; distributions are those after tokens of the target.
 """
 
 from __future__ import annotations
@@ -26,18 +24,12 @@ from dsbd_forward.forward import Source
 
 @dataclass(frozen=True)
 class SourceRows:
-    """Rows separated into source and target.
+    """Rows separated into source and target."""
 
-    Attributes:
-        sources: (B, N) int64. Shorter ones end with zeros.
-        is_source: (B, N) int64. 1 for the tokens of a source, 0 after them.
-        targets: (B, T) int64. Shorter ones end with zeros.
-        counted: (B, T) bool. Whether there is a distribution to learn after a token of the target.
-    """
-
-    sources: Tensor
-    is_source: Tensor
-    targets: Tensor
+    sources: Tensor  # (B, N) int64. Shorter ones end with zeros.
+    is_source: Tensor  # (B, N) int64. 1 for the tokens of a source, 0 after them.
+    targets: Tensor  # (B, T) int64. Shorter ones end with zeros.
+    # (B, T) bool. Whether there is a distribution to learn after a token of the target.
     counted: Tensor
 
     @classmethod
@@ -47,10 +39,7 @@ class SourceRows:
         If targets begin with one token b, a row [s, s, b, y, y] whose last three count has the
         source [s, s] and the target [b, y, y].
 
-        Args:
-            tokens: (B, length) int64.
-            counted: (B, num_labels) bool, after the last tokens of each row.
-            reader: finds where the targets begin.
+        tokens: (B, length) int64. counted: (B, num_labels) bool, after the last tokens of each row.
         """
         places = torch.arange(tokens.shape[1], device=tokens.device)
         after = torch.zeros(tokens.shape, dtype=torch.bool, device=tokens.device)
@@ -71,16 +60,10 @@ class SourceRows:
 
 
 class SourceRowReader:
-    """Reads the sources of rows of a pool; here texts, whose targets all begin alike.
+    """Reads the sources of rows of a pool; here texts, whose targets all begin alike."""
 
-    Attributes:
-        most_begin: tokens that a target begins with, at most.
-        spread: rows that are continued together differ in length by less than this.
-        answers_a_round: sources in a round of the pool.
-    """
-
-    spread = 64
-    answers_a_round = 256  # targets are short
+    spread = 64  # rows continued together differ in length by less
+    answers_a_round = 256  # of the pool; targets are short
 
     def __init__(self, target: Any, num_begin: int) -> None:
         """Take the model, and how many tokens of the target follow each stored source."""
@@ -88,10 +71,7 @@ class SourceRowReader:
         self.most_begin = num_begin
 
     def begun(self, prompts: Rows, seed: int) -> list[NDArray[np.integer]]:
-        """Return prompts, each a source, followed by the tokens that its target begins with.
-
-        seed: of the draws that choose these.
-        """
+        """Return prompts, each a source, followed by the tokens that its target begins with."""
         return [*prompts]
 
     def parted(self, row: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -100,26 +80,17 @@ class SourceRowReader:
         return ids[: -self.most_begin], ids[-self.most_begin :]
 
     def begins(self, first_labels: Tensor) -> Tensor:
-        """Return where the targets begin in rows, (B,) int64.
-
-        first_labels: (B,) int64. The first place that counts in each row.
-        """
+        """Return where targets begin in rows, (B,) int64, by the first places that count."""
         return first_labels - (self.most_begin - 1)
 
     def hidden_states(self, sources: Tensor, is_source: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the encoder's output for sources, (B, N, W), and which of it is valid, (B, N).
-
-        Without gradients; None: all of it. sources, is_source: (B, M) int64, see ``SourceRows``.
-        """
+        """Return the output for sources, (B, M), as (B, N, W), and its mask, (B, N)."""
         with torch.no_grad():
             output = self._target.get_encoder()(input_ids=sources, attention_mask=is_source)
         return output.last_hidden_state, is_source
 
     def ruled(self, logits: Tensor, targets: Tensor, num_begin: int) -> Tensor:
-        """Return the logits after targets as requests see them, (B, 1, V).
-
-        targets: (B, T) int64, including the ``num_begin`` tokens that they begin with.
-        """
+        """Return the logits, (B, 1, V), after targets, (B, T) int64, as requests see them."""
         return logits
 
     def num_rows(self, length: int) -> int:

@@ -3,8 +3,6 @@
 Its logits exist for a few rows at a time, ``_MOST_LOGITS`` numbers at most.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses
@@ -16,10 +14,44 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from dsbd_distill.lesson import NUM_TOP, Lesson, joined
-from dsbd_distill.teacher_features import TeacherFeatures
 from dsbd_export.checkpoints.model_loading import cache_name
+from dsbd_export.parts.features import layers_of
+
+
+class TeacherFeatures:
+    """Takes features from the passes through a target."""
+
+    def __init__(self, target: PreTrainedModel, layers: Sequence[int], hidden_size: int) -> None:
+        """Take a target, which of its layers the hidden states enter, and their width."""
+        self.width = len(layers) * hidden_size
+        modules = layers_of(target)
+        self._modules = [modules[layer] for layer in layers]
+        self._last = modules[max(layers)]
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[list[Tensor]]:
+        """Yield a list that gets the features, (B, n, width) bf16, of each call of the target."""
+        parts: list[Tensor] = []
+        entering: dict[nn.Module, Tensor] = {}
+
+        def take(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            hidden = args[0] if args else kwargs["hidden_states"]
+            entering[module] = hidden.detach().bfloat16()
+            if module is self._last:
+                parts.append(torch.cat([entering[each] for each in self._modules], dim=-1))
+
+        hooks = [
+            module.register_forward_pre_hook(take, with_kwargs=True) for module in {*self._modules}
+        ]
+        try:
+            yield parts
+        finally:
+            for hook in hooks:
+                hook.remove()
+
 
 _MOST_LOGITS = 2**26  # numbers of one call, 256 MiB in fp32
 _FEW_LOGITS = 2**23  # the same on a CPU, so that they fit its caches
@@ -28,15 +60,10 @@ _MOST_CACHE_BYTES = 2**29  # of keys and values while sampling
 
 @dataclass(frozen=True)
 class TorchDevice:
-    """Device on which models are trained and run.
-
-    Attributes:
-        name: of torch: "cpu" or "cuda".
-        uses_bf16: whether products are computed in bf16, if the hardware is good at it.
-    """
+    """Device on which models are trained and run."""
 
     name: str
-    uses_bf16: bool
+    uses_bf16: bool  # whether products are computed in bf16, if the hardware is good at it
 
     def rows_at_once(self, num_labels: int, vocab_size: int) -> int:
         """Return how many rows with logits of so many tokens are computed together."""
@@ -66,10 +93,7 @@ class Sampling:
     top_p: float = 1.0
 
     def probs(self, logits: Tensor) -> Tensor:
-        """Return the probabilities of the most probable tokens, (..., K), zero for those cut off.
-
-        logits: (..., K). Those of the tokens, up to a constant, the most probable first.
-        """
+        """Return probabilities, (..., K), zero if cut off, of sorted logits, (..., K)."""
         probs = (logits / self.temperature).softmax(-1)
         probs[..., self.top_k :] = 0.0
         probs /= probs.sum(-1, keepdim=True)
@@ -91,31 +115,17 @@ Rows = Sequence[NDArray[np.integer]]
 
 @dataclass(frozen=True)
 class Opened:
-    """Prompts as the target reads them.
+    """Prompts as the target reads them."""
 
-    Attributes:
-        begins: of each row, the tokens before the first that is drawn.
-        name: argument of the target that takes tokens.
-        arguments: its other arguments.
-    """
-
-    begins: Rows
+    begins: Rows  # of each row, the tokens before the first that is drawn
     name: str
     arguments: dict[str, Any]
 
 
 class Teacher:
-    """A target, its vocabulary and its device.
+    """A target, its vocabulary and its device; ``features`` collects what a draft reads, if any."""
 
-    Attributes:
-        target: in evaluation mode, on the device.
-        vocab_size: of its logits.
-        device: its device.
-        features: collects what the draft reads of the target in addition to tokens; None: nothing.
-        spread: prompts that are answered together differ in length by less than this.
-    """
-
-    spread = 64
+    spread = 64  # prompts answered together differ in length by less
 
     def __init__(
         self,
@@ -125,10 +135,7 @@ class Teacher:
         device: TorchDevice,
         features: TeacherFeatures | None = None,
     ) -> None:
-        """Take a target.
-
-        cache_bytes: of keys and values per token.
-        """
+        """Take a target; ``cache_bytes`` are of keys and values per token."""
         self.target = target
         self.vocab_size = vocab_size
         self._cache_bytes = cache_bytes
@@ -166,19 +173,10 @@ class Teacher:
     def sample(
         self, prompts: NDArray[np.int64], length: int, sampling: Sampling, seed: int
     ) -> tuple[NDArray[np.int64], Lesson]:
-        """Continue texts until every row has ``length`` tokens.
+        """Continue prompts, (num_rows, prompt_length), to ``length`` tokens a row.
 
-        The end-of-sequence token does not stop a row: a new text follows it.
-
-        Args:
-            prompts: (num_rows, prompt_length) int64.
-            length: of the rows, prompts included.
-            sampling: how tokens are drawn.
-            seed: of the draws.
-
-        Returns:
-            The rows, (num_rows, length) int64; and the rows without their last token, with the
-            distribution after every token from the last of the prompt on.
+        A new text follows an ended one. Returns the rows, (num_rows, length) int64, and as a lesson
+        all except their last token.
         """
         num_new = length - prompts.shape[1]
         generator = torch.Generator(self.device.name).manual_seed(seed)
@@ -195,13 +193,8 @@ class Teacher:
     ) -> Lesson:
         """Answer prompts of any lengths, each with ``num_new`` tokens or up to one of ``ends``.
 
-        Prompts of similar lengths are answered together, without padding before them, which not
-        every family of models can ignore: while the longer prompts are still read, tokens are drawn
-        for the shorter ones.
-
-        Returns:
-            The distributions after the last token of each prompt and after those of its answer
-            except the last.
+        Prompts of similar lengths are answered together without padding: while longer ones are
+        still read, tokens are drawn for the shorter ones.
         """
         generator = torch.Generator(self.device.name).manual_seed(seed)
         order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
@@ -233,8 +226,8 @@ class Teacher:
     ) -> tuple[NDArray[np.int64], Lesson]:
         """Return rows (num_rows, length), and all but their last token with the distributions.
 
-        length: of the longest prompt with its new tokens, or less if all rows have ended. Tokens
-        after the end of a row do not count.
+        length: of the longest prompt with its new tokens, or less. Tokens after a row's end do not
+        count.
         """
         opened, name, device = self._opened(prompts), cache_name(self.target), self.device.name
         begins = opened.begins
@@ -305,10 +298,7 @@ class Draws:
         self._counted: list[Tensor] = []
 
     def draw(self, logits: Tensor, has_begun: Tensor) -> Tensor:
-        """Return a token for each row, (B,) int64.
-
-        logits: (B, 1, V) float32. has_begun: (B,) bool. Whether all of the prompt has been read.
-        """
+        """Return a token for each row, (B,) int64, by logits (B, 1, V) and has_begun (B,) bool."""
         teacher, sampling = self._teacher, self._sampling
         self._tops.append(teacher.top(logits))
         draws = has_begun & ~self._is_over

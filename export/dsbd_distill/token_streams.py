@@ -1,10 +1,8 @@
 """Tokens of all data of a distillation, as streams on disk: texts and chats, sources, or sound.
 
-A source is a line of a file. In a ``.jsonl`` file it is a string, or an object with a field
-``source`` or ``text``. Only sources are read: the draft learns the targets that the model writes.
+A source is a line of a file: a text, or in a ``.jsonl`` file a string, or an object with a field
+``source`` or ``text``.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -49,13 +47,7 @@ def token_streams(
     report: Report,
     hear: Hear | None,
 ) -> TokenStreams:
-    """Return the tokens of all data, which an earlier run may have left.
-
-    hear: reads audio, for a target that reads sound.
-
-    Raises:
-        ExportError: the data is too little, or cannot be read.
-    """
+    """Return the tokens of all data, stored before or now; raise ExportError for bad data."""
     encoder = checkpoint.encoder
     begin = target_begin(checkpoint) if encoder is not None and encoder.speech is None else []
     if not work.tokens.exists():
@@ -83,7 +75,6 @@ def token_streams(
 
 
 def _sizes(streams: TokenStreams) -> str:
-    """Return how much there is to learn from and held out, in words."""
     texts = f"{len(streams.train):,} tokens to learn from, {len(streams.held_out):,} held out"
     prompts = (
         f"{len(streams.train_prompts):,} prompts of chats to learn from, "
@@ -94,7 +85,6 @@ def _sizes(streams: TokenStreams) -> str:
 
 
 def _opened_sources(work: WorkFolder, kind: str, report: Report) -> TokenStreams:
-    """Return the sources that were written, and report how many there are."""
     streams = open_streams(work.tokens, kind)
     if not len(streams.train_prompts):
         wanted = "lines of text" if kind == SOURCES else "files of audio"
@@ -153,11 +143,7 @@ def _write_sources(
 
 
 def target_begin(checkpoint: Checkpoint) -> list[int]:
-    """Return the tokens that every target of an encoder-decoder begins with.
-
-    Raises:
-        ExportError: targets begin with a language, and the checkpoint does not choose one.
-    """
+    """Return the tokens that targets begin with; raise ExportError if their language is open."""
     encoder = checkpoint.encoder
     assert encoder is not None  # the caller has asked
     file, name = checkpoint.folder / GENERATION_CONFIG_FILE, "forced_bos_token_id"
@@ -175,11 +161,7 @@ def target_begin(checkpoint: Checkpoint) -> list[int]:
 
 
 def sources_of(file: TextFile) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of every source of a file; empty lines are skipped.
-
-    Raises:
-        ExportError: a line of a .jsonl file holds no source.
-    """
+    """Yield (name, text) of every source of a file; raise ExportError for a line without one."""
     if file.path.suffix == ".jsonl":
         for name, where, content in json_lines(file):
             yield name, _source_in(content, where)
@@ -208,11 +190,7 @@ def _source_in(content: Any, where: str) -> str:
 
 
 class SourceTokens:
-    """Turns sources into the tokens that the encoder reads, as requests do.
-
-    Attributes:
-        num_left_out: number of sources that were longer than ``longest``.
-    """
+    """Turns sources into the tokens that the encoder reads, as requests do."""
 
     def __init__(self, folder: Path, checkpoint: Checkpoint, longest: int) -> None:
         """Take the folder of the tokenizer, and the most tokens that a source may have."""

@@ -1,7 +1,6 @@
 """A resumable training loop: Muon for the matrices, AdamW for the rest, warm-up and decay."""
 
-from __future__ import annotations
-
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -26,15 +25,10 @@ _MOMENTUM = 0.95  # of Muon
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Length of a training: one of the two.
-
-    Attributes:
-        steps: optimizer steps.
-        seconds: of all processes that trained, each up to its last checkpoint.
-    """
+    """Length of a training: one of the two."""
 
     steps: int | None = None
-    seconds: float = math.inf
+    seconds: float = math.inf  # of all processes that trained, each up to its last checkpoint
 
     def progress(self, step: int, seconds: float) -> float:
         """Return the share of the training that is over, 1 or more at its end."""
@@ -43,16 +37,11 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Learning rates of a training.
+    """Learning rates of a training."""
 
-    Attributes:
-        learning_rate: peak; Muon's update is scaled to the root mean square of AdamW's.
-        warmup_steps: linear ramp at the start.
-        decay_fraction: last share of the training, in which the rate falls to nearly zero.
-    """
-
-    learning_rate: float = 3e-3
+    learning_rate: float = 3e-3  # peak; Muon's update is scaled to the root mean square of AdamW's
     warmup_steps: int = 100
+    # last share of the training, in which the rate falls to nearly zero
     decay_fraction: float = 0.5
 
     def rate(self, step: int, progress: float) -> float:
@@ -67,19 +56,12 @@ class Schedule:
 
 @dataclass
 class TrainingState:
-    """State of a training.
-
-    Attributes:
-        step: optimizer steps done.
-        seconds: spent on them, and on everything between them.
-        progress: share of the budget.
-        losses: of the steps since the last point of ``history``.
-        history: points that the observer returned.
-    """
+    """State of a training."""
 
     step: int = 0
     seconds: float = 0.0
-    progress: float = 0.0
+    progress: float = 0.0  # share of the budget
+    # of the steps since the last point of ``history``
     losses: list[float] = field(default_factory=list)
     history: list[Point] = field(default_factory=list)
 
@@ -110,9 +92,8 @@ class Muon(torch.optim.Optimizer):
     """Momentum, orthogonalized, so that a matrix moves equally far in each of its directions.
 
     Jordan et al. 2024; the update is scaled to the root mean square of AdamW's (Liu et al. 2025,
-    arXiv 2502.16982). It is torch.optim.Muon without its products in bf16: on a CPU without bf16
-    they take 5 to 25 times as long as these, more than the rest of a step. AdamW alone loses 0.06
-    of held-out acceptance.
+    arXiv 2502.16982). It is torch.optim.Muon without products in bf16, which take 5 to 25 times as
+    long on many CPUs.
     """
 
     def __init__(self, params: Sequence[nn.Parameter], lr: float, weight_decay: float) -> None:
@@ -154,16 +135,7 @@ def orthogonalized(matrix: Tensor) -> Tensor:
 
 
 class Trainer:
-    """Trains a model in place; resumes from the checkpoint file if it exists.
-
-    Args:
-        model: on the device where it is trained.
-        schedule: of the learning rate.
-        budget: of the training.
-        checkpoint: file of everything that changes; replaced as a whole.
-        save_every: seconds between checkpoints.
-        clock: returns seconds.
-    """
+    """Trains a model in place; resumes from the checkpoint file, which is replaced as a whole."""
 
     def __init__(
         self,
@@ -194,18 +166,16 @@ class Trainer:
     ) -> TrainingState:
         """Train to the end of the budget.
 
-        Args:
-            batches_at: returns the batches of a step, whose gradients are averaged. It must depend
-                on its arguments alone, step and progress, so that a resumed run sees the same data.
-            loss_of: returns the mean loss of a batch.
-            observe: see Observer.
+        batches_at: returns the batches of a step, by step and progress alone: a resumed run sees
+        the same.
         """
         state = self.state
         began, saved = self._clock() - state.seconds, state.seconds
         if not state.step:
             self._note(observe)
         while state.progress < 1.0:
-            self._set_rate(self._schedule.rate(state.step, state.progress))
+            for group in itertools.chain(*(each.param_groups for each in self._optimizers)):
+                group["lr"] = self._schedule.rate(state.step, state.progress)
             state.losses.append(self._step(batches_at(state.step, state.progress), loss_of))
             state.step += 1
             state.seconds = self._clock() - began
@@ -221,13 +191,7 @@ class Trainer:
             self.state.history.append(point)
             self.state.losses.clear()
 
-    def _set_rate(self, rate: float) -> None:
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-
     def _step(self, batches: Sequence[Batch], loss_of: Loss) -> float:
-        """Make one optimizer step; return the mean loss."""
         total = 0.0
         for batch in batches:
             loss = loss_of(self._model, batch) / len(batches)

@@ -1,8 +1,7 @@
 """Work folder of a distillation, DRAFT.work next to DRAFT: a killed run leaves it for the next.
 
 settings.json has the options, which the command that resumes must repeat; lock is locked while a
-process works in the folder; bundle/ is the exported pair, while its speed is measured. Every file
-and folder appears under its name when it is complete.
+process works in the folder; bundle/ is the exported pair, while its speed is measured.
 """
 
 from __future__ import annotations
@@ -30,23 +29,13 @@ _NOT_COMPARED = ("output", "trust_remote_code", "num_threads")
 
 
 class WorkFolder:
-    """Paths of a distillation in progress.
-
-    Attributes:
-        tokens: folder of the tokens of all data.
-        held_out: folder of the target's samples after held-out prompts.
-        pool: folder of labelled rows.
-        features: file of the features of all windows of sound.
-        hidden_states: folder of the encoder's outputs for windows of sound.
-        checkpoint: file of the latest state of the training.
-        draft: folder of the result.
-    """
+    """Paths of a distillation in progress."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.tokens = path / "tokens"
-        self.held_out = path / "held_out"
-        self.pool = path / "pool"
+        self.tokens = path / "tokens"  # of all data
+        self.held_out = path / "held_out"  # the target's samples after held-out prompts
+        self.pool = path / "pool"  # of labelled rows
         self.features = path / "windows.bin"
         self.hidden_states = path / "hidden_states"
         self.checkpoint = path / "checkpoint.pt"
@@ -59,14 +48,7 @@ class WorkFolder:
 
     @contextlib.contextmanager
     def opened(self, config: DistillConfig) -> Iterator[None]:
-        """Lock the folder inside the block, and remove it at the end.
-
-        After an error it stays if it contains samples or a training state.
-
-        Raises:
-            ExportError: another process works here, the folder belongs to other options, or it
-                cannot be written.
-        """
+        """Lock the folder in the block and remove it at the end; raise ExportError if locked."""
         with writing(self.path, "free some space; the same command then resumes"):
             self.path.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.path / "lock")
@@ -84,15 +66,10 @@ class WorkFolder:
                     yield
                     is_over = True
                 finally:
-                    if is_over or not self._has_work:
+                    made = (self.checkpoint, self.held_out, self.pool)
+                    encoded = self.hidden_states.is_dir() and any(self.hidden_states.iterdir())
+                    if is_over or not (encoded or any(path.exists() for path in made)):
                         shutil.rmtree(self.path, ignore_errors=True)
-
-    @property
-    def _has_work(self) -> bool:
-        """Whether it contains samples, encoder outputs or a training state."""
-        made = (self.checkpoint, self.held_out, self.pool)
-        encoded = self.hidden_states.is_dir() and any(self.hidden_states.iterdir())
-        return encoded or any(path.exists() for path in made)
 
     def _check_settings(self, config: DistillConfig) -> None:
         """Raise ExportError if the folder has other options; a new folder gets these."""
@@ -117,11 +94,7 @@ class WorkFolder:
 
 
 def read_arrays(file: Path, names: Iterable[str]) -> list[NDArray[Any]]:
-    """Return arrays by their names from a file that ``numpy.savez`` wrote.
-
-    Raises:
-        ExportError: the file is damaged.
-    """
+    """Return the arrays of an .npz file by their names; raise ExportError if it is damaged."""
     try:
         with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
             return [arrays[name] for name in names]
@@ -132,11 +105,7 @@ def read_arrays(file: Path, names: Iterable[str]) -> list[NDArray[Any]]:
 
 
 def read_array(file: Path) -> NDArray[Any]:
-    """Return the array in a file that ``numpy.save`` wrote, memory-mapped.
-
-    Raises:
-        ExportError: the file is damaged.
-    """
+    """Return the array of an .npy file, memory-mapped; raise ExportError if it is damaged."""
     try:
         return np.load(file, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
     except (ValueError, EOFError, TypeError) as error:

@@ -1,7 +1,5 @@
 """New version of an existing bundle: some files are kept, others are written."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -19,11 +17,7 @@ from dsbd_runtime.errors import BundleError
 def changed_bundle(bundle: Bundle, kept: list[str]) -> Iterator[Path]:
     """Yield a folder with the files ``kept``, which replaces the bundle if the block succeeds.
 
-    The block adds the other files and writes the manifest. After any error the bundle is as it was.
-
-    Args:
-        bundle: as it was opened.
-        kept: names of files in its manifest; with hard links they need no space.
+    After any error the bundle is as it was.
 
     Raises:
         BundleError: a kept file is not the one of the manifest.

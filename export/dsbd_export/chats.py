@@ -1,9 +1,8 @@
 """Chats to learn from: lines {"messages": [...]}, the prompts in them, and their tokens on disk.
 
-Every turn that the model would answer is a prompt: the messages before each answer of the
-assistant, and a whole chat that ends with a user's message, rendered by the target's chat template
-as requests are. Answers in the data were written by people or other models; the draft learns the
-target's own answers, and the given ones only on request.
+Every turn that the model would answer is a prompt: the messages before each answer, or a whole chat
+that ends with a user's message, rendered by the target's template. The draft learns the target's
+own answers, and the given ones only on request.
 """
 
 from __future__ import annotations
@@ -28,16 +27,12 @@ _ANSWERS = "assistant"  # the role
 
 @dataclass(frozen=True)
 class Chat:
-    """The messages of one chat, and the file and line they come from.
-
-    Iterating gives the texts of the messages.
-    """
+    """The messages of one chat, and the file and line they come from."""
 
     messages: list[dict[str, Any]]
     where: str
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the text of each message that has one."""
         for message in self.messages:
             content = message.get("content") if isinstance(message, dict) else None
             if isinstance(content, str):
@@ -63,11 +58,7 @@ class Chat:
 class ChatTokens:
     """Converts chats to token ids, as for a request.
 
-    Args:
-        folder: of the tokenizer and the chat template, which is read with the first chat.
-        tokenizer: the tokenizer in it.
-        longest: most tokens of a prompt; longer ones are counted and left out.
-        learns_answers: whether chats that end with an answer are also texts.
+    longest: most tokens of a prompt; longer ones are counted and left out.
     """
 
     def __init__(
@@ -81,11 +72,7 @@ class ChatTokens:
         self.num_left_out = 0
 
     def prompts(self, chat: Chat) -> list[list[int]]:
-        """Return the prompts of a chat.
-
-        Raises:
-            ExportError: there is no chat template, or it refuses the messages.
-        """
+        """Return the prompts of a chat; raise ExportError if its template refuses them."""
         found = [self._ids(chat, messages, is_prompt=True) for messages in chat.prompts()]
         kept = [ids for ids in found if len(ids) <= self.longest]
         self.num_left_out += len(found) - len(kept)
@@ -114,18 +101,12 @@ class ChatTokens:
 
 @dataclass(frozen=True)
 class Prompts:
-    """Token ids of prompts, one after the other, memory-mapped.
+    """Token ids of prompts, one after the other, memory-mapped."""
 
-    Attributes:
-        tokens: (num_tokens,) uint32.
-        ends: (num_prompts,) int64. End of each prompt in ``tokens``.
-    """
-
-    tokens: NDArray[np.uint32]
-    ends: NDArray[np.int64]
+    tokens: NDArray[np.uint32]  # (num_tokens,) uint32
+    ends: NDArray[np.int64]  # (num_prompts,) int64. End of each prompt in ``tokens``.
 
     def __len__(self) -> int:
-        """Return the number of prompts."""
         return len(self.ends)
 
     def chosen(self, count: int, rng: np.random.Generator) -> list[NDArray[np.int64]]:

@@ -1,7 +1,5 @@
 """Options of an export: those of every model, and which models are exported to where."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from dataclasses import dataclass
@@ -42,11 +40,9 @@ _QUANTIZED_DTYPES = {  # those of onnxruntime's CPU provider, on which parity ru
 def quantization_of(quantize: str, dtype: str, form: str) -> str:
     """Return the kind of quantization that an option means, "int4" without regard to zero points.
 
-    "int8" in fp32 is for CPUs, and there rows and weights are int8 by row and channel. Compared
-    with blocks of weights its calls of 4 to 20 rows, those of beams and drafts, need 0.68 to 0.86
-    of the time (calls of 1 to 3 rows as much), with AVX2 alone too, at a KL divergence of 3.8e-3
-    instead of 2.4e-3 (SmolLM2; good models stay below 1e-2). CUDA has no such product: in fp16, and
-    in CUDA's form, "int8" is blocks. "int8-blocks" is blocks on a CPU as well.
+    "int8" in fp32 is for CPUs, and there rows and weights are int8 by row and channel. At 4 to 20
+    rows they need 0.68 to 0.86 of the time of blocks, at a KL divergence of 3.8e-3 instead of
+    2.4e-3 (SmolLM2).
     """
     if quantize == "int8-blocks":
         return INT8_BLOCKS
@@ -82,12 +78,9 @@ class ModelOptions:
         atol: largest absolute logit error that passes the parity gate, for fp32 without
             quantization; None for the limit in ``parity``.
         max_kl: largest mean KL divergence that passes, for all other exports; None likewise.
-        max_context: upper limit of the context length, None for that of the checkpoint.
-        max_source: upper limit of the tokens of a source, of an encoder-decoder; None likewise.
-            Where positions are known by their distance alone, both are the numbers themselves.
-        revision: branch, tag or commit of the checkpoints that come from the hub.
-        trust_remote_code: run modelling code of a checkpoint.
-        num_threads: of torch, and of the engines that are compared; None for torch's own choice.
+        max_source: upper limit of the tokens of an encoder-decoder's source. Where positions are
+            relative, both are the numbers themselves.
+        num_threads: of torch, and of the engines that are compared.
     """
 
     dtype: str = "fp32"
@@ -109,11 +102,22 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         self._check_choices()
-        self._check_calibration()
+        if self.calibration_texts and not self._takes_texts():
+            raise ExportError(
+                f"calibration_texts={self.calibration_texts[0]!r} has no meaning with quantize="
+                f"{self.quantize!r}, dtype={self.dtype!r} and form={self.form!r}; use quantize="
+                "'int8' in fp32, or leave it out"
+            )
         self._check_attention()
         self._check_form()
         self._check_engine()
-        self._check_logits()
+        try:
+            _ = self.num_top_logits
+        except ValueError as error:
+            raise ExportError(
+                f"logits={self.logits!r} is no kind of output; use auto, full, or topk:K with K "
+                "from 1 to the vocabulary's size, as topk:64"
+            ) from error
         self._check_limits()
         check_num_threads(self.num_threads)
         for field in ("max_context", "max_source"):
@@ -122,10 +126,7 @@ class ModelOptions:
                 raise ExportError(f"{field}={length} is too short; use at least {MIN_CONTEXT}")
 
     def for_vocabulary(self, vocab_size: int, *, reads_all: bool = False) -> Self:
-        """Return the options of an export with so many tokens, whose ``logits`` are chosen.
-
-        reads_all: whether the usual requests read all of a row, as those of a speech model do.
-        """
+        """Return the options of an export with so many tokens, whose ``logits`` are chosen."""
         if self.logits != AUTO:
             return self
         is_large = vocab_size >= LARGE_VOCABULARY and self.engine == ONNX and not reads_all
@@ -161,8 +162,7 @@ class ModelOptions:
     def quantized_form(self) -> str:
         """Return what the manifest calls the quantization, one of ``QUANTIZED_FORMS``.
 
-        In fp16, the precision of GPUs, blocks of 4 bits are symmetric: CUDA's products of fp16 rows
-        and integers know no other, and else dequantize whole weights for a verification.
+        In fp16 blocks of 4 bits are symmetric: CUDA's products of fp16 rows know no other.
         """
         is_symmetric = (self.quantize, self.dtype) == ("int4", "fp16")
         return INT4_SYMMETRIC if is_symmetric else self.quantization
@@ -218,14 +218,6 @@ class ModelOptions:
     def _takes_texts(self) -> bool:
         return self.rounds_rows
 
-    def _check_calibration(self) -> None:
-        if self.calibration_texts and not self._takes_texts():
-            raise ExportError(
-                f"calibration_texts={self.calibration_texts[0]!r} has no meaning with quantize="
-                f"{self.quantize!r}, dtype={self.dtype!r} and form={self.form!r}; use quantize="
-                "'int8' in fp32, or leave it out"
-            )
-
     def _check_attention(self) -> None:
         if self.attention != EXACT:
             return
@@ -269,15 +261,6 @@ class ModelOptions:
                 f"{self.engine!r}; use quantize='none' with dtype='fp16'"
             )
 
-    def _check_logits(self) -> None:
-        try:
-            _ = self.num_top_logits
-        except ValueError as error:
-            raise ExportError(
-                f"logits={self.logits!r} is no kind of output; use auto, full, or topk:K with K "
-                "from 1 to the vocabulary's size, as topk:64"
-            ) from error
-
     def _check_limits(self) -> None:
         for field, example in (("atol", 1e-4), ("max_kl", 0.01)):
             value = getattr(self, field)
@@ -295,16 +278,12 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftedOptions(ModelOptions):
-    """Options of every model, and those of a draft alone.
+    """Options of every model, and those of a draft alone."""
 
-    Attributes:
-        draft_vocab: how many tokens the draft may propose, see ``draft_vocabulary``; None: all.
-        draft_texts: files, folders or patterns of texts that say which tokens these are, the most
-            frequent ones; without any they are those of the lowest ids.
-        draft_adapter: as ``adapter`` of ``ExportConfig``, for the draft.
-    """
-
+    # how many tokens the draft may propose, see ``draft_vocabulary``; None: all
     draft_vocab: int | None = None
+    # files, folders or patterns of texts that say which tokens these are, the most frequent ones;
+    # without any they are those of the lowest ids
     draft_texts: tuple[str, ...] = ()
     draft_adapter: str | None = None
 
@@ -328,28 +307,30 @@ class DraftedOptions(ModelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig(DraftedOptions):
-    """Options of the export of a target, and of a draft for it.
+    """Options of the export of a target, and of a draft for it."""
 
-    Attributes:
-        target: folder or Hugging Face hub id of the target checkpoint.
-        adapter: folder or hub id of an adapter (PEFT) that is merged into the target; None: none.
-        draft: folder or hub id of the draft; None for a bundle without one.
-        draft_quantize: weight compression of the draft; None for that of the target.
-        features: whether the target's engine also returns hidden states, for a feature draft; it
-            does in any case with one.
-        output: folder of the bundle; an existing bundle there is replaced at the end.
-    """
-
-    target: str
+    target: str  # folder or Hugging Face hub id of the target checkpoint
+    # folder or hub id of an adapter (PEFT) that is merged into the target; None: none
     adapter: str | None = None
-    draft: str | None = None
+    draft: str | None = None  # folder or hub id of the draft; None for a bundle without one
+    # weight compression of the draft; None for that of the target
     draft_quantize: str | None = None
+    # whether the target's engine also returns hidden states, for a feature draft; it does in any
+    # case with one
     features: bool = False
-    output: Path
+    output: Path  # folder of the bundle; an existing bundle there is replaced at the end
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_of_draft()
+        for field in ("draft_quantize", "draft_vocab", "draft_adapter"):
+            if self.draft is None and (value := getattr(self, field)) is not None:
+                raise ExportError(
+                    f"{field}={value!r} has no meaning without a draft; give one, or leave it out"
+                )
+        try:
+            _ = self.of_draft
+        except ExportError as error:
+            raise ExportError(f"draft_quantize, of the draft: {error}") from error
         if self.features and self.engine != ONNX:
             raise ExportError(
                 f"features=True has no form for engine={self.engine!r}; use engine={ONNX!r}, or "
@@ -375,26 +356,10 @@ class ExportConfig(DraftedOptions):
     def _takes_texts(self) -> bool:
         return self.rounds_rows or self._rounds_rows(self.draft_quantize)
 
-    def _check_of_draft(self) -> None:
-        for field in ("draft_quantize", "draft_vocab", "draft_adapter"):
-            if self.draft is None and (value := getattr(self, field)) is not None:
-                raise ExportError(
-                    f"{field}={value!r} has no meaning without a draft; give one, or leave it out"
-                )
-        try:
-            _ = self.of_draft
-        except ExportError as error:
-            raise ExportError(f"draft_quantize, of the draft: {error}") from error
-
 
 @dataclass(frozen=True, kw_only=True)
 class DraftConfig(DraftedOptions):
-    """Options of the export of a draft for the target of a bundle that is there.
-
-    Attributes:
-        bundle: its folder.
-        draft: folder or Hugging Face hub id of the draft checkpoint.
-    """
+    """Options of the export of a draft for the target of a bundle that is there."""
 
     bundle: Path
     draft: str

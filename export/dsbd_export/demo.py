@@ -1,7 +1,5 @@
 """Demo pair: a trained target and draft, shipped with this package."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from dsbd_export.errors import ExportError

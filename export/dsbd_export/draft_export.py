@@ -1,7 +1,5 @@
 """Export of a draft into an existing bundle, in place of its draft if it has one."""
 
-from __future__ import annotations
-
 from dsbd_export.changed_bundle import changed_bundle
 from dsbd_export.checkpoints.adapter import report_adapter
 from dsbd_export.checkpoints.checkpoint import limited_threads
@@ -27,14 +25,8 @@ def export_draft(
 ) -> ExportResult:
     """Export a draft into ``config.bundle``; ``report`` gets a short line for each stage.
 
-    The target's files stay, except its TensorRT engines if ``config`` requires new ones. The bundle
-    is replaced as a whole at the end; after any error it is unchanged.
-
-    Raises:
-        ExportError: an option, the draft or the result is not usable, or the draft has another
-            tokenizer than the bundle.
-        BundleError: there is no such bundle, it is damaged, or it cannot be written.
-        ProviderError: TensorRT is requested and not installed.
+    The target's files stay, except its TensorRT engines if ``config`` requires new ones. After any
+    error the bundle is unchanged.
     """
     bundle = open_bundle(config.bundle)
     target = bundle.entry("target")
@@ -53,7 +45,11 @@ def export_draft(
     if warning := context_warning(target, draft, config.max_context):
         report(warning)
     check_num_top_logits(config.num_top_logits, draft.vocab_size)
-    kept = _kept_files(bundle, builds_engines=place is not None)
+    kept = [
+        name
+        for name in bundle.manifest.files
+        if not name.startswith("draft/") and not (place is not None and is_engine(name))
+    ]
     with limited_threads(config.num_threads), changed_bundle(bundle, kept) as folder:
         entry = export_model(draft, folder, config, report, source_of, target=target)
         if place is not None:
@@ -64,15 +60,6 @@ def export_draft(
         manifest = write_manifest(folder, versions=tool_versions(), target=target, draft=entry)
         check_parity(folder, config.bundle, manifest, {"draft": draft})
     return ExportResult(manifest=manifest, output=config.bundle)
-
-
-def _kept_files(bundle: Bundle, *, builds_engines: bool) -> list[str]:
-    """Return the names of the files to keep: those of tokenizer and target."""
-    return [
-        name
-        for name in bundle.manifest.files
-        if not name.startswith("draft/") and not (builds_engines and is_engine(name))
-    ]
 
 
 def _engine_warning(bundle: Bundle, draft: ModelEntry) -> str | None:

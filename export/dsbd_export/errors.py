@@ -1,12 +1,4 @@
-"""Errors of the export of a checkpoint.
-
-    DsbdError            every error that a user can fix (dsbd_errors)
-    └── ExportError      an option, a checkpoint, a pair or an exported graph is not usable
-
-Every message has the problem, the given value, the expected value and a fix.
-"""
-
-from __future__ import annotations
+"""Errors of the export of a checkpoint: ExportError, below DsbdError (dsbd_errors)."""
 
 from collections.abc import Iterator
 

@@ -1,9 +1,4 @@
-"""Kinds of models that can be exported: how each is recognized, read, paired and captured.
-
-This is the only module that imports the packages of single kinds.
-"""
-
-from __future__ import annotations
+"""Kinds of models that can be exported: how each is recognized, read, paired and captured."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,33 +30,24 @@ from dsbd_runtime.bundle_files.bundle import Bundle, ModelEntry
 
 @dataclass(frozen=True, kw_only=True)
 class ModelKind:
-    """One kind of model.
+    """One kind of model."""
 
-    Attributes:
-        recognizes: whether the files of a checkpoint are of this kind; the first kind that
-            recognizes them reads them.
-        read: returns the checkpoint of these files.
-        has: whether a checkpoint that was read is of this kind.
-        source: returns the model source of a checkpoint.
-        check: raises ExportError for a pair, or options, that are not supported. The target is a
-            checkpoint or a manifest entry; the draft may be None.
-        paired: returns a target and a draft of this kind, aligned.
-        added: returns a draft of this kind, aligned with the target of a bundle.
-        as_target: returns a target of this kind with settings from its tokenizer.
-        without_adapters: why adapters are not supported; "" if they are.
-    """
-
+    # whether the files of a checkpoint are of this kind; the first kind that recognizes them reads
+    # them
     recognizes: Callable[[CheckpointFiles], bool]
     read: Callable[[CheckpointFiles], Checkpoint]
     has: Callable[[Checkpoint], bool]
     source: SourceOf
+    # raises ExportError for a pair, or options, that are not supported. The target is a checkpoint
+    # or a manifest entry; the draft may be None.
     check: Callable[[Checkpoint | ModelEntry, Checkpoint | None, DraftedOptions], None] = (
         lambda *_: None
     )
     paired: Callable[[Checkpoint, Checkpoint, Report], tuple[Checkpoint, Checkpoint]] = agreed_pair
+    # returns a draft of this kind, aligned with the target of a bundle
     added: Callable[[Bundle, Checkpoint, Report], Checkpoint] = agreed_draft
     as_target: Callable[[Checkpoint], Checkpoint] = lambda target: target
-    without_adapters: str = ""
+    without_adapters: str = ""  # why adapters are not supported; "" if they are
 
 
 KINDS = (

@@ -1,9 +1,4 @@
-"""Sources of the models that are exported: how each is loaded, referenced and captured.
-
-A new kind of model is a subclass of ``ModelSource``, and a row of ``model_kinds``.
-"""
-
-from __future__ import annotations
+"""Sources of the models that are exported: how each is loaded, referenced and captured."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -36,33 +31,22 @@ from dsbd_export.parts.draft_vocabulary import without_others
 from dsbd_export.parts.table import parts_of_engine
 from dsbd_export.passes.optimize import optimize_graph
 from dsbd_export.progress import Report
-from dsbd_export.quantization.calibration import calibration_case
-from dsbd_export.quantization.product_rows import RowsOfProducts, observed_rows
+from dsbd_export.quantization.product_rows import RowsOfProducts, calibration_case, observed_rows
 from dsbd_runtime.bundle_files.bundle import MODEL_FILE, WEIGHTS_FILE
 
 
 @dataclass(frozen=True)
 class EngineGraph:
-    """A captured graph and its files.
-
-    Attributes:
-        file, weights: names in the folder of the model.
-        name: in reports.
-    """
+    """A captured graph and its files."""
 
     graph: ir.Model
     file: str = MODEL_FILE
     weights: str = WEIGHTS_FILE
-    name: str = "graph"
+    name: str = "graph"  # in reports
 
 
 class ModelSource:
-    """A model in memory and its derived data, before and after its weights are converted.
-
-    Here a causal language model of transformers; other kinds override some of its steps. The
-    methods are called once each, in this order; before the last the weights are converted to the
-    type of the engine.
-    """
+    """A model in memory and its derived data, before and after its weights are converted."""
 
     GRAPH = ForestGraph
 
@@ -79,10 +63,7 @@ class ModelSource:
         return model
 
     def probed(self, model: Any, dtype: str) -> Checkpoint:
-        """Return the checkpoint with the caches of an engine of ``dtype``, found by a run.
-
-        The source keeps it for the later methods.
-        """
+        """Return the checkpoint with the caches of an engine of ``dtype``, found by a run."""
         caches = probed_caches(model, self._checkpoint, dtype)
         self._checkpoint = replace(self._checkpoint, caches=caches)
         return self._checkpoint
@@ -96,10 +77,7 @@ class ModelSource:
         return [self._reference(model, case, torch.float32) for case in self._cases()]
 
     def logits_in_float64(self, model: Any, case: ForestCase) -> NDArray[np.float64]:
-        """Return the logits of one of these cases by the same code in float64, (R, V).
-
-        The model was loaded again for this alone.
-        """
+        """Return the logits of one of these cases by the same code in float64, (R, V)."""
         return self._reference(model, case, torch.float64).logits
 
     def product_rows(self, model: Any, texts: Sequence[str]) -> RowsOfProducts:

@@ -1,7 +1,5 @@
 """Opening of checkpoints: they are found, recognized and described; no weights are read."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -90,10 +88,7 @@ def _adapted(checkpoint: Checkpoint, source: str | None) -> Checkpoint:
 
 
 def _checked_tokens(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint; raise ExportError unless its special tokens are in its vocabulary.
-
-    Ids that are only defaults are ignored: GPT-2's config has 50256 for vocabularies of any size.
-    """
+    """Return a checkpoint; raise ExportError unless its special tokens are in its vocabulary."""
     checkpoint = _without_default_tokens(checkpoint)
     bos = [] if checkpoint.bos_token_id is None else [checkpoint.bos_token_id]
     for name, tokens in (("bos_token_id", bos), ("eos_token_id", checkpoint.eos_token_ids)):

@@ -15,8 +15,6 @@ Added tokens of only one model, such as a padding token, are reported. The last 
 the draft's acceptance, never the generated text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -34,11 +32,7 @@ _FIX = "choose a pair that was trained with the same tokenizer"
 def agreed_pair(
     target: Checkpoint, draft: Checkpoint, report: Callable[[str], None]
 ) -> tuple[Checkpoint, Checkpoint]:
-    """Return both with one vocabulary size and the target's special tokens; report each change.
-
-    Raises:
-        ExportError: the tokenizers differ, or a model has no logits for some of their tokens.
-    """
+    """Return both with one vocabulary size and the target's special tokens; else ExportError."""
     check_tokens(read_tokenizer(target), target.vocab_size, draft, report)
     agreed_target = replace(target, vocab_size=min(target.vocab_size, draft.vocab_size))
     agreed_draft = _aligned(draft, agreed_target)
@@ -48,10 +42,7 @@ def agreed_pair(
 
 
 def agreed_draft(bundle: Bundle, draft: Checkpoint, report: Callable[[str], None]) -> Checkpoint:
-    """Return a draft with vocabulary size and special tokens of a bundle; report each change.
-
-    Raises as ``agreed_pair``.
-    """
+    """Return a draft with vocabulary size and special tokens of a bundle; report each change."""
     target = bundle.entry("target")
     of_target = tokenizer_content(bundle.path / TOKENIZER_FILE)
     check_tokens(of_target, target.vocab_size, draft, report)
@@ -107,11 +98,7 @@ def context_warning(
 
 
 def resize_vocabulary(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
-    """Give embedding and output head the agreed vocabulary size, in place.
-
-    New rows are copies of the checkpoint's last one, which is padding or the last token of the
-    vocabulary: among the rarest, whatever the scale of the model's logits.
-    """
+    """Give embedding and output head the agreed vocabulary size, in place."""
     num_own = model.config.get_text_config().vocab_size
     if num_own == checkpoint.vocab_size:
         return
@@ -126,14 +113,7 @@ def resize_vocabulary(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
 def check_tokens(
     of_target: dict[str, Any], target_size: int, draft: Checkpoint, report: Callable[[str], None]
 ) -> None:
-    """Raise ExportError unless a draft has the tokens of a target, and logits for all of them.
-
-    Args:
-        of_target: the content of the target's tokenizer.
-        target_size: vocabulary size of the target.
-        draft: before it is aligned.
-        report: gets a line for added tokens that only one of them has.
-    """
+    """Raise ExportError unless a draft has the tokens of a target, and logits for all of them."""
     of_draft = read_tokenizer(draft)
     _check_vocabulary(id_by_token(of_target), id_by_token(of_draft))
     _check_merges(_merges(of_target), _merges(of_draft))

@@ -1,10 +1,4 @@
-"""Cases of the parity gate: small forests and real text, with the checkpoint's own logits.
-
-Forests of random tokens find a wrong mask or position. How much a rounded weight matters shows
-only on text that the model can predict: prose and code, by which lower precisions are judged.
-References are computed in fp32, see ``wider_precision``; in float64 they show how much of a
-difference is rounding in fp32.
-"""
+"""Cases of the parity gate: small forests and real text, with the checkpoint's own logits."""
 
 from __future__ import annotations
 
@@ -44,43 +38,29 @@ _NUMPY_DTYPES: dict[torch.dtype, type] = {torch.float32: np.float32, torch.float
 
 @dataclass(frozen=True, kw_only=True)
 class ForestCase:
-    """One comparison: S nodes on a cached prefix.
+    """One comparison: S nodes on a cached prefix."""
 
-    Attributes:
-        name: "prefill", "decode" or "tree"; "sources": ``together`` with others.
-        prefix_ids: (n,) int64. Tokens whose rows are already in the cache.
-        node_ids: (S,) int64. Tokens of the nodes.
-        parents: (S,) int64. Node that each node follows; -1 for the prefix.
-        rows: (R,) int64. Nodes whose logits are compared.
-        features: (n + S, width) float32. For a feature draft, the target's feature of the token
-            before each of prefix and nodes; None for any other model.
-        uses_own: nodes whose parent is a node take the draft's own feature of the parent instead.
-        source_ids: (N,) int64. Source of an encoder-decoder; None for any other model.
-        together: other requests, each with its own prefix and source, whose nodes are computed in
-            the same call and compared after these.
-        sound: source of a speech model; None for any other model.
-    """
-
-    name: str
-    prefix_ids: NDArray[np.int64]
-    node_ids: NDArray[np.int64]
-    parents: NDArray[np.int64]
-    rows: NDArray[np.int64]
+    name: str  # "prefill", "decode" or "tree"; "sources": ``together`` with others
+    prefix_ids: NDArray[np.int64]  # (n,) int64. Tokens whose rows are already in the cache.
+    node_ids: NDArray[np.int64]  # (S,) int64. Tokens of the nodes.
+    parents: NDArray[np.int64]  # (S,) int64. Node that each node follows; -1 for the prefix.
+    rows: NDArray[np.int64]  # (R,) int64. Nodes whose logits are compared.
+    # (n + S, width) float32. For a feature draft, the target's feature of the token before each of
+    # prefix and nodes; None for any other model.
     features: NDArray[np.float32] | None = None
+    # nodes whose parent is a node take the draft's own feature of the parent instead
     uses_own: bool = False
+    # (N,) int64. Source of an encoder-decoder; None for any other model.
     source_ids: NDArray[np.int64] | None = None
+    # other requests, each with its own prefix and source, whose nodes are computed in the same call
+    # and compared after these
     together: tuple[ForestCase, ...] = ()
-    sound: SoundFeatures | None = None
+    sound: SoundFeatures | None = None  # source of a speech model; None for any other model
 
     @property
     def requests(self) -> tuple[ForestCase, ...]:
         """Return the requests whose nodes are in one call."""
         return (self, *self.together)
-
-    @property
-    def num_cache_rows(self) -> int:
-        """Return the number of cache rows that prefixes and nodes need."""
-        return sum(len(each.prefix_ids) + len(each.node_ids) for each in self.requests)
 
     @property
     def prompt_length(self) -> int:
@@ -97,13 +77,7 @@ class ForestCase:
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """A case and the result of transformers.
-
-    Attributes:
-        logits: (R, V) float32 or float64.
-        features: (S, width) float32, of all nodes, for the text of a target with features; else
-        None.
-    """
+    """A case and the result of transformers: logits (R, V), features of a text (S, width)."""
 
     case: ForestCase
     logits: NDArray[Any]
@@ -111,12 +85,7 @@ class Reference:
 
 
 def forest_cases(checkpoint: Checkpoint, num_tokens: int | None = None) -> list[ForestCase]:
-    """Return prefill, cached decode and tree at each prompt length, equal at every call.
-
-    A sliding window is always exceeded, so that a wrong mask of a layer is found.
-
-    num_tokens: vocabulary for random tokens; None: see ``num_drawn``.
-    """
+    """Return prefill, cached decode and tree at each prompt length, beyond a sliding window."""
     num_tokens = num_tokens or num_drawn(checkpoint)
     longest = checkpoint.context_length - TREE_DEPTH
     wanted = [*PROMPT_LENGTHS, (checkpoint.sliding_window or 0) + PROMPT_LENGTHS[1]]
@@ -153,12 +122,7 @@ def reference_logits(
     dtype: torch.dtype = torch.float32,
     heard: Heard | None = None,
 ) -> NDArray[Any]:
-    """Return (R, V) of ``dtype``: each node's logits after a plain causal pass over its path.
-
-    Computed in ``dtype``, float32 or float64, from unchanged weights; each request alone.
-
-    heard: outputs for earlier cases of this model; the sound of this case is added.
-    """
+    """Return (R, V) of ``dtype``: each node's logits after a plain causal pass over its path."""
     alone = dataclasses.replace(case, together=())
     heard = {} if heard is None else heard
     found = [_request_logits(model, each, dtype, heard) for each in (alone, *case.together)]
@@ -174,7 +138,8 @@ def _request_logits(
     sound = None if case.sound is None else (dtype, case.sound)
     if sound is not None and sound not in heard:
         with torch.no_grad(), ComputeIn(dtype):
-            heard[sound] = _encoded(model, sound[1])
+            sound_features = torch.from_numpy(sound[1].values.copy())[None]
+            heard[sound] = model.get_encoder()(sound_features).last_hidden_state
     of_case = None if sound is None else heard[sound]
     for paths in _paths_by_length(case):
         ids = [np.concatenate([case.prefix_ids, case.node_ids[path]]) for path in paths]
@@ -189,19 +154,10 @@ def _request_logits(
     return logits
 
 
-def _encoded(model: PreTrainedModel, sound: SoundFeatures) -> Tensor:
-    """Return the encoder's output for a sound, (1, N, width)."""
-    features = torch.from_numpy(sound.values.copy())[None]
-    return cast(Tensor, model.get_encoder()(features).last_hidden_state)
-
-
 def _path_logits(
     model: PreTrainedModel, case: ForestCase, ids: Tensor, wanted: Tensor, heard: Tensor | None
 ) -> Tensor:
-    """Return the logits of some places of paths, (paths, places, V).
-
-    ids: (paths, length). wanted: (places,). heard: see ``_encoded``, None without a sound.
-    """
+    """Return the logits of places (n,) of paths, (paths, length), as (paths, places, V)."""
     if heard is not None:
         outputs = BaseModelOutput(last_hidden_state=heard.expand(len(ids), -1, -1))
         output = model(encoder_outputs=outputs, decoder_input_ids=ids, use_cache=False)
@@ -215,10 +171,7 @@ def _path_logits(
 
 
 def _paths_by_length(case: ForestCase) -> list[NDArray[np.int64]]:
-    """Return the paths to all leaves, those of equal length as one (paths, length) array.
-
-    One pass for several paths reads the weights once; this dominates the cost of short passes.
-    """
+    """Return the paths to all leaves, those of equal length as one (paths, length) array."""
     leaves = set(range(len(case.parents))) - set(case.parents.tolist())
     paths = [case.path_to(leaf) for leaf in sorted(leaves)]
     lengths = sorted({len(path) for path in paths})
@@ -259,10 +212,7 @@ def prefill_case(checkpoint: Checkpoint, token_ids: NDArray[np.int64]) -> Forest
 
 
 def num_drawn(checkpoint: Checkpoint) -> int:
-    """Return the vocabulary size for random tokens: that of the tokenizer.
-
-    Embeddings of padding in a vocabulary were never trained, and may be anything.
-    """
+    """Return the vocabulary size for random tokens: that of the tokenizer."""
     return min(checkpoint.vocab_size, highest_token_id(read_tokenizer(checkpoint)) + 1)
 
 
@@ -276,11 +226,7 @@ def own_text_ids(checkpoint: Checkpoint, file: Path, most: int) -> NDArray[np.in
 
 
 def text_ids(checkpoint: Checkpoint, texts: Sequence[str], most: int) -> NDArray[np.int64]:
-    """Return the first tokens of texts, equally many of each, each like a prompt; ``most`` in all.
-
-    Raises:
-        ExportError: there are no tokens, only special ones, or some beyond the vocabulary.
-    """
+    """Return the first tokens of texts, equally many of each; raise ExportError if unusable."""
     tokenizer = Tokenizer.from_str(json.dumps(read_tokenizer(checkpoint)))
     share = most // len(texts)
     parts = [np.array(tokenizer.encode(text).ids[:share], np.int64) for text in texts]

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from dsbd_export.capture.cache_graphs import write_prune_graph
 from dsbd_export.capture.graph_checks import check_for_tensorrt
 from dsbd_export.capture.part import ExportContract, ExportPart, Made, joined
-from dsbd_export.capture.prune_graph import write_prune_graph
 from dsbd_export.changed_bundle import writing
 from dsbd_export.checkpoints.adapter import report_adapter
 from dsbd_export.checkpoints.checkpoint import Checkpoint, limited_threads
@@ -61,12 +61,7 @@ from dsbd_runtime.parts.cache_entries import attending
 
 @dataclass(frozen=True, kw_only=True)
 class ExportResult:
-    """Result of an export.
-
-    Attributes:
-        manifest: the content of dsbd.json: files, sizes, parity errors.
-        output: the folder of the bundle.
-    """
+    """The manifest of an export, and the folder of its bundle."""
 
     manifest: Manifest
     output: Path
@@ -124,10 +119,7 @@ def export_bundle(
 def check_parity(
     folder: Path, output: Path, manifest: Manifest, exported: Mapping[str, Checkpoint | None]
 ) -> None:
-    """Raise ExportError if a model of a complete bundle exceeds its limit; keep the bundle apart.
-
-    exported: by role, the models that are checked.
-    """
+    """Raise ExportError if a complete bundle exceeds its limit; keep the bundle apart."""
     for role, checkpoint in exported.items():
         if checkpoint is None:
             continue
@@ -162,10 +154,7 @@ def export_model(
     *,
     target: ModelEntry | None = None,
 ) -> ModelEntry:
-    """Write and check the folder of one model, and return its manifest entry.
-
-    target: for a draft, the entry of its target, whose folder is next to it.
-    """
+    """Write and check the folder of one model, and return its manifest entry."""
     role, folder = checkpoint.role, bundle / checkpoint.role
     folder.mkdir()
     if target is not None:
@@ -224,10 +213,7 @@ def _write_model(
     report: Report,
     target: ModelEntry | None,
 ) -> tuple[Checkpoint, list[ExportPart], Made]:
-    """Write model.onnx, its weights, and further files of its parts.
-
-    Returns the checkpoint with its caches, its parts, and the data for parity.
-    """
+    """Write model.onnx, its weights, and further files of its parts."""
     role = checkpoint.role
     report(f"{role}: loading the checkpoint")
     model = source.load(config.dtype, report)
@@ -292,13 +278,7 @@ def _write_graph(
 def _with_attention(
     checkpoint: Checkpoint, missing: str | None, config: ModelOptions, report: Report
 ) -> ModelOptions:
-    """Return the options with the form of attention that a model gets.
-
-    missing: why it has no exact form; "" or None if it may have one.
-
-    Raises:
-        ExportError: exact attention was requested, and the model has no such form.
-    """
+    """Return the options with a model's form of attention; ``missing``: why not exact, or ""."""
     if not missing or config.attention_form != EXACT:
         return config
     model = f"the {checkpoint.role} (family {checkpoint.family})"
@@ -323,11 +303,7 @@ def _graph_passes(
     seen: dict[int, NDArray[np.float32]] | None,
     rows: RowsOfProducts | None,
 ) -> list[GraphPass]:
-    """Return the passes that give a graph its form of attention and its precision.
-
-    seen: the largest values of ``attend_exactly`` for an exact graph of integers.
-    rows: of the products, observed over a text, for rows that are rounded to int8.
-    """
+    """Return the passes that give a graph its form of attention and its precision."""
     is_exact = config.attention_form == EXACT
 
     def attend(graph: ir.Model) -> str:
@@ -375,10 +351,7 @@ def _release_weights(model: PreTrainedModel, graphs: Sequence[EngineGraph]) -> N
 def manifest_entry(
     checkpoint: Checkpoint, config: ModelOptions, contract: ExportContract
 ) -> ModelEntry:
-    """Return the entry of an engine without a head and without its measured parity.
-
-    contract: of its parts, with the other fields.
-    """
+    """Return the entry of an engine without a head and without its measured parity."""
     return ModelEntry(
         family=checkpoint.family,
         vocab_size=checkpoint.vocab_size,

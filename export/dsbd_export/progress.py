@@ -1,7 +1,5 @@
 """Progress lines of a long phase; warnings of libraries are silenced."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging
@@ -27,11 +25,8 @@ def silent(_: str) -> None:
 class Counter:
     """Reports how much of a phase is done and how long the rest may take.
 
-    Args:
-        phase: its line, such as "target: comparing with the checkpoint".
-        parts: name of the counted things, such as "cases"; "" if nothing is counted.
-        report: gets "PHASE: 5 of 13 cases, about 40 s left", at most once in ``SECONDS_BETWEEN``.
-        clock: returns seconds.
+    parts: name of the counted things, such as "cases"; "" if nothing is counted.
+    report: gets "PHASE: 5 of 13 cases, about 40 s left", at most once in ``SECONDS_BETWEEN``.
     """
 
     def __init__(
@@ -59,12 +54,7 @@ class Counter:
 
 
 class PrintedSteps(io.TextIOBase):
-    """A stream for the steps that a library prints; some of them are reported.
-
-    Args:
-        share_by_text: share of the phase that is over when a text is printed.
-        counter: of the phase.
-    """
+    """A stream for the steps that a library prints; some of them are reported."""
 
     def __init__(self, share_by_text: Mapping[str, float], counter: Counter) -> None:
         self._share_by_text, self._counter = share_by_text, counter

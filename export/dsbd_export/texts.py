@@ -52,16 +52,12 @@ class TextFile:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenStreams:
-    """Tokens of all texts, one after the other, memory-mapped.
+    """Tokens of all texts, one after the other, memory-mapped."""
 
-    Attributes:
-        train, held_out: (num_tokens,) uint32.
-        train_prompts, held_out_prompts: prompts of chats, or sources.
-        split: how held-out texts were chosen, in words.
-    """
-
+    # train, held_out: (num_tokens,) uint32
     train: Tokens
     held_out: Tokens
+    # train_prompts, held_out_prompts: prompts of chats, or sources
     train_prompts: Prompts
     held_out_prompts: Prompts
     split: str
@@ -78,11 +74,7 @@ class TokenStreams:
 
 
 def find_files(data: tuple[str, ...], exclude: tuple[str, ...]) -> list[TextFile]:
-    """Return the files of ``data``, sorted by name; hidden ones only if they are named.
-
-    Raises:
-        ExportError: an entry matches no file.
-    """
+    """Return the files of ``data``, sorted by name; raise ExportError if an entry has none."""
     found: dict[Path, str] = {}
     for entry in data:
         files = list(_files_of(entry))
@@ -91,18 +83,18 @@ def find_files(data: tuple[str, ...], exclude: tuple[str, ...]) -> list[TextFile
                 f"data={entry!r} matches no file; give a file, a folder, or a pattern such as "
                 "'texts/**/*.md'"
             )
-        found |= {file.path: file.name for file in files if not _is_excluded(file, exclude)}
+        found |= {
+            file.path: file.name
+            for file in files
+            if not any(fnmatch.fnmatch(file.name, pattern) for pattern in exclude)
+        }
     if not found:
         raise ExportError(f"exclude={', '.join(exclude)} leaves no file of data; exclude less")
     return sorted((TextFile(path, name) for path, name in found.items()), key=lambda f: f.name)
 
 
 def readable_files(option: str, data: Sequence[str]) -> list[TextFile]:
-    """Return the files of another option than ``data``, all of them UTF-8.
-
-    Raises:
-        ExportError: as ``find_files`` and ``check_readable``, with the option's name.
-    """
+    """Return the UTF-8 files of another ``option`` than data; raise ExportError with its name."""
     try:
         files = find_files(tuple(data), ())
         check_readable(files)
@@ -116,22 +108,14 @@ def _files_of(entry: str) -> Iterator[TextFile]:
     if path.is_file():
         yield TextFile(path, path.name)
         return
-    root, pattern = _root_of(path), str(path)
+    # The folder before the first part that has wildcards.
+    plain = itertools.takewhile(lambda part: not glob.has_magic(part), path.parts[:-1])
+    root, pattern = Path(*plain), str(path)
     if path.is_dir():
         root, pattern = path, os.path.join(glob.escape(str(path)), "**")
     for name in glob.glob(pattern, recursive=True):
         if os.path.isfile(name):
             yield TextFile(Path(name), Path(name).relative_to(root).as_posix())
-
-
-def _root_of(pattern: Path) -> Path:
-    """Return the folder before the first part of a pattern that has wildcards."""
-    parts = itertools.takewhile(lambda part: not glob.has_magic(part), pattern.parts[:-1])
-    return Path(*parts)
-
-
-def _is_excluded(file: TextFile, exclude: tuple[str, ...]) -> bool:
-    return any(fnmatch.fnmatch(file.name, pattern) for pattern in exclude)
 
 
 def is_held_out(name: str) -> bool:
@@ -160,23 +144,18 @@ def _is_utf8(path: Path) -> bool:
 
 
 def texts_of(file: TextFile) -> Iterator[tuple[str, Iterable[str]]]:
-    """Yield (name, pieces) of every text of a file; pieces end at the end of a line if possible.
-
-    The pieces of a chat are a ``Chat``, which gives the texts of its messages.
-    """
+    """Yield (name, pieces) of every text of a file; pieces end at the end of a line if possible."""
     if file.path.suffix != ".jsonl":
-        yield file.name, _pieces(file.path)
+        with file.path.open(encoding="utf-8", newline="") as opened:
+            blocks = iter(lambda: opened.read(_PIECE_CHARS), "")
+            yield file.name, (block + opened.readline(_PIECE_CHARS) for block in blocks)
         return
     for name, where, content in json_lines(file):
         yield name, _text_in(content, where)
 
 
 def json_lines(file: TextFile) -> Iterator[tuple[str, str, Any]]:
-    """Yield the name, the place for messages, and the content of every line that is not empty.
-
-    Raises:
-        ExportError: a line is invalid JSON.
-    """
+    """Yield name, place for messages, and content of every line; or raise ExportError."""
     with file.path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -191,14 +170,7 @@ def json_lines(file: TextFile) -> Iterator[tuple[str, str, Any]]:
             yield f"{file.name}:{number}", where, content
 
 
-def _pieces(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8", newline="") as file:
-        while piece := file.read(_PIECE_CHARS):
-            yield piece + file.readline(_PIECE_CHARS)
-
-
 def _text_in(content: Any, where: str) -> Iterable[str]:
-    """Return the text of a line, or its chat."""
     if isinstance(content, dict) and "messages" in content:
         if "text" in content:
             raise ExportError(f"{where} has both a text and messages; write one of them")
@@ -223,11 +195,7 @@ def write_streams(
     eos: int | None,
     folder: Path,
 ) -> None:
-    """Write the tokens of all texts to ``folder``, which appears when it is complete.
-
-    One piece of a text is in memory at a time. A text begins like a prompt, and ends with ``eos``
-    unless that is None.
-    """
+    """Write the tokens of all texts; each begins like a prompt and ends with ``eos``, if any."""
     with opened_sinks(folder) as sink_of:
         for file in files:
             for name, pieces in texts_of(file):
@@ -278,13 +246,7 @@ class Sink:
 
 
 def open_streams(folder: Path, kind: str = CHATS) -> TokenStreams:
-    """Return the tokens in a folder of ``opened_sinks``.
-
-    kind: of the prompts, ``CHATS``, ``SOURCES`` or ``WINDOWS``.
-
-    Raises:
-        ExportError: they are too few to learn from.
-    """
+    """Return the tokens in a folder of ``opened_sinks``; raise ExportError if they are too few."""
     train, held_out = (_mapped(folder / f"{side}{_TOKENS}", np.uint32) for side in _SIDES)
     prompts, held_out_prompts = (
         Prompts(

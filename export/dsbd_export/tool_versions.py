@@ -1,7 +1,5 @@
 """Versions of the libraries that make a bundle, and the versions that were tested."""
 
-from __future__ import annotations
-
 import importlib.metadata
 from collections.abc import Mapping
 
@@ -26,21 +24,14 @@ def tried_range(tool: str) -> str:
 
 
 def untried_versions(installed: Mapping[str, str]) -> list[str]:
-    """Return a warning for each library that is older or newer than the tested versions.
-
-    installed: versions by name, see ``tool_versions``.
-    """
+    """Return a warning for each library that is older or newer than the tested versions."""
     return [
         f"warning: {tool} {installed[tool]} was not tested, {tried_range(tool)} was; the parity "
         "gate checks the result"
         for tool, (oldest, newest) in TRIED_VERSIONS.items()
-        if not _is_between(oldest, version_numbers(installed[tool])[:2], newest)
+        if (release := version_numbers(installed[tool])[:2])  # else it is unknown
+        and not version_numbers(oldest) <= release <= version_numbers(newest)
     ]
-
-
-def _is_between(oldest: str, release: tuple[int, ...], newest: str) -> bool:
-    """Return whether a release, (major, minor), is in the tested range, or unknown."""
-    return not release or version_numbers(oldest) <= release <= version_numbers(newest)
 
 
 def _version_of(distribution: str) -> str:

@@ -1,10 +1,7 @@
 """Computation in fp32 or float64 by a model whose weights stay in a lower precision.
 
-A widened copy would double (or triple) the memory of an export, so every operation widens its own
-inputs, the large ones piece by piece.
+A widened copy would double or triple the memory: every operation widens its inputs piece by piece.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,17 +26,10 @@ _VIEWS = frozenset(
 
 
 class ComputeIn(TorchFunctionMode):
-    """In the block, every operation converts tensors of narrower types to ``dtype``.
-
-    Results have ``dtype``, and so have types that model code reads and requests: neither a weight
-    nor code that computes in float32 narrows the activations.
-    """
+    """In the block, every operation converts tensors of narrower types to ``dtype``."""
 
     def __init__(self, dtype: torch.dtype, chunk_elements: int = _CHUNK_ELEMENTS) -> None:
-        """Widen at most ``chunk_elements`` of a linear layer's weight at once.
-
-        dtype: float32 or float64.
-        """
+        """Widen at most ``chunk_elements`` of a linear layer's weight at once, to a ``dtype``."""
         super().__init__()
         self._dtype = dtype
         self._narrower = _NARROWER[dtype]
@@ -47,12 +37,10 @@ class ComputeIn(TorchFunctionMode):
         self._default_dtype = torch.get_default_dtype()
 
     def __enter__(self) -> Any:
-        """Begin the block; tensors made in it without a type have ``dtype`` too."""
         torch.set_default_dtype(self._dtype)
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *reason: Any) -> None:
-        """End the block."""
         super().__exit__(*reason)  # type: ignore[no-untyped-call]
         torch.set_default_dtype(self._default_dtype)
 
@@ -63,7 +51,6 @@ class ComputeIn(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run one operation in ``dtype``."""
         kwargs = kwargs or {}
         if func == Tensor.dtype.__get__:  # type: ignore[attr-defined]  # a C getter
             return self._widened(func(*args))

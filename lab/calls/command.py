@@ -16,8 +16,6 @@ dsbd-export --target TWIN/target --draft TWIN/draft --logits topk:64 -o BUNDLE
 dsbd-export --target TWIN/target --draft TWIN/draft --logits topk:64 --attention grouped -o BUNDLE2
 """  # noqa: D301
 
-from __future__ import annotations
-
 import itertools
 import statistics
 import tempfile

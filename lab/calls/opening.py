@@ -3,8 +3,6 @@
 python -m lab.calls.opening BUNDLE THREADS [ENGINE_CACHE] opens it and prints both as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -5,8 +5,6 @@ follow random documents, each step from random parents. Their tokenizer is train
 minutes) and kept in build/.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Times of JSON schemas over a large vocabulary, along documents that follow them."""
 
-from __future__ import annotations
-
 import json
 import sysconfig
 import time

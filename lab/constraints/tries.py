@@ -1,7 +1,5 @@
 """Time and memory of tries, each in a process of its own."""
 
-from __future__ import annotations
-
 import statistics
 import time
 import tracemalloc

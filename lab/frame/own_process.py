@@ -1,7 +1,5 @@
 """A function called in a process of its own, so that its memory and caches are its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context

@@ -1,7 +1,5 @@
 """The page that a measurement writes: its sections, and the tables and cells in them."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import functools

@@ -1,7 +1,5 @@
 """Rounds that measure everything side by side, and their results with quartiles."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Process of dsbd-serve on a free port, and its resident memory over time (Linux)."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

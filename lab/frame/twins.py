@@ -1,7 +1,5 @@
 """Twins and their bundles in a work folder, created if missing."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

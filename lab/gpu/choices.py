@@ -4,8 +4,6 @@ What is compared is a setting of the runtime, a way of padding, or a bundle of t
 exported otherwise, which is known by its name: twin-1B-fp16 and twin-1B-fp16-int4.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ with the pieces that are not done. Exit code 0: all done or not applicable; 1: a
 left; 2: requirements are missing, one line each.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Environment of a check, installed offline from a folder of wheels, and missing requirements."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib.metadata
 import importlib.util

@@ -4,8 +4,6 @@ The settings take turns, and every bundle has the same forwards, so that bundles
 compare too. ``choices.py`` says what follows.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

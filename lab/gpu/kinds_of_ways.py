@@ -5,8 +5,6 @@ paths the call has, and where the path's rows lie in the cache. Kinds differ in 
 so their counts say what an engine would need for logits that are a function of the path alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

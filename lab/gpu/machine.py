@@ -1,7 +1,5 @@
 """Machine of a check: the GPU, its driver, and the versions of the packages."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.metadata
 import json

@@ -5,8 +5,6 @@ Beam sampling takes, layer by layer, the candidates of largest log-weight + Gumb
 whose distributions are nearly the same differ only where two scores are nearly the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Comparison of a provider with the CPU: tokens of the same seeds, next-token distributions."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

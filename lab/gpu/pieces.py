@@ -1,7 +1,5 @@
 """The pieces of a check in order, with their actions and time limits."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """Prompt file for ``--prompts``: the first of dsbd-bench's own prompts."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

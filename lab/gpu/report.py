@@ -1,7 +1,5 @@
 """Write the tables and the JSON of a work folder, and the document once a GPU was measured."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

@@ -1,7 +1,5 @@
 """Runner of one piece: its processes share its time and its log, its result is one JSON file."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Running pieces one after another; one that fails does not stop the others."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Sequence

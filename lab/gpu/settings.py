@@ -1,7 +1,5 @@
 """Settings of a check on a GPU: folders, bundles under test, and the runs of a benchmark."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Engines replaced by tables: next-token logits that depend on the last token alone."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,13 +30,11 @@ class DenseBigram:
         self._logits = logits
 
     def forward(self, forward: Forward) -> ForwardResult:
-        """See Engine.forward."""
         self.num_rows += forward.num_new
         states = forward.token_ids[forward.logit_rows] % NUM_STATES
         return ForwardResult(self._logits_after(states))
 
     def keep(self, rows: NDArray[np.int64]) -> None:
-        """See Engine.keep."""
         self.num_rows = len(rows)
 
     def _logits_after(self, states: NDArray[np.int64]) -> Logits:

@@ -5,8 +5,6 @@ function of another step takes inside it counts there. Calls are those of Python
 functions written in C, counted in a run of their own, as counting takes longer than most of them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib
@@ -23,25 +21,24 @@ from dsbd_ort.decoding import DecodingStats
 from dsbd_ort.decoding.beams import Agreement
 from dsbd_ort.decoding.computed_distributions import ComputedDistributions
 from dsbd_ort.decoding.drafting.draft import FixedDraftPolicy
-from dsbd_ort.decoding.drafting.stage import PolicyDraftStage, RestingDraftStage
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
 from dsbd_ort.decoding.forest_runner import ForestRunner
 from dsbd_ort.decoding.kv_cache import SharedKVCache
 from dsbd_ort.decoding.rule import LayerBuilder
 from dsbd_ort.decoding.sample_rule import GumbelCoupling, SampleRule
 from dsbd_ort.decoding.search_rule import SearchRule
+from dsbd_ort.decoding.set_up import DraftStage
 from dsbd_ort.decoding.stats import StatsRecorder
 from dsbd_runtime.engine.causal_lm import CausalLM
 from scripts.document_sections import table
 
 ENGINE = "engine"
 _LOOP = importlib.import_module("dsbd_ort.decoding.decode")  # the package's `decode` is a function
-_STAGE = importlib.import_module("dsbd_ort.decoding.drafting.stage")
+_STAGE = importlib.import_module("dsbd_ort.decoding.set_up")
 _POLICY = "rest", "begin", "wants_layer", "takes_all", "choose", "choose_forced", "observe"
 STEPS: dict[str, tuple[tuple[type | ModuleType, tuple[str, ...]], ...]] = {
     "draft": (
-        (PolicyDraftStage, ("draft",)),
-        (RestingDraftStage, ("draft",)),
+        (DraftStage, ("draft",)),
         (_STAGE, ("draft_forest",)),
         (FixedDraftPolicy, _POLICY[1:]),
     ),

@@ -1,7 +1,5 @@
 """Host time of real engines by the number of beams: a table and its plot."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ the calls that each step makes. With --beams, instead, the growth of
 host time with the number of beams, for every BUNDLE.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterator

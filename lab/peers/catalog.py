@@ -1,7 +1,5 @@
 """Catalog of the compared tools, and the runs of each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal

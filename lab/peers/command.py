@@ -10,8 +10,6 @@ cannot be installed, converted for or run is in the table with the reason. An ex
 measured again, only its table is written: delete it to measure again.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

@@ -1,7 +1,5 @@
 """Comparisons of lab/run peers: which tools do what, and the table of each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 

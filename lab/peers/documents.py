@@ -1,7 +1,5 @@
 """Judgement of answers under a JSON schema."""
 
-from __future__ import annotations
-
 import json
 from decimal import Decimal
 

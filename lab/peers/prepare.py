@@ -1,7 +1,5 @@
 """Preparation of the runs: environments, converted checkpoints, bundles."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import subprocess

@@ -1,7 +1,5 @@
 """Report of a comparison, the JSON of lab/run peers, and its tables."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """The comparison of retrieval: wide beams over item ids, under a trie where the tool has one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Timing: every run in a process of its own, round after round."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The comparison of JSON schemas: documents that follow one, by one beam and by four."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

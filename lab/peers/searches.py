@@ -1,7 +1,5 @@
 """Searches that return all their beams: legal ids, times, and whether two found the same."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf

@@ -1,7 +1,5 @@
 """Summary of the requests: a row for every run, and the speed ratios that are aimed at."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """A GGUF file as a checkpoint folder of plain weights, which other tools read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from dsbd_export.checkpoints.model_loading import load_model

@@ -13,8 +13,6 @@ every precision, and other tools. quality: chat tasks with exact answers, of eve
 the same questions answered by each.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

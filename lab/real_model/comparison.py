@@ -1,7 +1,5 @@
 """Comparison of a chat model: ours in its precisions and other tools, on chats."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

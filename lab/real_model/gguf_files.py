@@ -1,7 +1,5 @@
 """GGUF files for llama.cpp: the target in another precision, and a draft."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ Reads one JSON object: model, threads, prompts (lists of token ids), vocab_size,
 (R, V) float32 to output, row after row.
 """
 
-from __future__ import annotations
-
 import array
 import json
 import math

@@ -1,7 +1,5 @@
 """Divergence of a GGUF file in llama.cpp from the checkpoint, by the parity gate's measure."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

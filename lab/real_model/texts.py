@@ -1,7 +1,5 @@
 """Answers to the same questions side by side, by strategy, precision and tool."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ alone, without and with speculation, and all of them in the same engine calls. A
 if all its W sequences are; one that is not ends the command with an error, as does an illegal id.
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Requests of wide beams under a trie, with the memory of a process that does nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -6,8 +6,6 @@ queue. Exits with code 1 if any request got a status that its kind must not get,
 does not shut down cleanly.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

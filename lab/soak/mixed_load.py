@@ -1,7 +1,5 @@
 """Mixed load on a server: clients of all kinds, and their response times by kind and status."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import defaultdict

@@ -8,8 +8,6 @@ With --draft, drafts of the demo target are compared with the demo draft instead
 their own: drafts of either kind that dsbd-distill made, named by their folders.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

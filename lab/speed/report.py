@@ -1,7 +1,5 @@
 """Report of measured speed: the frontier of quality over speed, and the tables."""
 
-from __future__ import annotations
-
 from math import cos, pi, sin
 from pathlib import Path
 from typing import Any

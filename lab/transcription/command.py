@@ -6,8 +6,6 @@ with the same settings. The section "equality" is not timed: it counts how often
 and scores are those of transformers' generate. Everything is kept in WORK and not made again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

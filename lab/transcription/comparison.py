@@ -1,7 +1,5 @@
 """Times and word errors of all tools over the same utterances, in turn."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -5,8 +5,6 @@ window; on demand also the words of segments and their times, with those of tran
 ``return_token_timestamps``, grouped as its pipeline groups them.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import time

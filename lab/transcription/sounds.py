@@ -1,7 +1,5 @@
 """Sounds that cause fallback: noise, chords, silence between speech, repeated speech."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Speech with known text: WAV files of ``utterances.jsonl`` read by eSpeak NG."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

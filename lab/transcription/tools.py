@@ -1,7 +1,5 @@
 """The tools that transcribe, each in a process of its own."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

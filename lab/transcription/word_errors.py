@@ -1,7 +1,5 @@
 """Word error rate of transcripts against the texts that were read."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Iterable, Sequence
 

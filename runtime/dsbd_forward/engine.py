@@ -1,7 +1,5 @@
 """An engine as the algorithm sees it: append rows to a cache, get logits, keep some rows."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import numpy as np
@@ -30,17 +28,14 @@ class Engine(Protocol):
 
 
 class GrowingEngine(Engine, Protocol):
-    """An engine whose cache had better grow once: its ``spec.memory`` says ``grows_at_a_cost``."""
+    """An engine that should be told the expected length, so that its cache is allocated once."""
 
     def expect(self, num_rows: int) -> None:
-        """Make room for so many rows now; never raise for it.
-
-        More rows, or fewer, are as right as before.
-        """
+        """Make room for so many rows now, if there is memory; more or fewer are valid as well."""
 
 
 class SteppedEngine(Engine, Protocol):
-    """An engine whose cache grows in steps: its ``spec.memory`` says ``grows_in_steps``."""
+    """An engine whose cache grows in steps."""
 
     @property
     def num_free_rows(self) -> int:
@@ -48,13 +43,13 @@ class SteppedEngine(Engine, Protocol):
 
 
 class SourceReader(Engine, Protocol):
-    """An engine whose forwards may have rows of several sources: its spec ``joins_sources``."""
+    """An engine whose forwards may have rows of several sources."""
 
     def read_source(self, source: Source) -> None:
         """Read a source before a forward has it among others, which its errors would end as well.
 
-        A forward that has a source which was not read is as right.
+        A forward may also have a source that was not read.
         """
 
     def release_source(self, source: Source) -> None:
-        """Let what is kept of a source go; a forward that has it again is as right as before."""
+        """Free what is kept of a source; a later forward may have it again."""

@@ -1,8 +1,8 @@
 """Features: hidden states of an engine's rows that a feature draft reads.
 
-A feature is a row of numbers that belongs to a node: the target's, hidden states of its row, or the
-draft's own, the hidden state of the draft's row. A feature draft computes a node from its token and
-the feature of its parent. What a feature holds, and where it lies, only the engines know.
+A feature belongs to a node: the target's, hidden states of its row, or the draft's own, the hidden
+state of the draft's row. A feature draft computes a node from its token and the feature of its
+parent. Only the engines know what a feature holds, and where it lies.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Features(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ParentFeatures:
-    """Of each of S rows, where the feature of its node's parent lies.
+    """For each of S rows, where the feature of its node's parent lies.
 
     Attributes:
         forwards: the features of earlier forwards, of target and draft.

@@ -1,7 +1,7 @@
 """One forward of an engine over nodes of a forest, and its result; of several requests, joined.
 
 S: new rows, parents before children; N: rows of the cache, the S new ones included; R: rows whose
-logits are wanted; F: rows whose features are.
+logits are returned; F: rows whose features are.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dsbd_forward.features import Features, ParentFeatures, joined_parents
 from dsbd_forward.logits import Logits
-from dsbd_forward.rows import Ints
+from dsbd_forward.rows import NO_INTS, Ints
 
 Source = Hashable | None
 """Input that a request's rows depend on in addition to tokens, such as an encoder's; None: none.
@@ -29,7 +29,7 @@ class RowSources:
     """The sources of rows.
 
     Attributes:
-        distinct: those that differ, in the order of their first rows.
+        distinct: in the order of their first rows.
         index: (S,) int64. Which of them each row has.
     """
 
@@ -61,10 +61,9 @@ class RowSources:
 
 @dataclass(slots=True)
 class Forward:
-    """The rows that a forward appends to an engine's cache, and what is wanted of them.
+    """The rows that a forward appends to an engine's cache, and what it returns of them.
 
-    Treat as immutable. Not frozen: one is made for every call, and constructing a frozen dataclass
-    takes four times as long.
+    Treat as immutable. Not frozen: constructing a frozen dataclass takes four times as long.
 
     Attributes:
         token_ids: (S,) int64.
@@ -76,8 +75,8 @@ class Forward:
             engine that returns them; None: none.
         parent_features: where the feature of each row's parent lies, of a feature draft, which
             returns its own of all rows.
-        source: of all rows; None also where they have several.
-        sources: of the rows where they have several, of an engine that joins sources; None: one.
+        source: of all rows; None also if they have several.
+        sources: of the rows if they have several, of an engine that joins sources; None: one.
     """
 
     token_ids: Ints
@@ -108,15 +107,14 @@ class Forward:
 
     @property
     def parents(self) -> Ints:
-        """The cache row of each new node's parent, (S,) int64; ``NO_ROW`` where it sees none."""
+        """The cache row of each new node's parent, (S,) int64; ``NO_ROW`` if it sees none."""
         return self.ancestors(1)[:, 0]
 
     def ancestors(self, number: int) -> Ints:
         """Return the cache rows of the last nodes above each new one, (S, number) int64.
 
         The oldest first, the parent last; ``NO_ROW`` before the path begins. The rows of a path are
-        in the cache in the order of the path: the parent's is the last that a node sees before its
-        own. With two rows in the cache and number 2, the mask
+        in the cache in the order of the path. With two rows in the cache and number 2, the mask
 
             [[1, 1, 1, 0],
              [1, 0, 0, 1]]
@@ -161,13 +159,13 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class SourceReading:
-    """That a source was read for a forward, before its rows were computed.
+    """The reading of a source for a forward, before its rows were computed.
 
     Attributes:
         num_tokens: of the source.
         seconds: that it took, of those of the call.
         own_seconds: of these the engine's own: a draft that shares the target's encoder may be the
-            first who needs the source, and have the target read it.
+            first to need the source, and have the target read it.
     """
 
     num_tokens: int
@@ -183,7 +181,7 @@ class ForwardResult:
         logits: of the R rows.
         features: of the F rows, or of the forward that they were computed in; None without.
         first_feature: the first of the F rows in ``features``.
-        reading: of its source, None where that was read before or there is none.
+        reading: of its source, None if that was read before or there is none.
     """
 
     logits: Logits
@@ -225,12 +223,16 @@ def joined_forward(forwards: Sequence[Forward]) -> Forward:
         mask[end - size : end, : forward.mask.shape[1]] = forward.mask
     parents = [f.parent_features for f in forwards if f.parent_features is not None]
     begins = ends - sizes
+    feature_rows = None
+    if any(forward.feature_rows is not None for forward in forwards):
+        given = [NO_INTS if f.feature_rows is None else f.feature_rows for f in forwards]
+        feature_rows = _joined_rows(given, begins)
     return Forward(
         np.concatenate([forward.token_ids for forward in forwards]),
         np.concatenate([forward.positions for forward in forwards]),
         mask,
         _joined_rows([forward.logit_rows for forward in forwards], begins),
-        _joined_feature_rows(forwards, begins),
+        feature_rows,
         joined_parents(parents) if parents else None,
         *_one_or_several(RowSources.joined([forward.row_sources for forward in forwards])),
     )
@@ -243,11 +245,3 @@ def _one_or_several(sources: RowSources) -> tuple[Source, RowSources | None]:
 
 def _joined_rows(rows: Sequence[Ints], begins: Ints) -> Ints:
     return np.concatenate([part + begin for part, begin in zip(rows, begins, strict=True)])
-
-
-def _joined_feature_rows(forwards: Sequence[Forward], begins: Ints) -> Ints | None:
-    if all(forward.feature_rows is None for forward in forwards):
-        return None
-    none = np.arange(0)
-    given = [none if f.feature_rows is None else f.feature_rows for f in forwards]
-    return _joined_rows(given, begins)

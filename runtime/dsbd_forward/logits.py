@@ -17,9 +17,9 @@ Float32s = NDArray[np.float32]
 
 
 class FullLogits(Protocol):
-    """All logits of the R rows of a forward, which stay with the engine until they are read.
+    """All logits of the R rows of a forward, which stay with the engine until its next forward.
 
-    They can be read until the engine's next forward or its end; reading raises after that.
+    Reading them later raises.
     """
 
     def read(self, rows: Ints) -> Float32s:
@@ -29,19 +29,15 @@ class FullLogits(Protocol):
         """
 
     def read_tokens(self, rows: Ints, token_ids: Ints) -> Float32s:
-        """Return the logit of a token in each of some rows; all arrays are (n,).
-
-        rows: as of ``read``. token_ids: int64.
-        """
+        """Return the logit of a token in each of some rows; all arrays are (n,)."""
 
 
 class Logits(ABC):
     """The logits of the R rows of a forward, by what the engine's head returns.
 
     The raw log-probability of a token is its logit minus the row's log-normalizer, in float64. A
-    top-k head returns the normalizer with the row; otherwise it is computed here. This depends on
-    the engine alone, never on the call: a log-probability is a function of the path, so it is the
-    same whether or how widely a draft proposed, and which rows were read again.
+    top-k head returns the normalizer with the row; otherwise it is computed here. So a
+    log-probability is a function of the engine and the path, never of the call.
     """
 
     __slots__ = ()
@@ -60,7 +56,7 @@ class Logits(ABC):
 
     @property
     def whole(self) -> Float32s | None:
-        """All logits of every row, (R, vocab_size); None where they were not returned."""
+        """All logits of every row, (R, vocab_size); None if they were not returned."""
         return None
 
     @property
@@ -112,34 +108,27 @@ class DenseLogits(Logits):
         return len(self.values)
 
     def part(self, rows: slice) -> DenseLogits:
-        """See Logits."""
         return DenseLogits(self.values[rows])
 
     def check(self, spec: EngineSpec, num_rows: int) -> None:
-        """See Logits."""
         _check_shape("logits", self.values, (num_rows, spec.vocab_size))
 
     @property
     def whole(self) -> Float32s:
-        """See Logits."""
         return self.values
 
     @property
     def full(self) -> FullLogits:
-        """See Logits."""
         return AllLogits(self.values)
 
     @property
     def log_normalizers(self) -> Floats:
-        """See Logits."""
         return added_up(self.values)
 
     def most_probable(self, number: int) -> tuple[Ints, Floats]:
-        """See Logits."""
         return largest_logits(self.values, number or self.values.shape[1])
 
     def read(self, rows: Ints) -> tuple[Float32s, Floats]:
-        """See Logits."""
         found = self.values[rows]
         return found, added_up(found)
 
@@ -152,7 +141,7 @@ class TopLogits(Logits):
         top_ids: (R, K) int64. Their tokens.
         top_logits: (R, K) float32.
         logsumexp: (R,) float32.
-        kept: all logits of the rows; None where the engine does not keep them.
+        kept: all logits of the rows; None if the engine does not keep them.
     """
 
     top_ids: Ints
@@ -164,12 +153,10 @@ class TopLogits(Logits):
         return len(self.top_ids)
 
     def part(self, rows: slice) -> TopLogits:
-        """See Logits."""
         kept = None if self.kept is None else FullLogitsPart(self.kept, rows.start, rows.stop)
         return TopLogits(self.top_ids[rows], self.top_logits[rows], self.logsumexp[rows], kept)
 
     def check(self, spec: EngineSpec, num_rows: int) -> None:
-        """See Logits."""
         expected = num_rows, spec.head.num_top_logits
         shapes = self.top_ids.shape, self.top_logits.shape, self.logsumexp.shape
         if shapes != (expected, expected, (num_rows,)):
@@ -185,12 +172,10 @@ class TopLogits(Logits):
 
     @property
     def full(self) -> FullLogits | None:
-        """See Logits."""
         return self.kept
 
     @property
     def log_normalizers(self) -> Floats:
-        """See Logits."""
         column: Floats = finite(self.logsumexp).astype(np.float64)[:, None]
         return column
 
@@ -213,11 +198,9 @@ class AllLogits:
         self._values = values
 
     def read(self, rows: Ints) -> Float32s:
-        """See FullLogits."""
         return self._values[rows]
 
     def read_tokens(self, rows: Ints, token_ids: Ints) -> Float32s:
-        """See FullLogits."""
         return self._values[rows, token_ids]
 
 
@@ -231,11 +214,9 @@ class FullLogitsPart:
         self._num_rows = end - begin
 
     def read(self, rows: Ints) -> Float32s:
-        """See FullLogits."""
         return self._full.read(self._rows_of_all(rows))
 
     def read_tokens(self, rows: Ints, token_ids: Ints) -> Float32s:
-        """See FullLogits."""
         return self._full.read_tokens(self._rows_of_all(rows), token_ids)
 
     def _rows_of_all(self, rows: Ints) -> Ints:

@@ -1,7 +1,5 @@
 """Rows of numbers: the largest of each row, and the log of its sum of exponentials."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 NO_INTS: Ints = np.arange(0)
-"""No rows, no tokens: one array, which costs nothing to hand out again."""
+"""No rows, no tokens: one array for all uses."""
 
 _BLOCK = 1 << 16  # logits looked at together: they and a copy fit the processor's cache
 _SUMMED_TOGETHER = 128  # columns
@@ -23,7 +21,7 @@ _NUM_PARTS = 512  # of a row: a multiple of what one instruction compares
 def added_up(logits: NDArray[np.float32]) -> Floats:
     """Return the log-normalizers of whole rows, (R, vocab), of an engine that returns none.
 
-    Each is that of its row alone, to the last bit, independent of the other rows.
+    Each depends on its row alone, to the last bit.
     """
     normalizers = np.empty((len(logits), 1))
     size = max(1, _BLOCK // logits.shape[1])
@@ -78,9 +76,9 @@ def largest_columns(scores: NDArray[np.floating], number: int) -> Ints:
 def _least_of_largest(scores: NDArray[np.floating], number: int) -> NDArray[np.floating]:
     """Return the ``number``-th largest entry of each row, (num_rows, 1).
 
-    Of wide rows it is sought among few entries: those that are not below the ``number``-th of the
-    maxima of interleaved parts, each of which is an entry. To partition a whole row takes several
-    times as long, and most where many entries are equal, as those of forbidden tokens.
+    Of wide rows it is sought among the entries that are not below the ``number``-th of the maxima
+    of interleaved parts. To partition a whole row takes several times as long, and most if many
+    entries are equal, as those of forbidden tokens.
     """
     num_columns = scores.shape[1]
     if number > _NUM_PARTS // 2 or num_columns < 4 * _NUM_PARTS:
@@ -143,7 +141,7 @@ def row_sums(terms: Floats) -> Floats:
 def _block_sums(terms: Floats) -> Floats:
     """Return the sum of every row of whole blocks, (num_rows, 1): see ``row_sums``."""
     num_rows, num_columns = terms.shape
-    if num_columns <= _SUMMED_TOGETHER:  # as a rule
+    if num_columns <= _SUMMED_TOGETHER:  # usually
         sums: Floats = np.add.reduce(terms, axis=1, keepdims=True)
     else:
         blocks = terms.reshape(num_rows, num_columns // _SUMMED_TOGETHER, _SUMMED_TOGETHER).sum(

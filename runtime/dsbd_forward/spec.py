@@ -1,7 +1,5 @@
 """Specification of an engine, which a request reads before it begins."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 
@@ -25,8 +23,8 @@ class MemorySpec:
     Attributes:
         kept: of rows: "attention rows", "convolution rows", "recurrent rows". The latter two only
             of recent ones; a path can nevertheless go on from any of its rows.
-        grows_at_a_cost: whether it is told how many rows to expect, see ``GrowingEngine``.
-        grows_in_steps: whether it tells how many rows are left of a step, see ``SteppedEngine``.
+        grows_at_a_cost: see ``GrowingEngine``.
+        grows_in_steps: see ``SteppedEngine``.
     """
 
     kept: frozenset[str] = frozenset(["attention rows"])
@@ -44,13 +42,10 @@ class EngineSpec:
     """An engine: its inputs, its outputs and its state.
 
     Attributes:
-        vocab_size: number of tokens.
-        head: the logits that it returns.
         returns_features: whether it is a target that returns features of the rows asked for.
         reads_features: whether it is a feature draft: each of its rows needs its parent's feature.
         reads_source: whether every forward needs a source, which its rows depend on.
         joins_sources: whether the rows of a forward may have several; see ``SourceReader``.
-        memory: what it keeps.
     """
 
     vocab_size: int

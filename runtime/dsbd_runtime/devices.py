@@ -25,10 +25,7 @@ ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int64": 8, "bool": 1, "uint8"
 class DeviceArray:
     """A C-contiguous array in device memory, or a part of one; its allocator frees it.
 
-    Attributes:
-        address: device address of the first element.
-        shape: its dimensions.
-        dtype: a key of ``ELEMENT_BYTES``: numpy has no bf16.
+    dtype: a key of ``ELEMENT_BYTES``, because numpy has no bf16.
     """
 
     address: int
@@ -123,10 +120,7 @@ class BoundCall(Protocol):
     """One graph with every input and output bound to device memory, ready to run many times."""
 
     def run(self) -> None:
-        """Queue the graph once, or run it to its end.
-
-        Raises CapacityError when the device has no memory for the intermediate results.
-        """
+        """Queue the graph once, or run it to its end; raise CapacityError without memory."""
 
     def release(self) -> None:
         """Drop the bindings, because their memory will be freed."""
@@ -135,13 +129,8 @@ class BoundCall(Protocol):
 class DeviceEngine(Protocol):
     """One graph (the model, or the one that moves cache rows) loaded on a device."""
 
-    def capacity_for(self, num_rows: int, current: int) -> int:
-        """Return the capacity that caches of ``current`` rows should get to hold ``num_rows``.
-
-        ``current`` is 0 for new caches.
-
-        Raises CapacityError when no capacity of this engine holds so many rows.
-        """
+    def capacity_for(self, num_rows: int) -> int:
+        """Return the capacity of caches that hold ``num_rows``; CapacityError: there is none."""
 
     def bind(
         self, inputs: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]

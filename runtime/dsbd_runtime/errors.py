@@ -10,16 +10,7 @@
 Every message says what is wrong, the value seen, the value expected and how to fix it.
 """
 
-from dsbd_errors import DsbdError
-
-__all__ = [
-    "BundleError",
-    "CapacityError",
-    "DsbdError",
-    "EngineError",
-    "InputError",
-    "ProviderError",
-]
+from dsbd_errors import DsbdError as DsbdError
 
 
 class BundleError(DsbdError):

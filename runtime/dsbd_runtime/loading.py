@@ -1,18 +1,15 @@
 """Loading of one model, or of target and draft as a pair that shares the processor."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 
 from dsbd_runtime.bundle_files.bundle import WEIGHTS_FILE, Bundle
 from dsbd_runtime.device.cuda_device import check_cuda_device, import_cuda_runtime
 from dsbd_runtime.device.ort_engine import open_cuda_session
-from dsbd_runtime.engine.causal_lm import CausalLM
-from dsbd_runtime.engine.providers import Placement, check_reads_sources, parse_placement
+from dsbd_runtime.engine.causal_lm import CausalLM, language_model
+from dsbd_runtime.engine.providers import Placement, parse_placement
 from dsbd_runtime.engine.session import EngineOptions, Session
 from dsbd_runtime.engine.settings import EngineSettings
-from dsbd_runtime.engine.source_reading_lm import language_model
 from dsbd_runtime.errors import InputError, ProviderError
 from dsbd_runtime.ort.ort_module import import_ort_for
 from dsbd_runtime.ort.ort_session import open_host_session
@@ -70,13 +67,8 @@ def load_pair(
     pool. The idle threads of either model sleep soon (``EngineSettings.spin_us``): while they wait
     busily they use the cores that the other model needs.
 
-    Args:
-        bundle: from ``open_bundle``.
-        provider: where the target runs, see ``load_causal_lm``.
-        draft_provider: where the draft runs; None means the target's provider.
-        settings: how both run; each applies to the engines whose provider has it.
-
-    Raises the errors of ``load_causal_lm``, and InputError for a bundle without a draft.
+    Each setting applies to the engines whose provider has it. Raises the errors of
+    ``load_causal_lm``, and InputError for a bundle without a draft.
     """
     bundle.entry("draft")  # refuse a bundle without one before anything is opened
     target_place = parse_placement(provider)
@@ -90,8 +82,9 @@ def load_pair(
             "draft_provider out"
         )
     shares_cores = not any(row.has_device_caches for row in providers)
-    has_one_thread = shares_cores and _has_small_draft(bundle)
-    draft_settings = replace(settings, num_threads=1) if has_one_thread else settings
+    weights = bundle.manifest.files.get(f"draft/{WEIGHTS_FILE}")
+    is_small = weights is None or weights.size <= SMALL_DRAFT_BYTES
+    draft_settings = replace(settings, num_threads=1) if shares_cores and is_small else settings
     session = _open_session(
         EngineOptions(bundle=bundle, role="target", placement=target_place, settings=settings)
     )
@@ -118,19 +111,12 @@ def open_causal_lm(request: EngineOptions) -> CausalLM:
 
 def _open_session(request: EngineOptions) -> Session:
     provider, bundle, role = request.placement.provider, request.bundle, request.role
-    entry = bundle.entry(role)
-    if provider.ort_name is None and entry.features:
+    if provider.ort_name is None and bundle.entry(role).features:
         raise ProviderError(
             f"the {role} of {bundle.path} has features, which provider {provider.name!r} does not "
             "run; use 'cpu' or 'cuda', or export a pair without"
         )
-    check_reads_sources(provider, entry, bundle.model_path(role))
     return BACKENDS[provider.backend](request)
-
-
-def _has_small_draft(bundle: Bundle) -> bool:
-    weights = bundle.manifest.files.get(f"draft/{WEIGHTS_FILE}")
-    return weights is None or weights.size <= SMALL_DRAFT_BYTES
 
 
 def check_available(placement: Placement) -> None:

@@ -1,7 +1,5 @@
 """Typed JSON: the files of a bundle as frozen dataclasses; every mismatch names its place."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -37,6 +35,12 @@ def json_from_file(file: Path) -> Any:
         return json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
         raise BundleError(f"{file} cannot be read as JSON ({error}); export again") from error
+
+
+def json_object_in(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, empty if the file is absent or holds something else."""
+    found = json_from_file(file) if file.exists() else {}
+    return found if isinstance(found, dict) else {}
 
 
 def json_from_text(text: str) -> Any:
@@ -138,7 +142,6 @@ def _by_kind(base: Any) -> dict[str, Any]:
 
 
 def _chosen(kinds: dict[str, Any], value: dict[str, Any], where: str) -> Any:
-    """Return the dataclass that the ``kind`` of an object names."""
     kind = value.get("kind")
     if not isinstance(kind, str):
         raise mismatch(f"one of {', '.join(kinds)}", kind, f"{where}: kind")

@@ -13,11 +13,11 @@ from dsbd_forward.engine import Engine
 from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, TableModel, decode
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, BatchMember
-from dsbd_ort.decoding.cache_view import PrefixCache
 from dsbd_ort.decoding.decode import decode_iterations
 from dsbd_ort.decoding.distribution import TopDistributions
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve
 from dsbd_ort.decoding.joint_distribution import JointDistribution, joint_distribution
+from dsbd_ort.decoding.kv_cache import PrefixCache
 from dsbd_ort.decoding.request import DecodingRequest
 from dsbd_ort.decoding.result import IterationOutput, result_of
 

@@ -7,7 +7,7 @@ import pytest
 
 from dsbd_forward.forward import Forward
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, TableModel
-from dsbd_ort.decoding.cache_view import PrefixCache
+from dsbd_ort.decoding.kv_cache import PrefixCache
 from tests.decoding.tables import all_tokens, decoded, mixed_table, random_table, request_on, run
 
 VOCAB = 6

@@ -214,7 +214,7 @@ def test_what_a_draft_reads_its_source_with_is_learned_apart_from_its_rows():
     assert learned.target.up_to(4)[4] == pytest.approx(0.4, rel=0.05)
     assert learned.source.up_to(100)[100] == pytest.approx(0.5, rel=0.1)
     for _ in range(9):  # longer than any size that is kept
-        costs.observe_source("draft", 1000, 5.0)
+        costs.observe("source", 1000, 5.0)
     assert 2.5 < costs.now().source.up_to(1000)[1000] < 8.0
 
 
@@ -226,5 +226,5 @@ def test_a_prompt_is_no_call_of_rows_but_its_source_counts():
     assert costs.now().draft == before.draft
     assert costs.now().source != before.source
     without = LearnedCosts(10**9, 10**8)
-    without.observe_source("draft", 10, 8.0)
+    without.observe("source", 10, 8.0)
     assert without.now().source == FREE

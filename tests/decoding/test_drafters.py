@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from dsbd_ort.decoding import DecodingConfig, TableModel, decode
-from dsbd_ort.decoding.cache_view import PrefixCache
+from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.decoding.drafting.drafters import ChainedDrafter
 from dsbd_ort.decoding.drafting.ngram import NGramCounts, NGramDrafter, NGramPool
 from dsbd_ort.decoding.errors import ConfigError, DecodingError
-from dsbd_ort.decoding.kv_cache import SharedKVCache
+from dsbd_ort.decoding.kv_cache import PrefixCache, SharedKVCache
 from dsbd_ort.decoding.result import DecodeResult
 from dsbd_ort.decoding.set_up import set_up
 from tests.decoding.every_outcome import ScriptedChance, law_of, total_variation
@@ -178,10 +178,10 @@ def test_a_drafter_that_means_nothing_is_refused():
 def test_counts_are_those_of_the_text():
     counts = NGramCounts()
     counts.add_text([1, 2, 3, 1, 2, 4, 1, 2, 4])
-    assert counts.get(hash((1, 2))) == {3: 1, 4: 2}
-    assert counts.get(hash((3,))) == 1
-    assert counts.get(hash((2, 4, 1))) == 2
-    assert counts.get(hash((9,))) is None
+    assert counts.following.get(hash((1, 2))) == {3: 1, 4: 2}
+    assert counts.following.get(hash((3,))) == 1
+    assert counts.following.get(hash((2, 4, 1))) == 2
+    assert counts.following.get(hash((9,))) is None
     assert counts.num_tokens == 8
 
 
@@ -205,11 +205,11 @@ def test_a_pool_is_bounded_and_forgets_the_oldest():
     for first in range(50):
         pool.add_text(range(first, first + 30))
         assert pool.num_tokens <= 100
-    assert all(counts.get(hash((3,))) is None for counts in pool.counts)
-    assert any(counts.get(hash((75,))) is not None for counts in pool.counts)
+    assert all(counts.following.get(hash((3,))) is None for counts in pool.counts)
+    assert any(counts.following.get(hash((75,))) is not None for counts in pool.counts)
     pool.add_text(range(1000, 2000))
     assert pool.num_tokens <= 100
-    assert any(counts.get(hash((1998,))) == 1999 for counts in pool.counts)
+    assert any(counts.following.get(hash((1998,))) == 1999 for counts in pool.counts)
 
 
 def test_what_the_model_lists_does_not_count_as_unlisted():
@@ -218,7 +218,7 @@ def test_what_the_model_lists_does_not_count_as_unlisted():
 
     def drafter_of(prompt: tuple[int, ...]) -> ChainedDrafter:
         caches = (SharedKVCache(TableModel(VOCAB, table)) for table in (TARGET, DRAFT))
-        views = (cache.open_view(PrefixCache()) for cache in caches)
+        views = (CacheView(cache, PrefixCache()) for cache in caches)
         drafter = set_up(request_on(config, prompt), *views).draft_stage.drafter
         assert isinstance(drafter, ChainedDrafter)
         return drafter

@@ -11,9 +11,8 @@ import pytest
 from dsbd_forward.spec import EngineSpec
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
-from dsbd_ort.decoding.cache_view import PrefixCache, PromptFeature
 from dsbd_ort.decoding.errors import DecodingError
-from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
+from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, PrefixCache, PromptFeature
 from dsbd_ort.decoding.node_features import align_prefixes
 from tests.decoding.feature_tables import TableDraft, TableFeatures, TableTarget, pair_of
 from tests.decoding.preempting import request_of, together

@@ -11,9 +11,9 @@ import pytest
 from dsbd_forward.forward import Forward
 from dsbd_forward.logits import TopLogits
 from dsbd_forward.spec import MemorySpec
-from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
+from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.engine_call import EngineCall, Meter
-from dsbd_ort.decoding.kv_cache import SharedKVCache
+from dsbd_ort.decoding.kv_cache import PrefixCache, SharedKVCache
 from tests.decoding.tables import random_table
 from tests.decoding.top_table import TopTable
 
@@ -26,7 +26,7 @@ def results_of_calls(num_logit_rows: list[int], *, keeps_full: bool = True) -> l
     cache = SharedKVCache(TopTable(VOCAB, TABLE, 4, keeps_full=keeps_full))
     calls = []
     for token, num_rows in enumerate(num_logit_rows):
-        view = cache.open_view(PrefixCache())
+        view = CacheView(cache, PrefixCache())
         forward_at = partial(chain, view, token, num_rows)
         calls.append(EngineCall("target", Meter(), num_rows, forward_at))
     return [result.logits for result in cache.forward(calls)]
@@ -59,7 +59,7 @@ def test_unused_rows_are_dropped_sooner_where_rows_are_folded(kept: str, most_un
     memory = MemorySpec(kept=frozenset(["attention rows", kept]))
     model.spec = dataclasses.replace(model.spec, memory=memory)
     cache = SharedKVCache(model)
-    view = cache.open_view(PrefixCache())
+    view = CacheView(cache, PrefixCache())
 
     def call(num_rows: int) -> None:
         forward_at = partial(chain, view, 0, num_rows)

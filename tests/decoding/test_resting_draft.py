@@ -10,10 +10,10 @@ import pytest
 
 from dsbd_ort.decoding import DecodingConfig, DecodingRequest, TableModel
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
-from dsbd_ort.decoding.cache_view import PrefixCache
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
+from dsbd_ort.decoding.kv_cache import PrefixCache
 from dsbd_ort.decoding.result import DecodeResult
 from tests.decoding.tables import (
     all_tokens,

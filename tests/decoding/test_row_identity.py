@@ -11,8 +11,8 @@ from dsbd_forward.forward import Forward, ForwardResult, Source
 from dsbd_forward.logits import DenseLogits
 from dsbd_ort.decoding import DecodingConfig, DecodingRequest, TableModel
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
-from dsbd_ort.decoding.cache_view import PrefixCache, RowIdentity
 from dsbd_ort.decoding.engine_call import EngineCall, Meter, forward_groups
+from dsbd_ort.decoding.kv_cache import PrefixCache, RowIdentity
 from tests.decoding.tables import all_tokens, decoded, outcomes, random_table, request_on
 
 VOCAB = 8

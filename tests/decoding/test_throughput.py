@@ -12,8 +12,12 @@ import pytest
 
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, StopState, TableModel
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
-from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts, never_falling
-from dsbd_ort.decoding.drafting.request_costs import RequestCosts
+from dsbd_ort.decoding.drafting.cost_curve import (
+    CostCurve,
+    EngineCosts,
+    RequestCosts,
+    never_falling,
+)
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
 from tests.decoding.tables import (
     LogitsOf,

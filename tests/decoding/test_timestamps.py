@@ -13,7 +13,7 @@ from transformers.generation import logits_process as theirs
 from dsbd_forward.logits import DenseLogits
 from dsbd_ort.decoding import ConfigError, DecodingConfig, DecodingError
 from dsbd_ort.decoding.decode import decode
-from dsbd_ort.decoding.logits_processing.request_processing import processing_of
+from dsbd_ort.decoding.logits_processing.request_processing import RequestProcessing
 from dsbd_ort.decoding.table_model import TableModel
 from tests.decoding.path_constraint import PathConstraint, some_tokens
 from tests.decoding.tables import random_table
@@ -72,8 +72,7 @@ def check_scores(
     scores: np.ndarray,
 ) -> None:
     """Compare the distribution after a path with transformers' scores."""
-    processing = processing_of(config, None, prompt, VOCAB)
-    assert processing is not None
+    processing = RequestProcessing(config, None, prompt, VOCAB)
     for node, token in enumerate(new):
         for states in processing.path_states:
             states.add(np.array([node]), np.array([token]))

@@ -11,8 +11,7 @@ import pytest
 
 from dsbd_forward.spec import MemorySpec
 from dsbd_ort.decoding import DecodingConfig, TableModel, WithResult, decode_iterations
-from dsbd_ort.decoding.cache_view import PrefixCache
-from dsbd_ort.decoding.kv_cache import MOST_UNUSED_ROWS
+from dsbd_ort.decoding.kv_cache import MOST_UNUSED_ROWS, PrefixCache
 from tests.decoding.tables import all_tokens, decoded, mixed_table, random_table, request_on, run
 
 VOCAB = 6

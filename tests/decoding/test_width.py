@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding.width import threshold_width, waiting_distribution
+from dsbd_ort.decoding.sample_rule import threshold_width, waiting_distribution
 
 P = np.array([0.5, 0.2, 0.2, 0.1])
 Q = np.array([0.2, 0.4, 0.1, 0.1])  # the missing 0.2 lies outside the target's candidates

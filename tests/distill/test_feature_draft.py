@@ -27,8 +27,7 @@ from dsbd_distill.rollout import (
     rollout_reads,
     visible,
 )
-from dsbd_distill.teacher import Sampling, TorchDevice
-from dsbd_distill.teacher_features import TeacherFeatures
+from dsbd_distill.teacher import Sampling, TeacherFeatures, TorchDevice
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError

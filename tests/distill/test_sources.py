@@ -17,10 +17,10 @@ from dsbd_distill.source_draft import cut_decoder, decoder_parameters
 from dsbd_distill.sources import SourceRowReader, SourceRows, SourceTeacher
 from dsbd_distill.teacher import Sampling, TorchDevice
 from dsbd_distill.token_streams import SourceTokens, sources_of, target_begin
+from dsbd_export.checkpoints.json_files import read_proposed_tokens
 from dsbd_export.checkpoints.model_loading import load_model
-from dsbd_export.checkpoints.proposed_tokens import read_proposed_tokens
 from dsbd_export.config import ExportConfig, ModelOptions
-from dsbd_export.encoder_decoder.shared_encoder import fingerprint
+from dsbd_export.encoder_decoder.reference import fingerprint
 from dsbd_export.errors import ExportError
 from dsbd_export.opening import open_checkpoint, open_target
 from dsbd_export.pipeline import export_bundle

@@ -19,11 +19,11 @@ from dsbd_distill.teacher import (
     CHAT_SAMPLING,
     Sampling,
     Teacher,
+    TeacherFeatures,
     TorchDevice,
     best_device,
     num_labels,
 )
-from dsbd_distill.teacher_features import TeacherFeatures
 from dsbd_export.chats import Prompts
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ModelOptions

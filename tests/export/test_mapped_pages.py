@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsbd_export.gate.mapped_pages import dropped_pages
+from dsbd_export.gate.parity_engine import dropped_pages
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 MEGABYTES = 16

@@ -15,9 +15,8 @@ from dsbd_export.checkpoints.checkpoint import limited_threads
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
-from dsbd_export.gate.case_forwards import see_rows
 from dsbd_export.gate.parity import MEAN_KL, ParityLimit, advice
-from dsbd_export.gate.parity_engine import parity_engine
+from dsbd_export.gate.parity_engine import parity_engine, see_rows
 from dsbd_export.model_kinds import source_of
 from dsbd_export.parity_cases import (
     TREE_PARENTS,

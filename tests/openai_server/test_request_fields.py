@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from dsbd_ort.openai_server.request_fields import (
     FIELDS,
     OF_ONE_ENDPOINT,
     Refused,
+    RequestField,
     Unused,
-    documented,
 )
 from tests.openai_server.running_server import MODEL, RunningServer
 
@@ -27,6 +28,15 @@ COMPLETION = {"model": MODEL, "prompt": "def f(", "max_tokens": 2}
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
 ENDPOINTS = [("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)]
 UNLIKELY: list[Any] = ["no such value", 0.123, {"no": "such"}, ["no such"], True]
+
+
+def documented(name: str, field: RequestField) -> str:
+    """Return the row of the field in the table of docs/serving_reference.md."""
+    if isinstance(field, Unused):
+        return f"| `{name}` | accepted, unused | {field.meaning} |"
+    values = ", ".join(f"`{json.dumps(value)}`" for value in field.neutral)
+    accepted = f"{values} accepted, else refused" if values else "refused"
+    return f"| `{name}` | {accepted} | {field.reason} |"
 
 
 def posted(server: RunningServer, path: str, body: dict[str, Any]) -> httpx2.Response:

@@ -21,9 +21,9 @@ from dsbd_ort.decoding import (
     decode_iterations,
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, BatchMember, Preempted
-from dsbd_ort.decoding.cache_view import PrefixCache
 from dsbd_ort.decoding.decode import Iterations
 from dsbd_ort.decoding.errors import ConfigError, ConstraintError
+from dsbd_ort.decoding.kv_cache import PrefixCache
 from dsbd_ort.decoding.request import Preempts
 from dsbd_ort.decoding.result import IterationOutput
 from dsbd_ort.decoding.row_bounds import most_rows

@@ -210,9 +210,9 @@ class FakeEngine:
         self.num_released = 0
         self.is_closed = False
 
-    def capacity_for(self, num_rows: int, current: int) -> int:
+    def capacity_for(self, num_rows: int) -> int:
         if self.capacity is None:
-            return self.inner.capacity_for(num_rows, current)
+            return self.inner.capacity_for(num_rows)
         if num_rows > self.capacity:
             raise CapacityError(f"{num_rows} rows, the engine holds {self.capacity}")
         return self.capacity

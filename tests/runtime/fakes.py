@@ -13,7 +13,7 @@ from dsbd_forward.forward import Forward
 from dsbd_runtime.bundle_files.manifest import ModelEntry
 from dsbd_runtime.errors import DsbdError
 from dsbd_runtime.parts.attention_rows import AttentionEntry, Rows
-from dsbd_runtime.parts.head import LOGITS, NO_FULL, Head, HeadEntry
+from dsbd_runtime.parts.head import LOGITS, Head, HeadEntry
 from dsbd_runtime.parts.part import Call, HeadOutput, Part, part_of
 
 BYTES_PER_ROW = 100
@@ -29,9 +29,6 @@ class RecordingBinder:
 
     def write(self, arrays: Mapping[str, NDArray[Any]], padding: int = 0) -> None:
         self.arrays |= {name: array.copy() for name, array in arrays.items()}
-
-    def size(self, dim: str, number: int) -> int:
-        return number
 
     def returns(self, outputs: tuple[HeadOutput, ...], num_rows: int) -> None:
         pass
@@ -73,7 +70,7 @@ class FakeSession:
         attention = next(part for part in entry.parts if isinstance(part, AttentionEntry))
         self.rows = Rows(attention, self)
         head = HeadEntry(kind="full", vocab_size=entry.vocab_size)
-        self.parts = (self.rows, *others, Head(head, NO_FULL, []))
+        self.parts = (self.rows, *others, Head(head, None, []))
 
     # The caches
 

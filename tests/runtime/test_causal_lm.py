@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from dsbd_forward.forward import Forward, RowSources, Source
-from dsbd_runtime.engine.causal_lm import CausalLM
-from dsbd_runtime.engine.source_reading_lm import SourceReadingLM
+from dsbd_runtime.engine.causal_lm import CausalLM, SourceReadingLM
 from dsbd_runtime.errors import CapacityError, DsbdError, InputError
 from dsbd_runtime.parts.attention_rows import (
     ATTENTION_MASK,

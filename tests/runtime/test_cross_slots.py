@@ -11,8 +11,9 @@ import pytest
 from dsbd_forward.forward import Source
 from dsbd_runtime.errors import CapacityError
 from dsbd_runtime.ort.ort_module import import_ort
+from dsbd_runtime.parts.attention_rows import places_of_rows
 from dsbd_runtime.parts.cache_entries import AttentionRows
-from dsbd_runtime.parts.cross_slots import CallSources, CrossSlots, places_of_rows
+from dsbd_runtime.parts.cross_slots import CallSources, CrossSlots
 from dsbd_runtime.parts.encoder_entry import EncoderEntry
 from dsbd_runtime.parts.ort_encoder import CrossRows, HeldSources
 from tests.runtime.test_speech_entry import ENTRY as SPEECH

@@ -414,12 +414,12 @@ def test_a_size_that_returns_is_replayed_and_the_number_of_recordings_is_bounded
             append_chain(machine.model, num_new, np.array([0]))
             assert machine.device.traffic.counts["call"] == 1
             assert machine.device.traffic.counts["replay"] == (num_replays if num_new < 4 else 0)
-    assert machine.session.num_recorded == len(machine.device.recorded) == 2
+    assert len(machine.session.caches.recorded) == len(machine.device.recorded) == 2
     append_chain(machine.model, 200, NO_ROWS)  # the caches grow
-    assert machine.session.num_recorded == len(machine.device.recorded) == 0
+    assert len(machine.session.caches.recorded) == len(machine.device.recorded) == 0
     for _ in range(3):
         append_chain(machine.model, 1, np.array([0]))
-    assert machine.session.num_recorded == 1
+    assert len(machine.session.caches.recorded) == 1
     machine.model.close()
     assert machine.device.recorded == []
 

@@ -11,8 +11,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from dsbd_export.capture.cache_graphs import write_prune_graph
 from dsbd_export.capture.part import ExportContract
-from dsbd_export.capture.prune_graph import write_prune_graph
 from dsbd_export.parts.attention_rows import EVERY_ROW
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.device.cuda_device import CudaDevice
@@ -49,9 +49,7 @@ AZURE = Provider(
     backend="onnxruntime-device",
     dtypes=("fp32",),
     quantizations=("none",),
-    has_static_capacity=False,
     has_device_caches=True,
-    has_cuda_graphs=False,
     uses_cuda_graphs=False,
 )
 

@@ -28,11 +28,11 @@ from dsbd_runtime.ort.ort_module import check_offered
 from dsbd_runtime.parts.cache_entries import ConvolutionRows
 
 ROWS = [
-    # name, what offers it, extra, dtypes, static capacity, device caches, CUDA graphs
-    ("cpu", "CPUExecutionProvider", "cpu", ("fp32", "fp16"), False, False, False, False),
-    ("cuda", "CUDAExecutionProvider", "gpu", ("fp16", "bf16", "fp32"), False, True, True, True),
-    ("tensorrt", None, "tensorrt", ("fp16", "bf16", "fp32"), True, True, True, False),
-    ("tensorrt-rtx", None, "tensorrt-rtx", ("fp16", "bf16", "fp32"), True, True, True, False),
+    # name, what offers it, extra, dtypes, device caches, CUDA graphs
+    ("cpu", "CPUExecutionProvider", "cpu", ("fp32", "fp16"), False, False),
+    ("cuda", "CUDAExecutionProvider", "gpu", ("fp16", "bf16", "fp32"), True, True),
+    ("tensorrt", None, "tensorrt", ("fp16", "bf16", "fp32"), True, False),
+    ("tensorrt-rtx", None, "tensorrt-rtx", ("fp16", "bf16", "fp32"), True, False),
 ]
 
 
@@ -43,9 +43,7 @@ def test_the_table() -> None:
             row.ort_name,
             row.extra,
             row.dtypes,
-            row.has_static_capacity,
             row.has_device_caches,
-            row.has_cuda_graphs,
             row.uses_cuda_graphs,
         )
         for row in PROVIDERS

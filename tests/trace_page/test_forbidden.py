@@ -11,7 +11,7 @@ import pytest
 
 from dsbd_ort import AllowedTokens, Pipeline, RequestTrace, TokenTrie
 from dsbd_ort.decoding import DecodingConfig, TableModel, decode
-from dsbd_ort.decoding.logits_processing.forbidden_tokens import MOST_FORBIDDEN
+from dsbd_ort.decoding.logits_processing.allowed_after import MOST_FORBIDDEN
 from dsbd_ort.trace_page.trace_file import page_html, trace_object
 from tests.trace_page.conftest import PROMPT
 

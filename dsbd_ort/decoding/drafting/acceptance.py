@@ -1,11 +1,8 @@
 """The estimate of draft policy "throughput": how often layers are accepted, and the loop's cost.
 
 Kept from request to request, one for each setting. A layer's *gap* (see ``throughput.py``) says how
-sure it is; how often layers of a gap were accepted is counted, for first layers and for later ones,
-which are harder, apart.
+sure it is; the accepted layers of each gap are counted, apart for first layers and for later ones.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass, field
 
@@ -36,8 +33,7 @@ class LoopCost:
     """The seconds of the loop itself, outside engine calls; the latest iterations count most.
 
     Attributes:
-        iteration: seconds of an iteration without a draft.
-        layer: seconds that each drafted layer adds.
+        iteration: seconds of an iteration without a draft; ``layer``: that a drafted layer adds.
         num_plain, num_drafted: iterations without and with a draft so far.
     """
 
@@ -52,8 +48,7 @@ class LoopCost:
         error = min(max(seconds, 0.0), 4.0 * expected + _LEAST_DISTURBANCE) - expected
         if num_layers:
             self.num_drafted += 1
-            layer = self.layer + error * _step(self.num_drafted) / num_layers
-            self.layer = layer if layer > 0.0 else 0.0
+            self.layer = max(self.layer + error * _step(self.num_drafted) / num_layers, 0.0)
         else:
             self.num_plain += 1
             self.iteration += error * _step(self.num_plain)
@@ -71,20 +66,16 @@ class AcceptanceEstimator:
     """How often a gap was enough, and how fast tokens are committed.
 
     For a gap that was rarely seen the guess is the first guess times the level of all gaps: how
-    often layers were accepted over how often that was guessed. So a draft that agrees with little
-    is recognized after a few layers, whatever their gaps were.
+    often layers were accepted over how often that was guessed. So a bad draft is recognized after a
+    few layers, whatever their gaps were.
 
     Attributes:
         enough, seen: (2, num_bins) float64. Layers, by gap, that were accepted, and all; the
             observations of a layer count ``_MEMORY`` times as much after another.
         rates: (2, num_bins) float64. The estimates made from them: a wider gap is never worse.
         num_learned: layers so far; ``num_new``: since ``rates`` were computed, of each kind.
-        tokens, calls: expected from drafts, and the time they took in target calls of one row;
-            their ratio is the rate of tokens, whatever the calls are found to cost.
+        tokens, calls: expected from drafts, and the time they took in target calls of one row.
         acceptance, rows: running means of the estimate and of the width of chosen layers.
-        num_chosen: layers in these means.
-        loop: the time of the loop itself.
-        budget: bounds what drafts may lose.
     """
 
     enough: Floats = field(default_factory=lambda: np.zeros((2, _NUM_BINS)))
@@ -96,22 +87,19 @@ class AcceptanceEstimator:
     calls: float = 0.0
     acceptance: float = 0.7
     rows: float = 0.0
-    num_chosen: int = 0
+    num_chosen: int = 0  # layers in the running means
     loop: LoopCost = field(default_factory=LoopCost)
     budget: DraftBudget = field(default_factory=DraftBudget)
 
     def accepted(self, gaps: Floats, depth: int) -> Floats:
-        """Return the estimated probability that a layer with this gap is accepted.
-
-        depth: drafted layers before it.
-        """
+        """Return the estimated probability that a layer after ``depth`` others is accepted."""
         rates: Floats = self.rates[1 if depth else 0].take(_GAP_EDGES.searchsorted(gaps))
         return rates
 
     def learn(self, gaps: Floats, num_short: int, depth: int) -> None:
-        """Count one layer: the gap of every width it might have had, narrowest first.
+        """Count one layer by the gaps of its possible widths, narrowest first.
 
-        num_short: how many of these widths were not enough: the narrowest.
+        num_short: how many of these widths were not enough.
         """
         kind = 1 if depth else 0
         bins = _GAP_EDGES.searchsorted(gaps)
@@ -142,9 +130,8 @@ class AcceptanceEstimator:
             if num_new >= least:
                 self.num_new[kind] = 0
                 enough, seen = self.enough[kind], self.seen[kind]
-                level = (float(enough.sum()) + _LEVEL_WEIGHT) / (
-                    float(seen @ _FIRST_GUESS) + _LEVEL_WEIGHT
-                )
+                guessed = float(seen @ _FIRST_GUESS) + _LEVEL_WEIGHT
+                level = (float(enough.sum()) + _LEVEL_WEIGHT) / guessed
                 guess = np.minimum(level * _FIRST_GUESS, 1.0)
                 # Weighed, else the best of many noisy rates would be believed.
                 sums, weights = enough + _GUESS_WEIGHT * guess, seen + _GUESS_WEIGHT

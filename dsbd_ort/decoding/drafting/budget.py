@@ -3,9 +3,8 @@
 Counted in iterations without a draft: 0.5 is half the time of one. A draft costs its calls, its
 rows and the loop's own time, a prompt that the draft model reads included, and earns the iterations
 that it has saved; none may cost more than the balance. Every iteration adds a share of its time,
-2 % at first. The share of a first short answer is there from the start, and none is added until
-that many iterations have passed: so drafts lose at most 2 % of a short answer, and of everything
-longer, all requests together.
+2 % at first. The share of a first short answer is there from the start, and the next one is added
+after that many iterations: so drafts lose at most 2 %, all requests together.
 
 If estimates say that no draft pays, one layer is tried once the shares since the last draft pay for
 it: at 0.16 iterations a try, after 8 iterations. Every try that does not pay halves the share; a
@@ -13,8 +12,6 @@ draft that pays quadruples it, up to 2 %. So tries of a draft that is never righ
 8, 16, ... 64 iterations. Once drafts have lost 2 iterations more than they earned, only tries are
 made, whatever is estimated.
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass
@@ -33,12 +30,9 @@ class DraftBudget:
 
     Attributes:
         balance: negative after a draft that cost more than was expected.
-        most: upper limit of the balance: something for drafts, and the prompt that the draft model
-            reads in the requests of now.
-        share: what an iteration adds.
-        saved: the shares since the last draft.
+        most: upper limit of the balance, the prompt that the draft model reads included.
+        share: added by an iteration; ``saved``: the shares since the last draft.
         gained: iterations that drafts have earned beyond their cost, the latest counting most.
-        num_prepaid: iterations whose share is in the balance already.
     """
 
     balance: float = SHARE * _SHORT_ANSWER
@@ -46,7 +40,7 @@ class DraftBudget:
     share: float = SHARE
     saved: float = 0.0
     gained: float = 0.0
-    num_prepaid: int = _SHORT_ANSWER
+    num_prepaid: int = _SHORT_ANSWER  # iterations whose share is in the balance already
 
     @property
     def believes_estimates(self) -> bool:
@@ -54,10 +48,7 @@ class DraftBudget:
         return self.gained >= _LOST
 
     def begin_request(self, prompt: float, draft_prompt: float) -> None:
-        """Add the share of a prompt that the target has read in ``prompt``.
-
-        draft_prompt: what it costs the draft model.
-        """
+        """Add the share of a prompt, by its cost to the target and to the draft model."""
         self.most = _MOST + draft_prompt
         self.add(self.share * prompt)
 
@@ -70,10 +61,10 @@ class DraftBudget:
             self.add(self.share)
 
     def add(self, earned: float) -> None:
-        """Add what was earned, less its cost; negative: it was lost."""
+        """Add earnings less their cost, which may be negative."""
         balance = self.balance + earned
         if earned > 0.0 and balance > self.most:  # a balance beyond the limit stays
-            balance = self.balance if self.balance > self.most else self.most
+            balance = max(self.balance, self.most)
         self.balance = balance
 
     def settle(self, cost: float, earned: float, *, is_try: bool) -> None:

@@ -2,24 +2,24 @@
 
 No request waits for a measurement (docs/algorithm.md 3.5). Before any call, one row is guessed to
 take as long as reading every weight once, and a further row a small part of that. Of the latest
-calls of each size the first quartile is used (a disturbance only makes a call longer), the very
-first excepted, which warms up. Sizes that were never called lie on a line through the others, which
-two guessed points hold if all calls have one size.
+calls of each size, except the first, the first quartile is used (a disturbance only makes a call
+longer). Sizes that were never called lie on a line through the others and two guessed points.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.forward import SourceReading
-from dsbd_ort.decoding.engine_call import EngineCall, Role
+from dsbd_ort.decoding.engine_call import EngineCall
+from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
 
 Floats = NDArray[np.float64]
 LEARNED_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -28,16 +28,18 @@ _KEPT_CALLS = 9  # of a size
 _SOON = 3  # calls of a size each of which changes the curve at once
 _GUESSED_SHARE = 0.05  # of the seconds of one row: the cost of a further row
 _BYTES_PER_SECOND = 1e10  # read by a call of one row
+LOOK_AHEAD = 6
+"""Layers after the next one whose gain is estimated."""
+
+CostKind = Literal["target", "draft", "source"]
 
 
 @dataclass(frozen=True)
 class CostCurve:
     """Seconds of one call by its rows: linear between the measured points, and beyond the last.
 
-    Attributes:
-        rows: (num_points,) increasing.
-        seconds: (num_points,) never falling.
-        seen: fewest and most rows of the calls that it is learned from; None: it is given.
+    rows increase, seconds never fall. seen: fewest and most rows of the calls that it is learned
+    from; None: it is given.
     """
 
     rows: tuple[int, ...]
@@ -47,8 +49,7 @@ class CostCurve:
     def up_to(self, most_rows: int, num_sharers: int = 1) -> Floats:
         """Return the seconds of calls with 0, 1, ... ``most_rows`` rows; 0 rows are no call.
 
-        With ``num_sharers`` requests in each call, all alike: one's share. Twice 3 rows in 8 ms
-        are 3 rows in 4 ms.
+        With ``num_sharers`` requests in each call, one's share: twice 3 rows in 8 ms are 3 in 4 ms.
         """
         num_rows = np.arange(most_rows + 1) * num_sharers
         inside = np.interp(num_rows, (0, *self.rows), (0.0, *self.seconds))
@@ -67,20 +68,15 @@ class Costs(Protocol):
     def now(self) -> EngineCosts:
         """Return the costs as they are known now; the same object until they change."""
 
-    def observe(self, role: Role, num_rows: int, seconds: float) -> None:
-        """Learn from a call, all of whose rows returned logits."""
-
-    def observe_source(self, role: Role, num_tokens: int, seconds: float) -> None:
-        """Learn from the reading of a source."""
+    def observe(self, kind: CostKind, num_rows: int, seconds: float) -> None:
+        """Learn from a call, all of whose rows returned logits, or from a source's tokens."""
 
 
 @dataclass(frozen=True)
 class EngineCosts:
-    """The cost curves of both engines of a pair; as Costs, they never change.
+    """The cost curves by rows, given; as Costs, they never change.
 
-    Attributes:
-        target, draft: by the rows of a call.
-        source: by the tokens of a source that the draft reads, before its first call.
+    source: by the tokens of a source that the draft reads, before its first call.
     """
 
     target: CostCurve
@@ -88,13 +84,9 @@ class EngineCosts:
     source: CostCurve = FREE
 
     def now(self) -> EngineCosts:
-        """See Costs.now."""
         return self
 
-    def observe(self, role: Role, num_rows: int, seconds: float) -> None:
-        """Learn nothing: the curves are given."""
-
-    def observe_source(self, role: Role, num_tokens: int, seconds: float) -> None:
+    def observe(self, kind: CostKind, num_rows: int, seconds: float) -> None:
         """Learn nothing: the curves are given."""
 
 
@@ -104,40 +96,34 @@ class LearnedCosts:
     def __init__(
         self, target_bytes: int = 10**7, draft_bytes: int = 10**7, source_bytes: int = 0
     ) -> None:
-        """Take the bytes of the weights, by which a call of one row of each engine is guessed.
-
-        source_bytes: of the weights that read the source, if the draft has such.
-        """
-        self._target, self._draft, self._source = (
-            LearnedCurve(num_bytes / _BYTES_PER_SECOND)
-            for num_bytes in (target_bytes, draft_bytes, source_bytes)
-        )
-        self._reads_source = source_bytes > 0
+        """Take the bytes of the weights of target, draft and the draft's encoder of sources."""
+        guesses = {"target": target_bytes, "draft": draft_bytes, "source": source_bytes}
+        self._curves = {
+            kind: LearnedCurve(num_bytes / _BYTES_PER_SECOND)
+            for kind, num_bytes in guesses.items()
+            if num_bytes or kind != "source"
+        }
         self._costs: EngineCosts | None = None
 
     def now(self) -> EngineCosts:
-        """See Costs.now."""
         if self._costs is None:
-            target, draft, source = self._target, self._draft, self._source
+            target, draft = self._curves["target"], self._curves["draft"]
+            source = self._curves.get("source")
             any_known = draft if draft.num_calls else target
             self._costs = EngineCosts(
                 target.curve(draft.times_guessed),
                 draft.curve(target.times_guessed),
-                source.curve(any_known.times_guessed) if self._reads_source else FREE,
+                source.curve(any_known.times_guessed) if source else FREE,
             )
         return self._costs
 
-    def observe(self, role: Role, num_rows: int, seconds: float) -> None:
-        """See Costs.observe."""
-        if (self._target if role == "target" else self._draft).learn(num_rows, seconds):
+    def observe(self, kind: CostKind, num_rows: int, seconds: float) -> None:
+        """See Costs.observe; the time of a long source is scaled to the longest size."""
+        if kind == "source":
+            counted = min(num_rows, LEARNED_ROWS[-1])
+            num_rows, seconds = counted, seconds * counted / num_rows
+        if kind in self._curves and self._curves[kind].learn(num_rows, seconds):
             self._costs = None
-
-    def observe_source(self, role: Role, num_tokens: int, seconds: float) -> None:
-        """See Costs.observe_source; the time of a long source is scaled to the longest size."""
-        if role == "draft" and self._reads_source:
-            counted = min(num_tokens, LEARNED_ROWS[-1])
-            if self._source.learn(counted, seconds * counted / num_tokens):
-                self._costs = None
 
 
 def observe_call(
@@ -146,7 +132,8 @@ def observe_call(
     """Let costs learn from calls that were made together, and from the source that they read."""
     role = calls[0].role
     if reading is not None:
-        costs.observe_source(role, reading.num_tokens, reading.own_seconds)
+        if role == "draft":
+            costs.observe("source", reading.num_tokens, reading.own_seconds)
         seconds -= reading.seconds
     num_rows = 0
     for call in calls:
@@ -159,9 +146,7 @@ def observe_call(
 class LearnedCurve:
     """The cost curve of one engine, learned from its calls.
 
-    Attributes:
-        num_calls: learned from.
-        times_guessed: how many times as long as guessed a row takes.
+    times_guessed: how many times as long as guessed a row takes.
     """
 
     def __init__(self, guess: float) -> None:
@@ -189,8 +174,7 @@ class LearnedCurve:
     def curve(self, scale: float) -> CostCurve:
         """Return the curve; before the first call the guess, times ``scale``.
 
-        Of each size the first quartile of its calls is used; a size that was called once counts
-        only if none was called again.
+        A size that was called once is used only if none was called again.
         """
         guess = 1.0 + _GUESSED_SHARE * (_SIZES - 1.0)  # in calls of one row
         if not self.num_calls:
@@ -235,3 +219,73 @@ def never_falling(sums: Floats, weights: Floats) -> Floats:
             pool = (last[0] + pool[0], last[1] + pool[1], last[2] + pool[2])
         pools.append(pool)
     return np.repeat([pool[0] / pool[1] for pool in pools], [pool[2] for pool in pools])
+
+
+class RequestCosts:
+    """Seconds of calls, by rows, as ``refresh`` has found them last.
+
+    Attributes:
+        most_rows: of the largest target call; calls beyond it (after a restart) cost as much.
+        target: (room,) float64. Of a target call; 0 for 0 rows.
+        seconds, draft: lists by 0 to ``most_rows`` rows: of target and draft calls.
+        row: of a target call of one row that is not shared.
+        are_learned: whether calls teach them.
+        most_known: rows of the largest target call whose cost is known well enough for a draft.
+    """
+
+    def __init__(
+        self,
+        costs: Costs,
+        num_sharers: Callable[[], int],
+        *,
+        num_beams: int,
+        most_rows: int,
+        most_beams: int,
+        has_draft_model: bool,
+    ) -> None:
+        self._costs, self._sharers_now = costs, num_sharers
+        self.num_beams, self.most_rows, self.most_beams = num_beams, most_rows, most_beams
+        self.has_draft_model = has_draft_model
+        self._known: EngineCosts | None = None
+        self.num_sharers = 0
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look up what calls cost now."""
+        costs, num_sharers = self._costs.now(), self._sharers_now()
+        if costs is self._known and num_sharers == self.num_sharers:  # usually
+            return
+        self._known, self.num_sharers = costs, num_sharers
+        self.row = costs.target.seconds[0]
+        seconds = costs.target.up_to(self.most_rows, num_sharers)
+        self.target = np.pad(seconds, (0, self.most_beams + 1), mode="edge")
+        self.seconds: list[float] = seconds.tolist()
+        draft = costs.draft if self.has_draft_model else FREE
+        self.draft: list[float] = draft.up_to(self.most_rows, num_sharers).tolist()
+        self._ahead: dict[int, Floats] = {}
+        self.most_known, seen = self.most_rows, costs.target.seen
+        self.are_learned = seen is not None
+        if seen is not None and not self.has_draft_model:
+            # Drafts without a model begin with at most twice the rows that were seen.
+            is_base_known = seen[0] <= num_sharers * self.num_beams
+            self.most_known = 2 * seen[1] // num_sharers if is_base_known else 0
+
+    def reading(self, num_unread: int, num_unread_source: int) -> float:
+        """Return the seconds in which the draft model reads so much of prompt and source."""
+        if self._known is None or not (num_unread or num_unread_source):
+            return 0.0
+        seconds = self._known.draft.up_to(PREFILL_CHUNK)
+        num_whole, rest = divmod(num_unread, PREFILL_CHUNK)
+        source = self._known.source.up_to(num_unread_source)[-1]
+        return float(num_whole * seconds[-1] + seconds[rest] + source)
+
+    def rows_ahead(self, width: int) -> Floats:
+        """Return the seconds that further layers of a width add to target calls.
+
+        (room, LOOK_AHEAD + 1) float64, by rows before them and by their number.
+        """
+        if width not in self._ahead:
+            last = len(self.target) - 1
+            rows = np.add.outer(np.arange(last + 1), width * np.arange(LOOK_AHEAD + 1))
+            self._ahead[width] = self.target[np.minimum(rows, last)] - self.target[:, None]
+        return self._ahead[width]

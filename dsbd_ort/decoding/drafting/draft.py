@@ -1,9 +1,4 @@
-"""Drafting: the forest grown by the draft model, and the policies that say how much.
-
-The record of an iteration stands here as well: policies, statistics and traces all observe it.
-"""
-
-from __future__ import annotations
+"""Drafting: the forest grown by the draft model, the policies that decide how much, the record."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,16 +18,13 @@ class DraftLayer:
     """One drafted layer.
 
     Attributes:
-        drawn: (<= W_S,) int64 candidates of ``distribution`` in the order drawn.
         children: (<= W_S,) int64. Nodes of the distinct drawn candidates, in the order first drawn.
-        num_new: how many of them the forest did not have.
-        kept: ``distribution``, None where the rule never reads it: without top-k it is an array
-            of the vocabulary's size for every beam.
+        kept: ``distribution``; None if the rule never reads it: it may be of beams x vocabulary.
     """
 
-    drawn: NDArray[np.int64]
+    drawn: NDArray[np.int64]  # (<= W_S,) int64 candidates of ``distribution`` in the order drawn
     children: Nodes
-    num_new: int
+    num_new: int  # how many of them the forest did not have
     kept: JointDistribution | None
 
     @property
@@ -47,23 +39,18 @@ class Iteration:
     """The record of one iteration, when its layers are selected and nothing is pruned yet.
 
     Attributes:
-        roots: the beams at its start.
         drafted, committed: the drafted layers, the beams of every committed layer.
-        beams: those that go on; the last committed ones, or fewer.
         hypotheses: (n,) int64. The live ones, one of which begins the best sequence.
-        survivors: (num_nodes,) bool. Which nodes pruning will leave.
-        num_draft_tokens: nodes that the draft added.
-        num_accepted_tokens: drafted nodes that were committed, of earlier drafts too.
     """
 
-    roots: Beams
+    roots: Beams  # the beams at its start
     drafted: list[DraftLayer]
     committed: list[Beams]
-    beams: Beams
+    beams: Beams  # those that go on; the last committed ones, or fewer
     hypotheses: NDArray[np.int64]
-    survivors: NDArray[np.bool_]
-    num_draft_tokens: int
-    num_accepted_tokens: int
+    survivors: NDArray[np.bool_]  # (num_nodes,) bool. Which nodes pruning will leave
+    num_draft_tokens: int  # nodes that the draft added
+    num_accepted_tokens: int  # drafted nodes that were committed, of earlier drafts too
 
 
 Propose = Callable[[JointDistribution, int, int], NDArray[np.int64]]
@@ -74,19 +61,17 @@ Scores = Callable[[JointDistribution, int], NDArray[np.float64]]
 
 
 class Observer(Protocol):
-    """Is shown every iteration before it is pruned."""
+    """Receives every iteration before it is pruned."""
 
     def observe(self, iteration: Iteration) -> None:
         """Learn from an iteration."""
 
 
 Proposer = Literal["model", "ngram", "constraint"]
-"""Whose distribution a node was drafted from."""
+"""Who drafted a node."""
 
 TakesAll = Callable[[int, int], bool]
-"""(num_candidates, num_rows) -> whether a layer of all these candidates is worth more than one
-that the model chooses, by a call of ``num_rows`` rows; see DraftPolicy.takes_all."""
-
+"""(num_candidates, num_rows): see DraftPolicy.takes_all."""
 
 MOST_FORCED_LAYERS = 4
 """Of one draft, in addition to those that its policy chooses: bounds the rows of a request."""
@@ -97,33 +82,30 @@ class LayerNeeds:
     """A layer that is about to be drafted.
 
     Attributes:
-        pending: (n,) int64. Nodes that the model has to compute for it, parents first.
         is_forced: whether the constraint leaves one token to every path that has not ended.
-        num_whole: candidates of a layer of all that the constraint allows, else 0.
     """
 
-    pending: Nodes
+    pending: Nodes  # (n,) int64. Nodes that the model has to compute for it, parents first
     is_forced: bool = False
-    num_whole: int = 0
+    num_whole: int = 0  # candidates of a layer of all that the constraint allows, else 0
 
 
 class Drafter(Protocol):
     """Gives the distributions that a layer is drafted from. ``ForestRunner`` is one.
 
-    Attributes:
-        forces: whether layers may be forced, so that it has to be looked what they need.
+    forces: whether layers may be forced, so that ``look_up`` comes before the policy is asked.
     """
 
     forces: bool
 
     def look_up(self, nodes: Nodes, takes_all: TakesAll) -> LayerNeeds | None:
-        """Begin a layer below these nodes; None where every path ends with its next token.
+        """Begin a layer below these nodes; None if every path ends with its next token.
 
         Such a layer has nothing to verify: the target selects it from the distributions above.
         """
 
     def compute(self, pending: Nodes) -> EngineCalls[None]:
-        """Let the model compute nodes, those that the layer needs."""
+        """Let the model compute the nodes that the layer needs."""
 
     def joint(
         self, nodes: Nodes, log_weights: NDArray[np.float64], copies: NDArray[np.int64] | None
@@ -131,58 +113,43 @@ class Drafter(Protocol):
         """Return the draft's joint distribution over the continuations of these nodes."""
 
 
-class DraftPolicy(Protocol):
+class DraftPolicy(Observer, Protocol):
     """Decides, layer by layer, whether to draft and how many candidates (docs/algorithm.md 3.5)."""
 
     def begin(self, num_pending: int, most_layers: int) -> None:
         """Start an iteration.
 
-        Args:
-            num_pending: rows the target must compute whatever is drafted.
-            most_layers: layers that can still be used.
+        num_pending: rows the target must compute in any case. most_layers: that can still be used.
         """
 
     def takes_all(self, num_candidates: int, num_rows: int) -> bool:
-        """Return whether a layer of all candidates is better than one that a model chooses.
-
-        num_rows: of the engine call by which it would.
-        """
+        """Return whether a layer of all candidates is better than a call of ``num_rows`` rows."""
 
     def wants_layer(self, num_rows: int, num_whole: int = 0) -> bool:
         """Return whether to draft one more layer, by an engine call of so many rows.
 
-        With 0 rows, whether it might be worth looking what could be drafted. ``num_whole``: number
-        of candidates where they are all there are.
+        With 0 rows, whether a draft is worth looking up. ``num_whole``: number of candidates of a
+        layer of all that there are, else 0.
         """
 
     def choose(self, joint: JointDistribution, depth: int) -> NDArray[np.int64]:
-        """Return the candidates to add, best first; none ends the draft.
-
-        depth: of the layer, counted from the prompt.
-        """
+        """Return the candidates to add, best first; none ends the draft."""
 
     def choose_forced(self, joint: JointDistribution) -> NDArray[np.int64]:
-        """Return all candidates of a forced layer where these are worth their rows, else none.
+        """Return all candidates of a forced layer if these are worth their rows, else none.
 
         If the layer before is accepted, so is this one: it saves a call of the target.
         """
 
-    def observe(self, iteration: Iteration) -> None:
-        """Learn from an iteration."""
-
 
 class FixedDraftPolicy:
-    """``draft_length`` layers of ``draft_beams`` candidates each, and what is forced."""
+    """DraftPolicy: ``draft_length`` layers of ``draft_beams`` candidates, and forced layers."""
 
     def __init__(self, layer_widths: tuple[int, ...], propose: Propose) -> None:
-        self._layer_widths = layer_widths
-        self._propose = propose
-        self._layer = 0
-        self._num_forced = 0
-        self._most_layers = 0
+        self._layer_widths, self._propose = layer_widths, propose
+        self._layer = self._num_forced = self._most_layers = 0
 
     def begin(self, num_pending: int, most_layers: int) -> None:
-        """See DraftPolicy.begin."""
         self._layer, self._num_forced, self._most_layers = 0, 0, most_layers
 
     def takes_all(self, num_candidates: int, num_rows: int) -> bool:
@@ -195,7 +162,6 @@ class FixedDraftPolicy:
         return self._layer < len(self._layer_widths) and num_layers < self._most_layers
 
     def choose(self, joint: JointDistribution, depth: int) -> NDArray[np.int64]:
-        """See DraftPolicy.choose."""
         drawn = self._propose(joint, self._layer_widths[self._layer], depth)
         self._layer += 1
         return drawn
@@ -222,22 +188,15 @@ def draft_forest(
     keeps_distributions: bool,
     repeats: bool,
 ) -> EngineCalls[list[DraftLayer]]:
-    """Add the draft's candidates to the forest: one engine call a layer, where one is needed.
+    """Add the draft's candidates to the forest: at most one engine call per layer.
 
     The draft's weights u start at the target's weights of the input beams (the published code
-    starts from equal weights and loses acceptance), then u_child = u_parent * q~.
+    starts from equal weights and loses acceptance), then u_child = u_parent * q~. The draft ends
+    once all draft beams have ended.
 
-    Args:
-        forest: grows.
-        drafter: gives the distributions.
-        beams: the input beams.
-        policy: has begun its iteration.
-        depth: of the first layer, counted from the prompt.
-        keeps_distributions: whether the layers hold the draft's joint distributions.
-        repeats: whether a candidate may be drawn more than once.
-
-    Returns:
-        The layers; none are added once all draft beams have ended.
+    The policy has begun its iteration. depth: of the first layer, counted from the prompt.
+    keeps_distributions: whether the layers hold the draft's joint distributions. repeats: whether a
+    candidate may be drawn more than once.
     """
     layers: list[DraftLayer] = []
     nodes, log_u, copies = beams.nodes, beams.log_weights, beams.copies
@@ -254,9 +213,8 @@ def draft_forest(
         joint = drafter.joint(nodes, log_u, copies)
         if not len(joint.tokens):  # none is known, or processors and constraint leave none
             break
-        drawn = (
-            policy.choose_forced(joint) if is_forced else policy.choose(joint, depth + len(layers))
-        )
+        depth_now = depth + len(layers)
+        drawn = policy.choose_forced(joint) if is_forced else policy.choose(joint, depth_now)
         if not len(drawn):
             break
         distinct, copies = distinct_in_order(drawn) if repeats else (drawn, None)
@@ -268,9 +226,7 @@ def draft_forest(
     return layers
 
 
-def distinct_in_order(
-    drawn: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def distinct_in_order(drawn: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the distinct candidates in the order first drawn, and how often each was drawn."""
     values, first, counts = np.unique(drawn, return_index=True, return_counts=True)
     order = np.argsort(first)

@@ -1,14 +1,12 @@
 """Drafters: where the distributions of drafted layers come from (docs/algorithm.md 3.9).
 
-With an output that does not depend on the draft, anything that gives a distribution over the next
-tokens of a path may draft. For every path the first that knows it is asked: the constraint, where
-it leaves one token, where nothing can follow the next one, or where the whole layer is worth
-drafting; the n-gram drafter; the draft model.
+If the output does not depend on the draft, anything that gives a distribution over the next tokens
+of a path may draft. Each path is drafted by the first of these that can: the constraint, if it
+leaves one token, if nothing can follow the next one, or if the whole layer is worth drafting; the
+n-gram drafter; the draft model.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,47 +25,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class _Proposed:
-    """Candidates that are proposed without the model, for some of a layer's beams, beam by beam.
-
-    Attributes:
-        is_known: (num_beams,) bool. Of which beams.
-        parents: (n,) int64. The index of each candidate's beam.
-        tokens: (n,) int64. STAY for a beam that has ended.
-        log_probs: (n,) float64.
-        unlisted: (num_beams,) float64. Probability of all other tokens together.
-    """
-
-    is_known: NDArray[np.bool_]
-    parents: Ints
-    tokens: Ints
-    log_probs: Floats
-    unlisted: Floats
-
-
-class Proposers:
-    """Notes whose distribution follows each node, until it is taken: for a trace."""
-
-    def __init__(self) -> None:
-        self._noted: dict[int, Proposer] = {}
-
-    def note(self, nodes: Nodes, proposer: Proposer) -> None:
-        """Note who proposes what follows these nodes."""
-        self._noted.update(dict.fromkeys(nodes.tolist(), proposer))
-
-    def taken(self) -> dict[int, Proposer]:
-        """Return what was noted, by node, and forget it: pruning gives nodes other numbers."""
-        noted, self._noted = self._noted, {}
-        return noted
-
-
 class ChainedDrafter:
-    """Asks the constraint, the n-gram drafter and the model, for each path the first that knows.
-
-    Attributes:
-        forces: see Drafter.
-    """
+    """Drafter: for each path the first of constraint, n-gram drafter and model that can."""
 
     def __init__(
         self,
@@ -76,27 +35,23 @@ class ChainedDrafter:
         ngram: NGramDrafter | None,
         model: ForestRunner | None,
         *,
-        proposers: Proposers | None = None,
+        proposers: dict[int, Proposer] | None = None,
         proposes_ends: bool = True,
     ) -> None:
         """Take the drafters there are.
 
-        proposers: notes who proposed without the model.
-        proposes_ends: whether the constraint may speak for paths that end with their next token,
-            as if all tokens were as likely: not where the draft's distributions are read.
+        proposers: gets who proposes, without the model, the tokens after a node: for a trace.
+        proposes_ends: whether the constraint may draft for paths that end with their next token, as
+            if all tokens were equally likely: not if the draft's distributions are read.
         """
         self.forces = processing is not None and processing.constraint is not None
-        self._forest = forest
-        self._proposes_ends = proposes_ends
-        self._processing = processing
-        self._ngram = ngram
-        self._model = model
-        self._proposers = proposers
-        self._layer: _Proposed | None = None
+        self._forest, self._processing = forest, processing
+        self._ngram, self._model = ngram, model
+        self._proposers, self._proposes_ends = proposers, proposes_ends
 
     def look_up(self, nodes: Nodes, takes_all: TakesAll) -> LayerNeeds | None:
         """See Drafter.look_up."""
-        lists = _Lists(len(nodes))
+        self._layer = lists = _Layer(len(nodes))
         if self._forest.has_ends:
             ended = self._forest.is_absorbing[nodes].nonzero()[0]
             lists.extend(ended, np.full(len(ended), STAY), np.zeros(len(ended)))
@@ -117,20 +72,17 @@ class ChainedDrafter:
             self._ask_constraint(lists, nodes[open_beams], allowed, asked.nonzero()[0])
         if self._ngram is not None:
             self._ask_ngram(lists, nodes)
-        self._layer = lists.proposed()
-        unknown = nodes[~self._layer.is_known]
+        lists.sort()
+        unknown = nodes[~lists.is_known]
         pending = NO_INTS if self._model is None else self._model.pending(unknown)
         return LayerNeeds(pending, is_forced, num_whole)
 
     def compute(self, pending: Nodes) -> EngineCalls[None]:
-        """See Drafter.compute."""
         if self._model is not None:
             yield from self._model.compute(pending)
 
     def joint(self, nodes: Nodes, log_weights: Floats, copies: Ints | None) -> JointDistribution:
-        """See Drafter.joint."""
         layer = self._layer
-        assert layer is not None  # looked up
         weights = log_weights[layer.parents] + layer.log_probs
         log_copies = 0.0 if copies is None else np.log(copies)[layer.parents]
         unlisted = np.exp(log_weights) * layer.unlisted * (1 if copies is None else copies)
@@ -153,11 +105,7 @@ class ChainedDrafter:
                 self._ngram.learn(beams.nodes[self._forest.is_absorbing[beams.nodes] == 0])
 
     def _ask_constraint(
-        self,
-        lists: _Lists,
-        open_nodes: Nodes,
-        allowed: AllowedAfter,
-        asked: Ints,
+        self, lists: _Layer, open_nodes: Nodes, allowed: AllowedAfter, asked: Ints
     ) -> None:
         """Propose all that the constraint allows after some of the open nodes."""
         assert self._processing is not None
@@ -167,10 +115,10 @@ class ChainedDrafter:
         rows, tokens = allowed.part(asked).tokens_by_row(self._processing.vocab_size)
         lists.extend(open_beams[asked[rows]], tokens, -np.log(counts[asked[rows]]))
         if self._proposers is not None:
-            self._proposers.note(open_nodes[asked], "constraint")
+            self._proposers |= dict.fromkeys(open_nodes[asked].tolist(), "constraint")
 
-    def _ask_ngram(self, lists: _Lists, nodes: Nodes) -> None:
-        """Propose what followed before; without a model nothing, where nothing is known."""
+    def _ask_ngram(self, lists: _Layer, nodes: Nodes) -> None:
+        """Propose what followed before; without a model nothing after paths that are unknown."""
         assert self._ngram is not None
         open_beams = lists.open_beams()
         found = self._ngram.proposals(nodes[open_beams])
@@ -182,42 +130,43 @@ class ChainedDrafter:
         if len(tokens):
             lists.extend(open_beams[paths], tokens, log_probs)
             if self._proposers is not None:
-                self._proposers.note(nodes[open_beams[paths]], "ngram")
+                self._proposers |= dict.fromkeys(nodes[open_beams[paths]].tolist(), "ngram")
         if self._model is None:
             lists.is_known[open_beams] = True
-        # Of the other beams the model will list what it thinks possible.
+        # Of the other beams the model lists what is possible.
         lists.unlisted[open_beams] = np.where(lists.is_known[open_beams], found.unlisted, 0.0)
 
 
-class _Lists:
-    """The candidates of a layer while drafters are asked one after the other.
+class _Layer:
+    """Candidates that are proposed without the model, for some of a layer's beams.
 
     Attributes:
-        is_known: (num_beams,) bool. Which beams need not be asked about any more.
-        unlisted: (num_beams,) float64. See ``_Proposed``.
+        is_known: (num_beams,) bool. Of which beams.
+        parents: (n,) int64. The index of each candidate's beam; increasing once sorted.
+        tokens: (n,) int64. STAY for a beam that has ended.
+        log_probs: (n,) float64.
+        unlisted: (num_beams,) float64. Probability of all other tokens together.
     """
 
     def __init__(self, num_beams: int) -> None:
         self.is_known = np.zeros(num_beams, dtype=np.bool_)
         self.unlisted = np.zeros(num_beams)
-        self._parts: list[tuple[Ints, Ints, Floats]] = []
+        self.parents = self.tokens = NO_INTS
+        self.log_probs = np.zeros(0)
 
     def open_beams(self) -> Ints:
-        """Return the beams of which nothing is known yet, (n,) int64."""
+        """Return the beams that are not known yet, (n,) int64."""
         return (~self.is_known).nonzero()[0]
 
     def extend(self, beams: Ints, tokens: Ints, log_probs: Floats) -> None:
         """Add candidates, (n,) each; of a beam all at once."""
-        self._parts.append((beams, tokens, log_probs))
+        self.parents = np.append(self.parents, beams)
+        self.tokens = np.append(self.tokens, tokens)
+        self.log_probs = np.append(self.log_probs, log_probs)
         self.is_known[beams] = True
 
-    def proposed(self) -> _Proposed:
-        """Return all of them, by beam."""
-        if not self._parts:
-            return _Proposed(self.is_known, NO_INTS, NO_INTS, np.zeros(0), self.unlisted)
-        parents, tokens, log_probs = self._parts[0]
-        if len(self._parts) > 1:
-            parents, tokens, log_probs = map(np.concatenate, zip(*self._parts, strict=True))
-            order = parents.argsort(kind="stable")
-            parents, tokens, log_probs = parents[order], tokens[order], log_probs[order]
-        return _Proposed(self.is_known, parents, tokens, log_probs, self.unlisted)
+    def sort(self) -> None:
+        """Order the candidates by beam."""
+        order = self.parents.argsort(kind="stable")
+        self.parents, self.tokens = self.parents[order], self.tokens[order]
+        self.log_probs = self.log_probs[order]

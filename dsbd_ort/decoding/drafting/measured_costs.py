@@ -1,7 +1,5 @@
 """Costs of engines by calls that are made to measure them, on empty caches."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 
@@ -25,9 +23,8 @@ def learn_from_first_calls(
 ) -> None:
     """Let costs learn from a few calls of one row of a draft, on empty caches.
 
-    Made when a pair is opened: the first call of an engine is several times as long as the next
-    ones, and a size in bytes says little about a draft that looks up most of its weights. A request
-    would charge both to its first drafts, which then seemed too expensive.
+    Made when a pair is opened: the first call of an engine takes several times as long as the next
+    ones, and a request would charge that to its first drafts.
 
     source: of the calls, for drafts that read one.
     """
@@ -39,10 +36,7 @@ def learn_from_first_calls(
 def measure_costs(
     target: Engine, draft: Engine | None, clock: Callable[[], float], source: Source = None
 ) -> EngineCosts:
-    """Measure the engines on empty caches; what the caches hold is dropped.
-
-    source: of the calls, for engines that read one.
-    """
+    """Measure the engines on empty caches; the rows in the caches are dropped."""
     costs = _measured_curve(target, clock, source)
     return EngineCosts(costs, _measured_curve(draft, clock, source) if draft else FREE)
 

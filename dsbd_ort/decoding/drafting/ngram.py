@@ -1,11 +1,9 @@
 """The n-gram drafter: what followed the last tokens of a path before (docs/algorithm.md 3.9).
 
-It needs no model and no engine call. Contexts of several lengths are looked up, the longest first;
-each gives its share of the probability by how often it was seen, and leaves the rest to shorter
-ones (interpolated back-off, after Witten and Bell 1991). What no context lists is never proposed.
+Contexts of several lengths are looked up, the longest first; each gives its share of the
+probability by how often it was seen, and leaves the rest to shorter ones (interpolated back-off,
+after Witten and Bell 1991). Tokens that no context lists are never proposed.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Sequence
@@ -22,7 +20,7 @@ _DOUBTS = {8: 0.05, 5: 0.15, 3: 0.5, 2: 1.0, 1: 3.0}
 c / (c + doubt * d) of the probability is theirs."""
 _LONGEST = max(_DOUBTS)
 _LONG_MATCH = 5
-"""Tokens of a context from which on it is believed before a draft model."""
+"""Tokens of a context from which on it is used before a draft model."""
 _MOST_LISTED = 8
 _ENOUGH = 0.95
 
@@ -32,20 +30,16 @@ Following = int | dict[int, int]
 
 
 class NGramCounts:
-    """Which tokens followed the contexts of some text.
-
-    Attributes:
-        num_tokens: counted.
-    """
+    """Tokens that followed the contexts of some text, by hash: a clash only misleads."""
 
     def __init__(self) -> None:
-        self._following: dict[int, Following] = {}  # by hash of the context: a clash only misleads
+        self.following: dict[int, Following] = {}
         self.num_tokens = 0
 
     def add(self, context: tuple[int, ...], token: int) -> None:
         """Count a token after its context, of which only the last tokens matter."""
         self.num_tokens += 1
-        known = self._following
+        known = self.following
         for length in _DOUBTS:
             if length > len(context):
                 continue
@@ -64,10 +58,6 @@ class NGramCounts:
         for end in range(1, len(tokens)):
             self.add(tokens[max(0, end - _LONGEST) : end], tokens[end])
 
-    def get(self, key: int) -> Following | None:
-        """Return what followed the context with this hash."""
-        return self._following.get(key)
-
 
 class NGramPool:
     """The texts of earlier requests, at most ``max_tokens``: the older half goes at once."""
@@ -83,7 +73,7 @@ class NGramPool:
 
     @property
     def counts(self) -> list[NGramCounts]:
-        """Keys to look up, latest first."""
+        """The tables to look up, latest first."""
         return self._halves[::-1]
 
     def add_text(self, token_ids: Sequence[int]) -> None:
@@ -97,7 +87,6 @@ class NGramPaths:
     """The last tokens of every node's path, kept in step with the forest; see PathStates."""
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:
-        """Start with one node, at the end of the prompt."""
         self._tails = [tuple(map(int, prompt_ids[-_LONGEST - 1 :]))]
 
     def tails(self, nodes: Nodes) -> list[tuple[int, ...]]:
@@ -115,7 +104,6 @@ class NGramPaths:
         """See PathStates.would_end."""
 
     def prune(self, kept: Nodes, is_absorbing: NDArray[np.int64]) -> None:
-        """See PathStates.prune."""
         self._tails = [self._tails[old] for old in kept.tolist()]
 
 
@@ -123,10 +111,8 @@ class NGramPaths:
 class Proposals:
     """Tokens that may follow some paths.
 
-    Attributes:
-        paths: (n,) int64. The index of each candidate's path, increasing.
-        tokens, log_probs: (n,) int64, float64.
-        unlisted: (num_paths,) float64. Probability of all other tokens together.
+    paths, tokens, log_probs: (n,). The index of each candidate's path, increasing.
+    unlisted: (num_paths,) float64. Probability of all other tokens together.
     """
 
     paths: NDArray[np.int64]
@@ -149,13 +135,9 @@ class NGramDrafter:
     ) -> None:
         """Count the prompt.
 
-        Args:
-            prompt_ids: of the request.
-            pool: of earlier requests.
-            temperature: sharpens the distribution as it does a model's.
-            only_long_matches: say nothing of other paths.
-            copied_ids: tokens that the output may repeat from the beginning on, as a source: they
-                follow the prompt's first token.
+        temperature: sharpens the distribution as it does a model's. only_long_matches: propose
+        nothing after other paths. copied_ids: tokens that the output may repeat from the beginning
+        on, as a source: they follow the prompt's first token.
         """
         self.paths = NGramPaths(prompt_ids)
         self._own = NGramCounts()
@@ -174,10 +156,7 @@ class NGramDrafter:
     def proposals(self, nodes: Nodes) -> Proposals:
         """Return what may follow these paths."""
         tables = [self._own, *(self._pool.counts if self._pool else ())]
-        paths: list[int] = []
-        tokens: list[int] = []
-        log_probs: list[float] = []
-        unlisted: list[float] = []
+        paths, tokens, log_probs, unlisted = list[int](), list[int](), list[float](), list[float]()
         for path, tail in enumerate(self.paths.tails(nodes)):
             listed, left = self._following(tail[-_LONGEST:], tables)
             paths += [path] * len(listed)
@@ -215,7 +194,7 @@ class NGramDrafter:
                 break
             key = hash(tail[-length:])
             for table in tables:
-                if (following := table.get(key)) is None:
+                if (following := table.following.get(key)) is None:
                     continue
                 counts = {following: 1} if isinstance(following, int) else following
                 total = sum(counts.values())

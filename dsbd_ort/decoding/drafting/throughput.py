@@ -1,7 +1,7 @@
 """Draft policy "throughput" (docs/algorithm.md 3.5): as much as pays, by costs and acceptance.
 
-Lawful only if the output does not depend on the draft (gumbel coupling or search, fixed width): it
-looks at the noise of a layer before the layer is selected.
+Only for outputs that do not depend on the draft (gumbel coupling or search, fixed width): it looks
+at the noise of a layer before the layer is selected.
 
 A layer of n candidates is accepted if all beams that the target selects are among them. The draft's
 scores (log mass plus noise) say how sure that is. A candidate's *deficit* is the score that it
@@ -11,21 +11,18 @@ and the deficit of the best one left out is its *gap*. How often a gap was enoug
 
 With lambda, the tokens per second of the latest drafts, an accepted layer is worth 1 / lambda
 seconds (the ratio of two expectations is largest where gain - lambda * cost is, Dinkelbach 1967).
-The tokens are the expected ones: those of so few drafts are mostly noise. A layer takes the n that
-maximises
+The tokens are the expected ones: observed ones of so few drafts are mostly noise. A layer takes the
+n that maximises
 
     reach * accepted(gap(n)) / lambda - (seconds of n more target rows) + (gain of further layers),
 
-reach being the probability that all layers before it are accepted, and the draft ends if nothing is
-gained. Calls that requests share cost each its share, as if all drafted alike.
+reach being the probability that all layers before it are accepted; the draft ends if nothing is
+gained. Of calls that requests share each pays its share, as if all drafted alike.
 
-Three records: the estimate (``acceptance.py``), the budget, which no draft may exceed whatever is
-estimated (``budget.py``), and the current draft. Where estimates say that no draft pays, the budget
-buys tries of one layer; the target computes no row for them. The first prompt of a setting is read
-by the draft model before there is evidence that it pays: it was made for its target.
+Whatever is estimated (``acceptance.py``), no draft may exceed its budget (``budget.py``). If
+estimates say that no draft pays, the budget buys tries of one layer; the target computes no row for
+them. The first prompt of a setting is read by the draft before there is evidence that it pays.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -37,8 +34,8 @@ from dsbd_forward.rows import NO_INTS
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.budget import SHARE
+from dsbd_ort.decoding.drafting.cost_curve import LOOK_AHEAD, RequestCosts
 from dsbd_ort.decoding.drafting.draft import MOST_FORCED_LAYERS, Iteration, Scores
-from dsbd_ort.decoding.drafting.request_costs import LOOK_AHEAD, RequestCosts
 from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import STAY, JointDistribution, best_candidates
 
@@ -56,14 +53,12 @@ class _Layer:
     """A drafted layer, for learning from it.
 
     Attributes:
-        nodes: the beams and draft beams it continues.
         best: (num_best,) int64. Their ``JointDistribution.candidate_ids``, least deficit first.
-        gaps: (num_widths,) float64, by width from ``narrowest`` on.
     """
 
-    nodes: Nodes
+    nodes: Nodes  # the beams and draft beams it continues
     best: NDArray[np.int64]
-    gaps: Floats
+    gaps: Floats  # (num_widths,) float64, by width from ``narrowest`` on
     narrowest: int
 
 
@@ -73,43 +68,34 @@ class _Draft:
 
     Attributes:
         limit: most layers; ``may_call``: whether the draft model may be called for them.
-        stake: most that it may cost.
-        prompt: to read the prompt and source, 0 once they are read.
-        num_left: iterations that may share the cost of the prompt.
         num_rows, num_needed: of the target call, with and without the layers that were chosen.
-        worth: gain of further layers after those chosen, their calls included.
-        may_try: whether the budget may buy a first layer that is not expected to pay.
-        is_try: whether it does.
-        reach: probability that all layers are accepted.
-        expected: tokens.
+        may_try: whether the budget may buy a first layer that is not expected to pay; ``is_try``:
+            whether it does.
         next_call, called: rows of draft calls, with the seconds of the prompt read before.
-        layers: None for a forced one.
-        parent_deficits: (num_beams,) of the last layer; None: all are 0.
-        refused: cost of a first layer that exceeds the budget.
     """
 
-    limit: int
-    may_call: bool
-    stake: float
-    prompt: float
-    num_left: int
-    num_rows: int
-    num_needed: int
-    worth: float = 0.0
+    limit: int = 0
+    may_call: bool = False
+    stake: float = 0.0  # most that it may cost
+    prompt: float = 0.0  # to read the prompt and source, 0 once they are read
+    num_left: int = 1  # iterations that may share the cost of the prompt
+    num_rows: int = 0
+    num_needed: int = 0
+    worth: float = 0.0  # gain of further layers after those chosen, their calls included
     may_try: bool = False
     is_try: bool = False
-    reach: float = 1.0
-    expected: float = 1.0
+    reach: float = 1.0  # probability that all layers are accepted
+    expected: float = 1.0  # tokens
     next_call: tuple[int, float] = 0, 0.0
     called: list[tuple[int, float]] = field(default_factory=list)
-    layers: list[_Layer | None] = field(default_factory=list)
+    layers: list[_Layer | None] = field(default_factory=list)  # None for a forced one
     num_forced: int = 0
-    parent_deficits: Floats | None = None
-    refused: float = 0.0
+    parent_deficits: Floats | None = None  # (num_beams,) of the last layer; None: all are 0
+    refused: float = 0.0  # cost of a first layer that exceeds the budget
 
 
 class ThroughputDraftPolicy:
-    """Drafts as many candidates as are expected to pay.
+    """DraftPolicy: drafts as many candidates as are expected to pay.
 
     Args:
         costs: of the engine calls.
@@ -117,11 +103,11 @@ class ThroughputDraftPolicy:
         scores: the rule's ranking.
         forest: of the request.
         most_layers: upper limit.
-        host_seconds: returns the time that the request has spent outside engine calls.
-        target_seconds: returns the time of its target calls.
+        host_seconds, target_seconds: return the time of the request outside engine calls, and in
+            those of its target.
         unread: returns how many tokens of the prompt and of the source the draft model has to read.
-        may_rest: whether an iteration without a draft predicts the next ones: tokens that a
-            constraint forces appear without notice.
+        may_rest: whether an iteration without a draft predicts the next ones; not with a
+            constraint, which forces tokens without notice.
     """
 
     def __init__(
@@ -138,25 +124,20 @@ class ThroughputDraftPolicy:
         may_rest: bool,
     ) -> None:
         self._costs, self._estimator, self._scores, self._forest = costs, estimator, scores, forest
-        self._most_layers, self._may_rest = most_layers, may_rest
+        self._most_layers, self._may_rest, self._unread = most_layers, may_rest, unread
         self._host_seconds, self._target_seconds = host_seconds, target_seconds
-        self._unread = unread
         self._num_to_rest = self._num_iterations = 0
         self._has_begun = False  # an iteration: not while the policy rests
-        self._now = _Draft(0, False, 0.0, 0.0, 1, 0, 0)
+        self._now = _Draft()
         self._powers = np.zeros(LOOK_AHEAD + 1)
 
     def rest(self) -> int:
-        """Return for how many iterations, this one included, no draft is made; count one.
-
-        0: ``begin`` is called next.
-        """
+        """Return for how many iterations, this one included, no draft is made; count one."""
         num_to_rest = self._num_to_rest
         self._num_to_rest = max(num_to_rest - 1, 0)
         return num_to_rest
 
     def begin(self, num_pending: int, most_layers: int) -> None:
-        """See DraftPolicy.begin."""
         self._began = self._host_seconds()
         costs, estimator, budget = self._costs, self._estimator, self._estimator.budget
         self._refresh()
@@ -244,7 +225,6 @@ class ThroughputDraftPolicy:
         return True
 
     def choose(self, joint: JointDistribution, depth: int) -> NDArray[np.int64]:
-        """See DraftPolicy.choose."""
         draft, costs = self._now, self._costs
         draft.called.append(draft.next_call)
         draft.prompt = 0.0 if draft.next_call[0] else draft.prompt
@@ -258,8 +238,9 @@ class ThroughputDraftPolicy:
         gaps = deficits[narrowest : widest + 1]
         if num_best <= widest:  # none is left out of the widest
             gaps = np.append(gaps, np.inf)
-        if joint.log_unlisted > -np.inf:
-            gaps = np.minimum(gaps, _gap_to_unlisted(joint))
+        if joint.log_unlisted > -np.inf:  # tokens that the draft does not list
+            gap = float(np.logaddexp.reduce(joint.log_masses)) - joint.log_unlisted
+            gaps = np.minimum(gaps, max(gap, 0.0))
         draft.layers.append(_Layer(joint.nodes, joint.candidate_ids(best), gaps, narrowest))
         reach = draft.reach * self._estimator.accepted(gaps, len(draft.layers) - 1)
         before = draft.num_rows
@@ -284,10 +265,7 @@ class ThroughputDraftPolicy:
         return best[:width]
 
     def choose_forced(self, joint: JointDistribution) -> NDArray[np.int64]:
-        """See DraftPolicy.choose_forced.
-
-        Reached with probability ``reach``, a call of its own is saved; else its rows are wasted.
-        """
+        """See DraftPolicy.choose_forced; if it is not reached, its rows are wasted."""
         draft, most_rows = self._now, self._costs.most_rows
         num_new = int(np.count_nonzero(joint.tokens != STAY))
         saved = draft.reach * self._costs.seconds[min(num_new, most_rows)]
@@ -305,7 +283,6 @@ class ThroughputDraftPolicy:
         return np.arange(len(joint.tokens))
 
     def observe(self, iteration: Iteration) -> None:
-        """See DraftPolicy.observe."""
         estimator, draft, num_saved = self._estimator, self._now, len(iteration.committed) - 1
         budget, has_begun, self._has_begun = estimator.budget, self._has_begun, False
         budget.pass_iteration()
@@ -348,7 +325,7 @@ class ThroughputDraftPolicy:
         )
 
     def _learn(self, draft: _Draft, committed: Sequence[Beams]) -> bool:
-        """Count of every layer that was reached which widths would have been enough.
+        """Count for every layer that was reached which widths would have been enough.
 
         Returns whether the narrowest of the first layer was.
         """
@@ -427,11 +404,6 @@ class ThroughputDraftPolicy:
         gains -= self._usual_call * _LAYERS_AHEAD[ahead]
         worth: Floats = np.maximum.reduce(gains, axis=-1)  # of no layer: 0
         return worth
-
-
-def _gap_to_unlisted(joint: JointDistribution) -> float:
-    """Return the gap to tokens that a draft does not list."""
-    return max(float(np.logaddexp.reduce(joint.log_masses)) - joint.log_unlisted, 0.0)
 
 
 def _candidate_ids(forest: Forest, parents: Nodes, nodes: Nodes) -> NDArray[np.int64]:

@@ -1,15 +1,30 @@
-"""The tokens that a constraint allows after the nodes of a forest."""
+"""The tokens that a constraint allows after the nodes of a forest, and what it leaves out."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.logits import Logits
 from dsbd_ort.decoding.distribution import joined_ranges
 from dsbd_ort.decoding.logits_processing.constraint import TokenLists, TokenMasks
-from dsbd_ort.decoding.logits_processing.path_states import ConstraintStates, Nodes, Tokens
+from dsbd_ort.decoding.logits_processing.path_states import (
+    ConstraintStates,
+    Nodes,
+    PathTokens,
+    Tokens,
+)
 
 Rows = NDArray[np.int64]
+
+MOST_FORBIDDEN = 3
+"""Tokens that are noted for a node."""
+_LOOKED_AT = 32  # most probable tokens of a position: a forbidden one beyond them hardly counts
+
+Forbidden = tuple[tuple[int, float], ...]
+"""Token ids and their probabilities under the raw target, most probable first."""
 
 
 class AllowedAfter:
@@ -18,9 +33,7 @@ class AllowedAfter:
     def __init__(
         self, allowed: TokenLists | TokenMasks | None, accepts: NDArray[np.bool_], eos: Tokens
     ) -> None:
-        self._allowed = allowed
-        self._accepts = accepts
-        self._eos = eos
+        self._allowed, self._accepts, self._eos = allowed, accepts, eos
 
     @classmethod
     def after(cls, nodes: Nodes, states: ConstraintStates | None) -> AllowedAfter:
@@ -42,16 +55,11 @@ class AllowedAfter:
         return AllowedAfter(allowed, self._accepts[rows], self._eos)
 
     @property
-    def lists(self) -> bool:
-        """Whether there is a constraint that lists what it allows."""
-        return isinstance(self._allowed, TokenLists)
-
-    def lists_nothing(self) -> NDArray[np.bool_]:
-        """Return the rows without a listed token, so only with the end: (num_rows,) bool."""
+    def num_listed(self) -> Rows:
+        """Tokens that the constraint lists in each row, the end aside; -1: it lists none."""
         if isinstance(self._allowed, TokenLists):
-            is_empty: NDArray[np.bool_] = self._allowed.counts == 0
-            return is_empty
-        return np.zeros(len(self._accepts), dtype=np.bool_)
+            return self._allowed.counts
+        return np.full(len(self._accepts), -1)
 
     @property
     def listed_tokens(self) -> Tokens:
@@ -61,7 +69,7 @@ class AllowedAfter:
     def listed(self) -> Tokens | None:
         """Return the tokens as a table, (num_rows, most) int64 by id, padded with -1.
 
-        It has a column even where no row lists a token. None where the constraint lists none.
+        It has a column even if no row lists a token. None if the constraint lists none.
         """
         if not isinstance(self._allowed, TokenLists):
             return None
@@ -110,16 +118,72 @@ class AllowedAfter:
 
     @property
     def num_tokens(self) -> NDArray[np.int64]:
-        """Tokens allowed in each row, where there is a constraint."""
+        """Tokens allowed in each row, with a constraint."""
+        assert self._allowed is not None
         if isinstance(self._allowed, TokenMasks):
             counts = np.bitwise_count(self._allowed.bits.view(np.uint32)).sum(axis=1)
         else:
-            assert self._allowed is not None
             counts = self._allowed.counts
         return np.asarray(counts + self._accepts * len(self._eos))
 
     def num_of(self, vocab_size: int) -> NDArray[np.int64]:
         """Tokens allowed in each row, ``vocab_size`` without a constraint."""
-        if self._allowed is None:
-            return np.full(len(self._accepts), vocab_size)
-        return self.num_tokens
+        is_free = self._allowed is None
+        return np.full(len(self._accepts), vocab_size) if is_free else self.num_tokens
+
+
+class ForbiddenTokens:
+    """Notes what a constraint forbids, node by node, until it is taken."""
+
+    def __init__(self) -> None:
+        self._noted: dict[int, Forbidden] = {}
+
+    def note(self, logits: Logits, nodes: Nodes, allowed: AllowedAfter) -> None:
+        """Note the forbidden ones of the likeliest tokens after nodes, of the target."""
+        normalizers = logits.log_normalizers
+        tokens, scores = logits.most_probable(_LOOKED_AT)
+        probabilities = np.exp(scores - normalizers)
+        is_forbidden = ~allowed.are_allowed(tokens)
+        for row, node in enumerate(nodes.tolist()):
+            columns = np.flatnonzero(is_forbidden[row])[:MOST_FORBIDDEN]
+            found = tokens[row, columns].tolist(), probabilities[row, columns].tolist()
+            self._noted[node] = tuple(zip(*found, strict=True))
+
+    def taken(self) -> dict[int, Forbidden]:
+        """Return what was noted, by node, and forget it: pruning gives nodes other numbers."""
+        noted, self._noted = self._noted, {}
+        return noted
+
+
+class AllowedMass:
+    """Stores the share of the target's distribution that processors leave after each path.
+
+    Log-probabilities of an output are those of the model as it is. Divided by this share they are
+    those among the tokens that could follow, as transformers' ``average log-probability`` of a
+    transcript.
+    """
+
+    def __init__(self) -> None:
+        self._by_path: dict[bytes, float] = {}
+
+    def note(self, paths: PathTokens, nodes: Nodes, log_probs: NDArray[np.float64]) -> None:
+        """Note the sum of what is left after nodes.
+
+        log_probs: (num_nodes, n) float64. Of the next tokens, -inf if one is forbidden.
+        """
+        largest = log_probs.max(axis=1, initial=-np.inf, keepdims=True)
+        shift = np.where(np.isfinite(largest), largest, 0.0)
+        with np.errstate(divide="ignore"):  # nothing is left: that is an error elsewhere
+            masses = np.log(np.exp(log_probs - shift).sum(axis=1)) + shift[:, 0]
+        for node, mass in zip(nodes.tolist(), masses.tolist(), strict=True):
+            self._by_path[paths.path(node)[paths.num_prompt :].tobytes()] = mass
+
+    def before(self, token_ids: Sequence[int]) -> NDArray[np.float64]:
+        """Return the log of what was left at the place of each of an output's new tokens, (n,).
+
+        Zeros without processors, which leave everything.
+        """
+        if not self._by_path:
+            return np.zeros(len(token_ids))
+        tokens = np.array(token_ids, dtype=np.int64)
+        return np.array([self._by_path[tokens[:n].tobytes()] for n in range(len(tokens))])

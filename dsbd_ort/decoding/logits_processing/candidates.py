@@ -1,9 +1,8 @@
 """Next-token candidates of many paths, and what a logits processor is."""
 
-from __future__ import annotations
-
+from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,16 +25,11 @@ class Candidates:
     def __init__(
         self, paths: PathTokens, nodes: Nodes, tokens: Tokens | None, vocab_size: int
     ) -> None:
-        self.paths = paths
-        self.nodes = nodes
-        self.tokens = tokens
-        self.vocab_size = vocab_size
+        self.paths, self.nodes = paths, nodes
+        self.tokens, self.vocab_size = tokens, vocab_size
 
     def of(self, by_token: NDArray[Any]) -> NDArray[Any]:
-        """Return the entries of a (vocab_size,) array that belong to the candidates.
-
-        (num_paths, n), or (1, n) where all tokens are candidates.
-        """
+        """Return the candidates' entries of a (vocab_size,) array, (num_paths, n) or (1, n)."""
         return by_token[None] if self.tokens is None else by_token[self.tokens]
 
     @cached_property
@@ -75,22 +69,20 @@ class Candidates:
         return keys[order], order
 
 
-class LogitsProcessor(Protocol):
-    """A deterministic function of the path that changes the scores of the next token."""
+class LogitsProcessor(ABC):
+    """A deterministic function of the path that changes the scores of the next token.
 
+    Attributes:
+        raises: whether a score may rise: candidates that a top-k head did not return may then
+            overtake those that it did.
+    """
+
+    raises = False
+
+    @abstractmethod
     def process(self, scores: Scores, candidates: Candidates) -> Scores:
         """Return the changed scores, (num_paths, n); may change ``scores`` in place."""
 
     def may_raise(self, candidates: Candidates) -> NDArray[np.bool_] | bool:
-        """Return for which paths a score may rise: one bool, or (num_paths,).
-
-        Candidates that a top-k head did not return may then overtake those that it did.
-        """
-
-
-class Ban:
-    """Base of the processors that forbid tokens: no score rises."""
-
-    def may_raise(self, candidates: Candidates) -> bool:
-        """See LogitsProcessor.may_raise."""
-        return False
+        """Return for which paths a score may rise: one bool, or (num_paths,)."""
+        return self.raises

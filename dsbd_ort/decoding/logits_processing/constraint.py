@@ -1,12 +1,9 @@
 """Constraints: which tokens may follow a path (docs/algorithm.md 3.8).
 
-The seam that tries, grammars and a user's own constraints implement (``dsbd_ort.constraints``). A
-constraint is immutable and may serve many requests at once; what changes along a path is its
-*state*, one for each node of the forest, made from the parent's and never changed. States of many
-nodes travel in one array: integers, or objects (dtype object).
+Tries, grammars and a user's own constraints implement this seam (``dsbd_ort.constraints``). A
+constraint is immutable and may serve many requests at once. Each node of the forest has a *state*,
+made from its parent's; states of many nodes are one array: integers, or objects (dtype object).
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,9 +53,9 @@ class Constraint(Protocol):
     itself, exactly there, so a constraint never lists them. A path that has ended accepts, and
     nothing may follow, not even such a token.
 
-    A constraint may have a further method, ``ends_next(states)``: where every listed token ends the
-    path, (n,) bool. Below such a path nothing is drafted. And a further attribute,
-    ``most_tokens``: of its longest path, with the end-of-sequence token that has to follow.
+    Optional: a method ``ends_next(states)``: whether every listed token ends the path, (n,) bool:
+    below such a path nothing is drafted; and an attribute ``most_tokens``, of its longest path,
+    with the end-of-sequence token that has to follow.
     """
 
     @property

@@ -1,13 +1,11 @@
 """States of the path of every forest node, beyond its last token.
 
-The forest keeps these in step with its nodes: stop strings, constraints, and the tokens themselves
-for processors that read them. Only those that a request needs are made.
+The forest keeps these in step with its nodes. Only those that a request needs are made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import reduce
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -39,8 +37,7 @@ class PathStates(Protocol):
 class StopState(Protocol):
     """Whether the new tokens of one path end it: the seam for stop strings.
 
-    Immutable: every node of the forest has its own, made from its parent's. A path that has ended
-    is absorbing, as one whose last token ends the sequence.
+    Immutable: every node has its own, made from its parent's. A path that has ended is absorbing.
     """
 
     @property
@@ -51,21 +48,14 @@ class StopState(Protocol):
         """Return the state of the path with one more token."""
 
 
-def state_after(start: StopState, token_ids: Iterable[int]) -> StopState:
-    """Return the state of the path of ``token_ids``."""
-    return reduce(lambda state, token: state.extended(token), token_ids, start)
-
-
 class StopStates:
-    """The StopState of every node; it sees only the tokens after the first ``num_exempt``."""
+    """PathStates: a StopState of every node; it sees tokens after the first ``num_exempt``."""
 
     def __init__(self, start: StopState, num_exempt: int) -> None:
-        """Take the state of the empty continuation."""
         self._states = [start]
         self._exempt = [num_exempt]  # new tokens that are still exempt after each node
 
     def add(self, parents: Nodes, tokens: Tokens) -> NDArray[np.bool_]:
-        """See PathStates.add."""
         states = self._extended(parents, tokens)
         self._states += states
         self._exempt += [max(self._exempt[parent] - 1, 0) for parent in parents.tolist()]
@@ -76,7 +66,6 @@ class StopStates:
         return _ended(self._extended(parents, tokens))
 
     def prune(self, kept: Nodes, is_absorbing: NDArray[np.int64]) -> None:
-        """See PathStates.prune."""
         numbers = kept.tolist()
         self._states = [self._states[old] for old in numbers]
         self._exempt = [self._exempt[old] for old in numbers]
@@ -93,7 +82,7 @@ def _ended(states: list[StopState]) -> NDArray[np.bool_]:
 
 
 class ConstraintStates:
-    """The state of a constraint at every node.
+    """PathStates: the state of a constraint at every node.
 
     Attributes:
         constraint: it.
@@ -102,13 +91,11 @@ class ConstraintStates:
     """
 
     def __init__(self, constraint: Constraint, prompt_ids: Sequence[int], eos: Tokens) -> None:
-        """Start with the empty continuation of a prompt."""
         self.constraint = constraint
         self.eos = eos
         self.states: States = constraint.start(prompt_ids)
 
     def add(self, parents: Nodes, tokens: Tokens) -> NDArray[np.bool_]:
-        """See PathStates.add."""
         states = self._advanced(parents, tokens)
         self.states = np.concatenate([self.states, states])
         return self.constraint.has_ended(states)
@@ -118,7 +105,6 @@ class ConstraintStates:
         return self.constraint.has_ended(self._advanced(parents, tokens))
 
     def prune(self, kept: Nodes, is_absorbing: NDArray[np.int64]) -> None:
-        """See PathStates.prune."""
         self.states = self.states[kept]
 
     def _advanced(self, parents: Nodes, tokens: Tokens) -> States:
@@ -129,11 +115,11 @@ class ConstraintStates:
 
 
 class PathTokens:
-    """The tokens of every node's path, for processors: what all share once, the rest by node.
+    """PathStates: the tokens of every path, for processors: shared ones once, the rest by node.
 
-    What the live paths share is the prompt and the new tokens on which they agree, counted as they
-    are added; a path's *own* tokens are the few after them. With the prompt [7, 3] and the paths
-    [7, 3, 5, 8] and [7, 3, 5, 9] of two nodes: shared [7, 3, 5], own [[8], [9]].
+    The live paths share the prompt and the new tokens on which they agree; a path's *own* tokens
+    are the few after them. With the prompt [7, 3] and the paths [7, 3, 5, 8] and [7, 3, 5, 9] of
+    two nodes: shared [7, 3, 5], own [[8], [9]].
 
     Attributes:
         num_prompt: tokens of the prompt.
@@ -142,7 +128,6 @@ class PathTokens:
     """
 
     def __init__(self, prompt_ids: Sequence[int], vocab_size: int) -> None:
-        """Start with one node, at the end of the prompt."""
         self.num_prompt = len(prompt_ids)
         self._shared = np.array(prompt_ids, dtype=np.int64)
         self._num_shared = len(prompt_ids)
@@ -183,8 +168,7 @@ class PathTokens:
     def add(self, parents: Nodes, tokens: Tokens) -> None:
         """See PathStates.add; no path ends by its tokens alone."""
         ends, num_nodes = self._num_own[parents], len(self._num_own)
-        room = self._own.shape[1]
-        if ends.max(initial=0) == room:
+        if ends.max(initial=0) == self._own.shape[1]:
             self._own = np.concatenate([self._own, np.zeros_like(self._own)], axis=1)
         added = self._own[parents]
         added[np.arange(len(parents)), ends] = tokens
@@ -195,10 +179,7 @@ class PathTokens:
         """See PathStates.would_end."""
 
     def prune(self, kept: Nodes, is_absorbing: NDArray[np.int64]) -> None:
-        """See PathStates.prune; what the live paths now agree on becomes shared.
-
-        A path that has ended is never read again: it need not agree.
-        """
+        """See PathStates.prune; tokens on which the live paths now agree become shared."""
         self._own, self._num_own = self._own[kept], self._num_own[kept]
         live = (is_absorbing == 0).nonzero()[0]
         if not len(live):
@@ -207,14 +188,11 @@ class PathTokens:
         differs = (begins != begins[0]).any(axis=0)
         num_agreed = int(differs.argmax()) if differs.any() else begins.shape[1]
         if num_agreed:
-            self._share(begins[0, :num_agreed].copy())
+            tokens, size = begins[0, :num_agreed].copy(), self._num_shared + num_agreed
+            if size > len(self._shared):
+                self._shared = larger(self._shared, 2 * size)
+            self._shared[self._num_shared : size] = tokens
+            self._num_shared = size
+            np.add.at(self.shared_counts, tokens, 1)
             self._own[:, :-num_agreed] = self._own[:, num_agreed:].copy()
             self._num_own = np.maximum(self._num_own - num_agreed, 0)
-
-    def _share(self, tokens: Tokens) -> None:
-        size = self._num_shared + len(tokens)
-        if size > len(self._shared):
-            self._shared = larger(self._shared, 2 * size)
-        self._shared[self._num_shared : size] = tokens
-        self._num_shared = size
-        np.add.at(self.shared_counts, tokens, 1)

@@ -8,104 +8,80 @@ are raw logits, or for rule "search" raw log-probabilities.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.errors import ConstraintError
-from dsbd_ort.decoding.logits_processing.candidates import (
-    Ban,
-    Candidates,
-    LogitsProcessor,
-    Scores,
-)
+from dsbd_ort.decoding.logits_processing.candidates import Candidates, LogitsProcessor, Scores
 from dsbd_ort.decoding.logits_processing.path_states import Tokens
 from dsbd_ort.decoding.logits_processing.timestamps import Timestamps
 from dsbd_ort.decoding.option_values import shown
 
 
-class Bias:
+class _Bias(LogitsProcessor):
     """Adds a constant to the scores of some tokens: logit_bias, suppress_tokens, single bad words.
 
     A bias of -inf forbids a token.
     """
 
     def __init__(self, bias_by_token: Sequence[tuple[int, float]], vocab_size: int) -> None:
-        """Take (token, bias) pairs."""
         self._biases = np.zeros(vocab_size)
         for token, bias in bias_by_token:
             self._biases[token] += bias
-        self._may_raise = any(bias > 0.0 for _, bias in bias_by_token)
+        self.raises = any(bias > 0.0 for _, bias in bias_by_token)
 
     @classmethod
-    def ban(cls, tokens: Iterable[int], vocab_size: int) -> Bias:
-        """Return the processor that forbids these tokens."""
+    def ban(cls, tokens: Iterable[int], vocab_size: int) -> _Bias:
         return cls([(token, -np.inf) for token in tokens], vocab_size)
 
     def process(self, scores: Scores, candidates: Candidates) -> Scores:
-        """See LogitsProcessor.process."""
         scores += candidates.of(self._biases)
         return scores
 
-    def may_raise(self, candidates: Candidates) -> bool:
-        """See LogitsProcessor.may_raise."""
-        return self._may_raise
 
-
-@dataclass(frozen=True)
-class RepetitionPenalty:
+class _RepetitionPenalty(LogitsProcessor):
     """Divides positive scores of tokens that prompt or path hold by it, multiplies negative ones.
 
     Keskar et al. 2019 (CTRL), section 4.1.
     """
 
-    penalty: float
+    def __init__(self, penalty: float) -> None:
+        self._penalty, self.raises = penalty, penalty < 1.0
 
     def process(self, scores: Scores, candidates: Candidates) -> Scores:
-        """See LogitsProcessor.process."""
-        penalised = np.where(scores < 0.0, scores * self.penalty, scores / self.penalty)
+        penalised = np.where(scores < 0.0, scores * self._penalty, scores / self._penalty)
         return np.where(candidates.is_seen, penalised, scores)
 
-    def may_raise(self, candidates: Candidates) -> bool:
-        """See LogitsProcessor.may_raise."""
-        return self.penalty < 1.0
 
-
-@dataclass(frozen=True)
-class CountPenalty:
+class _CountPenalty(LogitsProcessor):
     """Subtracts ``presence`` from tokens among the new ones, ``frequency`` for each time."""
 
-    presence: float
-    frequency: float
+    def __init__(self, presence: float, frequency: float) -> None:
+        self._presence, self._frequency = presence, frequency
+        self.raises = presence < 0.0 or frequency < 0.0
 
     def process(self, scores: Scores, candidates: Candidates) -> Scores:
-        """See LogitsProcessor.process."""
         counts = candidates.new_counts
-        scores -= self.presence * (counts > 0) + self.frequency * counts
+        scores -= self._presence * (counts > 0) + self._frequency * counts
         return scores
 
-    def may_raise(self, candidates: Candidates) -> bool:
-        """See LogitsProcessor.may_raise."""
-        return self.presence < 0.0 or self.frequency < 0.0
 
-
-class NoRepeatNgram(Ban):
+class _NoRepeatNgram(LogitsProcessor):
     """Forbids the token that would make an n-gram which prompt and path hold already.
 
-    What followed each (n-1)-gram of the shared tokens is kept in a table as these grow; the own
-    tokens of a path are few, and searched.
+    The tokens after each (n-1)-gram of the shared ones are kept in a table; the own tokens of a
+    path are few, and searched.
     """
 
     def __init__(self, size: int) -> None:
-        """Take n, at least 1."""
         self._size = size
         self._next_tokens: dict[tuple[int, ...], list[int]] = {}
         self._num_known = 0  # shared tokens whose n-grams are in the table
 
     def process(self, scores: Scores, candidates: Candidates) -> Scores:
-        """See LogitsProcessor.process."""
         paths = candidates.paths
         self._learn(paths.shared)
         num_tokens = paths.num_new(candidates.nodes) + paths.num_prompt
@@ -137,7 +113,7 @@ class NoRepeatNgram(Ban):
         return rows.tolist(), windows[rows, places, -1].tolist()
 
 
-class NoSourceNgram(Ban):
+class _NoSourceNgram(LogitsProcessor):
     """Forbids the token that would make an n-gram of the source, or of the prompt without one."""
 
     def __init__(self, size: int, source: Sequence[int], vocab_size: int) -> None:
@@ -150,7 +126,6 @@ class NoSourceNgram(Ban):
                 self._next_tokens.setdefault(tuple(begun), []).append(token)
 
     def process(self, scores: Scores, candidates: Candidates) -> Scores:
-        """See LogitsProcessor.process."""
         begun = candidates.paths.tail(candidates.nodes, self._size - 1)
         found = [self._next_tokens.get(ngram, []) for ngram in map(tuple, begun.tolist())]
         rows = np.repeat(np.arange(len(found)), [len(tokens) for tokens in found])
@@ -159,15 +134,14 @@ class NoSourceNgram(Ban):
         return scores
 
 
-class BadWords(Ban):
-    """Forbids the last token of a sequence of several where the path ends with those before it."""
+class _BadWords(LogitsProcessor):
+    """Forbids the last token of a sequence of several if the path ends with those before it."""
 
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
         """Take sequences of at least two tokens."""
         self._sequences = [np.array(sequence, dtype=np.int64) for sequence in sequences]
 
     def process(self, scores: Scores, candidates: Candidates) -> Scores:
-        """See LogitsProcessor.process."""
         for sequence in self._sequences:
             tail = candidates.paths.tail(candidates.nodes, len(sequence) - 1)
             rows = (tail == sequence[:-1]).all(axis=1).nonzero()[0]
@@ -175,59 +149,38 @@ class BadWords(Ban):
         return scores
 
 
-class MinNewTokens(Ban):
-    """Forbids the end-of-sequence tokens until a path has so many new tokens."""
+class _BanByLength(LogitsProcessor):
+    """Forbids tokens by the number of new tokens of a path."""
 
-    def __init__(self, number: int, eos: Tokens) -> None:
-        self._number = number
-        self._eos = eos
+    def __init__(self, tokens: Sequence[int] | Tokens, is_banned: Callable[[Tokens], Any]) -> None:
+        """Take tokens; ``is_banned`` returns where they are forbidden, by numbers of new tokens."""
+        self._tokens = np.array(tokens, dtype=np.int64)
+        self._is_banned = is_banned
 
     def process(self, scores: Scores, candidates: Candidates) -> Scores:
-        """See LogitsProcessor.process."""
-        short = (candidates.paths.num_new(candidates.nodes) < self._number).nonzero()[0]
-        rows = np.repeat(short, len(self._eos))
-        scores[candidates.places(rows, np.tile(self._eos, len(short)))] = -np.inf
+        paths = self._is_banned(candidates.paths.num_new(candidates.nodes)).nonzero()[0]
+        rows = np.repeat(paths, len(self._tokens))
+        scores[candidates.places(rows, np.tile(self._tokens, len(paths)))] = -np.inf
         return scores
 
 
-class ForcedToken:
-    """Allows one token alone, with score 0, where a path has a certain length."""
+class _ForcedToken(LogitsProcessor):
+    """Allows one token alone, with score 0, if a path has a certain length."""
 
     def __init__(self, token: int | None, num_tokens: int) -> None:
         """Take the token and the path's length, the prompt included."""
-        self._token = token
-        self._num_tokens = num_tokens
+        self._token, self._num_tokens = token, num_tokens
 
     def process(self, scores: Scores, candidates: Candidates) -> Scores:
-        """See LogitsProcessor.process."""
-        forced = self._rows(candidates).nonzero()[0]
+        forced = self.may_raise(candidates).nonzero()[0]
         scores[forced] = -np.inf
         scores[candidates.places(forced, np.full(len(forced), self._token))] = 0.0
         return scores
 
     def may_raise(self, candidates: Candidates) -> NDArray[np.bool_]:
-        """See LogitsProcessor.may_raise."""
-        return self._rows(candidates)
-
-    def _rows(self, candidates: Candidates) -> NDArray[np.bool_]:
         paths = candidates.paths
         lengths = paths.num_new(candidates.nodes) + paths.num_prompt
         return np.asarray(lengths == self._num_tokens)
-
-
-class BeginSuppress(Ban):
-    """Forbids tokens at one length of a path: as its first token, or after a forced one."""
-
-    def __init__(self, tokens: Sequence[int], num_new: int) -> None:
-        self._tokens = np.array(tokens, dtype=np.int64)
-        self._num_new = num_new
-
-    def process(self, scores: Scores, candidates: Candidates) -> Scores:
-        """See LogitsProcessor.process."""
-        begun = (candidates.paths.num_new(candidates.nodes) == self._num_new).nonzero()[0]
-        rows = np.repeat(begun, len(self._tokens))
-        scores[candidates.places(rows, np.tile(self._tokens, len(begun)))] = -np.inf
-        return scores
 
 
 UserProcessor = Callable[[NDArray[np.int64], NDArray[np.float64]], NDArray[np.float64]]
@@ -236,15 +189,16 @@ UserProcessor = Callable[[NDArray[np.int64], NDArray[np.float64]], NDArray[np.fl
 Tokens that cannot be drawn, or that a draft's top-k head left out, have the score -inf."""
 
 
-class PathFunction:
+class _PathFunction(LogitsProcessor):
     """A user's own function of one path and its scores, called for each; it sees all tokens."""
+
+    raises = True
 
     def __init__(self, function: UserProcessor) -> None:
         """Take a deterministic function; it may change the scores in place and must return them."""
         self._function = function
 
     def process(self, scores: Scores, candidates: Candidates) -> Scores:
-        """See LogitsProcessor.process."""
         for row, node in enumerate(candidates.nodes.tolist()):
             path = candidates.paths.path(node)
             if candidates.tokens is None:
@@ -256,10 +210,6 @@ class PathFunction:
             by_token[tokens] = scores[row, is_token]
             scores[row, is_token] = self._of_path(path, by_token)[tokens]
         return scores
-
-    def may_raise(self, candidates: Candidates) -> bool:
-        """See LogitsProcessor.may_raise."""
-        return True
 
     def _of_path(self, path: Tokens, scores: NDArray[np.float64]) -> NDArray[np.float64]:
         found = np.asarray(self._function(path, scores), dtype=np.float64)
@@ -286,34 +236,39 @@ def processors_of(
     last = num_prompt + config.max_new_tokens - 1
     is_first_forced = config.forced_bos_token_id is not None and num_prompt == 1
     by_need: list[tuple[object, Callable[[], LogitsProcessor]]] = [
-        (config.logit_bias, lambda: Bias(config.logit_bias, vocab_size)),
-        (config.repetition_penalty != 1.0, lambda: RepetitionPenalty(config.repetition_penalty)),
+        (config.logit_bias, lambda: _Bias(config.logit_bias, vocab_size)),
+        (config.repetition_penalty != 1.0, lambda: _RepetitionPenalty(config.repetition_penalty)),
         (
             config.presence_penalty or config.frequency_penalty,
-            lambda: CountPenalty(config.presence_penalty, config.frequency_penalty),
+            lambda: _CountPenalty(config.presence_penalty, config.frequency_penalty),
         ),
-        (config.no_repeat_ngram_size, lambda: NoRepeatNgram(config.no_repeat_ngram_size)),
-        (source_size, lambda: NoSourceNgram(source_size, source, vocab_size)),
+        (config.no_repeat_ngram_size, lambda: _NoRepeatNgram(config.no_repeat_ngram_size)),
+        (source_size, lambda: _NoSourceNgram(source_size, source, vocab_size)),
         (
             len(bad_words) > len(longer),
-            lambda: Bias.ban([word[0] for word in bad_words if len(word) == 1], vocab_size),
+            lambda: _Bias.ban([word[0] for word in bad_words if len(word) == 1], vocab_size),
         ),
-        (longer, lambda: BadWords(longer)),
-        (config.min_new_tokens and len(eos), lambda: MinNewTokens(config.min_new_tokens, eos)),
+        (longer, lambda: _BadWords(longer)),
+        (
+            config.min_new_tokens and len(eos),
+            lambda: _BanByLength(eos, lambda num_new: num_new < config.min_new_tokens),
+        ),
         (
             config.forced_bos_token_id is not None,
-            lambda: ForcedToken(config.forced_bos_token_id, 1),
+            lambda: _ForcedToken(config.forced_bos_token_id, 1),
         ),
         (
             config.forced_eos_token_id is not None,
-            lambda: ForcedToken(config.forced_eos_token_id, last),
+            lambda: _ForcedToken(config.forced_eos_token_id, last),
         ),
-        (config.suppress_tokens, lambda: Bias.ban(config.suppress_tokens, vocab_size)),
+        (config.suppress_tokens, lambda: _Bias.ban(config.suppress_tokens, vocab_size)),
         (
             config.begin_suppress_tokens,
-            lambda: BeginSuppress(config.begin_suppress_tokens, is_first_forced),
+            lambda: _BanByLength(
+                config.begin_suppress_tokens, lambda num_new: num_new == is_first_forced
+            ),
         ),
-        (config.no_timestamps_token_id is not None, lambda: Timestamps.of(config)),
+        (config.no_timestamps_token_id is not None, lambda: Timestamps(config)),
     ]
     found = [make() for is_needed, make in by_need if is_needed]
-    return found + [PathFunction(function) for function in config.logits_processors]
+    return found + [_PathFunction(function) for function in config.logits_processors]

@@ -1,26 +1,26 @@
 """Distributions of a request with processors or a constraint (docs/algorithm.md 3.8).
 
-In every position: raw scores, processors, constraint, then the warping. What may be drawn is kept
-alone, so that a node under a tight constraint costs a few entries and not a vocabulary.
+In every position: raw scores, processors, constraint, then the warping. Only tokens that may be
+drawn are kept, so that a node under a tight constraint costs a few entries and not a vocabulary.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.logits import FullLogits, Logits
+from dsbd_forward.logits import Logits
 from dsbd_forward.rows import largest_columns
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.distribution import ListedDistributions
 from dsbd_ort.decoding.errors import ConstraintError
-from dsbd_ort.decoding.logits_processing.allowed_after import AllowedAfter
-from dsbd_ort.decoding.logits_processing.allowed_mass import AllowedMass
-from dsbd_ort.decoding.logits_processing.candidates import Candidates, LogitsProcessor, Scores
+from dsbd_ort.decoding.logits_processing.allowed_after import (
+    AllowedAfter,
+    AllowedMass,
+    ForbiddenTokens,
+)
+from dsbd_ort.decoding.logits_processing.candidates import Candidates, Scores
 from dsbd_ort.decoding.logits_processing.constraint import Constraint
-from dsbd_ort.decoding.logits_processing.forbidden_tokens import ForbiddenTokens
 from dsbd_ort.decoding.logits_processing.path_states import (
     ConstraintStates,
     Nodes,
@@ -42,26 +42,31 @@ class RequestProcessing:
         processors: in their order.
         constraint: its states, None without one.
         paths: the tokens of every path.
-        forbidden: notes what the constraint forbids to the target; None unless it is traced.
-        mass: notes what the processors leave of the target's distributions; None: nothing does.
+        forbidden, mass: note what constraint and processors leave out of the target's
+            distributions; None: off.
     """
 
     def __init__(
         self,
         config: DecodingConfig,
-        processors: Sequence[LogitsProcessor],
-        constraint: ConstraintStates | None,
-        paths: PathTokens,
+        constraint: Constraint | None,
+        prompt_ids: Sequence[int],
+        vocab_size: int,
         forbidden: ForbiddenTokens | None = None,
+        source: Sequence[int] | None = None,
         mass: AllowedMass | None = None,
     ) -> None:
+        """Begin a request that ``processes_logits``; ``source``: its tokens, if it has one."""
         self._warp = Warp.of(config)
         self._processes_log_probs = self._warp.is_raw and config.num_beams > 1
-        self.processors = processors
-        self.constraint = constraint
-        self.paths = paths
-        self.forbidden = forbidden
-        self.mass = mass
+        read = prompt_ids if source is None else source
+        self.processors = processors_of(config, len(prompt_ids), vocab_size, read)
+        self.paths = PathTokens(prompt_ids, vocab_size)
+        self.constraint: ConstraintStates | None = None
+        if constraint is not None:
+            eos = np.array(sorted(config.eos_ids), int)
+            self.constraint = ConstraintStates(constraint, prompt_ids, eos)
+        self.forbidden, self.mass = forbidden, mass
 
     @property
     def path_states(self) -> list[PathStates]:
@@ -71,11 +76,8 @@ class RequestProcessing:
     def distributions(self, logits: Logits, nodes: Nodes, *, is_draft: bool) -> ListedDistributions:
         """Return the distributions after nodes.
 
-        Args:
-            logits: of these nodes, one row each.
-            nodes: (num_rows,) int64.
-            is_draft: whether tokens that a top-k head left out, and that cannot be read, may stay
-                out.
+        logits: of these nodes, one row each. is_draft: whether tokens that a top-k head left out,
+        and that cannot be read, may stay out.
         """
         allowed = self.allowed_after(nodes)
         if self.forbidden is not None and not is_draft:
@@ -84,7 +86,11 @@ class RequestProcessing:
             return self._of_all(rows, logits.log_normalizers, nodes, allowed, is_draft)
         listed = allowed.listed()
         if listed is not None and (full := logits.full) is not None:
-            return self._of_kept(full, logits.log_normalizers, nodes, listed, is_draft)
+            is_token, scores = listed >= 0, np.full(listed.shape, -np.inf)
+            scores[is_token] = full.read_tokens(is_token.nonzero()[0], listed[is_token])
+            candidates = Candidates(self.paths, nodes, listed, self.vocab_size)
+            processed = self._processed(scores, logits.log_normalizers, candidates, is_draft)
+            return self._listed(candidates, *processed)
         found, is_complete = self._of_top(logits, nodes, allowed, is_draft)
         incomplete = np.logical_not(is_complete).nonzero()[0]
         if not len(incomplete) or logits.full is None:
@@ -93,8 +99,18 @@ class RequestProcessing:
         part = nodes[incomplete], allowed.part(incomplete)
         return found.replaced(incomplete, self._of_all(rows, normalizers, *part, is_draft))
 
-    def _check_known(self, allowed: AllowedAfter) -> None:
-        vocab_size = self.vocab_size
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return len(self.paths.shared_counts)
+
+    def allowed_after(self, nodes: Nodes) -> AllowedAfter:
+        """Return what the constraint allows after these nodes.
+
+        Raises:
+            ConstraintError: it lists a token outside the vocabulary.
+        """
+        allowed, vocab_size = AllowedAfter.after(nodes, self.constraint), self.vocab_size
         tokens = allowed.listed_tokens
         if tokens.max(initial=0) >= vocab_size or tokens.min(initial=0) < 0:
             assert self.constraint is not None  # which has listed them
@@ -102,24 +118,14 @@ class RequestProcessing:
                 f"{self.constraint.constraint.name} allows token ids from {tokens.min()} to "
                 f"{tokens.max()}; expected 0 to {vocab_size - 1}, the target's vocabulary"
             )
-
-    @property
-    def vocab_size(self) -> int:
-        """V."""
-        return len(self.paths.shared_counts)
-
-    def allowed_after(self, nodes: Nodes) -> AllowedAfter:
-        """Return what the constraint allows after these nodes."""
-        allowed = AllowedAfter.after(nodes, self.constraint)
-        self._check_known(allowed)
         return allowed
 
     def ends_next(self, nodes: Nodes, allowed: AllowedAfter) -> NDArray[np.bool_]:
-        """Return where every path ends with its next token, as far as is known: (num_nodes,) bool.
+        """Return whether every path surely ends with its next token, (num_nodes,) bool.
 
         allowed: after these nodes.
         """
-        is_last = allowed.lists_nothing()
+        is_last: NDArray[np.bool_] = allowed.num_listed == 0
         if self.constraint is not None and hasattr(self.constraint.constraint, "ends_next"):
             is_last |= self.constraint.constraint.ends_next(self.constraint.states[nodes])
         return is_last
@@ -127,7 +133,7 @@ class RequestProcessing:
     def processed(
         self, nodes: Nodes, rows: Rows, tokens: Tokens, log_probs: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Return log-probabilities of a draft without a model, -inf where a token is forbidden.
+        """Return log-probabilities of a draft without a model, -inf if a token is forbidden.
 
         Args:
             nodes: (num_rows,) int64.
@@ -139,18 +145,14 @@ class RequestProcessing:
         is_token = np.arange(counts.max()) < counts[:, None]
         table, scores = np.full(is_token.shape, -1), np.full(is_token.shape, -np.inf)
         table[is_token], scores[is_token] = tokens, log_probs
-        return self._processed_draft(nodes, table, scores)[is_token]
-
-    def _processed_draft(self, nodes: Nodes, tokens: Tokens, log_probs: Scores) -> Scores:
-        candidates = Candidates(self.paths, nodes, tokens, self.vocab_size)
-        found = log_probs
+        candidates = Candidates(self.paths, nodes, table, self.vocab_size)
         for processor in self.processors:
-            found = processor.process(found, candidates)
-        found[~self.allowed_after(nodes).are_allowed(tokens)] = -np.inf
-        return found
+            scores = processor.process(scores, candidates)
+        scores[~self.allowed_after(nodes).are_allowed(table)] = -np.inf
+        return scores[is_token]
 
     def check_continues(self, nodes: Nodes, num_candidates: int) -> None:
-        """Raise ConstraintError where nothing may follow.
+        """Raise ConstraintError if nothing may follow.
 
         Args:
             nodes: (n,) int64. Of the beams without a candidate; a dead end is among them.
@@ -194,25 +196,6 @@ class RequestProcessing:
         processed, raw = self._processed(scores, normalizers, candidates, is_draft)
         if tokens is None and self.constraint is not None:
             processed[~allowed.mask(vocab_size)] = -np.inf
-        return self._listed(candidates, processed, raw)
-
-    def _of_kept(
-        self,
-        full: FullLogits,
-        normalizers: Scores,
-        nodes: Nodes,
-        tokens: Tokens,
-        is_draft: bool,
-    ) -> ListedDistributions:
-        """Return distributions over all allowed tokens, (num_rows, most) as ``listed``.
-
-        Their logits alone are read.
-        """
-        is_token = tokens >= 0
-        scores = np.full(tokens.shape, -np.inf)
-        scores[is_token] = full.read_tokens(is_token.nonzero()[0], tokens[is_token])
-        candidates = Candidates(self.paths, nodes, tokens, self.vocab_size)
-        processed, raw = self._processed(scores, normalizers, candidates, is_draft)
         return self._listed(candidates, processed, raw)
 
     def _of_top(
@@ -293,30 +276,6 @@ class RequestProcessing:
                 scores = processed[alive]
                 log_probs[alive] = self._warp.warped(scores - scores.max(axis=1, keepdims=True))
         return ListedDistributions.of(tokens, log_probs, raw)
-
-
-def processing_of(
-    config: DecodingConfig,
-    constraint: Constraint | None,
-    prompt_ids: Sequence[int],
-    vocab_size: int,
-    forbidden: ForbiddenTokens | None = None,
-    source: Sequence[int] | None = None,
-    mass: AllowedMass | None = None,
-) -> RequestProcessing | None:
-    """Return the logits processing of a request that begins, None without any.
-
-    source: its tokens, where the request has one.
-    """
-    if not config.processes_logits:
-        return None
-    states = None
-    if constraint is not None:
-        states = ConstraintStates(constraint, prompt_ids, np.array(sorted(config.eos_ids), int))
-    paths = PathTokens(prompt_ids, vocab_size)
-    read = prompt_ids if source is None else source
-    processors = processors_of(config, len(prompt_ids), vocab_size, read)
-    return RequestProcessing(config, processors, states, paths, forbidden, mass)
 
 
 def _looked_up(tokens: Tokens, scores: Scores, listed: Tokens) -> Scores:

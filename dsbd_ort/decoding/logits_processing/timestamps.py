@@ -1,53 +1,36 @@
 """Whisper's rules of times, as a logits processor."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.logits_processing.candidates import Candidates, Scores
+from dsbd_ort.decoding.logits_processing.candidates import Candidates, LogitsProcessor, Scores
 from dsbd_ort.decoding.logits_processing.path_states import Tokens
 
 
-class Timestamps:
+class Timestamps(LogitsProcessor):
     """Whisper's rules for times, which are the tokens after ``<|notimestamps|>``.
 
     They come in pairs, except the first of a path and one before its end, and never decrease; a
-    path begins with one. Where all times together are more probable than the most probable other
+    path begins with one. If all times together are more probable than the most probable other
     token, one of them follows (Radford et al. 2022, section 3.8 and their code).
     """
 
-    def __init__(
-        self,
-        no_timestamps: int,
-        max_initial_index: int | None,
-        lowest_end: int,
-        last: int | None = None,
-    ) -> None:
-        """Take the token before the first time, the last time that may be first, and an end.
+    raises = True  # every time counts, also one that a top-k head has left out
 
-        lowest_end: the tokens below it are those of texts.
-        last: the last time; tokens after it are those of texts. None: there are none.
-        """
-        self._first = no_timestamps + 1
-        self._stop = None if last is None else last + 1
-        self._max_initial_index = max_initial_index
-        self._end = lowest_end
-
-    @classmethod
-    def of(cls, config: DecodingConfig) -> Timestamps:
-        """Return the rules of a request that has ``no_timestamps_token_id``."""
+    def __init__(self, config: DecodingConfig) -> None:
+        """Take the options of a request that has ``no_timestamps_token_id``."""
         no_timestamps = config.no_timestamps_token_id
         assert no_timestamps is not None  # the caller has asked
-        lowest_end = min(config.eos_ids, default=no_timestamps)
         last = config.last_timestamp_token_id
-        return cls(no_timestamps, config.max_initial_timestamp_index, lowest_end, last)
+        self._first = no_timestamps + 1
+        self._stop = None if last is None else last + 1  # tokens from there on are those of texts
+        self._max_initial_index = config.max_initial_timestamp_index
+        self._end = min(config.eos_ids, default=no_timestamps)  # below it are tokens of texts
 
     def process(self, scores: Scores, candidates: Candidates) -> Scores:
-        """See LogitsProcessor.process."""
         paths, nodes = candidates.paths, candidates.nodes
         for row, (node, num_new) in enumerate(
             zip(nodes.tolist(), paths.num_new(nodes).tolist(), strict=True)
@@ -86,7 +69,7 @@ class Timestamps:
             yield first, int(times[-1]) + (not is_after_time or is_after_pair)
 
     def _prefer_times(self, scores: NDArray[np.float64], tokens: Tokens | None) -> None:
-        """Leave the times alone where they are more probable than every other token.
+        """Leave the times alone if they are more probable than every other token.
 
         scores, tokens: (n,). Of one path; changed in place.
         """
@@ -102,10 +85,6 @@ class Timestamps:
         if together > max(float(scores[part].max(initial=-np.inf)) for part in others):
             for part in others:
                 scores[part] = -np.inf
-
-    def may_raise(self, candidates: Candidates) -> bool:
-        """Return True: every time counts, also one that a top-k head has left out."""
-        return True
 
 
 def _between(tokens: Tokens | None, begin: int, end: int | None) -> slice | NDArray[np.bool_]:

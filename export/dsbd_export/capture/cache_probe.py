@@ -1,10 +1,4 @@
-"""Caches of the layers of a model, read from runs of it: kinds of rows, heads, widths, values.
-
-Names of configs do not tell: layers differ from each other, share rows, or cache latents from which
-keys and values are computed.
-"""
-
-from __future__ import annotations
+"""Caches of the layers of a model, read from runs of it: kinds of rows, heads, widths, values."""
 
 from collections.abc import Iterator
 
@@ -91,9 +85,7 @@ def probed_caches(
 ) -> tuple[CacheEntry, ...]:
     """Return the caches of a model, those of its engine in ``dtype``, by a run over two tokens.
 
-    Raises:
-        ExportError: a layer caches something other than a key and a value for each head, or rows
-            of a convolution or a known recurrence.
+    Raises ExportError for anything except rows of attention, convolutions and known recurrences.
     """
     cache = RecordingCache()
     with (
@@ -117,7 +109,10 @@ def probed_caches(
             "cache, so no row of it can be kept; choose another checkpoint"
         )
     entries: list[CacheEntry] = [*attention_rows(cache, checkpoint, dtype, _NUM_ROWS)]
-    entries += _convolution_rows(cache, dtype)
+    entries += [
+        ConvolutionRows(layer=layer, width=shape[1], num_ancestors=kernel_size - 1, dtype=dtype)
+        for layer, (shape, kernel_size) in cache.convolutions.items()
+    ]
     entries += _recurrent_rows(cache)
     return tuple(sorted(entries, key=lambda entry: entry.layer))
 
@@ -125,10 +120,7 @@ def probed_caches(
 def largest_values(
     model: PreTrainedModel, checkpoint: Checkpoint
 ) -> dict[int, NDArray[np.float32]]:
-    """Return the largest magnitude of every cached value channel, (Hkv, D), by layer.
-
-    Seen in two passes: the text, and as many random tokens, which say what no text says.
-    """
+    """Return the largest magnitudes of values, (Hkv, D) by layer, in text and random tokens."""
     text = text_case(checkpoint).node_ids
     noise = np.random.default_rng(0).integers(0, num_drawn(checkpoint), len(text), dtype=np.int64)
     seen: dict[int, NDArray[np.float32]] = {}
@@ -146,11 +138,7 @@ def largest_values(
 def attention_rows(
     cache: RecordingCache, checkpoint: Checkpoint, dtype: str, num_rows: int
 ) -> Iterator[AttentionRows]:
-    """Yield the entries of the layers that have handed keys and values of so many rows.
-
-    Raises:
-        ExportError: they are no key and value of each row for each head.
-    """
+    """Yield entries of layers with keys and values of so many rows; else raise ExportError."""
     for layer, rows in cache.rows.items():
         key, value = (part.shape for part in rows)
         if len(key) != 4 or key[:3] != value[:3] or key[2] != num_rows:
@@ -161,13 +149,6 @@ def attention_rows(
             )
         yield AttentionRows(
             layer=layer, num_heads=key[1], key_width=key[3], value_width=value[3], dtype=dtype
-        )
-
-
-def _convolution_rows(cache: RecordingCache, dtype: str) -> Iterator[ConvolutionRows]:
-    for layer, (shape, kernel_size) in cache.convolutions.items():
-        yield ConvolutionRows(
-            layer=layer, width=shape[1], num_ancestors=kernel_size - 1, dtype=dtype
         )
 
 

@@ -1,7 +1,5 @@
 """The external cache of a graph: every update is a TensorScatter from graph input to output."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,18 +15,14 @@ LayerCache = tuple[Tensor, ...]  # the parts of one layer's cache, (1, heads, ro
 
 
 class ForestCache(Cache):  # type: ignore[misc]  # transformers has no types
-    """The cache that a model is handed: ``present`` is ``past`` with the new rows scattered in.
-
-    Attributes:
-        readers: by kind of rows, functions that get a layer's rows, and what was appended to them.
-        recurrent_layer: the layer whose recurrence is computed next.
-    """
+    """The cache that a model is handed: ``present`` is ``past`` with the new rows scattered in."""
 
     def __init__(
         self, past: Mapping[tuple[int, str], LayerCache], write_indices: Mapping[str, Tensor]
     ) -> None:
         """Take the caches by layer and kind, and by kind the first of the new rows, (1,) int64."""
         super().__init__(layers=[])
+        # By kind of rows: functions that get a layer's rows, and what was appended to them.
         self.readers: dict[str, Callable[[Tensor, Tensor], None]] = {}
         self.recurrent_layer = 0
         self._past, self._write_indices = past, write_indices
@@ -37,10 +31,7 @@ class ForestCache(Cache):  # type: ignore[misc]  # transformers has no types
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
     ) -> LayerCache:
-        """Return keys and values of one layer, (1, Hkv, C, D): the old rows and the S new ones.
-
-        key_states, value_states: (1, Hkv, S, D).
-        """
+        """Return (1, Hkv, C, D) each: the old rows of a layer and the new ones, (1, Hkv, S, D)."""
         return self._appended(layer_idx, ATTENTION_ROWS, (key_states, value_states))
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
@@ -51,8 +42,7 @@ class ForestCache(Cache):  # type: ignore[misc]  # transformers has no types
     ) -> Tensor:
         """Keep the inputs of a layer's convolution, and give it the rows of all paths.
 
-        conv_states: (1, W, S). Returned in the precision of the cache (constants that are wider may
-        have widened them): the convolution that is called next looks at ``PathConvolutions``.
+        conv_states: (1, W, S). Returned in the precision of the cache; see ``PathConvolutions``.
         """
         (past,) = self.unwritten(layer_idx, CONVOLUTION_ROWS)
         conv_states = conv_states.to(past.dtype)

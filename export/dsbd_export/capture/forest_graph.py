@@ -1,9 +1,4 @@
-"""The forest graph: a checkpoint captured as one ONNX graph, with its external cache.
-
-Which inputs and outputs it has, and what of the model is replaced, its parts say (see ``part``).
-"""
-
-from __future__ import annotations
+"""The forest graph: a checkpoint captured as one ONNX graph, as its parts say (see ``part``)."""
 
 import contextlib
 import sys
@@ -33,12 +28,7 @@ _SHARE_BEFORE_OPTIMIZING = 0.83
 
 
 class ForestGraph(nn.Module):
-    """The module that is captured: the model, with the inputs and outputs of its parts.
-
-    Attributes:
-        form: how the prepared model attends; None where masks are parts of biases.
-        contract: of all parts.
-    """
+    """The module that is captured: the model, with the inputs and outputs of its parts."""
 
     PLACE = "model"  # with which the names of weights begin
 
@@ -47,7 +37,7 @@ class ForestGraph(nn.Module):
     ) -> None:
         super().__init__()
         self.add_module(self.PLACE, model)
-        self.form = form
+        self.form = form  # None where masks are parts of biases
         self.contract = joined(parts)
         self._cache_name = cache_name(model)
         self._hooks = [part.hook(model, self) for part in parts]
@@ -95,11 +85,7 @@ def captured_graph(
     report: Report,
     phase: str = "capturing the graph",
 ) -> ir.Model:
-    """Return the graph of a module that takes and returns a list of the tensors of a contract.
-
-    Raises:
-        ExportError: the module does what no graph can hold.
-    """
+    """Return the graph of a module over lists of tensors; raise ExportError if it has none."""
     phase = f"{checkpoint.role}: {phase}"
     report(phase)
     counter = Counter(phase, "", to_stdout(report, sys.stdout))

@@ -1,11 +1,4 @@
-"""Checks of a captured graph, before it is written: against the contract, and for TensorRT.
-
-The contract is that of the engine's parts. ``check_for_tensorrt`` looks for constructs
-that TensorRT refuses or interprets differently, without TensorRT; it runs on every export in fp16
-and bf16 without quantization, which are the ones for TensorRT.
-"""
-
-from __future__ import annotations
+"""Checks of a captured graph, before it is written: against the contract, and for TensorRT."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -28,10 +21,7 @@ _PAST_INPUTS = {4: "past_key", 5: "past_value", 6: "nonpad_kv_seqlen"}
 def check_contract(
     model: ir.Model, contract: ExportContract, form: AttentionForm | None = AttentionForm.NODE
 ) -> None:
-    """Raise when names, operators, caches or masks of the graph are not those of the contract.
-
-    form: None where masks are parts of biases: the parity gate alone judges them.
-    """
+    """Raise unless names, operators, caches and, with a form, masks are those of the contract."""
     _check_names("inputs", model.graph.inputs, list(contract.inputs))
     _check_names("outputs", model.graph.outputs, list(contract.outputs))
     _check_operators(model)
@@ -70,16 +60,17 @@ def _check_caches(graph: ir.Graph, contract: ExportContract) -> None:
 
 
 def _check_masks(graph: ir.Graph, attended: Sequence[str], form: AttentionForm) -> None:
-    """Every layer must attend with the mask of its config, and as often as all others.
-
-    That is once, or twice where a layer's attention is a difference of two (DiffLlama). A model
-    that attends by its own arithmetic shows no layers to count: that it reads its masks at all is
-    checked here, all else by the parity gate.
-    """
+    """Every layer must attend with the mask of its config, and as often as all others."""
     wanted = Counter(attended)
     found: Counter[str | None] = Counter()
     if form is not AttentionForm.OWN:  # some layers of a capped form are nodes: without sinks
-        found.update(_input_name(node, 3) for node in graph if _attends_to_cache(node))
+        found.update(
+            _input_name(node, 3)
+            for node in graph
+            if node.op_type == "Attention"
+            and (key := node.inputs[1]) is not None
+            and not key.is_graph_input()  # rows of a source have no mask
+        )
     if form is not AttentionForm.NODE:
         chosen_by = (_input_name(node, 0) for node in graph if node.op_type == "Where")
         found.update(name for name in chosen_by if name in wanted)
@@ -89,12 +80,6 @@ def _check_masks(graph: ir.Graph, attended: Sequence[str], form: AttentionForm) 
         wanted = Counter({name: times * num for name, num in wanted.items()})
     if found != wanted:
         raise _broken(f"its layers attend with {dict(found)}, expected {dict(wanted)}")
-
-
-def _attends_to_cache(node: ir.Node) -> bool:
-    """Return whether a node attends; not to rows of a source, which have no mask."""
-    key = node.inputs[1] if node.op_type == "Attention" else None
-    return key is not None and not key.is_graph_input()
 
 
 def _input_name(node: ir.Node, index: int) -> str | None:
@@ -157,7 +142,7 @@ def _lint_scatter(node: ir.Node) -> Iterator[str]:
 
 def _lint_attention(node: ir.Node) -> Iterator[str]:
     name = f"Attention to {node.outputs[0].name}"
-    if sum(not _is_left_out(output) for output in node.outputs) != 1:
+    if sum(bool(output.name or output.uses()) for output in node.outputs) != 1:
         yield f"{name} has {len(node.outputs)} outputs, expected one"
     for index, input_name in _PAST_INPUTS.items():
         if index < len(node.inputs) and node.inputs[index] is not None:
@@ -166,10 +151,6 @@ def _lint_attention(node: ir.Node) -> Iterator[str]:
         yield f"{name} has is_causal {is_causal}, expected 0: the mask is complete"
     if softcap := node.attributes.get_float("softcap", 0.0):
         yield f"{name} has softcap {softcap:g}, expected none: write it as MatMul and Tanh"
-
-
-def _is_left_out(output: ir.Value) -> bool:
-    return not output.name and not output.uses()
 
 
 def _lint_types(node: ir.Node) -> Iterator[str]:

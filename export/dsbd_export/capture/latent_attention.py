@@ -1,18 +1,14 @@
 """Latent attention without expanding the rows of the cache.
 
 A layer with latent attention (DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1.2) caches
-a latent c of r numbers and a rotated key of dr numbers a row, for all heads. transformers makes the
-keys and values of every head from all cached rows in every call, k = W_k c and v = W_v c, which is
-more work than the whole rest of a call once the context is some hundred rows long. Since
+a latent c of r numbers and a rotated key of dr numbers a row, for all heads. transformers expands
+keys and values of every head from all cached rows in every call, k = W_k c and v = W_v c. Since
 
     q . (W_k c) = (W_k' q) . c      and      sum_c p_c W_v c = W_v sum_c p_c c
 
 the queries are taken into the space of the latents instead, and the weighted sum out of it: a layer
-with one head, whose key, of r + dr numbers, is its value as well. (The dr numbers too many cost
-little, and TensorRT has no attention to values of another width than the keys.)
+with one head, whose key, of r + dr numbers, is its value as well.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -45,10 +41,7 @@ class Latents(nn.Module):
 
 
 def absorb_expansions(model: nn.Module) -> None:
-    """Let layers with latent attention hand their attention function latents, in place.
-
-    It finds their ``Latents`` by ``latents_of``.
-    """
+    """Let layers with latent attention hand their attention function latents, in place."""
     for module in list(model.modules()):
         layer: Any = module
         projection = getattr(layer, _PROJECTION, None)

@@ -1,10 +1,4 @@
-"""Part: one kind of state of an engine, in its graph, in other files and in the manifest.
-
-An engine has a list of the parts that its checkpoint has; other kinds are absent from the list.
-``dsbd_export.parts.table`` has a row for each kind.
-"""
-
-from __future__ import annotations
+"""Part: one kind of state of an engine, in its graph, in other files and in the manifest."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -66,44 +60,28 @@ class Example:
 
 @dataclass(frozen=True)
 class RowSpace:
-    """Rows that are written, and moved, by inputs of their own.
-
-    Attributes:
-        rows: the axis of their caches.
-        write_indices: name of the input with the first of the new rows.
-        src_rows: name of the input of the prune graph with the rows to keep.
-        num_kept: name of its axis.
-    """
+    """Rows that are written, and moved, by inputs of their own."""
 
     rows: Axis
-    write_indices: str
-    src_rows: str
-    num_kept: str
+    write_indices: str  # name of the input with the first of the new rows
+    src_rows: str  # name of the input of the prune graph with the rows to keep
+    num_kept: str  # name of its axis
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportContract:
-    """Inputs and outputs of a graph, those of one part or of all.
+    """Inputs and outputs of a graph, those of one part or of all."""
 
-    Attributes:
-        inputs: an example of each by name, in the order of the graph; caches are left out.
-        outputs: names; caches are left out.
-        spaces: of the caches. Those of several parts may be in one.
-        caches: entry and space of each.
-        attended: the mask of every layer that attends.
-        entry: fields of the manifest entry, as the parity gate judges the engine.
-        is_leading: whether inputs and outputs stand before the caches.
-        inexact: why sums cannot be exact in this graph; "" if they can.
-    """
-
+    # an example of each by name, in the order of the graph; caches are left out
     inputs: Mapping[str, Example] = field(default_factory=dict)
-    outputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()  # names; caches are left out
     spaces: tuple[RowSpace, ...] = ()
     caches: tuple[tuple[CacheEntry, RowSpace], ...] = ()
-    attended: tuple[str, ...] = ()
+    attended: tuple[str, ...] = ()  # the mask of every layer that attends
+    # fields of the manifest entry, as the parity gate judges the engine
     entry: Mapping[str, Any] = field(default_factory=dict)
-    is_leading: bool = False
-    inexact: str = ""
+    is_leading: bool = False  # whether inputs and outputs stand before the caches
+    inexact: str = ""  # why sums cannot be exact in this graph; "" if they can
 
     @property
     def tensors(self) -> list[tuple[CacheEntry, str, RowSpace]]:
@@ -113,22 +91,14 @@ class ExportContract:
 
 @dataclass
 class CapturedCall:
-    """The call of a model that is captured, which parts prepare one after the other.
-
-    Attributes:
-        form: how the model attends.
-        inputs: of the graph, by name.
-        cache: object that is passed to the model.
-        arguments: of the model.
-        logits: (R, V), once the model has returned.
-        outputs: of the graph by name, computed after the model.
-    """
+    """The call of a model that is captured, which parts prepare one after the other."""
 
     form: AttentionForm | None
     inputs: Mapping[str, Tensor]
     cache: ForestCache
     arguments: dict[str, Any]
-    logits: Tensor = field(init=False)
+    logits: Tensor = field(init=False)  # (R, V), once the model has returned
+    # of the graph by name, computed after the model
     outputs: dict[str, Callable[[], Tensor]] = field(default_factory=dict)
 
 
@@ -138,19 +108,13 @@ Hook = Callable[[CapturedCall], AbstractContextManager[object]]
 
 @dataclass(frozen=True)
 class Made:
-    """Files and references of a model that is being exported.
-
-    Attributes:
-        folder: of the model, with its graphs and weights.
-        references: the cases of the parity gate, with the checkpoint's own results.
-        options: of this model.
-        judged: the bundle, without a manifest yet, as the parity gate judges the engine.
-    """
+    """Files and references of a model that is being exported."""
 
     folder: Path
+    # the cases of the parity gate, with the checkpoint's own results
     references: Sequence[Reference]
     options: ModelOptions
-    judged: Bundle
+    judged: Bundle  # the bundle, without a manifest yet, as the parity gate judges the engine
     report: Report
 
 
@@ -166,10 +130,7 @@ class ExportPart(Protocol):
         return references
 
     def hook(self, model: Any, graph: Any) -> Hook:
-        """Return a function that prepares a call; ``model`` may be changed in place.
-
-        graph: the captured module. Its tensors become constants with their names there.
-        """
+        """Return a function that prepares a call; tensors of ``graph`` become constants."""
         return lambda _call: contextlib.nullcontext()
 
     def write(self, made: Made) -> None:
@@ -177,19 +138,12 @@ class ExportPart(Protocol):
         return
 
     def complete(self, made: Made) -> dict[str, Any]:
-        """Finish a model that the parity gate has passed; return changed fields of its entry.
-
-        Raises:
-            ExportError: the results of this part differ from the checkpoint's.
-        """
+        """Return changed fields of the entry; raise ExportError if results differ."""
         return {}
 
 
 def joined(parts: Iterable[ExportPart]) -> ExportContract:
-    """Return the contract of a graph with these parts.
-
-    Caches are in the order of the layers, after the inputs of leading parts.
-    """
+    """Return the contract of a graph with these parts, caches in the order of the layers."""
     contracts = [part.contract() for part in parts]
     caches = [each for contract in contracts for each in contract.caches]
     caches.sort(key=lambda each: each[0].layer)

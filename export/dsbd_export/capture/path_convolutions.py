@@ -1,11 +1,8 @@
 """Short convolutions over the paths of a forest (docs/algorithm.md 3.11).
 
-A convolution over a sequence reads, at each token, its own input and those of the k - 1 tokens
-before. In a forest these are the last ancestors of a node: rows of a cache, which an input of the
-graph names.
+A token reads its own input and those of its last k - 1 ancestors, rows of a cache that an input of
+the graph names.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -25,19 +22,13 @@ class PathConvolutions:
         self._new: Tensor | None = None
 
     def read(self, rows: Tensor, new: Tensor) -> None:
-        """Let the next convolution read these rows of a cache, (1, 1, C, W).
-
-        new: (1, W, S), those of the nodes themselves, which are among them.
-        """
+        """Let the next convolution read rows of a cache, (1, 1, C, W), with new ones, (1, W, S)."""
         self._rows, self._new = rows, new
 
     def convolved(
         self, states: Tensor, weight: Tensor, bias: Tensor | None = None, **options: Any
     ) -> Tensor:
-        """Return (1, W, S): the products of k rows and k weights, added in the order of the path.
-
-        The arguments are those of torch's function, of which the model keeps the first S results.
-        """
+        """Return (1, W, S): products of k rows and k weights, added in the order of the path."""
         rows, new = self._rows, self._new
         self._rows = self._new = None
         num_channels, group, size = weight.shape

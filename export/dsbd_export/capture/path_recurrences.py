@@ -2,19 +2,17 @@
 
 A recurrent layer changes a matrix at every token: it decays by exp(g), and the token writes into it
 a delta u by a key k. In a forest the matrix S is kept at *checkpoints* alone, ancestors that many
-nodes share. Every node after one is a row, as in attention, of its key, its delta and the
-logarithm G of the decay along its path. With c the checkpoint of i, the matrix of zeros if it
-has none, and A(i) the ancestors of i after it,
+nodes share. Every node after one is a row, as in attention, of its key, its delta and the logarithm
+G of the decay along its path. With c the checkpoint of i, the matrix of zeros if it has none, and
+A(i) the ancestors of i after it,
 
     u_i = rate_i (v_i - exp(G_i - G_c) S_c' k_i - sum_{j in A(i)} exp(G_i - G_j) (k_i . k_j) u_j)
     o_i = exp(G_i - G_c) S_c' q_i + sum_{j in A(i) and i} exp(G_i - G_j) (q_i . k_j) u_j
 
 is the gated delta rule, and with u_i = v_i Mamba2. Outputs are products over rows under the
 forest's own mask. The deltas of one call are the solution of a triangular system, since parents
-stand before children. ``folded`` makes a checkpoint of the rows of a path after another one.
+stand before children.
 """
-
-from __future__ import annotations
 
 import contextlib
 import sys
@@ -35,20 +33,14 @@ _EPSILON = 1e-6  # of transformers' norm of queries and keys
 
 @dataclass(frozen=True)
 class Recurrence:
-    """Inputs of a layer with a recurrent state for S tokens, in fp32.
+    """Inputs of a layer with a recurrent state for S tokens, in fp32."""
 
-    Attributes:
-        query, key: (Hk, S, Dk); each of their heads serves as many as the next one.
-        value: (H, S, Dv).
-        decay: (H, S). The logarithm g of each token's decay, not above 0.
-        rate: (H, S) of the delta rule; None: deltas are the values.
-    """
-
+    # query, key: (Hk, S, Dk); each of their heads serves as many as the next one
     query: Tensor
     key: Tensor
-    value: Tensor
-    decay: Tensor
-    rate: Tensor | None = None
+    value: Tensor  # (H, S, Dv)
+    decay: Tensor  # (H, S). The logarithm g of each token's decay, not above 0.
+    rate: Tensor | None = None  # (H, S) of the delta rule; None: deltas are the values
 
 
 Outputs = Callable[[Recurrence], Tensor]
@@ -57,10 +49,7 @@ Outputs = Callable[[Recurrence], Tensor]
 
 @contextlib.contextmanager
 def replaced_recurrences(model: nn.Module, outputs: Outputs) -> Iterator[None]:
-    """Replace the recurrences of a model of transformers by ``outputs``.
-
-    The functions that compute a recurrence have the same names in the modules of all families.
-    """
+    """Replace the recurrences of a model of transformers by ``outputs``."""
     replacements = {
         "torch_chunk_gated_delta_rule": _delta_rule(outputs),
         "mamba2_chunk_scan": _scan(outputs),
@@ -163,14 +152,10 @@ class Checkpoints:
 
     Two of them with the rows 0 and 2, and 1, are the rows [[0, 2], [1, 0]] at the places [0, 2, 1]
     of these, read one after the other.
-
-    Attributes:
-        rows: (B, L) int64. The new rows after each, filled up with any others.
-        places: (S,) int64. Where each new row stands in ``rows``.
     """
 
-    rows: Tensor
-    places: Tensor
+    rows: Tensor  # (B, L) int64. The new rows after each, filled up with any others.
+    places: Tensor  # (S,) int64. Where each new row stands in ``rows``.
 
     def read(self, states: Tensor, vectors: Tensor) -> Tensor:
         """Return the products of N vectors of each new row with its checkpoint, (N, H, S, Dv).
@@ -197,10 +182,7 @@ class PathRows:
     """The recent rows that nodes see, and the order among the new ones: the same for all layers."""
 
     def __init__(self, mask: Tensor, write_indices: Tensor, checkpoints: Checkpoints) -> None:
-        """Take the rows that the new ones see after their checkpoints.
-
-        mask: (S, M) bool, of the M recent rows. write_indices: (1,), first of the new ones.
-        """
+        """Take the rows seen after the checkpoints, (S, M) bool, and the first new row, (1,)."""
         self.mask = mask
         self.checkpoints = checkpoints
         num_new, num_rows = self.mask.shape
@@ -260,11 +242,7 @@ def _passed(before: Tensor, after: Tensor) -> Tensor:
 
 
 def _unit_lower_inverse(system: Tensor, levels: list[Tensor]) -> Tensor:
-    """Return (I + system)^-1 of strictly lower triangular systems, (H, S, S).
-
-    By blocks of twice the size at each level: [[A, 0], [B, C]] has the inverse
-    [[A', 0], [-C' B A', C']]. No power of the system is ever formed, which may overflow.
-    """
+    """Return (I + system)^-1 of strictly lower triangular systems, (H, S, S), by growing blocks."""
     inverse = torch.eye(system.shape[-1]) - system * levels[0]
     for is_between in levels[1:]:
         inverse = inverse - inverse @ (system * is_between) @ inverse
@@ -273,15 +251,10 @@ def _unit_lower_inverse(system: Tensor, levels: list[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class PastRows:
-    """Rows and states of a recurrent layer before a call.
+    """Rows and states of a recurrent layer before a call."""
 
-    Attributes:
-        rows: keys, deltas and decays of the recent rows, (1, heads, M, width) each.
-        states: (B, H, Dk, Dv), of the checkpoints.
-        decays: (B, H, 2), at the checkpoints.
-    """
-
-    rows: Sequence[Tensor]
+    rows: Sequence[Tensor]  # keys, deltas and decays of the recent rows, (1, heads, M, width) each
+    # states, decays: (B, H, Dk, Dv) and (B, H, 2), of the checkpoints
     states: Tensor
     decays: Tensor
 

@@ -6,16 +6,11 @@ arithmetic with an additive mask.
 
 Mixtures of experts: transformers gathers the rows of each expert, a shape that depends on the data.
 Here all experts are two batched products, and the routing is a weight that is 0 for the experts not
-chosen. The arithmetic grows by experts / experts per token; the weights that are read do not grow
-once the rows of a call choose all experts, and a row's result cannot depend on the others.
+chosen; a row's result cannot depend on the others.
 
 Rotary frequencies that depend on the length of the sequence: "longrope" switches to its long
-factors, "dynamic" widens its base, both only beyond a limit that their config names. Up to it both
-are constant, and so they can be fixed in a graph that never sees a longer sequence. Beyond it a
-graph has the long factors of "longrope" at every length.
+factors, "dynamic" widens its base, both only beyond a limit that their config names.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from statistics import NormalDist
@@ -71,11 +66,7 @@ def prepare_for_capture(model: PreTrainedModel) -> AttentionForm:
 
 
 def take_over_attention(model: PreTrainedModel) -> AttentionForm:
-    """Make ``model`` attend by the forest mask alone; return how it does.
-
-    Raises:
-        ExportError: its attention can neither be replaced nor takes an additive mask.
-    """
+    """Make ``model`` attend by the forest mask alone; return how, or raise ExportError."""
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, forest_attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, refuse_own_mask)
     with quiet_libraries():
@@ -127,11 +118,7 @@ def forest_attention(
 
 
 def refuse_unknown(module: nn.Module, arguments: dict[str, object]) -> None:
-    """Raise for an argument that may change what attention returns.
-
-    A short test may not see the change: top-k indices of a sparse attention, say, choose all rows
-    of a short prompt.
-    """
+    """Raise for an argument that may change attention, perhaps only in longer prompts."""
     for name, value in arguments.items():
         if value is None or name in _WITHOUT_EFFECT:
             continue
@@ -152,10 +139,7 @@ def attention_node(
     scale: float,
     lengths: Tensor | None = None,
 ) -> Tensor:
-    """Return (B, H, S, D) by one Attention node; ``lengths``: (B,) int64, rows of keys that count.
-
-    Tensors that are None at the end are no inputs of the node.
-    """
+    """Return (B, H, S, D) by one Attention node; ``lengths``: (B,) int64, rows of keys."""
     inputs = [query, key, value, mask, None, None, lengths]
     while inputs[-1] is None:
         inputs.pop()
@@ -181,9 +165,8 @@ def capped_attention(
 ) -> Tensor:
     """Return (1, H, S, D) with scores capped at ``softcap * tanh(scores / softcap)``.
 
-    ``sinks``, (H,), are scores of one more row of each head, which has no value: it only takes its
-    share of the softmax.
-    Heads that share a key head are rows of one product: (1, Hkv, G*S, D) x (1, Hkv, D, C).
+    ``sinks``, (H,), are scores of one more row of each head, which has no value. Heads that share a
+    key head are rows of one product: (1, Hkv, G*S, D) x (1, Hkv, D, C).
     """
     _, num_heads, num_nodes, head_dim = query.shape
     num_key_heads = key.shape[1]
@@ -212,10 +195,7 @@ def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class ReplaceTorchFunctions(TorchFunctionMode):
-    """Inside this context functions of torch that no graph can hold are replaced.
-
-    ``scaled_dot_product_attention`` is ``attention_node``.
-    """
+    """Inside this context functions of torch that no graph can hold are replaced."""
 
     def __init__(self, more: Mapping[Callable[..., Any], Callable[..., Any]] | None = None) -> None:
         """more: further functions, and what stands for them."""
@@ -233,7 +213,6 @@ class ReplaceTorchFunctions(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call ``func``, or its replacement."""
         return self._replacements.get(func, func)(*args, **(kwargs or {}))
 
 
@@ -277,12 +256,9 @@ def dense_experts(
 
     With 3 experts, top_k_index [[2, 0]] and top_k_weights [[.7, .3]] give routing [[.3, 0, .7]].
 
-    Args:
-        module: transformers' experts: gate_up_proj (E, 2I, H) or up_proj (E, I, H), and down_proj
-            (E, H, I); each the other way round if ``is_transposed``.
-        hidden_states: (S, H).
-        top_k_index: (S, K) int64. Experts of each row.
-        top_k_weights: (S, K). Their weights.
+    module: transformers' experts: gate_up_proj (E, 2I, H) or up_proj (E, I, H), and down_proj (E,
+    H, I); each the other way round if ``is_transposed``. top_k_index: (S, K) int64. top_k_weights:
+    (S, K).
     """
     if module.has_post_expert_norm or module._is_expert_parallel:
         raise ExportError(f"{type(module).__name__} treats its experts in an unknown way")
@@ -309,11 +285,7 @@ def _product(module: Any, name: str, rows: Tensor) -> Tensor:
 
 
 def fix_sparsity(model: nn.Module) -> None:
-    """Make the cutoff of Gemma 3n's sparse activations a constant, in place.
-
-    transformers computes the quantile of the normal distribution in every call, by an inverse error
-    function that ONNX lacks.
-    """
+    """Make the cutoff of Gemma 3n's sparse activations a constant, in place."""
     for module in model.modules():
         mlp: Any = module
         if getattr(mlp, "activation_sparsity", 0.0) > 0 and hasattr(mlp, "_gaussian_topk"):
@@ -333,11 +305,7 @@ def _gaussian_cutoff(deviations: float) -> Callable[[Tensor], Tensor]:
 
 
 def choose_rope(model: nn.Module, context_length: int) -> None:
-    """Let "longrope" have one set of frequencies, those for sequences of a context, in place.
-
-    transformers changes from the short to the long ones within a sequence, whose first keys then
-    keep the short ones.
-    """
+    """Let "longrope" have one set of frequencies, those for sequences of a context, in place."""
     for module in model.modules():
         rotary: Any = module
         kind = getattr(rotary, "rope_type", None)
@@ -363,10 +331,7 @@ def _layer_types(kind: Any, wanted: str) -> Iterator[tuple[str, str | None]]:
 
 
 def fix_rope(model: nn.Module) -> None:
-    """Fix the frequencies of ``model`` at those of short sequences, in place.
-
-    After ``choose_rope`` they are those of its context.
-    """
+    """Fix the frequencies of ``model`` at those of short sequences, in place."""
     for module in model.modules():
         rotary: Any = module  # torch types every attribute as a tensor or a module
         kind = getattr(rotary, "rope_type", None)

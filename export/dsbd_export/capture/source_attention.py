@@ -1,18 +1,14 @@
 """Attention and positions of an encoder-decoder in a graph.
 
-Self-attention of the decoder sees the forest mask, attention in the encoder everything: a source is
-read alone. The rows of a call of the decoder may have several sources: those of each become an item
-of a batch (``SourcePlaces``), since one mask over all sources would multiply the cost by the
-number of sources. Three things count the rows of a cache, and take the positions of a
-forest instead:
+Self-attention of the decoder sees the forest mask, attention in the encoder everything. The rows of
+a call may have several sources, each an item of a batch (``SourcePlaces``). Three things count the
+rows of a cache, and take the positions of a forest instead:
 
 * tables of positions that take them as an argument (BART, Marian, ...): they are given those;
 * M2M100's, whose positions begin after the id of the padding, which itself has no position;
 * biases by distance (T5): a table by distance, made by the model's own code, is looked up between
   the positions of nodes and those of the rows of the cache.
 """
-
-from __future__ import annotations
 
 import contextlib
 import inspect
@@ -36,11 +32,7 @@ SOURCE_ATTENTION = "forest-and-source"
 
 
 def take_over_source_attention(model: PreTrainedModel) -> None:
-    """Make encoder and decoder attend by ``source_attention``, in place.
-
-    Raises:
-        ExportError: the model has an attention of its own, which cannot be replaced.
-    """
+    """Make encoder and decoder attend by ``source_attention``, in place; or raise ExportError."""
     ALL_ATTENTION_FUNCTIONS.register(SOURCE_ATTENTION, source_attention)
     with quiet_libraries():
         model.set_attn_implementation(SOURCE_ATTENTION)
@@ -59,16 +51,11 @@ class SourcePlaces:
 
     With rows 0, 2 and 3 of source 0 and row 1 of source 1: rows [[0, 2, 3], [1, 0, 0]] (the last
     two are padding) and places [0, 3, 1, 2].
-
-    Attributes:
-        rows: (B, P) int64. The rows that read each source, filled up with any others.
-        places: (S,) int64. Where each row stands among the B * P.
-        lengths: (B,) int64. Tokens of each source.
     """
 
-    rows: Tensor
-    places: Tensor
-    lengths: Tensor
+    rows: Tensor  # (B, P) int64. The rows that read each source, filled up with any others.
+    places: Tensor  # (S,) int64. Where each row stands among the B * P.
+    lengths: Tensor  # (B,) int64. Tokens of each source.
 
     def by_source(self, query: Tensor) -> Tensor:
         """Return the rows of each source, (B, H, P, D), of those of a call, (1, H, S, D)."""
@@ -110,8 +97,7 @@ def source_attention(
     """Attend; the interface is that of transformers' attention functions.
 
     query: (1, H, S, D). key, value: (1, H, rows, D), of sources (B, H, rows, D). attention_mask:
-    (1, 1, S, C) bool, None for the rows of sources. position_bias: (1, H, S, rows). places: which
-    source each row reads, None in an encoder. Returns (1, S, H, D).
+    (1, 1, S, C) bool, None for sources. position_bias: (1, H, S, rows). Returns (1, S, H, D).
     """
     refuse_unknown(module, others)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
@@ -129,10 +115,7 @@ def source_attention(
 
 
 class DistanceBiases:
-    """The biases by distance of an encoder's or a decoder's layers, looked up in tables.
-
-    A table has the biases of the distances -most to most, beyond which they do not change.
-    """
+    """The biases by distance of an encoder's or a decoder's layers, looked up in tables."""
 
     def __init__(self, stack: nn.Module) -> None:
         self._modules: list[Any] = [module for module in stack.modules() if _has_bias(module)]
@@ -153,16 +136,12 @@ class DistanceBiases:
         for module, table, most in tables:
             found = F.embedding(distances.clamp(-most, most) + most, table)
             bias = found.permute(2, 0, 1)[None]  # (1, H, S, C)
-            module.compute_bias = _returning(bias)
+            module.compute_bias = lambda *_, bias=bias, **__: bias
         try:
             yield
         finally:
             for module in self._modules:
                 del module.compute_bias
-
-
-def _returning(bias: Tensor) -> Any:
-    return lambda *_, **__: bias
 
 
 def has_distance_bias(model: PreTrainedModel) -> bool:
@@ -178,10 +157,7 @@ def _has_bias(module: Any) -> bool:
 
 @contextlib.contextmanager
 def forest_positions(decoder: nn.Module, token_ids: Tensor, positions: Tensor) -> Iterator[None]:
-    """Let a decoder's table of positions, where it has one, read those of the nodes.
-
-    token_ids, positions: (S,) int64.
-    """
+    """Let a decoder's table of positions, if any, read those of the nodes, (S,) int64 each."""
     table: Any = getattr(decoder, "embed_positions", None)
     if table is None:
         yield

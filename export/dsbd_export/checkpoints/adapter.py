@@ -1,10 +1,8 @@
 """Adapter of a checkpoint: a PEFT folder that is checked and merged into the model's weights.
 
-peft does the merging. Checked here is what it would accept silently: settings of a later version,
-weights without a place, and a merged model that differs from model and adapter together.
+Checked here is what peft would accept silently: settings of a later version, weights without a
+place, and a merged model that differs from model and adapter together.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +18,6 @@ from dsbd_export.checkpoints.adapter_files import (
     BY_HAND,
     CONFIG_FILE,
     WEIGHT_FILES,
-    adapter_content,
     check_patterns,
     check_settings,
     fewest_tokens,
@@ -40,24 +37,14 @@ _MOST_DIFFERENCE = 1e-3  # of the largest logit; a merge only rounds in fp32
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """Adapter that is merged into a model when it is loaded.
-
-    Attributes:
-        name: of the folder or on the hub, for messages.
-        folder: of adapter_config.json and the weights.
-        kind: peft's name of the method, such as "LORA".
-        base_name: name of the model that it was trained for; None: not given.
-        vocab_size: tokens of the embedding in its weights, more than the model's if tokens were
-            added in training; None: it has no weights of the embedding.
-        fewest_tokens: least vocabulary that its weights of the head and single tokens need.
-    """
+    """Adapter that is merged into a model when it is loaded."""
 
     name: str
     folder: Path
-    kind: str
-    base_name: str | None
-    vocab_size: int | None
-    fewest_tokens: int
+    kind: str  # peft's name of the method, such as "LORA"
+    base_name: str | None  # name of the model that it was trained for; None: not given
+    vocab_size: int | None  # tokens of the embedding in its weights; None: it has no embedding
+    fewest_tokens: int  # least vocabulary for its weights of the head and single tokens
 
     def grown(self, vocab_size: int) -> int:
         """Return the vocabulary size of a model of ``vocab_size`` tokens after the merge."""
@@ -81,11 +68,7 @@ def report_adapter(adapter: Adapter | None, base: str, report: Callable[[str], N
 
 
 def read_adapter(source: str, folder: Path) -> Adapter:
-    """Return the adapter in a folder.
-
-    Raises:
-        ExportError: it is not an adapter, is damaged, or cannot be merged into weights.
-    """
+    """Return the adapter in a folder; raise ExportError if it cannot be merged."""
     where = f"the adapter at {folder}"
     missing = [] if (folder / CONFIG_FILE).is_file() else [CONFIG_FILE]
     if not any((folder / name).is_file() for name in WEIGHT_FILES):
@@ -124,11 +107,7 @@ def read_adapter(source: str, folder: Path) -> Adapter:
 
 
 def merge_adapter(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:
-    """Return a model of fp32 weights with the adapter merged into them; it may not be used again.
-
-    Raises:
-        ExportError: the adapter is for another model, or is more than a change of weights.
-    """
+    """Return a model with the adapter merged into fp32 weights; raise ExportError if it cannot."""
     num_own = model.config.get_text_config(decoder=True).vocab_size
     adapted = _with_adapter(model, adapter)
     wanted = _probed_logits(adapted, model)
@@ -153,13 +132,12 @@ def merge_adapter(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:
 
 
 def _with_adapter(model: PreTrainedModel, adapter: Adapter) -> PeftModel:
-    """Return the model with all weights of the adapter attached."""
     where = f"the adapter at {adapter.folder}"
     trained_for = f" ({adapter.base_name})" if adapter.base_name else ""
     fix = f"give the model that it was trained for{trained_for}"
     _resize(model, adapter)
     names = (name for name, _ in model.named_modules())
-    check_patterns(where, adapter_content(adapter.folder) or {}, names)
+    check_patterns(where, json_object_or_none(adapter.folder / CONFIG_FILE) or {}, names)
     try:
         config = PeftConfig.from_pretrained(str(adapter.folder))
         config.inference_mode = True
@@ -184,8 +162,7 @@ def _with_adapter(model: PreTrainedModel, adapter: Adapter) -> PeftModel:
 def _without_copies(names: Sequence[str], adapter: Adapter) -> list[str]:
     """Return names of the file without copies of loaded weights.
 
-    PEFT saves a weight of ``modules_to_save`` twice if the vocabulary has grown, and tied rows of
-    tokens for embedding and head, but loads only one of them.
+    PEFT saves weights of ``modules_to_save`` and tied rows of tokens twice, but loads only one.
     """
     if not names:
         return []
@@ -199,10 +176,7 @@ def _without_copies(names: Sequence[str], adapter: Adapter) -> list[str]:
 
 
 def _resize(model: PreTrainedModel, adapter: Adapter) -> None:
-    """Give a model rows for the adapter's tokens; new rows are NaN until they are loaded.
-
-    So a row that the adapter lacks is found later.
-    """
+    """Give a model rows for the adapter's tokens; new rows are NaN until they are loaded."""
     num_own = model.config.get_text_config(decoder=True).vocab_size
     if (wanted := adapter.grown(num_own)) == num_own:
         return
@@ -229,19 +203,13 @@ def _token_weights(model: PreTrainedModel) -> list[Tensor]:
 
 
 def _is_same_name(base: str, source: str) -> bool:
-    """Return whether two names, on the hub or of folders, may mean one model.
-
-    "unsloth/Llama-3.2-1B-bnb-4bit" and "meta-llama/Llama-3.2-1B" may; so may the name of a file.
-    """
+    """Return whether two names, on the hub or of folders, may mean one model, or its 4-bit copy."""
     names = [each.rstrip("/").rpartition("/")[2].casefold() for each in (base, source)]
     return names[0] in names[1] or names[1] in names[0]
 
 
 def _untie(model: PreTrainedModel) -> None:
-    """Give the head a weight of its own if the adapter changes it or the embedding.
-
-    In a shared weight, a change for one of them would also change the other.
-    """
+    """Give the head a weight of its own if the adapter changes it or the embedding."""
     modules = (model.get_input_embeddings(), model.get_output_embeddings())
     embedding, head = (getattr(each, "base_layer", each) for each in modules)
     is_changed = any(type(each).__module__.startswith("peft.") for each in modules)
@@ -256,7 +224,6 @@ def _untie(model: PreTrainedModel) -> None:
 
 @torch.inference_mode()
 def _probed_logits(computes: nn.Module, model: PreTrainedModel) -> Tensor:
-    """Return the logits of a few tokens, (_NUM_PROBED, V)."""
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(vocab_size, (1, _NUM_PROBED), generator=generator)

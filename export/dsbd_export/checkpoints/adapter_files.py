@@ -1,10 +1,7 @@
 """Files of an adapter (PEFT): settings and shapes of weights, checked before a model is loaded.
 
-PEFT does not check them: it allocates memory for any rank, matches a pattern for any time, and
-damaged files end in any error.
+PEFT would allocate memory for any rank, match a pattern for any time, and end in any error.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import json
@@ -20,7 +17,6 @@ from peft import PEFT_TYPE_TO_CONFIG_MAPPING
 from safetensors import safe_open
 from torch import Tensor
 
-from dsbd_export.checkpoints.json_files import json_object_or_none
 from dsbd_export.errors import ExportError, reason_of
 
 CONFIG_FILE = "adapter_config.json"
@@ -65,17 +61,8 @@ for pattern in patterns:
 """
 
 
-def adapter_content(folder: Path) -> dict[str, Any] | None:
-    """Return the content of adapter_config.json, None if it cannot be read."""
-    return json_object_or_none(folder / CONFIG_FILE)
-
-
 def weight_shapes(where: str, folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of an adapter's weights by their names.
-
-    Raises:
-        ExportError: the file is damaged, or has values that are not finite.
-    """
+    """Return the shapes of weights by name; raise ExportError if damaged or not finite."""
     file = next(each for name in WEIGHT_FILES if (each := folder / name).is_file())
     shapes = {}
     try:
@@ -128,10 +115,7 @@ def _sizes(shapes: Shapes, axis_by_pattern: Mapping[str, int]) -> Iterator[int]:
 
 
 def check_settings(where: str, content: Mapping[str, Any], kind: str, shapes: Shapes) -> None:
-    """Raise ExportError for a setting that peft would ignore, or that cannot be right.
-
-    A number that is a size of weights must occur in their shapes, at least as an upper limit.
-    """
+    """Raise ExportError for a setting that peft would ignore, or that cannot be right."""
     known = {field.name for field in dataclasses.fields(PEFT_TYPE_TO_CONFIG_MAPPING[kind])}
     largest = max(_LEAST, *(size for shape in shapes.values() for size in shape))
     for name, value in content.items():
@@ -176,7 +160,6 @@ def _expected(name: str, value: object) -> str | None:
 
 
 def _integers(value: object) -> Iterator[int]:
-    """Yield the integers in a value of JSON."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
@@ -187,10 +170,7 @@ def _integers(value: object) -> Iterator[int]:
 
 
 def check_patterns(where: str, content: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Raise ExportError if matching a setting with names of modules takes too long.
-
-    ``re`` cannot be interrupted, so another process tries it.
-    """
+    """Raise ExportError if matching a setting takes too long; another process tries it."""
     patterns = [pattern for name in _PATTERNS for pattern in _strings(content.get(name))]
     if all(re.fullmatch(r"[\w.]*", pattern) for pattern in patterns):
         return

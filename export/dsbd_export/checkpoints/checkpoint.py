@@ -1,7 +1,5 @@
 """Checkpoint: description of a model before its weights are read."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,23 +27,16 @@ class Checkpoint:
     Attributes:
         role: "target" or "draft".
         folder: of config.json, the weights and tokenizer.json; or of ``gguf_file``.
-        config: the transformers config; that of the text part for a composite model.
-        composite: the whole config of a composite model, of which only the text part is exported;
-            None for any other model.
+        composite: the whole config of a composite model; None for any other model.
         context_length: of the checkpoint, or the shorter requested one.
         layer_masks: name of each layer's mask input; None for a layer without attention.
-        sliding_window: positions that a sliding-window layer sees, None without such layers.
-        trust_remote_code: whether modelling code in the folder may run.
         gguf_file: name of the file in ``folder`` that is the whole checkpoint; None: not GGUF.
-        target_folder: folder of the target, for a draft that shares weights with it.
         feature_layers: layers of a target whose inputs are its features; None: no features.
         proposed_tokens: (n,) int64, ascending. Tokens that a draft may propose; None: all.
         caches: of its layers; empty until the model is loaded.
         adapter: merged into the weights when they are loaded; None: no adapter.
-        encoder: of an encoder-decoder, without cross rows until the model is loaded; None for any
-            other model.
-        target_encoder: for a draft, the exported encoder of the target, which it may share; None
-            for any other model.
+        encoder: of an encoder-decoder, without cross rows until the model is loaded.
+        target_encoder: for a draft, the exported encoder of the target, which it may share.
     """
 
     role: str
@@ -85,10 +76,7 @@ class Checkpoint:
 
     @property
     def is_computed(self) -> bool:
-        """Return whether weights are computed from the stored ones, in fp32.
-
-        Quantized values times their scales are fp32, and so are sums with an adapter's weights.
-        """
+        """Return whether weights are computed from the stored ones, in fp32."""
         is_quantized = quantization_of(self.composite or self.config) is not None
         return is_quantized or self.gguf_file is not None or self.adapter is not None
 
@@ -117,10 +105,7 @@ class Checkpoint:
 
 @contextlib.contextmanager
 def limited_threads(number: int | None) -> Iterator[None]:
-    """Limit the threads of torch, and of the engines of ``parity_engine``, in the block.
-
-    number: None for no change.
-    """
+    """Limit the threads of torch and of the engines of ``parity_engine`` in the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(number or before)
     try:
@@ -131,10 +116,7 @@ def limited_threads(number: int | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Silence warnings, log lines below ERROR and progress bars inside the block.
-
-    Problems that matter are checked by the export itself: missing weights, unused hooks, parity.
-    """
+    """Silence warnings, log lines below ERROR and progress bars inside the block."""
     had_progress = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:

@@ -1,7 +1,5 @@
 """Location of a checkpoint's files: on this machine, or downloaded from the hub."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from huggingface_hub import snapshot_download

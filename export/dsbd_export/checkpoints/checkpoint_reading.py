@@ -1,7 +1,5 @@
 """Files of a checkpoint: its configs, and the description of the model in them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +10,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConf
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.checkpoints.gguf_file import gguf_end_ids, gguf_refusal, read_gguf_config
 from dsbd_export.checkpoints.gguf_header import read_header
-from dsbd_export.checkpoints.json_files import json_object
+from dsbd_export.checkpoints.json_files import json_object, read_proposed_tokens
 from dsbd_export.checkpoints.model_config import (
     constant_rope_length,
     decoder_vocab_size,
@@ -22,7 +20,6 @@ from dsbd_export.checkpoints.model_config import (
     text_config,
     window_within,
 )
-from dsbd_export.checkpoints.proposed_tokens import read_proposed_tokens
 from dsbd_export.config import MAX_CONTEXT, MIN_CONTEXT, ModelOptions
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_runtime.parts.attention_rows import ATTENTION_MASK_SLIDING
@@ -30,11 +27,7 @@ from dsbd_runtime.parts.attention_rows import ATTENTION_MASK_SLIDING
 
 @dataclass(frozen=True)
 class CheckpointFiles:
-    """A checkpoint folder; its configs are read when needed.
-
-    Attributes:
-        gguf_file: name of the file in the folder that is the whole checkpoint; None: not GGUF.
-    """
+    """A checkpoint folder; its configs are read when needed."""
 
     role: str
     folder: Path
@@ -70,7 +63,6 @@ class GgufFiles(CheckpointFiles):
 
     @cached_property
     def config(self) -> PreTrainedConfig:
-        """See the base."""
         role, file, header = self.role, self._file, read_header(self._file)
         with quiet_libraries():
             config = read_gguf_config(role, file, header)
@@ -89,7 +81,6 @@ class GgufFiles(CheckpointFiles):
 
     @cached_property
     def generation(self) -> dict[str, Any]:
-        """See the base."""
         return {"eos_token_id": gguf_end_ids(read_header(self._file))}
 
     @property
@@ -147,11 +138,7 @@ def read_decoder(files: CheckpointFiles) -> Checkpoint:
 
 
 def _special_tokens(files: CheckpointFiles, name: str) -> list[int]:
-    """Return token ids: generation_config.json comes first, as in transformers.
-
-    Raises:
-        ExportError: the values are not token ids.
-    """
+    """Return token ids, those of generation_config.json first; or raise ExportError."""
     whole = files.config
     places = (getattr(whole, name, None), getattr(text_config(whole), name, None))
     given = (files.generation.get(name), *places)
@@ -167,11 +154,7 @@ def _special_tokens(files: CheckpointFiles, name: str) -> list[int]:
 
 
 def _context_length(role: str, config: PreTrainedConfig, max_context: int | None) -> int:
-    """Return the exported context; by default the longest with constant rotary frequencies.
-
-    A graph has one set of frequencies, and most texts are short: the set for long texts is used if
-    their context is requested.
-    """
+    """Return the exported context; by default the longest with constant rotary frequencies."""
     of_checkpoint: int | None = getattr(config, "max_position_embeddings", None)
     if config.is_encoder_decoder:
         of_checkpoint = target_positions(config, max_context)

@@ -1,11 +1,8 @@
 """Composite models: the text part in its wrapper, without parts for pictures or sound.
 
-The wrapper's own forward is captured, not a text model made of its weights: a wrapper may scale
-logits (Cohere2-Vision), give positions in rows for time, height and width (Qwen-VL), or have no
-text class. An omitted part raises an error when it is called, so text cannot silently need it.
+The wrapper's own forward is captured: it may scale logits (Cohere2-Vision), give positions in rows
+for time, height and width (Qwen-VL), or have no text class.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -41,10 +38,7 @@ class AbsentPart(nn.Module):
 
 
 def unread_inputs(composite: PreTrainedConfig, text: PreTrainedConfig) -> list[str]:
-    """Return the kinds of input that only the other parts of a composite model read.
-
-    "image", "audio", or the name of any other part.
-    """
+    """Return kinds of input that only other parts read: "image", "audio", or a part's name."""
     names = [name for name in composite.sub_configs if getattr(composite, name, None) is not text]
     found = set()
     for name in names:
@@ -54,11 +48,7 @@ def unread_inputs(composite: PreTrainedConfig, text: PreTrainedConfig) -> list[s
 
 
 def keep_text_part(model: PreTrainedModel) -> None:
-    """Replace all parts except the decoder and its head by ``AbsentPart``, in place.
-
-    Raises:
-        ExportError: the model has no decoder of its own.
-    """
+    """Replace all parts except decoder and head, in place; raise ExportError without a decoder."""
     decoder = model.get_decoder()
     if decoder is None or decoder is model:
         raise ExportError(

@@ -1,10 +1,4 @@
-"""Model families: a table of how each is exported, or why it cannot be.
-
-A family that is not in the table is exported in the same way, and the parity gate judges the
-result. The table has the tested families and those known to fail.
-"""
-
-from __future__ import annotations
+"""Model families: how each is exported, or why not; others are tried and judged by the gate."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -25,21 +19,15 @@ class AttentionForm(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        attention: its form in the graph; meaningless for a refused family.
-        reads_source: whether it is an encoder-decoder.
-        has_experts: whether layers route to experts; all experts are computed for every row.
-        note: peculiarities of the family, for tables.
-        refusal: why the family cannot be exported; None if it can.
-    """
-
+    # its form in the graph; meaningless for a refused family
     attention: AttentionForm = AttentionForm.NODE
     reads_source: bool = False
+    # whether layers route to experts; all experts are computed for every row
     has_experts: bool = False
     note: str = ""
-    refusal: str | None = None
+    refusal: str | None = None  # why the family cannot be exported; None if it can
 
 
 _ALIBI = "its attention adds a bias by distance (ALiBi), but the graph has no positions of keys"

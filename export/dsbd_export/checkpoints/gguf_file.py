@@ -1,11 +1,4 @@
-"""GGUF files: a checkpoint in one file, whose weights are mostly quantized.
-
-transformers reads config and weights of the architectures that it supports, and dequantizes the
-weights: these are the checkpoint of an export. The header is checked first (``gguf_header``); the
-tokenizer is read as llama.cpp reads it (``gguf_tokenizer``).
-"""
-
-from __future__ import annotations
+"""GGUF files: a checkpoint in one file, whose weights are mostly quantized."""
 
 import contextlib
 import math
@@ -37,11 +30,7 @@ def is_gguf(file: Path) -> bool:
 
 
 def read_gguf_config(role: str, file: Path, header: GgufHeader) -> PreTrainedConfig:
-    """Return the config in the metadata of a file.
-
-    Raises:
-        ExportError: transformers does not support the architecture, or the metadata are wrong.
-    """
+    """Return the config of a file; raise ExportError if transformers does not support it."""
     _check_layers(role, file, header)
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
@@ -70,11 +59,7 @@ def _check_layers(role: str, file: Path, header: GgufHeader) -> None:
 
 
 def _take_rope_factors(config: PreTrainedConfig, file: Path, header: GgufHeader) -> None:
-    """Give a config the divisors of rotary frequencies, which transformers ignores.
-
-    Llama 3.1 and later store them as a tensor. In transformers the type "longrope" divides by such
-    numbers; here the same ones are used at all lengths.
-    """
+    """Give a config the divisors of rotary frequencies that Llama 3.1 stores as a tensor."""
     is_left_out = config.model_type == "llama" and _FACTORS in header.shapes
     if not is_left_out or _scaling(header) is not None:
         return
@@ -91,7 +76,6 @@ def _take_rope_factors(config: PreTrainedConfig, file: Path, header: GgufHeader)
 
 
 def _scaling(header: GgufHeader) -> str | None:
-    """Return the scaling of frequencies in the metadata, None without one."""
     for name, value in header.values.items():
         if name.endswith(".rope.scaling.type") and value != "none":
             return f"{name} = {value!r}"

@@ -1,11 +1,8 @@
 """Header of a GGUF file, read with every count and length checked against the file's size.
 
-A header has counts, names, values and offsets of tensors. A library that does not check a count
-loops or allocates without limit; here nothing beyond the file's size is read or allocated. A file
-that passes is complete: little-endian, one part, all bytes of all tensors.
+Nothing beyond the file's size is read or allocated. A file that passes is complete: little-endian,
+one part, all bytes of all tensors.
 """
-
-from __future__ import annotations
 
 import math
 import mmap
@@ -40,16 +37,12 @@ _U32, _U64 = (_NUMBER_BY_KIND[kind] for kind in (GGUFValueType.UINT32, GGUFValue
 
 @dataclass(frozen=True, kw_only=True)
 class GgufHeader:
-    """Header of a GGUF file: everything before its weights.
-
-    Attributes:
-        values: numbers, texts, lists of texts, and arrays (n,) of numbers, by their keys.
-        shapes: of the tensors by their names, in torch's order.
-    """
+    """Header of a GGUF file: everything before its weights."""
 
     file: Path
+    # numbers, texts, lists of texts, and arrays (n,) of numbers, by their keys
     values: Mapping[str, Any]
-    shapes: Mapping[str, tuple[int, ...]]
+    shapes: Mapping[str, tuple[int, ...]]  # of the tensors by their names, in torch's order
 
     def of_architecture(self, name: str) -> Any:
         """Return a value of the architecture's metadata, such as ``block_count``, or None."""
@@ -58,11 +51,7 @@ class GgufHeader:
     def token_id(self, name: str) -> int | None:
         """Return the token that the file names as ``bos``, ``eos`` and so on, or None.
 
-        Converters wrote padding, mask or unknown tokens beyond the vocabulary for models without
-        such tokens: these are ignored.
-
-        Raises:
-            ExportError: its tokenizer has no such token.
+        Ids beyond the vocabulary, as converters wrote them, are ignored or raise ExportError.
         """
         key = f"tokenizer.ggml.{name}_token_id"
         index, size = self.values.get(key), len(self.values.get("tokenizer.ggml.tokens") or ())
@@ -82,12 +71,7 @@ class GgufHeader:
 
 
 def read_header(file: Path) -> GgufHeader:
-    """Return the header of a file.
-
-    Raises:
-        ExportError: the file is cut, damaged, big-endian, one of several parts, or parts that were
-            joined by ``cat``.
-    """
+    """Return the header of a file; raise ExportError if it is not one complete file."""
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return _Reader(file, data).header()
 

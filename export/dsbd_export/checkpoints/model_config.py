@@ -1,7 +1,5 @@
 """Config of a transformers model: refusals, masks of layers, limits of positions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,10 +51,7 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def model_class_of(config: PreTrainedConfig) -> Any:
-    """Return the class of transformers for a config, composite models as a whole.
-
-    None if transformers has no class that continues text.
-    """
+    """Return the class of transformers for a config, None if none continues text."""
     if reads_sound(config):
         return MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING[type(config)]
     if config.is_encoder_decoder:
@@ -76,10 +71,7 @@ def window_within(config: PreTrainedConfig, context_length: int) -> int | None:
 
 
 def layer_masks(config: PreTrainedConfig, window: int | None) -> tuple[str | None, ...]:
-    """Return the mask input of each layer, None for a layer without attention.
-
-    window: see ``window_within``.
-    """
+    """Return the mask input of each layer, None for a layer without attention."""
     if config.is_encoder_decoder:
         return (ATTENTION_MASK,) * num_decoder_layers(config)
     layer_types: list[str] | None = getattr(config, "layer_types", None)
@@ -162,10 +154,7 @@ def _rope_parameters(content: dict[str, Any] | None) -> Iterator[dict[str, Any]]
 
 
 def positions(config: PreTrainedConfig, wanted: int | None) -> int:
-    """Return how many tokens of a source, or of a target, a model reads.
-
-    wanted: upper limit; the number itself if positions are relative distances.
-    """
+    """Return how many tokens of a source, or of a target, a model reads."""
     limit: int | None = getattr(config, "max_position_embeddings", None)
     if limit is None:
         return wanted or getattr(config, "n_positions", None) or _UNLIMITED

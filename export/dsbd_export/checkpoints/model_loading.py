@@ -1,7 +1,5 @@
 """Model of a checkpoint in memory: the unmodified text part, as transformers loads it."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 from collections.abc import Iterator
@@ -40,9 +38,7 @@ def load_model(
 ) -> PreTrainedModel:
     """Return the unmodified transformers model in evaluation mode, its weights in ``dtype``.
 
-    Parts of a composite model that read no text are omitted. An adapter is merged. ``dtype`` is
-    "fp32", "fp16" or "bf16". Constants that follow from the config stay in fp32. ``report`` gets
-    the progress of the dequantization of a GGUF file.
+    Parts that read no text are omitted; constants that follow from the config stay in fp32.
     """
     with quiet_libraries(), _as_loading_errors(checkpoint):
         model, info = _load(checkpoint, TORCH_DTYPES[dtype], report)
@@ -61,20 +57,12 @@ def load_model(
 
 
 def cache_name(module: nn.Module) -> str:
-    """Return the name of the cache in the arguments and outputs of a module of transformers.
-
-    It is "cache" from 5.24 on, and "past_key_values" in older code of checkpoints.
-    """
+    """Return "cache" or "past_key_values" (older code), the name of a module's cache argument."""
     return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
 
 
 def reference_dtype(checkpoint: Checkpoint, wanted: str) -> str:
-    """Return the precision in which a loaded checkpoint keeps all stored values.
-
-    ``wanted`` is the precision of the export. fp32 holds every stored value; a narrower one may
-    not, so reference logits then come from the stored weights, before they are rounded. If these
-    are wider than ``wanted``, they determine the peak memory.
-    """
+    """Return the precision, ``wanted`` or fp32, in which a checkpoint keeps all stored values."""
     if wanted == "fp32" or checkpoint.is_computed:
         return "fp32"
     with _as_loading_errors(checkpoint):

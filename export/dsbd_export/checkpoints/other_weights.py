@@ -1,10 +1,4 @@
-"""Weights that are not those of a whole model: adapters, and quantized ones without a config.
-
-transformers would accept them silently: it may or may not load an adapter next to base weights,
-finds no weights of the expected names among quantized ones, and ignores scales.
-"""
-
-from __future__ import annotations
+"""Adapters and quantized weights without a config, which transformers would accept silently."""
 
 import shlex
 from collections.abc import Iterable
@@ -31,10 +25,7 @@ _KIND_BY_ENDING = {
 
 
 def refusal_of_files(role: str, folder: Path) -> str | None:
-    """Return why the weights of a checkpoint cannot be used, and the fix; None if they can.
-
-    The text continues "the target at FOLDER"; "target" is the role.
-    """
+    """Return why the weights of a checkpoint cannot be used, and the fix; None if they can."""
     if adapter := _first_file(folder, _ADAPTER_FILES):
         content = json_object_or_none(folder / CONFIG_FILE) or {}
         kind = f", {content['peft_type']}" if "peft_type" in content else ""
@@ -65,10 +56,7 @@ def _first_file(folder: Path, patterns: Iterable[str]) -> str | None:
 
 
 def _quantized(folder: Path) -> str | None:
-    """Return how the weights are quantized, and the file that shows it; None if they are not.
-
-    If config.json says how, ``quantized_weights`` decides.
-    """
+    """Return how the weights are quantized, and the file that shows it; None if they are not."""
     config = json_object_or_none(folder / "config.json") or {}
     parts = (config, *(part for part in config.values() if isinstance(part, dict)))
     if any(part.get("quantization_config") is not None for part in parts):

@@ -10,8 +10,6 @@ inputs, both store qweight, qzeros and scales; GPTQ may store the group of each 
 weight[o, i] = (qweight[i, o] - qzeros[group of i, o]) * scales[group of i, o]
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,11 +24,7 @@ _AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # of outputs 0 to 7 in a word
 
 
 def gptq_weights(weights: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return readers of plain weights for packed ones; only zero points are read.
-
-    Before its version 2 the format stores zero points minus one, so that 0 becomes the largest
-    number. Readers disagree on its meaning, so such weights are refused.
-    """
+    """Return readers of plain weights; zero points of 0 in version 1 are refused as ambiguous."""
     bits, is_old = content["bits"], content.get("checkpoint_format", "gptq") == "gptq"
 
     def product(parts: Mapping[str, Any], name: str) -> tuple[list[int], Callable[[], Tensor]]:

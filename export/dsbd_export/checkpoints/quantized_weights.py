@@ -2,11 +2,8 @@
 
 The dequantized weights are the checkpoint that an export is compared with. transformers dequantizes
 mxfp4 and, with the package of that name, compressed-tensors. FP8, GPTQ and AWQ are read here:
-transformers' FP8 applies the scales of short blocks to other rows, and the other two need packages
-that need a GPU. Quantization of the inputs of products does not affect weights and is ignored.
+transformers' FP8 is wrong for short blocks, the others need a GPU.
 """
-
-from __future__ import annotations
 
 import copy
 import importlib.util
@@ -87,11 +84,7 @@ def plain_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def plain_weights(weights: Weights, config: PreTrainedConfig) -> Weights:
-    """Return readers of plain weights instead of quantized ones; no weight is read.
-
-    Raises:
-        ExportError: a weight does not fit the method.
-    """
+    """Return readers of plain weights; raise ExportError if a weight does not fit the method."""
     content = quantization_of(config)
     if content is None:
         return weights
@@ -109,11 +102,7 @@ def plain_weights(weights: Weights, config: PreTrainedConfig) -> Weights:
 def check_plain(
     model: nn.Module, config: PreTrainedConfig, weights: Weights, unexpected: Iterable[str]
 ) -> None:
-    """Raise ExportError if a loaded model ignored parts of its quantized weights.
-
-    unexpected: names of ``weights`` that the model has no place for. GPTQ stores a bias of zeros
-    for products without a bias.
-    """
+    """Raise ExportError if a loaded model ignored ``unexpected`` parts of quantized weights."""
     content = quantization_of(config)
     if content is None:
         return

@@ -1,7 +1,5 @@
 """Weights of a checkpoint: files, stored precision, conversion in place."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,11 +22,7 @@ _DTYPE_BY_SAFETENSORS_NAME = {"F64": "fp32", "F32": "fp32", "F16": "fp16", "BF16
 
 
 def convert_weights(model: PreTrainedModel, dtype: str) -> None:
-    """Convert the parameters in place, one at a time, so that each old one is freed first.
-
-    Raises:
-        ExportError: a weight is beyond the range of ``dtype``.
-    """
+    """Convert the parameters in place, one at a time; raise ExportError if one is out of range."""
     wanted = TORCH_DTYPES[dtype]
     for name, parameter in model.named_parameters():  # tied ones come once
         if not parameter.is_floating_point() or parameter.dtype == wanted:
@@ -52,11 +46,7 @@ def _largest(weight: Tensor) -> float:
 
 
 def widen_constants(model: PreTrainedModel) -> None:
-    """Restore buffers that no checkpoint stores, such as Gemma's embedding scale, in fp32.
-
-    transformers makes them in the precision of the weights, which rounds values that follow from
-    the config.
-    """
+    """Restore buffers that no checkpoint stores, such as Gemma's embedding scale, in fp32."""
     _widen(model, model)
 
 
@@ -98,8 +88,7 @@ def safetensors_files(folder: Path) -> list[Path]:
 def open_weights(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield a reader by weight name; nothing is read before a reader is indexed.
 
-    Files are read, not mapped: pages of a mapped file count as memory of the process until it is
-    closed, so the whole checkpoint would be added to the memory of the model.
+    Files are read, not mapped: pages of a mapped file would count as memory until it is closed.
     """
     with contextlib.ExitStack() as stack:
         readers: dict[str, Any] = {}

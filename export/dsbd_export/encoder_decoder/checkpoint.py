@@ -1,7 +1,5 @@
 """Description of an encoder-decoder: limits, start token, languages; checks of its options."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 
@@ -35,11 +33,7 @@ def read_encoder_decoder(files: CheckpointFiles) -> Checkpoint:
 
 
 def _encoder_entry(files: CheckpointFiles) -> EncoderEntry:
-    """Return the entry of an encoder, without cross rows until the model is loaded.
-
-    Raises:
-        ExportError: the config is incomplete, or an option is not supported.
-    """
+    """Return an encoder's entry without cross rows; raise ExportError if not supported."""
     role, config = files.role, text_config(files.config)
     _check_options(role, config, files.options)
     name = "decoder_start_token_id"
@@ -95,10 +89,7 @@ _FEWEST = 2
 
 
 def with_languages(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a target with the tokens of its languages, unchanged if there are none.
-
-    Marian's languages are part of a source's text (">>deu<< The house"); it gets its unknown token.
-    """
+    """Return a target with the tokens of its languages, unchanged if there are none."""
     if checkpoint.encoder is None or checkpoint.encoder.speech is not None:
         return checkpoint
     if is_marian(checkpoint.tokenizer_folder):

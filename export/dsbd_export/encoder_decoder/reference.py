@@ -1,8 +1,9 @@
-"""Cases of the parity gate with a source each; caches of an encoder-decoder, found by a run."""
-
-from __future__ import annotations
+"""Caches and cases of an encoder-decoder, and whether a draft shares the target's encoder."""
 
 import dataclasses
+import hashlib
+import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,6 @@ from dsbd_export.capture.cache_probe import RecordingCache, attention_rows
 from dsbd_export.capture.source_attention import has_distance_bias
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.checkpoints.model_loading import cache_name
-from dsbd_export.encoder_decoder.shared_encoder import with_hidden_states
 from dsbd_export.errors import ExportError
 from dsbd_export.parity_cases import (
     TREE,
@@ -26,17 +26,62 @@ from dsbd_export.parity_cases import (
 )
 from dsbd_export.parts.sources import entry_of, heard_sounds
 from dsbd_export.wider_precision import ComputeIn
+from dsbd_runtime.parts.encoder_entry import EncoderEntry
+
+_OF_OTHERS = re.compile(
+    r"_name_or_path|architectures|transformers_version|(torch_)?dtype|.*init.*|.*drop.*"
+    r"|(decoder|forced)_.*|num_decoder_layers|num_hidden_layers|scale_decoder_outputs"
+    r"|.*vocab_size|.*_token_id|tie_word_embeddings|share_encoder_decoder_embeddings"
+    r"|is_decoder|is_encoder_decoder|use_cache|return_dict|output_.*|chunk_size_feed_forward"
+    r"|id2label|label2id|num_labels|problem_type|task_specific_params|max_length|num_beams"
+)
+"""Fields of a config that hidden states of an encoder do not depend on: of the decoder, of the
+training, of outputs, of requests. Unknown fields are compared."""
+
+
+def with_hidden_states(
+    model: PreTrainedModel, checkpoint: Checkpoint, encoder: EncoderEntry
+) -> EncoderEntry:
+    """Return the entry of an encoder that returns hidden states, or shares the target's."""
+    own = fingerprint(model)
+    width = int(model.config.hidden_size)
+    if checkpoint.role == "target":
+        return replace(encoder, hidden_width=width, fingerprint=own)
+    target = checkpoint.target_encoder
+    if target is None or target.fingerprint != own:
+        return encoder
+    return replace(
+        encoder,
+        hidden_width=width,
+        is_shared=True,
+        vocab_size=target.vocab_size,
+        context_length=target.context_length,
+    )
+
+
+def fingerprint(model: PreTrainedModel) -> str:
+    """Return the sha256 (hex) of an encoder's config and weights, which are hashed in fp32."""
+    encoder = model.get_encoder()
+    digest = hashlib.sha256()
+    content = {
+        name: value
+        for name, value in model.config.to_dict().items()
+        if not _OF_OTHERS.fullmatch(name)
+    }
+    digest.update(json.dumps(content, sort_keys=True, default=repr).encode())
+    for name, weight in sorted(encoder.state_dict().items()):
+        numbers = weight.detach().to("cpu", torch.float32).contiguous().numpy()
+        digest.update(f"{name} {numbers.shape} ".encode())
+        digest.update(memoryview(numbers).cast("B"))
+    return digest.hexdigest()
+
 
 _SOURCE_LENGTHS = (1, 9, 40, 150)  # the last is beyond the distances that biases distinguish
 _NUM_TOKENS = 3  # of the probed source; the target has two, so that they differ
 
 
 def probed_sources(model: PreTrainedModel, checkpoint: Checkpoint, dtype: str) -> Checkpoint:
-    """Return the checkpoint with its caches and cross rows, found by a run over a short source.
-
-    Raises:
-        ExportError: a layer caches anything except a key and a value row for each head.
-    """
+    """Return the checkpoint with its caches and cross rows; raise ExportError for other caches."""
     encoder = entry_of(checkpoint)
     own, cross = RecordingCache(), RecordingCache()
     source, num_rows = {"input_ids": torch.arange(_NUM_TOKENS)[None]}, _NUM_TOKENS
@@ -64,11 +109,7 @@ def probed_sources(model: PreTrainedModel, checkpoint: Checkpoint, dtype: str) -
 
 
 def source_cases(checkpoint: Checkpoint) -> list[ForestCase]:
-    """Return the forests with sources of several lengths, and the text as its own source.
-
-    Cases of each kind also occur together: sources of several lengths in one call. Those of a
-    speech model have several sounds in sequence: the outputs for the last one are kept.
-    """
+    """Return the forests with sources of several lengths, alone and together, and the text."""
     if (speech := entry_of(checkpoint).speech) is not None:
         forests = [*forest_cases(checkpoint), text_case(checkpoint)]
         sounds = heard_sounds(speech)
@@ -77,10 +118,12 @@ def source_cases(checkpoint: Checkpoint) -> list[ForestCase]:
             for index, case in enumerate(forests)
         ]
     rng = np.random.default_rng(1)
+    num_tokens = min(entry_of(checkpoint).vocab_size, num_drawn(checkpoint))
     cases = []
     for index, case in enumerate(forest_cases(checkpoint)):
         length = _SOURCE_LENGTHS[index % len(_SOURCE_LENGTHS)]
-        cases.append(_with_source(case, _drawn_source(checkpoint, length, rng), checkpoint))
+        source = rng.integers(0, num_tokens, length, dtype=np.int64)
+        cases.append(_with_source(case, source, checkpoint))
     first, *others = (case for case in cases if case.name == TREE)
     together = dataclasses.replace(first, name="sources", together=tuple(others))
     text = text_case(checkpoint)
@@ -94,21 +137,10 @@ def with_own_source(case: ForestCase, checkpoint: Checkpoint) -> ForestCase:
     return _with_source(case, case.node_ids, checkpoint)
 
 
-def _drawn_source(
-    checkpoint: Checkpoint, length: int, rng: np.random.Generator
-) -> NDArray[np.int64]:
-    num_tokens = min(entry_of(checkpoint).vocab_size, num_drawn(checkpoint))
-    return rng.integers(0, num_tokens, length, dtype=np.int64)
-
-
 def _with_source(
     case: ForestCase, source_ids: NDArray[np.int64], checkpoint: Checkpoint
 ) -> ForestCase:
-    """Return a case with a source, both without padding: no request has padding in its source.
-
-    Padding in a target is an ordinary token, but in M2M100 its position depends on its neighbours
-    in transformers, which computes the reference.
-    """
+    """Return a case with a source, both without padding: no request has padding in its source."""
     padding = checkpoint.config.pad_token_id
     other = 0 if padding != 0 else 1
     source = source_ids[: entry_of(checkpoint).context_length]

@@ -1,10 +1,4 @@
-"""Settings of a Whisper checkpoint: features of sound, and tokens that are not text.
-
-The features are in preprocessor_config.json or processor_config.json, in the form of transformers'
-feature extractor; the tokens are in generation_config.json.
-"""
-
-from __future__ import annotations
+"""Settings of a Whisper checkpoint: features of sound, and tokens that are not text."""
 
 import dataclasses
 from pathlib import Path
@@ -35,11 +29,7 @@ _COPY = "copy generation_config.json of its base model, such as openai/whisper-b
 
 
 def feature_extractor(role: str, folder: Path, config: PreTrainedConfig) -> WhisperFeatureExtractor:
-    """Return the feature extractor for sound, as transformers loads it.
-
-    Raises:
-        ExportError: its file cannot be read, or its features do not fit the encoder.
-    """
+    """Return transformers' feature extractor for sound; raise ExportError if it does not fit."""
     num_mels, num_frames = config.num_mel_bins, FRAMES_A_POSITION * config.max_source_positions
     if any((folder / name).is_file() for name in _SETTINGS):
         try:
@@ -71,10 +61,7 @@ def feature_extractor(role: str, folder: Path, config: PreTrainedConfig) -> Whis
 
 
 def _check_sound(said: dict[str, Any]) -> None:
-    """Raise BundleError or ValueError unless settings are within limits.
-
-    transformers computes filters of any size as soon as it reads them.
-    """
+    """Raise BundleError or ValueError unless settings are within limits."""
     settings = {ours: said.get(theirs, default) for ours, (theirs, default) in _SOUND.items()}
     for name, value in settings.items():
         if type(value) is not int:
@@ -85,12 +72,7 @@ def _check_sound(said: dict[str, Any]) -> None:
 
 
 def speech_entry(files: CheckpointFiles) -> SpeechEntry:
-    """Return the settings in the files of a checkpoint.
-
-    Raises:
-        ExportError: settings for transformers' transcription are missing, or an option is not
-            supported for a source of sound.
-    """
+    """Return the settings in the files of a checkpoint; raise ExportError if any is missing."""
     config, generation = files.config, files.generation
     if (most := files.options.max_source) is not None:
         raise ExportError(
@@ -138,10 +120,7 @@ def _where(files: CheckpointFiles) -> str:
 
 
 def _alignment_heads(files: CheckpointFiles) -> list[list[int]] | None:
-    """Return layer and head of each; None if all are in layers that the decoder lacks.
-
-    A draft with some layers has the generation_config.json for all layers.
-    """
+    """Return layer and head of each alignment head; None if the decoder lacks their layers."""
     heads = files.generation.get("alignment_heads") or []
     num_heads = files.config.decoder_attention_heads
     for head in heads if isinstance(heads, list) else [heads]:

@@ -1,7 +1,5 @@
 """Checkpoint of a feature draft, its agreement with a target, and unsupported options."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from transformers import PreTrainedConfig
@@ -25,17 +23,12 @@ from dsbd_runtime.bundle_files.bundle import TOKENIZER_FILE, Bundle, ModelEntry
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureDraftCheckpoint(Checkpoint):
-    """A feature draft; ``config`` is the config of its transformer layer.
-
-    Attributes:
-        features: its whole config.
-    """
+    """A feature draft; ``config`` is the config of its transformer layer."""
 
     features: FeatureDraftConfig
 
     @property
     def family(self) -> str:
-        """See the base."""
         return FEATURE_FAMILY
 
     @property
@@ -77,15 +70,7 @@ def read_feature_draft(files: CheckpointFiles) -> Checkpoint:
 def agreed_features(
     draft: FeatureDraftCheckpoint, target: Checkpoint | ModelEntry
 ) -> FeatureDraftCheckpoint:
-    """Return a feature draft with vocabulary, special tokens and context of its target.
-
-    Published drafts have no tokenizer, and the context of their training. Relative positions allow
-    more, and the library that publishes them raises it to the target's as well.
-
-    Raises:
-        ExportError: it was trained for another vocabulary, or its rotary frequencies are constant
-            for too few positions.
-    """
+    """Return a feature draft with its target's tokens and context; or raise ExportError."""
     if draft.vocab_size != target.vocab_size:
         raise ExportError(
             f"vocab_size is {target.vocab_size} in the target and {draft.vocab_size} in the draft "
@@ -109,11 +94,7 @@ def agreed_features(
 def paired_features(
     target: Checkpoint, draft: Checkpoint, report: Report
 ) -> tuple[Checkpoint, Checkpoint]:
-    """Return the target with the features that a draft reads, and the draft with its tokens.
-
-    Raises:
-        ExportError: the target lacks them, or cannot share weights; or as ``agreed_pair``.
-    """
+    """Return target and draft with agreed features and tokens; raise ExportError if they differ."""
     assert isinstance(draft, FeatureDraftCheckpoint)  # its kind was checked
     target = replace(target, feature_layers=layers_read(draft.features, target.config))
     if (draft.folder / TOKENIZER_FILE).is_file():
@@ -161,11 +142,7 @@ def check_form(options: ModelOptions) -> None:
 
 
 def layers_read(features: FeatureDraftConfig, target: PreTrainedConfig) -> tuple[int, ...]:
-    """Return the layers of a target whose inputs a draft reads.
-
-    Raises:
-        ExportError: the target lacks these layers, or has another width.
-    """
+    """Return the layers of a target whose inputs a draft reads; raise ExportError if absent."""
     text = target.get_text_config()
     if text.hidden_size != features.target_hidden_size:
         raise ExportError(

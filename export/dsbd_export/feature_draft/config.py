@@ -12,8 +12,6 @@ They number layers of the target differently: the second by the layer that a hid
 the first by the layer that it leaves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,29 +33,20 @@ _LAYER_CONFIGS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureDraftConfig:
-    """Computation of a feature draft, independent of its layout.
+    """Computation of a feature draft, independent of its layout."""
 
-    Attributes:
-        layer: config of its transformer layer; ``vocab_size`` is that of the target.
-        draft_vocab_size: number of tokens that it can propose.
-        target_hidden_size: width of one hidden state of the target.
-        layers: layers of the target that the hidden states enter; None for ``default_layers``.
-        norm_before_residual: the residual of the layer is the feature after its norm, not before.
-        norm_output: the draft's own feature is its output after the final norm, not before.
-        norm_before_fc: the concatenated hidden states are normalized before the projection.
-        fc_norm: each hidden state is normalized separately before the projection.
-        fc_bias: the projection has a bias.
-        ties_head: the output head is the embedding.
-    """
-
-    layer: PreTrainedConfig
-    draft_vocab_size: int
-    target_hidden_size: int
+    layer: PreTrainedConfig  # config of its transformer layer; ``vocab_size`` is that of the target
+    draft_vocab_size: int  # number of tokens that it can propose
+    target_hidden_size: int  # width of one hidden state of the target
+    # layers of the target that the hidden states enter; None for ``default_layers``
     layers: tuple[int, ...] | None = None
+    # the residual of the layer is the feature after its norm, not before
     norm_before_residual: bool = False
+    # the draft's own feature is its output after the final norm, not before
     norm_output: bool = False
+    # the concatenated hidden states are normalized before the projection
     norm_before_fc: bool = False
-    fc_norm: bool = False
+    fc_norm: bool = False  # each hidden state is normalized separately before the projection
     fc_bias: bool = False
     ties_head: bool = False
 
@@ -72,11 +61,7 @@ class FeatureDraftConfig:
         return self.num_target_layers * self.target_hidden_size
 
     def target_layers(self, num_layers: int) -> tuple[int, ...]:
-        """Return the layers of a target with ``num_layers`` layers that the hidden states enter.
-
-        Raises:
-            ExportError: the draft reads layers that this target lacks.
-        """
+        """Return which of ``num_layers`` layers are read; raise ExportError if absent."""
         found = default_layers(num_layers) if self.layers is None else self.layers
         if len(found) < self.num_target_layers or not all(0 <= i < num_layers for i in found):
             read = f"{NUM_LAYERS} layers" if self.layers is None else f"layers {list(found)}"
@@ -96,17 +81,13 @@ def is_feature_draft(folder: Path) -> bool:
 
 
 def read_feature_config(folder: Path) -> FeatureDraftConfig:
-    """Read the config in a checkpoint folder.
-
-    Raises:
-        ExportError: it is another kind of draft, or needs unsupported computations.
-    """
+    """Read the config in a checkpoint folder; raise ExportError if it is unsupported."""
     content = json_object(folder / "config.json")
     where = f"the draft at {folder}"
     if reason := next(_refusals(content), None):
         raise ExportError(f"{where} cannot be exported: {reason}; choose another checkpoint")
     try:
-        found = _of_library(content) if LIBRARY_TYPE in content else _of_flat(content)
+        found = _config_of(content)
     except Exception as error:  # transformers raises many types
         raise ExportError(
             f"the config of {where} cannot be read: {reason_of(error)}; check config.json"
@@ -153,36 +134,22 @@ def _layer_refusals(config: FeatureDraftConfig) -> Iterator[str]:
         )
 
 
-def _of_library(content: Mapping[str, Any]) -> FeatureDraftConfig:
-    """Return the content of a config of the speculators library."""
-    layer = _layer_config(content[_LAYER_CONFIG])
+def _config_of(content: Mapping[str, Any]) -> FeatureDraftConfig:
+    is_flat = LIBRARY_TYPE not in content
+    layer = _layer_config({"model_type": "llama", **content} if is_flat else content[_LAYER_CONFIG])
+    ids = (content.get("eagle_config") or {}).get(_LAYER_IDS) if is_flat else None
+    num_own = content.get("draft_vocab_size") if is_flat else content["draft_vocab_size"]
     return FeatureDraftConfig(
         layer=layer,
-        draft_vocab_size=int(content["draft_vocab_size"]),
-        target_hidden_size=int(content.get("target_hidden_size") or layer.hidden_size),
-        layers=_layers(content.get(_LAYER_IDS), 0),
-        norm_before_residual=bool(content["norm_before_residual"]),
-        norm_output=bool(content.get("norm_output")),
-        norm_before_fc=bool(content.get("norm_before_fc")),
-        fc_norm=bool(content.get("fc_norm")),
-    )
-
-
-def _of_flat(content: Mapping[str, Any]) -> FeatureDraftConfig:
-    """Return the content of a config in SGLang's layout."""
-    layer = _layer_config({"model_type": "llama", **content})
-    ids = (content.get("eagle_config") or {}).get(_LAYER_IDS)
-    return FeatureDraftConfig(
-        layer=layer,
-        draft_vocab_size=int(content.get("draft_vocab_size") or layer.vocab_size),
+        draft_vocab_size=int(num_own or layer.vocab_size),
         target_hidden_size=int(content.get("target_hidden_size") or layer.hidden_size),
         layers=_layers(content.get(_LAYER_IDS), 0) if ids is None else _layers(ids, 1),
         norm_before_residual=bool(content.get("norm_before_residual")),
         norm_output=bool(content.get("norm_output")),
         norm_before_fc=bool(content.get("norm_before_fc")),
         fc_norm=bool(content.get("fc_norm")),
-        fc_bias=bool(content.get("bias")),
-        ties_head=bool(content.get("tie_word_embeddings")),
+        fc_bias=is_flat and bool(content.get("bias")),
+        ties_head=is_flat and bool(content.get("tie_word_embeddings")),
     )
 
 

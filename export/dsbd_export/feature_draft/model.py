@@ -6,11 +6,8 @@
     logits = lm_head(norm(own feature))
 
 ``fc`` projects a feature of the target to the draft's width, which an own feature already has.
-Parameters have the names of the speculators library. Logits are over the draft's vocabulary;
-``target_logits`` spreads them over the target's.
+Logits are over the draft's vocabulary; ``target_logits`` spreads them over the target's.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
@@ -47,7 +44,9 @@ class FeatureLayer(nn.Module):
             narrow = getattr(self.self_attn, name)
             wide = nn.Linear(2 * size, narrow.out_features, bias=narrow.bias is not None)
             setattr(self.self_attn, name, wide)
-        self.mlp = LlamaMLP(layer) if layer.model_type == "llama" else _mlp_without_bias(layer)
+        if layer.model_type != "llama":
+            layer.mlp_bias = False  # of Qwen3, whose MLP is Llama's without biases
+        self.mlp = LlamaMLP(layer)
         self.input_layernorm = LlamaRMSNorm(size, eps=eps)
         self.hidden_norm = LlamaRMSNorm(size, eps=eps)
         self.post_attention_layernorm = LlamaRMSNorm(size, eps=eps)
@@ -62,8 +61,7 @@ class FeatureLayer(nn.Module):
     ) -> Tensor:
         """Return the residual stream after the layer, (B, S, H).
 
-        embeddings, features: (B, S, H). mask: of transformers' attention. angles: cos and sin of
-        the positions. cache: of transformers, or None.
+        embeddings, features: (B, S, H). mask, cache: of transformers. angles: cos and sin.
         """
         normed = self.hidden_norm(features)
         residual = normed if self._norm_before_residual else features
@@ -76,20 +74,8 @@ class FeatureLayer(nn.Module):
         return result
 
 
-def _mlp_without_bias(layer: Any) -> nn.Module:
-    """Return the MLP of Qwen3, which is Llama's without biases."""
-    layer.mlp_bias = False
-    mlp: nn.Module = LlamaMLP(layer)
-    return mlp
-
-
 class FeatureDraft(LlamaPreTrainedModel):  # type: ignore[misc]  # transformers has no types
-    """A feature draft.
-
-    Attributes:
-        features: its config.
-        d2t: (draft vocabulary,) int64. Difference from each of its tokens to the target's.
-    """
+    """A feature draft."""
 
     def __init__(self, features: FeatureDraftConfig) -> None:
         layer = features.layer
@@ -112,6 +98,7 @@ class FeatureDraft(LlamaPreTrainedModel):  # type: ignore[misc]  # transformers 
         self.lm_head = nn.Linear(size, features.draft_vocab_size, bias=False)
         if features.ties_head:
             self.lm_head.weight = self.embed_tokens.weight
+        # Difference from each of its tokens to the target's.
         self.register_buffer("d2t", torch.zeros(features.draft_vocab_size, dtype=torch.int64))
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -141,10 +128,9 @@ class FeatureDraft(LlamaPreTrainedModel):  # type: ignore[misc]  # transformers 
         attention_mask: Tensor | None,
         cache: Any = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the input of the head and the own features, (B, S, H) each.
+        """Return the head's input and own features, (B, S, H) each.
 
-        input_ids, position_ids: (B, S) int64. features: (B, S, H), projected, for the token before
-        each.
+        input_ids, position_ids: (B, S) int64. features: (B, S, H), projected.
         """
         embeddings = self.embed_tokens(input_ids)
         angles = self.rotary_emb(embeddings, position_ids)
@@ -153,10 +139,7 @@ class FeatureDraft(LlamaPreTrainedModel):  # type: ignore[misc]  # transformers 
         return normed, normed if self.features.norm_output else hidden
 
     def target_logits(self, normed: Tensor) -> Tensor:
-        """Return logits over the target's vocabulary in float32, (..., V), -inf for unknown tokens.
-
-        normed: (..., H), input of the head.
-        """
+        """Return float32 logits over the target's vocabulary, (..., V), of normed (..., H)."""
         logits = self.lm_head(normed).float()
         return spread(logits, self.proposed_tokens(), self.config.vocab_size)
 

@@ -1,11 +1,4 @@
-"""Cases of the parity gate for a feature draft, with the checkpoint's own logits.
-
-The draft is computed as published: path by path, without a forest or a cache, own features one
-after the other. Features of the target are random: any will do for a comparison. The first token of
-a sequence has no row in a feature draft, so no case has one.
-"""
-
-from __future__ import annotations
+"""Cases of the parity gate for a feature draft on random features, with the checkpoint's logits."""
 
 import dataclasses
 from typing import Any
@@ -30,19 +23,12 @@ def feature_cases(checkpoint: FeatureDraftCheckpoint) -> list[ForestCase]:
     tokens = rng.integers(0, checkpoint.vocab_size, length, dtype=np.int64)
     # Random rows in place of the text that other models are judged by.
     cases = [*forest_cases(checkpoint, checkpoint.vocab_size), prefill_case(checkpoint, tokens)]
-    return [
-        dataclasses.replace(
-            case, features=_drawn(checkpoint, case, rng), uses_own=case.name == TREE
-        )
-        for case in cases
-    ]
-
-
-def _drawn(
-    checkpoint: FeatureDraftCheckpoint, case: ForestCase, rng: np.random.Generator
-) -> NDArray[np.float32]:
-    size = (len(case.prefix_ids) + len(case.node_ids), checkpoint.features.feature_width)
-    return rng.standard_normal(size, dtype=np.float32)
+    width, drawn = checkpoint.features.feature_width, []
+    for case in cases:
+        size = (len(case.prefix_ids) + len(case.node_ids), width)
+        features = rng.standard_normal(size, dtype=np.float32)
+        drawn.append(dataclasses.replace(case, features=features, uses_own=case.name == TREE))
+    return drawn
 
 
 @torch.no_grad()
@@ -52,7 +38,7 @@ def feature_logits(draft: FeatureDraft, case: ForestCase) -> NDArray[Any]:
     num_prefix, num_nodes = len(case.prefix_ids), len(case.node_ids)
     tokens = torch.from_numpy(np.concatenate([case.prefix_ids, case.node_ids]))
     projected = draft.projected(torch.from_numpy(case.features))
-    logits: list[Tensor | None] = [None] * num_nodes
+    logits: dict[int, NDArray[Any]] = {}
     leaves = sorted(set(range(num_nodes)) - set(case.parents.tolist()))
     for path in map(case.path_to, leaves):
         places = torch.tensor([*range(num_prefix), *(num_prefix + node for node in path)])
@@ -60,21 +46,14 @@ def feature_logits(draft: FeatureDraft, case: ForestCase) -> NDArray[Any]:
         normed = rolled_out(draft, tokens[places], projected[places[:num_given]])
         found = draft.target_logits(normed[num_prefix:])
         for node, row in zip(path, found, strict=True):
-            logits[node] = row
-    return np.stack([_row(logits[node]) for node in case.rows])
-
-
-def _row(logits: Tensor | None) -> NDArray[Any]:
-    assert logits is not None  # every node is on the path to a leaf
-    found: NDArray[Any] = logits.numpy()
-    return found
+            logits[node] = row.numpy()
+    return np.stack([logits[node] for node in case.rows])
 
 
 def rolled_out(draft: FeatureDraft, tokens: Tensor, features: Tensor) -> Tensor:
     """Return the head's input along one path, (n, H), with own features after the given ones.
 
-    tokens: (n,) int64. features: (m, H), m <= n, projected features of the tokens before the first
-    m; each later token has the draft's own feature of the token before it.
+    tokens: (n,) int64. features: (m, H), m <= n, projected, of the tokens before the first m.
     """
     while True:
         length = len(features)

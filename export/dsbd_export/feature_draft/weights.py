@@ -1,7 +1,5 @@
 """Published weights of a feature draft, and weights that it takes from its target."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,11 +23,7 @@ _RENAMED = {"midlayer.": "layers.0."}
 
 
 def load_feature_draft(checkpoint: FeatureDraftCheckpoint) -> FeatureDraft:
-    """Return the draft in evaluation mode and fp32, with weights from its target.
-
-    Raises:
-        ExportError: weights are missing, unknown or of another shape, or d2t is invalid.
-    """
+    """Return the draft in evaluation mode and fp32; raise ExportError if weights do not fit."""
     features = checkpoint.features
     weights = dict(_weights(checkpoint))
     known = weights.pop("t2d", None)
@@ -71,11 +65,7 @@ def _weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
 
 
 def _of_target(checkpoint: Checkpoint, name: str) -> Tensor:
-    """Return a weight that a draft shares with its target.
-
-    Raises:
-        ExportError: the target's checkpoint is not given, or lacks the weight.
-    """
+    """Return a weight that a draft shares with its target; raise ExportError if there is none."""
     where = f"the draft at {checkpoint.folder} has no {name} and needs that of its target"
     if checkpoint.target_folder is None:
         raise ExportError(f"{where}; export both together, with --target and --draft")

@@ -1,11 +1,8 @@
 """Twin of a bf16 engine in fp32, which the CPU runs.
 
-The CPU provider has no MatMul, Add, RMSNormalization, ... in bf16. In the twin every weight is the
-bf16 one, widened, and all arithmetic and the caches are fp32: parity of a bf16 export judges the
-graph and the rounding of its weights, not the rounding of activations and caches on a GPU.
+The CPU provider has no MatMul, Add, ... in bf16. In the twin weights are widened, and all
+arithmetic is fp32: parity judges the graph and the rounded weights.
 """
-
-from __future__ import annotations
 
 import contextlib
 import tempfile
@@ -25,10 +22,7 @@ _LOW, _HIGH = TensorProto.BFLOAT16, TensorProto.FLOAT
 
 @contextlib.contextmanager
 def runnable_on_cpu(bundle: Bundle, role: str) -> Iterator[Bundle]:
-    """Yield a bundle whose engine of ``role`` the CPU runs, in bf16 that of the twin.
-
-    The twin lies in a temporary folder in the bundle, its weights under a second name.
-    """
+    """Yield a bundle whose engine of ``role`` the CPU runs, in bf16 that of the twin."""
     entry = bundle.entry(role)
     if entry.dtype != "bf16":
         yield bundle
@@ -46,10 +40,7 @@ def runnable_on_cpu(bundle: Bundle, role: str) -> Iterator[Bundle]:
 
 
 def fp32_twin(model_file: Path) -> bytes:
-    """Return the twin; its weights stay where they are, in the external data of ``model_file``.
-
-    Each is widened where it is used, right before: all at once would take twice their size.
-    """
+    """Return the twin; the weights in ``model_file``'s external data are widened where used."""
     model = onnx.load(model_file, load_external_data=False)
     graph = model.graph
     for value in (*graph.input, *graph.output):

@@ -2,15 +2,13 @@
 
 In fp32 every logit has to be right up to rounding: within a fixed limit or, of a model with large
 activations, within a small multiple of what the checkpoint's own fp32 is off in float64 on the same
-rows. A wrong graph is off by orders of magnitude more. A lower precision or quantized weights are
-judged by the mean KL divergence instead: that of real text by how good the precision is, those of
-the forests, more loosely, by whether masks and positions are right. The share of rows with the
-same most probable token is reported, but gates nothing: where two tokens are about as probable,
-rounding decides between them, however good the engine.
+rows. A lower precision or quantized weights are judged by the mean KL divergence instead: that of
+real text by how good the precision is, those of the forests, more loosely, by whether masks and
+positions are right. The share of rows with the same most probable token is reported and gates
+nothing: rounding decides near-ties.
 
-Beyond the limit there are two refusals. What gives other tokens, or no numbers, is another
-computation: nothing is kept of it. Anything less is finished and kept apart, for a person to accept
-(``refused_bundle``).
+What gives other tokens, or no numbers, is another computation: nothing is kept of it. Anything less
+is finished and kept apart, for a person to accept (``refused_bundle``).
 """
 
 from __future__ import annotations
@@ -25,8 +23,7 @@ from numpy.typing import NDArray
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
-from dsbd_export.gate.parity_engine import parity_engine
-from dsbd_export.gate.prune_check import check_prune
+from dsbd_export.gate.parity_engine import check_prune, parity_engine
 from dsbd_export.parity_cases import DECODE, PREFILL, TEXT, ForestCase, Reference, differences
 from dsbd_export.progress import Counter, Report, counted, silent
 from dsbd_runtime.bundle_files.bundle import Bundle, ParityCase, ParityReport
@@ -86,20 +83,10 @@ def measured_parity(
 ) -> ParityReport:
     """Run every case on the engine of a bundle, then its prune.onnx; return the errors found.
 
-    They may be beyond the limit of the report: see ``refusal``.
+    in_float64: for a limit of the largest error: returns whether a case above it is rounding;
 
-    Args:
-        bundle: of the engine, which may have no manifest yet; see ``unwritten_bundle``.
-        checkpoint: of the references.
-        references: the cases, with the checkpoint's logits.
-        limit: of the errors.
-        in_float64: for a limit of the largest error: returns whether a case above it is rounding;
-            called when no engine is open any more. None: every case above it fails.
-        report: receives the number of cases that are done, from time to time.
-
-    Raises:
-        ExportError: a case computes something else than the checkpoint (NaN, other tokens), or a
-            row is moved wrongly.
+    Raises ExportError if a case computes something else than the checkpoint (NaN, other tokens), or
+    a row is moved wrongly.
     """
     cases = _checked_cases(bundle, checkpoint, references, report)
     is_missed = not all(map(limit.admits, cases))
@@ -138,9 +125,7 @@ def _checked_cases(
                 ParityCase(
                     name=case.name,
                     prompt_length=case.prompt_length,
-                    max_abs_error=found.max_abs_error,
-                    mean_kl=found.mean_kl,
-                    top1_agreement=found.top1_agreement,
+                    **vars(found),
                 )
             )
     check_prune(bundle, checkpoint)
@@ -155,14 +140,8 @@ def _limit_by_rounding(
 ) -> ParityLimit:
     """Return the limit that rounding alone keeps, ``limit`` at least.
 
-    The checkpoint's own fp32 is off by e in float64. An engine may be off by ``_ROUNDING_FACTOR``
-    times as much, hence by e more from the checkpoint's fp32, with which it is compared.
-
-    Float64 is slow, so that cases are computed only until all are admitted: the text first, which
-    has most rows (the largest of few may happen to be small), then those that missed the limit,
-    the largest error first.
-
-    results: of the references, in their order.
+    The checkpoint's own fp32 is off by e in float64; an engine may be by ``_ROUNDING_FACTOR`` e.
+    Float64 is slow: cases are computed until all are admitted.
     """
     missed = [result for result in results if not limit.admits(result)]
     judged = [
@@ -229,17 +208,11 @@ def _is_other_computation(result: ParityCase, limit: ParityLimit) -> bool:
 
 @dataclass(frozen=True)
 class Divergence:
-    """The distance of R rows; infinite, and no agreement, where the shapes differ.
+    """The distance of R rows; infinite, and no agreement, if the shapes differ."""
 
-    Attributes:
-        max_abs_error: largest difference of a logit, NaN where a value is.
-        mean_kl: mean of KL(wanted || found) over the rows, in nats, NaN where a value is.
-        top1_agreement: share of the rows whose largest logit is that of the same token.
-    """
-
-    max_abs_error: float
-    mean_kl: float
-    top1_agreement: float
+    max_abs_error: float  # largest difference of a logit, NaN where a value is
+    mean_kl: float  # mean of KL(wanted || found) over the rows, in nats, NaN where a value is
+    top1_agreement: float  # share of the rows whose largest logit is that of the same token
 
 
 def divergence(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> Divergence:
@@ -269,15 +242,10 @@ def _log_probs(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class ParityLimit:
-    """Limit that the cases have to meet.
-
-    Attributes:
-        measure: ``MAX_ABS_ERROR`` of the logits, or ``MEAN_KL``.
-        value: the largest that passes, on the text or, of ``MAX_ABS_ERROR``, on any case.
-    """
+    """Limit that the cases have to meet."""
 
     measure: str
-    value: float
+    value: float  # the largest that passes, on the text or, of ``MAX_ABS_ERROR``, on any case
 
     def error_of(self, result: ParityCase) -> float:
         """Return the error of a case in this measure."""
@@ -313,10 +281,7 @@ def _has_one_row(result: ParityCase) -> bool:
 
 
 def parity_limit(config: ModelOptions, shared: str = "none") -> ParityLimit:
-    """Return the requested limit, or that of the precision.
-
-    shared: quantization of the encoder of another engine that reads the sources.
-    """
+    """Return the requested limit, or that of the precision."""
     if config.is_exact and (shared == "none" or config.atol is not None):
         return ParityLimit(MAX_ABS_ERROR, _EXACT_LIMIT if config.atol is None else config.atol)
     forms = (config.quantization, shared)

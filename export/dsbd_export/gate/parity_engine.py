@@ -1,49 +1,143 @@
 """Engine of the parity gate: the one that hosts open, on ONNX Runtime's CPU provider.
 
-Two things differ from an engine that serves. Cache rows that no forward has written hold noise: a
-graph that reads rows hidden by its masks fails the gate. And fp16 weights are widened when they are
-used, because an export has no memory for all of them at once; then no graph is optimized.
+Cache rows that no forward has written hold noise, and fp16 weights are widened when they are used,
+because an export has no memory for all of them at once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.gate.bf16_twin import runnable_on_cpu
-from dsbd_export.gate.case_forwards import nodes_forward, prefix_forward, source_of
-from dsbd_export.gate.mapped_pages import dropped_pages
 from dsbd_export.parity_cases import ForestCase
 from dsbd_forward.features import ParentFeatures
-from dsbd_forward.forward import Forward, ForwardResult, joined_forward
-from dsbd_forward.rows import NO_INTS
+from dsbd_forward.forward import Forward, ForwardResult, Source, joined_forward
+from dsbd_forward.rows import NO_INTS, Ints
 from dsbd_runtime.bundle_files.bundle import WEIGHTS_FILE, Bundle, ModelEntry
 from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.engine.providers import parse_placement
 from dsbd_runtime.engine.session import EngineOptions
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.loading import open_causal_lm
-from dsbd_runtime.ort.ort_module import import_ort
-from dsbd_runtime.parts.cache_entries import recent
+from dsbd_runtime.ort.ort_module import LOG_ERRORS, import_ort
+from dsbd_runtime.parts.attention_rows import SRC_ROWS, WRITE_INDICES
+from dsbd_runtime.parts.cache_entries import parts_of, past_name, present_name, recent
 from dsbd_runtime.parts.feature_memory import HostFeatures
 from dsbd_runtime.parts.kv_cache import NUMPY_DTYPES
+from dsbd_runtime.parts.recent_rows import RECENT_WRITE_INDICES, SRC_RECENT_ROWS
 from dsbd_runtime.parts.sources import Sources
+
+
+def prefix_forward(case: ForestCase, first_row: int) -> Forward:
+    """Return the forward that appends the prefix of a case as a path of its own."""
+    ids = case.prefix_ids
+    return _forward(case, ids, np.arange(-1, len(ids) - 1), first_row, (first_row, first_row))
+
+
+def nodes_forward(
+    case: ForestCase, first_row: int, prefix: tuple[int, int], num_nodes: int | None = None
+) -> Forward:
+    """Return the forward of a case's nodes after ``prefix``, its first and end row; no logits."""
+    nodes = slice(num_nodes)
+    return _forward(case, case.node_ids[nodes], case.parents[nodes], first_row, prefix)
+
+
+def _forward(
+    case: ForestCase, token_ids: Ints, parents: Ints, first_row: int, prefix: tuple[int, int]
+) -> Forward:
+    mask, positions = see_rows(parents, first_row, first_row + len(parents), prefix)
+    return Forward(token_ids, positions, mask, NO_INTS, source=source_of(case))
+
+
+def source_of(case: ForestCase) -> Source:
+    """Return the source of a case as a forward takes it, None without a source."""
+    if case.source_ids is None:
+        return case.sound
+    return tuple(case.source_ids.tolist())
+
+
+def see_rows(
+    parents: Ints, first_row: int, capacity: int, prefix: tuple[int, int] | None = None
+) -> tuple[NDArray[np.bool_], Ints]:
+    """Return the rows that nodes from ``first_row`` on see, (S, C) bool, and their positions, (S,).
+
+    With parents [-1, -1, 0] and first_row 1, node 2 sees rows 0, 1, 3 and stands at position 2.
+    """
+    begin, end = prefix or (0, first_row)
+    visible = np.zeros((len(parents), capacity), np.bool_)
+    positions = np.zeros(len(parents), np.int64)
+    visible[:, begin:end] = True
+    for node, parent in enumerate(parents.tolist()):
+        if parent >= 0:
+            visible[node] |= visible[parent]
+        visible[node, first_row + node] = True
+        positions[node] = end - begin if parent < 0 else positions[parent] + 1
+    return visible, positions
+
+
+_PERIOD_S = 0.05
+_MADV_DONTNEED = 4
+_MAPS = Path("/proc/self/maps")
+
+
+@contextlib.contextmanager
+def dropped_pages(file: Path, period_s: float = _PERIOD_S) -> Iterator[None]:
+    """Inside the block, release the mapped pages of ``file`` every ``period_s`` seconds.
+
+    A page counts as memory of this process from its first use on. Changes to pages would be lost.
+    """
+    ranges = _mapped_ranges(file)
+    if not ranges:
+        yield
+        return
+    is_over = threading.Event()
+    dropper = threading.Thread(target=_drop_until, args=(is_over, ranges, period_s), daemon=True)
+    dropper.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        dropper.join()
+
+
+def _drop_until(is_over: threading.Event, ranges: list[tuple[int, int]], period_s: float) -> None:
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    while True:
+        for start, end in ranges:
+            advise(start, end - start, _MADV_DONTNEED)
+        if is_over.wait(period_s):
+            return
+
+
+def _mapped_ranges(file: Path) -> list[tuple[int, int]]:
+    """Return the addresses (start, end) at which parts of a file are mapped."""
+    if not _MAPS.exists():
+        return []
+    ranges, resolved = [], str(file.resolve())
+    for line in _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        addresses, *_, path = f"{line} ".split(" ", maxsplit=5)
+        if path.strip() == resolved:
+            start, end = addresses.split("-")
+            ranges.append((int(start, 16), int(end, 16)))
+    return ranges
 
 
 @contextlib.contextmanager
 def parity_engine(bundle: Bundle, role: str) -> Iterator[ParityEngine]:
-    """Open the engine of a bundle, which may have no manifest yet, to run parity cases.
-
-    Raises:
-        ExportError: ONNX Runtime cannot load the graph, or it is not that of its entry.
-    """
+    """Open the engine of a bundle to run cases; raise ExportError if ONNX Runtime cannot."""
     with contextlib.ExitStack() as stack:
         bundle_on_cpu = stack.enter_context(runnable_on_cpu(bundle, role))
         with as_export_errors():
@@ -78,11 +172,7 @@ def _opened(bundle: Bundle, entry: ModelEntry, role: str) -> CausalLM:
 
 
 def _widen_one_by_one(options: Any) -> None:
-    """Let a weight be widened to fp32 when it is used, and dropped after it.
-
-    The CPU provider computes in fp32. By default it widens all weights when it opens a graph,
-    which takes twice their size; and it would widen many ahead of their use, and keep the memory.
-    """
+    """Let a weight be widened to fp32 when it is used, and dropped after it, to save memory."""
     ort = import_ort()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
@@ -111,14 +201,7 @@ class ParityEngine:
         return whole
 
     def result(self, case: ForestCase, *, with_features: bool = False) -> ForwardResult:
-        """Return what the engine returns for the R compared nodes.
-
-        Every request's prefix is a forward of its own, then all of their nodes are one.
-
-        Args:
-            case: with its requests.
-            with_features: whether the features of all nodes are wanted.
-        """
+        """Return what the engine returns for the R compared nodes, one forward of all requests."""
         requests = case.requests
         if self._has_recent_rows:
             requests = (_stranger(case), *requests)
@@ -142,7 +225,7 @@ class ParityEngine:
         """Keep the encoder output of a sound until a case has another one: encoding is slow."""
         self._held.close()
         if case.sound is not None:
-            self._held.enter_context(self.model.part(Sources).held(source_of(case)))
+            self._held.enter_context(self.model.part(Sources).slots.held(source_of(case)))
 
     def _append_prefix(self, case: ForestCase) -> tuple[int, int]:
         """Append the prefix of a request; return its first row, and the one after the last."""
@@ -186,10 +269,7 @@ class ParityEngine:
 
 
 def _stranger(case: ForestCase) -> ForestCase:
-    """Return a request of one node, whose logits are not compared.
-
-    Its path has no checkpoint when a long prefix has one: neither may be read for the other.
-    """
+    """Return a request of one node, whose logits are not compared."""
     none = case.prefix_ids[:0]
     return ForestCase(
         name="stranger",
@@ -210,3 +290,51 @@ def as_export_errors() -> Iterator[None]:
             f"parity failed: onnxruntime cannot run the graph: {reason_of(error)}; "
             "this family is not supported"
         ) from error
+
+
+_CAPACITY = 135
+_FIRST_ROW = 2
+_SPARE_RECENT_ROWS = 3
+
+
+def check_prune(bundle: Bundle, checkpoint: Checkpoint) -> None:
+    """Move a shuffled half of the rows to row 2; raise ExportError unless caches equal numpy's."""
+    role = checkpoint.role
+    rows = np.random.default_rng(0).permutation(_CAPACITY)[: _CAPACITY // 2]
+    with runnable_on_cpu(bundle, role) as on_cpu:
+        if not _moves_rows(on_cpu.prune_path(role), on_cpu.entry(role), rows, rows[::2]):
+            raise ExportError(
+                f"parity failed: prune.onnx of the {role} (family {checkpoint.family}) "
+                "moves cache rows wrongly; this onnxruntime is not supported"
+            )
+
+
+def _moves_rows(
+    path: Path, entry: ModelEntry, rows: NDArray[np.int64], recent_rows: NDArray[np.int64]
+) -> bool:
+    """Return whether the graph moves rows of every cache, and others of the recent ones."""
+    rng, ort = np.random.default_rng(1), import_ort()
+    first_row = np.array([_FIRST_ROW])
+    inputs: dict[str, Any] = {SRC_ROWS: rows, WRITE_INDICES: first_row}
+    if recent(entry.caches):
+        inputs |= {SRC_RECENT_ROWS: recent_rows, RECENT_WRITE_INDICES: first_row}
+    pairs = []
+    with as_export_errors():
+        options = ort.SessionOptions()
+        options.log_severity_level = LOG_ERRORS
+        session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        binding = session.io_binding()
+        for name, array in inputs.items():
+            binding.bind_cpu_input(name, np.ascontiguousarray(array))
+        for cache, part in parts_of(entry.caches):
+            is_recent = cache in recent(entry.caches)
+            shape = cache.shape(part, _CAPACITY + _SPARE_RECENT_ROWS * is_recent)
+            found = rng.standard_normal(shape, np.float32).astype(NUMPY_DTYPES[cache.dtype])
+            wanted, moved = found.copy(), recent_rows if is_recent else rows
+            wanted[:, :, _FIRST_ROW : _FIRST_ROW + len(moved)] = found[:, :, moved]
+            value = ort.OrtValue.ortvalue_from_numpy(found)  # shares its memory
+            binding.bind_ortvalue_input(past_name(cache.layer, part), value)
+            binding.bind_ortvalue_output(present_name(cache.layer, part), value)
+            pairs.append((found, wanted))
+        session.run_with_iobinding(binding)
+    return all(np.array_equal(found, wanted) for found, wanted in pairs)

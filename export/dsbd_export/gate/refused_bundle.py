@@ -7,8 +7,6 @@ It has every file of a bundle, but its manifest under another name, so that no h
 Accepting it moves the files to their place and writes the limit that was given into the manifest.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import shlex
@@ -40,10 +38,7 @@ def is_refused(folder: Path) -> bool:
 
 
 def keep_refused(folder: Path, output: Path, manifest: Manifest, reason: str) -> ExportError:
-    """Move a complete bundle that is refused to OUTPUT.refused; return the error that says so.
-
-    A refused one that is there already is replaced.
-    """
+    """Move a complete bundle that is refused to OUTPUT.refused; return the error that says so."""
     final = Path(os.path.realpath(output))
     kept = final.with_name(f"{final.name}.refused")
     if is_refused(kept):
@@ -55,7 +50,9 @@ def keep_refused(folder: Path, output: Path, manifest: Manifest, reason: str) ->
         )
     (folder / MANIFEST_NAME).rename(folder / REFUSED_MANIFEST_NAME)
     folder.rename(kept)
-    limit = f"{_rounded_up(max(map(_needed_limit, _refused_reports(manifest)))):.3g}"
+    reports = (entry.parity for entry in manifest.entry_by_role.values())
+    needed = max(_needed_limit(report) for report in reports if _is_refused(report))
+    limit = f"{_rounded_up(needed):.3g}"
     accept = ["--bundle", str(kept), "--accept-parity", limit, "-o", str(output)]
     return ExportError(
         f"{reason}; the result is kept apart. If such errors are acceptable finish it with: "
@@ -108,11 +105,6 @@ def _accepted(entry: ModelEntry, limit: float) -> ModelEntry:
     if not _is_refused(entry.parity):
         return entry
     return replace(entry, parity=replace(entry.parity, accepted=limit))
-
-
-def _refused_reports(manifest: Manifest) -> list[ParityReport]:
-    reports = (entry.parity for entry in manifest.entry_by_role.values())
-    return [report for report in reports if _is_refused(report)]
 
 
 def _is_refused(report: ParityReport) -> bool:

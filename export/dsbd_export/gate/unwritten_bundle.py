@@ -1,9 +1,4 @@
-"""Bundle of an engine in the parity gate: a folder without a manifest, and its future entry.
-
-Parity is not known yet, and no head has been added to the graph.
-"""
-
-from __future__ import annotations
+"""Bundle of an engine in the parity gate: a folder without a manifest, and its future entry."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,15 +19,7 @@ NOT_MEASURED = ParityReport(
 def unwritten_bundle(
     path: Path, role: str, entry: ModelEntry, target: ModelEntry | None = None
 ) -> Bundle:
-    """Return a bundle in memory, from which the engine of ``role`` can be opened.
-
-    Args:
-        path: its folder; the engine's folder in it has the name of the role.
-        role: "target" or "draft".
-        entry: of the engine.
-        target: of a draft, the entry of its target, whose encoder it may share. None: it is opened
-            without its target.
-    """
+    """Return a bundle in memory; ``target``: for a draft, the entry of the encoder it may share."""
     is_draft = role == "draft"
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,

@@ -1,17 +1,11 @@
 """Alignment graph of a speech model: how some heads of its decoder attend to the sound.
 
-It is the decoder's graph with another output, written next to the finished file. All weights are
-those of model.onnx.data, and none is stored a second time. A call has the tokens of one text, all
-at once. By the attentions that follow the sound (``alignment_heads``) it returns which token is
-heard where; the shapes are those of ``dsbd_runtime.parts.alignment``.
+It is the decoder's graph with another output and the weights of model.onnx.data. By the attentions
+that follow the sound (``alignment_heads``) it returns which token is heard where; the shapes are
+those of ``dsbd_runtime.parts.alignment``.
 
     alignment_weights = Softmax(scale * query @ cross.key^T)       of these heads, (A, S, N)
-
-Dynamic quantization is that of the decoder: the weights differ as its logits do, and are compared
-with the checkpoint's in every precision, but held to a limit in fp32 alone.
 """
-
-from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -54,16 +48,11 @@ _MEDIAN_FILTER_WIDTH = 7  # of a config that names none, as transformers has it
 
 @dataclass(frozen=True)
 class AlignmentCase:
-    """A text of a sound, and how the checkpoint attends.
-
-    Attributes:
-        token_ids: (S,) int64.
-        weights: (A, S, N) float32.
-    """
+    """A text of a sound, and how the checkpoint attends."""
 
     sound: SoundFeatures
-    token_ids: NDArray[np.int64]
-    weights: NDArray[np.float32]
+    token_ids: NDArray[np.int64]  # (S,) int64
+    weights: NDArray[np.float32]  # (A, S, N) float32
 
 
 class ExportedAlignment(ExportPart):
@@ -98,12 +87,7 @@ class ExportedAlignment(ExportPart):
 
 
 def alignment_cases(model: PreTrainedModel, checkpoint: Checkpoint) -> list[AlignmentCase]:
-    """Return the cases that the graph is compared with; none if a bundle gets no such graph.
-
-    That holds for drafts, models of text, and checkpoints that name no alignment heads.
-
-    model: of the checkpoint, as transformers loads it.
-    """
+    """Return the cases that the graph is compared with; none if a bundle gets no such graph."""
     speech = aligned_speech(checkpoint)
     if speech is None:
         return []
@@ -152,10 +136,7 @@ def _eager_attention(model: PreTrainedModel) -> Iterator[None]:
 
 
 def with_alignment(checkpoint: Checkpoint, max_abs_error: float = 0.0) -> EncoderEntry:
-    """Return the encoder of a speech model whose bundle has an alignment graph.
-
-    max_abs_error: of ``alignment_error``, 0 before it is measured.
-    """
+    """Return the encoder of a speech model whose bundle has an alignment graph."""
     encoder = entry_of(checkpoint)
     assert encoder.speech is not None  # as it has such heads
     width = int(getattr(checkpoint.config, "median_filter_width", _MEDIAN_FILTER_WIDTH))
@@ -167,16 +148,7 @@ def with_alignment(checkpoint: Checkpoint, max_abs_error: float = 0.0) -> Encode
 def alignment_error(
     bundle: Bundle, checkpoint: Checkpoint, cases: Sequence[AlignmentCase]
 ) -> float:
-    """Return the largest error of a weight, by the engine of a bundle against its checkpoint.
-
-    Args:
-        bundle: of the engine, which may have no manifest yet.
-        checkpoint: whose model it is.
-        cases: from ``alignment_cases``, at least one.
-
-    Raises:
-        ExportError: the graph computes other attention weights than the checkpoint.
-    """
+    """Return the largest error of a weight; raise ExportError if the graph attends otherwise."""
     error = max(_errors(bundle, checkpoint.role, cases))
     is_exact = bundle.entry(checkpoint.role).quantization == "none"
     if is_exact and not error <= LIMIT:  # also when it is NaN
@@ -190,11 +162,7 @@ def alignment_error(
 
 
 def write_alignment_graph(folder: Path, speech: SpeechEntry) -> None:
-    """Write alignment.onnx next to a decoder's model.onnx, whose weights it reads.
-
-    folder: of the model, no head put on its graph yet.
-    speech: with alignment heads.
-    """
+    """Write alignment.onnx next to a decoder's model.onnx, whose weights it reads."""
     assert speech.alignment_heads is not None  # the caller has asked
     heads = speech.alignment_heads
     model = onnx.load(folder / MODEL_FILE, load_external_data=False)
@@ -240,10 +208,7 @@ def _runs(heads: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[int]]]:
 def _append_weights(
     graph: onnx.GraphProto, attention: onnx.NodeProto, heads: list[int], prefix: str
 ) -> str:
-    """Put what some heads of an attention over the sound weigh on a graph; return its name.
-
-    It is (1, A, S, N) of the one source of a call; its rows may be followed by others.
-    """
+    """Put the weights of some heads over the sound, (1, A, S, N), on a graph; return their name."""
     query, key, *_ = attention.input
     scale = next(each.f for each in attention.attribute if each.name == "scale")
     numbers = {
@@ -271,10 +236,7 @@ def _append_weights(
 
 
 def _errors(bundle: Bundle, role: str, cases: Sequence[AlignmentCase]) -> Iterator[float]:
-    """Yield the largest error of the engine's weights in each case, without the first row.
-
-    That row belongs to the token that a prompt begins with, and is never requested.
-    """
+    """Yield the largest error of the engine's weights in each case, without the first row."""
     with parity_engine(bundle, role) as engine:
         for case in cases:
             first, *others = case.token_ids.tolist()

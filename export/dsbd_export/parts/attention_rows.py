@@ -1,7 +1,5 @@
 """Attention rows: masks, and the keys and values of every row."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -36,7 +34,6 @@ class ExportedAttention(ExportPart):
         self._checkpoint = checkpoint
 
     def contract(self) -> ExportContract:
-        """See ExportPart."""
         checkpoint = self._checkpoint
         mask = Example((1, 1, NODES, EVERY_ROW.rows), torch.bool)
         return ExportContract(
@@ -65,9 +62,7 @@ class ExportedAttention(ExportPart):
     def _mask_argument(self, masks: list[Tensor]) -> Tensor | dict[str, Tensor | None] | None:
         """Return the masks as ``generate`` hands ready-made ones to a model.
 
-        One tensor where all layers share it, else a dict by layer type. Four-dimensional masks
-        reach the attention function untouched. No mask reaches a convolution or a recurrence, which
-        would take it for one of padded tokens.
+        One tensor where all layers share it, else a dict by layer type.
         """
         checkpoint = self._checkpoint
         if not any(checkpoint.layer_masks):

@@ -1,12 +1,8 @@
 """Draft that proposes some tokens of the vocabulary only: which ones, and its head cut to them.
 
-With a large vocabulary the head is most of a small draft: 78 % of 0.1 B parameters over 151,936
-tokens. Tokens that are hardly ever next need not be proposed, as the target has the last word on
-every token: a shorter head costs acceptance where such a token would have been accepted, and does
-not change the output where that does not depend on the draft (FR-Spec, arXiv 2502.14856).
+With a large vocabulary the head is most of a small draft; the target decides on every token, so a
+shorter head costs acceptance alone (FR-Spec, arXiv 2502.14856).
 """
-
-from __future__ import annotations
 
 import dataclasses
 import json
@@ -32,11 +28,7 @@ _WORTH_IT = 0.8  # of the weights that a call reads
 
 
 def with_draft_vocabulary(draft: Checkpoint, options: DraftedOptions, report: Report) -> Checkpoint:
-    """Return the draft with the tokens that it may propose, all unless ``options`` say less.
-
-    Raises:
-        ExportError: it has no more tokens than that, or a vocabulary of its own.
-    """
+    """Return the draft with the tokens that it may propose; raise ExportError if it cannot."""
     num_tokens = options.draft_vocab
     if draft.proposed_tokens is not None:
         return _as_trained(draft, options, report)
@@ -83,16 +75,7 @@ def _as_trained(draft: Checkpoint, options: DraftedOptions, report: Report) -> C
 def most_frequent_tokens(
     counts: NDArray[np.int64], always: Sequence[int], num_tokens: int
 ) -> NDArray[np.int64]:
-    """Return the most frequent tokens, (num_tokens,) int64, ascending.
-
-    Of equally frequent ones the lowest: vocabularies are ordered by the merges that made them,
-    hence about by frequency.
-
-    Args:
-        counts: (V,) int64. How often each token was seen.
-        always: tokens that are proposed in any case, as those that end a sequence.
-        num_tokens: as many as ``always`` at least.
-    """
+    """Return the most frequent tokens by counts (V,), (num_tokens,) int64 ascending."""
     ranks = counts.copy()
     ranks[list(always)] = np.iinfo(np.int64).max
     return np.sort(np.argsort(-ranks, kind="stable")[:num_tokens])
@@ -113,13 +96,7 @@ def _token_counts(draft: Checkpoint, texts: tuple[str, ...]) -> NDArray[np.int64
 
 
 def cut_head(model: PreTrainedModel, tokens: NDArray[np.int64]) -> None:
-    """Leave only the rows of ``tokens`` in the output head of a model, in place.
-
-    An embedding that shares its weight stays whole: any token can be read.
-
-    Raises:
-        ExportError: the head is no plain product.
-    """
+    """Leave only the rows of ``tokens`` in the head of a model; raise ExportError if it cannot."""
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):
         raise ExportError(
@@ -140,11 +117,7 @@ def cut_head(model: PreTrainedModel, tokens: NDArray[np.int64]) -> None:
 
 
 def shorter_head_advice(model: PreTrainedModel, draft: Checkpoint) -> str | None:
-    """Return what a shorter head would save, where it is much; None of any but a draft's.
-
-    A call of a few rows takes as long as reading its weights: all but the embedding, of which it
-    reads a row a token, and an encoder, which reads a source once.
-    """
+    """Return what a shorter head of a draft would save, None if that is little."""
     head, whole = model.get_output_embeddings(), draft.vocab_size
     is_settled = draft.proposed_tokens is not None or draft.names_proposed
     if draft.role != "draft" or is_settled or whole < LARGE_VOCABULARY:
@@ -152,7 +125,8 @@ def shorter_head_advice(model: PreTrainedModel, draft: Checkpoint) -> str | None
     if not isinstance(head, nn.Linear):
         return None
     weights = {id(weight): weight.numel() for weight in model.parameters()}
-    for unread in (model.get_input_embeddings(), _encoder_of(model)):
+    encoder = model.get_encoder() if model.config.is_encoder_decoder else None
+    for unread in (model.get_input_embeddings(), encoder):
         for weight in unread.parameters() if unread is not None else ():
             if weight is not head.weight:
                 weights.pop(id(weight), None)
@@ -167,16 +141,10 @@ def shorter_head_advice(model: PreTrainedModel, draft: Checkpoint) -> str | None
     )
 
 
-def _encoder_of(model: PreTrainedModel) -> nn.Module | None:
-    return model.get_encoder() if model.config.is_encoder_decoder else None
-
-
 def spread(logits: Tensor, tokens: Tensor | None, vocab_size: int) -> Tensor:
     """Return logits of some tokens, (R, n), over the vocabulary, (R, V): -inf for all others.
 
-    tokens: (n,) int64. None: they are those of the vocabulary already. A scatter, as ONNX Runtime's
-    gather of single numbers takes ten times as long. Each row has its number of others and its
-    tokens by broadcasting: a GPU's engine computes no shape to expand to.
+    tokens: (n,) int64; None: all. A scatter: a gather of single numbers takes ten times as long.
     """
     if tokens is None:
         return logits

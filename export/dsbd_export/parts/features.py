@@ -1,14 +1,9 @@
-"""Features of a target: the hidden states that enter some of its layers, side by side.
-
-They are taken where the model hands its residual stream to a layer, in the graph and in the
-checkpoint that parity compares it with.
-"""
+"""Features of a target: the hidden states that enter some of its layers, side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -52,7 +47,6 @@ class ExportedFeatures(ExportPart):
         self._checkpoint, self._layers = checkpoint, checkpoint.feature_layers
 
     def contract(self) -> ExportContract:
-        """See ExportPart."""
         rows = Example((Axis("F", 4, least=0),))
         layers = list(self._layers)
         hidden_size = int(self._checkpoint.config.get_text_config().hidden_size)
@@ -94,8 +88,7 @@ class ExportedFeatures(ExportPart):
 def default_layers(num_layers: int) -> tuple[int, ...]:
     """Return the layers whose inputs the published drafts read: 2, half of them, all but three.
 
-    Where layers are few they are moved apart as far as there are layers: of 6 layers 2, 3 and 4, of
-    2 layers 0 and 1.
+    In a model of few layers they are moved apart: of 6 layers 2, 3 and 4, of 2 layers 0 and 1.
     """
     if num_layers < NUM_LAYERS:
         return tuple(range(num_layers))
@@ -108,18 +101,15 @@ def default_layers(num_layers: int) -> tuple[int, ...]:
 
 
 def layers_of(model: PreTrainedModel) -> nn.ModuleList:
-    """Return the transformer layers of a model, in their order.
-
-    Raises:
-        ExportError: it has no such list, or several.
-    """
+    """Return the transformer layers of a model; raise ExportError unless it has one list."""
     number = model.config.get_text_config().num_hidden_layers
     found = [
         module
         for module in model.modules()
         if isinstance(module, nn.ModuleList) and len(module) == number
     ]
-    found = [each for each in found if not any(_is_within(each, other) for other in found)]
+    inner = {each for other in found for each in other.modules() if each is not other}
+    found = [each for each in found if each not in inner]
     if len(found) != 1:
         raise ExportError(
             f"{type(model).__name__} has {len(found)} lists of {number} layers, expected one, so "
@@ -128,16 +118,8 @@ def layers_of(model: PreTrainedModel) -> nn.ModuleList:
     return found[0]
 
 
-def _is_within(module: nn.Module, other: nn.Module) -> bool:
-    return module is not other and any(each is module for each in other.modules())
-
-
 class LayerInputs:
-    """Inside this context the hidden states that enter some layers of a model are kept.
-
-    Attributes:
-        seen: by layer, (1, S, H).
-    """
+    """Inside this context hidden states that enter some layers are in ``seen``, (1, S, H) each."""
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[int]) -> None:
         self._layers = layers
@@ -153,12 +135,7 @@ class LayerInputs:
             self._handles.append(handle)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
 
@@ -183,11 +160,7 @@ class LayerInputs:
 def check_features(
     bundle: Bundle, checkpoint: Checkpoint, references: Sequence[Reference], config: ModelOptions
 ) -> None:
-    """Compare the features that the engine of a bundle returns with those of the references.
-
-    Raises:
-        ExportError: they differ by more than rounding at the precision of the export.
-    """
+    """Raise ExportError unless the engine returns the references' features up to rounding."""
     (text,) = (reference for reference in references if reference.features is not None)
     assert text.features is not None
     with parity_engine(bundle, checkpoint.role) as engine:

@@ -1,7 +1,5 @@
 """Head: the logits of some nodes, and the top-k head on them."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 
@@ -29,7 +27,6 @@ class ExportedHead(ExportPart):
         self._checkpoint = checkpoint
 
     def contract(self) -> ExportContract:
-        """See ExportPart."""
         rows = Example((Axis("R", 3, least=0),))
         return ExportContract(
             inputs={LOGIT_ROWS: rows},

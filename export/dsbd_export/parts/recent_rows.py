@@ -1,7 +1,5 @@
 """Recent rows: inputs of convolutions, and rows of recurrences after their checkpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -11,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dsbd_export.capture.fold_graph import write_fold_graph
+from dsbd_export.capture.cache_graphs import write_fold_graph
 from dsbd_export.capture.part import (
     NODES,
     Axis,
@@ -62,7 +60,6 @@ class ExportedConvolutions(ExportPart):
         self._caches = checkpoint.caches
 
     def contract(self) -> ExportContract:
-        """See ExportPart."""
         ancestors = Example((NODES, num_ancestors(self._caches)))
         entries = (entry for entry in self._caches if isinstance(entry, ConvolutionRows))
         return ExportContract(
@@ -89,7 +86,6 @@ class ExportedRecurrences(ExportPart):
         self._entries = recurrent(checkpoint.caches)
 
     def contract(self) -> ExportContract:
-        """See ExportPart."""
         states = (state for entry in self._entries for state in entry.states.items())
         return ExportContract(
             inputs={
@@ -130,5 +126,4 @@ class ExportedRecurrences(ExportPart):
         return outputs
 
     def write(self, made: Made) -> None:
-        """See ExportPart."""
         write_fold_graph(self._entries, made.folder / FOLD_FILE)

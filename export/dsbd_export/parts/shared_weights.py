@@ -1,10 +1,4 @@
-"""Weights that the encoder's graph reads from the decoder's file: an embedding that both have.
-
-ONNX Runtime maps external data from any file next to the graph. So weights that model.onnx.data has
-byte for byte, such as the embedding of most families, are neither stored nor mapped a second time.
-"""
-
-from __future__ import annotations
+"""Weights that model.onnx.data has byte for byte, which the encoder's graph reads from there."""
 
 import os
 from collections import defaultdict
@@ -27,10 +21,7 @@ _ALIGNED_FROM, _ALIGNMENT = 2**20, 2**16  # bytes: as the weights of other graph
 
 
 def share_weights(folder: Path) -> int:
-    """Remove from the encoder's weights those that the decoder has; return the bytes saved.
-
-    folder: of a model, with both graphs and their weights.
-    """
+    """Remove from the encoder's weights those that the decoder has; return the bytes saved."""
     if not ((folder / WEIGHTS_FILE).is_file() and (folder / ENCODER_WEIGHTS_FILE).is_file()):
         return 0  # so few that they lie in the graphs
     decoder = onnx.load(folder / MODEL_FILE, load_external_data=False)
@@ -81,7 +72,6 @@ def _stored(model: onnx.ModelProto, file: str) -> list[TensorProto]:
 
 
 def _place_of(weight: TensorProto) -> tuple[int, int]:
-    """Return offset and length of a weight in its file."""
     entries = {entry.key: entry.value for entry in weight.external_data}
     return int(entries.get("offset", 0)), int(entries["length"])
 

@@ -1,7 +1,5 @@
 """Sources: cross rows from an encoder, which the decoder's rows read."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
@@ -74,7 +72,6 @@ class ExportedSources(ExportPart):
         self._encoder = entry_of(checkpoint)
 
     def contract(self) -> ExportContract:
-        """See ExportPart."""
         inputs: dict[str, Example] = {}
         for entry in self._encoder.cross:
             inputs |= kept_rows(entry, cross_name, Axis("N", 11), _SOURCES)
@@ -89,7 +86,6 @@ class ExportedSources(ExportPart):
         return ExportContract(inputs=inputs, entry={"encoder": self._encoder}, inexact=reason)
 
     def hook(self, model: Any, graph: Any) -> Hook:
-        """See ExportPart."""
         biases = DistanceBiases(model.get_decoder())
 
         @contextlib.contextmanager
@@ -169,10 +165,7 @@ def heard_sounds(speech: SpeechEntry) -> list[SoundFeatures]:
 
 
 def _sweep(num_samples: int, sampling_rate: int) -> NDArray[np.float32]:
-    """Return a tone that rises through the voice's range with its harmonics, four times a window.
-
-    Each time it lasts for three quarters.
-    """
+    """Return a tone that rises through the voice's range with its harmonics, four times."""
     seconds = np.arange(num_samples) / sampling_rate
     part = seconds * 4 / (num_samples / sampling_rate) % 1
     phase = np.cumsum(2 * np.pi * (100 + 300 * part) / sampling_rate)

@@ -1,7 +1,5 @@
 """Kinds of state that a checkpoint may have; a new kind is a row here and a file in this folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from dsbd_export.capture.part import ExportPart

@@ -1,23 +1,17 @@
 """Top-k head: a graph that returns the K largest logits of a row and the log-sum of all.
 
-It is put on the finished file, after parity has judged the logits themselves, and is then judged
-against those logits. Shapes are those of ``dsbd_runtime.parts.head``.
+It is put on the finished file, and judged against the logits; shapes: ``dsbd_runtime.parts.head``.
 
     top_logits, top_ids = TopK(logits, K)                  largest first, ties by lower id
     logsumexp           = top_logits[0] - LogSoftmax(logits)[top_ids[0]]
 
-The logits that it reads stay an output, which costs nothing more: a host leaves them with the
-engine and copies the rows that it needs. But where a draft proposes some tokens only
-(``draft_vocabulary``), the head reads the logits of these before they are spread over the
-vocabulary, ``top_ids`` are looked up among these tokens, and ``logits`` is no output any more: a
-draft's is unused, and spreading alone would take longer than the head.
+The logits that it reads stay an output, which costs nothing: a host copies the rows that it needs.
+Of a draft with a vocabulary of its own (``draft_vocabulary``) the head reads the logits before they
+are spread over the target's, and ``logits`` is no output any more.
 
-The last line instead of ReduceLogSumExp because of onnxruntime 1.31 on CPU: that one adds up one
-after the other in float32 (20 rows of 128,256 logits: 16 ms and wrong by 2e-4; LogSoftmax 0.6 ms
-and 6e-6), and every Reduce operator returns a wrong shape without rows.
+ReduceLogSumExp of onnxruntime 1.31 on CPU adds up in float32 one after the other (20 rows of
+128,256 logits: 16 ms, wrong by 2e-4; LogSoftmax 0.6 ms, 6e-6).
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,24 +49,15 @@ def check_num_top_logits(num_top_logits: int, vocab_size: int) -> None:
 
 @dataclass(frozen=True)
 class ProposedLogits:
-    """Logits of a draft before they are spread over the vocabulary.
+    """Logits of a draft before they are spread over the vocabulary."""
 
-    Attributes:
-        logits: name of the tensor, (R, n).
-        tokens: name of the initializer with the token of each, n int64 in any shape.
-        number: n.
-    """
-
-    logits: str
-    tokens: str
-    number: int
+    logits: str  # name of the tensor, (R, n)
+    tokens: str  # name of the initializer with the token of each, n int64 in any shape
+    number: int  # n
 
 
 def append_topk_head(model_file: Path, num_top_logits: int) -> bool:
-    """Put the head on a graph file before its output ``logits``; weights stay as they are.
-
-    Return whether ``logits`` is an output still.
-    """
+    """Put the head on a graph file; return whether ``logits`` is an output still."""
     model = onnx.load(model_file, load_external_data=False)
     graph = model.graph
     proposed = proposed_logits(graph)
@@ -116,7 +101,6 @@ def proposed_logits(graph: onnx.GraphProto) -> ProposedLogits | None:
 
 
 def _remove_unused(graph: onnx.GraphProto) -> None:
-    """Remove nodes and initializers whose values are unused."""
     outputs = {output.name for output in graph.output}
     while True:
         read = {name for node in graph.node for name in node.input} | outputs
@@ -153,15 +137,7 @@ def _head_nodes(proposed: ProposedLogits | None) -> list[onnx.NodeProto]:
 def logsumexp_nodes(
     prefix: str, best_logit: str, best_id: str, one: str, logits: str = LOGITS
 ) -> list[onnx.NodeProto]:
-    """Return the nodes from logits and the largest of each row to ``logsumexp``.
-
-    Args:
-        prefix: of the names inside.
-        best_logit: name of the largest logits, (R, 1).
-        best_id: name of their tokens, (R, 1).
-        one: name of a constant, 1 as [1] int64.
-        logits: name of the logits.
-    """
+    """Return the nodes from logits, best logits and ids, (R, 1) each, to ``logsumexp``."""
     log_probs, best_log_prob, row_sums = (
         prefix + name for name in ("log_probs", "best_log_prob", "row_sums")
     )
@@ -186,15 +162,7 @@ class HeadRows:
 def add_topk_head(
     bundle: Bundle, checkpoint: Checkpoint, cases: Sequence[ForestCase], num_top_logits: int
 ) -> bool:
-    """Put the head on the graph of an engine and compare it with the logits without it.
-
-    Return whether ``logits`` is an output still.
-
-    cases: those with the longest prompt are run.
-
-    Raises:
-        ExportError: an id, a logit or a sum is wrong.
-    """
+    """As ``append_topk_head``; then compare with the logits, or raise ExportError."""
     role = checkpoint.role
     cases = longest_cases(cases)
     with parity_engine(bundle, role) as dense:
@@ -220,7 +188,6 @@ def longest_cases(cases: Sequence[ForestCase]) -> list[ForestCase]:
 
 
 def _head_rows(found: Logits) -> HeadRows:
-    """Return the results of a head."""
     assert isinstance(found, TopLogits)  # as the manifest says
     full = None if found.kept is None else found.kept.read(np.arange(len(found)))
     return HeadRows(found.top_ids, found.top_logits, found.logsumexp, full)

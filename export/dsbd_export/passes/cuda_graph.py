@@ -8,8 +8,6 @@
 A bundle of this form runs on the CPU provider too, which has the operators, but not in TensorRT.
 """
 
-from __future__ import annotations
-
 import onnx_ir as ir
 from onnx_ir.passes import PassManager, common
 
@@ -30,11 +28,7 @@ def use_cuda_operators(model: ir.Model) -> str:
 
 
 def fuse_skipped_norms(model: ir.Model) -> int:
-    """Merge each RMSNormalization with the Add before it; return how many were merged.
-
-    Attention and MLP of a layer each end in such an Add, ``total = x + new``, whose sum is normed
-    for the next of them, which adds to it again.
-    """
+    """Merge each RMSNormalization with the Add before it; return how many were merged."""
     graph, num_fused = model.graph, 0
     for norm in list(graph):
         if norm.op_type != "RMSNormalization" or norm.inputs[0] is None:

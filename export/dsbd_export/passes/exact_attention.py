@@ -1,8 +1,7 @@
 """Attention whose sums are the same, bit for bit, wherever the visible rows lie in the cache.
 
-Attention is the only part of a graph in which a row's result depends on the places and the number
-of other rows: ONNX Runtime adds up the softmax and the product with the values in an order that
-follows from both. Here every Attention node becomes
+ONNX Runtime adds up the softmax and the product with the values in an order that follows from the
+places and the number of other rows. Here every Attention node becomes
 
     scores = query @ key^T * scale + mask         fp32, query heads of one key head as rows
     weights = exp(scores - max(scores))           fp32, element by element
@@ -11,11 +10,9 @@ follows from both. Here every Attention node becomes
 ``DoubleSums`` adds up in double and rounds to fp32 at the end: another order moves a result in
 about one of 1e8 cases, by the last bit. ``IntegerSums`` is exact: weights and values are integers
 so small that every partial sum is an integer below 2^24, which fp32 holds. Scores are products over
-the head's width; onnxruntime computes them in one order for any number of rows but one, which
-takes another kernel. So such a product gets a further row of zeros; so do fp32 experts.
+the head's width; onnxruntime computes them in one order for any number of rows but one, which takes
+another kernel. So such a product gets a further row of zeros; so do fp32 experts.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
@@ -102,11 +99,7 @@ class IntegerSums:
     def __init__(
         self, store: Store, context_length: int, largest_values: Mapping[int, NDArray[np.float32]]
     ) -> None:
-        """Take the most columns of scores, and the largest magnitudes of every layer's values.
-
-        context_length: of the longest path, and one more where a sink has a column.
-        largest_values: by layer, (Hkv, D) each.
-        """
+        """Take the most columns of scores, and each layer's largest values, (Hkv, D)."""
         self._store = store
         self._is_long = context_length > _MAX_ROWS_IN_FP32
         bits = _EXACT_BITS - math.ceil(math.log2(context_length))
@@ -162,16 +155,12 @@ class IntegerSums:
 
 
 def _without_sink(tape: ir.tape.Tape, store: Store, columns: ir.Value) -> ir.Value:
-    """Return all columns but the last."""
     bounds = [_integers(store, 0), _integers(store, -1), _integers(store, -1)]
     return tape.op("Slice", [columns, *bounds])
 
 
 def without_exact_form(model: ir.Model, layers: Sequence[int]) -> str | None:
-    """Return why a graph of the contract has no exact form of attention, None where it has one.
-
-    layers: those that attend.
-    """
+    """Return why a graph of the contract has no exact form of attention, None if it has one."""
     nodes = [node for node in model.graph if node.op_type == "Attention"]
     if not all(_is_scattered(node.inputs[2]) for node in nodes):
         return (
@@ -203,15 +192,9 @@ def attend_exactly(
 ) -> int:
     """Rewrite all attention of ``model`` in place; return the number of attentions.
 
-    Args:
-        model: a graph of the contract, before quantization.
-        context_length: the most rows that a row sees.
-        layers: those that attend.
-        largest_values: of each of them the largest magnitudes of its values, (Hkv, D), for sums of
-            integers; None for sums in double.
+    largest_values: of each layer, (Hkv, D), for sums of integers; None for sums in double.
 
-    Raises:
-        ExportError: it has no exact form.
+    Raises ExportError if it has no exact form.
     """
     if reason := without_exact_form(model, layers):
         raise ExportError(f"attention='exact' has no form here: {reason}; use attention='fused'")
@@ -267,7 +250,6 @@ def _replace_attention(graph: ir.Graph, node: ir.Node, sums: Sums, store: Store)
 
 
 def _integers(store: Store, *numbers: int) -> ir.Value:
-    """Return an int64 vector."""
     return store.constant("_".join(map(str, numbers)), np.array(numbers, np.int64))
 
 
@@ -291,7 +273,7 @@ def _softmaxes(graph: ir.Graph) -> list[tuple[ir.Node, ir.Node, list[ir.Node]]]:
     found = []
     for node in graph:
         softmax = None if node.op_type != "MatMul" else _softmax_before(node.inputs[0])
-        if softmax is not None and _is_present(node.inputs[1]):
+        if softmax is not None and _is_scattered(node.inputs[1]):
             found.append((node, softmax, _steps(node.inputs[0], softmax)))
     return found
 
@@ -319,11 +301,6 @@ def _steps(value: ir.Value | None, start: ir.Node) -> list[ir.Node]:
     return steps
 
 
-def _is_present(value: ir.Value | None) -> bool:
-    producer = None if value is None else value.producer()
-    return producer is not None and producer.op_type == "TensorScatter"
-
-
 def _prepare_values(graph: ir.Graph, sums: Sums, layers: Sequence[int]) -> None:
     """Let the cache hold the values as the sums need them."""
     outputs = {output.name: output for output in graph.outputs}
@@ -337,10 +314,7 @@ def _prepare_values(graph: ir.Graph, sums: Sums, layers: Sequence[int]) -> None:
 
 
 def _may_have_one_row(node: ir.Node, keys: set[str]) -> bool:
-    """Return whether a product takes another kernel for one row: with cached keys, or experts.
-
-    A weight of two axes is packed when the engine opens, and its products have one kernel.
-    """
+    """Return whether a product has another kernel for one row: with cached keys, or experts."""
     if found := weight_of(node):
         return len(shape_of(found[0])) == 3
     value = node.inputs[1]

@@ -1,10 +1,4 @@
-"""Shapes that a graph computes although they are known: constants in their place.
-
-Torch takes dimensions from shapes. ONNX Runtime does such arithmetic on the CPU, which an engine on
-a GPU refuses.
-"""
-
-from __future__ import annotations
+"""Shapes that a graph computes although they are known: constants in their place."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,10 +9,7 @@ import onnxscript.optimizer
 
 
 def fix_known_dimensions(model: ir.Model) -> None:
-    """Make constants of the dimensions that a graph reads from shapes although they are known.
-
-    Torch reads them for every assignment to a part of a tensor.
-    """
+    """Make constants of the dimensions that a graph reads from shapes although they are known."""
     for node in list(model.graph):
         dims = _known_dims(node)
         if dims is not None:
@@ -47,9 +38,8 @@ def _known_dims(node: ir.Node) -> Any:
 def fix_reshapes(model: ir.Model) -> int:
     """Give constant dimensions to every Reshape that allows it, in place; return how many did.
 
-    They are constants if each one is known (a number) or is that of the input (0), except for one
-    that follows from the others (-1): of (1, 2, 2*S, C) with 4 heads, (1, 4, S, C) is
-    [1, 4, -1, 0].
+    Of (1, 2, 2*S, C) with 4 heads, (1, 4, S, C) is [1, 4, -1, 0]; 0: as the input, -1: what
+    follows.
     """
     num_fixed = 0
     for node in model.graph:
@@ -60,11 +50,7 @@ def fix_reshapes(model: ir.Model) -> int:
 
 
 def fix_expansions(model: ir.Model) -> int:
-    """Give constant dimensions to every Expand that allows it, in place; return how many did.
-
-    A dimension that stays is 1, by which Expand leaves it: from
-    (1, S, 2, 1, D) to (1, S, 2, 4, D) is [1, 1, 2, 4, D].
-    """
+    """Give Expand constant dimensions: (1, S, 2, 1, D) to 4 heads is [1, 1, 2, 4, D]."""
     return sum(
         node.op_type == "Expand" and _give_dims(model, node, _dims_to_expand)
         for node in list(model.graph)

@@ -2,17 +2,13 @@
 
     query, key, value = Split(rows @ [Wq, Wk, Wv])        and gate, up = Split(rows @ [Wg, Wu])
 
-Each number is computed as before: a column of a product depends on the rows and on that column's
-weights, and so do scales by channel and by block. This saves calls of kernels, and the
-nodes that quantized products need around them.
+Each number is computed as before, and so are scales by channel and by block.
 
 On a CPU query, key and value are then turned from rows by heads to heads by rows together, before
 they are split: one transposition of (1, S, H + 2 Hkv, D) instead of three. Not on CUDA, where a
 Split of unequal parts is a kernel of its own for columns alone: else it first copies their sizes
 from the host, four times (counted by tests/cuda_binary).
 """
-
-from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
@@ -86,9 +82,7 @@ def _merge(graph: ir.Graph, store: Store, group: Sequence[Linear]) -> None:
 def transpose_before_split(graph: ir.Graph) -> int:
     """Transpose query, key and value heads of a merged product at once; return how many times.
 
-    Split, then Reshape and Transpose of each part, become Reshape, Transpose and Split. Families
-    that norm query and key heads in between stay as they are. This is the last pass: others look
-    for the columns of a part after its product.
+    Families that norm query and key heads in between stay as they are.
     """
     store = Store(graph, "turned")
     num_changed = 0

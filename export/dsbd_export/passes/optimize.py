@@ -1,12 +1,11 @@
 """Rewrite rules of a captured graph: pieces fused into single nodes, query heads grouped.
 
-Every rule keeps the meaning for any model, so none is tied to a family, and a graph that matches
-no rule stays as it is. RMSNormalization and RotaryEmbedding become the single nodes that ONNX has
-for them, the logit rows are taken by one Gather, and an output head that shares the embedding's
-weight reads it untransposed, which keeps the weight once on disk and once in memory.
+Every rule keeps the meaning for any model, so none is tied to a family. RMSNormalization and
+RotaryEmbedding become the single nodes that ONNX has for them, the logit rows are taken by one
+Gather, and an output head that shares the embedding's weight reads it untransposed.
 
-In fp16 and bf16 transformers computes norms and angles in fp32 between casts. RMSNormalization
-does the same inside (``stash_type=1``: normalised in fp32, rounded, then scaled), so the casts go.
+In fp16 and bf16 transformers computes norms and angles in fp32 between casts. RMSNormalization does
+the same inside (``stash_type=1``: normalised in fp32, rounded, then scaled), so the casts go.
 
 ``group_query_heads`` makes query heads that share a key head rows of one head, so that each key is
 read once. With G = H / Hkv query heads to a key head, the node that was
@@ -18,8 +17,6 @@ both reshapes move nothing: row s of query head h*G + g is row g*S + s of head h
 repeated G times, as numbers to add: CUDA repeats no bool. With G = 2 and S = 3, row 1 of query head
 5 is row 4 of head 2.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -55,10 +52,9 @@ class FuseRMSNormalization(RewriteRuleClassBase):  # type: ignore[misc]  # untyp
 
 
 class FuseLowRMSNormalization(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
-    """``scale * cast(x32 / sqrt(mean(x32^2) + epsilon))``, x32 = cast(x) -> RMSNormalization of x.
+    """``scale * cast(x32 / sqrt(mean(x32^2) + epsilon))``, x32 = cast(x) -> RMSNormalization.
 
-    A scale that is multiplied before the cast back (Gemma, OLMo2) is another rounding: those
-    norms become a RMSNormalization in fp32 between casts, by the rule above.
+    Scales before the cast back (Gemma, OLMo2) round otherwise: the rule above makes those norms.
     """
 
     def pattern(self, op: Any, x32: ir.Value, scale: ir.Value, epsilon: ir.Value) -> Any:
@@ -203,11 +199,7 @@ class DropUnsqueezedSqueeze(RewriteRuleClassBase):  # type: ignore[misc]  # unty
 
 
 class ConcatenateParts(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
-    """``x[..., :k] = a; x[..., k:] = b``, which leave nothing of x -> Concat.
-
-    Torch writes an assignment as ScatterND between transpositions that swap the first axis and the
-    last.
-    """
+    """``x[..., :k] = a; x[..., k:] = b``, which leave nothing of x -> Concat."""
 
     def __init__(self) -> None:
         super().__init__(remove_nodes=False)  # all layers share what they assign to

@@ -1,7 +1,5 @@
 """Products with a weight and lookups of one by token: finding and replacing those to quantize."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,25 +20,15 @@ _ROUTES = ("Softmax", "TopK")
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """One product of rows with a weight, plus a bias.
-
-    Attributes:
-        node: the MatMul or Gemm.
-        weight: the initializer, (in, out), or (E, in, out) for E experts.
-        is_stored_by_output: the initializer is (out, in) or (E, out, in) instead.
-        bias: (out,), None without one.
-        is_head: it is the last of the graph, the one that makes the logits.
-        may_lack_rows: its rows may be none, as those of the head.
-        is_router: its result chooses experts.
-    """
+    """One product of rows with a weight, plus a bias."""
 
     node: ir.Node
-    weight: ir.Value
-    is_stored_by_output: bool
-    bias: ir.Value | None
-    is_head: bool
-    may_lack_rows: bool
-    is_router: bool
+    weight: ir.Value  # the initializer, (in, out), or (E, in, out) for E experts
+    is_stored_by_output: bool  # the initializer is (out, in) or (E, out, in) instead
+    bias: ir.Value | None  # (out,), None without one
+    is_head: bool  # it is the last of the graph, the one that makes the logits
+    may_lack_rows: bool  # its rows may be none, as those of the head
+    is_router: bool  # its result chooses experts
 
     @property
     def rows(self) -> ir.Value:
@@ -60,7 +48,8 @@ def find_linears(graph: ir.Graph) -> list[Linear]:
     found = [
         (node, weight)
         for node in graph
-        if (weight := weight_of(node)) is not None and _in_features(*weight) >= MIN_IN_FEATURES
+        if (weight := weight_of(node)) is not None
+        and shape_of(weight[0])[-1 if weight[1] else -2] >= MIN_IN_FEATURES
     ]
     return [
         Linear(
@@ -140,10 +129,6 @@ def _is_weight(value: ir.Value | None) -> bool:
     return value is not None and value.is_initializer() and value.const_value is not None
 
 
-def _in_features(weight: ir.Value, is_stored_by_output: bool) -> int:
-    return shape_of(weight)[-1 if is_stored_by_output else -2]
-
-
 def _reads(node: ir.Node, name: str) -> bool:
     """Return whether the rows of a product are an input of the graph, or a norm of it."""
     value = node.inputs[0]
@@ -158,12 +143,8 @@ def _routes(node: ir.Node) -> bool:
     """Return whether the result of ``node`` goes to a Softmax or TopK, as a router's does."""
     return any(
         user.op_type in _ROUTES or (user.op_type in _KEEPS_VALUES and _routes(user))
-        for user in _users(node)
+        for user in (usage.node for usage in node.outputs[0].uses())
     )
-
-
-def _users(node: ir.Node) -> Iterator[ir.Node]:
-    return (usage.node for usage in node.outputs[0].uses())
 
 
 class Store:
@@ -186,11 +167,7 @@ class Store:
         dtype: ir.DataType,
         shape: tuple[int, ...],
     ) -> ir.Value:
-        """Return the initializer ``compute(weight)``, of this type and shape.
-
-        It is computed when it is written and not kept: at any time one weight and its
-        derived tensor are in memory.
-        """
+        """Return the initializer ``compute(weight)``, computed when it is written and not kept."""
         name = f"{weight.name}.{suffix}"
         tensor = weight.const_value
         assert tensor is not None  # a weight is an initializer

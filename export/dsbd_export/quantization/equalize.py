@@ -4,11 +4,7 @@ What takes in the scales of a product's rows costs nothing at run time:
 
     rows = norm(x) * g                     g / s, where every reader of the rows is a product
     rows = act(gate) * up                  the columns of up's weight / s
-
-An embedding that shares its weight with the head is turned back where it is looked up.
 """
-
-from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
@@ -47,7 +43,6 @@ class EqualizedProducts:
     num_rotated: int = 0
 
     def __str__(self) -> str:
-        """Return a few words for people."""
         return f"rows of {self.num_scaled} groups scaled by channel, of {self.num_rotated} rotated"
 
 
@@ -65,10 +60,7 @@ class Equalizer:
         seen: RowsOfProducts,
         choice: FormChoice,
     ) -> None:
-        """Take a graph, its products and lookups of tokens, and rows that were seen.
-
-        ``embeddings`` and ``done`` are those of the graph as it is. ``choice``: of the forms.
-        """
+        """Take a graph with its products and lookups, observed rows, and a choice of forms."""
         self._graph = graph
         self._store = Store(graph, "equalize")
         self._linears = {linear.node: linear for linear in linears}
@@ -125,7 +117,10 @@ class Equalizer:
         if form.scales is not None and (divide := self._divides(rows, nodes)) is not None:
             divide(form.scales)
         if form.block:
-            rows = self._rotated(rows, shape_of(group[0].weight), group[0], form.block)
+            first, tape = group[0], ir.tape.Tape()
+            num_inputs = shape_of(first.weight)[1 if first.is_stored_by_output else 0]
+            rows = self._rotation(tape, rows, form.block, num_inputs)
+            self._graph.insert_before(first.node, tape.nodes)
             for node in nodes:
                 node.replace_input_with(0, rows)
         self.done = EqualizedProducts(
@@ -138,16 +133,6 @@ class Equalizer:
             for lookup in self._lookups(linear.weight):
                 self._turn_back(lookup, weight, form)
             self._put_weight(linear, weight)
-
-    def _rotated(
-        self, rows: ir.Value, shape: tuple[int, ...], first: Linear, block: int
-    ) -> ir.Value:
-        """Return the rows with every block rotated, made before the first of their products."""
-        num_inputs = shape[1 if first.is_stored_by_output else 0]
-        tape = ir.tape.Tape()
-        rotated = self._rotation(tape, rows, block, num_inputs)
-        self._graph.insert_before(first.node, tape.nodes)
-        return rotated
 
     def _rotation(
         self, tape: ir.tape.Tape, rows: ir.Value, block: int, num_channels: int
@@ -213,10 +198,7 @@ class Equalizer:
         return divide
 
     def _divides_product(self, value: ir.Value, reader: ir.Node) -> Divide | None:
-        """Return what divides the columns of a product, or of the part of it that a Split gives.
-
-        None where ``value`` is neither, or where something but ``reader`` reads it.
-        """
+        """Return what divides the columns of a product, or of the part of it that a Split gives."""
         maker = value.producer()
         if maker is None or not _is_read_by(value, {reader}):
             return None
@@ -239,7 +221,6 @@ class Equalizer:
         return lambda scales: self._divide_columns(linear.node, first, scales)
 
     def _divide_columns(self, node: ir.Node, first: int, scales: NDArray[np.float32]) -> None:
-        """Divide the outputs of a product from ``first`` on."""
         linear = self._linears[node]
         columns = slice(first, first + len(scales))
 
@@ -303,7 +284,6 @@ def _row_shape(rows: ir.Value, num_channels: int) -> tuple[int, ...] | None:
 
 
 def _is_read_by(value: ir.Value, readers: set[ir.Node]) -> bool:
-    """Return whether nothing else reads a value."""
     users: Iterator[ir.Node] = (usage.node for usage in value.uses())
     return not value.is_graph_output() and all(user in readers for user in users)
 

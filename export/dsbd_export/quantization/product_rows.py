@@ -1,15 +1,21 @@
-"""Rows that the products of a checkpoint multiply, seen in runs over a text."""
+"""Rows of products, and the text by which a checkpoint makes them."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.errors import ExportError
+from dsbd_export.parity_cases import ForestCase, own_text_ids, prefill_case, text_ids
+from dsbd_export.texts import readable_files, texts_of
 
 _MOST_ROWS = 128  # of a run that are kept: of 7 B parameters 0.5 GB
 _FIRST_WEIGHTS = 64
@@ -17,14 +23,10 @@ _FIRST_WEIGHTS = 64
 
 @dataclass(frozen=True)
 class ProductRows:
-    """Statistics of the rows of one product, seen over a text.
+    """Statistics of the rows of one product, seen over a text."""
 
-    Attributes:
-        rows: (n, in) float32. Some of them, evenly spread.
-        largest: (in,) float32. The largest magnitude of every channel, in all of them.
-    """
-
-    rows: NDArray[np.float32]
+    rows: NDArray[np.float32]  # (n, in) float32. Some of them, evenly spread.
+    # (in,) float32. The largest magnitude of every channel, in all of them.
     largest: NDArray[np.float32]
 
 
@@ -33,21 +35,14 @@ RowsOfProducts = dict[bytes, ProductRows]
 
 
 def key_of(weight: NDArray[Any]) -> bytes:
-    """Return the key of a product with weight (out, in): its first weights, and its width.
-
-    Names are no keys: a graph has its own. Merged products have the key of the first of them.
-    """
+    """Return the key of a product with weight (out, in): its first weights, and its width."""
     first = np.ascontiguousarray(weight[0, :_FIRST_WEIGHTS], dtype=np.float32)
     return bytes(first.tobytes()) + int(weight.shape[1]).to_bytes(8, "little")
 
 
 @contextmanager
 def observed_rows(model: nn.Module) -> Iterator[RowsOfProducts]:
-    """Yield the rows of every product of the runs in the block; the last run counts.
-
-    Products are modules with a matrix and rows: linear layers, and transformers' Conv1D, which has
-    its weight turned around.
-    """
+    """Yield the rows of every product of the runs in the block; the last run counts."""
     found: RowsOfProducts = {}
     last: list[tuple[Tensor, ProductRows]] = []  # query, key and value multiply one tensor
 
@@ -80,3 +75,32 @@ def _is_product(module: nn.Module) -> bool:
     weight = getattr(module, "weight", None)
     is_matrix = isinstance(weight, Tensor) and weight.dim() == 2
     return is_matrix and (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D")
+
+
+CALIBRATION_FILE = Path(__file__).parent / "calibration_text.txt"
+_MOST_TOKENS = 512
+_MOST_TEXTS = 32  # which share them
+
+
+def calibration_case(checkpoint: Checkpoint, data: Sequence[str]) -> ForestCase:
+    """Return text that the checkpoint reads once, as one prefill; the head reads every row.
+
+    Raises ExportError if they are no readable texts.
+    """
+    if data:
+        texts = list(itertools.islice(_texts(data), _MOST_TEXTS))
+        if not texts:
+            raise ExportError(f"calibration_texts={data[0]!r} has no text; give a file with some")
+        token_ids = text_ids(checkpoint, texts, _MOST_TOKENS)
+    else:
+        token_ids = own_text_ids(checkpoint, CALIBRATION_FILE, _MOST_TOKENS)
+    case = prefill_case(checkpoint, token_ids)
+    return dataclasses.replace(case, rows=np.arange(len(case.node_ids)))
+
+
+def _texts(data: Sequence[str]) -> Iterator[str]:
+    """Yield the beginning of each text; of a chat, all that is said in it."""
+    for file in readable_files("calibration_texts", data):
+        for _name, pieces in texts_of(file):
+            if text := "\n".join(itertools.islice(pieces, _MOST_TOKENS)):
+                yield text

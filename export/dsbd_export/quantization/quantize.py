@@ -8,12 +8,8 @@
 | experts (batched products) | W8A8 | as they are | as they are |
 | routers to experts, other embeddings, norms, biases, attention, caches | as they are | | |
 
-A head that shares the embedding's weight shares its integers: they are stored once. The head and
-the embedding touch every token, and 4 bits there cost more than they save; a router chooses
-between experts by small differences. MatMulNBits knows no batch of matrices.
+A head that shares the embedding's weight shares its integers: they are stored once.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 
@@ -41,11 +37,7 @@ _MICROSOFT_OPSET = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Quantized:
-    """Numbers of products and embeddings that were quantized, and of products that were not.
-
-    Attributes:
-        equalized: of the groups of products of the same rows that got another form before.
-    """
+    """Numbers of products and embeddings that were quantized, and of products that were not."""
 
     num_linears: int
     num_embeddings: int
@@ -54,7 +46,6 @@ class Quantized:
     equalized: EqualizedProducts = NOTHING_EQUALIZED
 
     def __str__(self) -> str:
-        """Return one line for people."""
         done = f"{self.num_linears} products and {self.num_embeddings} embeddings quantized"
         kept = [
             f"{count} {name}"
@@ -72,12 +63,7 @@ class Quantized:
 def quantize_graph(
     model: ir.Model, kind: str, *, is_exact: bool, rows: RowsOfProducts | None = None
 ) -> Quantized:
-    """Quantize ``model`` in place.
-
-    kind: "int8-dynamic", "int8", "int4" or "int4-symmetric".
-    is_exact: whether a row's products may not depend on other rows, by one bit.
-    rows: of the products, seen over a text, for what rounds rows to int8.
-    """
+    """Quantize ``model`` in place; ``kind`` is one of ``QUANTIZED_FORMS``."""
     linears = find_linears(model.graph)
     routers = [linear for linear in linears if linear.is_router]
     others = [linear for linear in linears if not linear.is_router]
@@ -116,7 +102,6 @@ def _release(graph: ir.Graph, weights: list[ir.Value | None]) -> None:
 
 
 def _dynamic(model: ir.Model, linears: list[Linear], embeddings: list[ir.Node]) -> None:
-    """Quantize everything."""
     looked_up = {node.inputs[0] for node in embeddings}
     quantizer = DynamicQuantizer(model.graph)
     for linear in linears:

@@ -1,17 +1,13 @@
 """Weights alone as int8 or int4 in blocks of inputs: com.microsoft's MatMulNBits.
 
 ``accuracy_level`` 4 lets ONNX Runtime quantize the rows on the fly, block by block, and multiply
-integers; at level 0 int8 is a hundred times slower on a CPU. At level 4 a row's products are the
-same bits for any number of rows and threads, except with 4 bits on x86 without AVX-512, where a
-single row takes another kernel; an exact graph adds a row of zeros. (At levels 0 and 1 a single row
-takes another kernel everywhere, and with blocks of 128 it does with VNNI.) A call of few rows takes
-less time than with ``quantize_dynamic``, one of more than about six rows more.
+integers; at level 0 int8 is a hundred times slower on a CPU. Then a row's products are the same
+bits for any number of rows and threads, except with 4 bits on x86 without AVX-512, where an exact
+graph adds a row of zeros.
 
 On CUDA, rows in fp16 are multiplied with integers as they are (``ep.cuda.fpa_intb_gemm``) where no
 block has a zero point; otherwise a call of more than a few rows dequantizes the whole weight first.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
@@ -31,23 +27,14 @@ _MIDDLE = 8  # of symmetric 4 bits, which MatMulNBits takes without zero points
 
 @dataclass(frozen=True)
 class Blocks:
-    """How the blocks of a weight (out, in) are scaled: value = (integer - zero_point) * scale.
+    """How the blocks of a weight (out, in) are scaled: value = (integer - zero_point) * scale."""
 
-    Attributes:
-        scales: (out, in / block size rounded up) float32.
-        zero_points: the same shape, uint8.
-    """
-
-    scales: NDArray[np.float32]
-    zero_points: NDArray[np.uint8]
+    scales: NDArray[np.float32]  # (out, in / block size rounded up) float32
+    zero_points: NDArray[np.uint8]  # the same shape, uint8
 
 
 class BlockwiseQuantizer:
-    """Rewrites products and embeddings of one graph.
-
-    is_exact: whether a row's products may not depend on the number of rows, by one bit.
-    is_symmetric: whether blocks of 4 bits have no zero points either.
-    """
+    """Rewrites products and embeddings of one graph."""
 
     def __init__(self, graph: ir.Graph, *, is_exact: bool, is_symmetric: bool = False) -> None:
         self._graph = graph
@@ -87,10 +74,7 @@ class BlockwiseQuantizer:
         replace_node(self._graph, linear.node, tape, result)
 
     def quantize_embedding(self, node: ir.Node) -> None:
-        """Replace a Gather of tokens by one of their int8 blocks, which are scaled afterwards.
-
-        The blocks have the form that MatMulNBits reads, so a tied head shares them.
-        """
+        """Replace a Gather of tokens by one of their int8 blocks, which are scaled afterwards."""
         weight, token_ids = node.inputs[0], node.inputs[1]
         assert weight is not None and weight.dtype is not None  # as find_embeddings promises
         to_float = {"to": weight.dtype}
@@ -113,10 +97,7 @@ class BlockwiseQuantizer:
         replace_node(self._graph, node, tape, result)
 
     def _never_alone(self, tape: ir.tape.Tape, rows: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Return rows (..., n, in) with one more of zeros if n is 1, and n, (1,) int64.
-
-        Products that share their rows share these.
-        """
+        """Return rows (..., n, in) with one more of zeros if n is 1, and n, (1,) int64."""
         if rows not in self._pairs:
             none, two = self._integer("first", 0), self._integer("two", 2)
             num_rows = tape.op("Shape", [rows], {"start": -2, "end": -1})
@@ -175,10 +156,9 @@ def _grid(weight: ir.Value, by_output: bool, bits: int) -> tuple[int, int]:
 def blocks_of(weight: NDArray[Any], bits: int, *, is_symmetric: bool = False) -> Blocks:
     """Return scales and zero points of a weight (out, in).
 
-    8 bits are symmetric around 128. 4 bits span the smallest and largest value of the block and
-    always zero: with so few steps a step that is never used costs more than the zero points.
-    Symmetric 4 bits are those around 8, whose lowest, -8, is the value of the largest magnitude: a
-    block from -1 to 4 has the scale -0.5, and only values below -3.5 of a block to 4 are clipped.
+    8 bits are symmetric around 128. 4 bits span the smallest and largest value of the block, and
+    zero. Symmetric 4 bits are around 8, whose lowest, -8, is the value of the largest magnitude: a
+    block from -1 to 4 has the scale -0.5.
     """
     num_blocks = -(-weight.shape[1] // block_size(bits))
     scales = np.empty((weight.shape[0], num_blocks), np.float32)
@@ -202,8 +182,7 @@ def blocks_of(weight: NDArray[Any], bits: int, *, is_symmetric: bool = False) ->
 def block_integers(weight: NDArray[Any], blocks: Blocks, bits: int) -> NDArray[np.uint8]:
     """Return the integers of a weight (out, in): (out, in / block size rounded up, bytes) uint8.
 
-    Two of 4 bits share a byte, the first in the lower half: 3 and 5 give 0x53. A last block that
-    is not full is filled with zeros.
+    Two of 4 bits share a byte, the first in the lower half: 3 and 5 give 0x53.
     """
     integers = np.empty((*blocks.scales.shape, block_size(bits) * bits // 8), np.uint8)
     for rows in weight_chunks(weight.shape):
@@ -215,11 +194,7 @@ def block_integers(weight: NDArray[Any], blocks: Blocks, bits: int) -> NDArray[n
 
 
 def _divisors(scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return scales to divide by, 1 for those of blocks of zeros, which are 0.
-
-    ONNX Runtime takes 128 times the sum of a row's block off again in fp32: where the scale of a
-    block of zeros were 1, what rounding leaves of that would be a thousand times that of others.
-    """
+    """Return scales to divide by, 1 for those of blocks of zeros, which are 0."""
     return np.where(scales != 0, scales, np.float32(1))
 
 

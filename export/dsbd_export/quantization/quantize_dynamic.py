@@ -4,20 +4,15 @@
     uint8 = QuantizeLinear(row, largest / 127), zero point 128
     row @ weight = DequantizeLinear(MatMulInteger(uint8, int8), largest) * weight scale / 127
 
-Rows are (1, S, in), so both take their scales along axis 1. Where the rows are of another shape, or
-may be none, they are divided by their largest and the products multiplied by it instead.
+Rows are (1, S, in), so both take their scales along axis 1. Rows of another shape, or of none, are
+divided by their largest and the products multiplied by it.
 
-Products of integers are exact, so the result of a row is the same bit for bit whatever rows
-accompany it; ``exact_attention`` does the same for attention. Products that share their rows
-(query, key and value; gate and up) share the integers.
+Products of integers are exact, so a row's result does not depend on the rows that accompany it.
 
 On x86 without VNNI (before Ice Lake and Zen 4) ONNX Runtime multiplies uint8 by int8 with
 VPMADDUBSW, whose sums of two products saturate at 16 bits. There the runtime sets the session
-option ``session.x64quantprecision=1``, which turns the weights into uint8: calls of 150 M
-parameters then take 0.4 to 0.8 times those in fp32 at 1 to 20 rows, without VNNI.
+option ``session.x64quantprecision=1``, which turns the weights into uint8.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
@@ -33,16 +28,10 @@ _STEPS, _ZERO_POINT = np.float32(127), np.uint8(128)
 
 @dataclass(frozen=True)
 class QuantizedRows:
-    """Rows as uint8 around 128.
+    """Rows as uint8 around 128."""
 
-    Attributes:
-        integers: (1, S, in), or (..., in).
-        largest: what 127 stands for, (S,) float32, or (..., 1).
-        has_axis: whether it is (S,), along axis 1.
-    """
-
-    integers: ir.Value
-    largest: ir.Value
+    integers: ir.Value  # (1, S, in), or (..., in)
+    largest: ir.Value  # what 127 stands for, (S,) float32, or (..., 1)
     has_axis: bool
 
 

@@ -1,21 +1,17 @@
 """Forms of a product in which int8 rows and weights lose little: channels scaled, blocks rotated.
 
 An int8 row has one scale, its largest magnitude over 127, or one a block of channels. Real models
-have channels that are hundreds of times larger than the median one (Dettmers et al. 2022,
-LLM.int8()), and products of an MLP's halves have long tails: so the other channels are left with a
-few integers. Apart from rounding, neither of these changes a product:
+have channels hundreds of times larger than the median one (Dettmers et al. 2022, LLM.int8()), which
+leave the others few integers. Apart from rounding, neither of these changes a product:
 
     rows @ weight = (rows / s) @ (s * weight)            a number a channel (Xiao et al. 2022,
                                                          SmoothQuant)
     rows @ weight = (rows R) @ (R^T weight)              R orthogonal (Ashkboos et al. 2024, QuaRot)
 
-Channels become alike by s, which a norm's weight takes in at no cost at run time. R spreads the
-rest over its block, for two shapes and a small product. A row still depends on itself alone.
+Channels become alike by s, which a norm's weight takes in at no cost at run time.
 
 ``FormChoice`` tries them on rows of a text, and takes the form with the smallest error.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
@@ -43,14 +39,10 @@ _MOST_OUTPUTS = 256  # of a product, by which its error is judged
 
 @dataclass(frozen=True)
 class RowForm:
-    """The form of a product's rows: rows / scales, then in each block rotated.
+    """The form of a product's rows: rows / scales, then in each block rotated."""
 
-    Attributes:
-        scales: (in,) float32, above 0; None for ones.
-        block: channels that are rotated together, a power of two that divides in; 0: none are.
-    """
-
-    scales: NDArray[np.float32] | None = None
+    scales: NDArray[np.float32] | None = None  # (in,) float32, above 0; None for ones
+    # channels that are rotated together, a power of two that divides in; 0: none are
     block: int = 0
 
     def of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -88,21 +80,14 @@ def rotation(block: int) -> NDArray[np.float32]:
 
 
 def block_of(num_channels: int) -> int:
-    """Return how many channels to rotate together, 0 where they make no two equal blocks.
-
-    One block would make a single row a product of one row, which has bits of its own.
-    """
+    """Return how many channels to rotate together, 0 where they make no two equal blocks."""
     fitting = (size for size in _BLOCKS if num_channels % size == 0 and num_channels // size >= 2)
     return next(fitting, 0)
 
 
 @dataclass(frozen=True)
 class FormChoice:
-    """Chooses the forms of products that are rounded to int8 in one way.
-
-    Attributes:
-        shared: channels in a row that share a scale; None: all of them.
-    """
+    """Chooses forms of products with a scale for every ``shared`` channels of a row, or for all."""
 
     shared: int | None = None
 
@@ -117,14 +102,10 @@ class FormChoice:
         is_head: bool = False,
         is_looked_up: bool = False,
     ) -> RowForm:
-        """Return the form of a product that loses least, and rotates only where much is lost.
+        """Return the form of a product (out, in) that loses least.
 
-        weight: (out, in).
-        can_scale: whether something takes in the scales.
-        can_rotate: whether the rows can be rotated.
-        is_after_attention: the rows are what the heads of attention give.
-        is_head: the products are logits.
-        is_looked_up: outputs of the weight are also embeddings of tokens.
+        is_after_attention: the rows are what the heads of attention give. is_head: the products are
+        logits. is_looked_up: outputs of the weight are also embeddings of tokens.
         """
         largest = np.maximum(weight.max(0), -weight.min(0)).astype(np.float32)
         some = _likely_outputs(weight, seen.rows) if is_head else _some_outputs(weight)
@@ -159,10 +140,7 @@ def _some_outputs(weight: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def _likely_outputs(weight: NDArray[Any], rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return those of a head (out, in) that rows (n, in) find most likely.
-
-    The logits of unlikely tokens do not matter: they are never drawn.
-    """
+    """Return those of a head (out, in) that rows (n, in) find most likely."""
     most = min(max(_MOST_OUTPUTS // len(rows), 1), len(weight))
     logits = np.empty((len(rows), len(weight)), np.float32)
     for outputs in weight_chunks(weight.shape):
@@ -174,10 +152,7 @@ def _likely_outputs(weight: NDArray[Any], rows: NDArray[np.float32]) -> NDArray[
 def _channel_scales(
     rows: NDArray[np.float32], weights: NDArray[np.float32], power: float
 ) -> NDArray[np.float32]:
-    """Return rows^power / weights^(1 - power), their geometric mean 1.
-
-    rows, weights: (in,). The largest magnitude of every channel.
-    """
+    """Return rows^power / weights^(1 - power), (in,), their geometric mean 1."""
     loud, heavy = (np.maximum(each, _quietest(each)) for each in (rows, weights))
     logs = power * np.log(loud) - (1 - power) * np.log(heavy)
     return np.asarray(np.exp(logs - logs.mean()), np.float32)
@@ -197,8 +172,6 @@ def int8_error(
 ) -> float:
     """Return the square error of a row's product of int8s in a form over its square, their mean.
 
-    Of each row by itself: a first token's may be thousands of times as large as all others.
-
     rows: (n, in). weight: (out, in). shared: see ``FormChoice``.
     """
     wanted = rows @ weight.T
@@ -208,11 +181,7 @@ def int8_error(
 
 
 def _lookup_error(form: RowForm, weight: NDArray[np.float32], shared: int | None) -> float:
-    """Return the square error of outputs (out, in) that are looked up over their square.
-
-    The mean of the channels: what embeddings hold in one that is quiet in a form is lost to all
-    that follows.
-    """
+    """Return the square error of outputs (out, in) that are looked up over their square."""
     found = form.weight_of(_as_int8(form.of_weight(weight), shared))
     errors, squares = np.square(found - weight).sum(0), np.square(weight).sum(0)
     return float((errors / np.maximum(squares, 1e-30)).mean())

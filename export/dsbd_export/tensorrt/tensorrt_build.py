@@ -1,7 +1,5 @@
 """TensorRT engines of a bundle: the model and the prune graph of target and draft, as plans."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -95,10 +93,9 @@ def build_engines(
     *,
     report: Report,
 ) -> None:
-    """Write the engines of the target and, where there is one, the draft: entries in this order.
+    """Write the engines of the target and, if there is one, the draft: entries in this order.
 
-    capacity: rows of the caches of all; None for the longer context, rounded up, but at most
-        ``MOST_DEFAULT_CAPACITY``.
+    capacity: rows of all caches; None: the longer context, at most ``MOST_DEFAULT_CAPACITY``.
     """
     if capacity is None:
         capacity = default_capacity(max(entry.context_length for entry in entries))
@@ -167,25 +164,16 @@ def default_capacity(context_length: int) -> int:
 
 @dataclass(frozen=True)
 class BuiltPlan:
-    """A serialized engine.
-
-    Attributes:
-        plan: its bytes.
-        is_fused: whether every attention has a kernel of its own.
-    """
+    """A serialized engine."""
 
     plan: memoryview
-    is_fused: bool
+    is_fused: bool  # whether every attention has a kernel of its own
 
 
 def build_plan(
     place: BuildPlace, file: Path, capacity: int, profiles: tuple[int, ...]
 ) -> BuiltPlan:
-    """Build the plan of a graph; attention is computed in pieces only where no kernel takes it.
-
-    Raises:
-        ExportError: TensorRT cannot build it, with its reason.
-    """
+    """Build the plan of a graph, its attention fused if possible; or raise ExportError."""
     model = tensorrt_graph(file, capacity)
     has_attention = any(node.op_type == "Attention" for node in model.graph.node)
     errors: list[str] = []
@@ -235,10 +223,7 @@ def _built(
 
 
 def builder_config(trt: Any, builder: Any) -> Any:
-    """Return a config without TF32, which TensorRT uses for fp32 by default.
-
-    Its products have 10 bits of mantissa: an fp32 engine would not give the CPU's tokens.
-    """
+    """Return a config without TF32, whose products have 10 bits of mantissa."""
     config = builder.create_builder_config()
     config.clear_flag(trt.BuilderFlag.TF32)
     return config

@@ -1,10 +1,4 @@
-"""TensorRT's form of a graph: the ONNX graph that it takes, and the network that it parses from it.
-
-The ONNX graph gets one capacity, and masks as numbers to add. Of the network it is checked that
-caches are updated in place.
-"""
-
-from __future__ import annotations
+"""TensorRT's form of a graph: one capacity, additive masks, caches that are updated in place."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -27,28 +21,21 @@ _PREFIX = "additive."
 def tensorrt_graph(file: Path, capacity: int) -> onnx.ModelProto:
     """Return the graph of a file with caches of ``capacity`` rows; weights stay where they lie.
 
-    TensorRT 11 refuses caches whose size is not known. And TensorRT for RTX 1.7 fails to build
-    ("more than one op named attention_mask") where several Attention nodes read one bool input:
-    each mask becomes 0 and HIDDEN once, in the type of the attention, for all layers.
+    TensorRT 11 refuses caches whose size is not known. TensorRT for RTX 1.7 fails if several
+    Attention nodes read one bool input ("more than one op named attention_mask"): each mask becomes
+    0 and HIDDEN once for all layers.
     """
     model = onnx.load(file, load_external_data=False)
-    _fix_capacity(model.graph, capacity)
+    for value in (*model.graph.input, *model.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param == _CAPACITY:
+                dim.dim_value = capacity
     _add_masks(model.graph)
     return model
 
 
-def _fix_capacity(graph: onnx.GraphProto, capacity: int) -> None:
-    for value in (*graph.input, *graph.output):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param == _CAPACITY:
-                dim.dim_value = capacity
-
-
 def _add_masks(graph: onnx.GraphProto) -> None:
-    """Let every Attention add its mask; a mask is converted where it is read first.
-
-    Grouped attention adds numbers already.
-    """
+    """Let every Attention add its mask; a mask is converted where it is read first."""
     masks = {
         value.name for value in graph.input if value.type.tensor_type.elem_type == TensorProto.BOOL
     }
@@ -64,18 +51,12 @@ def _add_masks(graph: onnx.GraphProto) -> None:
         nodes.append(node)
     if not converted:
         return
-    element_type = _type_of_caches(graph)
+    cache = next(value for value in graph.input if value.name in _caches(graph))
+    dtype = helper.tensor_dtype_to_np_dtype(cache.type.tensor_type.elem_type)
     for name, number in (("seen", 0.0), ("hidden", HIDDEN)):
-        graph.initializer.append(_scalar(_PREFIX + name, number, element_type))
+        graph.initializer.append(numpy_helper.from_array(np.array(number, dtype), _PREFIX + name))
     del graph.node[:]
     graph.node.extend(nodes)
-
-
-def _type_of_caches(graph: onnx.GraphProto) -> int:
-    element_type = next(
-        value.type.tensor_type.elem_type for value in graph.input if value.name in _caches(graph)
-    )
-    return int(element_type)
 
 
 def _caches(graph: onnx.GraphProto) -> dict[str, str]:
@@ -83,17 +64,8 @@ def _caches(graph: onnx.GraphProto) -> dict[str, str]:
     return {node.input[0]: node.output[0] for node in graph.node if node.op_type == "TensorScatter"}
 
 
-def _scalar(name: str, number: float, element_type: int) -> TensorProto:
-    dtype = helper.tensor_dtype_to_np_dtype(element_type)
-    return numpy_helper.from_array(np.array(number, dtype), name)
-
-
 def parse_network(trt: ModuleType, builder: Any, model: onnx.ModelProto, file: Path) -> Any:
-    """Return the network of a graph whose weights are next to ``file``.
-
-    Raises:
-        ExportError: TensorRT cannot read the graph, or would copy a cache instead of updating it.
-    """
+    """Return the network of a graph whose weights are next to ``file``; or raise ExportError."""
     network = builder.create_network(_creation_flags(trt))
     parser = trt.OnnxParser(network, builder.logger)
     if not parser.parse(model.SerializeToString(), str(file)):

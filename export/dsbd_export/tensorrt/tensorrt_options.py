@@ -1,7 +1,5 @@
 """Options of a TensorRT build: its GPU and capacity, and the TensorRT package that builds."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,18 +16,13 @@ CAPACITY_STEP = 64  # rows that attention kernels read at a time
 
 @dataclass(frozen=True, kw_only=True)
 class TensorrtOptions:
-    """The options of one build.
-
-    Attributes:
-        engine: a key of ``trt_module.FLAVOURS``.
-        compute_capability: of the GPU that will run the engine, such as "12.0"; None for the one
-            of this machine.
-        capacity: rows of the caches; None for the longest context of both models, rounded up, but
-            at most ``tensorrt_build.MOST_DEFAULT_CAPACITY``.
-    """
+    """The options of one build."""
 
     engine: str
+    # of the GPU that will run the engine, such as "12.0"; None for the one of this machine
     compute_capability: str | None = None
+    # rows of the caches; None for the longest context of both models, rounded up, but at most
+    # ``tensorrt_build.MOST_DEFAULT_CAPACITY``
     capacity: int | None = None
 
     def __post_init__(self) -> None:
@@ -53,16 +46,11 @@ class TensorrtOptions:
 
 @dataclass(frozen=True)
 class BuildPlace:
-    """The TensorRT that builds.
-
-    Attributes:
-        trt: its module.
-        compute_capability: of the GPU that it builds for.
-    """
+    """The TensorRT that builds."""
 
     flavour: Flavour
     trt: ModuleType
-    compute_capability: str
+    compute_capability: str  # of the GPU that it builds for
 
 
 def compute_capability_here(engine: str) -> str | None:

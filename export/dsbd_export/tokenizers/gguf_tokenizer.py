@@ -11,8 +11,6 @@ others       refused by name
 A text is first split at control and user-defined tokens.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,22 +54,14 @@ _ALWAYS_CONTROL = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class _Metadata:
-    """``tokenizer.*`` of a file, checked.
-
-    Attributes:
-        kind: one of ``_KINDS``.
-        words: of a BPE; None for sentencepiece.
-        tokens: by their ids.
-        kinds: ggml's numbers, by the tokens' ids.
-        ids: of the special tokens that the file names, by ggml's names for them.
-    """
+    """``tokenizer.*`` of a file, checked."""
 
     header: GgufHeader
-    kind: str
-    words: PreTokenizer | None
+    kind: str  # one of ``_KINDS``
+    words: PreTokenizer | None  # of a BPE; None for sentencepiece
     tokens: Sequence[str]
     kinds: Sequence[int]
-    ids: Mapping[str, int]
+    ids: Mapping[str, int]  # of the special tokens that the file names, by ggml's names for them
 
     def flag(self, name: str, default: bool) -> bool:
         """Return a flag of the file, or ``default``."""
@@ -96,21 +86,14 @@ class _Metadata:
                 yield AddedToken(text, normalized=False, special=is_special, rstrip=rstrip)
 
     def special_tokens(self) -> dict[str, str]:
-        """Return the tokens that templates call bos_token and so on.
-
-        A plain token for padding, such as "!", is left out: transformers would make it special.
-        """
+        """Return the tokens that templates call bos_token and so on."""
         special = {token.content for token in self.added() if token.special}
         named = {f"{_NAMED[name]}_token": self.tokens[index] for name, index in self.ids.items()}
         return {name: token for name, token in named.items() if token in special}
 
 
 def gguf_tokenizer(file: Path) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a file.
-
-    Raises:
-        ExportError: the file has no tokenizer, or one that cannot be read reliably.
-    """
+    """Return the tokenizer of a file; raise ExportError if it cannot be read reliably."""
     metadata = _metadata(file, read_header(file))
     backend = (_from_scores if metadata.words is None else _from_merges)(metadata)
     backend.add_tokens(list(metadata.added()))  # under the ids that they have
@@ -221,10 +204,7 @@ def _byte_level_decoder(metadata: _Metadata) -> decoders.Decoder:
 
 
 def _from_scores(metadata: _Metadata) -> Tokenizer:
-    """Return a BPE that joins the neighbours whose token has the highest score, as sentencepiece.
-
-    The space before the text, which most files require, also follows every added token.
-    """
+    """Return a BPE that joins the neighbours whose token has the highest score."""
     unknown = metadata.tokens[metadata.ids["unknown"]]
     backend = Tokenizer(
         models.BPE(
@@ -248,11 +228,7 @@ def _vocabulary(metadata: _Metadata) -> dict[str, int]:
 
 
 def _merges(metadata: _Metadata) -> list[tuple[str, str]]:
-    """Return the merges of the file: a space separates two parts; a part may begin with one.
-
-    Raises:
-        ExportError: a part or the whole is not a token, or a BPE has no merges.
-    """
+    """Return the merges, each two parts separated by a space; raise ExportError if invalid."""
     lines = metadata.header.values.get("tokenizer.ggml.merges") or []
     places = [line.find(" ", 1) for line in lines]
     pairs = [(line[:at], line[at + 1 :]) for line, at in zip(lines, places, strict=True)]

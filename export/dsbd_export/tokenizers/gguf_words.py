@@ -1,13 +1,10 @@
 """Pre-tokenizers by the names in GGUF files: how each splits a text into words.
 
 A file has the vocabulary and the merges of a byte-level BPE; for the rest it has only a name, one
-of llama.cpp's. An expression is that of the original tokenizer.json if llama.cpp gives it,
-else llama.cpp's own. Names that split alike share a row of ``_ROWS``. No row: names whose
-expression llama.cpp itself misreads (afmoe, tiny_aya, cohere2moe, youtu), names with code of their
-own (kimi-k2), and models that generate no text (jina, granite-embed).
+of llama.cpp's. No row: names whose expression llama.cpp itself misreads (afmoe, tiny_aya,
+cohere2moe, youtu), names with code of their own (kimi-k2), and models that generate no text (jina,
+granite-embed).
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 
@@ -51,165 +48,113 @@ _CASED_LETTERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class PreTokenizer:
-    """A pre-tokenizer.
+    """A pre-tokenizer."""
 
-    Attributes:
-        splits: regular expressions, applied in order. Each splits the remaining pieces into its
-            matches and the text between them.
-        takes_whole_words: whether a word in the vocabulary is one token, whatever the merges.
-        begins: whether a prompt begins with the file's begin token if the file does not say.
-        spells_bytes: whether the vocabulary spells bytes like GPT-2; else it spells characters, a
-            space as "▁", and bytes as <0xE2>.
-    """
-
+    # regular expressions, applied in order. Each splits the remaining pieces into its matches and
+    # the text between them.
     splits: tuple[str, ...]
     takes_whole_words: bool = False
+    # whether a prompt begins with the file's begin token if the file does not say
     begins: bool = False
+    # whether the vocabulary spells bytes like GPT-2; else it spells characters, a space as "▁", and
+    # bytes as <0xE2>
     spells_bytes: bool = True
 
 
-_DEEPSEEK_V3 = PreTokenizer(
-    splits=(
+def _row(names: str, *splits: str, **options: bool) -> tuple[str, PreTokenizer]:
+    return names, PreTokenizer(splits=splits, **options)
+
+
+_ROWS: tuple[tuple[str, PreTokenizer], ...] = (
+    _row("default", f"[{_SIGNS_OF_FALCON}]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
+    _row(
+        "gpt-2 phi-2 gigachat a.x-4.0 mellum exaone4 mpt olmo jais trillion granite-docling", _GPT2
+    ),
+    _row("starcoder refact command-r smollm codeshell exaone minerva-7b mellum2", _DIGIT, _GPT2),
+    _row("falcon", f"[{_SIGNS_OF_FALCON}`]+", _GPT2, "[0-9][0-9][0-9]"),
+    _row(
+        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
+        _LLAMA3,
+        takes_whole_words=True,
+        begins=True,
+    ),
+    _row("dbrx smaug-bpe glm4 chatglm-bpe", _LLAMA3),
+    _row(
+        "jais-2",
+        rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_SIGNS}[\r\n]*|\s*[\r\n]+|"
+        + "|".join(rf"\s{{{number}}}(?!\S)" for number in (512, 256, 128, 64, 32, 16, 8, 4))
+        + r"|\s{1,2}(?!\S)|\s{1}",
+    ),
+    _row(
+        "minicpm5",
+        _THREE_DIGITS,
+        rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}+|{_SIGNS}[\r\n]*|{_SPACES}",
+        takes_whole_words=True,
+    ),
+    _row("qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2", _QWEN2),
+    _row("laguna", _LINES, _QWEN2),
+    _row(
+        "qwen35",
+        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+        rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}",
+    ),
+    _row("ufakzeka", rf"{_WORD}|\p{{N}}|{_SIGNS}[\r\n]*|{_SPACES}"),
+    _row("seed-coder", rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"),
+    _row(
+        "bailingmoe bailingmoe2 llada-moe",
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}"
+        r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+    ),
+    _row(
+        "exaone-moe",
+        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+"
+        rf"|\p{{N}}|{_SIGNS}[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
+    ),
+    _row(
+        "tekken",
+        rf"{'|'.join(_CASED)}|\p{{N}}|{_SIGNS}[\r\n/]*|{_SPACES}",
+        takes_whole_words=True,
+        begins=True,
+    ),
+    _row("gpt-4o llama4 kanana2 talkie minimax-m2", _GPT4O),
+    _row(
+        "deepseek-v3 hunyuan-dense joyai-llm hy_v4",
         _THREE_DIGITS,
         _HAN,
         rf"{_ASCII_SIGNS}|{_MARKED}| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
-    )
-)
-_ROWS: tuple[tuple[str, PreTokenizer], ...] = (
-    (
-        "default",
-        PreTokenizer(splits=(f"[{_SIGNS_OF_FALCON}]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
     ),
-    (
-        "gpt-2 phi-2 gigachat a.x-4.0 mellum exaone4 mpt olmo jais trillion granite-docling",
-        PreTokenizer(splits=(_GPT2,)),
-    ),
-    (
-        "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2",
-        PreTokenizer(splits=(_DIGIT, _GPT2)),
-    ),
-    ("falcon", PreTokenizer(splits=(f"[{_SIGNS_OF_FALCON}`]+", _GPT2, "[0-9][0-9][0-9]"))),
-    (
-        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
-        PreTokenizer(splits=(_LLAMA3,), takes_whole_words=True, begins=True),
-    ),
-    ("dbrx smaug-bpe glm4 chatglm-bpe", PreTokenizer(splits=(_LLAMA3,))),
-    (
-        "jais-2",
-        PreTokenizer(
-            splits=(
-                rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_SIGNS}[\r\n]*|\s*[\r\n]+|"
-                + "|".join(rf"\s{{{number}}}(?!\S)" for number in (512, 256, 128, 64, 32, 16, 8, 4))
-                + r"|\s{1,2}(?!\S)|\s{1}",
-            )
-        ),
-    ),
-    (
-        "minicpm5",
-        PreTokenizer(
-            splits=(
-                _THREE_DIGITS,
-                rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}+|{_SIGNS}[\r\n]*|{_SPACES}",
-            ),
-            takes_whole_words=True,
-        ),
-    ),
-    (
-        "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2",
-        PreTokenizer(splits=(_QWEN2,)),
-    ),
-    ("laguna", PreTokenizer(splits=(_LINES, _QWEN2))),
-    (
-        "qwen35",
-        PreTokenizer(
-            splits=(
-                rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
-                rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}",
-            )
-        ),
-    ),
-    ("ufakzeka", PreTokenizer(splits=(rf"{_WORD}|\p{{N}}|{_SIGNS}[\r\n]*|{_SPACES}",))),
-    (
-        "seed-coder",
-        PreTokenizer(
-            splits=(rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",)
-        ),
-    ),
-    (
-        "bailingmoe bailingmoe2 llada-moe",
-        PreTokenizer(
-            splits=(
-                r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}"
-                r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
-            )
-        ),
-    ),
-    (
-        "exaone-moe",
-        PreTokenizer(
-            splits=(
-                rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+"
-                rf"|\p{{N}}|{_SIGNS}[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
-            )
-        ),
-    ),
-    (
-        "tekken",
-        PreTokenizer(
-            splits=(rf"{'|'.join(_CASED)}|\p{{N}}|{_SIGNS}[\r\n/]*|{_SPACES}",),
-            takes_whole_words=True,
-            begins=True,
-        ),
-    ),
-    ("gpt-4o llama4 kanana2 talkie minimax-m2", PreTokenizer(splits=(_GPT4O,))),
-    ("deepseek-v3 hunyuan-dense joyai-llm hy_v4", _DEEPSEEK_V3),
-    (
+    _row(
         "spark2_5",
-        PreTokenizer(
-            splits=(
-                _THREE_DIGITS,
-                _HAN,
-                rf"{_ASCII_SIGNS}|{_MARKED}| ?[\p{{P}}\p{{S}}]+|[\r\n]|\s+(?!\S)|\s+",
-                _DIGIT,
-            )
-        ),
+        _THREE_DIGITS,
+        _HAN,
+        rf"{_ASCII_SIGNS}|{_MARKED}| ?[\p{{P}}\p{{S}}]+|[\r\n]|\s+(?!\S)|\s+",
+        _DIGIT,
     ),
-    (
+    _row(
         "deepseek-llm",
-        PreTokenizer(
-            splits=(
-                r"[\r\n]",
-                rf"\s?[{_CASED_LETTERS}]+",
-                "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
-                r"\s+$",
-                _HAN_OF_DEEPSEEK,
-                r"\p{N}+",
-            )
-        ),
+        r"[\r\n]",
+        rf"\s?[{_CASED_LETTERS}]+",
+        "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+        r"\s+$",
+        _HAN_OF_DEEPSEEK,
+        r"\p{N}+",
     ),
-    (
-        "deepseek-coder",
-        PreTokenizer(splits=(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_OF_DEEPSEEK, _DIGIT)),
-    ),
-    ("poro-chat bloom gpt3-finnish", PreTokenizer(splits=(_BLOOM,))),
-    ("viking", PreTokenizer(splits=(_BLOOM, _DIGIT))),
-    ("superbpe", PreTokenizer(splits=(r"\p{N}+", r"(?=(\d{3})+(?!\d))"))),
-    (
+    _row("deepseek-coder", r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_OF_DEEPSEEK, _DIGIT),
+    _row("poro-chat bloom gpt3-finnish", _BLOOM),
+    _row("viking", _BLOOM, _DIGIT),
+    _row("superbpe", r"\p{N}+", r"(?=(\d{3})+(?!\d))"),
+    _row(
         "chameleon",
-        PreTokenizer(
-            splits=(
-                "<sentinel:[0-9]+>",
-                "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
-                r"([\t\n]|    |  )",
-                _DIGIT,
-                r"[\p{P}!-/:-@\[-`{-~]",
-                _GPT2,
-            ),
-            begins=True,
-        ),
+        "<sentinel:[0-9]+>",
+        "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
+        r"([\t\n]|    |  )",
+        _DIGIT,
+        r"[\p{P}!-/:-@\[-`{-~]",
+        _GPT2,
+        begins=True,
     ),
-    ("gemma4", PreTokenizer(splits=(_LINES,), begins=True, spells_bytes=False)),
-    ("sarvam-moe", PreTokenizer(splits=(_LINES,), spells_bytes=False)),
+    _row("gemma4", _LINES, begins=True, spells_bytes=False),
+    _row("sarvam-moe", _LINES, spells_bytes=False),
 )
 PRE_TOKENIZERS = {name: row for names, row in _ROWS for name in names.split()}
 """By the names in ``tokenizer.ggml.pre``."""

@@ -1,14 +1,10 @@
 """Tokenizers of Marian (OPUS-MT): two sentencepiece files with separate ids.
 
 source.spm splits sources, target.spm writes targets, and vocab.json has the ids of pieces
-(target_vocab.json those of targets, if the vocabularies differ). So there are two tokenizers:
-tokenizer.json writes targets, ``SOURCE_TOKENIZER_FILE`` reads sources. In the latter, pieces of
-targets alone have names that occur in no text, and pieces without an id in vocab.json have ids
-after all others, which are read as the unknown token. So is a run of characters that source.spm
-lacks; transformers first looks it up among the pieces of targets.
+(target_vocab.json those of targets, if the vocabularies differ). In the latter, pieces of targets
+alone have names that occur in no text, and pieces without an id in vocab.json have ids after all
+others, which are read as the unknown token.
 """
-
-from __future__ import annotations
 
 import json
 import shutil
@@ -43,15 +39,10 @@ def is_marian(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class SourceTokenizer:
-    """Reads the sources of a Marian model.
-
-    Attributes:
-        backend: the tokenizer.
-        unknown: token that replaces ids beyond the vocabulary.
-    """
+    """Reads the sources of a Marian model."""
 
     backend: Tokenizer
-    unknown: int
+    unknown: int  # token that replaces ids beyond the vocabulary
 
 
 def target_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
@@ -72,10 +63,7 @@ def target_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def source_tokenizer(folder: Path, vocab_size: int) -> SourceTokenizer:
-    """Return the tokenizer for sources of a Marian model.
-
-    vocab_size: of the encoder; the ids of pieces without an id begin here.
-    """
+    """Return the tokenizer for sources of a Marian model."""
     id_by_piece = _vocabulary(folder / _VOCABULARY)
     content = _content(folder / _SOURCE)
     scores = dict(content["model"]["vocab"])
@@ -93,13 +81,7 @@ def source_tokenizer(folder: Path, vocab_size: int) -> SourceTokenizer:
 def write_source_tokenizer(
     folder: Path, output: Path, vocab_size: int, texts: tuple[str, ...]
 ) -> None:
-    """Write the tokenizer for sources next to tokenizer.json; compare both with transformers.
-
-    vocab_size: of the encoder.
-
-    Raises:
-        ExportError: ids of a text, or the text of its ids, differ from those of transformers.
-    """
+    """Write the tokenizer for sources; raise ExportError if one differs from transformers."""
     source, target = source_tokenizer(folder, vocab_size), target_tokenizer(folder)
     source.backend.save(str(output / SOURCE_TOKENIZER_FILE))
     with warnings.catch_warnings():

@@ -7,8 +7,6 @@ tokenizer.model              by the settings of the file, not its class     sent
 tiktoken, any name           not: it has neither a splitting into words nor special tokens
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -46,10 +44,7 @@ def has_older_files(folder: Path) -> bool:
 
 
 def load_folder(folder: Path, **options: Any) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a folder as transformers loads it.
-
-    mistral_format=False: else it would use Mistral's own Python code if that is installed.
-    """
+    """Return the tokenizer of a folder as transformers loads it."""
     tokenizer: PreTrainedTokenizerBase
     if sentencepiece_file(folder) is not None:
         # Classes such as LlamaTokenizer set spaces and merges differently from the file.
@@ -77,12 +72,7 @@ def sentencepiece_file(folder: Path) -> Path | None:
 
 
 def sentencepiece_ids(file: Path, texts: Iterable[str]) -> Iterator[tuple[str, list[int]]]:
-    """Yield texts with their ids by sentencepiece itself.
-
-    Spaces at the beginning are removed, because checkpoints with ``"legacy": false`` add none, and
-    ``_STACKS``: ``tokenizers`` applies the file's table of characters to a whole grapheme,
-    sentencepiece to the longest beginning of it in the table.
-    """
+    """Yield texts with their ids by sentencepiece, without leading spaces and ``_STACKS``."""
     processor = sentencepiece.SentencePieceProcessor(model_file=str(file))
     for text in texts:
         plain = without_stacks(text.lstrip(" "))
@@ -106,10 +96,7 @@ def _is_tekken(folder: Path) -> bool:
 
 
 def _tekken_options(folder: Path) -> dict[str, Any]:
-    """Return settings of tekken.json that transformers ignores and tokenizer_config.json lacks.
-
-    A prompt begins with ``<s>``, as in the checkpoints that Mistral converted.
-    """
+    """Return settings of tekken.json that transformers ignores and tokenizer_config.json lacks."""
     if not _is_tekken(folder):
         return {}
     named = json_object(folder / _TEKKEN_FILE).get("special_tokens")

@@ -4,11 +4,8 @@ tokenizer.json is incomplete. transformers adds the tokens of tokenizer_config.j
 (``added_tokens_decoder``, ``additional_special_tokens``, ``extra_special_tokens``, ``eos_token``
 and the like), added_tokens.json and special_tokens_map.json, and some tokenizer classes replace the
 normalizer, the splitting into words, the decoder and the tokens around a prompt. The resulting
-tokenizer is written; the runtime then reads it, and must give the same ids, texts and chats. For
-tokenizers without tokenizer.json see ``older_tokenizers``.
+tokenizer is written; the runtime then reads it, and must give the same ids, texts and chats.
 """
-
-from __future__ import annotations
 
 import json
 import re
@@ -73,13 +70,7 @@ def highest_token_id(tokenizer: dict[str, Any]) -> int:
 
 
 def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, report: Report) -> None:
-    """Write tokenizer, chat templates and generation_config.json to ``folder``, and check them.
-
-    ``report`` gets a line for anything unusual.
-
-    Raises:
-        ExportError: the files would not behave like transformers.
-    """
+    """Write a tokenizer's files; raise ExportError if they do not behave like transformers."""
     tokenizer = load_tokenizer(checkpoint)
     backend = _backend(tokenizer)
     if checkpoint.encoder is not None and checkpoint.encoder.speech is not None:
@@ -111,11 +102,7 @@ def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, report: Report) 
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
-    """Return the tokenizer as transformers loads it.
-
-    Raises:
-        ExportError: it is missing, cannot be loaded, or its class needs Python code.
-    """
+    """Return the tokenizer as transformers loads it; raise ExportError if it cannot."""
     folder, role = checkpoint.tokenizer_folder, checkpoint.role
     file = folder / TOKENIZER_FILE
     if checkpoint.tokenizer_gguf is not None:
@@ -204,10 +191,7 @@ def _cleans_up(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def _config(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Return tokenizer_config.json, with the tokens that templates call ``bos_token`` and so on.
-
-    With it transformers loads the folder too, by a class that uses tokenizer.json unchanged.
-    """
+    """Return tokenizer_config.json, with the tokens that templates call ``bos_token`` and so on."""
     standard = PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES
     tokens = tokenizer.special_tokens_map
     return {
@@ -220,7 +204,6 @@ def _config(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 
 
 def _templates(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-    """Return the chat templates by the names of their files."""
     found = tokenizer.chat_template
     by_name = found if isinstance(found, dict) else {} if found is None else {"default": found}
     for name in by_name:
@@ -238,10 +221,7 @@ def _templates(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> di
 
 
 def _hide_times(tokenizer: Tokenizer, speech: SpeechEntry) -> None:
-    """Make the times special tokens, in place: transformers omits them from texts.
-
-    Tokens after the last time are words that were added later.
-    """
+    """Make the times special tokens, in place: transformers omits them from texts."""
     added = tokenizer.get_added_tokens_decoder()
     times = [added[token] for token in sorted(added) if speech.is_time(token)]
     tokenizer.add_special_tokens([AddedToken(time.content, normalized=False) for time in times])

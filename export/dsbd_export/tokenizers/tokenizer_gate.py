@@ -1,13 +1,9 @@
 """Gate of the tokenizer: the files of a bundle must give the same results as transformers.
 
-It compares the ids of plain texts, of texts of single tokens and of texts with every added token,
-with and without the tokens around a prompt; the texts of these ids; and rendered chats with their
-ids. transformers itself may be wrong: a class that does not fit its files loses the text of the
-tokenizer's own tokens, in any alphabet. A tokenizer that it builds from a sentencepiece file is
-compared with sentencepiece.
+Compared are ids of plain texts, of single tokens and of added tokens, with and without the tokens
+around a prompt, their texts, and rendered chats. transformers itself may be wrong: a class that
+does not fit its files loses the text of the tokenizer's own tokens.
 """
-
-from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -153,8 +149,7 @@ class TokenizerGate:
     def _own_texts(self) -> list[tuple[int | None, str]]:
         """Return tokens spread over the vocabulary, each with its text.
 
-        Tokens that are not texts by themselves are left out: special ones, parts of a character,
-        and later parts of words (``##ing``). Added tokens are used only if there are no others.
+        Special tokens, parts of a character and later parts of words (``##ing``) are left out.
         """
         by_token, added = self._theirs.get_vocab(), self._theirs.get_added_vocab()
         model = self._theirs.backend_tokenizer.model
@@ -205,9 +200,9 @@ class TokenizerGate:
     ) -> None:
         """Compare one conversation, with and without the beginning of an answer at its end.
 
-        A template may refuse it. The runtime may refuse it if transformers does not (requests then
-        get an error), but must accept a plain question with the default template. Some templates
-        expect the arguments of a call as an object, others as JSON: either may agree.
+        The runtime may refuse more, but must accept a plain question with the default template.
+        Some templates expect the arguments of a call as an object, others as JSON: either may
+        agree.
         """
         for prompt in (True, False):
             forms = (messages, _with_arguments_as_text(messages))

@@ -1,7 +1,5 @@
 """CTranslate2: beam search on weights that its own converter wrote."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import ctranslate2

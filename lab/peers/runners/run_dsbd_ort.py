@@ -1,7 +1,5 @@
 """dsbd-ort: the Pipeline of dsbd-run on a bundle."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -1,7 +1,5 @@
 """llama.cpp, by xllamacpp: greedy and sampling, with and without a draft, on GGUF files."""
 
-from __future__ import annotations
-
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """onnxruntime-genai: beam search, drafting and guidance, on models of its own builder."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

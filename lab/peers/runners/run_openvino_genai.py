@@ -1,7 +1,5 @@
 """OpenVINO GenAI: beam search, drafting and schemas, on models that optimum-intel exported."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """vLLM on the CPU: its beam search, unconstrained: its grammars are of text, not of token ids."""
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib import metadata

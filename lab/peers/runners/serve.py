@@ -12,8 +12,6 @@ Each is run by the Python of another environment, so this file imports the stand
 A request that fails is answered by {"error": "..."}, and the runner ends.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

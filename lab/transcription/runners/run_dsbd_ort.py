@@ -1,7 +1,5 @@
 """Our own transcription, of a bundle."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import dsbd_ort

@@ -1,7 +1,5 @@
 """eSpeak NG: texts to WAV files, by the library that the package espeakng-loader ships."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import sys

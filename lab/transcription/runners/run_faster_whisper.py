@@ -1,7 +1,5 @@
 """faster-whisper, over CTranslate2."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import faster_whisper

@@ -1,7 +1,5 @@
 """transformers: Whisper's generate() in fp32."""
 
-from __future__ import annotations
-
 import torch
 import transformers
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizer

@@ -11,8 +11,6 @@ numpy alone.
 A request that fails is answered by {"error": "..."}, and the tool ends.
 """
 
-from __future__ import annotations
-
 import functools
 import time
 import wave

@@ -8,8 +8,6 @@ the manifest does not list. External data under other names is confined to the b
 and hash are not checked. ``staging`` writes a bundle's folder.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -22,17 +20,13 @@ from pathlib import Path, PurePosixPath
 from dsbd_runtime.bundle_files.manifest import (
     DTYPES,
     MANIFEST_NAME,
-    QUANTIZATIONS,
     SCHEMA_VERSION,
     FileEntry,
     Manifest,
     ModelEntry,
     ParityCase,
     ParityReport,
-    check_encoders,
-    check_entry,
-    check_features,
-    entry_by_role,
+    check_entries,
     manifest_from_file,
 )
 from dsbd_runtime.errors import BundleError, InputError
@@ -42,35 +36,10 @@ from dsbd_runtime.parts.recent_rows import FOLD_FILE
 from dsbd_runtime.parts.speech_entry import ALIGNMENT_FILE
 from dsbd_runtime.typed_json import in_short, name_in_short
 
-__all__ = [
-    "ADDITIONAL_TEMPLATES_FOLDER",
-    "CacheEntry",
-    "CHAT_TEMPLATE_FILE",
-    "DTYPES",
-    "ENCODER_FILE",
-    "ENCODER_WEIGHTS_FILE",
-    "FOLD_FILE",
-    "GENERATION_CONFIG_FILE",
-    "MANIFEST_NAME",
-    "MODEL_FILE",
-    "PRUNE_FILE",
-    "QUANTIZATIONS",
-    "ROLES",
-    "SCHEMA_VERSION",
-    "SOURCE_TOKENIZER_FILE",
-    "TOKENIZER_CONFIG_FILE",
-    "TOKENIZER_FILE",
-    "WEIGHTS_FILE",
-    "Bundle",
-    "FileEntry",
-    "Manifest",
-    "ModelEntry",
-    "ParityCase",
-    "ParityReport",
-    "open_bundle",
-    "sha256_of",
-    "write_manifest",
-]
+# Names that other packages import from here; the others are defined in this module.
+__all__ = ["DTYPES", "ENCODER_FILE", "ENCODER_WEIGHTS_FILE", "FOLD_FILE", "MANIFEST_NAME"]
+__all__ += ["SCHEMA_VERSION", "CacheEntry", "FileEntry", "Manifest", "ModelEntry"]
+__all__ += ["ParityCase", "ParityReport"]
 
 ROLES = ("target", "draft")
 MODEL_FILE = "model.onnx"
@@ -90,10 +59,7 @@ _MOST_ENTRIES = 10_000
 class Bundle:
     """An opened bundle: its folder and its checked manifest.
 
-    Attributes:
-        path: its folder.
-        manifest: what dsbd.json says.
-        is_verified: whether the hash of every file was checked, not only its size.
+    is_verified: whether the hash of every file was checked, not only its size.
     """
 
     path: Path
@@ -135,22 +101,17 @@ class Bundle:
 
         Excludes encoder and alignment, which no call of the engine reads.
         """
-        _check_role(role)
-        return sum(
-            entry.size
-            for name, entry in self.manifest.files.items()
-            if name.startswith(f"{role}/")
-            and not name.startswith((f"{role}/{ENCODER_FILE}", f"{role}/{ALIGNMENT_FILE}"))
-        )
+        files = (ENCODER_FILE, ALIGNMENT_FILE)
+        return self._num_bytes(role) - sum(self._num_bytes(role, name) for name in files)
 
     def num_encoder_bytes(self, role: str) -> int:
         """Return the size of the files of an encoder, 0 if it is absent."""
+        return self._num_bytes(role, ENCODER_FILE)
+
+    def _num_bytes(self, role: str, name: str = "") -> int:
         _check_role(role)
-        return sum(
-            entry.size
-            for name, entry in self.manifest.files.items()
-            if name.startswith(f"{role}/{ENCODER_FILE}")
-        )
+        files = self.manifest.files.items()
+        return sum(entry.size for file, entry in files if file.startswith(f"{role}/{name}"))
 
     def model_path(self, role: str) -> Path:
         """Return the path of the engine of "target" or "draft"."""
@@ -179,14 +140,11 @@ def _existing_folder(path: object) -> Path:
 
 
 def open_bundle(path: str | os.PathLike[str], *, verify: bool = False) -> Bundle:
-    """Read and check the bundle at ``path``.
+    """Read and check the bundle at ``path``; a BundleError names the problem and its fix.
 
     Checks the schema version, that every file is there with its size (with ``verify`` also its
-    hash), that no other file would be read, and that draft and target agree
-    on vocabulary and special tokens.
-
-    Raises:
-        BundleError: names the problem, the value seen, the value expected and the fix.
+    hash), that no other file would be read, and that draft and target agree on vocabulary and
+    special tokens.
     """
     folder = _existing_folder(path)
     file = folder / MANIFEST_NAME
@@ -218,10 +176,7 @@ def write_manifest(
     folder: Path, *, versions: dict[str, str], target: ModelEntry, draft: ModelEntry | None
 ) -> Manifest:
     """Hash every file in ``folder`` and write dsbd.json; return its content."""
-    for role, entry in entry_by_role(target, draft).items():
-        check_entry(entry, role)
-    check_features(target, draft, MANIFEST_NAME)
-    check_encoders(target, draft, MANIFEST_NAME)
+    check_entries(target, draft, MANIFEST_NAME)
     files = {
         file.relative_to(folder).as_posix(): FileEntry(
             size=file.stat().st_size, sha256=sha256_of(file)
@@ -244,7 +199,6 @@ def sha256_of(path: Path) -> str:
 
 
 def _graphs(entry: ModelEntry) -> list[str]:
-    """Return the files of an engine's graphs."""
     return [MODEL_FILE, PRUNE_FILE, *(file for part in entry.parts for file in part.files)]
 
 

@@ -4,8 +4,6 @@ dsbd-distill writes it to the folder of the draft, the export copies it next to 
 where the manifest lists it as it lists every file. It is shown to people only.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import dataclass
@@ -54,7 +52,6 @@ class DraftRecord:
     """Training and measurements of a draft.
 
     Attributes:
-        target: name of the folder of the target.
         acceptance: sum of min(p, q) over the tokens, mean over positions of the target's own
             samples after held-out prompts: the probability that a drafted token is accepted
             (Leviathan et al. 2023, 3.2), at ``temperature`` with ``top_k`` and ``top_p`` on both
@@ -69,7 +66,6 @@ class DraftRecord:
         greedy_acceptance: share of places where both have the same most probable token.
         coverage: mean share of the target's ``coverage_beams`` most probable tokens that are among
             as many of the draft's.
-        num_proposed_tokens: for a draft that proposes only some tokens.
         num_train_prompts: number of chats.
         curve: begins before the first step.
         minutes: training time of all processes together.

@@ -5,8 +5,6 @@ data. Synced files lose none. A checksum at every opening finds pages that are l
 later.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import zlib
@@ -24,9 +22,6 @@ def checksum(file: Path) -> int:
     """Return the CRC-32 of the CRC-32s of a file's chunks, which threads compute.
 
     It misses one in 4 billion errors, and takes at most a third of the time of SHA-256.
-
-    Raises:
-        OSError: a part of the file cannot be read.
     """
     starts = range(0, file.stat().st_size, _CHUNK)
     with ThreadPoolExecutor(_THREADS) as threads:

@@ -6,9 +6,8 @@ name; a field that is added later has a default and may be absent. Only a change
 which could be misread, needs a new schema version.
 """
 
-from __future__ import annotations
-
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,9 +96,7 @@ class ModelEntry:
 
     Attributes:
         family: ``model_type`` of the checkpoint, for people; nothing depends on it.
-        context_length: maximum number of positions.
         num_layers: transformer layers, including those without a cache.
-        caches: caches of the layers, in the order of the layers.
         dtype: one of ``DTYPES``, the type of weights that are not quantized.
         quantization: one of ``QUANTIZED_FORMS``: "int4" has zero points, "int4-symmetric" none.
         logits: "full", or "topk:K" with K up to the vocabulary; see ``graph``.
@@ -201,13 +198,10 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The content of dsbd.json.
+    """The content of dsbd.json; ``versions``: of the tools that made the bundle.
 
-    Attributes:
-        schema_version: version in the file; the other fields follow ``SCHEMA_VERSION``.
-        versions: versions of the tools that made the bundle.
-        draft: None in a bundle for strategies without a draft.
-        files: by path relative to the bundle.
+    schema_version: version in the file; the other fields follow ``SCHEMA_VERSION``.
+    files: by path relative to the bundle.
     """
 
     schema_version: int
@@ -218,7 +212,6 @@ class Manifest:
 
     @property
     def entry_by_role(self) -> dict[str, ModelEntry]:
-        """The entries of the models that are there, the target first."""
         return entry_by_role(self.target, self.draft)
 
 
@@ -240,15 +233,20 @@ def manifest_from_file(file: Path) -> Manifest:
     data = as_current(data, found, str(file))
     try:
         manifest = typed(Manifest, data, str(file))
-        for role, entry in manifest.entry_by_role.items():
-            check_entry(entry, f"{file}: {role}")
+        check_entries(manifest.target, manifest.draft, str(file))
     except UnknownEntryError as error:
         versions = data.get("versions")
         made_by = versions.get("dsbd-ort") if isinstance(versions, dict) else None
         raise UnknownEntryError(*error.entry, f"the bundle ({in_short(made_by)})") from error
-    check_features(manifest.target, manifest.draft, str(file))
-    check_encoders(manifest.target, manifest.draft, str(file))
     return manifest
+
+
+def check_entries(target: ModelEntry, draft: ModelEntry | None, where: str) -> None:
+    """Raise BundleError unless the entries are consistent, each and with each other."""
+    for role, entry in entry_by_role(target, draft).items():
+        check_entry(entry, f"{where}: {role}")
+    check_shared_encoder(target.encoder, None if draft is None else draft.encoder, where)
+    _check_features(target.features, None if draft is None else draft.features, target, where)
 
 
 def check_entry(entry: ModelEntry, where: str) -> None:
@@ -260,7 +258,7 @@ def check_entry(entry: ModelEntry, where: str) -> None:
     }
     check_counts(counts, where)
     check_counts({"num_layers": entry.num_layers}, where, MOST_LAYERS)
-    _check_caches(entry, where)
+    _check_caches(entry.caches, entry.num_layers, f"{where}: caches")
     if entry.encoder is not None:
         _check_encoder(entry.encoder, entry, f"{where}: encoder")
     choices = (
@@ -280,21 +278,17 @@ def check_entry(entry: ModelEntry, where: str) -> None:
     _check_masks(entry, where)
 
 
-def _check_caches(entry: ModelEntry, where: str) -> None:
-    """Raise BundleError unless the caches are in the order of valid layers."""
-    layers = [cache.layer for cache in entry.caches]
-    if (
-        not layers
-        or layers != sorted(layers)
-        or not 0 <= layers[0] <= layers[-1] < entry.num_layers
-    ):
-        expected = f"increasing layers from 0 to {entry.num_layers - 1}, at least one"
-        raise mismatch(expected, layers, f"{where}: caches")
-    kinds = [(cache.layer, cache.kind) for cache in entry.caches]
+def _check_caches(caches: Sequence[CacheEntry], num_layers: int, where: str) -> None:
+    """Raise BundleError unless the caches are valid, and in the order of valid layers."""
+    layers = [cache.layer for cache in caches]
+    if not layers or layers != sorted(layers) or not 0 <= layers[0] <= layers[-1] < num_layers:
+        expected = f"increasing layers from 0 to {num_layers - 1}, at least one"
+        raise mismatch(expected, layers, where)
+    kinds = [(cache.layer, cache.kind) for cache in caches]
     if len(set(kinds)) < len(kinds):
-        raise mismatch("one entry for each layer and kind", kinds, f"{where}: caches")
-    for index, cache in enumerate(entry.caches):
-        _check_rows(cache, f"{where}: caches[{index}]")
+        raise mismatch("one entry for each layer and kind", kinds, where)
+    for index, cache in enumerate(caches):
+        _check_rows(cache, f"{where}[{index}]")
 
 
 def _check_rows(rows: CacheEntry, where: str) -> None:
@@ -320,26 +314,13 @@ def _check_encoder(encoder: EncoderEntry, entry: ModelEntry, where: str) -> None
             raise mismatch(f"0 to {entry.vocab_size - 1}", token_id, place)
     if encoder.speech is not None:
         check_speech(encoder.speech, entry.vocab_size, f"{where}: speech")
-    layers = [rows.layer for rows in encoder.cross]
-    if (
-        not layers
-        or layers != sorted(set(layers))
-        or not 0 <= layers[0] <= layers[-1] < entry.num_layers
-    ):
-        expected = f"increasing layers from 0 to {entry.num_layers - 1}, at least one"
-        raise mismatch(expected, layers, f"{where}: cross")
-    for index, rows in enumerate(encoder.cross):
-        _check_rows(rows, f"{where}: cross[{index}]")
+    _check_caches(encoder.cross, entry.num_layers, f"{where}: cross")
 
 
-def check_encoders(target: ModelEntry, draft: ModelEntry | None, where: str) -> None:
-    """Raise BundleError unless a draft without its own encoder can use that of the target."""
-    check_shared_encoder(target.encoder, None if draft is None else draft.encoder, where)
-
-
-def check_features(target: ModelEntry, draft: ModelEntry | None, where: str) -> None:
+def _check_features(
+    returned: FeatureEntry | None, read: FeatureEntry | None, target: ModelEntry, where: str
+) -> None:
     """Raise BundleError unless the target returns the features that the draft reads."""
-    returned, read = target.features, None if draft is None else draft.features
     if returned is not None:
         layers, num_layers = returned.layers, target.num_layers
         place = f"{where}: target: features"

@@ -1,7 +1,5 @@
 """Conversion of manifests of older schema versions to the current form."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Any
@@ -16,14 +14,14 @@ MOST_LAYERS = 10_000
 
 
 def as_current(data: dict[str, Any], version: int, where: str) -> dict[str, Any]:
-    """Return the content of a manifest of a version, the current one or one of ``OLDER_VERSIONS``.
-
-    Raises:
-        BundleError: it lacks a field of its version that the conversion needs.
-    """
+    """Return a manifest of this version in the current form; BundleError: it lacks a field."""
     if version < 3:
         data = _as_3(data, where)
-    return _as_4(data, where) if version < 4 else data
+    if version < 4:
+        for role in ("target", "draft"):
+            if isinstance(data.get(role), dict):
+                data = data | {role: _with_caches(data[role], f"{where}: {role}")}
+    return data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,16 +34,8 @@ class _EqualLayers:
     dtype: str
 
 
-def _as_4(data: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return a manifest of version 3 with an entry for each cached layer."""
-    return data | {
-        role: _with_caches(data[role], f"{where}: {role}")
-        for role in ("target", "draft")
-        if isinstance(data.get(role), dict)
-    }
-
-
 def _with_caches(entry: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return an entry of version 3 with an entry for each cached layer."""
     if "kv" not in entry:
         raise BundleError(f"{where}: missing or unknown entries ['kv']; export the bundle again")
     kv = typed(_EqualLayers, entry["kv"], f"{where}: kv")

@@ -10,8 +10,6 @@ A killed export leaves files with a free lock: the next export to BUNDLE removes
 the old bundle if its place is empty.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno
@@ -53,18 +51,12 @@ def swap_folders(first: Path, second: Path) -> bool:
 
 @dataclass(frozen=True)
 class _Places:
-    """The paths of one export.
-
-    Attributes:
-        final: place of the complete bundle.
-        key: distinguishes this export from others to the same place.
-    """
+    """The paths of one export to ``final``; ``key`` distinguishes it from others to that place."""
 
     final: Path
     key: str
 
     def sibling(self, kind: str) -> Path:
-        """Return the path of one of ``_KINDS``."""
         return self.final.with_name(f".{self.final.name}.{kind}-{self.key}")
 
 
@@ -75,12 +67,10 @@ def new_bundle(
     """Yield an empty folder next to ``path``, moved to ``path`` if the block succeeds.
 
     A bundle is complete or absent: if the block raises, the folder is removed. An existing
-    bundle at ``path`` is replaced at the end; an existing folder that is neither a bundle nor
-    empty is refused. Of concurrent exports to one path the last to finish stays.
+    bundle at ``path`` is replaced at the end. Of concurrent exports to one path the last to finish
+    stays. A link at ``path`` stays a link.
 
-    Args:
-        path: place of the bundle; a link there stays a link.
-        swap: swaps two folders in one step, or returns False if it cannot.
+    swap: swaps two folders in one step, or returns False if it cannot.
 
     Raises:
         BundleError: ``path`` is something else, or its parent folder is not writable.

@@ -33,12 +33,9 @@ _INPUTS, _MOVES = "inputs", "moves"  # uses of a buffer; others are by size
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model and its prune graph on a device.
+    """A model and its prune graph on a device, for forwards of at most ``max_forward_rows``.
 
-    Attributes:
-        entry: manifest entry of the model.
-        max_forward_rows: the most rows of one forward.
-        most_recorded: maximum number of recorded calls; 0: calls are never recorded.
+    most_recorded: maximum number of recorded calls; 0: calls are never recorded.
     """
 
     device: Device
@@ -59,10 +56,7 @@ class BoundCaches:
     def __init__(self, model: LoadedModel, capacity: int, recorded: list[RecordedWork]) -> None:
         """Allocate the memory; raise MemoryError, with nothing allocated, without room.
 
-        Args:
-            model: the model with its engines.
-            capacity: rows of the caches.
-            recorded: the recorded calls of the session.
+        recorded: the recorded calls of the session.
         """
         self._model = model
         self._recorded = recorded
@@ -153,7 +147,6 @@ class BoundCaches:
         return RepeatedWork(model.device, self._recorded, model.most_recorded, work)
 
     def _input_parts(self, sizes: Mapping[str, int]) -> list[PackedPart]:
-        """Return the packed inputs of a call."""
         return [
             (
                 name,
@@ -185,12 +178,9 @@ class BoundCaches:
 
 @dataclass(frozen=True)
 class BoundForward:
-    """The model bound for calls of one size.
+    """The model bound for calls of one size; ``queue`` is the copies in and the call.
 
-    Attributes:
-        queue: the copies in and the call.
-        input_buffer: memory of ``inputs``, which calls of other sizes share.
-        output_buffer: memory of ``outputs``.
+    Calls of other sizes share the buffers of ``inputs`` and ``outputs``.
     """
 
     device: Device
@@ -217,25 +207,18 @@ class BoundForward:
             work()
         num_returned = call.num_logit_rows
         if num_returned:
-            self.output_buffer.download(self._returned_bytes(num_returned))
+            last = next(reversed(self.outputs.on_host.values()))
+            self.output_buffer.download(self.outputs.num_bytes - last[num_returned:].nbytes)
         self.device.synchronize()
         return {
             output.name: self.outputs.on_host[output.name][:num_returned].copy()
             for output in call.outputs
         }
 
-    def _returned_bytes(self, num_returned: int) -> int:
-        """Return the bytes up to the end of the returned rows of the last output."""
-        last = next(reversed(self.outputs.on_host.values()))
-        return self.outputs.num_bytes - last[num_returned:].nbytes
-
 
 @dataclass(frozen=True)
 class BoundMove:
-    """The prune graph bound for K rows; ``input_buffer`` contains ``inputs``.
-
-    The next forward waits for it.
-    """
+    """The prune graph bound for K rows; the next forward waits for it."""
 
     call: BoundCall
     queue: RepeatedWork

@@ -7,6 +7,7 @@ import importlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,10 +48,7 @@ def check_cuda_device(runtime: Any, device_id: int) -> None:
 
 
 def gpu_compute_capability(runtime: Any, device_id: int) -> str | None:
-    """Return the compute capability of a GPU, such as "9.0"; None for an absent GPU.
-
-    ``runtime`` is the module cuda.bindings.runtime.
-    """
+    """Return the compute capability of a GPU, such as "9.0"; None for an absent GPU."""
     attributes = runtime.cudaDeviceAttr
     numbers = []
     for attribute in (
@@ -65,20 +63,10 @@ def gpu_compute_capability(runtime: Any, device_id: int) -> str | None:
 
 
 class CudaDevice:
-    """One GPU; everything is queued on one stream of its own.
-
-    Attributes:
-        name: "cuda:0" and so on.
-        device_id: its number.
-        stream: address of the CUDA stream, for engines that share the queue.
-        num_waits: see Device.
-    """
+    """One GPU; everything is queued on one stream of its own, at the address ``stream``."""
 
     def __init__(self, device_id: int, runtime: Any) -> None:
-        """Open the device; ``runtime`` is the module cuda.bindings.runtime.
-
-        Raises ProviderError without a driver or without such a device.
-        """
+        """Open the device; raise ProviderError without a driver or without such a device."""
         check_cuda_device(runtime, device_id)
         self.name = f"cuda:{device_id}"
         self.device_id = device_id
@@ -90,19 +78,16 @@ class CudaDevice:
         self.stream = int(handle)
 
     def free_bytes(self) -> int:
-        """Return the bytes of free device memory."""
         free, _ = self._results("cudaMemGetInfo")
         return int(free)
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
-        """Return a new array of zeros; raise MemoryError when the device has no room."""
         num_bytes = int(np.prod(shape, dtype=np.int64)) * ELEMENT_BYTES[dtype]
         array = DeviceArray(int(self._call("cudaMalloc", num_bytes)), shape, dtype)
         self.fill_zero(array)
         return array
 
     def free(self, array: DeviceArray) -> None:
-        """Free an array; CUDA waits for the work that uses it."""
         self._release("cudaFree", array.address)
 
     def allocate_pinned(self, num_bytes: int) -> NDArray[np.uint8]:
@@ -116,13 +101,11 @@ class CudaDevice:
         self._release("cudaFreeHost", buffer.ctypes.data)
 
     def upload(self, source: NDArray[np.uint8], target: DeviceArray) -> None:
-        """Queue a copy to the first bytes of ``target``."""
         kind = self._runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
         address = source.ctypes.data
         self._call("cudaMemcpyAsync", target.address, address, source.nbytes, kind, self.stream)
 
     def download(self, source: DeviceArray, target: NDArray[np.uint8]) -> None:
-        """Queue a copy of the first bytes of ``source``."""
         kind = self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
         address = target.ctypes.data
         self._call("cudaMemcpyAsync", address, source.address, target.nbytes, kind, self.stream)
@@ -144,11 +127,9 @@ class CudaDevice:
         )
 
     def fill_zero(self, array: DeviceArray) -> None:
-        """Queue setting every byte to zero."""
         self._call("cudaMemsetAsync", array.address, 0, array.num_bytes, self.stream)
 
     def synchronize(self) -> None:
-        """Wait for the stream; raise its errors."""
         self._call("cudaStreamSynchronize", self.stream)
         self.num_waits += 1
 
@@ -168,20 +149,15 @@ class CudaDevice:
             raise
         graph = self._call("cudaStreamEndCapture", self.stream)
         try:
-            return RecordedGraph(self, self._call("cudaGraphInstantiate", graph, 0))
+            executable = self._call("cudaGraphInstantiate", graph, 0)
         finally:
             self._release("cudaGraphDestroy", graph)
-
-    def launch(self, executable: Any) -> None:
-        """Queue a graph; see RecordedGraph."""
-        self._call("cudaGraphLaunch", executable, self.stream)
-
-    def destroy(self, executable: Any) -> None:
-        """Destroy a graph; see RecordedGraph."""
-        self._release("cudaGraphExecDestroy", executable)
+        return RecordedGraph(
+            partial(self._call, "cudaGraphLaunch", executable, self.stream),
+            partial(self._release, "cudaGraphExecDestroy", executable),
+        )
 
     def close(self) -> None:
-        """Destroy the stream; calling it again does nothing."""
         if self._is_open:
             self._is_open = False
             self._release("cudaStreamDestroy", self.stream)
@@ -229,18 +205,10 @@ class CudaDevice:
 
 @dataclass(frozen=True)
 class RecordedGraph:
-    """An executable CUDA graph of a device's stream; ``executable`` is its handle."""
+    """An executable CUDA graph of a device's stream: functions that launch and destroy it."""
 
-    device: CudaDevice
-    executable: Any
-
-    def run(self) -> None:
-        """Launch it on the stream."""
-        self.device.launch(self.executable)
-
-    def free(self) -> None:
-        """Destroy it."""
-        self.device.destroy(self.executable)
+    run: Callable[[], None]
+    free: Callable[[], None]
 
 
 def _reason(runtime: Any, status: Any) -> str:

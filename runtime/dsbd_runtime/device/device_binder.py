@@ -1,7 +1,5 @@
 """Binder of a device's calls: collects the arrays of a call, with sizes rounded up."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,7 +34,6 @@ class StagedCall:
 
         inputs: inputs of the engine's contract, whose shapes name the dimensions.
         capacity: rows of the caches; padding must not exceed it.
-        most_rows: maximum rows of a call.
         """
         num_new = call.forward.num_new
         if num_new > most_rows:
@@ -58,14 +55,12 @@ class StagedCall:
         self._inputs = inputs
 
     def size(self, dim: str, number: int) -> int:
-        """See Binder."""
         if dim not in self.sizes:
             most = self.sizes["S"] if dim == "R" else _MOST
             self.sizes[dim] = row_bucket(number, most)
         return self.sizes[dim]
 
     def write(self, arrays: Mapping[str, NDArray[Any]], padding: int = 0) -> None:
-        """See Binder."""
         for name, array in arrays.items():
             self.written[name] = array, padding
             for dim, number in zip(self._inputs[name].shape, array.shape, strict=True):
@@ -73,19 +68,15 @@ class StagedCall:
                     self.size(dim, number)
 
     def returns(self, outputs: tuple[HeadOutput, ...], num_logit_rows: int) -> None:
-        """See Binder."""
         self.outputs, self.num_logit_rows = outputs, num_logit_rows
 
     def use(self, name: str, array: DeviceArray) -> None:
-        """See DeviceBinder."""
         self.used[name] = array
 
     def before(self, work: Callable[[], None]) -> None:
-        """See DeviceBinder."""
         self.befores.append(work)
 
     def after(self, work: Callable[[], None]) -> None:
-        """See DeviceBinder."""
         self.afters.append(work)
 
 

@@ -1,7 +1,5 @@
 """Session with caches in device memory: one copy in, one call, one copy out per forward."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -20,13 +18,11 @@ class DeviceSession:
     """One engine on a device together with its parts.
 
     A call's sizes are rounded up and every size is bound once: after the first call of a size
-    nothing is allocated, and calls of a size that occurs again are recorded and replayed. A call is
-    one copy to the device (ids, positions, masks), one run, and one copy back (the logit rows),
-    which the host waits for.
+    nothing is allocated, and calls of a size that occurs again are recorded and replayed.
     """
 
     def __init__(self, model: LoadedModel) -> None:
-        """Own the device and both engines, which ``close`` closes.
+        """Own the device and both engines.
 
         Raises CapacityError, with everything closed, if the device has no room for the caches.
         """
@@ -40,19 +36,10 @@ class DeviceSession:
 
     @property
     def grows_at_a_cost(self) -> bool:
-        """See Session."""
         return self._model.most_recorded > 0
 
-    @property
-    def num_recorded(self) -> int:
-        """Number of recorded calls, each replayed as one unit."""
-        return len(self.caches.recorded)
-
     def run(self, call: Call) -> None:
-        """See Session.
-
-        Raises CapacityError if the device has no room for the outputs; the caches are as before.
-        """
+        """See Session; CapacityError: the device has no room for the outputs."""
         bound, model = self.caches.bound, self._model
         staged = StagedCall(
             self._inputs, call, capacity=bound.capacity, most_rows=model.max_forward_rows
@@ -70,7 +57,6 @@ class DeviceSession:
         self._head.collect(call, forward.run(staged))
 
     def close(self) -> None:
-        """Release the caches, the engines and the device; calling it again does nothing."""
         self.caches.close()  # first, because its calls are bound to the memory of all parts
         for part in self.parts:
             part.close()
@@ -124,13 +110,11 @@ class DeviceRows:
             bound.caches.fill_zero()
 
     def shrink(self, num_used: int) -> None:
-        """See RowMemory."""
         capacity = self._capacity_for(num_used)
         if capacity < self.bound.capacity:
             self._resize(capacity, num_used)
 
     def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
-        """See RowMemory."""
         bound = self.bound
         if num_moved := src_rows.shape[0]:
             padded = row_bucket(num_moved, bound.capacity)
@@ -138,7 +122,6 @@ class DeviceRows:
             bound.move(padded if has_room else num_moved).run(src_rows, first_row)
 
     def close(self) -> None:
-        """See RowMemory."""
         if self._bound is not None:
             self._bound.free()
             self._bound = None
@@ -153,7 +136,7 @@ class DeviceRows:
 
     def _capacity_for(self, num_rows: int) -> int:
         """Return the engine's capacity for some rows; with recorded calls, at least the present."""
-        capacity = self._model.engine.capacity_for(num_rows, self.capacity)
+        capacity = self._model.engine.capacity_for(num_rows)
         return max(capacity, self.capacity) if self._model.most_recorded else capacity
 
     def _allocate(self, capacity: int) -> BoundCaches:

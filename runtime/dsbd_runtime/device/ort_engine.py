@@ -6,6 +6,7 @@ import contextlib
 import io
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -68,18 +69,12 @@ def open_cuda_session(request: EngineOptions) -> DeviceSession:
             open_on_provider(ort, path, provider, options, libraries, device.free_bytes)
             for path in paths
         )
-        check_graph(paths[0], entry.contract, model.get_inputs(), model.get_outputs())
+        check_graph(paths[0], entry.contract, model)
     except BaseException:
         device.close()
         raise
     engine, prune_engine = (
-        OrtEngine(
-            ort,
-            session,
-            path,
-            device_type="cuda",
-            device_id=placement.device_id,
-        )
+        OrtEngine(ort, session, path, device_type="cuda", device_id=placement.device_id)
         for session, path in zip((model, prune), paths, strict=True)
     )
     most_recorded = MOST_RECORDED if request.records_calls else 0
@@ -158,7 +153,6 @@ def open_on_provider(
 
 
 def _engine_bytes(path: Path) -> int:
-    """Return the bytes of a graph and of its weights."""
     weights = path.with_name(WEIGHTS_FILE)
     has_weights = path.name == MODEL_FILE and weights.is_file()
     return path.stat().st_size + (weights.stat().st_size if has_weights else 0)
@@ -211,13 +205,7 @@ class OrtEngine:
     """One graph in an ONNX Runtime session on ``device_type``."""
 
     def __init__(
-        self,
-        ort: ModuleType,
-        session: Any,
-        path: Path,
-        *,
-        device_type: str,
-        device_id: int = 0,
+        self, ort: ModuleType, session: Any, path: Path, *, device_type: str, device_id: int = 0
     ) -> None:
         """Own an InferenceSession; messages name its graph by ``path``."""
         self._ort = ort
@@ -225,14 +213,12 @@ class OrtEngine:
         self._path = path
         self._place = (device_type, device_id)
 
-    def capacity_for(self, num_rows: int, current: int) -> int:
-        """Return the bucket for ``num_rows``."""
+    def capacity_for(self, num_rows: int) -> int:
         return bucket_capacity(num_rows)
 
     def bind(
         self, inputs: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]
     ) -> OrtCall:
-        """Return the call with these inputs and outputs."""
         if self._session is None:
             raise EngineError(f"the engine {self._path} is closed; load it again")
         binding = self._session.io_binding()
@@ -245,34 +231,28 @@ class OrtEngine:
         return OrtCall(self._path, self._session, binding, options)
 
     def close(self) -> None:
-        """Release the session; calling it again does nothing."""
         self._session = None
 
 
+@dataclass(eq=False)
 class OrtCall:
     """A graph bound to device memory."""
 
-    def __init__(self, path: Path, session: Any, binding: Any, options: Any) -> None:
-        self._path = path
-        self._session = session
-        self._binding = binding
-        self._options = options
+    path: Path
+    session: Any
+    binding: Any
+    options: Any
 
     def run(self) -> None:
-        """Queue the graph.
-
-        Raises:
-            CapacityError: the device has no memory for it.
-            EngineError: ONNX Runtime failed otherwise.
-        """
+        """Queue the graph; CapacityError: the device has no memory, EngineError: it failed."""
         try:
-            self._session.run_with_iobinding(self._binding, self._options)
+            self.session.run_with_iobinding(self.binding, self.options)
         except Exception as error:  # ONNX Runtime's exceptions share no base but this one
             reason = " ".join(str(error).split())
             if not any(sign in reason for sign in _NO_MEMORY):
                 again = "start the process" if "CUDA failure" in reason else "open the bundle"
                 raise EngineError(
-                    f"ONNX Runtime failed in a call of {self._path}: {reason}; "
+                    f"ONNX Runtime failed in a call of {self.path}: {reason}; "
                     f"{again} again, or export it again if that does not help"
                 ) from error
             raise CapacityError(
@@ -281,5 +261,4 @@ class OrtCall:
             ) from error
 
     def release(self) -> None:
-        """Drop the bindings."""
-        self._session = self._binding = None
+        self.session = self.binding = None

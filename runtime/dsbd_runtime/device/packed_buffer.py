@@ -3,8 +3,6 @@
 The sizes of a call are rounded up, so the inputs of a forward and of a move have padding rows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,12 +27,9 @@ PackedPart = tuple[str, tuple[int, ...], str]
 
 @dataclass(frozen=True)
 class PackedArrays:
-    """Arrays that lie one after the other in a ``PackedBuffer``, on both sides.
+    """Arrays by name that lie one after the other in a ``PackedBuffer``, on both sides.
 
-    Attributes:
-        on_host: views of the pinned memory, by name.
-        on_device: the same parts of the device memory, by name.
-        num_bytes: from the start of the buffer to the end of the last array.
+    num_bytes: from the start of the buffer to the end of the last array.
     """
 
     on_host: dict[str, NDArray[Any]]
@@ -91,7 +86,6 @@ def packed_bytes(parts: Sequence[PackedPart]) -> int:
 
 
 def _extents(parts: Sequence[PackedPart]) -> list[tuple[int, int]]:
-    """Return first byte and end of each part."""
     extents, stop = [], 0
     for _, shape, dtype in parts:
         start = -(-stop // _ALIGNMENT) * _ALIGNMENT

@@ -8,10 +8,9 @@ The first run makes the engine allocate all memory of the call, because nothing 
 while work is recorded.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from dsbd_errors import DsbdError
 from dsbd_runtime.devices import Device, RecordedWork
@@ -23,56 +22,46 @@ _MOST_TRIES = 3
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class RepeatedWork:
-    """The copies and the call of one size, whose addresses stay the same."""
+    """The copies and the call of one size, whose addresses stay the same.
 
-    def __init__(
-        self,
-        device: Device,
-        recorded: list[RecordedWork],
-        most_recorded: int,
-        work: Callable[[], None],
-    ) -> None:
-        """Record nothing yet.
+    all_recorded: the units of a session that exist now, at most ``most_recorded``.
+    work: queues the work, piece by piece.
+    """
 
-        Args:
-            device: records the work.
-            recorded: the units of a session that exist now.
-            most_recorded: how many there may be; 0: none is recorded.
-            work: queues the work, piece by piece.
-        """
-        self._device = device
-        self._all_recorded = recorded
-        self._most_recorded = most_recorded
-        self._work = work
-        self._recorded: RecordedWork | None = None
-        self._num_runs = 0
-        self._num_tries = 0
+    device: Device
+    all_recorded: list[RecordedWork]
+    most_recorded: int
+    work: Callable[[], None]
+    recorded: RecordedWork | None = None
+    num_runs: int = 0
+    num_tries: int = 0
 
     def run(self) -> None:
         """Queue the work once; raise what the pieces raise."""
-        if self._recorded is not None:
-            self._recorded.run()
+        if self.recorded is not None:
+            self.recorded.run()
             return
-        self._work()
-        self._num_runs += 1
-        has_room = len(self._all_recorded) < self._most_recorded
-        if self._num_runs > 1 and self._num_tries < _MOST_TRIES and has_room:
+        self.work()
+        self.num_runs += 1
+        has_room = len(self.all_recorded) < self.most_recorded
+        if self.num_runs > 1 and self.num_tries < _MOST_TRIES and has_room:
             self._record()
 
     def free(self) -> None:
         """Free the recorded unit; called before the memory that it works on is freed."""
-        if self._recorded is not None:
-            self._recorded.free()
-            self._all_recorded.remove(self._recorded)
-            self._recorded = None
+        if self.recorded is not None:
+            self.recorded.free()
+            self.all_recorded.remove(self.recorded)
+            self.recorded = None
 
     def _record(self) -> None:
         """Record the work that has just run: recording allocates nothing that it has not."""
-        self._num_tries += 1
+        self.num_tries += 1
         try:
-            self._recorded = self._device.record(self._work)
+            self.recorded = self.device.record(self.work)
         except (MemoryError, DsbdError) as error:  # it continues unrecorded
-            _log.debug("a call is not recorded, try %d: %s", self._num_tries, error)
+            _log.debug("a call is not recorded, try %d: %s", self.num_tries, error)
         else:
-            self._all_recorded.append(self._recorded)
+            self.all_recorded.append(self.recorded)

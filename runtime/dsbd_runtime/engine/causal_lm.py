@@ -6,12 +6,11 @@ import dataclasses
 import logging
 from collections.abc import Iterator
 from itertools import chain
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.forward import Forward, ForwardResult
+from dsbd_forward.forward import Forward, ForwardResult, Source
 from dsbd_runtime.bundle_files.manifest import ModelEntry
 from dsbd_runtime.engine.session import Session
 from dsbd_runtime.errors import CapacityError, InputError
@@ -19,6 +18,7 @@ from dsbd_runtime.parts.attention_rows import MAX_FORWARD_ROWS, num_in_place
 from dsbd_runtime.parts.forward_checks import check_forward, check_keep
 from dsbd_runtime.parts.kinds import KINDS
 from dsbd_runtime.parts.part import Call, Part, PartT, part_of
+from dsbd_runtime.parts.sources import Sources
 
 
 class CausalLM:
@@ -28,8 +28,8 @@ class CausalLM:
     rows valid when it raises.
 
     Attributes:
-        spec: properties of the engine.
         num_rows: rows now in the cache.
+        kv_bytes_peak: highest ``kv_bytes`` since the start or ``reset_peak``.
     """
 
     def __init__(self, session: Session, entry: ModelEntry) -> None:
@@ -39,7 +39,7 @@ class CausalLM:
         spec = entry.spec
         memory = dataclasses.replace(spec.memory, grows_at_a_cost=session.grows_at_a_cost)
         self.spec = dataclasses.replace(spec, memory=memory)
-        self._context_length = entry.context_length
+        self.context_length = entry.context_length
         self._splitting = [part for part in self._parts if part.splits]
         self._keeping = [part for part in self._parts if type(part).keep is not Part.keep]
         self._grows_in_calls = any(part.grows_in_calls for part in self._parts)
@@ -51,16 +51,10 @@ class CausalLM:
             if name not in read
         }
         self.num_rows = 0
-        self._kv_bytes_peak = self.kv_bytes
-
-    @property
-    def context_length(self) -> int:
-        """Number of positions; the highest position is one less."""
-        return self._context_length
+        self.kv_bytes_peak = self.kv_bytes
 
     @property
     def num_free_rows(self) -> int:
-        """See SteppedEngine."""
         return self._rows.capacity - self.num_rows
 
     @property
@@ -68,14 +62,9 @@ class CausalLM:
         """Bytes of the key/value caches and of all other rows of the parts."""
         return sum(part.num_bytes for part in self._parts)
 
-    @property
-    def kv_bytes_peak(self) -> int:
-        """Highest ``kv_bytes`` since the start or ``reset_peak``."""
-        return self._kv_bytes_peak
-
     def reset_peak(self) -> None:
         """Reset ``kv_bytes_peak`` to ``kv_bytes``."""
-        self._kv_bytes_peak = self.kv_bytes
+        self.kv_bytes_peak = self.kv_bytes
 
     def part(self, kind: type[PartT]) -> PartT:
         """Return the part of a kind; raise InputError, one sentence, for an engine without it."""
@@ -101,7 +90,7 @@ class CausalLM:
             forward,
             num_rows=num_before,
             vocab_size=self.spec.vocab_size,
-            context_length=self._context_length,
+            context_length=self.context_length,
         )
         for name, sentence in self._unread.items():
             if getattr(forward, name) is not None:
@@ -155,7 +144,6 @@ class CausalLM:
             self._reserve(0, 0)
 
     def shrink(self) -> None:
-        """Free memory beyond the rows in use."""
         self._rows.shrink(self.num_rows)
         self._note_bytes()
 
@@ -165,16 +153,9 @@ class CausalLM:
         self._session.close()
 
     def __enter__(self) -> CausalLM:
-        """Return the model itself."""
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close the model."""
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _reserve(self, num_rows: int, num_used: int) -> None:
@@ -183,7 +164,23 @@ class CausalLM:
         self._note_bytes()
 
     def _note_bytes(self) -> None:
-        self._kv_bytes_peak = max(self._kv_bytes_peak, self.kv_bytes)
+        self.kv_bytes_peak = max(self.kv_bytes_peak, self.kv_bytes)
+
+
+class SourceReadingLM(CausalLM):
+    """An engine whose forwards may have rows of several sources: a ``SourceReader``."""
+
+    def read_source(self, source: Source) -> None:
+        """See SourceReader; raises as ``forward``."""
+        self.part(Sources).slots.read(source)
+
+    def release_source(self, source: Source) -> None:
+        self.part(Sources).slots.release(source)
+
+
+def language_model(session: Session, entry: ModelEntry) -> CausalLM:
+    """Return the language model of an open engine."""
+    return (SourceReadingLM if entry.spec.joins_sources else CausalLM)(session, entry)
 
 
 _log = logging.getLogger(__name__)

@@ -1,9 +1,7 @@
 """Execution providers: the capabilities of each in one table, and the placement of an engine."""
 
-from __future__ import annotations
-
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsbd_errors import install_hint
@@ -18,18 +16,14 @@ class Provider:
     """One execution provider.
 
     Attributes:
-        name: the name in options.
-        module: the Python module that contains it.
         ort_name: its name in ONNX Runtime; None: it does not use ONNX Runtime.
         extra: the extra of dsbd-ort that installs it.
         no_wheels_for: processors for which the package index has no wheel of its package.
         backend: the kind of session, a key of ``loading.BACKENDS``.
         dtypes: types of bundles that it runs, the usual one first.
         quantizations: kinds of quantized bundles that it runs, a part of ``QUANTIZED_FORMS``.
-        has_static_capacity: whether an engine is built for one number of cache rows.
         has_device_caches: whether the caches lie in the memory of a GPU.
-        has_cuda_graphs: whether calls of a size can be captured as a CUDA graph and replayed.
-        uses_cuda_graphs: whether they are by default.
+        uses_cuda_graphs: whether calls of a size are captured and replayed by default.
     """
 
     name: str
@@ -40,9 +34,7 @@ class Provider:
     backend: str
     dtypes: tuple[str, ...]
     quantizations: tuple[str, ...]
-    has_static_capacity: bool
     has_device_caches: bool
-    has_cuda_graphs: bool
     uses_cuda_graphs: bool
 
     @property
@@ -60,6 +52,17 @@ class Provider:
         return install_hint(self.extra)
 
 
+_TENSORRT = Provider(
+    name="tensorrt",
+    module="tensorrt",
+    ort_name=None,
+    extra="tensorrt",
+    backend="tensorrt",
+    dtypes=("fp16", "bf16", "fp32"),
+    quantizations=("none",),
+    has_device_caches=True,
+    uses_cuda_graphs=False,
+)
 PROVIDERS = (
     Provider(
         name="cpu",
@@ -69,9 +72,7 @@ PROVIDERS = (
         backend="onnxruntime-host",
         dtypes=("fp32", "fp16"),
         quantizations=QUANTIZED_FORMS,
-        has_static_capacity=False,
         has_device_caches=False,
-        has_cuda_graphs=False,
         uses_cuda_graphs=False,
     ),
     Provider(
@@ -83,37 +84,11 @@ PROVIDERS = (
         backend="onnxruntime-device",
         dtypes=("fp16", "bf16", "fp32"),
         quantizations=tuple(form for form in QUANTIZED_FORMS if form != "int8-dynamic"),
-        has_static_capacity=False,
         has_device_caches=True,
-        has_cuda_graphs=True,
         uses_cuda_graphs=True,
     ),
-    Provider(
-        name="tensorrt",
-        module="tensorrt",
-        ort_name=None,
-        extra="tensorrt",
-        backend="tensorrt",
-        dtypes=("fp16", "bf16", "fp32"),
-        quantizations=("none",),
-        has_static_capacity=True,
-        has_device_caches=True,
-        has_cuda_graphs=True,
-        uses_cuda_graphs=False,
-    ),
-    Provider(
-        name="tensorrt-rtx",
-        module="tensorrt_rtx",
-        ort_name=None,
-        extra="tensorrt-rtx",
-        backend="tensorrt",
-        dtypes=("fp16", "bf16", "fp32"),
-        quantizations=("none",),
-        has_static_capacity=True,
-        has_device_caches=True,
-        has_cuda_graphs=True,
-        uses_cuda_graphs=False,
-    ),
+    _TENSORRT,
+    replace(_TENSORRT, name="tensorrt-rtx", module="tensorrt_rtx", extra="tensorrt-rtx"),
 )
 
 
@@ -130,7 +105,11 @@ def find_provider(name: str) -> Provider:
 
 def check_runnable(provider: Provider, entry: ModelEntry, model_path: Path) -> None:
     """Raise ProviderError unless the provider runs an engine: types, caches, quantization."""
-    check_reads_sources(provider, entry, model_path)
+    if entry.encoder is not None and provider.has_device_caches:
+        raise ProviderError(
+            f"{model_path} is the engine of an encoder-decoder, which provider {provider.name!r} "
+            "does not run; use 'cpu'"
+        )
     if entry.quantization not in provider.quantizations:
         raise ProviderError(
             f"{model_path} is quantized as {entry.quantization}, for which provider "
@@ -149,15 +128,6 @@ def check_runnable(provider: Provider, entry: ModelEntry, model_path: Path) -> N
                 f"{model_path} is in {dtype}, provider {provider.name!r} runs "
                 f"{', '.join(provider.dtypes)}; export with --dtype {provider.dtypes[0]}"
             )
-
-
-def check_reads_sources(provider: Provider, entry: ModelEntry, model_path: Path) -> None:
-    """Raise ProviderError for the engine of an encoder-decoder on a GPU."""
-    if entry.encoder is not None and provider.has_device_caches:
-        raise ProviderError(
-            f"{model_path} is the engine of an encoder-decoder, which provider {provider.name!r} "
-            "does not run; use 'cpu'"
-        )
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,7 @@ class EngineOptions:
     """One engine to open.
 
     Attributes:
-        bundle: of the engine.
         role: "target" or "draft".
-        placement: provider and device.
-        settings: settings that apply to the provider.
         target: for a draft that is opened with its target, the target's session, whose parts it
             may share; None: it is opened alone.
         new_rows: makes new rows of caches on the host: zeros, or noise in the parity gate, where
@@ -45,7 +42,7 @@ class EngineOptions:
         provider = self.placement.provider
         if self.settings.cuda_graphs is None:
             return provider.uses_cuda_graphs
-        return self.settings.cuda_graphs and provider.has_cuda_graphs
+        return self.settings.cuda_graphs and provider.has_device_caches
 
 
 class Session(Protocol):

@@ -1,7 +1,5 @@
 """Settings of engines that do not belong to a bundle."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,7 +42,7 @@ class EngineSettings:
                 raise InputError(
                     f"{name} is {value}, but provider {names} runs on a GPU; leave it out"
                 )
-        if self.cuda_graphs and not any(row.has_cuda_graphs for row in providers):
+        if self.cuda_graphs and not any(row.has_device_caches for row in providers):
             raise InputError(
                 f"cuda_graphs is set, but provider {names} has none; use a GPU's, such as 'cuda', "
                 "or leave it out"

@@ -3,8 +3,6 @@
 Making an OrtValue for each array of each call would be the largest overhead of a small engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -31,14 +29,9 @@ class OrtBinder:
 
     Small inputs are copied into memory of their shape, small outputs out of it. Large arrays, such
     as those of long prompts and full logits, are bound directly, and so are long-lived arrays.
-
-    Attributes:
-        name: name of the engine in errors.
-        is_cleared: whether the caches and other long-lived arrays must be bound again.
     """
 
     def __init__(self, ort: ModuleType, binding: Any, name: str) -> None:
-        """``ort``: module onnxruntime; ``binding``: IO binding of an engine."""
         self.name = name
         self.is_cleared = True
         self._ort = ort
@@ -49,7 +42,6 @@ class OrtBinder:
         self._bound: dict[str, Any] = {}  # by name: identifies the bound array
 
     def clear(self) -> None:
-        """Unbind everything, so that memory that was bound can be freed."""
         self._binding.clear_binding_inputs()
         self._binding.clear_binding_outputs()
         self._bound.clear()
@@ -62,7 +54,6 @@ class OrtBinder:
         self._bound.clear()
 
     def release_memory(self) -> None:
-        """Let the next call release memory that it does not need itself."""
         self._options = releasing_options(self._ort)
 
     def run(self, engine: Any) -> dict[str, NDArray[Any]]:
@@ -77,12 +68,7 @@ class OrtBinder:
             found[output.name] = array.copy() if is_kept else self._bound.pop(output.name).array
         return found
 
-    def size(self, dim: str, number: int) -> int:
-        """See Binder: calls on the host are not padded."""
-        return number
-
     def write(self, arrays: Mapping[str, NDArray[Any]], padding: int = 0) -> None:
-        """See Binder."""
         for name, array in arrays.items():
             kept = self._kept.get((name, array.shape))
             if kept is not None:  # usually
@@ -96,7 +82,6 @@ class OrtBinder:
                 self._bound[name] = kept
 
     def returns(self, outputs: tuple[HeadOutput, ...], num_logit_rows: int) -> None:
-        """See Binder."""
         self._head = outputs
         for output in outputs:
             name, shape = output.name, output.shape(num_logit_rows)
@@ -109,7 +94,6 @@ class OrtBinder:
                 self._bound[name] = kept
 
     def update(self, past: str, present: str, array: NDArray[Any]) -> None:
-        """Let calls read an array and write it in place."""
         memory = array.ctypes.data, array.shape  # unique as long as it is bound
         if self._bound.get(past) != memory:
             value = self.value_on(array)
@@ -118,31 +102,26 @@ class OrtBinder:
             self._bound[past] = memory
 
     def read(self, name: str, array: NDArray[Any]) -> None:
-        """Let calls read an array in place."""
         memory = array.ctypes.data, array.shape
         if self._bound.get(name) != memory:
             self._binding.bind_ortvalue_input(name, self.value_on(array))
             self._bound[name] = memory
 
     def read_values(self, values: Mapping[str, Any]) -> None:
-        """Let calls read OrtValues by name."""
         for name, value in values.items():
             if self._bound.get(name) is not value:
                 self._binding.bind_ortvalue_input(name, value)
                 self._bound[name] = value
 
     def write_to(self, name: str, array: NDArray[Any]) -> None:
-        """Let the next call write an output to the memory of an array."""
         self.write_value(name, self.value_on(array))
 
     def write_value(self, name: str, value: Any) -> None:
-        """Let calls write an output to an OrtValue."""
         if self._bound.get(name) is not value:
             self._binding.bind_ortvalue_output(name, value)
             self._bound[name] = value
 
     def value_on(self, array: NDArray[Any]) -> Any:
-        """Return an OrtValue on the memory of an array, which the value keeps alive."""
         return self._ort.OrtValue.ortvalue_from_numpy(array)
 
     def _keep(self, name: str, array: NDArray[Any]) -> _Kept:

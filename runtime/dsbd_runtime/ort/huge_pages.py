@@ -6,8 +6,6 @@ translations of other code. Linux gathers memory into pages of 2 MiB if a proces
 Runtime allocates by malloc, which does not.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import logging

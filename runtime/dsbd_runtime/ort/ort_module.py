@@ -1,11 +1,10 @@
 """ONNX Runtime: import without telemetry, check of its providers, options, opening of a graph."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import platform
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -120,73 +119,58 @@ def releasing_options(ort: ModuleType) -> Any:
     return options
 
 
+@dataclass(eq=False)
 class OrtGraphs:
-    """Opens the graphs of one engine on a provider in host memory; see ``HostGraphs``."""
+    """Opens the graphs of one engine on a provider in host memory; see ``HostGraphs``.
 
-    def __init__(
-        self,
-        provider: Provider,
-        entry: ModelEntry,
-        settings: EngineSettings,
-        *,
-        log_severity: int = LOG_ERRORS,
-        adapt: Callable[[Any], None] | None = None,
-    ) -> None:
-        """Import ONNX Runtime; see ``OrtSession`` for the arguments."""
-        self.ort = import_ort_for(provider)
-        self._provider = provider
-        self._entry = entry
-        self._settings = settings
-        self._log_severity = log_severity
-        self._adapt = adapt
+    ``OrtSession`` explains the fields.
+    """
+
+    provider: Provider
+    entry: ModelEntry
+    settings: EngineSettings
+    log_severity: int = LOG_ERRORS
+    adapt: Callable[[Any], None] | None = None
+
+    def __post_init__(self) -> None:
+        self.ort = import_ort_for(self.provider)
 
     def options(self) -> Any:
-        """Return the session options of the engine."""
-        options = session_options(self.ort, self._entry, self._settings)
-        options.log_severity_level = self._log_severity
-        if self._adapt is not None:
-            self._adapt(options)
+        options = session_options(self.ort, self.entry, self.settings)
+        options.log_severity_level = self.log_severity
+        if self.adapt is not None:
+            self.adapt(options)
         return options
 
     def open(self, path: Path) -> Any:
-        """See HostGraphs."""
         return self.open_with(path, self.options())
 
     def open_with(self, path: Path, options: Any) -> Any:
-        """Return the session on a graph with other options."""
-        return opened_engine(self.ort, self._provider, path, options)
+        """Return the session on a graph with other options.
+
+        BundleError: it cannot be loaded; ProviderError: it runs on another provider.
+        """
+        try:
+            with huge_pages():
+                engine = self.ort.InferenceSession(
+                    str(path),
+                    options,
+                    providers=[self.provider.ort_name],
+                    enable_fallback=False,  # which would print to stdout and try the same again
+                )
+        except Exception as error:  # its exceptions share no base but this one
+            reason = " ".join(str(error).split())
+            raise BundleError(
+                f"ONNX Runtime cannot load {path} ({reason}); copy the bundle or export again"
+            ) from error
+        check_offered(self.provider, engine.get_providers(), f"the session of {path} runs on")
+        return engine
 
     def open_again(self, path: Path) -> Any:
-        """See HostGraphs."""
-        return self.open_with(path, without_packing(self.options(), self._entry))
+        return self.open_with(path, without_packing(self.options(), self.entry))
 
     def releasing_options(self) -> Any:
-        """See HostGraphs."""
         return releasing_options(self.ort)
-
-
-def opened_engine(ort: ModuleType, provider: Provider, model_path: Path, options: Any) -> Any:
-    """Return the session of ONNX Runtime on a graph, whose provider runs it.
-
-    Raises:
-        BundleError: ONNX Runtime cannot load the graph.
-        ProviderError: it runs it on another provider.
-    """
-    try:
-        with huge_pages():
-            engine = ort.InferenceSession(
-                str(model_path),
-                options,
-                providers=[provider.ort_name],
-                enable_fallback=False,  # which would print to stdout and try the same again
-            )
-    except Exception as error:  # its exceptions share no base but this one
-        reason = " ".join(str(error).split())
-        raise BundleError(
-            f"ONNX Runtime cannot load {model_path} ({reason}); copy the bundle or export again"
-        ) from error
-    check_offered(provider, engine.get_providers(), f"the session of {model_path} runs on")
-    return engine
 
 
 def keep_int8_products_exact(options: Any) -> None:

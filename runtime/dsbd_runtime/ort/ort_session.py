@@ -1,7 +1,5 @@
 """Session on ONNX Runtime with caches in host memory, updated in place by IO binding."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -13,16 +11,14 @@ from dsbd_runtime.bundle_files.manifest import ModelEntry
 from dsbd_runtime.engine.providers import check_runnable, find_provider
 from dsbd_runtime.engine.session import EngineOptions
 from dsbd_runtime.engine.settings import EngineSettings
-from dsbd_runtime.errors import CapacityError, EngineError
+from dsbd_runtime.errors import EngineError
 from dsbd_runtime.ort.host_binder import OrtBinder
 from dsbd_runtime.ort.ort_module import LOG_ERRORS, OrtGraphs
 from dsbd_runtime.ort.prepared_engine import PreparedEngine
 from dsbd_runtime.parts.attention_rows import Rows
-from dsbd_runtime.parts.graph_check import check_graph
+from dsbd_runtime.parts.graph_check import call_error, check_graph
 from dsbd_runtime.parts.head import Head
 from dsbd_runtime.parts.part import Call, HostPlace, NewRows, Part, PartEntry, part_of
-
-_NO_MEMORY = ("Failed to allocate memory", "bad allocation", "bad_alloc")
 
 
 def _no_target(kind: type[PartEntry]) -> Part:
@@ -30,11 +26,7 @@ def _no_target(kind: type[PartEntry]) -> Part:
 
 
 class OrtSession:
-    """One engine on ONNX Runtime together with its parts.
-
-    Caches stay bound until their capacity changes, small inputs and outputs while calls have the
-    same size.
-    """
+    """One engine on ONNX Runtime together with its parts."""
 
     def __init__(
         self,
@@ -51,17 +43,11 @@ class OrtSession:
     ) -> None:
         """Open the engine at ``model_path``; the weight file is mapped, matrices are packed.
 
-        Args:
-            model_path: the ONNX file; its external data is in the same folder.
-            entry: manifest entry of the engine; a contradiction is a BundleError.
-            provider: a name of the table in ``providers``.
-            settings: number of threads, and how long they spin.
-            prepared: the prepared engine in the cache; None opens the original.
-            log_severity: lowest severity that ONNX Runtime writes to stderr; ``LOG_WARNINGS``
-                shows when a cache is not updated in place.
-            of_target: see ``HostPlace``.
-            new_rows: see ``EngineOptions``.
-            adapt: likewise.
+        entry: manifest entry of the engine; a contradiction is a BundleError.
+        prepared: the prepared engine in the cache; None opens the original.
+        log_severity: lowest severity that ONNX Runtime writes to stderr; ``LOG_WARNINGS`` shows
+            when a cache is not updated in place.
+        of_target: see ``HostPlace``; new_rows, adapt: see ``EngineOptions``.
         """
         row = find_provider(provider)
         check_runnable(row, entry, model_path)
@@ -71,8 +57,7 @@ class OrtSession:
             self._engine = graphs.open(model_path)
         else:
             self._engine = prepared.open(graphs.ort, model_path, graphs.options, graphs.open_with)
-        found = self._engine.get_inputs(), self._engine.get_outputs()
-        check_graph(model_path, entry.contract, *found)
+        check_graph(model_path, entry.contract, self._engine)
         name = f"the engine {model_path}"
         self._binder = OrtBinder(graphs.ort, self._engine.io_binding(), name)
         place = HostPlace(self._binder, model_path.parent, graphs, of_target, new_rows)
@@ -85,11 +70,9 @@ class OrtSession:
 
     @property
     def grows_at_a_cost(self) -> bool:
-        """See Session."""
         return False
 
     def run(self, call: Call) -> None:
-        """See Session."""
         if self._engine is None:
             raise EngineError(f"{self._binder.name} is closed; load it again")
         for part in self.parts:
@@ -97,32 +80,19 @@ class OrtSession:
         try:
             found = self._binder.run(self._engine)
         except Exception as error:  # ONNX Runtime's exceptions share no base but this one
-            raise self._call_error(call, error) from error
+            sizes = (
+                f"{call.forward.num_new} rows from row {call.first_row} on, logits of "
+                f"{len(call.forward.logit_rows)}, caches of {self.rows.capacity}"
+            )
+            remedy = "shorten the prompt, ask for fewer beams or a shorter draft"
+            raise call_error(self._model_path, sizes, error, remedy) from error
         self._head.collect(call, found)
 
     def close(self) -> None:
-        """Release the engine and its parts; calling it again does nothing."""
         self._engine = None
         self._binder.close()
         for part in self.parts:
             part.close()
-
-    def _call_error(self, call: Call, error: Exception) -> EngineError | CapacityError:
-        """Return the error of a failed call, with the engine, the sizes and the reason."""
-        reason = " ".join(str(error).split())
-        sizes = (
-            f"{call.forward.num_new} rows from row {call.first_row} on, logits of "
-            f"{len(call.forward.logit_rows)}, caches of {self.rows.capacity}"
-        )
-        if any(sign in reason for sign in _NO_MEMORY):
-            return CapacityError(
-                f"no memory for a call of {self._model_path} ({sizes}): {reason}; shorten the "
-                "prompt, ask for fewer beams or a shorter draft"
-            )
-        return EngineError(
-            f"ONNX Runtime failed in a call of {self._model_path} ({sizes}): {reason}; copy the "
-            "bundle or export again"
-        )
 
 
 def open_host_session(request: EngineOptions) -> OrtSession:

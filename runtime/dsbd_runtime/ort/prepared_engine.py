@@ -59,11 +59,9 @@ _log = logging.getLogger(__name__)
 class PreparedEngine:
     """The prepared form of one engine of a bundle.
 
-    Attributes:
-        folder: folder of prepared engines of all bundles; created if absent.
-        source_digest: digest of the engine's files.
-        num_bytes: size of the engine's files.
-        verify: whether an opening compares hashes instead of checksums.
+    folder: of prepared engines of all bundles; created if absent.
+    source_digest, num_bytes: digest and size of the engine's files.
+    verify: whether an opening compares hashes instead of checksums.
     """
 
     folder: Path
@@ -97,11 +95,8 @@ class PreparedEngine:
         A damaged one is made again. If it cannot be written, the original is opened. Both log a
         warning.
 
-        Args:
-            ort: the module onnxruntime.
-            model_path: the engine in the bundle.
-            new_options: returns new session options on every call.
-            open_engine: opens a graph; raises BundleError if it cannot.
+        new_options: returns new session options on every call.
+        open_engine: opens a graph; raises BundleError if it cannot.
         """
         place = self.folder / self._name(ort, new_options())
         if not self._is_whole(place):
@@ -134,9 +129,7 @@ class PreparedEngine:
     ) -> None:
         """Write the prepared engine to ``place``.
 
-        Raises:
-            BundleError: the engine itself cannot be opened.
-            OSError: the folder cannot be written, or has no room for it.
+        BundleError: the engine cannot be opened. OSError: the folder cannot be written, or is full.
         """
         _make_folder(self.folder)
         _clear_abandoned(self.folder)
@@ -167,7 +160,6 @@ class PreparedEngine:
             raise OSError(f"{place} is not what was written to it")
 
     def _is_whole(self, place: Path) -> bool:
-        """Return whether a prepared engine is present and unchanged."""
         name = "sha256" if self.verify else "checksum"
         try:
             written = json.loads((place / _WHOLE).read_text(encoding="utf-8"))

@@ -22,17 +22,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.forward import Source
-from dsbd_runtime.errors import CapacityError, EngineError
+from dsbd_runtime.errors import CapacityError
 from dsbd_runtime.parts.attention_rows import (
     INPUT_IDS,
     POSITION_IDS,
     WRITE_INDICES,
     AttentionEntry,
+    places_of_rows,
 )
 from dsbd_runtime.parts.cache_entries import parts_of, past_name
-from dsbd_runtime.parts.cross_slots import places_of_rows
 from dsbd_runtime.parts.encoder_entry import SOURCE_LENGTHS, SOURCE_PLACES, SOURCE_ROWS
-from dsbd_runtime.parts.graph_check import check_graph
+from dsbd_runtime.parts.graph_check import call_error, check_graph
 from dsbd_runtime.parts.head import LOGIT_ROWS, LOGITS, HeadEntry
 from dsbd_runtime.parts.kv_cache import NUMPY_DTYPES
 from dsbd_runtime.parts.part import (
@@ -47,15 +47,10 @@ from dsbd_runtime.parts.part import (
 from dsbd_runtime.parts.sources import Sources, SourcesEntry
 from dsbd_runtime.parts.speech_entry import ALIGNMENT_FILE, ALIGNMENT_WEIGHTS
 
-_NO_MEMORY = ("Failed to allocate memory", "bad allocation", "bad_alloc")
-
 
 @dataclass(frozen=True)
 class AlignedTokens:
     """How a speech model attends to the sound as it reads a text, and its predictions.
-
-    With 4 prompt tokens and 3 new ones, the last of which ends the text: weights of the first 2,
-    logits of all 3.
 
     Attributes:
         weights: (A, n - 1, N) float32. Weights of the N positions of the sound by each of the A
@@ -69,12 +64,9 @@ class AlignedTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class AlignmentGraphEntry(PartEntry):
-    """Description of the alignment graph in the manifest; it has the engine's own inputs.
+    """Manifest entry of the alignment graph, which has the engine's own inputs.
 
-    Attributes:
-        attention, sources, head: of the engine; the head returns all logits.
-        num_heads: alignment heads, A.
-        context_length: most tokens of a text.
+    ``head`` returns all logits; ``num_heads`` is A, ``context_length`` the most tokens of a text.
     """
 
     attention: AttentionEntry
@@ -83,11 +75,10 @@ class AlignmentGraphEntry(PartEntry):
     num_heads: int
     context_length: int
 
-    lacks: ClassVar[str] = "aligns no sources"  # ``check_reads_sources`` refuses it before
+    lacks: ClassVar[str] = "aligns no sources"  # ``check_runnable`` refuses it before
 
     @property
     def files(self) -> tuple[str, ...]:
-        """See PartEntry."""
         return (ALIGNMENT_FILE,)
 
     def graph_contract(self) -> GraphContract:
@@ -98,7 +89,6 @@ class AlignmentGraphEntry(PartEntry):
         return GraphContract(inputs=inputs, outputs=outputs)
 
     def on_host(self, place: HostPlace) -> Alignment:
-        """See PartEntry."""
         return Alignment(self, place)
 
 
@@ -111,7 +101,6 @@ class Alignment(Part):
     )
 
     def __init__(self, entry: AlignmentGraphEntry, place: HostPlace) -> None:
-        """Take the sources that the engine has read; nothing is opened yet."""
         self._entry = entry
         self._path = place.folder / ALIGNMENT_FILE
         self._graphs = place.graphs
@@ -123,11 +112,8 @@ class Alignment(Part):
     ) -> AlignedTokens:
         """Return how the engine attends to a source as it reads new tokens after a prompt.
 
-        The cache stays as it is.
-
-        Raises:
-            CapacityError: no memory, or too long a text.
-            BundleError, EngineError: the graph cannot be opened, or fails.
+        The cache stays unchanged. CapacityError: no memory, or too long a text. BundleError,
+        EngineError: the graph cannot be opened, or fails.
         """
         read = np.array([*prompt_ids, *token_ids[:-1]], np.int64)
         if len(read) > self._entry.context_length:
@@ -157,14 +143,12 @@ class Alignment(Part):
         return AlignedTokens(weights[:, len(prompt_ids) :], logits)
 
     def close(self) -> None:
-        """Release the engine; it would be opened again."""
         self._engine = None
 
     def _opened(self) -> Any:
-        """Return the engine; a contradiction to its entry is a BundleError."""
         if self._engine is None:
             engine, contract = self._graphs.open_again(self._path), self._entry.graph_contract()
-            check_graph(self._path, contract, engine.get_inputs(), engine.get_outputs())
+            check_graph(self._path, contract, engine)
             self._engine = engine
         return self._engine
 
@@ -181,19 +165,10 @@ class Alignment(Part):
         self, engine: Any, inputs: dict[str, Any], num_tokens: int
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         options = self._graphs.releasing_options()  # the scores of all heads are seldom needed
+        names = [ALIGNMENT_WEIGHTS, LOGITS]
         try:
-            weights, logits = engine.run_with_ort_values(
-                [ALIGNMENT_WEIGHTS, LOGITS], inputs, options
-            )
+            weights, logits = engine.run_with_ort_values(names, inputs, options)
         except Exception as error:  # ONNX Runtime's exceptions share no base but this one
-            reason = " ".join(str(error).split())
-            if any(sign in reason for sign in _NO_MEMORY):
-                raise CapacityError(
-                    f"no memory to align {num_tokens} tokens by {self._path}: {reason}; leave "
-                    "times of words out, or run fewer requests"
-                ) from error
-            raise EngineError(
-                f"ONNX Runtime failed in a call of {self._path} ({num_tokens} tokens): {reason}; "
-                "copy the bundle or export again"
-            ) from error
+            remedy = "leave times of words out, or run fewer requests"
+            raise call_error(self._path, f"{num_tokens} tokens", error, remedy) from error
         return weights.numpy(), logits.numpy()

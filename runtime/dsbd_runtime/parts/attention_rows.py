@@ -89,14 +89,13 @@ class RowMemory(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionEntry(PartEntry):
-    """Description of the attention rows in the manifest.
+    """The attention rows in the manifest.
 
-    Attributes:
-        caches: of all that is kept of every row: keys and values of the layers that attend.
-        masks: names of the mask inputs.
-        sliding_window: positions that a sliding-window layer sees; None exactly when ``masks``
-            lacks the sliding one.
-        reads_positions: whether the graph has the input ``row_positions``.
+    caches: keys and values of the layers that attend.
+    masks: names of the mask inputs.
+    sliding_window: positions that a sliding-window layer sees; None exactly when ``masks`` lacks
+        the sliding one.
+    reads_positions: whether the graph has the input ``row_positions``.
     """
 
     caches: Sequence[CacheEntry]
@@ -105,7 +104,6 @@ class AttentionEntry(PartEntry):
     reads_positions: bool = False
 
     def contract(self) -> GraphContract:
-        """See PartEntry."""
         inputs = {
             **dict.fromkeys((INPUT_IDS, POSITION_IDS), TensorSpec(INT64, (1, "S"))),
             **{mask: TensorSpec(BOOL, (1, 1, "S", "C")) for mask in self.masks},
@@ -117,24 +115,16 @@ class AttentionEntry(PartEntry):
         return GraphContract(inputs={**inputs, **caches.inputs}, outputs=caches.outputs)
 
     def on_host(self, place: HostPlace) -> Rows:
-        """See PartEntry."""
         return Rows(self, HostRows(self.caches, place))
 
     def on_device(self, place: DevicePlace) -> Rows:
-        """See PartEntry."""
         return Rows(self, place.rows)
 
 
 class Rows(Part):
-    """The rows of an engine's cache, their positions, and the masks over them.
-
-    Attributes:
-        memory: the caches.
-        capacity: rows that they hold now; 0 after ``close``.
-    """
+    """The rows of an engine's cache, their positions, and the masks over them."""
 
     def __init__(self, entry: AttentionEntry, memory: RowMemory) -> None:
-        """Take the caches, whose memory the backend knows."""
         self.memory = memory
         self.capacity = memory.capacity
         self._reads_positions = entry.reads_positions
@@ -144,11 +134,9 @@ class Rows(Part):
 
     @property
     def num_bytes(self) -> int:
-        """See Part."""
         return self.memory.num_bytes
 
     def bind(self, call: Call, binder: Binder) -> None:
-        """See Part."""
         forward, first, stop = call.forward, call.first_row, call.stop
         self._positions[first:stop] = forward.positions
         masks = self._masks.padded(forward, self._positions[:stop], self.capacity)
@@ -166,12 +154,10 @@ class Rows(Part):
             self.memory.bind(binder)
 
     def reserve(self, num_rows: int, num_used: int) -> None:
-        """See Part."""
         self.memory.reserve(num_rows, num_used)
         self._fit_positions(num_used)
 
     def shrink(self, num_used: int) -> None:
-        """Free the memory that the first ``num_used`` rows do not need."""
         self.memory.shrink(num_used)
         self._fit_positions(num_used)
 
@@ -184,7 +170,6 @@ class Rows(Part):
             self._positions[first:num_kept] = self._positions[moved]
 
     def close(self) -> None:
-        """See Part."""
         self.memory.close()
         self.capacity = 0
 
@@ -201,12 +186,32 @@ def num_in_place(rows: Ints) -> int:
     return int(np.count_nonzero(rows == np.arange(len(rows))))
 
 
-class ForwardMasks:
-    """The engine's masks, built in buffers [max_rows, capacity] that every call reuses.
+def places_of_rows(items: Ints, num_items: int) -> tuple[Ints, Ints]:
+    """Return the rows of each item, (B, P), and where each row stands in them, (S,).
 
-    ``names`` and ``sliding_window`` are those of the manifest: the window is a number exactly
-    when the names hold the sliding mask.
+    With items [1, 0, 1] of two: rows [[1, 0], [0, 2]], the second of which is padding, and places
+    [2, 0, 3].
+
+    items: (S,) int64, which of the B items each row reads.
     """
+    num_rows = len(items)
+    if num_items == 1:
+        rows = np.arange(num_rows)
+        return rows[None], rows
+    counts = np.bincount(items, minlength=num_items)
+    num_places = int(counts.max())
+    order = items.argsort(kind="stable")
+    begins = counts.cumsum() - counts
+    places = np.empty(num_rows, np.int64)
+    of_item = items[order]
+    places[order] = of_item * num_places + np.arange(num_rows) - begins[of_item]
+    filled = np.zeros(num_items * num_places, np.int64)
+    filled[places] = np.arange(num_rows)
+    return filled.reshape(num_items, num_places), places
+
+
+class ForwardMasks:
+    """The engine's masks, built in buffers [max_rows, capacity] that every call reuses."""
 
     def __init__(self, names: Sequence[str], sliding_window: int | None, max_rows: int) -> None:
         self._names = names
@@ -222,10 +227,7 @@ class ForwardMasks:
         With a window of 2, positions [5] and row_positions [3, 4, 4, 5], the mask
         [[1, 1, 0, 1]] becomes [[1, 1, 0, 1, 0, ...]] and, sliding, [[0, 1, 0, 1, 0, ...]].
 
-        Args:
-            inputs: S new rows, N rows with those of the cache.
-            row_positions: (N,) int64. Positions of the cache rows, the S new ones included.
-            capacity: rows of the caches, at least N.
+        row_positions: (N,) int64. Positions of the cache rows, the S new ones included.
         """
         mask = inputs.mask
         num_new, num_rows = mask.shape

@@ -6,8 +6,6 @@ recurrences keep *recent* rows alone, in tensors with a capacity of their own: t
 checkpoints of their paths (docs/algorithm.md 3.11).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,10 +48,7 @@ class CacheEntry:
     """The rows of one kind of one layer, every row or the recent ones; each kind is a class.
 
     A layer may keep several kinds. One that reads the rows of another layer has no entry.
-
-    Attributes:
-        layer: the number of the layer, which is in the names of its inputs and outputs.
-        dtype: "fp32", "fp16" or "bf16".
+    dtype: "fp32", "fp16" or "bf16".
     """
 
     layer: int
@@ -89,9 +84,7 @@ class CacheEntry:
 class AttentionRows(CacheEntry):
     """The rows of a layer that attends: a key and a value for each head.
 
-    Attributes:
-        num_heads: of the keys and of the values alike.
-        key_width, value_width: numbers of one head; they differ where a layer caches latents.
+    The widths of one head's key and value differ in layers that cache latents.
     """
 
     num_heads: int
@@ -101,7 +94,6 @@ class AttentionRows(CacheEntry):
 
     @property
     def parts(self) -> dict[str, tuple[int, int]]:
-        """See the base."""
         return {
             KEY: (self.num_heads, self.key_width),
             VALUE: (self.num_heads, self.value_width),
@@ -123,7 +115,6 @@ class ConvolutionRows(CacheEntry):
 
     @property
     def parts(self) -> dict[str, tuple[int, int]]:
-        """See the base."""
         return {CONVOLUTION: (1, self.width)}
 
 
@@ -136,9 +127,7 @@ class RecurrentRows(CacheEntry):
 
     Attributes:
         num_heads: of the deltas and decays.
-        value_width: numbers of a delta.
         num_key_heads: each serves as many heads as the next one.
-        key_width: numbers of a key.
         most_new_rows: of one call.
     """
 
@@ -151,7 +140,6 @@ class RecurrentRows(CacheEntry):
 
     @property
     def states(self) -> dict[str, tuple[int, ...]]:
-        """See the base."""
         return {
             state_name(self.layer): (self.num_heads, self.key_width, self.value_width),
             state_decay_name(self.layer): (self.num_heads, 2),
@@ -159,7 +147,6 @@ class RecurrentRows(CacheEntry):
 
     @property
     def parts(self) -> dict[str, tuple[int, int]]:
-        """See the base."""
         return {
             RECURRENT_KEY: (self.num_key_heads, self.key_width),
             RECURRENT_DELTA: (self.num_heads, self.value_width),

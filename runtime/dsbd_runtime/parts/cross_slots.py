@@ -7,8 +7,6 @@ its sources without copying them. The slots are as long as the longest source, u
 ``_ROUNDED``; more slots, longer ones, and fewer once most are unused, are new buffers.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -60,11 +58,7 @@ class CrossSlots:
         entry: EncoderEntry,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        """Take an encoder, whose rows are used for nothing else.
-
-        most_bytes: of all sources, including those outside the slots. The sources of one call are
-            kept in any case.
-        """
+        """most_bytes: of all sources; those of one call are kept in any case."""
         self._ort = ort
         self._encoder = encoder
         self._entry = entry
@@ -92,7 +86,7 @@ class CrossSlots:
         return shape[0], shape[2]
 
     def most_together(self, sources: Sequence[Source]) -> int:
-        """Return how many of these sources one call may have: their rows have to fit the memory."""
+        """Return how many of these sources one call may have; beyond, some are read again."""
         speech, limit = self._entry.speech, self._entry.context_length
         limit = limit if speech is None else speech.num_positions  # of a window's frames
         lengths = (len(source) if isinstance(source, tuple) else limit for source in sources)
@@ -120,10 +114,7 @@ class CrossSlots:
         return CallSources(values, self._lengths[first:stop], slots - first)
 
     def alone(self, source: Source) -> CallSources:
-        """Return what a call reads that has one source; neither takes a slot nor frees one.
-
-        The values are valid until the next call. Raises as ``of_call``.
-        """
+        """Return what ``of_call`` does, for one source in no slot; valid until the next call."""
         item = np.zeros(1, np.int64)
         if source not in self._slots:
             rows = self._encoder.cross_rows(source)
@@ -133,26 +124,21 @@ class CrossSlots:
         return CallSources(values, self._lengths[slot : slot + 1], item)
 
     def read(self, source: Source) -> None:
-        """Read a source, unless it is kept.
-
-        Raises:
-            InputError: it is none of the encoder's.
-            CapacityError: it is too long, for the encoder or for the memory.
-        """
+        """Read a source, unless it is kept; raises as ``of_call``."""
         if source not in self._slots:
             self._encoder.cross_rows(source)
 
     def release(self, source: Source) -> None:
         """Let the slot of a source be used for others: no request reads it any more.
 
-        The rows of one that is held then go back to the encoder.
+        The rows of one that is held go back to the encoder, if the memory suffices.
         """
         if source in self._slots:
             self._released.add(source)
             self._was_released = True
 
     def held(self, source: Source) -> AbstractContextManager[None]:
-        """Hold a source between requests too; may be entered and left in any thread."""
+        """Keep the rows of a source between requests, if the memory suffices; for any thread."""
         return self._encoder.held.held(source)
 
     def forget(self) -> None:
@@ -245,7 +231,6 @@ class CrossSlots:
         self._lengths[slot] = rows.num_tokens
 
     def _values_of(self, first: int, stop: int) -> dict[str, Any]:
-        """Return OrtValues on the slots ``first`` to ``stop - 1``."""
         if self._range != (first, stop):
             new_value = self._ort.OrtValue.ortvalue_from_numpy
             self._values = {
@@ -266,30 +251,6 @@ class CrossSlots:
             np.dtype(NUMPY_DTYPES[dtype]).itemsize * num_heads * width
             for dtype, num_heads, width in self._entry.cross_shapes.values()
         )
-
-
-def places_of_rows(items: Ints, num_items: int) -> tuple[Ints, Ints]:
-    """Return the inputs ``source_rows`` (B, P) and ``source_places`` (S,) of a call.
-
-    With items [1, 0, 1] of two: rows [[1, 0], [0, 2]], the second of which is padding, and places
-    [2, 0, 3].
-
-    items: (S,) int64, which of the B items each row reads.
-    """
-    num_rows = len(items)
-    if num_items == 1:
-        rows = np.arange(num_rows)
-        return rows[None], rows
-    counts = np.bincount(items, minlength=num_items)
-    num_places = int(counts.max())
-    order = items.argsort(kind="stable")
-    begins = counts.cumsum() - counts
-    places = np.empty(num_rows, np.int64)
-    of_item = items[order]
-    places[order] = of_item * num_places + np.arange(num_rows) - begins[of_item]
-    filled = np.zeros(num_items * num_places, np.int64)
-    filled[places] = np.arange(num_rows)
-    return filled.reshape(num_items, num_places), places
 
 
 def _rounded(length: int) -> int:

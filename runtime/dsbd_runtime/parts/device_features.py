@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dsbd_runtime.devices import Device, DeviceArray, copy_array_rows
 from dsbd_runtime.errors import CapacityError
@@ -24,41 +23,63 @@ from dsbd_runtime.parts.feature_memory import (
 from dsbd_runtime.parts.part import DeviceBinder
 
 
-class FeatureStore:
-    """Memory for the features of one engine, an array of a power of two of rows for each forward.
+class DeviceFeatures:
+    """Features in device memory: the first rows of ``array``, (room, width)."""
 
-    Arrays without references are used again.
+    def __init__(self, memory: DeviceFeatureMemory, array: DeviceArray, num_rows: int) -> None:
+        self.array = array
+        self._memory = memory
+        self._num_rows = num_rows
+
+    @property
+    def role(self) -> str:
+        return self._memory.role
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def copied(self, row: int) -> DeviceFeatures:
+        return self._memory.copied(self.array, row)
+
+    def __del__(self) -> None:
+        self._memory.give_back(self.array)
+
+
+class DeviceFeatureMemory:
+    """Features of one engine in device memory, an array of a power of two of rows for each forward.
+
+    The arrays that calls read and write outlast the caches; those of one size are shared by all
+    calls that are bound to it.
     """
 
-    def __init__(self, device: Device, role: str, width: int, dtype: str) -> None:
+    kind = DeviceFeatures
+
+    def __init__(self, device: Device, role: str, widths: Mapping[str, int], dtype: str) -> None:
         self.role = role
         self._device = device
-        self._width = width
+        self._widths = widths
         self._dtype = dtype
-        self._arrays: list[DeviceArray] = []
-        self._unused: dict[int, list[DeviceArray]] = {}
+        self._kept: list[DeviceArray] = []  # of all features
+        self._unused: dict[int, list[DeviceArray]] = {}  # of them, by number of rows
+        self._arrays: dict[tuple[str, int], DeviceArray] = {}
         self._is_closed = False
 
     def take(self, num_rows: int) -> DeviceFeatures:
-        """Return room for so many rows.
-
-        Raises CapacityError when the device has no memory.
-        """
+        """See HostFeatureMemory; raise CapacityError when the device has no memory."""
         room = 1 << max(num_rows - 1, 0).bit_length()
         unused = self._unused.setdefault(room, [])
         if not unused:
             try:
-                unused.append(self._device.allocate((room, self._width), self._dtype))
+                unused.append(self._device.allocate((room, self._widths[FEATURES]), self._dtype))
             except MemoryError as error:
                 raise CapacityError(
                     f"{self._device.name} has no memory for the features of {room} rows; ask for "
                     "fewer beams or a shorter draft, or close other programs on the device"
                 ) from error
-            self._arrays.append(unused[-1])
+            self._kept.append(unused[-1])
         return DeviceFeatures(self, unused.pop(), num_rows)
 
     def give_back(self, array: DeviceArray) -> None:
-        """Let the memory of features without references be used again."""
         if not self._is_closed:
             self._unused[array.shape[0]].append(array)
 
@@ -69,68 +90,10 @@ class FeatureStore:
         self._device.synchronize()  # another engine's queue may read it next
         return copy
 
-    def free(self) -> None:
-        """Give all memory back, that of features which are still held too."""
-        self._is_closed = True
-        for array in self._arrays:
-            self._device.free(array)
-        self._arrays.clear()
-        self._unused.clear()
-
-
-class DeviceFeatures:
-    """Features in device memory, which goes back to the store with the last reference.
-
-    Attributes:
-        array: (room, width), of which the first rows are in use.
-    """
-
-    def __init__(self, store: FeatureStore, array: DeviceArray, num_rows: int) -> None:
-        self.array = array
-        self._store = store
-        self._num_rows = num_rows
-
-    @property
-    def role(self) -> str:
-        """See Features."""
-        return self._store.role
-
-    def __len__(self) -> int:
-        return self._num_rows
-
-    def copied(self, row: int) -> DeviceFeatures:
-        """See Features."""
-        return self._store.copied(self.array, row)
-
-    def __del__(self) -> None:
-        self._store.give_back(self.array)
-
-
-class DeviceFeatureMemory:
-    """Features in device memory, which never cross to the host.
-
-    The arrays that calls read and write outlast the caches; those of one size are shared by all
-    calls that are bound to it.
-    """
-
-    kind = DeviceFeatures
-
-    def __init__(self, device: Device, role: str, widths: Mapping[str, int], dtype: str) -> None:
-        """Take the widths by tensor, and their type as in the manifest."""
-        self._device = device
-        self._widths = widths
-        self._dtype = dtype
-        self._store = FeatureStore(device, role, widths[FEATURES], dtype)
-        self._arrays: dict[tuple[str, int], DeviceArray] = {}
-
-    def take(self, num_rows: int) -> DeviceFeatures:
-        """See FeatureMemory; raise CapacityError when the device has no memory."""
-        return self._store.take(num_rows)
-
     def bind_returned(
         self, binder: DeviceBinder, kept: DeviceFeatures, first: int, number: int, dim: str
     ) -> None:
-        """See FeatureMemory: what the engine has written is copied to where it is kept."""
+        """See HostFeatureMemory: what the engine has written is copied to where it is kept."""
         written = self._use(binder, FEATURES, dim, number)
         if number:
             binder.after(
@@ -138,7 +101,7 @@ class DeviceFeatureMemory:
             )
 
     def bind_read(self, binder: DeviceBinder, read: ReadFeatures) -> None:
-        """See FeatureMemory: the rows are gathered to where the engine reads them."""
+        """See HostFeatureMemory: the rows are gathered to where the engine reads them."""
         target = self._use(binder, TARGET_FEATURES, "T", read.num_target)
         own = self._use(binder, OWN_FEATURES, "P", read.num_own)
 
@@ -147,14 +110,18 @@ class DeviceFeatureMemory:
             gather_rows(self._device, read.own, own)
 
         binder.before(gather)
-        binder.write({FEATURE_INDEX: padded_index(read, target.shape[0])}, -1)
+        is_own = read.index >= read.num_target
+        padded = read.index + is_own * (target.shape[0] - read.num_target)
+        binder.write({FEATURE_INDEX: padded}, -1)
 
     def close(self) -> None:
-        """See FeatureMemory; the calls that are bound to it have been released."""
-        for array in self._arrays.values():
+        """See HostFeatureMemory; the calls that are bound to it have been released."""
+        self._is_closed = True
+        for array in (*self._arrays.values(), *self._kept):
             self._device.free(array)
         self._arrays.clear()
-        self._store.free()
+        self._kept.clear()
+        self._unused.clear()
 
     def _use(self, binder: DeviceBinder, name: str, dim: str, number: int) -> DeviceArray:
         """Return the array of a call for so many rows; raise MemoryError without room."""
@@ -177,10 +144,3 @@ def gather_rows(device: Device, pieces: Sequence[Piece], target: DeviceArray) ->
         for run in np.split(piece.rows, breaks):
             copy_array_rows(device, piece.features.array, int(run[0]), target, first, len(run))
             first += len(run)
-
-
-def padded_index(read: ReadFeatures, num_target: int) -> NDArray[np.int64]:
-    """Return the index of a call that is bound for ``num_target`` rows of the target's features."""
-    is_own = read.index >= read.num_target
-    index: NDArray[np.int64] = read.index + is_own * (num_target - read.num_target)
-    return index

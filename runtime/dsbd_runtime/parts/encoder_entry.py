@@ -23,8 +23,6 @@ its S rows which source it reads: ``source_rows`` lists the rows of one source, 
 | | | one source after the other |
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -166,11 +164,9 @@ def check_shared_encoder(
 
 
 def encoder_input(entry: EncoderEntry, source: Source) -> tuple[str, NDArray[Any]]:
-    """Return the name of the input of an encoder's graph, and a source as the graph takes it.
+    """Return the input's name of an encoder's graph, and a source as the graph takes it.
 
-    Raises:
-        InputError: it is no source of this encoder.
-        CapacityError: it is longer than the encoder reads.
+    InputError: it is no source of this encoder. CapacityError: it is too long.
     """
     if entry.speech is not None:
         return INPUT_FEATURES, _checked_features(entry.speech, source)[None]
@@ -188,12 +184,7 @@ def _checked_features(speech: SpeechEntry, source: Source) -> Features:
 
 
 def _checked_ids(entry: EncoderEntry, source: Source) -> Ints:
-    """Return a source as (N,) int64.
-
-    Raises:
-        InputError: it is no tuple of tokens of the encoder.
-        CapacityError: it is longer than the encoder reads.
-    """
+    """Return a source as (N,) int64; raises as ``encoder_input``."""
     if not isinstance(source, tuple) or not source:
         raise InputError(
             f"the source of a forward is {source!r}, but the engine is an encoder-decoder's: "

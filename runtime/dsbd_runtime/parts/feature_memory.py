@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.features import Features, ParentFeatures
+from dsbd_forward.features import ParentFeatures
 from dsbd_forward.rows import Ints
 from dsbd_runtime.parts.kv_cache import NUMPY_DTYPES
 from dsbd_runtime.parts.part import HostBinder
@@ -19,29 +19,6 @@ FEATURES = "features"
 TARGET_FEATURES = "target_features"
 OWN_FEATURES = "own_features"
 FEATURE_INDEX = "feature_index"
-
-
-class FeatureMemory(Protocol):
-    """Memory of the features of one engine, bound to the calls that read and write it."""
-
-    @property
-    def kind(self) -> type:
-        """Class of the features here; a call can read no others."""
-
-    def take(self, num_rows: int) -> Features:
-        """Return room for the features of so many rows."""
-
-    def bind_returned(self, binder: Any, kept: Any, first: int, number: int, dim: str) -> None:
-        """Let the next call write ``number`` features to ``kept``, from row ``first`` on.
-
-        dim: name of their dimension in the call.
-        """
-
-    def bind_read(self, binder: Any, read: ReadFeatures) -> None:
-        """Let the next call read the features of its rows' parents."""
-
-    def close(self) -> None:
-        """Release the memory; features that are held are lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +77,7 @@ class ReadFeatures:
 
 @dataclass(frozen=True, slots=True)
 class HostFeatures:
-    """Features in host memory: the array that the engine has written.
-
-    Attributes:
-        array: (n, width).
-    """
+    """Features in host memory: the array (n, width) that the engine has written."""
 
     role: str
     array: NDArray[Any]
@@ -113,33 +86,34 @@ class HostFeatures:
         return len(self.array)
 
     def copied(self, row: int) -> HostFeatures:
-        """See Features."""
         return HostFeatures(self.role, self.array[row : row + 1].copy())
 
 
 class HostFeatureMemory:
     """Features in host memory, each forward's in an array of its own."""
 
-    kind = HostFeatures
+    kind = HostFeatures  # a call can read no others
 
     def __init__(self, role: str, widths: Mapping[str, int], dtype: str) -> None:
-        """Take the widths by tensor, and their type as in the manifest."""
         self._role = role
         self._widths = widths
         self._dtype = NUMPY_DTYPES[dtype]
 
     def take(self, num_rows: int) -> HostFeatures:
-        """See FeatureMemory."""
+        """Return room for the features of so many rows."""
         return HostFeatures(self._role, np.empty((num_rows, self._widths[FEATURES]), self._dtype))
 
     def bind_returned(
         self, binder: HostBinder, kept: HostFeatures, first: int, number: int, dim: str
     ) -> None:
-        """See FeatureMemory."""
+        """Let the next call write ``number`` features to ``kept``, from row ``first`` on.
+
+        dim: name of their dimension in the call.
+        """
         binder.write_to(FEATURES, kept.array[first : first + number])
 
     def bind_read(self, binder: HostBinder, read: ReadFeatures) -> None:
-        """See FeatureMemory."""
+        """Let the next call read the features of its rows' parents."""
         pieces = {TARGET_FEATURES: read.target, OWN_FEATURES: read.own}
         rows = {
             name: host_rows(found, self._widths[name], self._dtype)
@@ -148,7 +122,7 @@ class HostFeatureMemory:
         binder.write({**rows, FEATURE_INDEX: read.index})
 
     def close(self) -> None:
-        """See FeatureMemory: arrays last as long as they are held."""
+        """Do nothing: arrays last as long as they are held."""
 
 
 def host_rows(pieces: list[Piece], width: int, dtype: type[np.generic]) -> NDArray[Any]:

@@ -18,8 +18,6 @@ draft's own:
 | features | [S,Wd] | of the draft: its own of all nodes |
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -37,14 +35,12 @@ from dsbd_runtime.parts.feature_memory import (
     FEATURES,
     OWN_FEATURES,
     TARGET_FEATURES,
-    FeatureMemory,
     HostFeatureMemory,
     ReadFeatures,
 )
 from dsbd_runtime.parts.part import (
     FLOAT_TYPES,
     INT64,
-    Binder,
     Call,
     DevicePlace,
     GraphContract,
@@ -71,101 +67,17 @@ class FeatureEntry:
     own_width: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReturnedFeaturesEntry(PartEntry):
-    """Description of the features that a target returns, in the manifest.
+class _Features(Part):
+    """Features of an engine's rows; ``memory`` holds them."""
 
-    Attributes:
-        width: of the features.
-        dtype: of the manifest.
-    """
+    def __init__(self, memory: HostFeatureMemory | DeviceFeatureMemory) -> None:
+        self._memory = memory
 
-    width: int
-    dtype: str
-    role: ClassVar[str] = "target"
-
-    @property
-    def spec(self) -> Mapping[str, Any]:
-        """See PartEntry."""
-        return {"returns_features": True}
-
-    @property
-    def widths(self) -> dict[str, int]:
-        """The width of each tensor of features."""
-        return {FEATURES: self.width}
-
-    def contract(self) -> GraphContract:
-        """See PartEntry."""
-        inputs = {FEATURE_ROWS: TensorSpec(INT64, ("F",))}
-        features = TensorSpec(FLOAT_TYPES[self.dtype], ("F", self.width))
-        return GraphContract(inputs=inputs, outputs={FEATURES: features})
-
-    def on_host(self, place: HostPlace) -> FeaturesOfTarget:
-        """See PartEntry."""
-        return FeaturesOfTarget(HostFeatureMemory(self.role, self.widths, self.dtype))
-
-    def on_device(self, place: DevicePlace) -> FeaturesOfTarget:
-        """See PartEntry."""
-        return FeaturesOfTarget(
-            DeviceFeatureMemory(place.device, self.role, self.widths, self.dtype)
-        )
+    def close(self) -> None:
+        self._memory.close()
 
 
-@dataclass(frozen=True, kw_only=True)
-class DraftFeaturesEntry(PartEntry):
-    """Description of the features that a feature draft reads and returns, in the manifest.
-
-    Attributes:
-        width: of the target's.
-        own_width: of its own.
-        dtype: of the manifest.
-    """
-
-    width: int
-    own_width: int
-    dtype: str
-    role: ClassVar[str] = "draft"
-
-    @property
-    def spec(self) -> Mapping[str, Any]:
-        """See PartEntry."""
-        return {"reads_features": True}
-
-    @property
-    def widths(self) -> dict[str, int]:
-        """The width of each tensor of features."""
-        return {FEATURES: self.own_width, TARGET_FEATURES: self.width, OWN_FEATURES: self.own_width}
-
-    def contract(self) -> GraphContract:
-        """See PartEntry."""
-        kind = FLOAT_TYPES[self.dtype]
-        inputs = {
-            TARGET_FEATURES: TensorSpec(kind, ("T", self.width)),
-            OWN_FEATURES: TensorSpec(kind, ("P", self.own_width)),
-            FEATURE_INDEX: TensorSpec(INT64, ("S",)),
-        }
-        features = TensorSpec(kind, ("S", self.own_width))
-        return GraphContract(inputs=inputs, outputs={FEATURES: features})
-
-    def on_host(self, place: HostPlace) -> FeaturesOfDraft:
-        """See PartEntry."""
-        return FeaturesOfDraft(HostFeatureMemory(self.role, self.widths, self.dtype))
-
-    def on_device(self, place: DevicePlace) -> FeaturesOfDraft:
-        """See PartEntry."""
-        return FeaturesOfDraft(
-            DeviceFeatureMemory(place.device, self.role, self.widths, self.dtype)
-        )
-
-
-def features_part(entry: FeatureEntry, dtype: str) -> ReturnedFeaturesEntry | DraftFeaturesEntry:
-    """Return the kind of features that an engine of a float type has."""
-    if entry.own_width is None:
-        return ReturnedFeaturesEntry(width=entry.width, dtype=dtype)
-    return DraftFeaturesEntry(width=entry.width, own_width=entry.own_width, dtype=dtype)
-
-
-class FeaturesOfTarget(Part):
+class FeaturesOfTarget(_Features):
     """The features that a target's engine returns of the rows that a forward names."""
 
     reads: ClassVar[Mapping[str, str]] = {
@@ -173,12 +85,7 @@ class FeaturesOfTarget(Part):
         "bundle with dsbd-export --features"
     }
 
-    def __init__(self, memory: FeatureMemory) -> None:
-        """Take the memory of the features."""
-        self._memory = memory
-
-    def bind(self, call: Call, binder: Binder) -> None:
-        """See Part."""
+    def bind(self, call: Call, binder: Any) -> None:
         whole = _named_rows(call.whole.feature_rows)
         if call.is_first:
             check_kept_rows(whole, call.whole.num_new)
@@ -188,12 +95,8 @@ class FeaturesOfTarget(Part):
         first = int(np.searchsorted(whole, call.start)) if call.start else 0
         self._memory.bind_returned(binder, call.returned[FEATURES], first, len(rows), "F")
 
-    def close(self) -> None:
-        """See Part."""
-        self._memory.close()
 
-
-class FeaturesOfDraft(Part):
+class FeaturesOfDraft(_Features):
     """The features that a feature draft's engine reads of parents, and returns of all rows."""
 
     reads: ClassVar[Mapping[str, str]] = {
@@ -202,12 +105,7 @@ class FeaturesOfDraft(Part):
         **FeaturesOfTarget.reads,
     }
 
-    def __init__(self, memory: FeatureMemory) -> None:
-        """Take the memory of the features."""
-        self._memory = memory
-
-    def bind(self, call: Call, binder: Binder) -> None:
-        """See Part."""
+    def bind(self, call: Call, binder: Any) -> None:
         if call.is_first:
             _check_draft(call.whole, self._memory.kind)
             call.returned[FEATURES] = self._memory.take(call.whole.num_new)
@@ -216,13 +114,80 @@ class FeaturesOfDraft(Part):
         kept, number = call.returned[FEATURES], call.forward.num_new
         self._memory.bind_returned(binder, kept, call.start, number, "S")
 
-    def close(self) -> None:
-        """See Part."""
-        self._memory.close()
+
+class _FeaturesEntry(PartEntry):
+    """Manifest entry of features; their memory lies where the engine runs."""
+
+    dtype: str
+    role: ClassVar[str]
+    part: ClassVar[type[_Features]]
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """The width of each tensor of features."""
+        raise NotImplementedError
+
+    def on_host(self, place: HostPlace) -> Part:
+        return self.part(HostFeatureMemory(self.role, self.widths, self.dtype))
+
+    def on_device(self, place: DevicePlace) -> Part:
+        return self.part(DeviceFeatureMemory(place.device, self.role, self.widths, self.dtype))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReturnedFeaturesEntry(_FeaturesEntry):
+    """Features that a target returns."""
+
+    width: int
+    dtype: str
+    role = "target"
+    part = FeaturesOfTarget
+    spec: ClassVar[Mapping[str, Any]] = {"returns_features": True}
+
+    @property
+    def widths(self) -> dict[str, int]:
+        return {FEATURES: self.width}
+
+    def contract(self) -> GraphContract:
+        inputs = {FEATURE_ROWS: TensorSpec(INT64, ("F",))}
+        features = TensorSpec(FLOAT_TYPES[self.dtype], ("F", self.width))
+        return GraphContract(inputs=inputs, outputs={FEATURES: features})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftFeaturesEntry(_FeaturesEntry):
+    """Features that a feature draft reads, of the target's ``width``, and returns."""
+
+    width: int
+    own_width: int
+    dtype: str
+    role = "draft"
+    part = FeaturesOfDraft
+    spec: ClassVar[Mapping[str, Any]] = {"reads_features": True}
+
+    @property
+    def widths(self) -> dict[str, int]:
+        return {FEATURES: self.own_width, TARGET_FEATURES: self.width, OWN_FEATURES: self.own_width}
+
+    def contract(self) -> GraphContract:
+        kind = FLOAT_TYPES[self.dtype]
+        inputs = {
+            TARGET_FEATURES: TensorSpec(kind, ("T", self.width)),
+            OWN_FEATURES: TensorSpec(kind, ("P", self.own_width)),
+            FEATURE_INDEX: TensorSpec(INT64, ("S",)),
+        }
+        features = TensorSpec(kind, ("S", self.own_width))
+        return GraphContract(inputs=inputs, outputs={FEATURES: features})
+
+
+def features_part(entry: FeatureEntry, dtype: str) -> ReturnedFeaturesEntry | DraftFeaturesEntry:
+    """Return the kind of features that an engine of a float type has."""
+    if entry.own_width is None:
+        return ReturnedFeaturesEntry(width=entry.width, dtype=dtype)
+    return DraftFeaturesEntry(width=entry.width, own_width=entry.own_width, dtype=dtype)
 
 
 def _named_rows(rows: Ints | None) -> Ints:
-    """Return the rows whose features a forward requests; no rows if it names none."""
     return NO_INTS if rows is None else rows
 
 

@@ -3,8 +3,6 @@
 It is a matter of cost alone; see ``recent_rows``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Set
 
 from dsbd_forward.rows import Ints

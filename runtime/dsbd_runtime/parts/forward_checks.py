@@ -1,7 +1,5 @@
 """Checks of the arrays of a forward."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -26,9 +24,7 @@ _IS_LATER = ~np.tri(_BLOCK_ROWS, dtype=np.bool_)  # (_BLOCK_ROWS, _BLOCK_ROWS)
 def check_forward(inputs: Forward, *, num_rows: int, vocab_size: int, context_length: int) -> None:
     """Raise InputError or CapacityError unless a model with ``num_rows`` rows takes the inputs."""
     for name, dtype, num_dims in _ARRAYS:
-        array = getattr(inputs, name)
-        if not (isinstance(array, np.ndarray) and array.dtype == dtype and array.ndim == num_dims):
-            raise _wrong_array(name, array, dtype, num_dims)
+        check_array(name, getattr(inputs, name), dtype, num_dims)
     tokens, positions, mask = inputs.token_ids, inputs.positions, inputs.mask
     num_new = len(tokens)
     if num_new == 0:
@@ -64,20 +60,16 @@ def check_array(name: str, array: Any, dtype: np.dtype[Any], num_dims: int) -> N
     """Raise InputError unless it is an array of this type and number of dimensions."""
     if isinstance(array, np.ndarray) and array.dtype == dtype and array.ndim == num_dims:
         return
-    raise _wrong_array(name, array, dtype, num_dims)
+    found = f"is a {type(array).__name__}"
+    if isinstance(array, np.ndarray):
+        found = f"has shape {array.shape} and type {array.dtype}"
+    raise InputError(f"{name} {found}, expected a numpy array of {num_dims} dimensions, {dtype}")
 
 
 def check_range(name: str, array: NDArray[np.int64], stop: int) -> None:
     """Raise InputError unless all numbers are 0 to ``stop - 1``."""
     if not _are_below(array, stop):
         raise _out_of_range(name, array, stop)
-
-
-def _wrong_array(name: str, array: Any, dtype: np.dtype[Any], num_dims: int) -> InputError:
-    found = f"is a {type(array).__name__}"
-    if isinstance(array, np.ndarray):
-        found = f"has shape {array.shape} and type {array.dtype}"
-    return InputError(f"{name} {found}, expected a numpy array of {num_dims} dimensions, {dtype}")
 
 
 def _wrong_shape(name: str, array: NDArray[Any], expected: tuple[int, ...]) -> InputError:
@@ -101,7 +93,6 @@ def _wrong_position(positions: NDArray[np.int64], context_length: int) -> DsbdEr
 
 
 def _are_below(array: NDArray[np.int64], stop: int) -> bool:
-    """Return whether all numbers are 0 to ``stop - 1``."""
     if len(array) <= _FEW:
         numbers = array.tolist()
         return not numbers or (min(numbers) >= 0 and max(numbers) < stop)

@@ -1,71 +1,18 @@
 """Full logits of a top-k head: kept where the engine writes them, copied by row when read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.rows import Ints
 from dsbd_runtime.devices import ELEMENT_BYTES, Device, DeviceArray, copy_array_rows
-from dsbd_runtime.errors import CapacityError, InputError
-from dsbd_runtime.parts.forward_checks import check_array, check_range
+from dsbd_runtime.errors import CapacityError
 from dsbd_runtime.parts.part import DeviceBinder, HeadOutput, HostBinder
 
 _STAGED_ROWS = 8
 """Rows that a read copies from a device at a time, which bounds the pinned memory."""
-
-
-class LastLogits(Protocol):
-    """All logits of an engine's last forward.
-
-    Attributes:
-        num_forwards: forwards that have begun; another number than before: rows are overwritten.
-        full: memory of the logits.
-    """
-
-    num_forwards: int
-    full: Any
-
-
-class KeptLogits:
-    """The ``FullLogits`` of an engine's last forward; its next one overwrites and expires them."""
-
-    def __init__(self, last: LastLogits, num_rows: int, kept_rows: Ints | None) -> None:
-        """Take the logits of R = ``num_rows`` logit rows.
-
-        Logit rows [299, 3, 255, 256] of calls that begin with the rows 0 and 256 are kept as those
-        of [3, 255] and then of [299, 256]: kept_rows is [2, 0, 1, 3].
-
-        kept_rows: (R,) int64. Row of the memory of each; None: they are kept in their order.
-        """
-        self._last = last
-        self._num_forwards = last.num_forwards
-        self._num_rows = num_rows
-        self._kept_rows = kept_rows
-
-    def read(self, rows: Ints) -> NDArray[np.float32]:
-        """See FullLogits."""
-        found: NDArray[np.float32] = self._last.full.read(self._kept(rows))
-        return found
-
-    def read_tokens(self, rows: Ints, token_ids: Ints) -> NDArray[np.float32]:
-        """See FullLogits."""
-        found: NDArray[np.float32] = self._last.full.read_tokens(self._kept(rows), token_ids)
-        return found
-
-    def _kept(self, rows: Ints) -> Ints:
-        """Return where these logit rows are kept; raise InputError if they are not any more."""
-        if self._last.num_forwards != self._num_forwards:
-            raise InputError(
-                "full logits are read after the model's next forward or its end, which overwrite "
-                "them; read those of a forward before the next one"
-            )
-        check_array("rows", rows, np.dtype(np.int64), 1)
-        check_range("rows", rows, self._num_rows)
-        return rows if self._kept_rows is None else self._kept_rows[rows]
 
 
 class HostLogits:
@@ -76,14 +23,16 @@ class HostLogits:
     """
 
     def __init__(self, output: HeadOutput) -> None:
-        """Take the output of all logits."""
         self._output = output
         self._buffer = np.empty(output.shape(0), output.dtype)
         # By first row and number of rows; making one takes longer than binding it.
         self._values: dict[tuple[int, int], Any] = {}
 
     def bind(self, binder: HostBinder, first_row: int, num_logit_rows: int) -> None:
-        """See FullMemory."""
+        """Let the next call write the logits of R rows from ``first_row`` of the memory on.
+
+        The rows before ``first_row``, those of the forward's earlier calls, stay.
+        """
         place, stop = (first_row, num_logit_rows), first_row + num_logit_rows
         if stop > len(self._buffer):
             larger = np.empty(self._output.shape(_room(stop)), np.float32)
@@ -95,15 +44,14 @@ class HostLogits:
         binder.write_value(self._output.name, self._values[place])
 
     def read(self, rows: Ints) -> NDArray[np.float32]:
-        """See FullMemory."""
+        """Return a copy of some rows of the memory, (n, V)."""
         return self._buffer[rows]
 
     def read_tokens(self, rows: Ints, token_ids: Ints) -> NDArray[np.float32]:
-        """See FullMemory."""
+        """Return one number from each of some rows of the memory; all arrays are (n,)."""
         return self._buffer[rows, token_ids]
 
     def close(self) -> None:
-        """See FullMemory."""
         self._values.clear()
 
 
@@ -117,7 +65,6 @@ class DeviceLogits:
     """
 
     def __init__(self, device: Device, output: HeadOutput) -> None:
-        """Take the output of all logits."""
         self._device = device
         self._name = output.name
         (self._vocab_size,) = output.row_shape
@@ -127,7 +74,6 @@ class DeviceLogits:
         self._staging: NDArray[np.uint8] | None = None
 
     def bind(self, binder: DeviceBinder, first_row: int, num_logit_rows: int) -> None:
-        """See FullMemory."""
         num_rows, before = binder.size("R", num_logit_rows), self._last
         own = self._last = self._array(self._arrays, num_rows)
         binder.use(self._name, own.part(0, (num_rows, self._vocab_size), "fp32"))
@@ -145,21 +91,14 @@ class DeviceLogits:
         )
 
     def read(self, rows: Ints) -> NDArray[np.float32]:
-        """See FullMemory.
-
-        Raises:
-            CapacityError: no pinned memory.
-        """
+        """See HostLogits; raise CapacityError without pinned memory."""
         logits = np.empty((len(rows), self._vocab_size), np.float32)
         for start, some in self._downloaded(rows):
             logits[start : start + len(some)] = some
         return logits
 
     def read_tokens(self, rows: Ints, token_ids: Ints) -> NDArray[np.float32]:
-        """See FullMemory; whole rows are copied from the device, a few at a time. Raises as read.
-
-        A gather on the device would need a graph of its own.
-        """
+        """See HostLogits; whole rows are copied, as a gather would need a graph of its own."""
         distinct, place = np.unique(rows, return_inverse=True)
         found = np.empty(len(rows), np.float32)
         for start, some in self._downloaded(distinct):
@@ -168,10 +107,7 @@ class DeviceLogits:
         return found
 
     def _downloaded(self, rows: Ints) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Yield some of the rows after the other, with the place of the first of them.
-
-        They are valid until the next ones.
-        """
+        """Yield some rows, valid until the next, with the place of the first of them."""
         row_bytes = self._vocab_size * ELEMENT_BYTES["fp32"]
         if self._staging is None:
             try:
@@ -199,7 +135,7 @@ class DeviceLogits:
         return arrays[room]
 
     def close(self) -> None:
-        """See FullMemory; the calls bound to it have been released."""
+        """Release the memory; the calls bound to it have been released."""
         for arrays in (self._arrays, self._joined):
             for array in arrays.values():
                 self._device.free(array)

@@ -1,47 +1,36 @@
 """Check of a graph, as an engine describes it, against its contract."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
-from dsbd_runtime.errors import BundleError
+from dsbd_runtime.errors import BundleError, CapacityError, EngineError
 from dsbd_runtime.parts.part import GraphContract, TensorSpec
 
-
-class TensorInfo(Protocol):
-    """One input or output as ONNX Runtime describes it."""
-
-    @property
-    def name(self) -> str:
-        """Name in the graph."""
-
-    @property
-    def type(self) -> str:
-        """Type such as "tensor(float)"."""
-
-    @property
-    def shape(self) -> Sequence[int | str | None]:
-        """Shape; a name or None stands for a dynamic dimension."""
+_NO_MEMORY = ("Failed to allocate memory", "bad allocation", "bad_alloc")
 
 
-def check_graph(
-    model_path: Path,
-    contract: GraphContract,
-    inputs: Sequence[TensorInfo],
-    outputs: Sequence[TensorInfo],
-) -> None:
-    """Raise BundleError naming the first tensor that differs from the contract."""
-    _check_tensors(model_path, "input", contract.inputs, inputs)
-    _check_tensors(model_path, "output", contract.outputs, outputs)
+def check_graph(path: Path, contract: GraphContract, engine: Any) -> None:
+    """Raise BundleError naming the first tensor of a session that differs from the contract."""
+    _check_tensors(path, "input", contract.inputs, engine.get_inputs())
+    _check_tensors(path, "output", contract.outputs, engine.get_outputs())
+
+
+def call_error(
+    path: Path, sizes: str, error: Exception, remedy: str
+) -> CapacityError | EngineError:
+    """Return the error of a failed call of ONNX Runtime; ``remedy``: against a lack of memory."""
+    reason = " ".join(str(error).split())
+    if any(sign in reason for sign in _NO_MEMORY):
+        return CapacityError(f"no memory for a call of {path} ({sizes}): {reason}; {remedy}")
+    return EngineError(
+        f"ONNX Runtime failed in a call of {path} ({sizes}): {reason}; copy the bundle or export "
+        "again"
+    )
 
 
 def _check_tensors(
-    model_path: Path,
-    kind: str,
-    expected_by_name: Mapping[str, TensorSpec],
-    found: Sequence[TensorInfo],
+    model_path: Path, kind: str, expected_by_name: Mapping[str, TensorSpec], found: Sequence[Any]
 ) -> None:
     found_by_name = {tensor.name: tensor for tensor in found}
     if missing := [name for name in expected_by_name if name not in found_by_name]:

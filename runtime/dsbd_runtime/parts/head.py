@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +26,12 @@ from numpy.typing import NDArray
 from dsbd_forward.logits import DenseLogits, Logits, TopLogits
 from dsbd_forward.rows import Ints
 from dsbd_forward.spec import HeadSpec
-from dsbd_runtime.parts.full_logits import DeviceLogits, HostLogits, KeptLogits
+from dsbd_runtime.errors import InputError
+from dsbd_runtime.parts.forward_checks import check_array, check_range
+from dsbd_runtime.parts.full_logits import DeviceLogits, HostLogits
 from dsbd_runtime.parts.part import (
     FLOAT32,
     INT64,
-    Binder,
     Call,
     DevicePlace,
     GraphContract,
@@ -83,12 +84,7 @@ def full_output(vocab_size: int) -> HeadOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadEntry(PartEntry):
-    """Description of the head in the manifest.
-
-    Attributes:
-        kind: "full" or "topk:K".
-        full_logits: whether the graph has the output ``logits``.
-    """
+    """The head in the manifest; ``full_logits``: whether the graph has the output ``logits``."""
 
     kind: str
     vocab_size: int
@@ -106,12 +102,10 @@ class HeadEntry(PartEntry):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """See PartEntry."""
         number = parse_num_top_logits(self.kind)
         return {"head": HeadSpec(num_top_logits=number, keeps_full_logits=self.keeps_full)}
 
     def contract(self) -> GraphContract:
-        """See PartEntry."""
         inputs: Tensors = {LOGIT_ROWS: TensorSpec(INT64, ("R",))}
         kept = (full_output(self.vocab_size),) if self.keeps_full else ()
         outputs = {
@@ -121,83 +115,46 @@ class HeadEntry(PartEntry):
         return GraphContract(inputs=inputs, outputs=outputs)
 
     def on_host(self, place: HostPlace) -> Head:
-        """See PartEntry."""
         others = [output for part in place.opened for output in part.returns]
         return self._opened(HostLogits, others)
 
     def on_device(self, place: DevicePlace) -> Head:
-        """See PartEntry."""
         return self._opened(partial(DeviceLogits, place.device), [])
 
     def _opened(self, memory: Callable[[HeadOutput], FullMemory], others: list[HeadOutput]) -> Head:
-        full = memory(full_output(self.vocab_size)) if self.keeps_full else NO_FULL
+        full = memory(full_output(self.vocab_size)) if self.keeps_full else None
         return (Head if self.kind == FULL else TopHead)(self, full, others)
 
 
-class FullMemory(Protocol):
-    """Memory of all logits of an engine's last forward."""
-
-    def bind(self, binder: Any, first_row: int, num_logit_rows: int) -> None:
-        """Let the next call write the logits of R rows from ``first_row`` of the memory on.
-
-        The rows before ``first_row``, those of the forward's earlier calls, stay.
-        """
-
-    def read(self, rows: Ints) -> NDArray[np.float32]:
-        """Return a copy of some rows of the memory, (n, V)."""
-
-    def read_tokens(self, rows: Ints, token_ids: Ints) -> NDArray[np.float32]:
-        """Return one number from each of some rows of the memory; all arrays are (n,)."""
-
-    def close(self) -> None:
-        """Release the memory."""
-
-
-class _NoFull:
-    """The memory of an engine that keeps no logits."""
-
-    def bind(self, binder: Any, first_row: int, num_logit_rows: int) -> None:
-        """See FullMemory."""
-
-    def read(self, rows: Ints) -> NDArray[np.float32]:
-        """See FullMemory."""
-        raise AssertionError("an engine that returns all logits keeps none")
-
-    def read_tokens(self, rows: Ints, token_ids: Ints) -> NDArray[np.float32]:
-        """See FullMemory."""
-        raise AssertionError("an engine that returns all logits keeps none")
-
-    def close(self) -> None:
-        """See FullMemory."""
-
-
-NO_FULL = _NoFull()
+FullMemory = HostLogits | DeviceLogits
+"""Memory of all logits of an engine's last forward."""
 
 
 class Head(Part):
     """The head of an engine: all logits of each row."""
 
-    def __init__(self, entry: HeadEntry, full: FullMemory, others: list[HeadOutput]) -> None:
-        """Take the memory of the logits that stay with the engine, and outputs of other parts."""
+    def __init__(self, entry: HeadEntry, full: FullMemory | None, others: list[HeadOutput]) -> None:
+        """Take the memory of logits that stay with the engine, and the outputs of other parts."""
         self.full = full
         self._outputs = (*entry.outputs, *others)
         self._others = [output.name for output in others]
-        self.num_forwards = 0  # that have begun; see ``LastLogits``
+        self.num_forwards = 0  # that have begun
         self._bound = 0, -1  # of ``full``: first row and number of rows
         self._place: Ints | None = None  # of each logit row that repeats, its row in the call
 
-    def bind(self, call: Call, binder: Binder) -> None:
-        """See Part."""
+    def bind(self, call: Call, binder: Any) -> None:
         self.num_forwards += call.is_first
         rows = call.forward.logit_rows
         if len(rows) > call.num_new or self._place is not None:
             rows = self._distinct(call)
         binder.write({LOGIT_ROWS: rows})
         binder.returns(self._outputs, len(rows))
-        bound = self._first_kept_row(call), len(rows)
-        if binder.is_cleared or bound != self._bound:
+        # full logits of a call are kept after those of the calls before it
+        first = int(np.count_nonzero(call.whole.logit_rows < call.start)) if call.start else 0
+        bound = first, len(rows)
+        if self.full is not None and (binder.is_cleared or bound != self._bound):
             self.full.bind(binder, *bound)
-            self._bound = bound
+        self._bound = bound
 
     def collect(self, call: Call, found: dict[str, NDArray[Any]]) -> None:
         """Take the outputs of a call; with the last rows of its forward, return the logits."""
@@ -215,22 +172,15 @@ class Head(Part):
                 call.returned[name] = found[name]
 
     def close(self) -> None:
-        """See Part."""
         self.num_forwards += 1
-        self.full.close()
+        if self.full is not None:
+            self.full.close()
 
     def _logits(self, call: Call, found: dict[str, NDArray[Any]]) -> Logits:
         return DenseLogits(found[LOGITS])
 
-    def _first_kept_row(self, call: Call) -> int:
-        """Return where the full logits of a call are kept: after those of the calls before it."""
-        return int(np.count_nonzero(call.whole.logit_rows < call.start)) if call.start else 0
-
     def _distinct(self, call: Call) -> Ints:
-        """Return the rows whose logits a call returns: repeated rows once.
-
-        A call returns at most S rows.
-        """
+        """Return the rows whose logits a call returns, at most S: repeated rows once."""
         rows, self._place = call.forward.logit_rows, None
         if len(rows) > call.num_new:
             rows, self._place = np.unique(rows, return_inverse=True)
@@ -250,6 +200,41 @@ class TopHead(Head):
 
     def _logits(self, call: Call, found: dict[str, NDArray[Any]]) -> Logits:
         tops = found[TOP_IDS], found[TOP_LOGITS], found[LOGSUMEXP]
-        if self.full is NO_FULL:
+        if self.full is None:
             return TopLogits(*tops)
-        return TopLogits(*tops, KeptLogits(self, len(tops[0]), found.get(_KEPT_ROWS)))
+        return TopLogits(*tops, KeptLogits(self, self.full, len(tops[0]), found.get(_KEPT_ROWS)))
+
+
+class KeptLogits:
+    """The ``FullLogits`` of an engine's last forward; its next one overwrites and expires them."""
+
+    def __init__(self, head: Head, full: FullMemory, num_rows: int, kept_rows: Ints | None) -> None:
+        """Take the logits of R = ``num_rows`` logit rows.
+
+        Logit rows [299, 3, 255, 256] of calls that begin with the rows 0 and 256 are kept as those
+        of [3, 255] and then of [299, 256]: kept_rows is [2, 0, 1, 3].
+
+        kept_rows: (R,) int64. Row of the memory of each; None: they are kept in their order.
+        """
+        self._head = head
+        self._full = full
+        self._num_forwards = head.num_forwards
+        self._num_rows = num_rows
+        self._kept_rows = kept_rows
+
+    def read(self, rows: Ints) -> NDArray[np.float32]:
+        return self._full.read(self._kept(rows))
+
+    def read_tokens(self, rows: Ints, token_ids: Ints) -> NDArray[np.float32]:
+        return self._full.read_tokens(self._kept(rows), token_ids)
+
+    def _kept(self, rows: Ints) -> Ints:
+        """Return where these logit rows are kept; raise InputError if they are not any more."""
+        if self._head.num_forwards != self._num_forwards:
+            raise InputError(
+                "full logits are read after the model's next forward or its end, which overwrite "
+                "them; read those of a forward before the next one"
+            )
+        check_array("rows", rows, np.dtype(np.int64), 1)
+        check_range("rows", rows, self._num_rows)
+        return rows if self._kept_rows is None else self._kept_rows[rows]

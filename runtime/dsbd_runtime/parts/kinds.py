@@ -1,7 +1,5 @@
 """Table of the kinds of parts; an engine that lacks a kind takes its errors from here."""
 
-from __future__ import annotations
-
 from dsbd_runtime.parts.alignment import Alignment
 from dsbd_runtime.parts.attention_rows import Rows
 from dsbd_runtime.parts.features import FeaturesOfDraft, FeaturesOfTarget

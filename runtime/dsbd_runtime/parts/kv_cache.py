@@ -41,10 +41,7 @@ class KVCache:
     """Key/value buffers [1, num_heads, capacity, width] that an engine updates in place.
 
     Unwritten rows are zero: masked rows still enter a product with weight 0, so they must be
-    finite.
-
-    Attributes:
-        buffers: by (layer, part); replaced when the capacity changes, so do not hold on to them.
+    finite. ``buffers``, by (layer, part), are replaced when the capacity changes.
     """
 
     def __init__(
@@ -53,10 +50,7 @@ class KVCache:
         bucket: Callable[[int], int] = bucket_capacity,
         new_rows: NewRows = np.zeros,
     ) -> None:
-        """Take the smallest capacity: that of no rows in ``bucket``.
-
-        new_rows: makes an array of new rows.
-        """
+        """Take the smallest capacity: that of no rows in ``bucket``."""
         self.capacity = bucket(0)
         self._new_rows = new_rows
         self._row_bytes = row_bytes(caches)
@@ -76,10 +70,7 @@ class KVCache:
         """Give every buffer ``capacity`` rows and keep the first ``num_used``; the rest is zero.
 
         One buffer after the other, so that the peak is the new size and one old buffer: no other
-        references to the old ones may exist.
-
-        Raises:
-            CapacityError: without memory for it; the caches are then as before.
+        references to the old ones may exist. After a CapacityError the caches are as before.
         """
         old_capacity = self.capacity
         try:
@@ -94,22 +85,17 @@ class KVCache:
         self.capacity = capacity
 
     def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
-        """Copy the rows ``src_rows`` (K,) to ``first_row .. first_row + K - 1``, as if at once."""
         stop = first_row + src_rows.shape[0]
         for buffer in self.buffers.values():
             buffer[:, :, first_row:stop] = buffer.take(src_rows, axis=2)
 
     def _resize_buffers(self, capacity: int, num_used: int) -> None:
         for key in self.buffers:
-            if num_used == 0 or self.buffers[key].shape[2] != capacity:
-                self.buffers[key] = self._resized(self.buffers[key], capacity, num_used)
-
-    def _resized(
-        self, old: NDArray[np.generic], capacity: int, num_used: int
-    ) -> NDArray[np.generic]:
-        new = self._new_buffer(old, capacity)
-        new[:, :, :num_used] = old[:, :, :num_used]
-        return new
+            old = self.buffers[key]
+            if num_used == 0 or old.shape[2] != capacity:
+                new = self._new_buffer(old, capacity)
+                new[:, :, :num_used] = old[:, :, :num_used]
+                self.buffers[key] = new
 
     def _new_buffer(self, old: NDArray[np.generic], capacity: int) -> NDArray[np.generic]:
         return self._new_rows((*old.shape[:2], capacity, old.shape[3]), old.dtype)
@@ -136,37 +122,30 @@ class HostRows:
 
     @property
     def capacity(self) -> int:
-        """Rows that the caches hold now; 0 after ``close``."""
         return 0 if self._cache is None else self._cache.capacity
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the caches take now."""
         return 0 if self._cache is None else self._cache.num_bytes
 
     def bind(self, binder: HostBinder) -> None:
-        """See RowMemory."""
         for key, buffer in self._open().buffers.items():
             binder.update(past_name(*key), present_name(*key), buffer)
 
     def reserve(self, num_rows: int, num_used: int) -> None:
-        """See RowMemory."""
         cache, capacity = self._open(), bucket_capacity(num_rows)
         if num_used == 0 or capacity > cache.capacity:
             self._resize(cache, capacity, num_used)
 
     def shrink(self, num_used: int) -> None:
-        """See RowMemory."""
         cache, capacity = self._open(), bucket_capacity(num_used)
         if capacity < cache.capacity:
             self._resize(cache, capacity, num_used)
 
     def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
-        """See RowMemory."""
         self._open().move_rows(src_rows, first_row)
 
     def close(self) -> None:
-        """See RowMemory."""
         self._cache = None
 
     def _resize(self, cache: KVCache, capacity: int, num_used: int) -> None:
@@ -186,10 +165,6 @@ class DeviceCaches:
     """Arrays [1, num_heads, capacity, width] of one capacity; unwritten rows are zero.
 
     Another capacity is another object: ``copy_from`` brings the rows over on the device.
-
-    Attributes:
-        capacity: rows of each.
-        num_bytes: bytes that all take.
     """
 
     def __init__(self, device: Device, caches: Sequence[CacheEntry], capacity: int) -> None:
@@ -227,7 +202,6 @@ class DeviceCaches:
             self._device.fill_zero(array)
 
     def free(self) -> None:
-        """Free the memory."""
         for array in self._arrays.values():
             self._device.free(array)
         self._arrays.clear()

@@ -7,28 +7,27 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from dsbd_forward.forward import Source, SourceReading
-from dsbd_runtime.errors import CapacityError, EngineError
 from dsbd_runtime.parts.encoder_entry import (
     HIDDEN_STATES,
     EncoderEntry,
     encoder_contract,
     encoder_input,
 )
-from dsbd_runtime.parts.graph_check import check_graph
+from dsbd_runtime.parts.graph_check import call_error, check_graph
 
 MOST_SOURCES = 256
 MOST_BYTES = 2**30
 """Most sources whose cross rows are kept, and most bytes of all but the last: the one that was read
 longest ago goes, and is computed again where it is needed after all."""
 
-_NO_MEMORY = ("Failed to allocate memory", "bad allocation", "bad_alloc")
 
-
+@dataclass(eq=False)
 class CrossRows:
     """The cross rows of one source as the decoder's graph takes them: never written, never moved.
 
@@ -39,11 +38,10 @@ class CrossRows:
         was_held: whether the source was held when they were kept: let go, it is not needed again.
     """
 
-    def __init__(self, values: dict[str, Any], num_bytes: int, hidden: Any = None) -> None:
-        self.values = values
-        self.num_bytes = num_bytes
-        self.hidden = hidden
-        self.was_held = False
+    values: dict[str, Any]
+    num_bytes: int
+    hidden: Any = None
+    was_held: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -54,9 +52,8 @@ class CrossRows:
 class HeldSources:
     """The sources that a caller works on between its requests too; safe to use from any thread.
 
-    A window of sound takes its time to read, and is decoded several times: first for its language,
-    at last at higher temperatures and for the times of its words. Between two of these no request
-    has it, and no row of the decoder depends on it.
+    A window of sound is decoded several times: first for its language, at last at higher
+    temperatures and for the times of its words. Between two of these no request has it.
     """
 
     def __init__(self) -> None:
@@ -64,7 +61,6 @@ class HeldSources:
         self._num_holders: Counter[Source] = Counter()
 
     def __contains__(self, source: Source) -> bool:
-        """Whether a caller holds it."""
         return source in self._num_holders
 
     @contextlib.contextmanager
@@ -85,10 +81,6 @@ class OrtEncoder:
     """One encoder, which reads every source once as long as its cross rows are kept.
 
     A draft may share the encoder of its target: its graph then reads the hidden states there.
-
-    Attributes:
-        held: the sources that are kept while no request has them, as far as the memory goes.
-        num_bytes: of all that is kept.
     """
 
     def __init__(
@@ -104,7 +96,6 @@ class OrtEncoder:
         """Open the graph at ``path``; a contradiction to its entry is a BundleError.
 
         shared: the target's encoder, for the entry of a draft that shares it.
-        clock: seconds, for what a reading takes.
         """
         self._clock = clock
         self._reading: SourceReading | None = None
@@ -117,24 +108,18 @@ class OrtEncoder:
         if shared is not None:
             shared.keep_hidden()
         self._engine: Any = open_engine(path)
-        check_graph(
-            path, encoder_contract(entry), self._engine.get_inputs(), self._engine.get_outputs()
-        )
+        check_graph(path, encoder_contract(entry), self._engine)
         self._kept: OrderedDict[Source, CrossRows] = OrderedDict()
         self._hidden_of_taken: OrderedDict[Source, Any] = OrderedDict()
         self.held = HeldSources()
         self.num_bytes = 0
 
     def cross_rows(self, source: Source) -> CrossRows:
-        """Return the cross rows of a source.
-
-        Raises:
-            InputError: it is none, or has tokens that the encoder does not know.
-            CapacityError: it is too long, for the encoder or for the memory.
-        """
+        """Return the cross rows of a source; raises as ``encoder_input``."""
         rows = self._kept.pop(source, None)
         if rows is None:
-            self._drop_let_go()
+            kept = list(self._kept.items())
+            self._drop(each for each, rows in kept if rows.was_held and each not in self.held)
             rows = self._read(source)
             self.num_bytes += rows.num_bytes
         self._keep(source, rows)
@@ -146,10 +131,7 @@ class OrtEncoder:
         self.forget()
 
     def hidden_states(self, source: Source) -> Any:
-        """Return the hidden states of a source, an OrtValue (1, N, W), after ``keep_hidden``.
-
-        Raises as ``cross_rows``.
-        """
+        """Return a source's hidden states, an OrtValue (1, N, W), after ``keep_hidden``."""
         if source in self._hidden_of_taken:
             return self._hidden_of_taken[source]
         hidden = self.cross_rows(source).hidden
@@ -162,11 +144,9 @@ class OrtEncoder:
         return reading
 
     def take(self, source: Source) -> CrossRows:
-        """Return the cross rows of a source, which are the caller's to keep from now on.
+        """Return the cross rows of a source, which the caller keeps from now on.
 
         Its hidden states stay here, for a draft that has not read the source yet.
-
-        Raises as ``cross_rows``.
         """
         rows = self.cross_rows(source)
         del self._kept[source]
@@ -199,7 +179,6 @@ class OrtEncoder:
         self._drop(source for source in known if source not in self.held)
 
     def close(self) -> None:
-        """Release the engine and all rows."""
         self._engine = self._shared = None
         self._kept.clear()
         self._hidden_of_taken.clear()
@@ -209,11 +188,6 @@ class OrtEncoder:
         rows.was_held = source in self.held
         self._kept[source] = rows
         self._drop_oldest()
-
-    def _drop_let_go(self) -> None:
-        """Drop sources that were kept for a holder and have none any more."""
-        kept = list(self._kept.items())
-        self._drop(each for each, rows in kept if rows.was_held and each not in self.held)
 
     def _drop(self, sources: Iterable[Source]) -> None:
         """Drop those of some sources that are kept."""
@@ -248,16 +222,9 @@ class OrtEncoder:
         try:
             found = self._engine.run_with_ort_values(names, feeds)
         except Exception as error:  # ONNX Runtime's exceptions share no base but this one
-            reason = " ".join(str(error).split())
-            if any(sign in reason for sign in _NO_MEMORY):
-                raise CapacityError(
-                    f"no memory for the {num_tokens} {unit} of a source in {self._path}: "
-                    f"{reason}; split the source"
-                ) from error
-            raise EngineError(
-                f"ONNX Runtime failed in a call of {self._path} ({num_tokens} {unit} of a "
-                f"source): {reason}; copy the bundle or export again"
-            ) from error
+            remedy = "split the source"
+            sizes = f"{num_tokens} {unit} of a source"
+            raise call_error(self._path, sizes, error, remedy) from error
         now = self._clock()
         self._reading = SourceReading(num_tokens, now - began, now - own_began)
         num_bytes = sum(value.tensor_size_in_bytes() for value in found)

@@ -72,29 +72,12 @@ class Call:
     """One engine call: some rows of a forward, or all of them.
 
     Attributes:
-        forward: the S rows.
-        first_row: cache row of the first of them.
-        stop: the cache row after the last of them.
-        num_new: S.
-        whole: the forward that they are rows of.
-        start: the row of ``whole`` with which they begin.
+        forward: the S = ``num_new`` rows; the cache's rows ``first_row`` to ``stop - 1``.
+        whole: the forward that they are rows of, from its row ``start`` on.
         is_first, is_last: whether they are its first or last rows.
         returned: what the whole forward returns, by field of ``ForwardResult``; parts fill it in.
         outputs: of earlier calls of the whole forward, by name of the graph.
     """
-
-    __slots__ = (
-        "first_row",
-        "forward",
-        "is_first",
-        "is_last",
-        "num_new",
-        "outputs",
-        "returned",
-        "start",
-        "stop",
-        "whole",
-    )
 
     def __init__(
         self, forward: Forward, first_row: int, of: Call | None = None, start: int = 0
@@ -160,9 +143,6 @@ class Binder(Protocol):
             of masks see themselves.
         """
 
-    def size(self, dim: str, number: int) -> int:
-        """Return the size that a dimension has in the call, of which ``number`` rows are used."""
-
     def returns(self, outputs: tuple[HeadOutput, ...], num_logit_rows: int) -> None:
         """Have outputs copied to the host, for R logit rows."""
 
@@ -200,11 +180,7 @@ class HostBinder(Binder, Protocol):
 
 
 class HostGraphs(Protocol):
-    """Opens the graphs of an engine as ONNX Runtime runs them on the host.
-
-    Attributes:
-        ort: the module onnxruntime.
-    """
+    """Opens the graphs of an engine as ONNX Runtime runs them on the host."""
 
     ort: Any
 
@@ -221,6 +197,9 @@ class HostGraphs(Protocol):
 class DeviceBinder(Binder, Protocol):
     """Binder of an engine on a device: each size of call is bound to the device's memory once."""
 
+    def size(self, dim: str, number: int) -> int:
+        """Return the size that a dimension has in the call, of which ``number`` rows are used."""
+
     def use(self, name: str, array: DeviceArray) -> None:
         """Let the call read or write a device array, the same one in all calls of its size."""
 
@@ -234,8 +213,7 @@ class DeviceBinder(Binder, Protocol):
 class PartEntry:
     """Description of one kind of state in the manifest; a kind overrides what differs.
 
-    Attributes:
-        lacks: for a kind that devices refuse, what they do not do, such as "reads no sources".
+    lacks: for a kind that devices refuse, what they do not do, such as "reads no sources".
     """
 
     lacks: ClassVar[str] = ""
@@ -259,11 +237,7 @@ class PartEntry:
         raise NotImplementedError
 
     def on_device(self, place: DevicePlace) -> Part:
-        """Return the same with its memory on a device.
-
-        Raises:
-            ProviderError: devices refuse this kind.
-        """
+        """Return the same with its memory on a device; ProviderError: devices refuse this kind."""
         raise ProviderError(f"{place.device.name} {self.lacks}; run it on the CPU")
 
 
@@ -302,9 +276,8 @@ class Part:
     def bind(self, call: Call, binder: Any) -> None:
         """Say what a call reads and writes of its kind.
 
-        Raises:
-            InputError: the forward has what the engine does not take; nothing has been computed.
-            CapacityError: no memory.
+        InputError: the engine does not take the forward, nothing has been computed.
+        CapacityError: no memory.
         """
 
     def reserve(self, num_rows: int, num_used: int) -> None:

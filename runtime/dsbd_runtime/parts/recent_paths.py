@@ -18,8 +18,6 @@ again. So what is folded, and when, is a matter of cost alone:
   least every time that a path has doubled its length, and where rows were computed again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,6 +28,7 @@ from numpy.typing import NDArray
 from dsbd_forward.forward import NO_ROW, Forward
 from dsbd_forward.rows import Ints
 from dsbd_runtime.errors import InputError
+from dsbd_runtime.parts.attention_rows import num_in_place, places_of_rows
 from dsbd_runtime.parts.fold_chains import foldable_chains
 
 MOST_HELD = 4
@@ -106,9 +105,7 @@ class NewRows:
 class RecentPaths:
     """Of every row of the cache, whether it is recent, and what continues from it.
 
-    Attributes:
-        num_rows: of the cache.
-        num_recent: places in use among the recent rows, those of dropped rows included.
+    num_recent: places in use among the recent rows, those of dropped rows included.
     """
 
     def __init__(self, memory: RecentMemory, num_ancestors: int) -> None:
@@ -195,12 +192,10 @@ class RecentPaths:
             self._places[again] = self.num_recent + np.arange(num_new)
         places = np.append(self._places, [*range(self.num_recent, self.num_recent + num_new), -1])
         ancestors = places[above] if self._num_ancestors else None  # NO_ROW finds the last
-        inputs = RecentInputs(
-            self.num_recent,
-            ancestors,
-            self._mask(forward, checkpoints),
-            *_by_checkpoint(checkpoints),
-        )
+        first = int(checkpoints.min())
+        rows, row_places = places_of_rows(checkpoints - first, int(checkpoints.max()) - first + 1)
+        mask = self._mask(forward, checkpoints)
+        inputs = RecentInputs(self.num_recent, ancestors, mask, first, rows, row_places)
         assert ancestors is None or ((ancestors < 0) == (above < 0)).all()
         return NewRows(forward, inputs, parents, depths, checkpoints, again)
 
@@ -220,7 +215,6 @@ class RecentPaths:
         self.num_recent += num_new
 
     def _continued(self, forward: Forward) -> Ints:
-        """Return the rows of the cache that a forward continues from."""
         rows = np.unique(self._last_seen(forward))
         found: Ints = rows[rows != NO_ROW]
         return found
@@ -349,9 +343,8 @@ class RecentPaths:
         needed = is_needed.nonzero()[0]
         needed = needed[self._places[needed].argsort()]
         places = self._places[needed]
-        num_in_place = int(np.count_nonzero(places == np.arange(len(places))))
-        if num_in_place < len(places):
-            self._memory.move_rows(places[num_in_place:], num_in_place)
+        if (in_place := num_in_place(places)) < len(places):
+            self._memory.move_rows(places[in_place:], in_place)
         self._places[needed] = np.arange(len(needed))
         self.num_recent = len(needed)
         self._memory.shrink(self.num_recent)
@@ -363,7 +356,6 @@ class RecentPaths:
     # The table
 
     def _path(self, row: int) -> Ints:
-        """Return the rows of the path to a row of the cache, which is the last."""
         path = [row]
         while (parent := int(self._parents[path[-1]])) != NO_ROW:
             path.append(parent)
@@ -403,21 +395,3 @@ class RecentPaths:
     def _checkpoints(self) -> Ints:
         """The checkpoint that a child would continue from, ``_FOLDED`` if it cannot have any."""
         return self._table[5, : self.num_rows]
-
-
-def _by_checkpoint(checkpoints: Ints) -> tuple[int, Ints, Ints]:
-    """Return the first checkpoint of new rows, the new rows of all up to the last, their places.
-
-    Checkpoints [2, 1, 2] give 1, [[1, 0], [0, 2]] and [2, 0, 3].
-    """
-    first = int(checkpoints.min())
-    groups = [
-        (checkpoints == number).nonzero()[0] for number in range(first, int(checkpoints.max()) + 1)
-    ]
-    most = max(map(len, groups))
-    rows = np.zeros((len(groups), most), np.int64)
-    places = np.empty(len(checkpoints), np.int64)
-    for number, group in enumerate(groups):
-        rows[number, : len(group)] = group
-        places[group] = number * most + np.arange(len(group))
-    return first, rows, places

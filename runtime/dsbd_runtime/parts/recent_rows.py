@@ -30,13 +30,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.rows import Ints
-from dsbd_runtime.errors import CapacityError, EngineError
+from dsbd_runtime.errors import CapacityError
 from dsbd_runtime.parts.attention_rows import MAX_FORWARD_ROWS
 from dsbd_runtime.parts.cache_entries import (
     CacheEntry,
@@ -50,6 +50,7 @@ from dsbd_runtime.parts.cache_entries import (
     recurrent,
 )
 from dsbd_runtime.parts.fold_chains import FOLDED_TOGETHER, STAY_RECENT
+from dsbd_runtime.parts.graph_check import call_error
 from dsbd_runtime.parts.kv_cache import KVCache, row_bytes
 from dsbd_runtime.parts.part import (
     BOOL,
@@ -64,7 +65,7 @@ from dsbd_runtime.parts.part import (
     Tensors,
     TensorSpec,
 )
-from dsbd_runtime.parts.recent_paths import NewRows, RecentInputs, RecentMemory, RecentPaths
+from dsbd_runtime.parts.recent_paths import NewRows, RecentInputs, RecentPaths
 
 FOLD_FILE = "fold.onnx"
 ANCESTORS = "ancestors"
@@ -97,22 +98,16 @@ def path_bytes(caches: Sequence[CacheEntry]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class RecentEntry(PartEntry):
-    """Description of the recent rows in the manifest.
-
-    Attributes:
-        caches: of the layers that keep recent rows.
-    """
+    """The recent rows in the manifest; ``caches``: of the layers that keep them."""
 
     caches: Sequence[CacheEntry]
     lacks: ClassVar[str] = "keeps no recent rows"  # ``check_runnable`` refuses it before
 
     @property
     def files(self) -> tuple[str, ...]:
-        """See PartEntry."""
         return (FOLD_FILE,) if recurrent(self.caches) else ()
 
     def contract(self) -> GraphContract:
-        """See PartEntry."""
         inputs: Tensors = {RECENT_WRITE_INDICES: TensorSpec(INT64, (1,))}
         if number := num_ancestors(self.caches):
             inputs[ANCESTORS] = TensorSpec(INT64, ("S", number))
@@ -126,7 +121,6 @@ class RecentEntry(PartEntry):
         return GraphContract(inputs={**inputs, **caches.inputs}, outputs=caches.outputs)
 
     def on_host(self, place: HostPlace) -> RecentRows:
-        """See PartEntry."""
         return RecentRows(self, HostRecentMemory(self.caches, place))
 
 
@@ -136,8 +130,7 @@ class RecentRows(Part):
     splits = True
     grows_in_calls = True
 
-    def __init__(self, entry: RecentEntry, memory: BoundMemory) -> None:
-        """Take the memory of the rows and states."""
+    def __init__(self, entry: RecentEntry, memory: HostRecentMemory) -> None:
         self.memory = memory
         self._paths = RecentPaths(memory, num_ancestors(entry.caches))
         self._most_new_rows = most_new_rows(entry.caches, MAX_FORWARD_ROWS)
@@ -145,7 +138,6 @@ class RecentRows(Part):
 
     @property
     def num_bytes(self) -> int:
-        """See Part."""
         return self.memory.num_bytes
 
     def calls(self, call: Call) -> Iterator[Call]:
@@ -162,15 +154,12 @@ class RecentRows(Part):
             self._paths.append(self._new)
 
     def bind(self, call: Call, binder: HostBinder) -> None:
-        """See Part."""
         self.memory.bind(self._new.inputs, binder)
 
     def keep(self, rows: Ints) -> None:
-        """See Part."""
         self._paths.keep(rows)
 
     def close(self) -> None:
-        """See Part."""
         self.memory.close()
 
     def _next(self, call: Call, rows: Ints | None) -> Call:
@@ -179,30 +168,13 @@ class RecentRows(Part):
         return call
 
 
-class BoundMemory(RecentMemory, Protocol):
-    """Recent memory that the calls of an engine read and write."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of rows and states."""
-
-    def bind(self, call: RecentInputs, binder: Any) -> None:
-        """Let the next call read and write the recent rows, and read the states."""
-
-    def close(self) -> None:
-        """Release it."""
-
-
 class HostRecentMemory:
     """Recent rows of one engine, and the states of checkpoints [B, H, Dk, Dv]; the first is zero.
 
-    Attributes:
-        rows: of all kinds.
-        states: by input name; replaced when the number of checkpoints changes.
+    states: by input name; replaced when the number of checkpoints changes.
     """
 
     def __init__(self, caches: Sequence[CacheEntry], place: HostPlace) -> None:
-        """Take the smallest memory; open the fold graph, which only recurrences have."""
         self.rows = KVCache(recent(caches), recent_capacity, place.new_rows)
         self.states: dict[str, NDArray[np.float32]] = {
             name: np.zeros((1, *shape), np.float32)
@@ -215,11 +187,9 @@ class HostRecentMemory:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of rows and states."""
         return self.rows.num_bytes + sum(state.nbytes for state in self.states.values())
 
     def reserve(self, num_rows: int, num_used: int) -> None:
-        """See RecentMemory."""
         capacity = recent_capacity(num_rows)
         if num_used == 0 or capacity > self.rows.capacity:
             self.rows.resize(capacity, num_used)
@@ -231,11 +201,9 @@ class HostRecentMemory:
             self.rows.resize(capacity, num_used)
 
     def move_rows(self, src_rows: Ints, first_row: int) -> None:
-        """See RecentMemory."""
         self.rows.move_rows(src_rows, first_row)
 
     def reserve_checkpoints(self, number: int) -> None:
-        """See RecentMemory."""
         for name, old in self.states.items():
             if len(old) == number:
                 return
@@ -251,7 +219,6 @@ class HostRecentMemory:
             self.states[name] = new
 
     def fold(self, rows: Ints, source: int, target: int) -> None:
-        """See RecentMemory."""
         if self._fold is None:  # convolutions alone have no state
             return
         names = list(self.states)
@@ -263,15 +230,12 @@ class HostRecentMemory:
         try:
             found = self._fold.run([folded_name(name) for name in names], inputs)
         except Exception as error:  # ONNX Runtime's exceptions share no base but this one
-            raise EngineError(
-                f"ONNX Runtime failed in a call of {self._fold_path} ({len(rows)} rows): "
-                f"{' '.join(str(error).split())}; copy the bundle or export again"
-            ) from error
+            remedy = "ask for fewer beams or fewer requests at a time"
+            raise call_error(self._fold_path, f"{len(rows)} rows", error, remedy) from error
         for name, state in zip(names, found, strict=True):
             self.states[name][target] = state[0]
 
     def bind(self, call: RecentInputs, binder: HostBinder) -> None:
-        """Let the next call read and write the recent rows, and read the states."""
         for key, buffer in self.rows.buffers.items():
             binder.update(past_name(*key), present_name(*key), buffer)
         binder.write({RECENT_WRITE_INDICES: np.array([call.first_row], np.int64)})
@@ -287,5 +251,4 @@ class HostRecentMemory:
                 binder.read(name, state[first : first + number])
 
     def close(self) -> None:
-        """Release the fold graph."""
         self._fold = None

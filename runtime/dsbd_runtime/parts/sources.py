@@ -6,13 +6,12 @@ says of each of its rows which source it reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dsbd_forward.forward import Source
-from dsbd_runtime.parts.cross_slots import CrossSlots, places_of_rows
+from dsbd_runtime.parts.attention_rows import places_of_rows
+from dsbd_runtime.parts.cross_slots import CrossSlots
 from dsbd_runtime.parts.encoder_entry import (
     ENCODER_FILE,
     SOURCE_LENGTHS,
@@ -36,28 +35,21 @@ from dsbd_runtime.parts.part import (
 
 @dataclass(frozen=True, kw_only=True)
 class SourcesEntry(PartEntry):
-    """Description of the sources in the manifest.
-
-    Attributes:
-        encoder: whose cross rows the engine reads.
-    """
+    """The sources in the manifest: the engine reads the cross rows of ``encoder``."""
 
     encoder: EncoderEntry
 
-    lacks: ClassVar[str] = "reads no sources"  # ``check_reads_sources`` refuses it before
+    lacks: ClassVar[str] = "reads no sources"  # ``check_runnable`` refuses it before
 
     @property
     def files(self) -> tuple[str, ...]:
-        """See PartEntry."""
         return (ENCODER_FILE,)
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """See PartEntry."""
         return {"reads_source": True, "joins_sources": True}
 
     def contract(self) -> GraphContract:
-        """See PartEntry."""
         inputs = {
             SOURCE_ROWS: TensorSpec(INT64, ("Q", "D")),
             SOURCE_PLACES: TensorSpec(INT64, ("S",)),
@@ -79,19 +71,17 @@ class SourcesEntry(PartEntry):
 
 
 class Sources(Part):
-    """The sources that an engine's calls read."""
+    """The sources that an engine's calls read; ``slots`` keeps the rows of ``encoder``."""
 
     splits = True
     grows_in_calls = True
 
     def __init__(self, encoder: OrtEncoder, slots: CrossSlots) -> None:
-        """Take the encoder, and the slots that keep its rows."""
         self.encoder = encoder
         self.slots = slots
 
     @property
     def num_bytes(self) -> int:
-        """See Part."""
         return self.slots.num_bytes
 
     def calls(self, call: Call) -> Iterator[Call]:
@@ -100,7 +90,7 @@ class Sources(Part):
         if sources is None:
             yield call
             return
-        most = self.most_together(sources.distinct)
+        most = self.slots.most_together(sources.distinct)
         start, together = 0, set[int]()
         for row, source in enumerate(sources.index.tolist()):
             if source not in together and len(together) == most:
@@ -111,12 +101,7 @@ class Sources(Part):
         yield call.part(start, call.forward.num_new)
 
     def bind(self, call: Call, binder: HostBinder) -> None:
-        """See Part; a source that is not kept is read.
-
-        Raises:
-            InputError: one is no source, or has tokens that the encoder does not know.
-            CapacityError: one is too long, for the encoder or for the memory.
-        """
+        """See Part; a source that is not kept is read. Raises as ``CrossSlots.of_call``."""
         of_rows = call.forward.row_sources
         found = self.slots.of_call(of_rows.distinct)
         binder.read_values(found.values)
@@ -127,37 +112,10 @@ class Sources(Part):
             call.returned["reading"] = reading
 
     def reserve(self, num_rows: int, num_used: int) -> None:
-        """See Part: without any rows, none depends on a source.
-
-        Not before a first call, whose sources may have been read.
-        """
+        """See Part. Without any rows, none depends on a source, except before a first call."""
         if num_rows == 0:
             self.slots.forget()
 
     def close(self) -> None:
-        """See Part."""
         self.slots.forget()
         self.encoder.close()
-
-    def most_together(self, sources: Sequence[Source]) -> int:
-        """Return how many of these sources are kept at a time; beyond, some are read again."""
-        return self.slots.most_together(sources)
-
-    def read(self, source: Source) -> None:
-        """Read a source, unless it is kept; raises as ``bind``."""
-        self.slots.read(source)
-
-    def release(self, source: Source) -> None:
-        """Drop the rows of a source when their memory is needed: no request reads it any more.
-
-        Rows of a source that is held are dropped only if the memory is short.
-        """
-        self.slots.release(source)
-
-    def held(self, source: Source) -> AbstractContextManager[None]:
-        """Keep the rows of a source between requests for it that follow one another.
-
-        It may be entered and left in any thread. If the memory is short, the source is read again
-        all the same.
-        """
-        return self.slots.held(source)

@@ -4,8 +4,6 @@ Their encoder reads windows of sound, all of one length, as log-mel features. Th
 after tokens that select the language that is spoken, the task, and whether the text has times.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 
@@ -57,12 +55,9 @@ class SpeechEntry:
     """Manifest entry of the sound that an encoder reads, and of the tokens that stand for no text.
 
     Attributes:
-        sampling_rate: samples of a second.
-        num_mels: features of a frame.
         n_fft: samples of a frame.
         hop_length: samples from one frame to the next.
-        chunk_seconds: seconds of a window, the sound that the encoder reads at a time.
-        num_frames: frames of a window.
+        chunk_seconds, num_frames: of a window, the sound that the encoder reads at a time.
         no_timestamps_token_id: of a text without times. The tokens after it are times, from the
             start of the window to its end; tokens after those are text again.
         previous_token_id: what stands before the text of what was said before.
@@ -128,18 +123,13 @@ class SpeechEntry:
 
 
 class SoundFeatures:
-    """The log-mel features of one window, the source of a request; equal where their values are.
+    """The log-mel features of one window, the source of a request; equal if their values are.
 
-    Attributes:
-        values: (num_mels, num_frames) float32, never written.
+    values: (num_mels, num_frames) float32, never written.
     """
 
     def __init__(self, values: Features) -> None:
-        """Copy the features of a window.
-
-        Raises:
-            InputError: they are no finite numbers in two dimensions.
-        """
+        """Copy the features of a window; InputError: not finite numbers in two dimensions."""
         copied = np.array(values, dtype=np.float32, order="C")
         if copied.ndim != 2 or not np.isfinite(copied).all():
             raise InputError(
@@ -162,10 +152,7 @@ class SoundFeatures:
 
 
 def check_sound(settings: dict[str, int], where: str) -> None:
-    """Raise BundleError unless these are settings of sound that a request can pay for.
-
-    settings: values by the names in ``LARGEST_SOUND``.
-    """
+    """Raise BundleError unless these are settings of sound that a request can pay for."""
     for name, most in LARGEST_SOUND.items():
         check_counts({name: settings[name]}, where, most)
     num_samples = settings["chunk_seconds"] * settings["sampling_rate"]
@@ -179,10 +166,7 @@ def check_sound(settings: dict[str, int], where: str) -> None:
 
 
 def check_speech(speech: SpeechEntry, vocab_size: int, where: str) -> None:
-    """Raise BundleError unless the values of an entry are consistent.
-
-    vocab_size: of the decoder.
-    """
+    """Raise BundleError unless an entry is consistent; ``vocab_size``: of the decoder."""
     check_sound({name: getattr(speech, name) for name in LARGEST_SOUND}, where)
     tokens = {
         name: getattr(speech, name)

@@ -1,7 +1,5 @@
 """Execution contexts of one TensorRT plan: shared scratch memory and a cache of kernels."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os
@@ -28,11 +26,7 @@ class TrtContexts:
     def __init__(
         self, trt: ModuleType, plan: Any, device: CudaDevice, kernels_file: Path | None
     ) -> None:
-        """Set up the contexts of a deserialized plan.
-
-        kernels_file: cache of the kernels that TensorRT for RTX compiles at the first call of a
-            size; None: no cache.
-        """
+        """``kernels_file``: of the kernels that TensorRT for RTX compiles, or None."""
         self._plan = plan
         self._device = device
         self._kernels_file = kernels_file
@@ -79,11 +73,9 @@ def kernels_file(
     plan: Path,
     environment: Mapping[str, str] = os.environ,
 ) -> Path | None:
-    """Return the cache file of the kernels of a plan, by version, GPU and path.
+    """Return the cache file of the kernels of a plan, None if plans contain their kernels.
 
     The folder is ``$XDG_CACHE_HOME/dsbd-ort``, because a bundle may be read-only or shared.
-
-    None if plans contain their kernels.
     """
     if not flavour.compiles_kernels:
         return None

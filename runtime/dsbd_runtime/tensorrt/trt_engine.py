@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,17 +45,11 @@ class TrtEngine:
         contexts: TrtContexts,
         errors: list[str],
     ) -> None:
-        """Check the plan and own it.
+        """Check the plan, whose file is ``path``, and own it.
 
-        Args:
-            plan: the deserialized engine.
-            path: its file, for messages.
-            caches: caches of the layers.
-            capacity: rows of the caches.
-            profiles: maximum rows of a call, by optimization profile.
-            stream: address of the CUDA stream of all calls.
-            contexts: contexts of ``plan``.
-            errors: list to which the logger of ``plan`` appends errors.
+        profiles: maximum rows of a call, by optimization profile.
+        stream: address of the CUDA stream of all calls.
+        errors: list to which the logger of ``plan`` appends errors.
 
         Raises:
             BundleError: the plan has other profiles or another capacity, or would not update a
@@ -69,12 +64,16 @@ class TrtEngine:
         self._errors = errors
         self._contexts: dict[int, Any] = {}
         self._last_call: dict[int, TrtCall] = {}
-        self._check_profiles(plan)
+        if plan.num_optimization_profiles != len(self._profiles):
+            raise BundleError(
+                f"{self._path} has {plan.num_optimization_profiles} optimization profiles, "
+                f"engine.json says {len(self._profiles)}; export the bundle again"
+            )
         for cache, part in parts_of(caches):
             names = past_name(cache.layer, part), present_name(cache.layer, part)
             self._check_cache(plan, *names)
 
-    def capacity_for(self, num_rows: int, current: int) -> int:
+    def capacity_for(self, num_rows: int) -> int:
         """Return the only capacity, for which the engine was built."""
         if num_rows > self._capacity:
             raise CapacityError(
@@ -100,7 +99,6 @@ class TrtEngine:
         return TrtCall(self, profile, inputs, outputs)
 
     def close(self) -> None:
-        """Release the contexts and the plan; calling it again does nothing."""
         self._last_call.clear()
         self._contexts.clear()
         if self._plan is not None:
@@ -155,13 +153,6 @@ class TrtEngine:
         built = self._open_plan().get_tensor_shape(name)
         return [dim for dim, fixed in zip(shape, built, strict=True) if fixed == -1] or [1]
 
-    def _check_profiles(self, plan: Any) -> None:
-        if plan.num_optimization_profiles != len(self._profiles):
-            raise BundleError(
-                f"{self._path} has {plan.num_optimization_profiles} optimization profiles, "
-                f"engine.json says {len(self._profiles)}; export the bundle again"
-            )
-
     def _check_cache(self, plan: Any, past: str, present: str) -> None:
         """Refuse a cache that is not updated in place, which would silently lose its rows."""
         if (aliased := plan.get_aliased_input_tensor(present)) != past:
@@ -188,28 +179,20 @@ class TrtEngine:
         return reason
 
 
+@dataclass(eq=False)
 class TrtCall:
     """A BoundCall: a profile of an engine, and its inputs and outputs."""
 
-    def __init__(
-        self,
-        engine: TrtEngine,
-        profile: int,
-        inputs: Mapping[str, DeviceArray],
-        outputs: Mapping[str, DeviceArray],
-    ) -> None:
-        self._engine = engine
-        self.profile = profile
-        self.inputs = inputs
-        self.outputs = outputs
+    engine: TrtEngine
+    profile: int
+    inputs: Mapping[str, DeviceArray]
+    outputs: Mapping[str, DeviceArray]
 
     def run(self) -> None:
-        """Queue the engine once."""
-        self._engine.execute(self)
+        self.engine.execute(self)
 
     def release(self) -> None:
-        """Drop the bindings."""
-        self._engine.forget(self)
+        self.engine.forget(self)
 
 
 def open_trt_session(
@@ -217,10 +200,7 @@ def open_trt_session(
 ) -> DeviceSession:
     """Open the engine of "target" or "draft" and its prune engine on one GPU.
 
-    Args:
-        request: the model, and the provider "tensorrt" or "tensorrt-rtx".
-        trt: the module tensorrt or tensorrt_rtx; None imports the provider's.
-        cuda_runtime: the module cuda.bindings.runtime; None imports it.
+    trt, cuda_runtime: the modules tensorrt and cuda.bindings.runtime; None imports them.
 
     Raises:
         BundleError: there is no engine, or it does not fit this machine; the message has the

@@ -1,7 +1,5 @@
 """TensorRT and TensorRT for RTX: two packages with one interface, named ``trt`` in the code."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 import re

@@ -4,8 +4,6 @@ TensorRT engines run with the version that built them, on the compute capability
 for. They contain weights, so they must be built from the ONNX files in the same folder.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shlex
@@ -31,9 +29,7 @@ class EngineRecord:
 
     Attributes:
         flavour: a key of ``trt_module.FLAVOURS``.
-        tensorrt_version: version of that package.
-        compute_capability: compute capability they were built for, such as "12.0".
-        capacity: rows of the caches, fixed.
+        compute_capability: that they were built for, such as "12.0".
         step_profiles: maximum rows S of a call, by optimization profile of engine.plan.
         move_profiles: maximum rows K of a call, by optimization profile of prune.plan.
         attention: "fused" with one kernel per layer, "decomposed" when computed in pieces.
@@ -93,12 +89,7 @@ def _check_record(record: EngineRecord, where: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TrtMachine:
-    """Versions of a machine that an engine must match; None is unknown.
-
-    Attributes:
-        tensorrt_version: version of the installed package.
-        compute_capability: compute capability of its GPU, such as "12.0".
-    """
+    """Versions of a machine that an engine must match; None is unknown."""
 
     tensorrt_version: str | None
     compute_capability: str | None

@@ -6,8 +6,6 @@ every call's name, shows whether the template keeps everything; only numbers tha
 need further renderings.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -77,14 +75,10 @@ def _check_parts(content: Any, place: str) -> None:
 
 
 def messages_for(source: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return messages as a template reads them.
+    """Return checked messages as a template of this source reads them.
 
     The arguments of calls become ``Arguments``; the role ``developer``, OpenAI's later name of
     ``system``, becomes ``system`` if the template does not use it.
-
-    Args:
-        source: of the template.
-        messages: checked.
 
     Raises:
         InputError: the template does not read calls, or arguments are not an object.
@@ -144,10 +138,8 @@ def call_arguments(given: Any, place: str) -> Arguments:
 def check_traces(messages: Sequence[Message], text: str, render: Render) -> None:
     """Raise InputError for the first message, or call of one, that leaves no trace in a prompt.
 
-    Args:
-        messages: as the template reads them.
-        text: the prompt.
-        render: returns the prompt of other messages; raises if the template refuses them.
+    messages: as the template reads them; ``text``: the prompt.
+    render: returns the prompt of other messages; raises if the template refuses them.
     """
     marked = [_marked(message, index) for index, message in enumerate(messages)]
     shown = _attempt(render, marked)
@@ -218,7 +210,6 @@ def _marked(message: Message, index: int) -> dict[str, Any]:
 
 
 def _named(call: Message, name: str) -> dict[str, Any]:
-    """Return a call of another name."""
     if isinstance(call.get("function"), Mapping):
         return {**call, "function": {**call["function"], "name": name}}
     return {**call, "name": name}

@@ -30,6 +30,7 @@ from dsbd_runtime.bundle_files.bundle import (
 )
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.text.chat_messages import Message, check_messages, check_traces, messages_for
+from dsbd_runtime.typed_json import json_object_in
 
 _DEFAULT, _WITH_TOOLS = _USED_NAMES = ("default", "tool_use")
 
@@ -46,10 +47,8 @@ class ChatTemplate:
     ) -> None:
         """Compile templates.
 
-        Args:
-            sources: by name; only ``default`` and ``tool_use`` are used. A text is the default.
-            special_tokens: variables of the templates, ``bos_token`` and so on.
-            now: the clock of the templates.
+        sources: by name; only ``default`` and ``tool_use`` are used. A text is the default.
+        special_tokens: variables of the templates, ``bos_token`` and so on.
         """
         named = {_DEFAULT: sources} if isinstance(sources, str) else sources
         self._sources = {name: named[name] for name in _USED_NAMES if name in named}
@@ -65,7 +64,7 @@ class ChatTemplate:
         They are chat_template.jinja and additional_chat_templates/NAME.jinja, or ``chat_template``:
         one text, or a list of named ones.
         """
-        config = _json_object(folder / TOKENIZER_CONFIG_FILE)
+        config = json_object_in(folder / TOKENIZER_CONFIG_FILE)
         sources = _sources_in(folder) or _sources_of(config.get("chat_template"))
         if not sources:
             raise BundleError(
@@ -78,9 +77,6 @@ class ChatTemplate:
         """Return the source of the template for conversations with or without tools.
 
         As in transformers, the one named ``tool_use`` is used with tools, if present.
-
-        Raises:
-            BundleError: the bundle only has a template for tools.
         """
         return self._sources[self._name(has_tools)]
 
@@ -102,10 +98,8 @@ class ChatTemplate:
     ) -> str:
         """Return the text of a conversation, all special tokens spelled out.
 
-        Args:
-            messages: each with "role" and "content", oldest first.
-            add_generation_prompt: end with the beginning of the model's answer.
-            variables: more variables of the template, such as ``tools`` or ``enable_thinking``.
+        add_generation_prompt: end with the beginning of the model's answer.
+        variables: more variables of the template, such as ``tools`` or ``enable_thinking``.
 
         Raises:
             InputError: the messages are invalid, refused by the template, or one leaves no trace.
@@ -179,19 +173,7 @@ def _sources_of(entry: object) -> dict[str, str]:
     return {name: source for name, source in sources.items() if isinstance(source, str)}
 
 
-def _json_object(file: Path) -> dict[str, Any]:
-    text = _text(file)
-    if text is None:
-        return {}
-    try:
-        config = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BundleError(f"{file} cannot be read as JSON ({error}); export again") from error
-    return config if isinstance(config, dict) else {}
-
-
 def _text(file: Path) -> str | None:
-    """Return the text of a file, None if it is absent."""
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -33,6 +33,7 @@ from dsbd_runtime.bundle_files.bundle import (
     Bundle,
 )
 from dsbd_runtime.errors import BundleError, InputError
+from dsbd_runtime.typed_json import json_object_in
 
 # The library raises plain Exception, and a BaseException if its Rust code panics: all are caught
 # except those that are not the library's.
@@ -62,9 +63,7 @@ class Tokenizer:
     def __init__(
         self, folder: Path, *, bos_token_id: int | None, file: str = TOKENIZER_FILE
     ) -> None:
-        """Read tokenizer.json and, if present, tokenizer_config.json in ``folder``.
-
-        file: another name than tokenizer.json.
+        """Read ``file`` and, if present, tokenizer_config.json in ``folder``.
 
         ``bos_token_id``: of the manifest. ``encode`` adds it if the tokenizer's post-processor does
         not and tokenizer_config.json has ``"add_bos_token": true``.
@@ -79,7 +78,8 @@ class Tokenizer:
         self._adds_text_by_token: dict[int, bool] = {}
         self._bytes_by_token: dict[int, bytes] = {}
         self._added_first: list[int] = []
-        if bos_token_id is not None and _says_add_bos_token(folder / TOKENIZER_CONFIG_FILE):
+        config = folder / TOKENIZER_CONFIG_FILE
+        if bos_token_id is not None and json_object_in(config).get("add_bos_token") is True:
             if bos_token_id not in self._backend.encode("").ids:
                 self._added_first = [bos_token_id]
 
@@ -128,10 +128,7 @@ class Tokenizer:
         return [*first, *ids]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of ``token_ids`` without special tokens.
-
-        Bytes that are not UTF-8 become U+FFFD.
-        """
+        """Return the text without special tokens; bytes that are not UTF-8 become U+FFFD."""
         ids, skips = [int(i) for i in token_ids], self._skips_special_tokens
         if not ids:  # some decoders panic
             return ""
@@ -209,10 +206,7 @@ class Tokenizer:
         return None if match is None else int(match[1], 16)
 
     def adds_text(self, token_id: int) -> bool:
-        """Return whether a token ever changes the text around it.
-
-        Special tokens and ids outside the vocabulary do not.
-        """
+        """Return whether a token ever changes a text; special and unknown tokens do not."""
         found = self._adds_text_by_token.get(token_id)
         if found is None:
             letter, token = (self.letter,), (token_id,)
@@ -259,7 +253,6 @@ def _without_codes(backend: tokenizers.Tokenizer) -> tuple[tokenizers.Tokenizer,
 
 
 def _id_of_code(code: str, id_by_code: Mapping[str, int]) -> int:
-    """Return the token of a code; raise InputError if the model lacks it."""
     if code in id_by_code:
         return id_by_code[code]
     close = get_close_matches(code, id_by_code, n=3)
@@ -272,16 +265,6 @@ def _id_of_code(code: str, id_by_code: Mapping[str, int]) -> int:
 def _reason(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 300 else f"{text[:297]}..."
-
-
-def _says_add_bos_token(file: Path) -> bool:
-    if not file.exists():
-        return False
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise BundleError(f"{file} cannot be read as JSON ({error}); export again") from error
-    return isinstance(config, dict) and config.get("add_bos_token") is True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,7 +307,6 @@ def joints_of(decoder: Mapping[str, Any] | None) -> TextJoints:
 
 
 def _steps(decoder: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """Yield the steps of a decoder, those of a ``Sequence`` in its place."""
     if decoder is None:
         return
     if decoder.get("type") != "Sequence":
