@@ -1,7 +1,5 @@
 """Sources of answers: the order of the lines, shared engine calls, interruptions."""
 
-from __future__ import annotations
-
 import threading
 import time
 from dataclasses import dataclass, replace

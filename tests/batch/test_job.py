@@ -1,7 +1,5 @@
 """A batch on the tiny bundle: order, errors, resuming, workers, signals, full disks, kills."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Lines of the input: requests, hashes and seeds; a hostile line has one answer or one error."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import random

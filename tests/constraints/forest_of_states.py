@@ -1,7 +1,5 @@
 """Walks over the states of a constraint, as decoding does them."""
 
-from __future__ import annotations
-
 import numpy as np
 import tokenizers
 

@@ -1,7 +1,5 @@
 """Grammars in the tokenizer's own spelling: what is left out, and that a text can always end."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

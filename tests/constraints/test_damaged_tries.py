@@ -1,7 +1,5 @@
 """Files of tries that are damaged or foreign: the right trie, or an error that names the file."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Masks of grammars against fresh matchers, over forests of states."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 

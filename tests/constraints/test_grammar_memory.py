@@ -1,7 +1,5 @@
 """Memory of grammars: counted as it is, bounded for all together, and given back."""
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess

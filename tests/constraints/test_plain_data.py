@@ -1,7 +1,5 @@
 """Constraints from plain data: each kind is the object that Python makes, faults are named."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -1,7 +1,5 @@
 """Texts that read like special tokens are plain text to a constraint; bytes of tokens."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tries against brute force over their sets of sequences, and their files."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

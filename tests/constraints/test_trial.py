@@ -1,7 +1,5 @@
 """The process that tries grammars: what ends it is refused, and the next grammar is tried."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -1,7 +1,5 @@
 """Items of a trie: what its sequences stand for, in memory, in files and in results."""
 
-from __future__ import annotations
-
 import json
 import pickle
 

@@ -1,7 +1,5 @@
 """The exact law of beam sampling (docs/algorithm.md 2) by recursion, written on its own."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 

@@ -1,7 +1,5 @@
 """Goodness of fit of counted outcomes to an exact law."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Walk through every outcome of code that draws by ``Chance``: exact laws by enumeration."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Hashable
 from typing import TypeVar

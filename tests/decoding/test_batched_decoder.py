@@ -1,7 +1,5 @@
 """Requests that share engine calls get what each would get alone, whoever comes or goes."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field

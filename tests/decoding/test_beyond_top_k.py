@@ -1,7 +1,5 @@
 """Sampling from more tokens than a top-k head returns: the law, and which rows are read whole."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Budget of drafts: bounded losses, when a draft can be afforded, tries that become rare."""
 
-from __future__ import annotations
-
 import pytest
 
 from dsbd_ort.decoding.drafting.budget import DraftBudget

@@ -1,7 +1,5 @@
 """Rows kept from one request to the next: the same output with fewer rows, whatever came before."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Options: what is resolved, what is refused and how the refusal reads."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

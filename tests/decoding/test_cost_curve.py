@@ -1,7 +1,5 @@
 """Cost curves: between, before and beyond the points, how they are measured and learned."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The loop's border: prompts, drafts and models that it refuses, ends, determinism."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

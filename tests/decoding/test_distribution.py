@@ -1,7 +1,5 @@
 """Distributions of tokens, and of beams and tokens: warped, cut and joined."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import numpy as np

@@ -4,8 +4,6 @@ The draft's prompt, the tokens it catches up with and the loop's own time includ
 of a small chat model with a draft a tenth its size, whose loop takes a tenth of a call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Drafters: whoever proposes, the output is the target's; what they propose is worth it."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sampled beams end early: when none can beat the best that have ended (docs/algorithm.md 3.13)."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """The promise: speculation is invisible, and the output follows beam sampling's law."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

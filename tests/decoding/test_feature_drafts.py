@@ -1,7 +1,5 @@
 """A feature draft is as invisible as any, and each of its rows comes from the right feature."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

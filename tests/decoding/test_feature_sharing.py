@@ -1,7 +1,5 @@
 """Requests with a feature draft share engine calls, prompts and caches too small for them."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

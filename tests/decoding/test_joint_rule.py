@@ -1,7 +1,5 @@
 """MJSD and MJGD against definitions written out by brute force."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

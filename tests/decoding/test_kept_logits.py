@@ -1,7 +1,5 @@
 """Requests under a trie: of an engine with a top-k head the logits of the allowed tokens alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

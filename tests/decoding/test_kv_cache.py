@@ -1,7 +1,5 @@
 """Shared forwards: what a call gets of the result, full logits included, is its own rows alone."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import partial
 

@@ -1,7 +1,5 @@
 """A draft reads a prompt just before its first node, once for all that share it, or never."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 

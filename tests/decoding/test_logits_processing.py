@@ -1,7 +1,5 @@
 """Processors and constraints: speculation stays invisible, the law exact, in every strategy."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

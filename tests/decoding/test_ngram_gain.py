@@ -3,8 +3,6 @@
 In the seconds of calls on a clock: nothing is timed.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

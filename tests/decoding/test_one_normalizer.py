@@ -1,7 +1,5 @@
 """A log-probability is a function of the path: one log-normalizer, whichever way a row is read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

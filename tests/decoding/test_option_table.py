@@ -1,7 +1,5 @@
 """Which option means something where: all else is refused, and what is taken has an effect."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Nodes that an engine has yet to compute: a walk up to the first computed one, by few steps."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

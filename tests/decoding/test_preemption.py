@@ -1,7 +1,5 @@
 """Requests whose rows were dropped half-way go on as if nothing had happened."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from typing import Any

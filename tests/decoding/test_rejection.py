@@ -1,7 +1,5 @@
 """The rejection coupling is exact: every draft, coin and draw through the real code."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

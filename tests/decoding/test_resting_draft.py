@@ -1,7 +1,5 @@
 """A draft whose policy rests: nothing is kept for it, and it goes on where the text is by then."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

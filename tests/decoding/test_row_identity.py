@@ -1,7 +1,5 @@
 """Rows are a function of source and tokens: other sources share none, whatever the tokens."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A path that ends by its stop state is absorbing, just as one that ends with an EOS token."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

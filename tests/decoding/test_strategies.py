@@ -1,7 +1,5 @@
 """Properties of every strategy: log-probabilities add up, statistics agree."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

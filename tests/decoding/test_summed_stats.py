@@ -1,7 +1,5 @@
 """Statistics of requests one after another, as one."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draft policy "throughput": invisible in the output, ample where it pays, silent where not."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from types import SimpleNamespace

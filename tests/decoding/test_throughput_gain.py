@@ -1,7 +1,5 @@
 """Gains and losses of draft policy "throughput", in the seconds of calls on a clock."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

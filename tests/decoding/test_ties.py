@@ -1,7 +1,5 @@
 """Exact ties: equal scores have one order, by beam and then by token, whatever else is drafted."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Times in the output, and tokens that may not begin it, as transformers' Whisper has them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

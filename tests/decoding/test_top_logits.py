@@ -1,7 +1,5 @@
 """Engines with a top-k head: every strategy gives the tokens of the dense engine, or refuses."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

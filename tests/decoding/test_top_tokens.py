@@ -1,7 +1,5 @@
 """top_logprobs and prompt_logprobs against the tables that the models are made of."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A trace against what it is a trace of: the result, the statistics and the models' own laws."""
 
-from __future__ import annotations
-
 import collections
 import itertools
 

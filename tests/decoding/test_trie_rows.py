@@ -1,7 +1,5 @@
 """Calls and rows of requests under a trie: what is known costs no draft row, leaves cost none."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Unused rows and distributions do not accumulate, and dropping them leaves the output as it is."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import tracemalloc

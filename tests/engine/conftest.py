@@ -1,7 +1,5 @@
 """The tiny bundle, opened."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """asyncio: requests of many tasks, and what cancelling a task or closing a stream does."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading

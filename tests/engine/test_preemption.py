@@ -1,7 +1,5 @@
 """A service whose cache is too small for its requests: some are preempted, and none can tell."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue

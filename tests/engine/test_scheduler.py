@@ -1,7 +1,5 @@
 """Order of admission and of preemption, and their bounds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A service on a real bundle: every caller gets what the pipeline alone would return."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor

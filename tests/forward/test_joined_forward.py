@@ -1,7 +1,5 @@
 """Forwards of several requests made in one, and what each gets of the result."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Bytes of audio files: WAV in every form that is read, and in some that are not."""
 
-from __future__ import annotations
-
 import io
 import struct
 

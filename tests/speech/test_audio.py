@@ -1,7 +1,5 @@
 """Audio files of every form: their samples, or one line that says what is wrong."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

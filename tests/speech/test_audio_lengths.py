@@ -1,7 +1,5 @@
 """Audio whose headers have no length, a wrong one, or that of one file of several."""
 
-from __future__ import annotations
-
 import io
 import struct
 

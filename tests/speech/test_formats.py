@@ -1,7 +1,5 @@
 """Transcripts in every format, byte for byte."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

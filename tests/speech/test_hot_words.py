@@ -1,7 +1,5 @@
 """Hot words: what a text gains by them, token by token."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Any options of a transcription work or are refused in one line, by pipeline and service."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

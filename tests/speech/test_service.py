@@ -1,7 +1,5 @@
 """Transcriptions of a Service: those of the pipeline, several at a time, cancelled, at its end."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Bundles of speech models: what they say, and what is refused when they are opened."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A tiny Whisper from the command line and over HTTP: the transcripts of the pipeline."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

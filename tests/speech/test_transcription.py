@@ -1,7 +1,5 @@
 """Transcripts are what transformers' generate makes of the same audio, drafted or not."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Sequence

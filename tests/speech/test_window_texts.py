@@ -1,7 +1,5 @@
 """Attempts at a window that are given up, once their text is poor whatever follows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Times of words are those that transformers gives for the same audio."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Tokens are grouped into words, and placed in the audio, as in transformers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

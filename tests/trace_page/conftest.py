@@ -1,7 +1,5 @@
 """Traced requests to a tiny pair, once for all tests of the page."""
 
-from __future__ import annotations
-
 import pytest
 
 from dsbd_ort import GenerationResult, Pipeline, RequestTrace

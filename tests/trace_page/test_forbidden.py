@@ -1,7 +1,5 @@
 """Tokens that a constraint forbids, as a trace shows them."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """The page in a browser: forest, texts, proposers, keys, pointer, light and dark, its console."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The trace file: labels of tokens, what its JSON says, and a page that needs nothing else."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
