@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -151,6 +150,3 @@ def pair_of(
     of_target = TableTarget(vocab_size, target)
     draft = TableDraft(vocab_size, from_target, from_own, None if several else of_target)
     return of_target, draft
-
-
-MakePair = Callable[[], tuple[TableTarget, TableDraft]]

@@ -87,6 +87,30 @@ class TimedTable(TableModel):
         return super().forward(forward)
 
 
+class Watched:
+    """A model that stores the rows of its calls, and fails in one of them if that is asked for."""
+
+    def __init__(self, model: TableModel, failing_call: int | None = None) -> None:
+        self.model = model
+        self.spec = model.spec
+        self.keep = model.keep
+        self.most_rows = 0
+        self.rows_of_calls: list[int] = []
+        self._failing_call = failing_call
+
+    @property
+    def num_rows(self) -> int:
+        return self.model.num_rows
+
+    def forward(self, forward: Forward) -> ForwardResult:
+        self.rows_of_calls.append(forward.num_new)
+        if len(self.rows_of_calls) == self._failing_call:
+            raise RuntimeError("no memory")
+        result = self.model.forward(forward)
+        self.most_rows = max(self.most_rows, self.model.num_rows)
+        return result
+
+
 def request_on(
     config: DecodingConfig, prompt: tuple[int, ...] = (1, 0, 1), seed: int = 0, **more: Any
 ) -> DecodingRequest:
@@ -139,6 +163,13 @@ def run(
 def all_tokens(result: DecodeResult) -> list[tuple[list[int], float]]:
     """Tokens and log-probabilities of a result, which equal results share."""
     return [(s.token_ids, round(s.logprob, 6)) for s in result.sequences]
+
+
+def check_like_dense(found: DecodeResult, dense: DecodeResult) -> None:
+    """Compare tokens, and log-probabilities up to the float32 of a head's log-sum."""
+    assert [s.token_ids for s in found.sequences] == [s.token_ids for s in dense.sequences]
+    for one, other in zip(found.sequences, dense.sequences, strict=True):
+        np.testing.assert_allclose(one.token_logprobs, other.token_logprobs, rtol=0, atol=2e-6)
 
 
 def final_beams(result: DecodeResult) -> tuple[tuple[int, ...], ...]:

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_ort.decoding import (
     DecodeResult,
     DecodingConfig,
@@ -23,7 +22,7 @@ from dsbd_ort.decoding.batched_decoder import BatchedDecoder, BatchMember
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
 from dsbd_ort.decoding.result import IterationOutput
 from dsbd_ort.decoding.row_bounds import most_rows
-from tests.decoding.tables import all_tokens, mixed_table, outcomes, random_table, run
+from tests.decoding.tables import Watched, all_tokens, mixed_table, outcomes, random_table, run
 
 VOCAB, EOS = 6, 5
 TARGET = random_table(1, VOCAB)
@@ -169,30 +168,6 @@ def test_a_full_pool_is_cleared_up_and_never_overflows() -> None:
     answered(forest, requests, 2, ALWAYS)
     assert target.most_rows <= 2 * bound
     check_as_alone(requests)
-
-
-class Watched:
-    """A model that remembers its calls, and fails in one of them if that is wanted."""
-
-    def __init__(self, model: TableModel, failing_call: int | None = None) -> None:
-        self.model = model
-        self.spec = model.spec
-        self.keep = model.keep
-        self.most_rows = 0
-        self.rows_of_calls: list[int] = []
-        self._failing_call = failing_call
-
-    @property
-    def num_rows(self) -> int:
-        return self.model.num_rows
-
-    def forward(self, forward: Forward) -> ForwardResult:
-        self.rows_of_calls.append(forward.num_new)
-        if len(self.rows_of_calls) == self._failing_call:
-            raise RuntimeError("no memory")
-        result = self.model.forward(forward)
-        self.most_rows = max(self.most_rows, self.model.num_rows)
-        return result
 
 
 @settings(max_examples=40, deadline=None)

@@ -14,8 +14,8 @@ from dsbd_forward.rows import added_up, largest_logits
 from dsbd_ort.decoding import ConfigError, DecodingConfig, TableModel, decode
 from dsbd_ort.decoding.beyond_top_k import settled
 from dsbd_ort.decoding.warp import Warp
-from tests.decoding.chi_square import chi_square_p_value
-from tests.decoding.tables import mixed_table, random_table
+from tests.decoding.exact_laws import chi_square_p_value
+from tests.decoding.tables import check_like_dense, mixed_table, random_table
 from tests.decoding.top_table import TopTable
 
 VOCAB, EOS, PROMPT = 40, 3, (1, 2)
@@ -60,13 +60,10 @@ def test_the_tokens_are_those_of_all_logits(strategy, warp, monkeypatch):
     monkeypatch.setattr(beyond_top_k, "_NUMBERS", (10, 20))
     for seed in range(4):
         dense = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
-        wanted = decoded(dense, seed, strategy | warp).sequences
         draft = TopTable(VOCAB, DRAFT, NUM_TOP)  # proposes fewer: no token shows it
         models = TopTable(VOCAB, TARGET, NUM_TOP, keeps_full=True), draft
-        found = decoded(models, seed, strategy | warp).sequences
-        assert [s.token_ids for s in found] == [s.token_ids for s in wanted]
-        for one, other in zip(found, wanted, strict=True):
-            assert one.token_logprobs == pytest.approx(other.token_logprobs, abs=2e-6)
+        wanted, found = (decoded(each, seed, strategy | warp) for each in (dense, models))
+        check_like_dense(found, wanted)
 
 
 @pytest.mark.parametrize(
@@ -83,10 +80,9 @@ def test_rules_that_read_the_draft(options):
     """With a draft that returns all: what it proposes decides there."""
     for seed in range(4):
         draft = TableModel(VOCAB, DRAFT)
-        wanted = decoded((TableModel(VOCAB, TARGET), draft), seed, options).sequences
+        wanted = decoded((TableModel(VOCAB, TARGET), draft), seed, options)
         target = TopTable(VOCAB, TARGET, NUM_TOP, keeps_full=True)
-        found = decoded((target, TableModel(VOCAB, DRAFT)), seed, options).sequences
-        assert [s.token_ids for s in found] == [s.token_ids for s in wanted]
+        check_like_dense(decoded((target, TableModel(VOCAB, DRAFT)), seed, options), wanted)
 
 
 def test_the_law_with_rejection():

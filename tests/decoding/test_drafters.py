@@ -16,7 +16,7 @@ from dsbd_ort.decoding.errors import ConfigError, DecodingError
 from dsbd_ort.decoding.kv_cache import PrefixCache, SharedKVCache
 from dsbd_ort.decoding.result import DecodeResult
 from dsbd_ort.decoding.set_up import set_up
-from tests.decoding.every_outcome import ScriptedChance, law_of, total_variation
+from tests.decoding.exact_laws import ScriptedChance, law_of, total_variation
 from tests.decoding.path_constraint import PathConstraint
 from tests.decoding.tables import (
     LogitsOf,

@@ -9,9 +9,8 @@ import pytest
 
 from dsbd_ort.decoding import DecodingConfig, TableModel, WithResult, decode_iterations
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
-from tests.decoding.beam_sampling_law import next_beam_sets, token_probs
 from tests.decoding.early_ends import Beam, beams_of, first_end, returned_at
-from tests.decoding.every_outcome import law_of, total_variation
+from tests.decoding.exact_laws import law_of, next_beam_sets, token_probs, total_variation
 from tests.decoding.tables import (
     all_tokens,
     decoded,

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from dsbd_ort.decoding import DecodingConfig
-from tests.decoding.beam_sampling_law import beam_sampling_law
-from tests.decoding.chi_square import chi_square_p_value
+from tests.decoding.exact_laws import beam_sampling_law, chi_square_p_value
 from tests.decoding.tables import all_tokens, final_beams, mixed_table, random_table, run
 
 VOCAB = 5
@@ -15,9 +14,9 @@ TARGET = random_table(1, VOCAB)
 OTHER = random_table(2, VOCAB)
 DRAFTS = {"decent": mixed_table(TARGET, OTHER, 0.7), "hostile": OTHER, "itself": TARGET}
 
-PROMPTS = [  # 200 different ones
+PROMPTS = [
     tuple(np.random.default_rng(seed).integers(0, VOCAB, 6 + seed % 5).tolist())
-    for seed in range(200)
+    for seed in range(40)
 ]
 
 SHAPES = [  # (num_beams, draft_beams per layer)
@@ -33,10 +32,7 @@ SHAPES = [  # (num_beams, draft_beams per layer)
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize(("num_beams", "draft_beams"), SHAPES)
 @pytest.mark.parametrize("warp", [{}, {"top_k": 3}, {"top_p": 0.8, "temperature": 1.3}])
-@pytest.mark.parametrize("num_prompts", [6, pytest.param(20, marks=pytest.mark.slow)])
-def test_fixed_width_dsbd_equals_beam_sample_token_for_token(
-    draft, num_beams, draft_beams, warp, num_prompts
-):
+def test_fixed_width_dsbd_equals_beam_sample_token_for_token(draft, num_beams, draft_beams, warp):
     common = {"num_beams": num_beams, "num_return_sequences": num_beams, "max_new_tokens": 11}
     common |= {"eos_token_id": 4, **warp}
     plain = DecodingConfig(strategy="beam-sample", **common)
@@ -47,7 +43,17 @@ def test_fixed_width_dsbd_equals_beam_sample_token_for_token(
         draft_beams=draft_beams,
         **common,
     )
-    for seed, prompt in enumerate(PROMPTS[:num_prompts]):
+    for seed, prompt in enumerate(PROMPTS[:6]):
+        expected = run(plain, TARGET, None, VOCAB, seed, prompt)
+        result = run(speculative, TARGET, DRAFTS[draft], VOCAB, seed, prompt)
+        assert all_tokens(result) == all_tokens(expected)
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_speculative_equals_sample(draft):
+    plain = DecodingConfig(strategy="sample", max_new_tokens=20, eos_token_id=4)
+    speculative = DecodingConfig(strategy="speculative", max_new_tokens=20, eos_token_id=4)
+    for seed, prompt in enumerate(PROMPTS):
         expected = run(plain, TARGET, None, VOCAB, seed, prompt)
         result = run(speculative, TARGET, DRAFTS[draft], VOCAB, seed, prompt)
         assert all_tokens(result) == all_tokens(expected)
@@ -62,6 +68,7 @@ def test_draft_equal_to_target_is_always_accepted(num_beams):
         assert stats.draft_acceptance_rate == 1.0
 
 
+REJECTION = {"strategy": "dsbd", "width_policy": "fixed", "coupling": "rejection"}
 LAW_CASES = [  # (strategy options, width, steps, eos)
     ({"strategy": "sample"}, 1, 3, -1),
     ({"strategy": "speculative", "draft_length": 2}, 1, 3, 0),
@@ -71,31 +78,8 @@ LAW_CASES = [  # (strategy options, width, steps, eos)
     ({"strategy": "dsbd", "num_beams": 3, "width_policy": "fixed", "draft_length": 1}, 3, 2, -1),
     ({"strategy": "beam-sample", "num_beams": 2, "replacement": True}, 2, 3, 0),
     ({"strategy": "beam-sample", "num_beams": 2, "coupling": "rejection"}, 2, 2, 0),
-    (
-        {
-            "strategy": "dsbd",
-            "num_beams": 2,
-            "width_policy": "fixed",
-            "coupling": "rejection",
-            "draft_length": 2,
-        },
-        2,
-        3,
-        0,
-    ),
-    (
-        {
-            "strategy": "dsbd",
-            "num_beams": 2,
-            "width_policy": "fixed",
-            "coupling": "rejection",
-            "draft_length": 2,
-            "replacement": True,
-        },
-        2,
-        3,
-        0,
-    ),
+    ({**REJECTION, "num_beams": 2, "draft_length": 2}, 2, 3, 0),
+    ({**REJECTION, "num_beams": 2, "draft_length": 2, "replacement": True}, 2, 3, 0),
 ]
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, decode
-from tests.decoding.beam_sampling_law import beam_sampling_law
-from tests.decoding.chi_square import chi_square_p_value
+from tests.decoding.exact_laws import beam_sampling_law, chi_square_p_value
 from tests.decoding.feature_tables import check_computed_twice, pair_of
 from tests.decoding.tables import all_tokens, final_beams, mixed_table, random_table, run
 

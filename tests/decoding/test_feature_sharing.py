@@ -1,6 +1,5 @@
 """Requests with a feature draft share engine calls, prompts and caches too small for them."""
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from dsbd_ort.decoding.errors import DecodingError
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, PrefixCache, PromptFeature
 from dsbd_ort.decoding.node_features import align_prefixes
 from tests.decoding.feature_tables import TableDraft, TableFeatures, TableTarget, pair_of
-from tests.decoding.preempting import request_of, together
+from tests.decoding.preempting import request_of
 from tests.decoding.tables import (
     all_tokens,
     decoded,
@@ -82,32 +81,6 @@ def test_a_request_without_drafts_shares_no_rows_of_the_draft() -> None:
     forest.preempt(member)
     forest.resume(member)
     assert all_tokens(outcomes(forest)[member]) == alone(plain, LONG[:40], 1)
-
-
-def test_a_prompt_may_be_preempted_half_way_and_rows_come_back_in_chunks() -> None:
-    for max_rows in (380, 430, 560):
-        prompts = [LONG[:280], LONG[300::-1], LONG[100:400], (*LONG[:150], 1)]
-        requests = [request_of(FIXED, prompt, seed) for seed, prompt in enumerate(prompts)]
-        done = together(BatchedDecoder(*several(), max_rows=max_rows), requests, max_rows)
-        for seed, prompt in enumerate(prompts):
-            assert all_tokens(done.result(seed)) == alone(FIXED, prompt, seed)
-        assert sum(done.num_preempted.values()) >= 3
-
-
-def test_one_that_is_preempted_at_any_time_and_again_loses_nothing() -> None:
-    expected = alone(FIXED, LONG[:280], 0, 70)
-    for num_before, num_between in itertools.product(range(9), range(5)):
-        forest = BatchedDecoder(*several())
-        member = forest.join(request_of(FIXED, LONG[:280], 0, 70))
-        for _ in range(num_before):
-            forest.iterate()
-        for _ in range(2):
-            forest.preempt(member)
-            forest.resume(member)
-            for _ in range(num_between):
-                forest.iterate()
-        assert all_tokens(outcomes(forest)[member]) == expected
-        assert all(not cache._views for cache in forest.caches.values())
 
 
 def test_prefixes_are_reused_and_the_draft_finds_its_features() -> None:

@@ -10,9 +10,13 @@ from dsbd_ort.decoding import DecodingConfig, TableModel
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.decoding.errors import ConstraintError, DecodingError
 from dsbd_ort.decoding.result import DecodeResult
-from tests.decoding.beam_sampling_law import beam_sampling_law
-from tests.decoding.chi_square import chi_square_p_value
-from tests.decoding.every_outcome import ScriptedChance, law_of, total_variation
+from tests.decoding.exact_laws import (
+    ScriptedChance,
+    beam_sampling_law,
+    chi_square_p_value,
+    law_of,
+    total_variation,
+)
 from tests.decoding.path_constraint import PathConstraint, some_tokens
 from tests.decoding.tables import (
     LogitsOf,
@@ -35,10 +39,6 @@ PROMPTS = [
 ]
 
 
-def ends_sometimes(path: tuple[int, ...]) -> bool:
-    return len(path) > 5 and sum(path) % 6 == 0
-
-
 def one_or_two(path: tuple[int, ...]) -> set[int]:
     """A tight constraint: one token after most paths, two after some, the end after a few."""
     first = (3 * sum(path) + len(path)) % VOCAB
@@ -59,7 +59,11 @@ ALLOWED = some_tokens(VOCAB, always=(EOS,))
 PROCESSING: dict[str, dict[str, Any]] = {
     "lists": {"constraint": PathConstraint(VOCAB, ALLOWED, (EOS,))},
     "bits": {"constraint": PathConstraint(VOCAB, ALLOWED, (EOS,), as_bits=True)},
-    "ending": {"constraint": PathConstraint(VOCAB, ALLOWED, (EOS,), ends_after=ends_sometimes)},
+    "ending": {
+        "constraint": PathConstraint(
+            VOCAB, ALLOWED, (EOS,), ends_after=lambda path: len(path) > 5 and sum(path) % 6 == 0
+        )
+    },
     "tight": {"constraint": PathConstraint(VOCAB, one_or_two, (EOS,))},
     "repetition": {"repetition_penalty": 1.4},
     "reward": {"repetition_penalty": 0.7},
@@ -162,17 +166,15 @@ LAWS = {  # name: (options, the same as a change of logits by path, written on i
 }
 
 
-@pytest.mark.parametrize("coupling", ["gumbel", "rejection"])
 @pytest.mark.parametrize("strategy", ["beam-sample", "dsbd"])
 @pytest.mark.parametrize("name", LAWS)
-def test_final_beam_sets_follow_the_exact_law(name: str, strategy: str, coupling: str) -> None:
+def test_final_beam_sets_follow_the_exact_law(name: str, strategy: str) -> None:
     options, change = LAWS[name]
     target = random_table(7, 3, spread=1.0)
     draft = mixed_table(target, random_table(8, 3), 0.5)
     law = beam_sampling_law(changed(target, change), LAW_PROMPT, 2, 3)
     config = DecodingConfig(
         strategy=strategy,
-        coupling=coupling,
         num_beams=2,
         num_return_sequences=2,
         max_new_tokens=3,
@@ -194,19 +196,19 @@ def changed(table: LogitsOf, change: Any) -> LogitsOf:
     return logits_of
 
 
+@pytest.mark.parametrize("strategy", ["beam-sample", "dsbd"])
 @pytest.mark.parametrize("name", LAWS)
-def test_the_rejection_coupling_is_exact_by_enumeration(name: str) -> None:
+def test_the_rejection_coupling_is_exact_by_enumeration(name: str, strategy: str) -> None:
     options, change = LAWS[name]
     target = random_table(21, 3, spread=1.0)
     draft = mixed_table(target, random_table(22, 3), 0.5)
     config = DecodingConfig(
-        strategy="dsbd",
+        strategy=strategy,
         coupling="rejection",
         num_beams=2,
         num_return_sequences=2,
-        width_policy="fixed",
-        draft_length=1,
         max_new_tokens=2,
+        **{"width_policy": "fixed", "draft_length": 1} if strategy == "dsbd" else {},
         **options,
     )
 

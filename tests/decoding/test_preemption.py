@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from dsbd_ort.decoding import DecodingRequest, TableModel
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
+from tests.decoding.feature_tables import pair_of
 from tests.decoding.preempting import Together, request_of, together
-from tests.decoding.tables import all_tokens, mixed_table, outcomes, random_table, run
-from tests.decoding.test_batched_decoder import Watched
+from tests.decoding.tables import Watched, all_tokens, mixed_table, outcomes, random_table, run
 from tests.decoding.top_table import TopTable
 
 VOCAB, EOS = 6, 5
@@ -59,6 +59,13 @@ def alone(request: DecodingRequest, seed: int) -> list[Any]:
     return all_tokens(outcome)
 
 
+def engines(has_features: bool) -> tuple[TableModel, TableModel]:
+    """Both pairs return the same: a draft is not seen."""
+    if has_features:
+        return pair_of(VOCAB, TARGET, DRAFT, random_table(2, VOCAB), several=True)
+    return TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
+
+
 def small(max_rows: int) -> tuple[BatchedDecoder, list[Watched]]:
     models = [Watched(TableModel(VOCAB, table)) for table in (TARGET, DRAFT)]
     return BatchedDecoder(*models, max_rows=max_rows), models
@@ -68,13 +75,16 @@ LONG = tuple(np.random.default_rng(0).integers(5, size=300).tolist())
 FIXED = {"strategy": "dsbd", "num_beams": 2, "width_policy": "fixed"}
 
 
-def test_a_prompt_may_be_preempted_half_way_and_rows_come_back_in_chunks() -> None:
+@pytest.mark.parametrize("has_features", [False, True])
+def test_a_prompt_may_be_preempted_half_way_and_rows_come_back_in_chunks(
+    has_features: bool,
+) -> None:
     """With room for little more than one, at every point of computing it, or again."""
     for max_rows in (380, 430, 560):
         prompts = [LONG[:280], LONG[::-1], LONG[100:], (*LONG[:150], 1)]
         requests = [request_of(FIXED, prompt, seed) for seed, prompt in enumerate(prompts)]
-        forest, models = small(max_rows)
-        done = together(forest, requests, max_rows)
+        models = [Watched(model) for model in engines(has_features)]
+        done = together(BatchedDecoder(*models, max_rows=max_rows), requests, max_rows)
         for number, request in enumerate(requests):
             assert all_tokens(done.outcomes[number]) == alone(request, number)
         assert sum(done.num_preempted.values()) >= 3
@@ -164,20 +174,23 @@ def test_an_engine_that_fails_while_rows_come_back_ends_those_in_the_call(role: 
     assert forest.num_members == 0
 
 
-def test_one_that_is_preempted_again_while_its_rows_come_back_loses_nothing() -> None:
-    request = request_of(FIXED, LONG[:280], 0, 70)
-    for num_iterations in range(7):
-        forest, _ = small(10_000)
-        member = forest.join(dataclasses.replace(request, rng=np.random.default_rng(0)))
-        for _ in range(4):
+@pytest.mark.parametrize("has_features", [False, True])
+def test_one_that_is_preempted_at_any_time_and_again_loses_nothing(has_features: bool) -> None:
+    """Also while its rows come back."""
+    expected = alone(request_of(FIXED, LONG[:280], 0, 70), 0)
+    for num_before, num_between in itertools.product(range(9), range(7)):
+        forest = BatchedDecoder(*engines(has_features))
+        member = forest.join(request_of(FIXED, LONG[:280], 0, 70))
+        for _ in range(num_before):
             forest.iterate()
         for _ in range(3):
             forest.preempt(member)
-            assert member.num_rows >= 280
+            assert member.num_rows >= 280 or num_before < 4
             forest.resume(member)
-            for _ in range(num_iterations):
+            for _ in range(num_between):
                 forest.iterate()
-        assert all_tokens(outcomes(forest)[member]) == alone(request, 0)
+        assert all_tokens(outcomes(forest)[member]) == expected
+        assert all(not cache._views for cache in forest.caches.values())
 
 
 def test_random_requests_are_preempted_often() -> None:

@@ -9,8 +9,7 @@ from dsbd_ort.decoding import DecodingConfig, TableModel
 from dsbd_ort.decoding.drafting.draft import DraftLayer
 from dsbd_ort.decoding.joint_distribution import JointDistribution
 from dsbd_ort.decoding.rejection_coupling import RejectionCoupling
-from tests.decoding.beam_sampling_law import beam_sampling_law
-from tests.decoding.every_outcome import ScriptedChance, law_of, total_variation
+from tests.decoding.exact_laws import ScriptedChance, beam_sampling_law, law_of, total_variation
 from tests.decoding.tables import (
     decoded,
     final_beams,

@@ -9,7 +9,7 @@ from dsbd_ort.decoding import DecodingConfig, TableModel
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, Costs, EngineCosts, LearnedCosts
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
-from tests.decoding.tables import LogitsOf, TimedTable, decoded, request_on
+from tests.decoding.tables import LogitsOf, TimedTable, Watched, decoded, request_on
 from tests.decoding.test_throughput import (
     CHEAP_DRAFT,
     DEAR_ROWS,
@@ -117,34 +117,26 @@ WIDE_CALLS = {  # expensive rows, as on a CPU with many beams
 }
 
 
-class CalledTable(TableModel):
-    """A table model that notes the rows of each call."""
-
-    def __init__(self, table: LogitsOf) -> None:
-        super().__init__(VOCAB, table)
-        self.sizes: list[int] = []
-
-    def forward(self, forward):
-        self.sizes.append(forward.num_new)
-        return super().forward(forward)
+def watched(table: LogitsOf) -> Watched:
+    return Watched(TableModel(VOCAB, table))
 
 
 def short_requests(
     draft: LogitsOf, costs: EngineCosts, num_requests: int, prompt_length: int, **options: object
 ) -> list[float]:
     """Return the seconds of each request by ``costs``, prompts of the target left out."""
-    experience, models = AcceptanceEstimator(), [CalledTable(TARGET), CalledTable(draft)]
+    experience, models = AcceptanceEstimator(), [watched(TARGET), watched(draft)]
     curves = (costs.target.up_to(512), costs.draft.up_to(512))
     seconds = []
     for seed in range(num_requests):
         for model in models:
             model.keep(np.arange(0))
-            model.sizes.clear()
+            model.rows_of_calls.clear()
         given = {"num_beams": 8, "max_new_tokens": 4, "seed": seed, "eos_token_id": None}
         prompt = tuple((seed + place * place) % VOCAB for place in range(prompt_length))
         more = {"clock": lambda: 0.0, "costs": costs, "estimator": experience}
         decoded(request_on(DecodingConfig(**given, **options), prompt, seed, **more), *models)
-        of_target, of_draft = (model.sizes for model in models)
+        of_target, of_draft = (model.rows_of_calls for model in models)
         seconds.append(
             float(sum(curves[0][size] for size in of_target[1:]))
             + float(sum(curves[1][size] for size in of_draft))
@@ -175,12 +167,12 @@ def test_short_wide_requests_gain_where_drafting_pays() -> None:
 def test_a_prompt_is_read_by_the_draft_only_where_the_tokens_that_are_left_pay_for_it():
     drafted = {}
     for num_tokens in (4, 200):
-        target, draft = CalledTable(TARGET), CalledTable(DRAFTS["decent"])
+        target, draft = watched(TARGET), watched(DRAFTS["decent"])
         config = DecodingConfig(num_beams=2, max_new_tokens=num_tokens, eos_token_id=None, seed=0)
         costs = EngineCosts(FREE_ROWS.target, CostCurve((1, 64), (1e-3, 64e-3)))
         prompt = tuple(place % VOCAB for place in range(101))
         decoded(request_on(config, prompt, clock=lambda: 0.0, costs=costs), target, draft)
-        drafted[num_tokens] = draft.sizes
+        drafted[num_tokens] = draft.rows_of_calls
     assert drafted[4] == []  # 100 ms to read, 10 ms a call of the target that it might save
     assert drafted[200][0] == 100 and len(drafted[200]) > 20
 
@@ -188,10 +180,10 @@ def test_a_prompt_is_read_by_the_draft_only_where_the_tokens_that_are_left_pay_f
 def test_what_a_draft_would_have_brought_is_learned_without_a_row_of_the_target():
     costs = EngineCosts(CostCurve((1, 64), (1e-3, 64e-3)), CHEAP_DRAFT)
     config = DecodingConfig(num_beams=4, max_new_tokens=200, eos_token_id=None, seed=0)
-    target, draft = CalledTable(TARGET), CalledTable(HOSTILE)
+    target, draft = watched(TARGET), watched(HOSTILE)
     experience = AcceptanceEstimator()
     before = experience.seen.sum()
     more = {"clock": lambda: 0.0, "costs": costs, "estimator": experience}
     decoded(request_on(config, (0, 1), **more), target, draft)
-    assert len(draft.sizes) > 2 and experience.seen.sum() > before
-    assert target.sizes[2:] == [4] * 199
+    assert len(draft.rows_of_calls) > 2 and experience.seen.sum() > before
+    assert target.rows_of_calls[2:] == [4] * 199

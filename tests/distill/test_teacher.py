@@ -28,7 +28,7 @@ from dsbd_export.chats import Prompts
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ModelOptions
 from dsbd_export.opening import open_target
-from tests.decoding.chi_square import chi_square_p_value
+from tests.decoding.exact_laws import chi_square_p_value
 
 EXACT = TorchDevice("cpu", uses_bf16=False)
 TOP_3, TOP_4 = (Sampling(temperature=1.0, top_k=k) for k in (3, 4))

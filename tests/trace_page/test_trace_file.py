@@ -15,8 +15,7 @@ from tests.trace_page.conftest import PROMPT, STRATEGIES
 
 
 def embedded(page):
-    elements = re.findall(r'<script id="trace" type="application/json">(.*?)</script>', page, re.S)
-    return elements
+    return re.findall(r'<script id="trace" type="application/json">(.*?)</script>', page, re.S)
 
 
 def test_page_holds_the_json_and_nothing_ends_it_early(requests):
