@@ -163,7 +163,7 @@ def num_lines(path):
 
 
 def expected_answers(tmp_path, bundle):
-    """Output of an undisturbed run."""
+    """The output of an undisturbed run."""
     options = {"max_new_tokens": 6, "seed": 0}
     batch = batch_of(tmp_path, bundle, name="expected.jsonl", options=options)
     done(batch)

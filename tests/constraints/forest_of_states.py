@@ -39,7 +39,7 @@ def advanced(constraint, state, tokens):
 
 
 def random_text(constraint, rng, most=400):
-    """Return the tokens of a path that ended, by uniform choices; None where it did not end."""
+    """Return the tokens of a path that ended, by uniform choices; None if it did not end."""
     state, tokens = constraint.start([0]), []
     while len(tokens) < most:
         if constraint.has_ended(state)[0]:

@@ -64,7 +64,7 @@ def test_closed_documents_are_spelled_as_the_tokenizer_spells_them(tokenizer):
 
 @pytest.mark.parametrize("pattern", ["t(rue|ry)", "p(aper|encil)", "true"])
 def test_where_nothing_is_left_the_grammar_decides(tokenizer, pattern):
-    """After a first letter, which a caller may have forced, nothing is written as a token."""
+    """After a first letter that a caller may have forced, no token is the tokenizer's own."""
     grammar, constraint = Regex(pattern).bind(tokenizer), Canonical(Regex(pattern)).bind(tokenizer)
     path = [TOKENIZER.token_to_id(pattern[0])]
     found = allowed_of(constraint, advanced(constraint, constraint.start([]), path))

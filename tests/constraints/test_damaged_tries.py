@@ -25,7 +25,7 @@ def saved(folder):
 
 
 def outcome(path):
-    """The trie of a file, None where an error of one line names the file."""
+    """The trie of a file, None if an error of one line names the file."""
     try:
         return TokenTrie.from_file(path)
     except ConstraintError as error:

@@ -68,8 +68,7 @@ class TableDraft(TableModel):
     def __init__(
         self, vocab_size: int, from_target: LogitsOf, from_own: LogitsOf, target: TableTarget | None
     ) -> None:
-        """Take the tables of rows from either kind; ``target`` None for one of several requests,
-        where another one may have computed the parent."""
+        """``target`` is None for several requests: another one may have computed the parent."""
         super().__init__(vocab_size, from_target)
         self.spec = EngineSpec(vocab_size=vocab_size, reads_features=True)
         self._tables: dict[str, LogitsOf] = {

@@ -1,4 +1,4 @@
-"""Requests that share engine calls get what each would get alone, whoever comes or goes."""
+"""Requests that share engine calls get what each would get alone, at any arrival and departure."""
 
 import itertools
 from collections.abc import Iterator
@@ -291,7 +291,7 @@ def test_requests_that_leave_before_they_began_leave_nothing() -> None:
 @pytest.mark.parametrize("leaves_after", [None, 1])
 @pytest.mark.parametrize("scored", [False, True])
 def test_samples_of_one_prompt_compute_it_once(scored: bool, leaves_after: int | None) -> None:
-    """Also where the first of them leaves half-way: another computes the rest."""
+    """Also if the first of them leaves half-way: another computes the rest."""
     prompt = tuple(np.random.default_rng(5).integers(5, size=PREFILL_CHUNK + 40).tolist())
     options = {"strategy": "dsbd", "num_beams": 2, "draft_length": 2}
     samples = [Asked({**options}, prompt, seed) for seed in range(4)]

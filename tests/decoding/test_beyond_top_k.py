@@ -53,7 +53,7 @@ def decoded(models, seed, options):
 @pytest.mark.parametrize("warp", WARPS, ids=str)
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 def test_the_tokens_are_those_of_all_logits(strategy, warp, monkeypatch):
-    """Alone of a forward, and where a later part of it has overwritten the first rows.
+    """Also if a later part of a forward has overwritten the first rows.
 
     Rows that are read whole are settled by 10 or 20 of their logits, or sorted whole.
     """
@@ -86,7 +86,7 @@ def test_rules_that_read_the_draft(options):
 
 
 def test_the_law_with_rejection():
-    """Its coins are tossed over the tokens that are listed, in other numbers than over all."""
+    """Its coins are tossed over the listed tokens only."""
     warp = {"top_p": 0.7, "temperature": 1.2}
     config = DecodingConfig(
         strategy="speculative", coupling="rejection", max_new_tokens=2, draft_length=2, **warp
@@ -156,7 +156,7 @@ def test_rows_whose_nucleus_is_among_the_largest_are_settled(temperature):
 
 
 def test_a_row_that_few_logits_leave_open_is_not_sorted_whole(monkeypatch):
-    """Of 5,000 tokens one whose 256 best settle it, one whose 4,096 do, and one that is flat."""
+    """Rows of 5,000 tokens: one that its 256 best settle, one that 4,096 settle, and a flat one."""
     rng = np.random.default_rng(5)
     widths = np.array([[3.4], [3.0], [0.01]])
     logits = (widths * rng.normal(size=(3, 5000))).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Rows kept from one request to the next: the same output with fewer rows, whatever came before."""
+"""Rows kept from one request to the next: the same output with fewer rows."""
 
 import numpy as np
 import pytest

@@ -28,7 +28,7 @@ NUM_TOKENS, PROMPT = 64, 48
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """A clock on which the loop takes time as well: more where a draft is thought about or made."""
+    """A clock on which the loop takes time as well: more if a draft is planned or made."""
     now, policy = [0.0], ThroughputDraftPolicy
     rest, begin, choose, observe = policy.rest, policy.begin, policy.choose, policy.observe
 
@@ -64,7 +64,7 @@ def ratios(
     clock: list[float],
     draft_bytes: int = 20_000_000,
 ) -> list[float]:
-    """Return how many times as long as without a draft each answer of a process takes."""
+    """Return the time of each answer of a process, relative to that without a draft."""
     experience = AcceptanceEstimator()
     costs = LearnedCosts(target_bytes=140_000_000, draft_bytes=draft_bytes)
     opened = TimedTable(VOCAB, DRAFTS[draft], DRAFT_CURVE, clock, opening=2e-2)

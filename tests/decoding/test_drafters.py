@@ -1,4 +1,4 @@
-"""Drafters: whoever proposes, the output is the target's; what they propose is worth it."""
+"""Drafters: with any of them the output is the target's, and their proposals pay."""
 
 import itertools
 from typing import Any
@@ -96,7 +96,7 @@ def test_the_output_is_that_without_a_draft(strategy, plain, shape, name):
 @pytest.mark.parametrize("shape", [{}, {"constraint": PathConstraint(3, lambda p: {len(p) % 3})}])
 @pytest.mark.parametrize("drafter", ["ngram", "model+ngram"])
 def test_the_rejection_coupling_is_exact_by_enumeration(drafter, shape):
-    """Of a draft that is a point mass, or lists a few tokens: every draft, coin and draw."""
+    """Every draft, coin and draw; the draft is a point mass, or lists a few tokens."""
     target = random_table(21, 3, spread=1.0)
     draft = mixed_table(target, random_table(22, 3), 0.5)
     prompt = (1, 2, 1, 2, 1)
@@ -114,7 +114,7 @@ def test_the_rejection_coupling_is_exact_by_enumeration(drafter, shape):
 
 
 def test_what_repeats_is_drafted_without_a_model():
-    """A table of the last two tokens, nearly certain: after one round all is known."""
+    """A nearly certain table of the last two tokens: after one round its text repeats."""
     certain = copying(5, 40.0)
     config = DecodingConfig(strategy="speculative", drafter="ngram", max_new_tokens=200)
     stats = answer(config, 3, certain).stats
@@ -211,7 +211,7 @@ def test_a_pool_is_bounded_and_forgets_the_oldest():
 
 
 def test_what_the_model_lists_does_not_count_as_unlisted():
-    """Of two beams, one that the n-grams know: only what they leave out of it is unlisted."""
+    """If the n-grams list one of two beams, only the mass that they leave out of it is unlisted."""
     config = DecodingConfig(num_beams=2, drafter="model+ngram", max_new_tokens=4)
 
     def drafter_of(prompt: tuple[int, ...]) -> ChainedDrafter:
@@ -236,7 +236,7 @@ SOURCE = (3, 1, 4, 1, 5, 0, 2, 6, 5, 3)
 
 
 def copied(copied_ids: tuple[int, ...]) -> DecodeResult:
-    """Of a target that copies SOURCE after its start token, drafted by n-grams."""
+    """The answer of a target that copies SOURCE after its start token, drafted by n-grams."""
 
     def follows(path: tuple[int, ...]) -> Any:
         wanted = (*SOURCE, EOS)[min(len(path) - 1, len(SOURCE))]

@@ -1,6 +1,5 @@
 """Sampled beams end early: when none can beat the best that have ended (docs/algorithm.md 3.13)."""
 
-import itertools
 import math
 from collections import defaultdict
 from functools import cache
@@ -12,7 +11,6 @@ from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from tests.decoding.early_ends import Beam, beams_of, first_end, returned_at
 from tests.decoding.exact_laws import law_of, next_beam_sets, token_probs, total_variation
 from tests.decoding.tables import (
-    all_tokens,
     decoded,
     ends_with,
     mixed_table,
@@ -106,7 +104,7 @@ def best_scores(prompt, beam, length_penalty, most):
 @pytest.mark.parametrize("length_penalty", PENALTIES)
 @pytest.mark.parametrize("early_stopping", [False, "never"])
 def test_no_sequence_that_was_given_up_scores_more(early_stopping, length_penalty):
-    """By every continuation; with the bound as it is now, where a longer one cannot score more."""
+    """Compares all continuations; the bound is exact if a longer text cannot score more."""
     config = config_of(early_stopping, length_penalty, 4, 2, max_new_tokens=6)
     num_given_up = num_better = 0
     for seed in range(40):
@@ -122,14 +120,6 @@ def test_no_sequence_that_was_given_up_scores_more(early_stopping, length_penalt
     assert num_given_up > 0 or length_penalty == 2.0
     is_admissible = early_stopping == "never" or length_penalty <= 0.0
     assert (num_better == 0) if is_admissible else (num_better > 0)
-
-
-@pytest.mark.parametrize("length_penalty", [0.0, -1.0])
-def test_where_the_bound_is_exact_never_is_the_default(length_penalty):
-    for seed, (width, returned) in itertools.product(range(25), WIDTHS):
-        configs = [config_of(early, length_penalty, width, returned) for early in (False, "never")]
-        (steps, by_bound), (more, never) = (steps_and_result(c, seed) for c in configs)
-        assert (len(steps), all_tokens(by_bound)) == (len(more), all_tokens(never))
 
 
 def law_of_the_best(prompt, config):

@@ -56,7 +56,7 @@ def test_every_call_reads_its_own_rows() -> None:
 
 @pytest.mark.parametrize(("kept", "most_unused"), [("attention rows", 164), ("recurrent rows", 64)])
 def test_unused_rows_are_dropped_sooner_where_rows_are_folded(kept: str, most_unused: int) -> None:
-    """A quarter of those in use may lie between them, but not where a fold waits for it."""
+    """A quarter of those in use may stay, except if a fold waits for them."""
     model = TopTable(VOCAB, TABLE, 4, keeps_full=True)
     memory = MemorySpec(kept=frozenset(["attention rows", kept]))
     model.spec = dataclasses.replace(model.spec, memory=memory)

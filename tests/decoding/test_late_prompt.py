@@ -23,7 +23,7 @@ LATE = {
 
 
 class LateCosts:
-    """Costs by which drafting pays only after some calls of the target; see Costs."""
+    """Costs with which drafting pays only after some calls of the target."""
 
     def __init__(self, num_calls: int) -> None:
         self._num_left = num_calls

@@ -50,7 +50,7 @@ def prompt_of(table: LogitsOf) -> tuple[int, ...]:
 def answered(
     table: LogitsOf, curve: CostCurve, costs: Costs, **options: Any
 ) -> tuple[float, DecodeResult]:
-    """Return the seconds of one answer, and it."""
+    """Return the seconds of one answer, and the answer."""
     prompt, clock = prompt_of(table), [0.0]
     model = TimedTable(VOCAB, table, curve, clock)
     model.untimed_rows = len(prompt) - 1
@@ -63,7 +63,7 @@ def answered(
 def ratio(
     table: LogitsOf, curve: CostCurve, costs: Costs, drafted: str, plain: str, num_beams: int
 ) -> float:
-    """Return how many times as long an answer takes with n-grams, the first of a process."""
+    """Return the time of the first answer of a process with n-grams, relative to that without."""
     width = {"num_beams": num_beams} if num_beams > 1 else {}
     usual, expected = answered(table, curve, costs, strategy=plain, **width)
     ngrams = {"drafter": "ngram", "draft_policy": "throughput"}
@@ -94,7 +94,7 @@ def test_ngrams_that_never_come_true_cost_at_most_3_percent_of_one_answer(
 def test_nor_while_the_costs_of_calls_are_being_learned(
     drafted: str, plain: str, num_beams: int, share: float
 ) -> None:
-    """A row is guessed to take a share of 0.05: here one call more than foreseen is in vain."""
+    """A row is guessed to take a share of 0.05: here one call more than expected is wasted."""
     costs = LearnedCosts(target_bytes=2 * 10**8, draft_bytes=0)
     assert ratio(never_again, curve_of(share), costs, drafted, plain, num_beams) <= 1.04
 

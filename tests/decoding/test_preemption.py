@@ -79,7 +79,7 @@ FIXED = {"strategy": "dsbd", "num_beams": 2, "width_policy": "fixed"}
 def test_a_prompt_may_be_preempted_half_way_and_rows_come_back_in_chunks(
     has_features: bool,
 ) -> None:
-    """With room for little more than one, at every point of computing it, or again."""
+    """Rows for little more than one request: preempted at any point of its prompt."""
     for max_rows in (380, 430, 560):
         prompts = [LONG[:280], LONG[::-1], LONG[100:], (*LONG[:150], 1)]
         requests = [request_of(FIXED, prompt, seed) for seed, prompt in enumerate(prompts)]

@@ -38,7 +38,7 @@ PAIRS = [("speculative", "sample"), ("speculative-beam-search", "beam-search")]
 
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> tuple[int, int]:
-    """Let every policy rest by a schedule, whatever it thinks."""
+    """Let every policy rest by a schedule, not by its own decisions."""
     num_awake, num_to_rest = request.param
     rest = ThroughputDraftPolicy.rest
 

@@ -1,4 +1,4 @@
-"""Rows are a function of source and tokens: other sources share none, whatever the tokens."""
+"""Rows are a function of source and tokens: other sources share none, even with equal tokens."""
 
 from dataclasses import replace
 
@@ -41,11 +41,11 @@ class Sourced(TableModel):
 
 
 class Joining(Sourced):
-    """The same, of which one forward may have rows of several sources.
+    """The same; one forward may have rows of several sources.
 
     Attributes:
         num_forwards: so far.
-        released: sources, in the order in which nobody read them any more.
+        released: sources, in the order of their release.
     """
 
     def __init__(self) -> None:

@@ -264,7 +264,7 @@ SOURCES = [  # (tokens of the source, seconds to read 100, most new tokens, whet
     (100, 1e-3, 24, True),
     (100, 1.0, 24, False),  # a tenth of a second would be won at most
     (100, 1.0, 2, False),
-    (3, 10.0, 24, False),  # the target will be short, whatever it may be
+    (3, 10.0, 24, False),  # the target will be short in any case
     (100, 1e-2, 200, True),
 ]
 

@@ -83,7 +83,7 @@ def test_no_fixed_shape_is_more_than_5_percent_faster(true: str, num_beams: int)
 
 
 def draft_layers_an_iteration(layer_seconds: float, monkeypatch: pytest.MonkeyPatch) -> float:
-    """Return how much is drafted by a perfect draft where the loop takes so long for a layer."""
+    """Return the layers per iteration of a perfect draft, if the loop takes so long for a layer."""
     clock, policy = [0.0], ThroughputDraftPolicy
     begin, choose = policy.begin, policy.choose
 

@@ -1,4 +1,4 @@
-"""Exact ties: equal scores have one order, by beam and then by token, whatever else is drafted."""
+"""Exact ties: equal scores are ordered by beam and then by token."""
 
 import numpy as np
 import pytest

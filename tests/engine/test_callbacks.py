@@ -34,7 +34,7 @@ SECONDS = 30
 
 
 class OwnError(BaseException):
-    """No Exception; its text cannot even be shown."""
+    """Not an Exception, and its text cannot be shown."""
 
     def __str__(self) -> str:
         raise KeyboardInterrupt
@@ -45,7 +45,7 @@ RAISED = [KeyboardInterrupt, SystemExit, GeneratorExit, OwnError, ValueError, Re
 
 @pytest.fixture
 def pipeline(tiny_bundle: Bundle) -> Pipeline:
-    """Left open: where a test fails, closing it could wait for ever."""
+    """Left open: if a test fails, closing it could wait forever."""
     return Pipeline.from_bundle(tiny_bundle.path, num_threads=1)
 
 
@@ -64,7 +64,7 @@ def started(work: Callable[[], T]) -> Future[T]:
 
 
 def in_time(work: Callable[[], T]) -> T:
-    """Return what ``work`` returns; TimeoutError where it hangs."""
+    """Return what ``work`` returns; TimeoutError if it hangs."""
     return started(work).result(SECONDS)
 
 
@@ -125,7 +125,7 @@ def test_a_trace_recorder_that_raises_ends_its_own_request_alone(
 
 
 class RaisingTokenizer:
-    """Panics as the library does, which raises no Exception, at more than one token."""
+    """Panics as the library does, by an error that is not an Exception, at more than one token."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -182,7 +182,7 @@ def test_when_the_engines_end_every_request_ends_at_once(
 
 
 def test_when_the_engines_end_no_call_waits(pipeline: Pipeline) -> None:
-    """A call is made between two iterations: after one that ends the thread it never comes."""
+    """Calls are made between two iterations: none is made after one that ends the thread."""
     service = Service(pipeline, ServiceLimits(max_requests=1))
     may_end, session = threading.Event(), pipeline._target._session
 
@@ -275,7 +275,7 @@ def test_streams_that_are_dropped_give_their_places_back(pipeline: Pipeline) -> 
 
 
 class OneStep:
-    """A service whose request brings one step, and then lasts."""
+    """A service whose request yields one step, and then does not end."""
 
     is_cancelled = False
 

@@ -37,7 +37,7 @@ def alone(tiny_bundle: Bundle) -> list[Any]:
 
 @pytest.fixture
 def service(pipeline: Pipeline) -> Iterator[Service]:
-    """After some answers of one token: it expects that answers are short."""
+    """A service that expects short answers, after some of one token."""
     entries = pipeline.bundle.entry_by_role
     of_row = sum(row_bytes(entry.caches) for entry in entries.values())
     with Service(pipeline, ServiceLimits(kv_bytes=MAX_ROWS * of_row)) as opened:

@@ -148,7 +148,7 @@ def test_places_are_bounded_too() -> None:
 
 
 def test_sources_that_are_not_kept_together_wait() -> None:
-    """Those of requests that run together would be read again in every iteration."""
+    """Sources of requests that run together would be read again in every iteration."""
     queue, asked = scheduler(), list[int]()
 
     def two(sources: Sequence[Source]) -> int:
@@ -194,7 +194,7 @@ def test_cancelled_requests_wait_no_more() -> None:
 
 @dataclass
 class Simulation:
-    """Requests that take a row an iteration each, with a scheduler: no engine and no clock."""
+    """A scheduler with requests that take a row per iteration; no engine and no clock."""
 
     queue: Scheduler
     lengths: dict[LiveRequest, int]

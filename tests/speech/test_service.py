@@ -83,7 +83,7 @@ def test_eight_at_a_time_are_those_alone(service: Service, alone: list[Transcrip
 def test_a_window_is_read_once_whatever_else_runs(
     service: Service, alone: list[Transcript]
 ) -> None:
-    """It has several requests, for its language and its text, and others between them.
+    """A window has several requests, for its language and its text, with others between them.
 
     The requests of all audios may end in one iteration, after which no row depends on a window.
     """

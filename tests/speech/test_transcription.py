@@ -52,22 +52,26 @@ def model_of(folder: Path) -> Any:
         return WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def theirs(folder: Path, samples: NDArray[np.float32], **options: Any) -> list[dict[str, Any]]:
-    """The segments of transformers' generate."""
+def theirs(
+    folder: Path, samples: NDArray[np.float32], *, with_mask: bool = False, **options: Any
+) -> list[dict[str, Any]]:
+    """The segments of transformers' generate; times of tokens need the mask."""
     extractor = WhisperFeatureExtractor.from_pretrained(folder)
-    is_short = len(samples) <= SAMPLING_RATE
     features = extractor(
         samples,
         sampling_rate=SAMPLING_RATE,
         return_tensors="pt",
         truncation=False,
-        padding="max_length" if is_short else "longest",
-    ).input_features
+        padding="max_length" if len(samples) <= SAMPLING_RATE else "longest",
+        return_attention_mask=with_mask,
+    )
     options = {"task": "transcribe", **options}
+    if with_mask:
+        options["attention_mask"] = features.attention_mask
     if "english" in folder.name:
         del options["task"]
     with quiet_libraries(), torch.no_grad():
-        output = model_of(folder).generate(features, return_segments=True, **options)
+        output = model_of(folder).generate(features.input_features, return_segments=True, **options)
     segments: list[dict[str, Any]] = output["segments"][0]
     return segments
 
@@ -336,7 +340,7 @@ def test_the_encoder_runs_once_a_window(whisper):
 
 
 def test_a_window_is_held_between_its_requests(whisper):
-    """And for the times of its words, whatever becomes of the caches; not after its end."""
+    """Also until the times of its words are known, even if caches are emptied; not after its end."""
     with Pipeline.from_bundle(whisper / "english-bundle", num_threads=1) as pipe:
         encoder = pipe._target.part(Sources).encoder
         encoder._engine = counted = CountedEngine(encoder._engine)

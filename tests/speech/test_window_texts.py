@@ -1,4 +1,4 @@
-"""Attempts at a window that are given up, once their text is poor whatever follows."""
+"""Attempts at a window that are given up, once no continuation can save their text."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -156,7 +156,7 @@ def test_a_text_that_may_repeat_itself_is_not_given_up(changes):
 
 
 def test_a_good_sample_with_one_that_was_given_up():
-    """The best is the most probable: whether that is the poor one, its whole text tells."""
+    """The most probable is the best: only its whole text tells whether it is the poor one."""
     for of_loop, temperature in ((-0.5, 0.2), (-0.1, 0.8)):
         texts = {0.2: [(SHORT, -0.3), (LOOP, of_loop)], 0.8: [(SHORT, -0.4)] * 2}
         answer, attempts = decoded(texts)

@@ -24,7 +24,7 @@ from dsbd_runtime.parts.alignment import Alignment
 from scripts.speech_checkpoint import SAMPLING_RATE, TOKENS
 from tests.runtime.bundle_edits import edited
 from tests.speech.sounds import noise, speech_like
-from tests.speech.test_transcription import FEW, NO_FALLBACK, model_of, sound
+from tests.speech.test_transcription import FEW, NO_FALLBACK, model_of, sound, theirs
 
 Words = list[tuple[str, float, float]]
 WORDS: dict[str, Any] = {"return_timestamps": "word", **NO_FALLBACK}
@@ -39,28 +39,9 @@ def their_words(
     Of the segments that ``found`` has: it ends with the last window in the audio.
     """
     with quiet_libraries():
-        extractor = WhisperFeatureExtractor.from_pretrained(folder)
         tokenizer = WhisperTokenizer.from_pretrained(folder)
-        features = extractor(
-            samples,
-            sampling_rate=SAMPLING_RATE,
-            return_tensors="pt",
-            truncation=False,
-            padding="max_length" if len(samples) <= SAMPLING_RATE else "longest",
-            return_attention_mask=True,
-        )
-        task = {} if "english" in folder.name else {"task": "transcribe"}
-        with torch.no_grad():
-            output = model_of(folder).generate(
-                features.input_features,
-                attention_mask=features.attention_mask,
-                return_segments=True,
-                return_timestamps=True,
-                return_token_timestamps=True,
-                temperature=0.0,
-                **{**task, **options},
-            )
-    segments = output["segments"][0][: len(found.segments)]
+    times = {"return_timestamps": True, "return_token_timestamps": True, "temperature": 0.0}
+    segments = theirs(folder, samples, with_mask=True, **times, **options)[: len(found.segments)]
     assert [tuple(each["tokens"].tolist()) for each in segments] == [
         each.token_ids for each in found.segments
     ]

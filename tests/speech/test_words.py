@@ -66,7 +66,7 @@ def test_words_of_a_text(language, text, backend, theirs):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_words_of_any_tokens(seed, backend, theirs):
-    """Of which many are bytes that are no character."""
+    """Many of them are bytes that are no character."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(0, TOKENS.end, int(rng.integers(1, 30))).tolist()
     for language in ("en", "ja"):
@@ -92,7 +92,7 @@ def test_the_cheapest_way(costs, wanted):
 
 
 def first_positions(costs: np.ndarray) -> list[int]:
-    """As transformers reads its way."""
+    """The first position of each token on transformers' path."""
     tokens, positions = _dynamic_time_warping(costs.astype(np.float64))
     begins = np.pad(np.diff(tokens), (1, 0), constant_values=1).astype(bool)
     return positions[begins].tolist()

@@ -18,7 +18,7 @@ def pipeline(tiny_bundle):
 
 @pytest.fixture(scope="package")
 def requests(pipeline) -> dict[str, tuple[RequestTrace, GenerationResult, dict]]:
-    """By strategy: what was recorded, what came back, and the page's JSON."""
+    """By strategy: the trace, the result, and the page's JSON."""
     done = {}
     for strategy in STRATEGIES:
         trace = RequestTrace()

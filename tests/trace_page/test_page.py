@@ -143,7 +143,7 @@ MARKS = "[...document.querySelectorAll('g.node text.proposer')].map(mark => mark
 
 @pytest.fixture(scope="module")
 def drafted(pipeline: Pipeline) -> dict[str, tuple[RequestTrace, dict[str, Any]]]:
-    """By the name of whom it is about: a request's trace and the page's data."""
+    """By proposer: a request's trace and the page's data."""
     found = {}
     for name, options in REQUESTS.items():
         trace = RequestTrace()
