@@ -340,7 +340,7 @@ def test_the_encoder_runs_once_a_window(whisper):
 
 
 def test_a_window_is_held_between_its_requests(whisper):
-    """Also until the times of its words are known, even if caches are emptied; not after its end."""
+    """Also until the times of its words are known, if caches are emptied; not after its end."""
     with Pipeline.from_bundle(whisper / "english-bundle", num_threads=1) as pipe:
         encoder = pipe._target.part(Sources).encoder
         encoder._engine = counted = CountedEngine(encoder._engine)
