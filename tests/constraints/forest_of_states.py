@@ -13,10 +13,8 @@ TOKENIZER_JSON = (demo_pair()[0] / "tokenizer.json").read_text(encoding="utf-8")
 TOKENIZER = tokenizers.Tokenizer.from_str(TOKENIZER_JSON)
 
 
-def grammar_tokenizer(vocab_size=VOCAB_SIZE, eos=(EOS,), num_threads=None):
-    return GrammarTokenizer(
-        TOKENIZER_JSON, vocab_size=vocab_size, eos_token_ids=eos, num_threads=num_threads
-    )
+def grammar_tokenizer(vocab_size=VOCAB_SIZE, eos=(EOS,), **more):
+    return GrammarTokenizer(TOKENIZER_JSON, vocab_size=vocab_size, eos_token_ids=eos, **more)
 
 
 def ids_of(text):

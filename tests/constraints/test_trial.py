@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,9 +28,8 @@ def tokenizer(*, is_guarded: bool) -> GrammarTokenizer:
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[GrammarTokenizer]:
-    made = tokenizer(is_guarded=True)
-    yield made
-    made.close()
+    with closing(tokenizer(is_guarded=True)) as made:
+        yield made
 
 
 def chain(num_rules: int, rule: str) -> Lark:
@@ -88,13 +87,10 @@ def test_faults_are_those_without_a_trial(
 
 
 def test_a_closed_trial_begins_again() -> None:
-    made = tokenizer(is_guarded=True)
-    try:
+    with closing(tokenizer(is_guarded=True)) as made:
         for pattern in ("[ab]", "[cd]"):
             made.constraint(Regex(pattern))
             made.close()
-    finally:
-        made.close()
 
 
 def children(process_id: int) -> list[int]:
@@ -146,30 +142,25 @@ def test_a_grammar_whose_trial_was_killed_is_tried_again(
 
 
 def test_many_open_files() -> None:
-    made = tokenizer(is_guarded=True)
     null = os.open(os.devnull, os.O_RDONLY)
     copies: list[int] = []
     try:
-        with most_descriptors(2048):
+        with most_descriptors(2048), closing(tokenizer(is_guarded=True)) as made:
             while not copies or copies[-1] < 1100:
                 copies.append(os.dup(null))
             assert made.constraint(Regex("[ab]{6}")).start([]).shape == (1,)
     finally:
-        made.close()
         for descriptor in (null, *copies):
             os.close(descriptor)
 
 
 def test_no_descriptor_left() -> None:
-    made = tokenizer(is_guarded=True)
     before = children(os.getpid())
-    try:
+    with closing(tokenizer(is_guarded=True)) as made:
         with most_descriptors(3), pytest.raises(GrammarTrialError, match="Too many open files"):
             made.constraint(Regex("[ab]{7}"))
         assert children(os.getpid()) == before
         assert made.constraint(Regex("[ab]{7}")).start([]).shape == (1,)
-    finally:
-        made.close()
 
 
 def test_a_process_that_cannot_begin_is_no_fault_of_the_grammar() -> None:

@@ -16,6 +16,7 @@ from dsbd_ort.sources import RequestInputs
 from dsbd_ort.speech.segmentation import compression_ratio, least_compression_ratio
 from dsbd_ort.speech.speech_request import SpeechRequest
 from dsbd_ort.speech.window_texts import WindowTexts
+from dsbd_runtime.parts.speech_entry import SoundFeatures
 from tests.benchmark.fakes import stats
 from tests.speech.test_transcription import FEW, NO_FALLBACK, sound
 
@@ -225,8 +226,6 @@ def test_given_up_requests_return_what_they_have(speech_pipe):
 
 
 def _request(pipe: Any, options: dict[str, Any]) -> Callable[[Any], DecodingRequest]:
-    from dsbd_runtime.parts.speech_entry import SoundFeatures
-
     encoder = pipe.prompts.encoder
     shape = encoder.speech.num_mels, encoder.speech.num_frames
     source = SoundFeatures(np.zeros(shape, np.float32))
