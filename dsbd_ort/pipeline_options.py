@@ -48,7 +48,6 @@ _DOMAINS: dict[str, Domain] = {
     "spin_us": Whole(0, _MOST),
     "engine_cache": _Name("the path of a folder", is_path=True),
     "cuda_graphs": _BOOL,
-    "unfused_attention": _BOOL,
     "verify": _BOOL,
     "prefix_cache": _BOOL,
     "generation_config": _BOOL,
@@ -109,7 +108,6 @@ class OpeningOptions(TypedDict, total=False):
     spin_us: int | None
     engine_cache: str | None
     cuda_graphs: bool | None
-    unfused_attention: bool
     verify: bool
     prefix_cache: bool
     generation_config: bool

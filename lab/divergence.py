@@ -4,7 +4,7 @@ CHECKPOINT is a folder, BUNDLES are of it. The mean KL divergence of the next-to
 in nats, the largest of a row, and the share of rows with the same most probable token; printed.
 
 \b
-lab/run divergence CHECKPOINT BUNDLE... --text docs/concepts.md --text FILE
+lab/run divergence CHECKPOINT BUNDLE... --text docs/algorithm.md --text FILE
 """  # noqa: D301
 
 from pathlib import Path
@@ -24,7 +24,7 @@ from dsbd_runtime.parts.cache_entries import most_new_rows
 from scripts.document_sections import table
 
 ROOT = Path(__file__).resolve().parents[1]
-TEXTS = (ROOT / "docs" / "concepts.md", ROOT / "lab" / "divergence.py")
+TEXTS = (ROOT / "docs" / "algorithm.md", ROOT / "lab" / "divergence.py")
 COLUMNS = ("bundle", "text", "mean KL", "largest of a row", "same top token")
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 

@@ -170,7 +170,7 @@ class BundleInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchReport:
-    """The JSON report; docs/benchmark.md lists its fields and those of the nested dataclasses."""
+    """The JSON report; docs/performance.md describes it."""
 
     schema_version: int  # raised when a field is removed or changes its meaning
     created: str  # when the benchmark began, ISO 8601, UTC

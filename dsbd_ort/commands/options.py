@@ -226,10 +226,6 @@ def pipeline_settings(*, of_server: bool = False, **fixed: Any) -> Any:
             help="Folder for prepared engines: later openings are faster.",
             is_rare=True,
         ),
-        "unfused_attention": option(
-            help="On cuda: attention without a copy of keys and values for every query head.",
-            is_rare=True,
-        ),
         "cuda_graphs": option(
             help="On a GPU: capture each size of call once and replay it [on cuda].", is_rare=True
         ),

@@ -70,11 +70,6 @@ CHOICES = (
         Side("recorded"),
         Side("--no-cuda-graphs", setting="--no-cuda-graphs"),
     ),
-    Choice(
-        "attention",
-        Side("ONNX Runtime's choice"),
-        Side("--unfused-attention", setting="--unfused-attention"),
-    ),
     Choice("graph", Side("--form portable"), Side("--form cuda", suffix=CUDA_FORM_SUFFIX)),
     Choice("weights", Side("not quantized"), Side("--quantize int4", suffix=INT4_SUFFIX)),
 )

@@ -85,7 +85,7 @@ def _parser(prog_name: str | None) -> argparse.ArgumentParser:
     add("--repetitions", type=int, default=3)
     add("--num-prompts", type=int, default=8)
     add("--limit-s", type=float, default=480.0, help="seconds for this call")
-    add("--document", type=_path, default=ROOT / "docs" / "gpu.md")
+    add("--document", type=_path, default=ROOT / "lab" / "results" / "gpu.md")
     return parser
 
 

@@ -25,7 +25,6 @@ AS_IT_IS = "as it is"
 SETTINGS = {
     AS_IT_IS: EngineSettings(),
     "--no-cuda-graphs": EngineSettings(cuda_graphs=False),
-    "--unfused-attention": EngineSettings(unfused_attention=True),
 }
 """How a model is opened on CUDA, by the option of a command."""
 

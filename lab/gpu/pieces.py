@@ -18,6 +18,7 @@ TABLE = "table"
 TABLES_NAME = "tables.txt"  # written by the piece to the work folder
 FORWARDS_PREFIX, PARITY_PREFIX = "forwards-", "parity-"
 BITS_PREFIX, BENCH_PREFIX = "bits-", "bench-"
+FAMILIES = "families"
 GRAPHS_SUFFIX, TENSORRT_SUFFIX = "-no-graphs", "-tensorrt"
 _TENSORRT_MODULES = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt-rtx"}  # module: --engine
 _UNKNOWN_GPU = "cannot be built for compute capability"
@@ -55,6 +56,7 @@ def pieces(settings: Settings) -> list[Piece]:
         if subject.export:
             found.append(Piece(f"export-{subject.name}", 180, _of(subject, _export)))
         found.append(Piece(f"{FORWARDS_PREFIX}{subject.name}", 120, _of(subject, _forwards)))
+    found.append(Piece(FAMILIES, 240, _families))
     tested = [subject for subject in every if not subject.is_variant]
     for subject in tested:
         found += [
@@ -102,6 +104,17 @@ def _forwards(subject: Subject, settings: Settings, runner: Runner) -> dict[str,
     file = settings.work / f"{FORWARDS_PREFIX}{subject.name}.json"
     words = (str(subject.bundle), "--provider", settings.provider)
     return _json_of(runner, file, "lab.gpu.forward_times", *words)
+
+
+def _families(settings: Settings, runner: Runner) -> dict[str, Any]:
+    if settings.provider == "cpu":
+        raise NotRunError("the provider under test is cpu")
+    try:
+        runner.run(runner.python, "-c", "import dsbd_export.pipeline")
+    except PieceError as error:
+        raise NotRunError(f"the packages of the export are not there: {error}") from error
+    file = settings.work / "families.json"
+    return _json_of(runner, file, "lab.gpu.families", "--provider", settings.provider)
 
 
 def _parity(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:

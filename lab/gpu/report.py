@@ -14,11 +14,13 @@ from lab.gpu import choices
 from lab.gpu.pieces import (
     BENCH_PREFIX,
     BITS_PREFIX,
+    FAMILIES,
     FORWARDS_PREFIX,
     PARITY_PREFIX,
     TABLES_NAME,
 )
 from lab.gpu.runner import DONE, Result, ResultFolder
+from lab.gpu.settings import FAMILY_LIMITS
 from scripts.document_sections import table, write_section
 
 SECTION = "gpu"
@@ -37,6 +39,13 @@ BITS_COLUMNS = (
     "bundle", "the same calls again", "any rows, any places", "fixed rows, any places",
     "fixed rows, fixed places",
 )  # fmt: skip
+FAMILY_COLUMNS = (
+    "dtype",
+    "models",
+    "largest difference of a logit",
+    "beyond the limit",
+    "no result",
+)
 Row = tuple[str, ...]
 
 
@@ -46,6 +55,7 @@ def main(work: Path, document: Path) -> None:
     with (work / TABLES_NAME).open("w", encoding="utf-8") as file:
         console = Console(file=file, width=_WIDTH)
         console.print(_rich("compared with the CPU", PARITY_COLUMNS, parity_rows(results)))
+        console.print(_rich("families", FAMILY_COLUMNS, family_rows(results)))
         console.print(_rich("ways to compute a path", BITS_COLUMNS, bits_rows(results)))
         console.print(_rich("measured", BENCH_COLUMNS, bench_rows(results)))
         chosen = compared_choices(results)
@@ -78,11 +88,14 @@ def section_of(results: Sequence[Result]) -> str:
             "scores that decided differently; TV is the total variation of next-token "
             "distributions along one path.",
             "\n".join(table(PARITY_COLUMNS, parity_rows(results))),
+            "A tiny random model of every family, and a Llama with every option: logits of a path "
+            "computed in random ways, compared with the CPU's.",
+            "\n".join(table(FAMILY_COLUMNS, family_rows(results))),
             "Ways to compute a path whose logits differ in a bit, and the share of the numbers "
-            "that do ([what would have to hold](#bit-for-bit-on-a-gpu)).",
+            "that do ([what follows](../../docs/gpu.md#bit-for-bit-on-a-gpu)).",
             "\n".join(table(BITS_COLUMNS, bits_rows(results))),
             "Speed over beam sampling of the same distribution in one process "
-            "(docs/benchmark.md). Bundles with -no-graphs replay no CUDA graphs, those with "
+            "(docs/performance.md). Bundles with -no-graphs replay no CUDA graphs, those with "
             "-tensorrt run its engines.",
             "\n".join(table(BENCH_COLUMNS, bench_rows(results))),
             "Settings side by side: milliseconds of the target's forwards after up to 1,000 "
@@ -148,6 +161,28 @@ def parity_rows(results: Sequence[Result]) -> list[Row]:
             )
         )
     return rows
+
+
+def family_rows(results: Sequence[Result]) -> list[Row]:
+    """Return a row for every dtype of the families."""
+    cases = [case for result in _done(results, FAMILIES) for case in result.values["cases"]]
+    rows: list[Row] = []
+    for dtype, limit in FAMILY_LIMITS.items():
+        own = [case for case in cases if case["dtype"] == dtype]
+        done = [case for case in own if case["difference"] is not None]
+        if own:
+            largest = max(done, key=lambda case: case["difference"], default=None)
+            beyond = [case["case"] for case in done if not case["difference"] <= limit]
+            reasons = [f"{case['case']}: {case['reason']}" for case in own if case not in done]
+            shown = (
+                NOTHING if largest is None else f"{largest['difference']:.1e} ({largest['case']})"
+            )
+            rows.append((dtype, str(len(own)), shown, _lines(beyond), _lines(reasons)))
+    return rows
+
+
+def _lines(texts: Sequence[str]) -> str:
+    return "; ".join(texts) or NOTHING
 
 
 def bits_rows(results: Sequence[Result]) -> list[Row]:

@@ -11,6 +11,8 @@ SHAPES = ((2, 4, 2), (2, 4, 4), (2, 4, 8), (2, 4, 16), (2, 6, 16), (2, 4, 32),
           (4, 4, 4), (4, 4, 8), (4, 4, 16), (4, 6, 16), (4, 4, 32))  # fmt: skip
 WIDTHS = tuple(dict.fromkeys(width for width, _, _ in SHAPES))
 TOP_K = 20
+FAMILY_LIMITS = {"fp32": 1e-3, "fp16": 0.1, "bf16": 1.0}
+"""Largest difference of a logit of a tiny random model (up to about 10) that is rounding."""
 CUDA_FORM_SUFFIX, INT4_SUFFIX = "-cuda", "-int4"  # appended to the plain bundle's name
 
 
@@ -44,7 +46,7 @@ class Settings:
     repetitions: int = 3
     num_prompts: int = 8
     limit_s: float = 480.0
-    document: Path = ROOT / "docs" / "gpu.md"
+    document: Path = ROOT / "lab" / "results" / "gpu.md"
 
     @property
     def python(self) -> Path | None:

@@ -1,1 +1,1 @@
-"""Training of the demo pair: corpus, models, distillation, and the figures in docs/benchmark.md."""
+"""Training of the demo pair: corpus, models, distillation, figures (docs/performance.md)."""

@@ -45,7 +45,8 @@ def test_blocks_are_within_half_a_step(bits, is_symmetric, num_inputs, dtype):
     weight[0] = 0
     blocks = blocks_of(weight, bits, is_symmetric=is_symmetric)
     integers = block_integers(weight, blocks, bits)
-    size = block_size(bits)
+    size = block_size(bits, num_inputs, is_symmetric=is_symmetric)
+    assert size == (16 if is_symmetric else {4: 32, 8: 64}[bits])  # inputs: no multiple of 64
     assert integers.shape == (6, -(-num_inputs // size), size * bits // 8)
     values = dequantized(integers, blocks, bits)[:, :num_inputs]
     steps = np.repeat(abs(blocks.scales), size, axis=1)[:, :num_inputs]
@@ -58,8 +59,8 @@ def test_blocks_are_within_half_a_step(bits, is_symmetric, num_inputs, dtype):
 def test_symmetric_nibbles_by_hand():
     weight = np.array([[-1, 4, 3.5, 0] + [0] * 28, [-4, 1, 0.5, 0] + [0] * 28], np.float32)
     blocks = blocks_of(weight, 4, is_symmetric=True)
-    assert blocks.scales.tolist() == [[-0.5], [0.5]]
-    assert blocks.zero_points.tolist() == [[8], [8]]
+    assert blocks.scales.tolist() == [[-0.5, 0], [0.5, 0]]
+    assert blocks.zero_points.tolist() == [[8, 8], [8, 8]]
     integers = block_integers(weight, blocks, 4)
     assert integers[:, 0, :2].tolist() == [[0x0A, 0x81], [0xA0, 0x89]]
     assert dequantized(integers, blocks, 4).tolist() == weight.tolist()
@@ -68,7 +69,7 @@ def test_symmetric_nibbles_by_hand():
 def dequantized(integers, blocks: Blocks, bits: int):
     if bits == 4:
         integers = np.stack([integers & 15, integers >> 4], axis=-1).reshape(
-            *blocks.scales.shape, 32
+            *blocks.scales.shape, blocks.size
         )
     values = (integers - blocks.zero_points[..., None].astype(np.float32)) * blocks.scales[
         ..., None

@@ -7,6 +7,8 @@ graph adds a row of zeros.
 
 On CUDA, rows in fp16 are multiplied with integers as they are (``ep.cuda.fpa_intb_gemm``) where no
 block has a zero point; otherwise a call of more than a few rows dequantizes the whole weight first.
+That product has no kernel for blocks of 32 unless the inputs are a multiple of 64 (ONNX Runtime
+1.31.1 fails in the call); with blocks of 16 the weight is dequantized.
 """
 
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from dsbd_export.passes.weighted_layers import Linear, Store, replace_node, shap
 
 _ACCURACY_LEVEL = 4
 _BLOCK_SIZES = {8: 64, 4: 32}  # by bits; rows are rounded to int8 in the same blocks
+_SMALL_BLOCK = 16
 _ZERO_POINT = 128  # of 8 bits, which are symmetric
 _MIDDLE = 8  # of symmetric 4 bits, which MatMulNBits takes without zero points
 
@@ -29,7 +32,8 @@ _MIDDLE = 8  # of symmetric 4 bits, which MatMulNBits takes without zero points
 class Blocks:
     """How the blocks of a weight (out, in) are scaled: value = (integer - zero_point) * scale."""
 
-    scales: NDArray[np.float32]  # (out, in / block size rounded up) float32
+    size: int
+    scales: NDArray[np.float32]  # (out, in / size rounded up) float32
     zero_points: NDArray[np.uint8]  # the same shape, uint8
 
 
@@ -62,7 +66,7 @@ class BlockwiseQuantizer:
             "K": num_inputs,
             "N": num_outputs,
             "bits": bits,
-            "block_size": block_size(bits),
+            "block_size": self._block_size(linear.weight, bits, by_output=by_output),
             "accuracy_level": _ACCURACY_LEVEL,
         }
         result = tape.op("MatMulNBits", inputs, attributes, domain=MICROSOFT_DOMAIN)
@@ -88,7 +92,7 @@ class BlockwiseQuantizer:
         last_axis = self._integer("last_axis", -1)
         blocks = tape.op("Mul", [blocks, tape.op("Unsqueeze", [scales, last_axis])])
         hidden_size = shape_of(weight)[1]
-        width = _grid(weight, True, 8)[1] * block_size(8)
+        width = self._grid(weight, True, 8)[1] * block_size(8)
         flat = self._store.constant(f"flat_{width}", np.array([0, 0, width], np.int64))
         result = tape.op("Reshape", [blocks, flat])
         if hidden_size != width:
@@ -116,7 +120,8 @@ class BlockwiseQuantizer:
             values = values if by_output else values.T
             return block_integers(values, self._blocks_of(values, bits), bits)
 
-        shape = (*_grid(weight, by_output, bits), block_size(bits) * bits // 8)
+        size = self._block_size(weight, bits, by_output=by_output)
+        shape = (*self._grid(weight, by_output, bits), size * bits // 8)
         return self._store.derived(weight, f"int{bits}", integers, ir.DataType.UINT8, shape)
 
     def _scales(self, weight: ir.Value, bits: int, *, by_output: bool = True) -> ir.Value:
@@ -127,7 +132,8 @@ class BlockwiseQuantizer:
             blocks = self._blocks_of(values if by_output else values.T, bits)
             return blocks.scales.astype(dtype.numpy())
 
-        return self._store.derived(weight, "scales", scales, dtype, _grid(weight, by_output, bits))
+        shape = self._grid(weight, by_output, bits)
+        return self._store.derived(weight, "scales", scales, dtype, shape)
 
     def _blocks_of(self, weight: NDArray[Any], bits: int) -> Blocks:
         return blocks_of(weight, bits, is_symmetric=self._is_symmetric)
@@ -137,20 +143,24 @@ class BlockwiseQuantizer:
             blocks = self._blocks_of(values if by_output else values.T, 4)
             return pack_nibbles(blocks.zero_points)
 
-        num_outputs, num_blocks = _grid(weight, by_output, 4)
+        num_outputs, num_blocks = self._grid(weight, by_output, 4)
         shape = (num_outputs, -(-num_blocks // 2))
         return self._store.derived(weight, "zero_points", zero_points, ir.DataType.UINT8, shape)
 
+    def _block_size(self, weight: ir.Value, bits: int, *, by_output: bool) -> int:
+        num_inputs = shape_of(weight)[1 if by_output else 0]
+        return block_size(bits, num_inputs, is_symmetric=self._is_symmetric)
 
-def block_size(bits: int) -> int:
+    def _grid(self, weight: ir.Value, by_output: bool, bits: int) -> tuple[int, int]:
+        """Return the number of outputs and the number of blocks of their inputs."""
+        num_outputs, num_inputs = shape_of(weight)[:: 1 if by_output else -1]
+        return num_outputs, -(-num_inputs // self._block_size(weight, bits, by_output=by_output))
+
+
+def block_size(bits: int, num_inputs: int = 0, *, is_symmetric: bool = False) -> int:
     """Return how many inputs of an output share a scale."""
-    return _BLOCK_SIZES[bits]
-
-
-def _grid(weight: ir.Value, by_output: bool, bits: int) -> tuple[int, int]:
-    """Return the number of outputs and the number of blocks of their inputs."""
-    num_outputs, num_inputs = shape_of(weight)[:: 1 if by_output else -1]
-    return num_outputs, -(-num_inputs // block_size(bits))
+    is_small = bits == 4 and is_symmetric and num_inputs % (2 * _BLOCK_SIZES[4]) != 0
+    return _SMALL_BLOCK if is_small else _BLOCK_SIZES[bits]
 
 
 def blocks_of(weight: NDArray[Any], bits: int, *, is_symmetric: bool = False) -> Blocks:
@@ -160,12 +170,12 @@ def blocks_of(weight: NDArray[Any], bits: int, *, is_symmetric: bool = False) ->
     zero. Symmetric 4 bits are around 8, whose lowest, -8, is the value of the largest magnitude: a
     block from -1 to 4 has the scale -0.5.
     """
-    num_blocks = -(-weight.shape[1] // block_size(bits))
-    scales = np.empty((weight.shape[0], num_blocks), np.float32)
+    size = block_size(bits, weight.shape[1], is_symmetric=is_symmetric)
+    scales = np.empty((weight.shape[0], -(-weight.shape[1] // size)), np.float32)
     middle = _ZERO_POINT if bits == 8 else _MIDDLE
     zero_points = np.full(scales.shape, middle, np.uint8)
     for rows in weight_chunks(weight.shape):
-        blocks = _blocked(weight[rows], bits)
+        blocks = _blocked(weight[rows], size)
         low, high = np.minimum(blocks.min(-1), 0), np.maximum(blocks.max(-1), 0)
         if bits == 8:
             span = np.maximum(high, -low) / 127
@@ -176,7 +186,7 @@ def blocks_of(weight: NDArray[Any], bits: int, *, is_symmetric: bool = False) ->
         scales[rows] = span
         if bits == 4 and not is_symmetric:
             zero_points[rows] = np.rint(-low / _divisors(span))
-    return Blocks(scales, zero_points)
+    return Blocks(size, scales, zero_points)
 
 
 def block_integers(weight: NDArray[Any], blocks: Blocks, bits: int) -> NDArray[np.uint8]:
@@ -184,10 +194,10 @@ def block_integers(weight: NDArray[Any], blocks: Blocks, bits: int) -> NDArray[n
 
     Two of 4 bits share a byte, the first in the lower half: 3 and 5 give 0x53.
     """
-    integers = np.empty((*blocks.scales.shape, block_size(bits) * bits // 8), np.uint8)
+    integers = np.empty((*blocks.scales.shape, blocks.size * bits // 8), np.uint8)
     for rows in weight_chunks(weight.shape):
         divisors = _divisors(blocks.scales[rows, :, None])
-        scaled = np.rint(_blocked(weight[rows], bits) / divisors)
+        scaled = np.rint(_blocked(weight[rows], blocks.size) / divisors)
         piece = np.clip(scaled + blocks.zero_points[rows, :, None], 0, 2**bits - 1).astype(np.uint8)
         integers[rows] = pack_nibbles(piece) if bits == 4 else piece
     return integers
@@ -205,8 +215,7 @@ def pack_nibbles(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.asarray(values[..., 0::2] | (values[..., 1::2] << 4), np.uint8)
 
 
-def _blocked(rows: NDArray[Any], bits: int) -> NDArray[np.float32]:
+def _blocked(rows: NDArray[Any], size: int) -> NDArray[np.float32]:
     """Return rows (n, in) as (n, blocks, block size) float32, filled up with zeros."""
-    size = block_size(bits)
     full = np.pad(rows.astype(np.float32), [(0, 0), (0, -rows.shape[1] % size)])
     return full.reshape(rows.shape[0], -1, size)

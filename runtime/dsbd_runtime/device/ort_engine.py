@@ -29,7 +29,6 @@ from dsbd_runtime.parts.kv_cache import bucket_capacity
 
 _NO_FALLBACK = {"session.disable_cpu_ep_fallback": "1"}
 _INTEGER_PRODUCTS = {"ep.cuda.fpa_intb_gemm": "1"}  # of fp16 rows, without dequantizing weights
-_UNFUSED_ATTENTION = {"sdpa_kernel": "16"}  # ONNX Runtime's AttentionBackend::MATH
 _FALLBACK_REFUSED = "fallback to CPU EP has been explicitly disabled"
 _NO_WAIT = ("disable_synchronize_execution_providers", "1")  # DeviceSession waits, once a forward
 _RECORD_NODES = {"session.record_ep_graph_assignment_info": "1"}
@@ -63,8 +62,6 @@ def open_cuda_session(request: EngineOptions) -> DeviceSession:
     try:
         libraries = preload_libraries(ort)
         options = cuda_options(device)
-        if request.settings.unfused_attention:
-            options |= _UNFUSED_ATTENTION
         model, prune = (
             open_on_provider(ort, path, provider, options, libraries, device.free_bytes)
             for path in paths
@@ -90,7 +87,8 @@ def cuda_options(device: CudaDevice) -> dict[str, str]:
     call runs several times (``recorded_calls`` replaces them). The memory for intermediate results
     grows as needed, not to the next power of two, because the caches need the room. By default
     ONNX Runtime multiplies fp32 matrices in TF32, with 10 bits of mantissa, so that an fp32 bundle
-    would not give the CPU's tokens.
+    would not give the CPU's tokens. Attention is two products and a softmax: a mask excludes the
+    flash kernel, and the other fused one first copies the keys and values of shared heads.
     """
     return {
         "device_id": str(device.device_id),
@@ -98,6 +96,7 @@ def cuda_options(device: CudaDevice) -> dict[str, str]:
         "arena_extend_strategy": "kSameAsRequested",
         "enable_cuda_graph": "0",
         "use_tf32": "0",
+        "sdpa_kernel": "16",  # AttentionBackend::MATH
     }
 
 

@@ -22,16 +22,12 @@ class EngineSettings:
             ``prepared_engine``; None: every opening optimizes and packs them.
         cuda_graphs: on a GPU, capture calls of a size that occurs again and replay them; None: on
             "cuda" yes, on TensorRT no.
-        unfused_attention: on "cuda", attention as two products and a softmax. It does not copy
-            keys and values for every query head, but stores scores; faster for long caches and
-            short forwards.
     """
 
     num_threads: int | None = None
     spin_us: int | None = None
     engine_cache: str | None = None
     cuda_graphs: bool | None = None
-    unfused_attention: bool = False
 
     def check_used(self, providers: Sequence[Provider]) -> None:
         """Raise InputError for a setting that no provider supports."""
@@ -45,12 +41,5 @@ class EngineSettings:
         if self.cuda_graphs and not any(row.has_device_caches for row in providers):
             raise InputError(
                 f"cuda_graphs is set, but provider {names} has none; use a GPU's, such as 'cuda', "
-                "or leave it out"
-            )
-        if self.unfused_attention and not any(
-            row.backend == "onnxruntime-device" for row in providers
-        ):
-            raise InputError(
-                f"unfused_attention is set, but provider {names} has no such choice; use 'cuda', "
                 "or leave it out"
             )

@@ -55,7 +55,7 @@ def test_a_variant_is_compared_with_the_bundle_of_its_name(tmp_path):
     words = ["--work", tmp_path, "--list", "--bundle", tmp_path / "pair", "--variant"]
     listed = lab_run("gpu", *words, tmp_path / "pair-int4")
     assert listed.stdout.splitlines()[2:6] == [
-        "forwards-pair", "forwards-pair-int4", "parity-pair", "bits-pair",
+        "forwards-pair", "forwards-pair-int4", "families", "parity-pair",
     ]  # fmt: skip
     refused = lab_run("gpu", *words, tmp_path / "other")
     assert refused.returncode == 2 and refused.stderr.splitlines() == [

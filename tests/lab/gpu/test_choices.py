@@ -15,7 +15,6 @@ TIMES = {
             "36 rows padded to 64, padding sees itself alone": 3.03,
         },
         "--no-cuda-graphs": {"1 row": 2.0, "8 rows": 2.0, "36 rows": 4.0, "256 rows": 9.0},
-        "--unfused-attention": {"1 row": 0.5, "8 rows": 1.0, "36 rows": 4.0, "256 rows": 9.0},
     },
     "twin-int4": {"as it is": {"1 row": 0.5, "8 rows": 0.8, "36 rows": 1.28, "256 rows": 8.0}},
     "short": {"as it is": {"1 row": 1.0, "8 rows": 1.0}, "--no-cuda-graphs": {"1 row": 0.9}},
@@ -28,7 +27,6 @@ def test_every_choice_of_which_both_sides_were_measured_has_a_ratio():
         ("twin", "padding to"): pytest.approx(1.5),
         ("twin", "padding rows see"): pytest.approx(1.01),
         ("twin", "calls"): pytest.approx(2.0),
-        ("twin", "attention"): pytest.approx(1.0),  # of 0.5, 1 and 2
         ("twin", "weights"): pytest.approx(0.256 ** (1 / 3)),  # of 0.5, 0.8 and 0.64
         ("short", "calls"): pytest.approx(0.9),
     }
@@ -38,7 +36,7 @@ def test_a_line_for_each_bundle_names_the_setting_to_take():
     assert lines_to_take(compared(TIMES)) == [
         "To take for twin: padding to sizes in steps of 8 (the other takes 1.50 of its time); "
         "padding rows see column 0 too (no difference); calls recorded (the other takes 2.00 of "
-        "its time); attention ONNX Runtime's choice (no difference); weights --quantize int4 "
+        "its time); weights --quantize int4 "
         "(0.63 of the time).",
         "To take for short: calls --no-cuda-graphs (0.90 of the time).",
     ]
