@@ -178,7 +178,7 @@ def test_an_engine_that_fails_while_rows_come_back_ends_those_in_the_call(role: 
 def test_one_that_is_preempted_at_any_time_and_again_loses_nothing(has_features: bool) -> None:
     """Also while its rows come back."""
     expected = alone(request_of(FIXED, LONG[:280], 0, 70), 0)
-    for num_before, num_between in itertools.product(range(9), range(7)):
+    for num_before, num_between in itertools.product(range(9), range(5)):
         forest = BatchedDecoder(*engines(has_features))
         member = forest.join(request_of(FIXED, LONG[:280], 0, 70))
         for _ in range(num_before):
