@@ -13,8 +13,7 @@ from dsbd_ort import Pipeline
 from dsbd_ort.decoding import DecodingConfig, TableModel, decode
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
-from tests.decoding.beam_sampling_law import beam_sampling_law
-from tests.decoding.chi_square import chi_square_p_value
+from tests.decoding.exact_laws import beam_sampling_law, chi_square_p_value
 from tests.decoding.tables import final_beams
 from tests.runtime.model_calls import logits_of
 

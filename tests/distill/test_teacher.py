@@ -26,7 +26,7 @@ from dsbd_distill.teacher import (
 )
 from dsbd_export.chats import Prompts
 from dsbd_export.checkpoints.model_loading import load_model
-from tests.decoding.chi_square import chi_square_p_value
+from tests.decoding.exact_laws import chi_square_p_value
 from tests.distill.conftest import opened
 
 EXACT = TorchDevice("cpu", uses_bf16=False)

@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from dsbd_export.quantization.product_rows import calibration_case
 from tokenizers import Tokenizer
 
 from dsbd_export.config import ExportConfig
@@ -17,6 +16,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.opening import open_checkpoint
 from dsbd_export.passes.weighted_layers import find_linears
 from dsbd_export.pipeline import export_bundle
+from dsbd_export.quantization.product_rows import calibration_case
 from dsbd_export.quantization.quantize import quantize_graph
 from dsbd_export.quantization.quantize_blockwise import (
     Blocks,
