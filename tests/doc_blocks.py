@@ -1,7 +1,5 @@
 """Fenced blocks of the documentation, and how to run them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

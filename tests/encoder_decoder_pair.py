@@ -1,7 +1,5 @@
 """Tiny encoder-decoders: their bundles, sources, and what transformers generates from them."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Exports that several folders of tests read: the demo pair, and pairs of tiny families."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

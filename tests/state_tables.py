@@ -4,8 +4,6 @@ Folds and recomputed rows leave no mark in a number: the state is a whole number
 of the path in their order.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

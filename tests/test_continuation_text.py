@@ -1,7 +1,5 @@
 """Text of a continuation: what its tokens add to the text of the prompt, wherever text is made."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The wheel and the source distribution: their files, and dsbd-run from an installation of them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A pipeline that takes as long as it is told, by a clock that only it moves."""
 
-from __future__ import annotations
-
 from dsbd_ort.decoding import DecodingStats
 from dsbd_ort.results import GeneratedSequence, GenerationResult
 

@@ -1,7 +1,5 @@
 """Runs of a benchmark: their names, prompts, and the baselines that they get."""
 
-from __future__ import annotations
-
 import pytest
 
 from dsbd_ort.benchmark.bench_run import BenchRun, CommonSettings, runs_of, with_baselines

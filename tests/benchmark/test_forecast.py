@@ -1,7 +1,5 @@
 """The forecast of a pair, on table models and made-up costs."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Order, pairing, warm-up, clock and energy of the measuring loop."""
 
-from __future__ import annotations
-
 from itertools import count
 
 import pytest

@@ -1,7 +1,5 @@
 """Summaries of measurements, computed by hand: estimates, intervals and the figure."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from matplotlib.figure import Figure

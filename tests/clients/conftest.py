@@ -1,7 +1,5 @@
 """Servers that record what a client sends: over the tiny chat bundle, and over the demo pair."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass

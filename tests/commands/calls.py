@@ -1,7 +1,5 @@
 """Commands called in this process, and how their errors look."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

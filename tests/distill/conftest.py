@@ -1,7 +1,5 @@
 """A tiny target, texts, and a draft distilled from them once a session."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Chats of a distillation: prompts, held-out ones, refusals, and a draft distilled from them."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Options of a distillation; shape and first weights of a draft."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

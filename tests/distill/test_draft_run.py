@@ -1,7 +1,5 @@
 """A distillation as a whole: the draft is better than before, resumed after kill -9, or absent."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """A feature draft that is distilled: its rollout, its files, and that it learns."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The loss and the acceptance of a draft, and its head, on distributions written down."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

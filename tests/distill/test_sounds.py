@@ -1,7 +1,5 @@
 """Drafts for speech models: windows of sound, the teacher's transcripts, the draft."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

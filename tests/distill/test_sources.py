@@ -1,7 +1,5 @@
 """Drafts for encoder-decoders: sources, targets that the teacher makes of them, the draft."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The target as a teacher: its labels and samples, and how few logits exist at a time."""
 
-from __future__ import annotations
-
 from collections import Counter
 from types import SimpleNamespace
 

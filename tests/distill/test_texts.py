@@ -1,7 +1,5 @@
 """Texts of a distillation: which files, which are held out, and which are refused."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

@@ -1,7 +1,5 @@
 """The training loop and lessons on disk: a killed run ends as one that was not."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

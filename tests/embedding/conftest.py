@@ -1,7 +1,5 @@
 """The C library, built once, and programs compiled with it."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

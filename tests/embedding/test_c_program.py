@@ -1,7 +1,5 @@
 """Programs in C and C++ get what Python gets: from threads, loaded late, in any surroundings."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Random adapters (PEFT) for checkpoints, and models that are compared with merged ones."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tiny random checkpoints in the Hugging Face layout, and bundles made of them once a session."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

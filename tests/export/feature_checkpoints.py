@@ -1,7 +1,5 @@
 """Tiny random EAGLE-3 checkpoints in both published layouts, and targets for them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

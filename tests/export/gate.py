@@ -1,7 +1,5 @@
 """Exports of one model, and the parity gate as one call: its refusal is an error."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """GGUF files of Llama checkpoints, as people have them: quantized, with tokenizer and template."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ A vocabulary learns its texts without splitting them into words, until each text
 whatever splits a text later is seen in its ids: a word that ends elsewhere is another token.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections import Counter

@@ -4,8 +4,6 @@
 its own. A row is all names of pre-tokenizers, or one case of another kind, with the same ids.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections import defaultdict

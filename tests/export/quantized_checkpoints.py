@@ -1,7 +1,5 @@
 """Checkpoints whose weights are quantized, as their tools write them, and the same in fp32."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Adapters are merged as peft merges them, and what is no change of weights is refused."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Callable

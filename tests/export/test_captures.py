@@ -1,7 +1,5 @@
 """Captures: the caches of layers, found by running the model, and graphs that tests share."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

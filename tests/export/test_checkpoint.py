@@ -1,7 +1,5 @@
 """Files of a checkpoint: which are used, in which precision, and what is missing or wrong."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Options that cannot be are refused at once, with the fix; versions of tools that were tried."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import FrozenInstanceError
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Adapters whose files are damaged, or whose numbers and patterns cost more than they are."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import time

@@ -1,7 +1,5 @@
 """A target without a draft, and a draft for the target of a bundle that is there."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

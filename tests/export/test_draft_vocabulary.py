@@ -1,7 +1,5 @@
 """A draft that proposes some tokens only, and one of another precision than its target."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

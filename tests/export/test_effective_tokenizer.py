@@ -1,7 +1,5 @@
 """A bundle's tokenizer is the one that transformers loads: ids, texts and chats are the same."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

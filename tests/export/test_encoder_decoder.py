@@ -1,7 +1,5 @@
 """Encoder-decoders: the whole parity gate of every family, and what must not pass it."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

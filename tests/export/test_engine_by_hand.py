@@ -5,8 +5,6 @@ graph. Here a call has all tokens of a path at once, in zero caches, by the tens
 contract writes them: no cache is kept, moved or folded, and no code of the runtime is used.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

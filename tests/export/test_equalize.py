@@ -1,7 +1,5 @@
 """Forms of products before int8: the same in fp32, much nearer in int8, and rows independent."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 import pytest

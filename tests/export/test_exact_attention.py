@@ -1,7 +1,5 @@
 """Exact attention: the same bits for a path however it is computed, and what the sums hold."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

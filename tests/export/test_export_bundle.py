@@ -1,7 +1,5 @@
 """From two folders to a bundle, and what is left after when that fails."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Every family of the table: one tiny random checkpoint, the whole parity gate."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import onnx

@@ -1,7 +1,5 @@
 """Published EAGLE-3 drafts: the exported graph computes what their definition says."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Feature drafts and targets with features: what is returned, and what is refused in one line."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The parity gate looks after a fold, and a bundle has the graph that folds."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 

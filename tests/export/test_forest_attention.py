@@ -1,7 +1,5 @@
 """Attention, caches and experts of a capture: what they compute, and what they refuse."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """References of a model in low precision, and the twin of a bf16 graph: arithmetic in fp32."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A GGUF file is exported as transformers reads it: weights, tokenizer, template, end tokens."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Damaged GGUF files are refused in one line, at once, for any numbers in their headers."""
 
-from __future__ import annotations
-
 import struct
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The tokenizer of a GGUF file gives the ids of llama.cpp, or the file is refused by name."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

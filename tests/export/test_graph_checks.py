@@ -1,7 +1,5 @@
 """Graphs that break the contract are named; parts of an engine, and a kind of state of a test."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 

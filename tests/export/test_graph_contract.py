@@ -1,7 +1,5 @@
 """The exported graphs against the contract, and at run time: limits, and updates in place."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Forms of a graph, for CUDA and with grouped attention: the same logits by other nodes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

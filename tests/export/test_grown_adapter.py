@@ -1,7 +1,5 @@
 """Adapters of models to which tokens were added before the training: the usual recipe."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

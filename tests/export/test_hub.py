@@ -1,7 +1,5 @@
 """Hub ids: the cache and HF_HUB_OFFLINE are honoured, code of a checkpoint does not run unasked."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

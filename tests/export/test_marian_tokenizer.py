@@ -1,7 +1,5 @@
 """Marian's tokenizers: two sentencepiece files, whose pieces have the ids of a vocabulary."""
 
-from __future__ import annotations
-
 import io
 import json
 import warnings

@@ -1,7 +1,5 @@
 """Passes that join: products of the same rows, heads, and parts assigned to a tensor."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

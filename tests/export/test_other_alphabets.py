@@ -1,7 +1,5 @@
 """Tokenizers of no language: items of a recommender, molecules, proteins, genes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

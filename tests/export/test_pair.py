@@ -1,7 +1,5 @@
 """Properties that target and draft must share, and those that the export makes equal."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The parity gate lets right graphs pass and stops wrong ones."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Bundles in every precision: what is in the graph, and what a row's result depends on."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Parts of a phase are counted: a line now and then, none in a short phase."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Quantized products: which weights, their integers and scales, and rows one by one."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

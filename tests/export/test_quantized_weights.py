@@ -1,7 +1,5 @@
 """Quantized weights of a checkpoint are read as the numbers that they stand for, or refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

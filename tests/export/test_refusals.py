@@ -1,7 +1,5 @@
 """Checkpoints that cannot come out right are refused with the reason."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Bundles that the parity gate refuses are kept; a person may accept rounding errors only."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Rotary frequencies that change with the length are fixed below it, or the context is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import (

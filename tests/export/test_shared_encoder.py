@@ -1,7 +1,5 @@
 """Drafts whose encoder is the target's: recognized, exported without it, gated."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

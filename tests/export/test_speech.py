@@ -1,7 +1,5 @@
 """Whisper: the whole parity gate over sound, int8, drafts, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """TensorRT engines built for real, without a GPU, and what is built for which GPU."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re

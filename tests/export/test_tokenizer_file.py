@@ -1,7 +1,5 @@
 """Files of a tokenizer: which are written, and from which older ones tokenizer.json is built."""
 
-from __future__ import annotations
-
 import base64
 import io
 import itertools

@@ -1,7 +1,5 @@
 """The top-k head: what it puts on the graph, and that a wrong one is caught."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """``lab/run`` in a process, as one calls it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Engine calls side by side: the rounds, the random calls, the choices."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

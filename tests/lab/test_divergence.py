@@ -1,7 +1,5 @@
 """How far a bundle is from its checkpoint, whatever its head returns."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The engines' stand-ins for host time give the same tokens with either head."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

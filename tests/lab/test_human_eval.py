@@ -1,7 +1,5 @@
 """HumanEval and chat tasks: programs run within limits, and what counts as an answer."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import zipfile

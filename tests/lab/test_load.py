@@ -1,7 +1,5 @@
 """Measurements of servers and of wide requests run: seconds on a tiny bundle."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The entries of the laboratory, and the sections of documents that they write."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

@@ -1,7 +1,5 @@
 """Report of lab/run speed: labels of the picture lie apart, tables hold what was found."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

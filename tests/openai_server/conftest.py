@@ -1,7 +1,5 @@
 """Servers over the tiny bundle, and the pipeline whose tokens theirs must be."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Continuations over HTTP with tokenizers whose decoders drop the space before a text."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import openai

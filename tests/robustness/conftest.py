@@ -4,8 +4,6 @@ All requests of these tests lose their rows again and again (``preempting``), ex
 they are compared with. The summary of a run says how often.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

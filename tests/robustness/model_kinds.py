@@ -4,8 +4,6 @@
 are made in seconds.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field

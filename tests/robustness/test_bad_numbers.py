@@ -1,7 +1,5 @@
 """An engine that returns NaN or infinity is named and ends the request; the next is as if alone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Checks of whole requests, computed independently of the decoder."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any

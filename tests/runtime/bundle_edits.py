@@ -1,7 +1,5 @@
 """Bundles changed on disk: other files, an edited or older manifest, no draft."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ whether a bundle stands there before and SWAP whether the file system can swap f
 often it was killed.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Calls of an engine of any head, and whether two of its answers are the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The kinds of output that a manifest may name."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace

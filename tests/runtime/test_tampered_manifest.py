@@ -1,7 +1,5 @@
 """A manifest can hold anything: what an error shows of it is short and one line."""
 
-from __future__ import annotations
-
 import copy
 import json
 import sys

@@ -1,7 +1,5 @@
 """A tiny attention model as a forest-contract ONNX graph made by hand, and a bundle around it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

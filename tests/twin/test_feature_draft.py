@@ -1,7 +1,5 @@
 """A feature draft on a twin: the logits that it has on the trained target."""
 
-from __future__ import annotations
-
 import click
 import pytest
 import torch

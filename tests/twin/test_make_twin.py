@@ -1,7 +1,5 @@
 """Twins: the trained logits, the wanted shape, and weights that look real."""
 
-from __future__ import annotations
-
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The check from end to end on the CPU, wheels in parts, and what a machine lacks."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The forwards that are timed, and the choices between settings that follow from the times."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Comparisons of a GPU with the CPU: bits by kind of way, distributions, gaps of near-ties."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

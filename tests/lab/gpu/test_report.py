@@ -1,7 +1,5 @@
 """The tables of the results, and when they go into the document."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """Pieces one after another: time limits, failures, and going on where a call ended."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import sys

@@ -3,8 +3,6 @@
 It says what a schema names, and finds the first ids of a file.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

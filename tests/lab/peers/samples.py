@@ -1,7 +1,5 @@
 """Small peers, requests and folders for the tests."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

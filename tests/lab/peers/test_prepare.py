@@ -1,7 +1,5 @@
 """Conversions, and runs that cannot be prepared: made once, or rows with a reason."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ids for searches, and ours and transformers, which search them alike."""
 
-from __future__ import annotations
-
 import gc
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Runs in processes of their own: interleaved, counted, and reported when they fail."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

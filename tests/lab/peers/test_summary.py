@@ -1,7 +1,5 @@
 """Statistics of rows, bars and searches that return all beams, by hand."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from functools import partial
 from math import inf

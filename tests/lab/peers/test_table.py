@@ -1,7 +1,5 @@
 """The tables of tools and those of their results: every ratio and every bar has a counterpart."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """GGUF files for llama.cpp, and questions to distil from, for the real model."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

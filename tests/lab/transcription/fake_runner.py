@@ -1,7 +1,5 @@
 """A tool that hears how many samples there are."""
 
-from __future__ import annotations
-
 from lab.transcription.runners.serve import ENCODER, Asked, Job, Opened, Samples, Stopwatch, serve
 
 

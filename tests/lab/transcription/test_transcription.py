@@ -1,7 +1,5 @@
 """Speech with known texts: errors of transcripts, tables of tools, and equality of two of them."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator
