@@ -10,11 +10,10 @@ import numpy as np
 from dsbd_ort.constraints.binding import ConstraintBinding, items_of
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest, TraceRecorder
 from dsbd_ort.decoding.logits_processing.allowed_after import AllowedMass
-from dsbd_ort.model_defaults import ModelDefaults
 from dsbd_ort.model_pair import KeptTexts, check_drafter
-from dsbd_ort.option_defaults import Options, resolve
+from dsbd_ort.option_defaults import ModelDefaults, Options, resolve
 from dsbd_ort.pipeline_options import PipelineOptions
-from dsbd_ort.prompts import Prompt, check_context, new_seed
+from dsbd_ort.prompts import SRC_LANG, Prompt, PromptReader, RequestInputs, check_context, new_seed
 from dsbd_ort.results import (
     GeneratedSequence,
     GenerationResult,
@@ -22,7 +21,6 @@ from dsbd_ort.results import (
     TextStream,
     text_until_stop,
 )
-from dsbd_ort.sources import SRC_LANG, PromptReader, RequestInputs
 from dsbd_runtime.bundle_files.bundle import TOKENIZER_FILE, Bundle
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.text.chat_messages import Message

@@ -38,12 +38,11 @@ from dsbd_ort.model_pair import (
 )
 from dsbd_ort.option_defaults import Options, given_options
 from dsbd_ort.pipeline_options import OpeningOptions, PipelineOptions
-from dsbd_ort.prompts import Prompt, Prompts, is_several
+from dsbd_ort.prompts import SRC_LANG, TGT_LANG, Prompt, Prompts, is_several
 from dsbd_ort.results import (
     GenerationResult,
     StreamPiece,
 )
-from dsbd_ort.sources import SRC_LANG, TGT_LANG
 from dsbd_ort.speech.speech_request import Audio, SpeechOptions, SpeechRequest, read_samples
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_ort.speech.transcription import Transcription, answered

@@ -15,8 +15,7 @@ from click.testing import CliRunner
 from dsbd_ort import Pipeline, Service
 from dsbd_ort.cli import inspect, run
 from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingConfig
-from dsbd_ort.model_defaults import ModelDefaults
-from dsbd_ort.option_defaults import resolve
+from dsbd_ort.option_defaults import ModelDefaults, resolve
 from dsbd_ort.results import GenerationResult
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle, write_manifest
 from dsbd_runtime.errors import BundleError

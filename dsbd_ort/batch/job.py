@@ -16,10 +16,9 @@ from dsbd_ort.answers import watched_signals
 from dsbd_ort.batch.answer_sources import Answers, AnswerSource, Backlog, ThisProcess
 from dsbd_ort.batch.journal import StandardOutput, open_output
 from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings, LineAnswer, read_lines
-from dsbd_ort.constraints.binding import TrieFiles
-from dsbd_ort.constraints.plain_data import with_constraint
+from dsbd_ort.constraints.binding import TrieFiles, with_constraint
 from dsbd_ort.decoding import DecodingConfig
-from dsbd_ort.sources import without_languages
+from dsbd_ort.prompts import without_languages
 
 _RESUMED = "; run the same command again to go on"
 

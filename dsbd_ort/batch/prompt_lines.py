@@ -15,9 +15,8 @@ from dsbd_ort.answers import TextGenerator, answer
 from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE, OPTION_TABLE
 from dsbd_ort.decoding.option_values import did_you_mean
 from dsbd_ort.pipeline import PipelineSettings
-from dsbd_ort.prompts import new_seed, user_messages
+from dsbd_ort.prompts import LANGUAGE_OPTIONS, new_seed, user_messages
 from dsbd_ort.results import JSON_VERSION, error_object, result_object
-from dsbd_ort.sources import LANGUAGE_OPTIONS
 from dsbd_ort.version import __version__
 from dsbd_runtime.bundle_files.bundle import MANIFEST_NAME, open_bundle
 from dsbd_runtime.errors import InputError

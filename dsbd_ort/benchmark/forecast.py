@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dsbd_forward.forward import Source
-from dsbd_ort.benchmark.prompts import BenchmarkError
+from dsbd_ort.benchmark.bench_run import BenchmarkError
 from dsbd_ort.decoding import (
     DecodingConfig,
     DecodingRequest,

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from dsbd_ort.benchmark.prompts import BenchmarkError
+from dsbd_ort.benchmark.bench_run import BenchmarkError
 from dsbd_ort.benchmark.report import RunSummary
 from dsbd_ort.output_files import write_whole
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from dsbd_ort.benchmark.bench_run import NO_BASELINE, BenchRun
+from dsbd_ort.benchmark.bench_run import NO_BASELINE, BenchRun, Measurement
 from dsbd_ort.benchmark.bootstrap import Estimate, Spread, bootstrap, spread
 from dsbd_ort.benchmark.machine import Machine
-from dsbd_ort.benchmark.measure import Measurement
 from dsbd_runtime.bundle_files.manifest import ModelEntry
 
 SCHEMA_VERSION = 1

@@ -16,15 +16,18 @@ from rich.progress import track
 
 from dsbd_ort.benchmark.bench_run import (
     DEFAULT_STRATEGIES,
+    PROMPTS,
+    BenchmarkError,
     BenchRun,
     CommonSettings,
+    measure,
+    read_prompts,
     runs_of,
+    warm_up,
     with_baselines,
 )
 from dsbd_ort.benchmark.invariance import check_invariance
 from dsbd_ort.benchmark.machine import energy_meter, this_machine, versions
-from dsbd_ort.benchmark.measure import measure, warm_up
-from dsbd_ort.benchmark.prompts import PROMPTS, BenchmarkError, read_prompts
 from dsbd_ort.benchmark.report import (
     SCHEMA_VERSION,
     BenchReport,

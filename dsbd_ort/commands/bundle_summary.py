@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from dsbd_ort.model_defaults import ModelDefaults
+from dsbd_ort.option_defaults import ModelDefaults
 from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, MODEL_FILE, Bundle
 from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, read_record
 from dsbd_runtime.device.cuda_device import gpu_compute_capability, import_cuda_runtime

@@ -16,7 +16,7 @@ from rich.table import Table
 from dsbd_ort.commands.bundle_summary import EngineSummary, Summary, summarize_bundle
 from dsbd_ort.commands.option_types import PATH
 from dsbd_ort.commands.options import argument, flag
-from dsbd_ort.model_defaults import WARPING, listed
+from dsbd_ort.option_defaults import WARPING, listed
 from dsbd_ort.results import json_text
 from dsbd_runtime.bundle_files.bundle import CacheEntry, open_bundle
 from dsbd_runtime.bundle_files.draft_record import DraftRecord

@@ -23,15 +23,22 @@ from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
 import click
 from click.core import ParameterSource
 
-from dsbd_ort.commands.constraint_options import CONSTRAINT_OPTIONS, constraint_given
 from dsbd_ort.commands.one_line import OneLineCommand, SectionedOption
-from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, TOLERANCE, OptionText
+from dsbd_ort.commands.option_types import (
+    CONSTRAINT_OPTIONS,
+    COUNT,
+    COUNT_OR_NONE,
+    PATH,
+    TOLERANCE,
+    OptionText,
+    constraint_given,
+)
 from dsbd_ort.decoding.option_row import OptionRow
 from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE, OPTIONS_BY_SECTION
 from dsbd_ort.decoding.option_values import Texts
 from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.pipeline_options import SERVER_NGRAM_POOL
-from dsbd_ort.sources import SRC_LANG, TGT_LANG
+from dsbd_ort.prompts import SRC_LANG, TGT_LANG
 from dsbd_ort.version import __version__
 
 Arguments = TypeVar("Arguments")

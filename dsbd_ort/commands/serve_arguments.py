@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from dsbd_ort.commands.constraint_options import NamedTrie, tries_by_name
 from dsbd_ort.commands.option_types import (
     BYTES,
     COUNT,
@@ -15,6 +14,8 @@ from dsbd_ort.commands.option_types import (
     SECONDS,
     SECONDS_OR_NONE,
     WHOLE_SECONDS,
+    NamedTrie,
+    tries_by_name,
 )
 from dsbd_ort.commands.options import (
     decoding_options,

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dsbd_ort.constraints.canonical_spelling import CanonicalConstraint
 from dsbd_ort.constraints.grammar_matching import Grammar, GrammarTokenizer
-from dsbd_ort.constraints.large_integers import lark_of_schema
-from dsbd_ort.constraints.schema_nodes import crowded_parts
+from dsbd_ort.constraints.large_integers import crowded_parts, lark_of_schema
 from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.decoding.logits_processing.constraint import Constraint
 

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.constraints.trie_build import TrieArrays, joined, trie_of
+from dsbd_ort.constraints.trie_build import TrieArrays, TrieItems, check_number, joined, trie_of
 from dsbd_ort.constraints.trie_file import (
     ITEMS_SUFFIX,
     TRIE_SUFFIX,
@@ -32,7 +32,6 @@ from dsbd_ort.constraints.trie_file import (
     read_sequences,
     write_arrays,
 )
-from dsbd_ort.constraints.trie_items import TrieItems, check_number
 from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.decoding.logits_processing.constraint import States, TokenLists
 

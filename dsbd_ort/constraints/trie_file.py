@@ -20,8 +20,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from dsbd_ort.constraints.trie_build import TrieArrays
-from dsbd_ort.constraints.trie_items import TrieItems
+from dsbd_ort.constraints.trie_build import TrieArrays, TrieItems
 from dsbd_ort.decoding.errors import ConstraintError
 
 TRIE_SUFFIX = ".trie"

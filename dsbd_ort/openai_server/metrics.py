@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dsbd_ort.constraints.plain_data import kind_of
+from dsbd_ort.constraints.binding import kind_of
 from dsbd_ort.decoding import DecodingStats
 from dsbd_ort.engine import Service
 from dsbd_ort.openai_server.protocol import FINISH_REASONS

@@ -12,7 +12,15 @@ from dsbd_ort.constraints import TokenTrie
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.engine import Service
 from dsbd_ort.openai_server.chat import ChatBody
-from dsbd_ort.openai_server.choices import Choices, choices_of, for_choices, with_seeds
+from dsbd_ort.openai_server.choices import (
+    Choices,
+    check_config,
+    check_limit,
+    check_prompt,
+    choices_of,
+    for_choices,
+    with_seeds,
+)
 from dsbd_ort.openai_server.completions import CompletionBody
 from dsbd_ort.openai_server.errors import bad_request, rejection
 from dsbd_ort.openai_server.plain_tools import (
@@ -24,12 +32,11 @@ from dsbd_ort.openai_server.plain_tools import (
     with_user_text,
 )
 from dsbd_ort.openai_server.protocol import GenerationBody
-from dsbd_ort.openai_server.request_limits import check_config, check_limit, check_prompt
 from dsbd_ort.openai_server.settings import ServingSettings
 from dsbd_ort.openai_server.structured import contradiction, read_constraint
 from dsbd_ort.openai_server.tools import ToolUse, auto_fault, tool_use
 from dsbd_ort.option_defaults import ServerDefaults, with_server
-from dsbd_ort.sources import SRC_LANG
+from dsbd_ort.prompts import SRC_LANG
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.text.stream_decoder import whole_text
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from dsbd_ort.constraints import TokenTrie
-from dsbd_ort.constraints.plain_data import constraint_from_data
+from dsbd_ort.constraints.binding import constraint_from_data
 from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.openai_server.errors import ErrorResponse, bad_request
 

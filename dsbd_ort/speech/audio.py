@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from dsbd_errors import install_hint
 from dsbd_ort.speech import wav
-from dsbd_ort.speech.mpeg_frames import MpegStream
-from dsbd_ort.speech.pieces import Section, pieces
+from dsbd_ort.speech.pieces import MpegStream, Section, pieces
 from dsbd_ort.speech.resampling import resampled
 from dsbd_runtime.errors import InputError
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding import DecodeResult, DecodingConfig
 from dsbd_ort.decoding.stats import summed_stats
-from dsbd_ort.sources import RequestInputs
+from dsbd_ort.prompts import RequestInputs
 from dsbd_ort.speech.languages import ENGLISH
 from dsbd_ort.speech.log_mel import LogMel, Samples
 from dsbd_ort.speech.segmentation import WindowParts, parts_of_window, without_second_end

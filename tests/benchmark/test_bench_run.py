@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from dsbd_ort.benchmark.bench_run import BenchRun, CommonSettings, runs_of, with_baselines
-from dsbd_ort.benchmark.prompts import BenchmarkError
+from dsbd_ort.benchmark.bench_run import (
+    BenchmarkError,
+    BenchRun,
+    CommonSettings,
+    runs_of,
+    with_baselines,
+)
 from dsbd_ort.decoding import STRATEGIES, ConfigError
 
 

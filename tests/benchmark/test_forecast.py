@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from dsbd_ort.benchmark.bench_run import BenchmarkError
 from dsbd_ort.benchmark.forecast import WIDTHS, PricedCalls, forecast, forecasts
-from dsbd_ort.benchmark.prompts import BenchmarkError
 from dsbd_ort.decoding import TableModel
 from dsbd_ort.decoding.drafting.cost_curve import FREE, CostCurve, EngineCosts
 from dsbd_runtime.bundle_files.bundle import open_bundle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsbd_ort.benchmark.prompts import PROMPTS, BenchmarkError, read_prompts
+from dsbd_ort.benchmark.bench_run import PROMPTS, BenchmarkError, read_prompts
 
 
 def test_built_in_prompts_are_different_and_end_where_a_token_ends():

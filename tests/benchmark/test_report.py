@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsbd_ort.benchmark.bench_run import BenchRun, with_baselines
-from dsbd_ort.benchmark.measure import Measurement
+from dsbd_ort.benchmark.bench_run import BenchRun, Measurement, with_baselines
 from dsbd_ort.benchmark.report import compare, summarize
 from tests.benchmark.fakes import stats
 

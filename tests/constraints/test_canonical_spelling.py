@@ -15,8 +15,8 @@ from dsbd_ort.constraints import (
     Regex,
     TokenTrie,
 )
+from dsbd_ort.constraints.binding import constraint_from_data, kind_of
 from dsbd_ort.constraints.grammar import after_spaces
-from dsbd_ort.constraints.plain_data import constraint_from_data, kind_of
 from dsbd_ort.decoding.errors import ConstraintError
 from tests.constraints.forest_of_states import (
     TOKENIZER,

@@ -11,8 +11,7 @@ import pytest
 
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingConfig
-from dsbd_ort.model_defaults import ModelDefaults
-from dsbd_ort.option_defaults import ServerDefaults, with_server
+from dsbd_ort.option_defaults import ModelDefaults, ServerDefaults, with_server
 from dsbd_runtime.bundle_files.bundle import open_bundle, write_manifest
 from tests.openai_server.conftest import Serve
 from tests.openai_server.running_server import MODEL, RunningServer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dsbd_ort.openai_server.token_texts import TokenTexts
+from dsbd_ort.openai_server.responses import TokenTexts
 from dsbd_runtime.text.stream_decoder import REPLACEMENT, TextWindow
 from tests.runtime.tokenizer_kinds import KINDS, TEXTS, saved
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 
-from dsbd_ort.speech.token_times import smoothed, token_positions, warped
+from dsbd_ort.speech.words import smoothed, token_positions, warped
 
 WARPED = [  # costs, the first position of each token
     ([[0.0, 1.0, 1.0], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0]], [0, 1, 2]),
