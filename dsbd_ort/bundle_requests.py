@@ -9,8 +9,9 @@ import numpy as np
 
 from dsbd_ort.constraints.binding import ConstraintBinding, items_of
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest, TraceRecorder
+from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.logits_processing.allowed_after import AllowedMass
-from dsbd_ort.model_pair import KeptTexts, check_drafter
+from dsbd_ort.model_pair import MOST_CALLERS, Recent, check_drafter
 from dsbd_ort.option_defaults import ModelDefaults, Options, resolve
 from dsbd_ort.pipeline_options import PipelineOptions
 from dsbd_ort.prompts import SRC_LANG, Prompt, PromptReader, RequestInputs, check_context, new_seed
@@ -33,7 +34,6 @@ class BundleRequests:
     """Makes the requests to a bundle, and texts of their results; it calls no engine."""
 
     def __init__(self, bundle: Bundle, options: PipelineOptions, *, has_draft: bool) -> None:
-        """Read what requests need of a bundle; without a draft, those that need one are refused."""
         self.bundle = bundle
         self.has_draft = has_draft
         self.tokenizer = Tokenizer.from_bundle(bundle)
@@ -42,7 +42,8 @@ class BundleRequests:
             bundle, reads_file=options.generation_config, of_chats=options.chat_defaults
         )
         self.defaults.log()
-        self._texts = KeptTexts(options.ngram_pool)
+        make_pool = functools.partial(NGramPool, options.ngram_pool)
+        self._pools = Recent(make_pool, MOST_CALLERS) if options.ngram_pool else None
         vocab_size, ends = bundle.manifest.target.vocab_size, bundle.manifest.target.eos_token_ids
         self.constraints = ConstraintBinding(bundle.path / TOKENIZER_FILE, vocab_size, ends)
 
@@ -86,7 +87,7 @@ class BundleRequests:
             rng=np.random.default_rng(config.seed),
             stop=StopSearch(start, stops) if stops else None,
             constraint=self.constraints.bound(config.constraint, start.num_dropped_spaces),
-            ngram_pool=self._texts.of(caller) if config.has_ngram_drafter else None,
+            ngram_pool=self._pools.of(caller) if self._pools and config.has_ngram_drafter else None,
             trace=trace,
             source=inputs.source,
             copied_ids=inputs.copied_ids,
@@ -99,7 +100,6 @@ class BundleRequests:
         return resolve({**known, **self._ends_and_seed(known)}, self.defaults)
 
     def _ends_and_seed(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the model's end-of-sequence tokens and a drawn seed, if they are left out."""
         own: dict[str, Any] = {}
         if options.get("eos_token_id") is None:
             own["eos_token_id"] = tuple(self.bundle.manifest.target.eos_token_ids)
@@ -110,9 +110,8 @@ class BundleRequests:
     def config(self, options: Options) -> DecodingConfig:
         """Return the config of a request on this bundle: ends, seed and drafter decided.
 
-        Raises:
-            ConfigError, ConstraintError: they are invalid, or contradict each other.
-            InputError: they need a draft model, and the bundle has none.
+        ConfigError, ConstraintError: the options are invalid, or contradict each other.
+        InputError: they need a draft model, and the bundle has none.
         """
         if isinstance(options, DecodingConfig):
             config = options
@@ -130,19 +129,16 @@ class BundleRequests:
         return config
 
     def text_start(self, prompt_ids: Sequence[int], config: DecodingConfig) -> TextWindow:
-        """Return the beginning of a request's text: after the text of its prompt."""
         skips = config.skip_special_tokens
         tokenizer = self.tokenizer if skips else self.tokenizer.with_special_tokens
         return TextWindow.after(tokenizer, prompt_ids)
 
     def text_stream(self, request: DecodingRequest) -> TextStream:
-        """Return the object that turns the iterations of a request into stream pieces."""
         config = request.config
         start = self.text_start(request.prompt_ids, config)
         return TextStream(start, config.stop_strings, config.min_new_tokens)
 
     def with_text(self, result: DecodeResult, request: DecodingRequest) -> GenerationResult:
-        """Return the result of a request with the text of its sequences."""
         sequences, config = [], request.config
         start = self.text_start(request.prompt_ids, config)
         for sequence in result.sequences:

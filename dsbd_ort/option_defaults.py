@@ -50,12 +50,11 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {  # name: the values that change nothi
 class ModelDefaults:
     """Defaults of the requests to one bundle.
 
-    Attributes:
-        options: of ``READ``, those that the file gives, in plain form.
-        chat_options: of chats, unless ``options`` has them; empty if requests are no chats.
-        not_built: options of the file that dsbd-ort does not support.
-        num_top_logits: K of a target that returns so many logits of a position and keeps no others;
-            0 if any can be read.
+    options: of ``READ``, those that the file gives, in plain form.
+    chat_options: of chats, unless ``options`` has them; empty if requests are no chats.
+    not_built: options of the file that dsbd-ort does not support.
+    num_top_logits: K of a target that returns so many logits of a position and keeps no others; 0
+        if any can be read.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -205,9 +204,7 @@ def given_options(config: DecodingConfig | None, options: Mapping[str, Any]) -> 
 class ServerDefaults:
     """The options that a server was started with, for requests that leave them out.
 
-    Attributes:
-        strategy: of requests that name none: ``speculative``, whose single beam streams evenly, by
-            default.
+    strategy: of requests that name none; ``speculative`` by default: its one beam streams evenly.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -302,7 +299,6 @@ def with_defaults(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> di
 
 
 def _is_taken(name: str, strategy: Any) -> bool:
-    """Return whether a strategy takes an option, whatever the others are."""
     if not isinstance(strategy, str) or strategy not in STRATEGIES:
         return False  # it will be refused
     chosen = Chosen(strategy=strategy)

@@ -24,12 +24,14 @@ from dsbd_ort.decoding import (
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.decoding.decode import Iterations, decode_iterations
+from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import Costs
 from dsbd_ort.decoding.kv_cache import RowIdentity
 from dsbd_ort.decoding.set_up import check_decodable
 from dsbd_ort.model_pair import (
-    KeptEstimators,
+    MOST_ESTIMATORS,
     KeptRows,
+    Recent,
     RequestLock,
     capacity_error,
     drafting_setting,
@@ -39,10 +41,7 @@ from dsbd_ort.model_pair import (
 from dsbd_ort.option_defaults import Options, given_options
 from dsbd_ort.pipeline_options import OpeningOptions, PipelineOptions
 from dsbd_ort.prompts import SRC_LANG, TGT_LANG, Prompt, Prompts, is_several
-from dsbd_ort.results import (
-    GenerationResult,
-    StreamPiece,
-)
+from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_ort.speech.speech_request import Audio, SpeechOptions, SpeechRequest, read_samples
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_ort.speech.transcription import Transcription, answered
@@ -64,7 +63,6 @@ class PipelineSettings(PipelineOptions):
     bundle: Path
 
     def open(self) -> Pipeline:
-        """Open the bundle."""
         return Pipeline.from_options(self.bundle, self)
 
 
@@ -102,7 +100,7 @@ class Pipeline:
         self._lock = RequestLock()
         self.reuses_prefix = options.prefix_cache
         self._rows = KeptRows(self._models, are_reused=options.prefix_cache)
-        self._estimators = KeptEstimators()
+        self._estimators = Recent(AcceptanceEstimator, MOST_ESTIMATORS)
 
     @classmethod
     def from_bundle(cls, path: BundlePath, **options: Unpack[OpeningOptions]) -> Pipeline:
@@ -354,10 +352,7 @@ class Pipeline:
 
     @contextlib.contextmanager
     def engines(self) -> Iterator[tuple[CausalLM, CausalLM | None]]:
-        """Hold target and draft with empty caches, while requests of other threads wait.
-
-        The second is None for a bundle without a draft.
-        """
+        """Hold target and draft (None without one) with empty caches; other threads wait."""
         with self._lock.held():
             try:
                 self._empty_caches()
@@ -366,7 +361,6 @@ class Pipeline:
                 self._empty_caches()
 
     def _iterations(self, request: DecodingRequest) -> Iterations:
-        """Hold the pipeline for one request."""
         with self._lock.held(), self._failures_cleaned_up():
             request = self.planned(request)
             self._rows.drop_except(request.reusable_prompt("draft"))

@@ -129,9 +129,8 @@ class PromptReader:
     ) -> RequestInputs:
         """Return the inputs of a request.
 
-        Raises:
-            InputError, DecodingError: the prompt or the language is invalid.
-            CapacityError: the source is longer than the encoder reads.
+        InputError, DecodingError: the prompt or the language is invalid. CapacityError: the source
+        is longer than the encoder reads.
         """
         if self.encoder is not None and self.encoder.speech is not None:
             raise InputError(
@@ -183,7 +182,6 @@ class PromptReader:
         return prompt if source is None else source
 
     def num_target_rows(self, num_tokens: int) -> int:
-        """Return how many rows of the decoder a prompt of so many tokens takes."""
         return num_tokens if self.encoder is None else 1
 
     def with_language(self, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings, LineAnswer, RawLine, answer_line
 from dsbd_ort.engine import Service, ServiceLimits
@@ -29,27 +29,23 @@ class Backlog:
     is_interrupted: Callable[[], bool]  # whether the batch has to end before the last line
 
 
-class AnswerSource(Protocol):
-    """Answers the lines of a batch; closing the generator ends its workers."""
-
-    def answers(self, backlog: Backlog) -> Answers:
-        """Yield the answers in the order of the lines; end early on an interruption."""
+AnswerSource = Callable[[Backlog], Answers]
+"""Yields the answers in the order of the lines, and ends early on an interruption; closing the
+generator ends its workers."""
 
 
-class ThisProcess:
+def one_after_another(backlog: Backlog) -> Answers:
     """AnswerSource: one pipeline of this process, which answers one line after another."""
-
-    def answers(self, backlog: Backlog) -> Answers:
-        with backlog.settings.pipeline.open() as pipeline:
-            for line in backlog.lines:
-                answer = answer_line(
-                    pipeline, backlog.settings, backlog.fingerprint, line, backlog.is_interrupted
-                )
-                if answer is None:
-                    return
-                yield answer
-                if backlog.is_interrupted():
-                    return
+    with backlog.settings.pipeline.open() as pipeline:
+        for line in backlog.lines:
+            answer = answer_line(
+                pipeline, backlog.settings, backlog.fingerprint, line, backlog.is_interrupted
+            )
+            if answer is None:
+                return
+            yield answer
+            if backlog.is_interrupted():
+                return
 
 
 def answers_in_order(
@@ -101,7 +97,7 @@ class SharedCalls:
 
     num_requests: int
 
-    def answers(self, backlog: Backlog) -> Answers:
+    def __call__(self, backlog: Backlog) -> Answers:
         limits = ServiceLimits(max_requests=self.num_requests, max_queued=self.num_requests)
 
         def ask(service: Service, line: RawLine, may_stop: MayStop) -> LineAnswer | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dsbd_ort.answers import watched_signals
-from dsbd_ort.batch.answer_sources import Answers, AnswerSource, Backlog, ThisProcess
+from dsbd_ort.batch.answer_sources import Answers, AnswerSource, Backlog, one_after_another
 from dsbd_ort.batch.journal import StandardOutput, open_output
 from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings, LineAnswer, read_lines
 from dsbd_ort.constraints.binding import TrieFiles, with_constraint
@@ -31,17 +31,17 @@ class Batch:
     input: Path
     output: Path
     settings: BatchSettings
-    source: AnswerSource = field(default_factory=ThisProcess)  # answers the lines
+    source: AnswerSource = one_after_another  # answers the lines
 
 
 def run_batch(batch: Batch, console: Console) -> int:
     """Answer every line of the input that the output does not answer yet; return the exit code.
 
-    Raises:
-        BatchError: the files do not match or cannot be used, or a worker ended.
-        DsbdError: the bundle cannot be opened, or the options are invalid.
+    BatchError: the files do not match or cannot be used, or a worker ended.
     """
-    _check(batch)
+    DecodingConfig(**with_constraint(without_languages(batch.settings.options), TrieFiles()))
+    if batch.output.exists() and batch.input.exists() and batch.output.samefile(batch.input):
+        raise BatchError(f"--input and --output are both {batch.input}; give another --output")
     fingerprint = batch.settings.fingerprint()
     num_lines = sum(1 for _ in read_lines(batch.input))
     with open_output(batch.output) as output, watched_signals() as interruption:
@@ -67,18 +67,10 @@ def run_batch(batch: Batch, console: Console) -> int:
 
 
 def _answers(source: AnswerSource, backlog: Backlog) -> Answers:
-    """Yield the answers in order, none after an interruption."""
     first = next(backlog.lines, None)
     if first is None:  # nothing is left: open no engine
         return
-    yield from source.answers(replace(backlog, lines=chain([first], backlog.lines)))
-
-
-def _check(batch: Batch) -> None:
-    known = without_languages(batch.settings.options)
-    DecodingConfig(**with_constraint(known, TrieFiles()))
-    if batch.output.exists() and batch.input.exists() and batch.output.samefile(batch.input):
-        raise BatchError(f"--input and --output are both {batch.input}; give another --output")
+    yield from source(replace(backlog, lines=chain([first], backlog.lines)))
 
 
 class BatchProgress:
@@ -117,14 +109,12 @@ class BatchProgress:
         self._bar.stop()
 
     def add(self, answer: LineAnswer) -> None:
-        """Count one line."""
         self.num_done += 1
         self.num_errors += answer.is_error
         self.num_tokens += answer.num_tokens
         self._bar.update(self._task, completed=self.num_done, speed=f"{self._speed():.1f} tokens/s")
 
     def summary(self) -> str:
-        """Return one sentence about the lines answered, their errors and the speed."""
         before = f", {self._num_before} of them before" if self._num_before else ""
         errors = f"; {self.num_errors} could not be answered, see their error" * bool(
             self.num_errors

@@ -30,7 +30,6 @@ class Journal:
     """The open output file; see ``open_journal``."""
 
     def __init__(self, file: Path, descriptor: int, clock: Callable[[], float]) -> None:
-        """Take the open file; ``file`` is its name in errors."""
         self._file = file
         self._descriptor = descriptor
         self._clock = clock
@@ -79,7 +78,6 @@ class Journal:
             self.sync()
 
     def sync(self) -> None:
-        """Sync all lines to disk."""
         with _batch_errors(self._file, "written"):
             os.fsync(self._descriptor)
         self.synced_at = self._clock()
@@ -95,11 +93,9 @@ class StandardOutput:
     """The answers of a batch on stdout, which cannot be resumed."""
 
     def resume(self, request_hashes: Iterable[str]) -> int:
-        """Return that no line is done."""
         return 0
 
     def append(self, fields: dict[str, Any]) -> None:
-        """Write one line."""
         sys.stdout.write(json_text(fields) + "\n")
         sys.stdout.flush()
 
@@ -131,27 +127,23 @@ def open_journal(
     with _batch_errors(file, "written"):
         descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
-        _lock(file, descriptor, lock)
+        try:
+            is_ours = lock(descriptor, blocking=False)
+        except OSError as error:
+            raise BatchError(
+                f"--output {file} cannot be locked ({error.strerror or error}); "
+                "give an --output on a file system with locks"
+            ) from error
+        if not is_ours:
+            raise BatchError(
+                f"--output {file} is being written by another process; wait for it, or give "
+                "another --output"
+            )
         journal = Journal(file, descriptor, clock)
         yield journal
         journal.sync()
     finally:
         os.close(descriptor)  # which ends the lock
-
-
-def _lock(file: Path, descriptor: int, lock: Callable[..., bool]) -> None:
-    try:
-        is_ours = lock(descriptor, blocking=False)
-    except OSError as error:
-        raise BatchError(
-            f"--output {file} cannot be locked ({error.strerror or error}); "
-            "give an --output on a file system with locks"
-        ) from error
-    if not is_ours:
-        raise BatchError(
-            f"--output {file} is being written by another process; wait for it, or give another "
-            "--output"
-        )
 
 
 @contextlib.contextmanager
@@ -167,7 +159,6 @@ def _batch_errors(file: Path, what: str) -> Iterator[None]:
 
 
 def _request_of(line: bytes) -> str | None:
-    """Return the hash of the request that a complete line answers, None for anything else."""
     if not line.endswith(b"\n"):
         return None
     try:

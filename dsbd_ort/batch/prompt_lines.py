@@ -69,7 +69,6 @@ class BatchSettings:
 
 
 def _trie_digest(options: dict[str, Any]) -> str | None:
-    """Return a hash of the trie of the options' constraint, None without one."""
     constraint = options.get("constraint")
     if not isinstance(constraint, dict) or "trie" not in constraint:
         return None
@@ -85,7 +84,6 @@ class RawLine:
     content: bytes
 
     def request_hash(self, fingerprint: str) -> str:
-        """Return a hash that changes with the line and with the settings' ``fingerprint``."""
         parts = f"{fingerprint}\n{self.number}\n".encode() + self.content
         return hashlib.sha256(parts).hexdigest()[:24]
 

@@ -11,13 +11,7 @@ from multiprocessing.process import BaseProcess
 
 from dsbd_errors import DsbdError
 from dsbd_ort.answers import SIGNALS, handled_signals
-from dsbd_ort.batch.answer_sources import (
-    WAIT_SECONDS,
-    Answers,
-    Backlog,
-    MayStop,
-    answers_in_order,
-)
+from dsbd_ort.batch.answer_sources import WAIT_SECONDS, Answers, Backlog, MayStop, answers_in_order
 from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings, LineAnswer, RawLine, answer_line
 
 
@@ -53,7 +47,7 @@ class Workers:
 
     num_workers: int
 
-    def answers(self, backlog: Backlog) -> Answers:
+    def __call__(self, backlog: Backlog) -> Answers:
         pipeline = backlog.settings.pipeline
         share = max(1, (pipeline.num_threads or usable_cores()) // self.num_workers)
         shared = replace(backlog.settings, pipeline=replace(pipeline, num_threads=share))
@@ -72,7 +66,6 @@ def usable_cores() -> int:
 def _started(
     settings: BatchSettings, fingerprint: str, num_workers: int
 ) -> Iterator[list[_Worker]]:
-    """Start the workers, and end them after the block."""
     workers: list[_Worker] = []
     try:
         with handled_signals(SIGNALS, signal.SIG_IGN):  # to the group: this process ends them

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Unpack
+from typing import Any
 
 from dsbd_errors import DsbdError
 from dsbd_ort.benchmark.machine import EnergyMeter
-from dsbd_ort.decoding import STRATEGIES, DecodingConfig, DecodingOptions, DecodingStats
+from dsbd_ort.decoding import STRATEGIES, DecodingConfig, DecodingStats
 from dsbd_ort.decoding.strategies import Strategy
-from dsbd_ort.results import GenerationResult
+from dsbd_ort.pipeline import Pipeline
 
 # Signatures end where a token ends: a cut inside a word or an indent would leave half a token,
 # which the model never saw in training.
@@ -103,7 +103,6 @@ class BenchRun:
 
     @property
     def config(self) -> DecodingConfig:
-        """The resolved options."""
         config = DecodingConfig(**self.options)
         return config.settled(costs_are_known=True, has_draft=self.has_draft)
 
@@ -187,7 +186,6 @@ class CommonSettings:
     max_new_tokens: int = 64
 
     def options_of(self, strategy: str) -> dict[str, Any]:
-        """Return the options that apply to a strategy, except the width."""
         row = _row(strategy)
         options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens}
         if row.rule == "sample":
@@ -225,13 +223,6 @@ def _row(strategy: str) -> Strategy:
 Clock = Callable[[], float]
 
 
-class Generates(Protocol):
-    """Answers prompts: a Pipeline."""
-
-    def generate(self, prompt: str, **options: Unpack[DecodingOptions]) -> GenerationResult:
-        """See Pipeline.generate."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
     """One request."""
@@ -249,16 +240,14 @@ class Measurement:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens of the best sequence per second of the request."""
         return len(self.token_ids) / self.seconds
 
     @property
     def logprob_per_token(self) -> float:
-        """Mean target log-probability of the best sequence's tokens."""
         return self.logprob / len(self.token_ids)
 
 
-def warm_up(pipeline: Generates, runs: Sequence[BenchRun], prompts: Sequence[str]) -> Iterator[str]:
+def warm_up(pipeline: Pipeline, runs: Sequence[BenchRun], prompts: Sequence[str]) -> Iterator[str]:
     """Run everything once on the longest prompt, as first calls allocate; yield each run's name."""
     longest = max(prompts, key=len)
     for run in runs:
@@ -267,7 +256,7 @@ def warm_up(pipeline: Generates, runs: Sequence[BenchRun], prompts: Sequence[str
 
 
 def measure(
-    pipeline: Generates,
+    pipeline: Pipeline,
     runs: Sequence[BenchRun],
     prompts: Sequence[str],
     *,

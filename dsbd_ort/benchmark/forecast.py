@@ -62,9 +62,7 @@ def forecast(
 
     requests: sources (None for models without sources) and token ids; some are continued.
     are_chats: whether they are chats or have sources: answered at temperature 0.7 with top-p 0.9,
-    and greedily.
-
-    Raises BenchmarkError if the context is too short for the measured calls.
+        and greedily. BenchmarkError: the context is too short for the measured calls.
     """
     if bundle.context_length < MEASURED_ROWS[-1]:
         raise BenchmarkError(

@@ -46,7 +46,6 @@ def plot(runs: Sequence[RunSummary], title: str, file: Path) -> None:
 
 
 def _plot_speedups(axes: Axes, runs: Sequence[RunSummary]) -> None:
-    """Draw the speed-up over the baseline by width, one line per strategy and policy."""
     lines: dict[str, list[RunSummary]] = {}
     for run in runs:
         if run.comparison is not None:

@@ -45,7 +45,6 @@ class AppArguments(BaseModel, extra="forbid", arbitrary_types_allowed=True):
     @model_validator(mode="before")
     @classmethod
     def _by_record(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Move every argument that is a field of a record into it."""
         if "keys" in given:
             raise ValueError("keys cannot be given as an argument; use api_key_file")
         bundle = Path(given["bundle"]).absolute()  # Ray runs replicas in folders of its own

@@ -37,12 +37,7 @@ from dsbd_ort.benchmark.report import (
     precision_name,
     summarize,
 )
-from dsbd_ort.commands.bench_table import (
-    VALUE_COLUMNS,
-    WORK_COLUMNS,
-    bench_table,
-    invariance_table,
-)
+from dsbd_ort.commands.bench_table import VALUE_COLUMNS, WORK_COLUMNS, bench_table, invariance_table
 from dsbd_ort.commands.one_line import packages_of
 from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, OptionText
 from dsbd_ort.commands.options import flag, group, option, pipeline_settings
@@ -141,7 +136,12 @@ def run(arguments: BenchArguments) -> None:
         if file is not None and not file.parent.is_dir():
             raise BenchmarkError(f"{file} cannot be written: no folder {file.parent}; make it")
     report = _measured(arguments, runs, prompts)
-    title = _title(report)
+    threads = "default" if report.threads is None else report.threads
+    title = (
+        f"{Path(report.bundle.path).name}, {precision_name(report.bundle.target)}, "
+        f"{report.provider}, threads: {threads}, "
+        f"{len(report.prompts)} prompts x {report.repetitions} repetitions"
+    )
     console = _stdout()
     console.print(bench_table(report.runs, title, VALUE_COLUMNS))
     console.print(bench_table(report.runs, title, WORK_COLUMNS))
@@ -192,15 +192,6 @@ def _plotter(file: Path | None) -> Callable[[Sequence[RunSummary], str], None] |
         from dsbd_ort.benchmark.plots import check_picture, plot
     check_picture(file)
     return lambda runs, title: plot(runs, title, file)
-
-
-def _title(report: BenchReport) -> str:
-    precision = precision_name(report.bundle.target)
-    threads = "default" if report.threads is None else report.threads
-    return (
-        f"{Path(report.bundle.path).name}, {precision}, {report.provider}, threads: {threads}, "
-        f"{len(report.prompts)} prompts x {report.repetitions} repetitions"
-    )
 
 
 def _runs(arguments: BenchArguments) -> list[BenchRun]:
@@ -292,7 +283,6 @@ def _measured(arguments: BenchArguments, runs: list[BenchRun], prompts: list[str
 
 
 def _uses_cuda_graphs(settings: PipelineSettings) -> bool:
-    """Return whether the target's calls were captured and replayed."""
     if settings.cuda_graphs is not None:
         return settings.cuda_graphs
     return parse_placement(settings.provider).provider.uses_cuda_graphs

@@ -34,7 +34,6 @@ class FiniteRange(click.FloatRange):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Parse the option's text."""
         number: float = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number", param, ctx)
@@ -63,15 +62,12 @@ class OptionText(click.ParamType[Any]):
 
     @property
     def is_number(self) -> bool:
-        """Whether the values are numbers."""
         return isinstance(self._domain, Whole | Wholes | Number)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """Return the values as the help shows them."""
         return self.name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse the option's text."""
         if not isinstance(value, str):
             return value
         name = self._option if param is None else param.opts[-1]
@@ -107,7 +103,6 @@ class JsonObjectType(click.ParamType[dict[str, Any]]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> dict[str, Any]:
-        """Parse the option's text."""
         try:
             parsed = json.loads(value) if isinstance(value, str) else value
         except (ValueError, RecursionError) as error:
@@ -151,7 +146,6 @@ class FileText(click.ParamType[Any]):
         self._is_json = is_json
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read the file."""
         name = "the file" if param is None else param.opts[-1]
         try:
             text = Path(value).read_text("utf-8")
@@ -172,7 +166,6 @@ class NamedTrie(click.ParamType[tuple[str, TokenTrie]]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, TokenTrie]:
-        """Read the file."""
         name, equals, file = value.partition("=")
         if not (name and equals and file):
             self.fail(f"{value!r} is not NAME=FILE, such as items=items.trie", param, ctx)

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from typing import Protocol
 
 import click
 from rich.console import Console
@@ -31,20 +30,8 @@ SHOWN_STATS = (
 """Statistics of ``--stats``; the others are for tools, which read ``--json``."""
 
 
-class Responder(Protocol):
-    """Answers one prompt after another."""
-
-    def respond(self, text: str, is_interrupted: Callable[[], bool]) -> Answer:
-        """Answer ``text``, print the answer."""
-
-
-def responder_of(pipeline: Pipeline, arguments: RunArguments) -> Responder:
-    """Return a responder that continues text or, with --chat, holds a conversation."""
-    return _Chat(pipeline, arguments) if arguments.chat else _Continuation(pipeline, arguments)
-
-
-class _Continuation:
-    """Continues every prompt on its own."""
+class Responder:
+    """Answers one prompt after another, and prints the answers: continues every prompt."""
 
     def __init__(self, pipeline: Pipeline, arguments: RunArguments) -> None:
         self._pipeline = pipeline
@@ -79,9 +66,7 @@ class _Continuation:
         return done
 
 
-class _Chat(_Continuation):
-    """Answers the user's messages, and keeps the conversation."""
-
+class _Chat(Responder):
     def __init__(self, pipeline: Pipeline, arguments: RunArguments) -> None:
         super().__init__(pipeline, arguments)
         self._messages: Messages = []
@@ -96,6 +81,11 @@ class _Chat(_Continuation):
         done = self._answer(prompt, is_interrupted, heading="")
         self._messages = with_answer(messages, done.text)
         return done
+
+
+def responder_of(pipeline: Pipeline, arguments: RunArguments) -> Responder:
+    """Return a responder that continues text or, with --chat, holds a conversation."""
+    return _Chat(pipeline, arguments) if arguments.chat else Responder(pipeline, arguments)
 
 
 def talk(
@@ -135,8 +125,6 @@ def line_of_terminal() -> str:
 
 
 class _StreamedText:
-    """Text printed as it streams: the heading with the first piece, nothing for a bad prompt."""
-
     def __init__(self, heading: str) -> None:
         self._heading = heading
 
@@ -167,7 +155,6 @@ def _as_json(answer: Answer) -> str:
 
 
 def _print_seed(seed: int, pipeline: Pipeline, arguments: RunArguments) -> None:
-    """Print a seed that was drawn, if the answer depends on it."""
     options = arguments.options
     if pipeline.requests.resolve(options).row.rule in ("sample", "joint") and "seed" not in options:
         click.echo(f"seed {seed} (--seed {seed} repeats this answer)", err=True)

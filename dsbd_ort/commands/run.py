@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 
 from dsbd_ort.answers import watched_signals
-from dsbd_ort.batch.answer_sources import AnswerSource, SharedCalls, ThisProcess
+from dsbd_ort.batch.answer_sources import AnswerSource, SharedCalls, one_after_another
 from dsbd_ort.batch.job import Batch, run_batch
 from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings
 from dsbd_ort.batch.workers import Workers
@@ -86,7 +86,7 @@ def _batch(arguments: RunArguments, input: Path, output: Path, console: Console)
     source: AnswerSource
     if arguments.cluster is None:
         num_requests, num_workers = arguments.concurrency or 1, arguments.workers or 1
-        source = Workers(num_workers) if num_workers > 1 else ThisProcess()
+        source = Workers(num_workers) if num_workers > 1 else one_after_another
         source = SharedCalls(num_requests) if num_requests > 1 else source
     else:
         source = _replicas(arguments.cluster, arguments.replicas or 1, console)

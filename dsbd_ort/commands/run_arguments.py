@@ -180,7 +180,6 @@ class RunArguments:
 
     @property
     def audio_files(self) -> tuple[Path, ...]:
-        """The files that are transcribed."""
         return self.audio + self.more_audio
 
     @property

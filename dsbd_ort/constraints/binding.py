@@ -78,10 +78,7 @@ def kind_of(constraint: object) -> str:
 def constraint_from_data(data: Mapping[str, Any], trie_of_name: TrieOfName) -> Any:
     """Return the constraint that plain data describes, see the module.
 
-    trie_of_name: returns the trie of a file, or of a name.
-
-    Raises:
-        ConstraintError: the data describes no constraint; the message begins with "constraint".
+    ConstraintError: the data describes no constraint; the message begins with "constraint".
     """
     kind = _kind(data)
     value = data[kind]
@@ -186,16 +183,13 @@ class ConstraintBinding:
                 self._tokenizer.close()
 
     def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a request, a constraint that is plain data among them read."""
         return with_constraint(options, self._tries)
 
     def bound(self, constraint: Any, num_dropped_spaces: int = 0) -> Constraint | None:
         """Return a constraint that needs a tokenizer bound to the bundle's; None for another.
 
         num_dropped_spaces: at the beginning of the text, see ``TextWindow``.
-
-        Raises:
-            ConstraintError: it is invalid, or has tokens that the target lacks.
+        ConstraintError: it is invalid, or has tokens that the target lacks.
         """
         if isinstance(constraint, TokenTrie) and constraint.highest_token >= self._vocab_size:
             raise ConstraintError(
@@ -209,7 +203,6 @@ class ConstraintBinding:
 
     @property
     def tokenizer(self) -> GrammarTokenizer:
-        """The tokenizer of grammars, read once."""
         with self._lock:
             if self._tokenizer is None:
                 self._tokenizer = GrammarTokenizer(
@@ -230,8 +223,6 @@ def items_of(constraint: Any, sequence: DecodedSequence) -> list[Any] | None:
 
 @dataclass
 class _KeptTrie:
-    """The trie of a file, None until it is read, which holds the lock."""
-
     lock: threading.Lock = field(default_factory=threading.Lock)
     trie: TokenTrie | None = None
 
@@ -239,8 +230,7 @@ class _KeptTrie:
 class TrieFiles:
     """Tries read from files, the last few kept: each is read once while its file is the same.
 
-    Safe to use from several threads: the first that needs a file reads it, the others wait for
-    this trie only.
+    Safe to use from several threads: only those that need the same file wait for it.
     """
 
     def __init__(self, read: Callable[[Path], TokenTrie] = TokenTrie.from_file) -> None:

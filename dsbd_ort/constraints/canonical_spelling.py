@@ -91,7 +91,6 @@ class CanonicalConstraint:
         return object_states([_State(state, token) for state, token in pairs])
 
     def allowed(self, states: States) -> TokenMasks:
-        """Return the tokens that the grammar allows, without other spellings."""
         masks = self._grammar.allowed(_of_grammar(states)).bits
         for state, bits in zip(states, masks, strict=True):
             if state.bits is None:

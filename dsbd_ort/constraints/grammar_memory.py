@@ -44,7 +44,6 @@ class GrammarMemory:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the grammar uses."""
         return self.compiled + self.followed
 
     @contextlib.contextmanager
@@ -77,7 +76,6 @@ class GrammarMemory:
             self.num_requests += num_requests
 
     def check(self) -> None:
-        """Raise ConstraintError if the requests of the grammar must end."""
         if self.is_over:
             raise ConstraintError(
                 f"{self.name} uses {self.num_bytes >> 20} MiB, and all grammars in use together "
@@ -90,10 +88,7 @@ class MemoryLimit:
     """Bound of the memory of several grammars. Safe to use from several threads."""
 
     def __init__(self, most_bytes: int | None, drop_one: Callable[[], bool]) -> None:
-        """``drop_one`` drops a grammar that is over or unused, and returns whether it found one.
-
-        most_bytes: limit of all grammars; None: unlimited.
-        """
+        """``drop_one`` drops a grammar that is over or unused, and returns whether it found one."""
         self._most_bytes = most_bytes
         self._drop_one = drop_one
         self._memories: weakref.WeakSet[GrammarMemory] = weakref.WeakSet()
@@ -122,7 +117,6 @@ class MemoryLimit:
         return [memory for memory in self._memories if not memory.is_over]
 
     def _is_exceeded(self) -> bool:
-        """Return whether the limit is exceeded, after dropping grammars without requests."""
         if self._most_bytes is None:
             return False
         most = self._most_bytes - _BYTES_OF_ONE_STEP

@@ -219,7 +219,6 @@ class _Writer:
         return f"({' | '.join(written.values())})"
 
     def object(self, schema: Mapping[str, Any]) -> str:
-        """Write an object: properties in the order of the schema, then others."""
         properties, required = schema.get("properties", {}), schema.get("required", [])
         others = schema.get("additionalProperties", True)
         names = [*dict.fromkeys([*properties, *required])]
@@ -236,7 +235,6 @@ class _Writer:
         return f'"{{" {whole} "}}"'
 
     def array(self, schema: Mapping[str, Any]) -> str:
-        """Write an array of ``minItems`` to ``maxItems`` items."""
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         item = self.line(self.schema(schema["items"]))
         more = f"{{{max(least - 1, 0)},{'' if most is None else max(most - 1, 0)}}}"

@@ -33,8 +33,6 @@ _MOST_STEPS = 32  # of a runner: they cost about as much as a copy after 1,000 t
 
 @dataclass(slots=True, eq=False)
 class _Runner:
-    """A matcher that moves forward, and its position."""
-
     matcher: llguidance.LLMatcher
     position: Position
 
@@ -154,7 +152,6 @@ class MatcherPool:
     """Matchers of one request. Safe to use from several threads."""
 
     def __init__(self, root: llguidance.LLMatcher, masks: TextMasks, memory: GrammarMemory) -> None:
-        """``root``: as of the guide."""
         self._name = memory.name
         self._memory = memory
         self._masks = masks
@@ -180,7 +177,6 @@ class MatcherPool:
         return found
 
     def _computed(self, positions: Sequence[Position]) -> list[tuple[NDArray[np.int32], bool]]:
-        """Compute masks in parallel, each by a runner of its own."""
         bits = self._masks.empty(len(positions))
         with self._memory.following():
             are_accepting = self._written(positions, bits)

@@ -92,7 +92,6 @@ class TokenTrie:
         end: End,
         items: Sequence[Any] | None,
     ) -> TokenTrie:
-        """Build the trie of the sequences ``flat[start:start + length]``."""
         check_number(items, len(lengths))
         trie = cls(trie_of(flat, starts, lengths), end=end)
         if items is None:
@@ -195,7 +194,6 @@ class TokenTrie:
 
     @property
     def has_items(self) -> bool:
-        """Whether its sequences stand for items."""
         return self._items is not None
 
     def items_of(self, token_ids: Sequence[int]) -> list[Any]:
@@ -226,7 +224,6 @@ class TokenTrie:
 
     @property
     def name(self) -> str:
-        """Name of the trie in errors."""
         if self.path is not None:
             return f"the token trie {str(self.path)!r}"
         return f"the token trie of {self.num_nodes} nodes"
@@ -238,7 +235,6 @@ class TokenTrie:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the arrays, mapped or not."""
         of_items = 0 if self._items is None else self._items.num_bytes
         return self._row_offsets.nbytes + self._tokens.nbytes + self._is_end.nbytes + of_items
 
@@ -317,7 +313,6 @@ class TokenTrie:
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Add the path of a file to errors about its content."""
     try:
         yield
     except ConstraintError as error:

@@ -69,8 +69,7 @@ class GrammarTrial:
         """Refuse a grammar that is invalid, cannot be followed, or exceeds the limits.
 
         parts: of the grammar, in the language of ``source``, that short paths may not reach.
-
-        ConstraintError: it is refused. GrammarTrialError: the trial itself failed.
+        GrammarTrialError: the trial itself failed.
         """
         if len(source) > MOST_CHARACTERS:
             raise ConstraintError(
@@ -88,7 +87,6 @@ class GrammarTrial:
             raise not_followed(name, verdict["error"])
 
     def close(self) -> None:
-        """End the process; another ``check`` starts a new one."""
         with self._lock:
             self._end()
 

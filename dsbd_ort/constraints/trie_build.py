@@ -28,11 +28,9 @@ _KEY_BITS = 63
 class TrieArrays:
     """Arrays of a trie; ``token_trie`` says how they belong together.
 
-    Attributes:
-        row_offsets: (num_nodes + 1,) int32 or int64. Edges of node n are those from offset n to
-            offset n + 1.
-        tokens: (num_nodes - 1,) int32. The token of each edge.
-        is_end: (num_nodes,) bool. Whether a sequence ends at a node.
+    row_offsets: (num_nodes + 1,) int32 or int64. Edges of node n: from offset n to offset n + 1.
+    tokens: (num_nodes - 1,) int32, of each edge.
+    is_end: (num_nodes,) bool. Whether a sequence ends at a node.
     """
 
     row_offsets: NDArray[Any]
@@ -44,10 +42,8 @@ class TrieArrays:
 class _Level:
     """Nodes of one level, by parent, then token.
 
-    Attributes:
-        parents: (num_nodes,) int64. Number of each node's parent within its own level.
-        tokens: (num_nodes,) int32.
-        is_end: (num_nodes,) bool. Whether a sequence ends there.
+    parents: (num_nodes,) int64. Number of each node's parent within its own level.
+    tokens, is_end: (num_nodes,) int32 and bool.
     """
 
     parents: NDArray[np.int64]
@@ -201,15 +197,14 @@ def _levels_of(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrieItems:
-    """Items by the node at which their sequence ends.
+    """JSON values by the node at which their sequence ends, any number for each sequence.
 
     The items "a", "b" of node 4 and "c" of node 2 are the nodes [2, 4, 4], the offsets
     [0, 3, 6, 9] and the text '"c""a""b"'.
 
-    Attributes:
-        nodes: (num_items,) int64, not decreasing.
-        offsets: (num_items + 1,) int64. Item i is the text from offset i to offset i + 1.
-        text: (num_bytes,) uint8. JSON in UTF-8.
+    nodes: (num_items,) int64, not decreasing.
+    offsets: (num_items + 1,) int64. Item i is the text from offset i to offset i + 1.
+    text: (num_bytes,) uint8. JSON in UTF-8.
     """
 
     nodes: NDArray[np.int64]
@@ -226,14 +221,12 @@ class TrieItems:
         return cls(nodes[order], np.concatenate([np.zeros(1, np.int64), sizes.cumsum()]), text)
 
     def at(self, node: int) -> list[Any]:
-        """Return the items of the sequences that end at a node."""
         first, last = self.nodes.searchsorted([node, node + 1]).tolist()
         edges = self.offsets[first : last + 1].tolist()
         return [json.loads(self.text[i:j].tobytes()) for i, j in itertools.pairwise(edges)]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the arrays."""
         return self.nodes.nbytes + self.offsets.nbytes + self.text.nbytes
 
 

@@ -62,11 +62,7 @@ def json_messages(content: bytes) -> list[Any]:
 
 
 def opening(bundle: bytes, settings: bytes | None) -> tuple[PipelineSettings, ServiceLimits]:
-    """Return the arguments of dsbd_open: a bundle to open, and the limits of its service.
-
-    Raises:
-        InputError, ConfigError: a setting is unknown or invalid.
-    """
+    """Return the arguments of dsbd_open; InputError, ConfigError: a setting is invalid."""
     given = json_object("settings", settings)
     of_limits = {field.name for field in fields(ServiceLimits)}
     known = of_limits | {field.name for field in fields(PipelineOptions)}
@@ -219,14 +215,7 @@ def answer(
     options: Mapping[str, Any],
     on_step: Callable[[StreamPiece], bool],
 ) -> GenerationResult | None:
-    """Answer a request in the calling thread; return None if it was cancelled.
-
-    Args:
-        service: an open one.
-        prompt: text or token ids.
-        options: fields of DecodingConfig.
-        on_step: called with every step; False cancels the request.
-    """
+    """Answer a request in the calling thread; ``on_step`` returns False to cancel: None."""
     events: SimpleQueue[ServiceEvent] = SimpleQueue()
     request = service.submit(prompt, options, events.put)
     try:
@@ -247,7 +236,6 @@ class OpenPipelines:
         self._lock = threading.Lock()
 
     def open(self, settings: PipelineSettings, limits: ServiceLimits) -> int:
-        """Open a bundle, return its number."""
         with contextlib.ExitStack() as stack:
             service = Service(stack.enter_context(settings.open()), limits)
             stack.pop_all()  # it stays open
@@ -257,7 +245,6 @@ class OpenPipelines:
         return number
 
     def service(self, number: int) -> Service:
-        """Return the service of an open pipeline."""
         with self._lock:
             return _known(self._service_by_number.get(number))
 

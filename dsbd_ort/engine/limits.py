@@ -65,12 +65,9 @@ class ServiceLimits:
 
 
 def cache_rows(limits: ServiceLimits, bundle: Bundle) -> int:
-    """Return the rows that each engine's cache may hold.
+    """Return the rows that each engine's cache may hold; InputError: ``kv_bytes`` is too small.
 
     Caches grow in steps (``bucket_capacity``): the largest step within ``kv_bytes``.
-
-    Raises:
-        InputError: ``kv_bytes`` is too small for the smallest caches.
     """
     if limits.kv_bytes is None:
         wanted = max(limits.max_requests * _DEFAULT_ROWS, 2 * bundle.context_length)

@@ -37,15 +37,11 @@ from dsbd_runtime.text.chat_messages import Message
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceStats:
-    """Current load of a service.
+    """Current load of a service; rows are those of the target's cache.
 
-    Attributes:
-        num_running, num_waiting: engine requests.
-        rows_in_use: rows in the target's cache.
-        rows_reserved: rows that the running requests were expected to need when they were admitted.
-        max_rows: rows that the cache may hold.
-        kv_bytes: of the caches of all engines.
-        num_preemptions: how often a running request has given up its rows so far.
+    rows_reserved: that the running requests were expected to need when they were admitted.
+    max_rows: that the cache may hold. kv_bytes: of the caches of all engines.
+    num_preemptions: how often a running request has given up its rows so far.
     """
 
     num_running: int
@@ -119,7 +115,6 @@ class Service:
         self,
         request: DecodingRequest,
         on_event: Callable[[ServiceEvent], None],
-        *,
         is_further: bool = False,
     ) -> LiveRequest:
         target, draft = self._loop.models

@@ -31,7 +31,6 @@ from dsbd_ort.openai_server.middleware import AccessLog, ApiKeyCheck, BodyLimit,
 from dsbd_ort.openai_server.planner import Planner
 from dsbd_ort.openai_server.settings import ServingSettings
 from dsbd_ort.openai_server.transcription import SpeechForm, TranscribedText, TranscriptionHandler
-from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.prompts import new_seed
 from dsbd_ort.version import __version__
 
@@ -200,7 +199,8 @@ def create_app(
         redirect_slashes=False,
     )
     context_length = service.pipeline.bundle.context_length
-    if reads_audio(service.pipeline):
+    encoder = service.pipeline.prompts.encoder
+    if encoder is not None and encoder.speech is not None:
         speech = TranscriptionHandler(service, settings, metrics, gate)
         app.include_router(speech_routes(speech))
     else:
@@ -213,12 +213,6 @@ def create_app(
     app.add_exception_handler(RequestValidationError, handle_validation_error)
     _add_middlewares(app, settings, metrics, logs_access=logs_access)
     return app
-
-
-def reads_audio(pipeline: Pipeline) -> bool:
-    """Return whether the model of a pipeline is a speech model."""
-    encoder = pipeline.prompts.encoder
-    return encoder is not None and encoder.speech is not None
 
 
 def _add_middlewares(

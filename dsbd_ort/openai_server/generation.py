@@ -151,7 +151,6 @@ def _submitted(
 
 
 def _caller(request: Request) -> str:
-    """Return a hash of the API key of a request, "" without a key."""
     key = request.headers.get("authorization", "")
     return hashlib.sha256(key.encode("latin-1")).hexdigest() if key else ""
 
@@ -167,7 +166,6 @@ class TimedEvents(AsyncEvents[Event]):
         self._deadline = asyncio.get_running_loop().time() + timeout_s
 
     async def get(self) -> Event:
-        """Wait for the next event; raises as ``in_time``."""
         async with self.in_time():
             return await super().get()
 
@@ -267,10 +265,7 @@ class Generation:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of ``work``; cancel it and raise ErrorResponse if the client disconnects.
-
-    receive: of a request whose body has been read.
-    """
+    """Return the result of ``work``; if the client disconnects, cancel it, raise ErrorResponse."""
     working = asyncio.ensure_future(work)
     disconnecting = asyncio.ensure_future(_disconnected(receive))
     try:

@@ -128,8 +128,7 @@ class BodyLimit:
 async def _received(receive: Receive, max_bytes: int) -> bytes:
     """Return the body.
 
-    A body that is too large is read to its end and dropped: a client that is still sending when
-    the connection closes would not see the response.
+    One that is too large is read to its end: a client that still sends would miss the response.
     """
     body = bytearray()
     num_bytes, has_more = 0, True

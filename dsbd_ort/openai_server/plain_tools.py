@@ -93,7 +93,6 @@ def _with_calls(message: Message, place: str) -> Message:
 
 
 def _call(function: Message, place: str) -> str:
-    """Return a call in the form that the model is asked for; its arguments are unchanged."""
     arguments = str(call_arguments(function["arguments"], f"{place}.arguments"))
     name = _json(function["name"])
     return f'{CALL_BEGINS}{{"name": {name}, "arguments": {arguments}}}{CALL_ENDS}'

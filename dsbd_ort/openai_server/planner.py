@@ -47,15 +47,13 @@ _log = logging.getLogger(__name__)
 class GenerationPlan:
     """All engine requests of one HTTP request: those of the first prompt, then those of the next.
 
-    Attributes:
-        configs: of the engine requests, the same number for each prompt; see ``Pipeline.config``.
-        num_choices: different sequences to return for each prompt.
-        num_copies: how often each sequence is returned, as all of a greedy request are equal.
-        is_ranked: whether only the best sequences are returned, best first; else all, in the order
-            of their seeds.
-        echoes: the texts of the prompts if the response begins with them, else None.
-        tools: how answers become tool calls; None if they are plain text.
-        drops_new_tokens: whether only the prompts are returned (``max_tokens`` 0).
+    configs: of the engine requests, the same number for each prompt; see ``Pipeline.config``.
+    num_choices: different sequences to return for each prompt.
+    num_copies: how often each sequence is returned, as all of a greedy request are equal.
+    is_ranked: whether only the best sequences are returned, best first; else all, by their seeds.
+    echoes: the texts of the prompts if the response begins with them.
+    tools: how answers become tool calls; None if they are plain text.
+    drops_new_tokens: whether only the prompts are returned (``max_tokens`` 0).
     """
 
     prompts: list[list[int]]
@@ -81,7 +79,6 @@ class GenerationPlan:
         return len(self.configs) // len(self.prompts)
 
     def seed(self, request_index: int = 0) -> int:
-        """Return the seed of an engine request."""
         seed = self.configs[request_index].seed
         assert seed is not None  # decided by ``Pipeline.config``
         return seed
@@ -101,11 +98,7 @@ class Planner:
     def __init__(
         self, service: Service, settings: ServingSettings, new_seed: Callable[[], int]
     ) -> None:
-        """``new_seed`` returns the seed of a request without a seed.
-
-        Raises:
-            ConfigError, InputError, ConstraintError: a default option or a trie is invalid.
-        """
+        """``new_seed`` returns the seed of a request without one; raises for invalid defaults."""
         self._service = service
         self._pipeline = service.pipeline
         self._settings = settings
@@ -130,7 +123,8 @@ class Planner:
             )
         try:
             src_lang = body.decoding_options().get(SRC_LANG)
-            tokens = [self._tokens(prompt, body, src_lang) for prompt in prompts]
+            to_ids, adds = self._pipeline.prompts.token_ids, body.add_special_tokens is not False
+            tokens = [to_ids(prompt, src_lang, add_special_tokens=adds) for prompt in prompts]
             plan = self._plan(body, tokens, body.best_of, echo=bool(body.echo))
             if not body.echo:
                 return plan
@@ -144,12 +138,6 @@ class Planner:
             return replace(plan, echoes=texts, drops_new_tokens=has_none)
         except DsbdError as error:
             raise rejection(error) from error
-
-    def _tokens(
-        self, prompt: str | list[int], body: CompletionBody, src_lang: str | None
-    ) -> list[int]:
-        adds = body.add_special_tokens is not False
-        return self._pipeline.prompts.token_ids(prompt, src_lang, add_special_tokens=adds)
 
     def plan_chat(self, body: ChatBody) -> GenerationPlan:
         """Return the engine requests of /v1/chat/completions; raises as ``plan_completion``."""
@@ -212,7 +200,6 @@ class Planner:
     def _chat_prompt(
         self, body: ChatBody, messages: list[dict[str, Any]], tools: ToolUse | None
     ) -> list[int]:
-        """Return the token ids of a conversation, with the tools that are used."""
         ids = functools.partial(
             self._pipeline.chat_prompt,
             add_generation_prompt=body.add_generation_prompt is not False,
@@ -319,7 +306,6 @@ class Planner:
 
 
 def _shortened(config: DecodingConfig, max_new_tokens: int | None) -> DecodingConfig:
-    """Return the config with another ``max_new_tokens``; itself for None."""
     return config if max_new_tokens is None else replace(config, max_new_tokens=max_new_tokens)
 
 

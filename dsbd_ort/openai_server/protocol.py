@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
 
@@ -22,16 +22,14 @@ OPTION_NAMES = frozenset(name for name, row in OPTION_TABLE.items() if row.http 
     *LANGUAGE_OPTIONS
 }
 
+_OPTION_BY_FIELD = {
+    **{other: name for name, row in OPTION_TABLE.items() for other in row.http or ()},
+    **{name: name for name in OPTION_NAMES},
+}
+
 FinishReason = Literal["stop", "length", "tool_calls"]
 FINISH_REASONS: dict[str, FinishReason] = {"eos": "stop", "stop": "stop", "length": "length"}
 """OpenAI's finish reason by that of a GeneratedSequence."""
-
-
-def _names_of_options(fields: Iterable[str]) -> dict[str, str]:
-    """Return the options that are among the declared fields: the option's name by the field's."""
-    names = {other: name for name, row in OPTION_TABLE.items() for other in row.http or ()}
-    names |= {name: name for name in OPTION_NAMES}
-    return {field: names[field] for field in fields if field in names}
 
 
 def _describe_options(schema: dict[str, Any]) -> None:
@@ -86,19 +84,18 @@ class GenerationBody(ConstraintFields):
         """Return the fields that are options, by the names of DecodingConfig.
 
         ``n``, the end-of-sequence tokens and log-probabilities are left to the planner.
-
-        Raises:
-            ErrorResponse: a field is unknown or not supported, or contradicts another field.
+        ErrorResponse: a field is unknown or not supported, or contradicts another field.
         """
         options = without_neutral(self.model_extra or {})
         if unknown := sorted(set(options) - OPTION_NAMES):
             known = {*type(self).model_fields, *OPTION_NAMES, *FIELDS}
             expected = did_you_mean(unknown[0], known) or "; see docs/serving_reference.md"
             raise bad_request(f"unknown field {unknown[0]!r}{expected}", unknown[0])
-        for openai_name, name in _names_of_options(type(self).model_fields).items():
+        for openai_name in type(self).model_fields:
             value = getattr(self, openai_name)
-            if value is None:
+            if value is None or openai_name not in _OPTION_BY_FIELD:
                 continue
+            name = _OPTION_BY_FIELD[openai_name]
             if name in options and options[name] != value:
                 message = f"{openai_name} contradicts another field for {name}; use one of them"
                 raise bad_request(message, openai_name)
@@ -146,7 +143,6 @@ class ChoiceReport(BaseModel):
 
     @classmethod
     def of(cls, sequence: GeneratedSequence, *, names_tokens: bool) -> ChoiceReport:
-        """Return the report of a sequence; ``names_tokens``: whether it has the token ids."""
         return cls(
             score=sequence.score,
             logprob=sequence.logprob,
@@ -178,13 +174,10 @@ class ScoredToken:
 
 @dataclass(frozen=True)
 class TokenPieces:
-    """Consecutive tokens.
+    """Consecutive tokens, and the text that each adds.
 
-    Attributes:
-        texts: the text that each adds; together they are the text.
-        tokens: each token alone.
-        tops: the most probable tokens at the position of each; None for the first token of a
-            prompt, and for all if the request asks for none.
+    tops: the most probable tokens at the position of each; None for the first token of a prompt,
+        and for all if the request asks for none.
     """
 
     texts: Sequence[str]
@@ -205,7 +198,6 @@ class ResponseBuilder(ABC):
         self._head = head.model_dump()
 
     def full(self, choices: Sequence[BaseModel], usage: Usage, report: Report) -> BaseModel:
-        """Return the response without streaming."""
         return self.response(**self._head, choices=choices, usage=usage, dsbd=report)
 
     def event(

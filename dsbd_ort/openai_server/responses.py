@@ -70,7 +70,6 @@ class TokenTexts:
         return self._take(len(self._texts))
 
     def _take(self, num_tokens: int) -> TokenPieces | None:
-        """Return the first ``num_tokens`` of the tokens held back; None for 0."""
         if not num_tokens:
             return None
         columns = self._texts, self._tokens, self._tops
@@ -131,10 +130,7 @@ _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 async def full_response(
     results: Results, plan: GenerationPlan, builder: ResponseBuilder, tokenizer: Tokenizer | None
 ) -> BaseModel:
-    """Return the response with the best sequences of each prompt.
-
-    tokenizer: given if the response has log-probabilities.
-    """
+    """Return the best sequences of each prompt; ``tokenizer`` is given for log-probabilities."""
     result_by_index = {
         index: event async for index, event in results if isinstance(event, GenerationResult)
     }
@@ -238,9 +234,6 @@ class _ChoiceStreams:
 
     An engine request with one sequence streams it, once for every copy. If it has several, neither
     they nor their number are known before the end: each is then sent whole.
-
-    Attributes:
-        num_new_tokens: tokens of all choices so far.
     """
 
     def __init__(
@@ -296,7 +289,6 @@ class _ChoiceStreams:
                 yield self._text(index, piece.text, tokens)
 
     def result_chunks(self, request_index: int, result: GenerationResult) -> Iterator[str]:
-        """Yield the chunks that end the choices of an engine request."""
         report = _report(self._plan, self._plan.seed(request_index), [result])
         texts = self._texts[request_index]
         rest = texts.finish() if texts else None

@@ -27,12 +27,11 @@ class ServingSettings:
         max_beams: limit of num_beams and of joint_beams.
         max_draft_nodes: candidates of one drafted forest, over all draft layers.
         max_best_of: limit of n and of best_of.
-        max_audio_bytes, audio_timeout_s: the same of a request with audio.
         max_audio_s: seconds of one audio: memory for its samples, 64 kB each.
         defaults: options of requests that leave them out, see ServerDefaults.
         tries: tries that requests may name, see dsbd_ort.TokenTrie.
-        tool_template: one of ``TOOL_TEMPLATES``: whether tools are plain text or refused, if the
-            model's own chat template has no known form of tools.
+        tool_template: whether tools are plain text (``PLAIN``) or refused (``OWN``), if the model's
+            own chat template has no known form of tools.
         request_timeout_s: from the arrival of a request to its last token, including the queue.
     """
 

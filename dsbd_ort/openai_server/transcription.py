@@ -159,10 +159,9 @@ class TranscribedText(BaseModel):
 
 
 class TranscriptionHandler:
-    """Responds to requests with audio, within the limits of a server.
+    """Responds to requests with audio; at most ``max_requests`` audios are decoded at a time.
 
-    At most ``max_requests`` audios are decoded in memory at a time; the others wait as the bytes
-    that were sent.
+    The others wait as the bytes that were sent.
     """
 
     def __init__(
@@ -295,7 +294,6 @@ class _Transcription:
             yield event
 
     async def transcript(self) -> Transcript:
-        """Return the transcript; raises as ``events``."""
         async for event in self.events():
             if isinstance(event, Transcript):
                 return event

@@ -66,9 +66,8 @@ def read_audio(
     max_seconds: a longer audio is refused, as soon as it is known to be longer.
     is_cancelled: called for each block; once it returns True, reading ends with an InputError.
 
-    Raises:
-        InputError: it cannot be read, is not audio, is cut, has no samples, too many or some that
-            are not finite, or an unusual sampling rate or number of channels.
+    InputError: it cannot be read, is not audio, is cut, has no samples, too many or some that are
+    not finite, or an unusual sampling rate or number of channels.
     """
     with contextlib.ExitStack() as stack:
         file, name = _opened_file(source, stack)
@@ -86,7 +85,6 @@ def read_audio(
 def _resampled_pieces(
     file: BinaryIO, name: str, sampling_rate: int, max_seconds: float
 ) -> Iterator[Samples]:
-    """Yield the samples of all audio files within a file, in blocks."""
     if not file.read(1):
         raise InputError(f"{name} is an empty file")
     for index, (section, stream) in enumerate(pieces(file)):

@@ -54,11 +54,6 @@ class MpegStream:
     frame_samples: int
 
 
-def is_mpeg(head: bytes) -> bool:
-    """Return whether the first bytes of a file, or those after an ID3 tag, begin a frame."""
-    return _SYNC.match(head) is not None
-
-
 def after_id3(file: BinaryIO, begin: int) -> int:
     """Return the place after the ID3v2 tag at ``begin``, which is ``begin`` without a tag."""
     file.seek(begin)
@@ -80,7 +75,6 @@ def mpeg_streams(file: BinaryIO, begin: int, end: int) -> Iterator[MpegStream]:
 
 
 def _stream(file: BinaryIO, begin: int, end: int) -> MpegStream:
-    """Return the stream whose first frame is at ``begin``."""
     file.seek(begin)
     head = file.read(_HEAD_BYTES)
     first = _frame(head[:4])
@@ -163,12 +157,10 @@ _ENDLESS = 2**40
 
 
 class Section:
-    """Some bytes of a file as a file of its own.
+    """Some bytes of a file as a file of its own; ``is_endless``: of 1 TiB, so that no length is guessed.
 
     C code reads it by callbacks, which cannot raise exceptions: an error of reading is stored in
     ``error``, and the section ends there.
-
-    is_endless: report a size of 1 TiB, so that no length is guessed from it.
     """
 
     def __init__(self, file: BinaryIO, begin: int, end: int, *, is_endless: bool = False) -> None:
@@ -204,20 +196,16 @@ class Section:
         return self._place
 
     def tell(self) -> int:
-        """Return the position."""
         return self._place
 
 
 def pieces(file: BinaryIO) -> Iterator[tuple[Section, MpegStream | None]]:
-    """Yield the audio files within a file; for MPEG audio, with their stream.
-
-    A file of an unknown kind is yielded as a whole.
-    """
+    """Yield the audio files within a file, MPEG audio with its stream; unknown kinds whole."""
     end = file.seek(0, io.SEEK_END)
     begin = min(after_id3(file, 0), end)
     file.seek(begin)
     kind = file.read(4)
-    if is_mpeg(kind) or (begin and kind not in _KINDS):
+    if _SYNC.match(kind) or (begin and kind not in _KINDS):
         stream = None
         for stream in mpeg_streams(file, begin, end):
             is_endless = not stream.said_samples
@@ -232,7 +220,6 @@ def pieces(file: BinaryIO) -> Iterator[tuple[Section, MpegStream | None]]:
 
 
 def _later_beginnings(file: BinaryIO, kind: bytes, begin: int, end: int) -> Iterator[int]:
-    """Yield where further files of a kind begin, after the one at ``begin``."""
     if kind in _SIZES:
         yield from _after_sizes(file, kind, begin, end)
     elif kind in _PATTERNS:

@@ -169,7 +169,6 @@ class SpeechRequest:
 
     @property
     def has_word_times(self) -> bool:
-        """Whether words are to have times."""
         return _is_word_times(self.return_timestamps)
 
     def _check_alternatives(self) -> None:

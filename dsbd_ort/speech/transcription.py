@@ -20,14 +20,7 @@ from dsbd_ort.speech.languages import ENGLISH
 from dsbd_ort.speech.log_mel import LogMel, Samples
 from dsbd_ort.speech.segmentation import WindowParts, parts_of_window, without_second_end
 from dsbd_ort.speech.speech_request import SpeechRequest
-from dsbd_ort.speech.transcript import (
-    TASKS,
-    Alternative,
-    Segment,
-    Skipped,
-    SpokenWord,
-    Transcript,
-)
+from dsbd_ort.speech.transcript import TASKS, Alternative, Segment, Skipped, SpokenWord, Transcript
 from dsbd_ort.speech.window_texts import Requests, SpeechPipeline, WindowText, WindowTexts
 from dsbd_ort.speech.words import Align, TokenTimes, token_times, words_of_segment
 from dsbd_runtime.parts.speech_entry import SoundFeatures, SpeechEntry
@@ -74,10 +67,7 @@ class Transcription:
         self._conditions = request.condition_on_previous_text
 
     def steps(self, on_segment: Callable[[Segment], None] | None, align: Align) -> Steps:
-        """Decode one window after another; call ``on_segment`` with each finished segment.
-
-        align: returns how the model attends to a window, for word times.
-        """
+        """Decode one window after another; call ``on_segment`` with each finished segment."""
         seek, num_frames = 0, self._windows.num_frames
         num_heard = -(-self._num_samples // self._speech.hop_length)  # the rest is padding
         while seek < min(num_frames, num_heard):

@@ -30,8 +30,7 @@ _DIAGONAL, _TOKEN, _POSITION = 0, 1, 2  # a step of the path: to the next of bot
 def token_positions(weights: Matrix, median_filter_width: int) -> NDArray[np.int64]:
     """Return the position of the sound of each token, (n,) int64, increasing.
 
-    weights: (A, n - 1, N) float32, of A heads. The last token, which usually ends the text, has the
-        position of the token before it.
+    weights: (A, n - 1, N) float32, of A heads; the last token has the position of the one before.
     """
     if not weights.shape[1]:
         return np.zeros(1, np.int64)
@@ -176,8 +175,7 @@ def words_of_segment(
 ) -> tuple[SpokenWord, ...]:
     """Return the words of a segment with their times.
 
-    first: index of its first token in the window.
-    language: code of that which the text is in; None: it has spaces.
+    first: index of its first token in the window. language: code; None: it has spaces.
     """
     texts = [
         index
@@ -207,7 +205,6 @@ class TokenGroup:
     indices: list[int]
 
     def append(self, other: TokenGroup) -> None:
-        """Append another group to this one."""
         self.text += other.text
         self.indices = [*self.indices, *other.indices]
 

@@ -18,8 +18,8 @@ from dsbd_ort.batch.answer_sources import (
     Backlog,
     MayStop,
     SharedCalls,
-    ThisProcess,
     answers_in_order,
+    one_after_another,
 )
 from dsbd_ort.batch.job import run_batch
 from dsbd_ort.batch.prompt_lines import LineAnswer, RawLine
@@ -103,7 +103,7 @@ class Stopping:
     num_answers: int
 
     def answers(self, backlog: Backlog) -> Answers:
-        answers = self.source.answers(backlog)
+        answers = self.source(backlog)
         try:
             for number, answer in enumerate(answers):
                 if number == self.num_answers:
@@ -114,7 +114,7 @@ class Stopping:
 
 
 SOURCES = {
-    "plain": (ThisProcess(), 3),
+    "plain": (one_after_another, 3),
     "concurrency": (SharedCalls(4), 3),
     "workers": (Workers(2), 1),
     "replicas": (ReplicasHere(), 1),

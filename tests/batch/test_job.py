@@ -15,7 +15,7 @@ import time
 import pytest
 from rich.console import Console
 
-from dsbd_ort.batch.answer_sources import ThisProcess
+from dsbd_ort.batch.answer_sources import one_after_another
 from dsbd_ort.batch.job import Batch, run_batch
 from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings
 from dsbd_ort.batch.workers import Workers
@@ -46,7 +46,7 @@ def batch_of(tmp_path, bundle, *, name="out.jsonl", source=None, options=OPTIONS
         input=tmp_path / "in.jsonl",
         output=tmp_path / name,
         settings=BatchSettings(pipeline=pipeline, options=options, **settings),
-        source=source or ThisProcess(),
+        source=source or one_after_another,
     )
 
 
@@ -136,7 +136,7 @@ def test_what_no_line_could_take_is_refused_before_anything_is_written(tiny_bund
     assert [entry.name for entry in tmp_path.iterdir()] == ["in.jsonl"]
 
 
-@pytest.mark.parametrize("source", [ThisProcess(), Workers(2)])
+@pytest.mark.parametrize("source", [one_after_another, Workers(2)])
 def test_a_provider_that_is_not_here_is_named(tiny_bundle, tmp_path, source):
     write_lines(tmp_path / "in.jsonl", LINES)
     settings = BatchSettings(pipeline=PipelineSettings(bundle=tiny_bundle.path, provider="abacus"))
