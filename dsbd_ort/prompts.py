@@ -93,11 +93,6 @@ def user_messages(text: str, system: str | None = None) -> Messages:
     return [*begun, {"role": "user", "content": text}]
 
 
-def with_answer(messages: Messages, text: str) -> Messages:
-    """Return the conversation with the model's answer appended."""
-    return [*messages, {"role": "assistant", "content": text}]
-
-
 SRC_LANG, TGT_LANG = LANGUAGE_OPTIONS = ("src_lang", "tgt_lang")
 """Options of a request to a model that translates between several languages: their names."""
 
@@ -180,9 +175,6 @@ class PromptReader:
                 "give it as the prompt"
             )
         return prompt if source is None else source
-
-    def num_target_rows(self, num_tokens: int) -> int:
-        return num_tokens if self.encoder is None else 1
 
     def with_language(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options with a language as first token; raise InputError if unknown."""

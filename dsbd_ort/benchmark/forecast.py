@@ -86,10 +86,9 @@ def forecast(
             target,
             draft,
             costs,
-            [prompt for _, prompt in requests],
+            requests,
             min(_NEW_TOKENS, room),
             are_chats=are_chats,
-            sources=[source for source, _ in requests],
             ends=() if encoder is None else bundle.manifest.target.eos_token_ids,
         )
         return list(found)
@@ -99,15 +98,13 @@ def forecasts(
     target: StepModel,
     draft: StepModel,
     costs: EngineCosts,
-    prompts: Sequence[Sequence[int]],
+    requests: Sequence[tuple[Source, Sequence[int]]],
     new_tokens: int,
     *,
     are_chats: bool = False,
-    sources: Sequence[Source] | None = None,
     ends: Sequence[int] = (),
 ) -> Iterator[ExpectedSpeed]:
     """Yield the forecast of each width for engines with these costs."""
-    sources = [None] * len(prompts) if sources is None else sources
     kinds = [(width, False) for width in WIDTHS]
     kinds += [(width, True) for width in GREEDY_WIDTHS if are_chats]
     for width, is_greedy in kinds:
@@ -122,7 +119,7 @@ def forecasts(
         )
         calls, estimator = PricedCalls(costs), AcceptanceEstimator()
         num_iterations, num_layers = 0, 0
-        for seed, (prompt, source) in enumerate(zip(prompts, sources, strict=True)):
+        for seed, (source, prompt) in enumerate(requests):
             rng = np.random.default_rng(seed)
             request = DecodingRequest(
                 prompt_ids=prompt,

@@ -20,9 +20,15 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 
-from dsbd_ort.batch.answer_sources import WAIT_SECONDS, Answers, Backlog, MayStop, answers_in_order
+from dsbd_ort.batch.answer_sources import (
+    WAIT_SECONDS,
+    Answers,
+    Backlog,
+    MayStop,
+    answers_in_order,
+    usable_cores,
+)
 from dsbd_ort.batch.prompt_lines import BatchSettings, LineAnswer, RawLine
-from dsbd_ort.batch.workers import usable_cores
 from dsbd_ort.cluster.replica import ClusterError, Replica, cores_of_replica, num_gpus
 
 _MAX_RESTARTS = 10  # of a replica: one that cannot start must not be restarted for ever

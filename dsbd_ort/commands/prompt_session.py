@@ -12,7 +12,7 @@ from dsbd_ort.answers import Answer, answer, watched_signals
 from dsbd_ort.commands.run_arguments import RunArguments
 from dsbd_ort.decoding import DecodingStats, RequestTrace
 from dsbd_ort.pipeline import Pipeline
-from dsbd_ort.prompts import Messages, user_messages, with_answer
+from dsbd_ort.prompts import Messages, user_messages
 from dsbd_ort.results import error_object, json_text, result_object
 from dsbd_ort.trace_page.trace_file import write_trace
 
@@ -79,7 +79,7 @@ class _Chat(Responder):
             messages, chat_template_kwargs=self._arguments.chat_template_kwargs
         )
         done = self._answer(prompt, is_interrupted, heading="")
-        self._messages = with_answer(messages, done.text)
+        self._messages = [*messages, {"role": "assistant", "content": done.text}]
         return done
 
 

@@ -12,10 +12,9 @@ import click
 from rich.console import Console
 
 from dsbd_ort.answers import watched_signals
-from dsbd_ort.batch.answer_sources import AnswerSource, SharedCalls, one_after_another
+from dsbd_ort.batch.answer_sources import AnswerSource, SharedCalls, Workers, one_after_another
 from dsbd_ort.batch.job import Batch, run_batch
 from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings
-from dsbd_ort.batch.workers import Workers
 from dsbd_ort.commands.one_line import packages_of
 from dsbd_ort.commands.prompt_session import line_of_terminal, responder_of, talk
 from dsbd_ort.commands.run_arguments import STANDARD_STREAM, RunArguments

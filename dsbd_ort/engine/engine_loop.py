@@ -15,7 +15,6 @@ from dsbd_ort.engine.scheduler import (
     Cancelled,
     Ending,
     LiveRequest,
-    RequestState,
     Scheduler,
     ServiceEvent,
 )
@@ -197,9 +196,7 @@ class EngineLoop:
             self._end(request, _as_dsbd_error(error))
 
     def _deliver(self, decoder: BatchedDecoder, request: LiveRequest, progress: Progress) -> None:
-        if (
-            request.state is not RequestState.RUNNING
-        ):  # it failed at an earlier event of this iteration
+        if not request.is_running:  # it failed at an earlier event of this iteration
             return
         if isinstance(progress.event, Preempted):
             with self._changed:

@@ -9,7 +9,6 @@ requests resume in the order of their arrival, and none starves.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 
 from dsbd_errors import DsbdError
 from dsbd_forward.forward import Source
@@ -32,15 +31,6 @@ Ending = GenerationResult | DsbdError | Cancelled
 ServiceEvent = StreamPiece | Ending
 
 
-class RequestState(Enum):
-    """Progress of a request through the service; only the scheduler sets it."""
-
-    WAITING = auto()  # in the queue; it has not begun
-    RUNNING = auto()  # admitted
-    PREEMPTED = auto()  # in the queue again: its member has given up its rows
-    ENDED = auto()
-
-
 @dataclass(eq=False, kw_only=True)
 class LiveRequest:
     """A request of a service, from its submission to its end.
@@ -59,7 +49,7 @@ class LiveRequest:
     most_rows: int
     on_event: Callable[[ServiceEvent], None] = field(repr=False)
     wake: Callable[[], None] = field(repr=False)
-    state: RequestState = RequestState.WAITING
+    is_running: bool = False  # only the scheduler sets it
     member: BatchMember | None = field(default=None, repr=False)
     is_cancelled: bool = False
     is_further: bool = False
@@ -198,20 +188,20 @@ class Scheduler:
                 break
             num_taken += num_expected
             request.rows_reserved = num_expected
-            request.state = RequestState.RUNNING
+            request.is_running = True
             self.running.append(self.waiting.popleft())
             admitted.append(request)
         return admitted
 
     def preempt(self, request: LiveRequest) -> None:
         self.running.remove(request)
-        request.state = RequestState.PREEMPTED
+        request.is_running = False
         self.waiting.appendleft(request)
         self.num_preemptions += 1
 
     def release(self, request: LiveRequest) -> None:
-        (self.running if request.state is RequestState.RUNNING else self.waiting).remove(request)
-        request.state, request.member = RequestState.ENDED, None
+        (self.running if request.is_running else self.waiting).remove(request)
+        request.is_running, request.member = False, None
 
     def _expected_rows(self, request: LiveRequest) -> int:
         """Return the rows of the prompt, or the rows so far, plus those of a mean answer.

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, FastAPI, Form, Request, Response
+from fastapi import FastAPI, Form, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -36,6 +36,7 @@ from dsbd_ort.version import __version__
 
 AUDIO_PATHS = (f"{AUDIO_PREFIX}transcriptions", f"{AUDIO_PREFIX}translations")
 
+_AudioForm = Annotated[SpeechForm, Form(media_type="multipart/form-data")]
 _TEXT = {"schema": {"type": "string"}}
 _STREAM: dict[str, Any] = {"text/event-stream": {}}  # a schema would be read as that of an event
 _4XX: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}}
@@ -66,12 +67,9 @@ class Models(BaseModel):
     data: list[Model]
 
 
-def generation_routes(handler: GenerationHandler, planner: Planner) -> APIRouter:
-    """Return /v1/completions and /v1/chat/completions."""
-    router = APIRouter(prefix="/v1")
-
-    @router.post(
-        "/completions",
+def _add_generation(app: FastAPI, handler: GenerationHandler, planner: Planner) -> None:
+    @app.post(
+        "/v1/completions",
         response_model=None,
         responses={200: {"model": Completion, "content": _STREAM}, **_4XX_AND_5XX},
     )
@@ -85,8 +83,8 @@ def generation_routes(handler: GenerationHandler, planner: Planner) -> APIRouter
             "cmpl",
         )
 
-    @router.post(
-        "/chat/completions",
+    @app.post(
+        "/v1/chat/completions",
         response_model=None,
         responses={200: {"model": ChatCompletion, "content": _STREAM}, **_4XX_AND_5XX},
     )
@@ -100,64 +98,47 @@ def generation_routes(handler: GenerationHandler, planner: Planner) -> APIRouter
             "chatcmpl",
         )
 
-    return router
 
-
-def speech_routes(handler: TranscriptionHandler) -> APIRouter:
-    """Return /v1/audio/transcriptions and /v1/audio/translations."""
-    router = APIRouter(prefix="/v1/audio")
+def _add_speech(app: FastAPI, handler: TranscriptionHandler) -> None:
     content = {**_STREAM, "text/plain": _TEXT, "text/vtt": _TEXT}
     responses = {200: {"model": TranscribedText, "content": content}, **_4XX_AND_5XX}
 
-    @router.post("/transcriptions", response_model=None, responses=responses)
-    async def transcriptions(
-        request: Request, form: Annotated[SpeechForm, Form(media_type="multipart/form-data")]
-    ) -> Response:
+    @app.post(AUDIO_PATHS[0], response_model=None, responses=responses)
+    async def transcriptions(request: Request, form: _AudioForm) -> Response:
         """Transcribe an audio file in its own language."""
         return await handler.respond(request, form, "transcribe")
 
-    @router.post("/translations", response_model=None, responses=responses)
-    async def translations(
-        request: Request, form: Annotated[SpeechForm, Form(media_type="multipart/form-data")]
-    ) -> Response:
+    @app.post(AUDIO_PATHS[1], response_model=None, responses=responses)
+    async def translations(request: Request, form: _AudioForm) -> Response:
         """Translate an audio file into English text."""
         return await handler.respond(request, form, "translate")
 
-    return router
 
-
-def model_routes(model_name: str, context_length: int) -> APIRouter:
-    """Return /v1/models and /v1/models/NAME."""
-    router = APIRouter(prefix="/v1")
+def _add_models(app: FastAPI, model_name: str, context_length: int) -> None:
     served = Model(id=model_name, created=int(time.time()), max_model_len=context_length)
 
-    @router.get("/models", responses=_4XX)
+    @app.get("/v1/models", responses=_4XX)
     async def models() -> Models:
         """List the one model of this server."""
         return Models(data=[served])
 
-    @router.get("/models/{name:path}", responses=_4XX)
+    @app.get("/v1/models/{name:path}", responses=_4XX)
     async def model(name: str) -> Model:
         """Describe a model."""
         if name != model_name:
             raise unknown_model(name, model_name)
         return served
 
-    return router
 
-
-def operation_routes(service: Service, gate: Gate, metrics: Metrics) -> APIRouter:
-    """Return /health, /ready and /metrics."""
-    router = APIRouter()
-
-    @router.get("/health", responses=_4XX_AND_503)
+def _add_operations(app: FastAPI, service: Service, gate: Gate, metrics: Metrics) -> None:
+    @app.get("/health", responses=_4XX_AND_503)
     async def health() -> State:
         """Return 503 if only a restart helps; while the server drains it is healthy."""
         if not (service.is_open or gate.is_draining):
             raise engine_ended()
         return State(status="alive")
 
-    @router.get("/ready", responses=_4XX_AND_503)
+    @app.get("/ready", responses=_4XX_AND_503)
     async def ready() -> State:
         """Return 503 if new generation requests are rejected."""
         if gate.is_draining:
@@ -166,12 +147,10 @@ def operation_routes(service: Service, gate: Gate, metrics: Metrics) -> APIRoute
             raise engine_ended()
         return State(status="ready")
 
-    @router.get("/metrics", response_class=PlainTextResponse, responses=_4XX)
+    @app.get("/metrics", response_class=PlainTextResponse, responses=_4XX)
     async def all_metrics() -> Response:
         """Return all metrics in Prometheus' text format."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
-
-    return router
 
 
 def create_app(
@@ -198,16 +177,14 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    context_length = service.pipeline.bundle.context_length
     encoder = service.pipeline.prompts.encoder
     if encoder is not None and encoder.speech is not None:
-        speech = TranscriptionHandler(service, settings, metrics, gate)
-        app.include_router(speech_routes(speech))
+        _add_speech(app, TranscriptionHandler(service, settings, metrics, gate))
     else:
         handler = GenerationHandler(service, settings, metrics, gate)
-        app.include_router(generation_routes(handler, Planner(service, settings, draw_seed)))
-    app.include_router(model_routes(settings.model_name, context_length))
-    app.include_router(operation_routes(service, gate, metrics))
+        _add_generation(app, handler, Planner(service, settings, draw_seed))
+    _add_models(app, settings.model_name, service.pipeline.bundle.context_length)
+    _add_operations(app, service, gate, metrics)
     app.add_exception_handler(ErrorResponse, handle_error_response)
     app.add_exception_handler(HTTPException, handle_http_exception)
     app.add_exception_handler(RequestValidationError, handle_validation_error)

@@ -286,7 +286,7 @@ class Planner:
         """
         if config.longest_path is not None:  # a sequence is returned whole, or the request refused
             return config.longest_path
-        num_rows = self._pipeline.prompts.num_target_rows(num_prompt_tokens)
+        num_rows = num_prompt_tokens if self._pipeline.prompts.encoder is None else 1
         most = self._service.most_new_tokens(num_rows, config)
         own: int = self._pipeline.defaults.options.get("max_new_tokens", most)
         of_server: int = self._settings.max_new_tokens or most

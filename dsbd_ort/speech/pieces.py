@@ -157,7 +157,7 @@ _ENDLESS = 2**40
 
 
 class Section:
-    """Some bytes of a file as a file of its own; ``is_endless``: of 1 TiB, so that no length is guessed.
+    """Some bytes of a file as a file of its own; ``is_endless``: reports a size of 1 TiB.
 
     C code reads it by callbacks, which cannot raise exceptions: an error of reading is stored in
     ``error``, and the section ends there.

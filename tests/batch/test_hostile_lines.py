@@ -18,12 +18,12 @@ from dsbd_ort.batch.answer_sources import (
     Backlog,
     MayStop,
     SharedCalls,
+    Workers,
     answers_in_order,
     one_after_another,
 )
 from dsbd_ort.batch.job import run_batch
 from dsbd_ort.batch.prompt_lines import LineAnswer, RawLine
-from dsbd_ort.batch.workers import Workers
 from dsbd_ort.cluster.replica import Replica
 from dsbd_ort.decoding import DecodingConfig
 from tests.batch.test_job import batch_of

@@ -15,10 +15,9 @@ import time
 import pytest
 from rich.console import Console
 
-from dsbd_ort.batch.answer_sources import one_after_another
+from dsbd_ort.batch.answer_sources import Workers, one_after_another
 from dsbd_ort.batch.job import Batch, run_batch
 from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings
-from dsbd_ort.batch.workers import Workers
 from dsbd_ort.decoding import ConfigError
 from dsbd_ort.pipeline import Pipeline, PipelineSettings
 from dsbd_runtime.errors import DsbdError
