@@ -151,7 +151,6 @@ class ModelDefaults:
 
 
 def _lengths_of_targets(content: Mapping[str, Any]) -> dict[str, int]:
-    """Return the lengths of a file that has only the older ones, as numbers of new tokens."""
     found = {}
     for name, older in _LENGTHS.items():
         length = content.get(older)
@@ -161,7 +160,6 @@ def _lengths_of_targets(content: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _options_of(content: Mapping[str, Any], file: Path, reads_source: bool) -> dict[str, Any]:
-    """Return the options of a file that are no defaults of the table anyway."""
     options = {}
     for name in READ:
         row, value = OPTION_TABLE[name], content.get(name)

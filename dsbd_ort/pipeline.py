@@ -184,7 +184,6 @@ class Pipeline:
         return answered(steps, self._decoded)
 
     def _decoded(self, requests: Sequence[DecodingRequest]) -> list[DecodeResult]:
-        """Return the results of independent requests, of which several share the engine calls."""
         if len(requests) == 1:
             return [result_of(self._iterations(requests[0]))]
         return self._decoded_together(requests)

@@ -208,7 +208,6 @@ class PromptReader:
         return languages[name]
 
     def _in_language(self, token_ids: list[int], language: int) -> list[int]:
-        """Return a source with another token for its language, its first or last token."""
         assert self.encoder is not None and self.encoder.languages is not None  # as it is known
         known = set(self.encoder.languages.values())
         for place in (0, -1):

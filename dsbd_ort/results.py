@@ -99,7 +99,6 @@ class TextStream:
         return StreamPiece(tokens, text, best.token_logprobs[self._num_shown :], None, tops)
 
     def _text_of(self, tokens: list[int]) -> str:
-        """Return the text of the next tokens, as far as no stop string has begun."""
         num_exempt = max(self._num_exempt - self._num_shown, 0)
         exempt = self._decoder.push(tokens[:num_exempt]) if num_exempt else ""
         return exempt + self._stops.push(self._decoder.push(tokens[num_exempt:]))
@@ -174,7 +173,6 @@ class StopFilter:
         return rest
 
     def _num_begun(self, text: str) -> int:
-        """Return how many last characters of ``text`` begin a stop string."""
         return max(
             (
                 length

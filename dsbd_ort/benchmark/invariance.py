@@ -157,17 +157,12 @@ def _answer(pipeline: Pipeline) -> Answer:
 def _with_others(pipeline: Pipeline, prompts: Sequence[str]) -> Answer:
     """Return a function that answers a request in the engine calls of other prompts."""
     others = list(prompts[:_NUM_OTHERS])
-
-    def answer(request: CheckedRequest) -> Output:
-        *_, result = pipeline.generate([*others, request.prompt], **request.options)
-        return output_of(result)
-
-    return answer
+    return lambda request: output_of(
+        pipeline.generate([*others, request.prompt], **request.options)[-1]
+    )
 
 
 def _after_a_shorter_prompt(pipeline: Pipeline) -> Answer:
-    """Return a function that first answers half of the prompt, so that its rows are cached."""
-
     def answer(request: CheckedRequest) -> Output:
         half = request.prompt[: len(request.prompt) // 2] or request.prompt
         pipeline.generate(half, **request.options)

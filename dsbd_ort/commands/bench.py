@@ -195,7 +195,6 @@ def _plotter(file: Path | None) -> Callable[[Sequence[RunSummary], str], None] |
 
 
 def _runs(arguments: BenchArguments) -> list[BenchRun]:
-    """Return the requested runs; refuse one whose draft model the bundle lacks."""
     strategies = arguments.strategies or (() if arguments.runs else DEFAULT_STRATEGIES)
     texts = [run_from_text(text, arguments.common) for text in arguments.runs]
     runs = [*runs_of(strategies, arguments.common), *texts]

@@ -48,13 +48,19 @@ class Responder:
         """Answer a prompt and print the answer after ``heading``, the text that it continues."""
         arguments, pipeline = self._arguments, self._pipeline
         trace = RequestTrace() if arguments.trace else None
-        streamed = _StreamedText(heading)
-        show = streamed.show if arguments.stream else lambda piece: None
+        unshown = heading  # goes with the first piece, so that nothing is printed for a bad prompt
+
+        def show(piece: str) -> None:
+            nonlocal unshown
+            if arguments.stream:
+                click.echo(unshown + piece, nl=False)
+                unshown = ""
+
         done = answer(pipeline, prompt, arguments.options, is_interrupted, show, trace)
         if arguments.as_json:
             click.echo(_as_json(done))
         elif arguments.stream:
-            streamed.finish()
+            click.echo(unshown)
         else:
             click.echo(_as_text(done, heading))
         if done.result is not None and not arguments.as_json:
@@ -122,18 +128,6 @@ def line_of_terminal() -> str:
         return input(PROMPT_SIGN)
     click.echo(PROMPT_SIGN, nl=False, err=True)  # stdout is a file, for answers only
     return input()
-
-
-class _StreamedText:
-    def __init__(self, heading: str) -> None:
-        self._heading = heading
-
-    def show(self, piece: str) -> None:
-        click.echo(self._heading + piece, nl=False)
-        self._heading = ""
-
-    def finish(self) -> None:
-        click.echo(self._heading)
 
 
 def _as_text(answer: Answer, heading: str) -> str:

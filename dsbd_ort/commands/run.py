@@ -64,8 +64,7 @@ def _input_file(given: Path) -> Iterator[Path]:
 
 
 def _answer_one(arguments: RunArguments, prompt: str) -> int:
-    is_read_along = sys.stdout is not None and sys.stdout.isatty() and arguments.can_stream
-    arguments = replace(arguments, stream=arguments.stream or is_read_along)
+    arguments = replace(arguments, stream=arguments.streams_text)
     with arguments.opening.open() as pipeline:
         responder = responder_of(pipeline, arguments)
         with watched_signals() as interruption:

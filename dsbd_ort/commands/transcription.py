@@ -146,8 +146,6 @@ def _source_of(file: Path) -> Any:
 
 
 class _Shown:
-    """Transcripts on stdout or in files, and how far the audio is on stderr."""
-
     def __init__(self, arguments: RunArguments, output_files: dict[Path, Path]) -> None:
         self._arguments = arguments
         self._files = output_files

@@ -54,8 +54,7 @@ _OTHERS: dict[str, dict[str, type]] = {  # other keys of each kind, and their ty
     "grammar": _SPELLING,
     "trie": _END,
 }
-KINDS = tuple(_OTHERS)
-"""The kinds of constraints that plain data can name."""
+KINDS = tuple(_OTHERS)  # the kinds of constraints that plain data can name
 
 _KIND_BY_CLASS = {
     JsonSchema: "json_schema",
@@ -107,7 +106,11 @@ def _constraint_of(
     if not isinstance(value, str):
         raise ConstraintError(f"constraint has {kind} {shown(value)}; expected a text")
     if kind == "trie":
-        return _with_end(trie_of_name(value), others.get("end"))
+        trie = trie_of_name(value)
+        end = others.get("end", trie.end)
+        if end not in ("leaf", "eos"):
+            raise ConstraintError(f"constraint has end {end!r}; a trie ends with 'leaf' or 'eos'")
+        return trie if end == trie.end else trie.ending(end)
     return Regex(value) if kind == "regex" else Lark(value)
 
 
@@ -145,14 +148,6 @@ def _check_others(kind: str, others: Mapping[str, Any]) -> None:
             raise ConstraintError(
                 f"constraint has {name} {shown(value)}; expected {_JSON_NAMES[known[name]]}"
             )
-
-
-def _with_end(trie: TokenTrie, end: str | None) -> TokenTrie:
-    if end is None or end == trie.end:
-        return trie
-    if end not in ("leaf", "eos"):
-        raise ConstraintError(f"constraint has end {end!r}; a trie ends with 'leaf' or 'eos'")
-    return trie.ending("eos" if end == "eos" else "leaf")
 
 
 _MOST_FILES = 8

@@ -63,8 +63,6 @@ class MaskedConstraint(Constraint, Protocol):
 
 @dataclass(slots=True, eq=False)
 class _State:
-    """State of a path: the grammar's state, and the last token; its mask once it is needed."""
-
     of_grammar: object
     token: int
     bits: NDArray[np.int32] | None = None

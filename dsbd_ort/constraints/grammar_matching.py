@@ -35,8 +35,7 @@ _MOST_THREADS = 32
 _STACK_SIZE = threading.Lock()  # the size is one of the process
 T = TypeVar("T")
 
-MOST_COMPILED = 64
-"""Grammars that a tokenizer keeps compiled."""
+MOST_COMPILED = 64  # grammars that a tokenizer keeps compiled
 MOST_GRAMMAR_BYTES = 8 << 20
 """A grammar that has grown by more than this is compiled again for its next request."""
 

@@ -19,8 +19,7 @@ from typing import Any
 
 from dsbd_ort.decoding.errors import ConstraintError
 
-MOST_BYTES = 256 << 20
-"""Limit of all grammars of a tokenizer together."""
+MOST_BYTES = 256 << 20  # limit of all grammars of a tokenizer together
 _LONG_LOOK = 5e-4
 _TRIM_SECONDS = 1.0  # between two trims
 _BYTES_OF_ONE_STEP = 64 << 20  # the masks of one step may add this before it is counted

@@ -230,7 +230,6 @@ class TokenTrie:
 
     @property
     def num_nodes(self) -> int:
-        """Number of different prefixes of the sequences, the empty one included."""
         return len(self._is_end)
 
     @property

@@ -89,8 +89,7 @@ def _start(content: bytes) -> str:
 
 
 _log = logging.getLogger(__name__)
-_MOST_BYTES = 2000
-"""Of a message; last_error of library.c holds a little more."""
+_MOST_BYTES = 2000  # of a message; last_error of library.c holds a little more
 
 
 class BuildError(DsbdError):
@@ -112,8 +111,6 @@ def join(ffi: Any, lib: Any, *, built_for: str) -> None:
 
 
 class _Calls:
-    """The four functions; ``with_status`` turns their exceptions into a status."""
-
     def __init__(self, ffi: Any, lib: Any) -> None:
         self._ffi = ffi
         self._lib = lib

@@ -220,7 +220,6 @@ class EngineLoop:
     def _as_events(
         self, request: LiveRequest, event: IterationOutput | Outcome
     ) -> tuple[StreamPiece | None, Ending | None]:
-        """Return the piece and the ending of an event; a result is an ending with a last piece."""
         if isinstance(event, IterationOutput):
             return request.texts.push(event), None
         if isinstance(event, BaseException):

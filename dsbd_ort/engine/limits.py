@@ -12,10 +12,8 @@ from dsbd_runtime.parts.kv_cache import bucket_capacity, row_bytes
 from dsbd_runtime.parts.recent_rows import path_bytes
 from dsbd_runtime.typed_json import in_short
 
-MOST = 2**31 - 1
-"""Upper bound of counts."""
-MOST_BYTES = 2**53
-"""Upper bound of cache and body sizes; exact in every JSON parser."""
+MOST = 2**31 - 1  # upper bound of counts
+MOST_BYTES = 2**53  # upper bound of cache and body sizes; exact in every JSON parser
 MOST_SECONDS = 7 * 24 * 3600
 """Upper bound of timeouts: a week, which clocks and sockets can count in milliseconds."""
 _DEFAULT_ROWS = 2048

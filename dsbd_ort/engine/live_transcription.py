@@ -107,7 +107,6 @@ class LiveTranscription:
         return self._align(source, prompt_ids, token_ids)
 
     def _decoded(self, requests: Sequence[DecodingRequest]) -> list[DecodeResult]:
-        """Return the results of independent requests, which the service runs together."""
         if self._is_cancelled:
             raise _Cancellation
         self._live = []

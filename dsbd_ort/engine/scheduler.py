@@ -74,10 +74,8 @@ class LiveRequest:
 _FIRST_ANSWER_ROWS = 256.0
 """Expected rows before any answer has ended, for up to ``_FEW_BEAMS`` beams; else in proportion."""
 _FEW_BEAMS = 8
-_LEAST_ANSWER_ROWS = 64.0
-"""About the rows of an iteration."""
-_WEIGHT = 1 / 8
-"""Of the last answer in the mean."""
+_LEAST_ANSWER_ROWS = 64.0  # about the rows of an iteration
+_WEIGHT = 1 / 8  # of the last answer in the mean
 
 
 class AnswerRows:

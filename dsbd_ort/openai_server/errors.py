@@ -29,8 +29,7 @@ _FIELDS = frozenset(field.name for field in dataclasses.fields(DecodingConfig)) 
     *SPEECH_OPTIONS,
 }
 _LATER = "/v1/responses"
-AUDIO_PREFIX = "/v1/audio/"
-"""Paths that begin with it take a form."""
+AUDIO_PREFIX = "/v1/audio/"  # paths that begin with it take a form
 _NO_OBJECT = ("dict_type", "model_type", "model_attributes_type")  # their texts name Python types
 _INDEX = re.compile(r"\[(\d+)\]")
 _RETRY = {"Retry-After": "1"}

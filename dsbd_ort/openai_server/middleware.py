@@ -152,8 +152,6 @@ async def _received(receive: Receive, max_bytes: int) -> bytes:
 
 
 class _ReceiveAgain:
-    """An ASGI ``receive`` that replays a body already received."""
-
     def __init__(self, body: bytes, receive: Receive) -> None:
         self._first: Message | None = {"type": "http.request", "body": body, "more_body": False}
         self._receive = receive

@@ -75,7 +75,6 @@ class GenerationPlan:
 
     @property
     def num_samples(self) -> int:
-        """Engine requests of each prompt."""
         return len(self.configs) // len(self.prompts)
 
     def seed(self, request_index: int = 0) -> int:

@@ -173,8 +173,6 @@ def _arguments(tool: Tool) -> JsonSchema:
 
 
 class _Arguments:
-    """The whole text is the arguments of one call."""
-
     def __init__(self, name: str) -> None:
         self._name: str | None = name
 

@@ -82,7 +82,6 @@ class SpeechForm(BaseModel):
 
     @property
     def format(self) -> str:
-        """Name of the response's format in ``dsbd_ort.speech.transcript``."""
         return "txt" if self.response_format == "text" else self.response_format
 
     def check(self, settings: ServingSettings, speech: SpeechEntry) -> None:
@@ -248,8 +247,6 @@ async def in_place(
 
 
 class _Transcription:
-    """One audio on its way through the service."""
-
     def __init__(self, service: Service, metrics: Metrics, timeout_s: float) -> None:
         """Call in the event loop that reads the events; ``timeout_s`` begins now."""
         self._service = service

@@ -27,8 +27,7 @@ AudioSource = str | os.PathLike[str] | bytes | BinaryIO
 """A path, the bytes of a file, or an open binary file."""
 
 SAMPLING_RATE = 16_000
-MOST_SECONDS = 4 * 3600.0
-"""Longest audio that is read; its samples take 922 MB."""
+MOST_SECONDS = 4 * 3600.0  # longest audio that is read; its samples take 922 MB
 _LEAST_RATE, _MOST_RATE = 4_000, 384_000
 _MOST_CHANNELS = 8
 _LOUDEST = 2.0**31  # beyond 32-bit integers stored as floats
@@ -209,7 +208,6 @@ def _reason(error: Any) -> str:
 
 
 def _check(opened: _Opened, name: str, max_seconds: float) -> None:
-    """Raise InputError for audio whose header shows that it cannot be read."""
     if not _LEAST_RATE <= opened.sampling_rate <= _MOST_RATE:
         raise InputError(
             f"{name} has a sampling rate of {opened.sampling_rate} Hz; expected {_LEAST_RATE} to "

@@ -8,8 +8,7 @@ from typing import Any
 from dsbd_ort.results import JSON_VERSION, json_text
 from dsbd_ort.speech.transcript import Segment, Skipped, Transcript
 
-UNCERTAIN = 0.5
-"""Probability of a detected language below which ``remarks`` name it."""
+UNCERTAIN = 0.5  # probability of a detected language below which ``remarks`` name it
 
 WITH_TIMES = ("srt", "vtt", "verbose_json")
 """Formats with times: a request for one requests timestamps."""

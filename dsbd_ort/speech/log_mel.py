@@ -109,7 +109,6 @@ class LogMel:
         return np.pad(checked, (0, missing)) if missing > 0 else checked
 
     def _blocks(self, padded: Samples) -> Iterator[tuple[int, Floats]]:
-        """Yield the logarithms of all frames by blocks, each with its first frame."""
         num_frames = len(padded) // self._hop
         for first in range(0, num_frames, _BLOCK):
             yield first, self._log_powers(padded, first, min(first + _BLOCK, num_frames))

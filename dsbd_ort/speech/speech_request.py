@@ -31,8 +31,7 @@ COMPRESSION_RATIO = 1.35  # of token ids; about 2.4 for texts, which other progr
 LOGPROB = -1.0
 NO_SPEECH = 0.6
 NUM_BEAMS = 5
-WORD_TIMES = "word"
-"""Value of ``return_timestamps`` for which words have times too."""
+WORD_TIMES = "word"  # value of ``return_timestamps`` for which words have times too
 HOT_WORD_GAIN = 2.0
 _MOST_TEMPERATURES = 16
 _TEMPERATURE = Number(0.0, 10.0)

@@ -102,7 +102,6 @@ class Transcription:
         return self._transcript()
 
     def _previous(self) -> list[int]:
-        """Return the tokens before the start token: the prompt and the text before."""
         most = self._request.most_previous
         said = [token for segment in self._said for token in segment]
         if self._conditions and (said or self._prompt):
@@ -114,7 +113,6 @@ class Transcription:
     def _hear(
         self, source: SoundFeatures, before: list[int]
     ) -> Generator[Requests, list[DecodeResult], _Heard]:
-        """Return the no-speech probability and, in the first window, detect the language."""
         heard = yield from self._heard_after(source, [*before, self._start])
         if self._language is None and self._speech.languages is not None:
             first = heard
@@ -197,7 +195,6 @@ class Transcription:
     def _words(
         self, token_ids: tuple[int, ...], first: int, times: TokenTimes
     ) -> tuple[SpokenWord, ...]:
-        """Return the words of a segment; ``first``: index of its first token in the window."""
         language = self._language if self._request.task == TASKS[0] else ENGLISH
         tokenizer = self._pipeline.tokenizer
         return words_of_segment(token_ids, times, first, language, self._speech, tokenizer)

@@ -224,7 +224,6 @@ class WindowTexts:
         return (yield from _decoded(samples))
 
     def _options_at(self, temperature: float) -> dict[str, Any]:
-        """Return the options of a window's request: a search at 0, samples above."""
         speech = self._speech
         options: dict[str, Any] = {
             "suppress_tokens": speech.suppress_tokens,

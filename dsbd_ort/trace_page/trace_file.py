@@ -90,7 +90,6 @@ def trace_object(trace: RequestTrace, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _config(config: DecodingConfig) -> dict[str, Any]:
-    """Return the options, with a constraint and a user's processors by their names."""
     plain = dataclasses.replace(config, constraint=None, logits_processors=())
     return dataclasses.asdict(plain) | {
         "constraint": getattr(config.constraint, "name", None),
