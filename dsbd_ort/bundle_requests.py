@@ -24,7 +24,6 @@ from dsbd_ort.results import (
 )
 from dsbd_runtime.bundle_files.bundle import TOKENIZER_FILE, Bundle
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.text.chat_messages import Message
 from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.text.stream_decoder import TextWindow
 from dsbd_runtime.text.tokenizer import Tokenizer
@@ -55,10 +54,7 @@ class BundleRequests:
         trace: TraceRecorder | None = None,
         caller: str = "",
     ) -> DecodingRequest:
-        """Return the validated request that ``generate`` would decode; no engine is called.
-
-        caller: whose texts the n-gram drafter looks through.
-        """
+        """Return the validated request that ``generate`` would decode, for the n-grams of a caller."""
         src_lang = options.get(SRC_LANG) if isinstance(options, Mapping) else None
         inputs = self.prompts.read(prompt, src_lang)
         return self.request_of(inputs, options, trace=trace, caller=caller)
@@ -147,33 +143,6 @@ class BundleRequests:
             sequences.append(GeneratedSequence(**vars(sequence), text=text, items=items))
         assert config.seed is not None  # drawn by ``prepare``
         return GenerationResult(sequences, result.stats, config.seed, result.prompt_logprobs)
-
-    def chat_prompt(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = True,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Return the token ids of a conversation, rendered with the checkpoint's chat template.
-
-        They are a prompt for ``generate`` and ``stream``. ``chat_template_kwargs`` are more
-        variables of the template, such as ``enable_thinking``. See ChatTemplate.render.
-
-        Raises:
-            BundleError: the bundle has no chat template.
-            InputError: the template refuses the messages, or would leave one out; or the model is
-                an encoder-decoder.
-        """
-        if self.prompts.encoder is not None:
-            raise InputError(
-                f"the model of {self.bundle.path} is an encoder-decoder, which has no chats; give "
-                "the text itself as the prompt: it is the source"
-            )
-        text = self.chat_template.render(
-            messages, add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs
-        )
-        return self.tokenizer.encode(text, add_special_tokens=False)
 
     @functools.cached_property
     def chat_template(self) -> ChatTemplate:

@@ -89,10 +89,7 @@ class KeptRows:
 
 
 class Recent(Generic[T]):
-    """Objects by key, made when they are missing; at most ``most``, those of the latest used keys.
-
-    Safe to use from several threads.
-    """
+    """Objects of the ``most`` latest used keys, made when they are missing; thread-safe."""
 
     def __init__(self, make: Callable[[], T], most: int) -> None:
         self._make = make

@@ -322,19 +322,29 @@ class Pipeline:
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Return the token ids of a conversation; see BundleRequests.chat_prompt."""
-        return self.requests.chat_prompt(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            chat_template_kwargs=chat_template_kwargs,
+        """Return the token ids of a conversation, rendered with the checkpoint's chat template.
+
+        They are a prompt for ``generate`` and ``stream``. ``chat_template_kwargs`` are more
+        variables of the template, such as ``enable_thinking``. See ChatTemplate.render.
+
+        Raises:
+            BundleError: the bundle has no chat template.
+            InputError: the template refuses the messages, or would leave one out; or the model is
+                an encoder-decoder.
+        """
+        if self.prompts.encoder is not None:
+            raise InputError(
+                f"the model of {self.bundle.path} is an encoder-decoder, which has no chats; give "
+                "the text itself as the prompt: it is the source"
+            )
+        text = self.requests.chat_template.render(
+            messages, add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs
         )
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
     @contextlib.contextmanager
     def held_source(self, source: Source) -> Iterator[None]:
-        """Keep a source in the engines while several requests for it follow one another.
-
-        They may be those of this pipeline or of a service on it, and come from any thread.
-        """
+        """Keep a source in the engines while requests for it, of any thread, follow one another."""
         with contextlib.ExitStack() as held:
             for model in self._models:
                 for sources in model.parts_of(Sources):

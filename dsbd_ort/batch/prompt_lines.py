@@ -40,8 +40,7 @@ class BatchSettings:
     """Settings shared by all lines of a batch."""
 
     pipeline: PipelineSettings
-    # fields of DecodingConfig that were given; a line may override them
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)  # that were given; a line overrides them
     is_chat: bool = False  # whether a prompt is a user message for the chat template
     system: str | None = None  # the system message before such a prompt, None for none
     chat_template_kwargs: dict[str, Any] | None = None  # more variables of the template
@@ -98,10 +97,8 @@ class PromptLine:
     """A parsed line."""
 
     prompt: str | None = None  # text to continue; None if there are messages
-    # a conversation for the chat template; None if there is a prompt
-    messages: list[Any] | None = None
-    # fields of DecodingConfig that this line sets
-    options: dict[str, Any] = field(default_factory=dict)
+    messages: list[Any] | None = None  # a conversation for the chat template
+    options: dict[str, Any] = field(default_factory=dict)  # that this line sets
 
 
 def read_lines(file: Path) -> Iterator[RawLine]:

@@ -28,12 +28,10 @@ from dsbd_ort.pipeline_options import SERVER_NGRAM_POOL
 class AppArguments(BaseModel, extra="forbid", arbitrary_types_allowed=True):
     """Arguments of the application, ``name=value`` after its import path.
 
-    Attributes:
-        replicas: number of pipelines.
-        shutdown_timeout: seconds for requests to finish when a replica is stopped.
-        pipeline, limits, settings: their fields are arguments too, with the defaults of dsbd-serve.
-            ``threads`` are those of a replica, and the cores that it reserves on its node;
-            ``api_key_file`` is read here, and its keys are sent to the replicas.
+    shutdown_timeout: seconds for requests to finish when a replica is stopped.
+    pipeline, limits, settings: their fields are arguments too, with the defaults of dsbd-serve.
+        ``threads`` are those of a replica, and the cores that it reserves on its node;
+        ``api_key_file`` is read here, and its keys are sent to the replicas.
     """
 
     replicas: int = Field(1, ge=1, le=MOST)

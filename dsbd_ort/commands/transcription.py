@@ -14,11 +14,12 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from dsbd_errors import DsbdError
 from dsbd_ort.answers import Interruption, watched_signals
-from dsbd_ort.commands.prompt_session import print_stats
 from dsbd_ort.commands.run_arguments import STANDARD_STREAM, RunArguments
+from dsbd_ort.decoding import DecodingStats
 from dsbd_ort.engine import Service, ServiceLimits
 from dsbd_ort.output_files import write_whole
 from dsbd_ort.pipeline import Pipeline
@@ -28,6 +29,17 @@ from dsbd_ort.speech.formats import FORMATS, as_text, remarks, transcript_object
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_runtime.errors import InputError
 
+SHOWN_STATS = (
+    "num_output_tokens",
+    "num_iterations",
+    "mean_acceptance_length",
+    "draft_acceptance_rate",
+    "target_calls",
+    "time_to_first_token_s",
+    "tokens_per_s",
+    "kv_bytes_peak",
+)
+"""Statistics of ``--stats``; the others are for tools, which read ``--json``."""
 _POLL_SECONDS = 0.2  # within which a signal is seen
 
 
@@ -236,3 +248,12 @@ def _timed_lines(transcript: Transcript) -> Iterator[str]:
 
 def _timed(start: float, end: float, text: str) -> str:
     return f"[{start:.2f} --> {end:.2f}] {text.strip()}"
+
+
+def print_stats(stats: DecodingStats, title: str) -> None:
+    """Print a row for each of ``SHOWN_STATS``."""
+    table = Table(title=title, caption="--json has all of them", show_header=False)
+    for name in SHOWN_STATS:
+        value = getattr(stats, name)
+        table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
+    Console(stderr=True).print(table)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dsbd_errors import install_hint
 from dsbd_ort.constraints import trial
-from dsbd_ort.constraints.canonical_spelling import Spelling, bits_of
+from dsbd_ort.constraints.canonical_spelling import bits_of, spelling_of
 from dsbd_ort.constraints.grammar_memory import MOST_BYTES, GrammarMemory, MemoryLimit
 from dsbd_ort.constraints.matcher_pool import MatcherPool, TextMasks, grammar_error, not_followed
 from dsbd_ort.constraints.position import Position, object_states
@@ -110,7 +110,7 @@ class GrammarTokenizer:
             num_threads = min(os.cpu_count() or 1, _MOST_THREADS)
         executor = library.LLExecutor(num_threads) if num_threads > 1 else None
         self._masks = TextMasks(self._tokenizer, executor, num_words, text_bits)
-        self.spelling = Spelling(self._tokenizer)
+        self.spelling = spelling_of(self._tokenizer)
         self._compiled: OrderedDict[Grammar, GrammarConstraint] = OrderedDict()
         self._lock = threading.RLock()
         self._memory_limit = MemoryLimit(MOST_BYTES if is_guarded else None, self._drop_one)

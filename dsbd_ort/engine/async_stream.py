@@ -66,10 +66,7 @@ class AsyncStream:
         return self
 
     async def __anext__(self) -> StreamPiece:
-        """Return the next piece.
-
-        Raises ``StopAsyncIteration`` at the end, and the errors of ``Service.submit``.
-        """
+        """Return the next piece; raises the errors of ``Service.submit``."""
         event = await anext(self._events)
         if isinstance(event, StreamPiece):
             return event

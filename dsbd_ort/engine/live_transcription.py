@@ -48,10 +48,7 @@ class LiveTranscription:
         on_event: Callable[[SpeechEvent], None],
         on_end: Callable[[LiveTranscription], None],
     ) -> None:
-        """``on_event`` is called in the thread, ``on_end`` after the last event.
-
-        align: waits for the engines' attention to a window.
-        """
+        """``on_event`` is called in the thread, ``on_end`` after the last event."""
         self._transcription = transcription
         self._submit = submit
         self._align = align

@@ -162,11 +162,9 @@ def create_app(
     draw_seed: Callable[[], int] = new_seed,
     logs_access: bool = True,
 ) -> FastAPI:
-    """Return the application; the caller closes the service.
+    """Return the application; the caller closes the service, and drains by ``gate``.
 
-    gate: shared with a server that drains it.
-    clock: seconds, for log and metrics.
-    draw_seed: returns the seed of a request without one.
+    clock: seconds, for log and metrics. draw_seed: returns the seed of a request without one.
     """
     gate = gate or Gate()
     metrics = Metrics(service, settings.model_name, clock)

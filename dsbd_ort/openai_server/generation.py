@@ -32,11 +32,10 @@ from dsbd_ort.openai_server.metrics import Metrics, RequestMeter
 from dsbd_ort.openai_server.planner import GenerationPlan
 from dsbd_ort.openai_server.protocol import (
     GenerationBody,
-    ResponseBuilder,
     ResponseHead,
     StreamOptions,
 )
-from dsbd_ort.openai_server.responses import EventStream, full_response, streamed_events
+from dsbd_ort.openai_server.responses import Builder, EventStream, full_response, streamed_events
 from dsbd_ort.openai_server.settings import ServingSettings
 from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_ort.version import __version__
@@ -91,7 +90,7 @@ class GenerationHandler:
         request: Request,
         body: Body,
         plan_of: Callable[[Body], GenerationPlan],
-        builder_of: Callable[[ResponseHead, GenerationPlan], ResponseBuilder],
+        builder_of: Callable[[ResponseHead, GenerationPlan], Builder],
         id_prefix: str,
     ) -> Response:
         """Return the response in one piece or as a stream; raise ErrorResponse if it fails."""

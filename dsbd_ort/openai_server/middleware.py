@@ -184,7 +184,7 @@ class ApiKeys:
 def read_api_keys(file: Path) -> ApiKeys:
     """Read a file of one key per line; empty lines and lines that begin with # are skipped.
 
-    A ServingError is raised without a key, or for one that no header can carry.
+    ServingError: it has no key, or one that no header can carry.
     """
     try:
         mode = file.stat().st_mode

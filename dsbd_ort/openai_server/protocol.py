@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
@@ -185,10 +184,11 @@ class TokenPieces:
     tops: Sequence[Sequence[ScoredToken] | None]
 
 
-class ResponseBuilder(ABC):
+class ResponseBuilder:
     """The response format of one endpoint: a response in one piece, or the chunks of a stream.
 
-    An endpoint makes the choices; this class puts them into a response or chunk of the endpoint.
+    An endpoint makes the choices (``choice``, or ``first_choice``, ``text_choice``, ``last_choice``
+    of chunks); this class puts them into a response or chunk of the endpoint.
     """
 
     response: type[BaseModel]
@@ -207,27 +207,6 @@ class ResponseBuilder(ABC):
         chunk = self.chunk(**self._head, choices=choices, usage=usage, dsbd=report)
         return f"data: {chunk.model_dump_json()}\n\n"
 
-    @abstractmethod
-    def choice(
-        self,
-        index: int,
-        text: str,
-        tokens: TokenPieces | None,
-        finish_reason: FinishReason,
-        report: ChoiceReport,
-    ) -> BaseModel:
-        """Return a whole choice; ``tokens`` is None without ``logprobs`` in the request."""
-
     def first_choice(self, index: int) -> BaseModel | None:
         """Return the choice of the first chunk; None if the endpoint has no such chunk."""
         return None
-
-    @abstractmethod
-    def text_choice(self, index: int, text: str, tokens: TokenPieces | None) -> BaseModel:
-        """Return the choice of a chunk with text."""
-
-    @abstractmethod
-    def last_choice(
-        self, index: int, finish_reason: FinishReason, report: ChoiceReport
-    ) -> BaseModel:
-        """Return the choice of the last chunk."""

@@ -8,6 +8,8 @@ from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from dsbd_ort.decoding.top_tokens import PromptLogprobs, TokenLogprobs
+from dsbd_ort.openai_server.chat import ChatBuilder
+from dsbd_ort.openai_server.completions import CompletionBuilder
 from dsbd_ort.openai_server.errors import ErrorResponse
 from dsbd_ort.openai_server.planner import GenerationPlan
 from dsbd_ort.openai_server.protocol import (
@@ -15,7 +17,6 @@ from dsbd_ort.openai_server.protocol import (
     ChoiceReport,
     FinishReason,
     Report,
-    ResponseBuilder,
     ScoredToken,
     StreamOptions,
     TokenPieces,
@@ -120,6 +121,7 @@ def pieces_of(start: TextWindow, *parts: Scored) -> TokenPieces:
     )
 
 
+Builder = ChatBuilder | CompletionBuilder
 Results = AsyncIterator[tuple[int, StreamPiece | GenerationResult]]
 """Pieces and results of a plan's engine requests, each with the index of its engine request."""
 
@@ -128,7 +130,7 @@ _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 async def full_response(
-    results: Results, plan: GenerationPlan, builder: ResponseBuilder, tokenizer: Tokenizer | None
+    results: Results, plan: GenerationPlan, builder: Builder, tokenizer: Tokenizer | None
 ) -> BaseModel:
     """Return the best sequences of each prompt; ``tokenizer`` is given for log-probabilities."""
     result_by_index = {
@@ -206,7 +208,7 @@ class EventStream(StreamingResponse):
 async def streamed_events(
     results: Results,
     plan: GenerationPlan,
-    builder: ResponseBuilder,
+    builder: Builder,
     tokenizer: Tokenizer | None,
     options: StreamOptions,
 ) -> AsyncIterator[str]:
@@ -239,7 +241,7 @@ class _ChoiceStreams:
     def __init__(
         self,
         plan: GenerationPlan,
-        builder: ResponseBuilder,
+        builder: Builder,
         tokenizer: Tokenizer | None,
         has_usage: bool,
     ) -> None:

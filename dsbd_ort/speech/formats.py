@@ -25,10 +25,7 @@ def as_json(transcript: Transcript) -> str:
 
 
 def as_verbose_json(transcript: Transcript) -> str:
-    """Return OpenAI's JSON with segments, and statistics in the field ``dsbd``.
-
-    ``words`` only if their times were requested.
-    """
+    """Return OpenAI's JSON with segments, requested words, and statistics in the field ``dsbd``."""
     segments = transcript.segments
     words = [
         {**dataclasses.asdict(word), "word": word.word.strip()}  # as OpenAI, without a space

@@ -32,10 +32,7 @@ _MELS_PER_LOG = 27.0 / np.log(6.4)
 
 @functools.cache
 def mel_filters(num_mels: int, n_fft: int, sampling_rate: int) -> Floats:
-    """Return the weights of every frequency in every filter, (n_fft // 2 + 1, num_mels) float64.
-
-    Each filter is a triangle of area 1 over the frequencies.
-    """
+    """Return weights of frequencies, triangles of area 1, (n_fft // 2 + 1, num_mels) float64."""
     lowest, highest = _mels(np.array([0.0, _MAX_HERTZ]))
     edges = _hertz(np.linspace(lowest, highest, num_mels + 2))
     frequencies = np.linspace(0, sampling_rate // 2, n_fft // 2 + 1)

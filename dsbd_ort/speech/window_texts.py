@@ -133,10 +133,7 @@ class _Sample:
         return self.is_given_up
 
     def _rated(self, sequence: DecodedSequence) -> WindowText:
-        """Return a window's text with its ratings.
-
-        Probabilities are relative to the tokens that the rules allow, as in transformers.
-        """
+        """Rate a text; probabilities are relative to the allowed tokens, as in transformers."""
         token_ids, config = tuple(sequence.token_ids), self.request.config
         logprob = sequence.logprob
         if config.row.rule == "search":  # as processors have it

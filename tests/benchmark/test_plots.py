@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from dsbd_ort.batch.journal import open_journal
+from dsbd_ort.batch.job import open_journal
 from dsbd_ort.benchmark import plots
 from dsbd_ort.benchmark.bench_run import DEFAULT_STRATEGIES, CommonSettings, runs_of, with_baselines
 from dsbd_ort.benchmark.report import summarize
