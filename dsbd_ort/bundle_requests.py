@@ -54,7 +54,7 @@ class BundleRequests:
         trace: TraceRecorder | None = None,
         caller: str = "",
     ) -> DecodingRequest:
-        """Return the validated request that ``generate`` would decode, for the n-grams of a caller."""
+        """Return the validated request of ``generate``; it may draft by the caller's texts."""
         src_lang = options.get(SRC_LANG) if isinstance(options, Mapping) else None
         inputs = self.prompts.read(prompt, src_lang)
         return self.request_of(inputs, options, trace=trace, caller=caller)

@@ -69,7 +69,6 @@ class HttpReplica:
         self.service = Service(self._pipeline, limits)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """Return the application; called after the constructor."""
         return create_app(self.service, self._settings, logs_access=False)  # Ray Serve logs
 
     def check_health(self) -> None:

@@ -116,10 +116,7 @@ class GrammarTokenizer:
         self._memory_limit = MemoryLimit(MOST_BYTES if is_guarded else None, self._drop_one)
 
     def constraint(self, grammar: Grammar) -> GrammarConstraint:
-        """Return the constraint to a grammar, from the cache or compiled now.
-
-        ConstraintError: the grammar is invalid, allows no text, or is too large.
-        """
+        """Return the constraint to a grammar, kept or compiled; ConstraintError: it is invalid."""
         with self._lock:
             kept = self._compiled.get(grammar)
             if kept is not None and not kept.is_spent:

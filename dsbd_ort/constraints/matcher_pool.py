@@ -38,8 +38,6 @@ class _Runner:
 
 
 class _Guide:
-    """A matcher that moves to any position, and the positions on the way to its current one."""
-
     def __init__(self, name: str, root: llguidance.LLMatcher) -> None:
         """``root``: a matcher at the beginning, which has computed no mask. Not changed."""
         self._name = name
@@ -111,7 +109,6 @@ class TextMasks:
         return np.zeros((number, self.num_words), dtype=np.int32)
 
     def of_text(self, bits: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return written masks with only the text tokens of the model."""
         return bits[:, : len(self.text_bits)] & self.text_bits
 
     def write(self, matchers: Sequence[llguidance.LLMatcher], bits: NDArray[np.int32]) -> None:

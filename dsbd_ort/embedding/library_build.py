@@ -116,7 +116,6 @@ def c_source() -> str:
 
 
 def _declarations(header: str) -> str:
-    """Return a header without preprocessor lines, which cffi does not read."""
     text = (FOLDER / header).read_text(encoding="utf-8")
     text = re.sub(r"#ifdef __cplusplus.*?#endif", "", text, flags=re.DOTALL)
     return re.sub(r"^#.*$", "", text, flags=re.MULTILINE).replace("DSBD_API ", "")

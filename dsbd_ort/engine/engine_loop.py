@@ -228,7 +228,6 @@ class EngineLoop:
         return request.texts.finish(result.sequences[0]), result
 
     def _end(self, request: LiveRequest, ending: Ending) -> None:
-        """Release the rows of a request that has left the decoder; deliver its last event."""
         with self._changed:
             self._scheduler.release(request)
         _notify(request, ending)

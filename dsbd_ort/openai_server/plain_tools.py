@@ -99,7 +99,6 @@ def _call(function: Message, place: str) -> str:
 
 
 def _result(message: Message, names: dict[str, str]) -> Message:
-    """Return the result of a call as a message of the user; its default name is the call's."""
     name = message.get("name") or names.get(message.get("tool_call_id", ""))
     named = {} if name is None else {"name": name}
     content = _json({**named, "content": message["content"]})

@@ -188,8 +188,6 @@ _HEAD = re.compile(r'"name":"([^"]*)","arguments":')
 
 
 class _CallList:
-    """A list of calls on one line, as under the constraint ``FunctionCalls``."""
-
     def __init__(self) -> None:
         self._num_calls = 0
         self._head = ""  # of the text between two arguments

@@ -240,7 +240,7 @@ def read_language(language: str | None, speech: SpeechEntry) -> str | None:
 
 
 def read_prompt(text: str | None, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the tokens of an initial prompt, as transformers' ``get_prompt_ids``, or InputError."""
+    """Return the tokens of an initial prompt, as ``get_prompt_ids`` of transformers."""
     if text is None:
         return ()
     if not isinstance(text, str):

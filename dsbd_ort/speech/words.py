@@ -220,7 +220,6 @@ def grouped(
 def _characters(
     token_ids: Sequence[int], decode: Callable[[Sequence[int]], str]
 ) -> list[TokenGroup]:
-    """Return the smallest groups of tokens that are whole characters."""
     whole = decode(token_ids)
     groups: list[TokenGroup] = []
     begin = num_read = 0

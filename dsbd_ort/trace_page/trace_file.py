@@ -109,7 +109,6 @@ class _HypothesisTable:
         self._index: dict[Hypothesis, int] = {}
 
     def index(self, hypothesis: Hypothesis) -> int:
-        """Return the row of ``hypothesis``; if it is new, add it and its ancestors."""
         new = []
         link: Hypothesis | None = hypothesis
         while link is not None and link not in self._index and link.parent is not None:
