@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from dsbd_ort import Pipeline
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
 from tests.made_once import made_once
+from tests.runtime.feature_pair import DRAFT, TARGET
 from tests.runtime.tiny_graph import write_tiny_bundle
+from tests.runtime.tokenizer_kinds import KINDS, CountingTokenizer, saved
 
 if TYPE_CHECKING:
     from scripts.shared_captures import SharedCaptures
@@ -69,8 +73,49 @@ def int8_bundle(tmp_path_factory: pytest.TempPathFactory, captures: SharedCaptur
 def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """Random models of two layers and a tokenizer of one token a byte."""
     path = tmp_path_factory.mktemp("bundles") / "tiny"
-    write_tiny_bundle(path)
-    return open_bundle(path)
+    return open_bundle(write_tiny_bundle(path))
+
+
+@pytest.fixture(scope="module")
+def tiny_pipe(tiny_bundle: Bundle) -> Iterator[Pipeline]:
+    with Pipeline.from_bundle(tiny_bundle.path, num_threads=1) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def demo_pipe(demo_bundle: Path) -> Iterator[Pipeline]:
+    with Pipeline.from_bundle(demo_bundle, num_threads=1) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def source_pipe(source_pair: Path) -> Iterator[Pipeline]:
+    with Pipeline.from_bundle(source_pair / "bundle", num_threads=1) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def tokenizer_kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def any_tokenizer(
+    tokenizer_kind: str, tmp_path_factory: pytest.TempPathFactory
+) -> CountingTokenizer:
+    return saved(KINDS[tokenizer_kind](), tmp_path_factory.mktemp(tokenizer_kind))
+
+
+@pytest.fixture(scope="session")
+def llama_2(tmp_path_factory: pytest.TempPathFactory) -> CountingTokenizer:
+    return saved(KINDS["llama_2"](), tmp_path_factory.mktemp("llama_2"))
+
+
+@pytest.fixture(scope="session")
+def feature_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A tiny target with features, and a feature draft."""
+    path = tmp_path_factory.mktemp("features") / "bundle"
+    return open_bundle(write_tiny_bundle(path, target=TARGET, draft=DRAFT), verify=True)
 
 
 @pytest.fixture(scope="session")

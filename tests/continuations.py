@@ -1,7 +1,5 @@
 """Bundles with the tokenizers of the corpus, and what a continuation is by the library's decode."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

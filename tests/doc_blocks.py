@@ -1,7 +1,5 @@
 """Fenced blocks of the documentation, and how to run them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -18,12 +16,14 @@ import click
 from click.testing import CliRunner
 
 from dsbd_ort import cli
-from tests import doc_servers
+from lab.frame.server_process import server_process
+from tests.cluster.own_cluster import own_cluster, serve_run
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "lab/README.md")]
 DOCUMENTS += [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "lab/results").glob("*.md"))]
 
+_DOCUMENTED_URL = "http://127.0.0.1:8000"
 _FENCE = re.compile(
     r"^(?:<!-- test: (?:skip, (?P<reason>.+?)|with (?P<server>.+?)) -->\n)?"
     r"```(?P<language>sh|console|python)\n"
@@ -98,8 +98,8 @@ def run_block(block: Block, workspace: Path, exports: ExportsOnce) -> None:
     """Run a block in ``workspace``; raise AssertionError unless it does what it says."""
     with contextlib.chdir(workspace):
         if block.server:
-            with doc_servers.running(block.server) as url:
-                text = block.text.replace(doc_servers.DOCUMENTED_URL, url)
+            with _running(block.server) as url:
+                text = block.text.replace(_DOCUMENTED_URL, url)
                 run_block(replace(block, text=text, server=None), workspace, exports)
         elif block.language == "python":
             exec(compile(block.text, block.place, "exec"), {"__name__": "__documented__"})
@@ -112,6 +112,23 @@ def run_block(block: Block, workspace: Path, exports: ExportsOnce) -> None:
                 exit_code, output = _run(command, workspace, exports)
                 assert exit_code == (2 if "Error:" in expected else 0), output
                 assert _fits(output, expected), f"{block.place}: {command}\n{output}"
+
+
+@contextlib.contextmanager
+def _running(command: str) -> Iterator[str]:
+    """Give the URL of a server; it must end in order when the block is over."""
+    name, *options = shlex.split(command)
+    if name == "serve":
+        with own_cluster() as cluster, serve_run(cluster, options[1:]) as served:
+            yield served.url
+        return
+    assert name == "dsbd-serve", command
+    try:
+        with server_process(*options) as server:
+            yield server.url
+            assert server.end() == 0, command
+    except RuntimeError as error:
+        raise AssertionError(str(error)) from error
 
 
 def _logical_lines(text: str) -> list[str]:
@@ -146,7 +163,7 @@ def _run(command: str, workspace: Path, exports: ExportsOnce) -> tuple[int, str]
     if words[0] == "dsbd-export":
         return exports.run(words[1:])
     if words[0] == "dsbd-serve" or words[:2] == ["serve", "run"]:
-        with doc_servers.running(command):
+        with _running(command):
             return 0, ""
     words += _QUICK.get(words[0], [])
     environment = {"XDG_CACHE_HOME": str(workspace / "cache"), "RAY_ADDRESS": "local"}

@@ -1,9 +1,8 @@
 """Tiny encoder-decoders: their bundles, sources, and what transformers generates from them."""
 
-from __future__ import annotations
-
 import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,9 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSeq2SeqLM
 
 from dsbd_export.checkpoints.checkpoint import quiet_libraries
-from dsbd_export.config import ExportConfig
-from dsbd_export.pipeline import export_bundle
 from scripts.family_checkpoints import tiny_tokenizer, write_family_checkpoint
 from scripts.shared_captures import SharedCaptures
+from tests.exports import export_quietly
 
 DEFAULTS = {
     "num_beams": 4,
@@ -34,7 +32,7 @@ NO_DEFAULTS = {"max_length": 17, "forced_eos_token_id": None}
 LANGUAGES = {"eng_Latn": 290, "fra_Latn": 291, "zho_Hans": 292}
 
 
-def with_defaults(folder: Path, defaults: dict[str, Any]) -> Path:
+def with_defaults(folder: Path, defaults: dict[str, Any] = DEFAULTS) -> Path:
     """The checkpoint with a generation_config.json that says these."""
     file = folder / "generation_config.json"
     content = json.loads(file.read_text())
@@ -42,15 +40,17 @@ def with_defaults(folder: Path, defaults: dict[str, Any]) -> Path:
     return folder
 
 
-def exported(target: str, draft: str | None, captures, folder: Path, defaults=DEFAULTS) -> Path:
+def exported(
+    target: str,
+    draft: str | None,
+    captures: SharedCaptures,
+    folder: Path,
+    prepared: Callable[[Path], Path] = with_defaults,
+) -> Path:
+    """Fill a folder with "bundle" and the checkpoints of these families; return it."""
     names = [target] if draft is None else [target, draft]
-    sources = [
-        str(with_defaults(write_family_checkpoint(name, folder / name), defaults)) for name in names
-    ]
-    config = ExportConfig(
-        target=sources[0], draft=None if draft is None else sources[1], output=folder / "bundle"
-    )
-    export_bundle(config, report=lambda _: None, source_of=captures)
+    sources = [prepared(write_family_checkpoint(name, folder / name)) for name in names]
+    export_quietly(captures, folder / "bundle", *sources)
     return folder
 
 
@@ -80,21 +80,12 @@ def with_languages(folder: Path) -> Path:
         "extra_special_tokens": list(LANGUAGES),
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    file = folder / "generation_config.json"
-    defaults = {**json.loads(file.read_text()), "num_beams": 3, "max_length": 9}
-    file.write_text(json.dumps(defaults))
-    return folder
+    return with_defaults(folder, {"num_beams": 3, "max_length": 9})
 
 
 def exported_translator(draft: str | None, captures: SharedCaptures, folder: Path) -> Path:
     """The folder with the bundle of M2M100, which has languages, and of a draft of a family."""
-    names = ["m2m_100"] if draft is None else ["m2m_100", draft]
-    sources = [str(with_languages(write_family_checkpoint(name, folder / name))) for name in names]
-    config = ExportConfig(
-        target=sources[0], draft=None if draft is None else sources[1], output=folder / "bundle"
-    )
-    export_bundle(config, report=lambda _: None, source_of=captures)
-    return folder
+    return exported("m2m_100", draft, captures, folder, with_languages)
 
 
 def some_sources(number: int) -> list[list[int]]:

@@ -1,7 +1,5 @@
 """Exports that several folders of tests read: the demo pair, and pairs of tiny families."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,22 +12,27 @@ from scripts.shared_captures import SharedCaptures
 from scripts.speech_checkpoint import write_whisper
 
 
-def export_demo_pair(captures: SharedCaptures, output: Path, **options: Any) -> Path:
-    target, draft = demo_pair()
-    config = ExportConfig(target=str(target), draft=str(draft), output=output, **options)
+def export_quietly(
+    captures: SharedCaptures, output: Path, target: Path, draft: Path | None = None, **options: Any
+) -> Path:
+    """Export a pair, or a target alone, with what was captured before; return ``output``."""
+    sources = {"target": str(target), "draft": None if draft is None else str(draft)}
+    config = ExportConfig(**sources, output=output, **options)
     export_bundle(config, report=lambda _: None, source_of=captures)
     return output
+
+
+def export_demo_pair(captures: SharedCaptures, output: Path, **options: Any) -> Path:
+    return export_quietly(captures, output, *demo_pair(), **options)
 
 
 def export_whispers(captures: SharedCaptures, folder: Path) -> Path:
     """Fill a folder with the checkpoints "target" and "english", and their bundles."""
     target = write_whisper(folder / "target")
     draft = write_whisper(folder / "draft", decoder_layers=1, encoder_layers=1)
+    export_quietly(captures, folder / "bundle", target, draft)
     english = write_whisper(folder / "english", multilingual=False)
-    exports = {"bundle": (target, str(draft)), "english-bundle": (english, None)}
-    for name, (source, other) in exports.items():
-        config = ExportConfig(target=str(source), draft=other, output=folder / name)
-        export_bundle(config, report=lambda _: None, source_of=captures)
+    export_quietly(captures, folder / "english-bundle", english)
     return folder
 
 
@@ -43,9 +46,7 @@ def family_pair(
 
     def make(captures: SharedCaptures, folder: Path) -> Path:
         folders = [write_family_checkpoint(name, folder / name) for name in (target, draft)]
-        paths = [str(each) for each in folders]
-        config = ExportConfig(target=paths[0], draft=paths[1], output=folder / "bundle", **options)
-        export_bundle(config, report=lambda _: None, source_of=captures)
+        export_quietly(captures, folder / "bundle", *folders, **options)
         return folder
 
     return "-".join((target, draft, *options.values())), make

@@ -1,7 +1,5 @@
 """Read-only folders that take long to make, made once for all processes of a test run."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import shutil

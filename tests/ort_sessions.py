@@ -1,7 +1,5 @@
 """Sessions of ONNX Runtime that tests open themselves, with the product's own options."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ Folds and recomputed rows leave no mark in a number: the state is a whole number
 of the path in their order.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 
@@ -45,7 +43,7 @@ class StateMemory:
     def __init__(self) -> None:
         self.rows = np.full(1 << 14, _LOST)
         self.states = [0]
-        self.num_folded = 0
+        self.folds: list[int] = []  # rows of each
 
     def reserve(self, num_rows: int, num_used: int) -> None:
         self.rows[num_used:] = _LOST
@@ -64,6 +62,7 @@ class StateMemory:
 
     def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
         self.rows[first_row : first_row + len(src_rows)] = self.rows[src_rows]
+        self.rows[first_row + len(src_rows) :] = _LOST
 
     def reserve_checkpoints(self, number: int) -> None:
         self.states = [*self.states[:number], *[_LOST] * (number - len(self.states))]
@@ -73,7 +72,7 @@ class StateMemory:
         for token in self.rows[rows].tolist():
             state = after(state, token)
         self.states[target] = state
-        self.num_folded += len(rows)
+        self.folds.append(len(rows))
 
 
 class StateSession(FakeSession):

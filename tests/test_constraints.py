@@ -1,18 +1,12 @@
 """Constraints on a bundle: every way of generating, every strategy, texts that are valid."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 import dsbd_ort
-from dsbd_ort import Pipeline, Service
-from dsbd_ort.results import GenerationResult
+from dsbd_ort import Service
 from tests.constraints.json_schemas import SCHEMAS, check_document
 
 PROMPT = "def settings():\n    return "
@@ -22,7 +16,7 @@ PAIRS = {
     "tree-speculative": "sample",
     "speculative-beam-search": "beam-search",
 }
-CONSTRAINTS: dict[str, Any] = {
+CONSTRAINTS = {
     "regex": dsbd_ort.Regex(r"[a-z]{2,6}( [0-9]{1,3}){1,2}"),
     "choice": dsbd_ort.Choice(["read", "write", "append", "read and write"]),
     "schema": dsbd_ort.JsonSchema(
@@ -40,17 +34,11 @@ CONSTRAINTS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def pipe(demo_bundle: Path) -> Iterator[Pipeline]:
-    with Pipeline.from_bundle(demo_bundle, num_threads=1) as opened:
-        yield opened
-
-
-def tokens(result: GenerationResult) -> list[list[int]]:
+def tokens(result):
     return [sequence.token_ids for sequence in result.sequences]
 
 
-def is_valid(name: str, text: str) -> bool:
+def is_valid(name, text):
     if name == "regex":
         return re.fullmatch(r"[a-z]{2,6}( [0-9]{1,3}){1,2}", text) is not None
     if name == "choice":
@@ -63,37 +51,37 @@ def is_valid(name: str, text: str) -> bool:
 
 @pytest.mark.parametrize("strategy", [*PAIRS, "mjsd"])
 @pytest.mark.parametrize("name", CONSTRAINTS)
-def test_texts_are_valid_and_speculation_is_invisible(
-    pipe: Pipeline, name: str, strategy: str
-) -> None:
-    options: dict[str, Any] = {"constraint": CONSTRAINTS[name], "max_new_tokens": 48, "seed": 1}
+def test_texts_are_valid_and_speculation_is_invisible(demo_pipe, name, strategy):
+    options = {"constraint": CONSTRAINTS[name], "max_new_tokens": 48, "seed": 1}
     if "beam" in strategy or strategy == "dsbd":
         options |= {"num_beams": 3, "num_return_sequences": 3}
-    result = pipe.generate(PROMPT, strategy=strategy, **options)
+    result = demo_pipe.generate(PROMPT, strategy=strategy, **options)
     for sequence in result.sequences:
         assert sequence.finish_reason in ("stop", "eos")
         assert is_valid(name, sequence.text), sequence.text
     if strategy in PAIRS:
-        assert tokens(pipe.generate(PROMPT, strategy=PAIRS[strategy], **options)) == tokens(result)
-        streamed = "".join(p.text for p in pipe.stream(PROMPT, strategy=strategy, **options))
+        assert tokens(demo_pipe.generate(PROMPT, strategy=PAIRS[strategy], **options)) == tokens(
+            result
+        )
+        streamed = "".join(p.text for p in demo_pipe.stream(PROMPT, strategy=strategy, **options))
         assert streamed == result.sequences[0].text
 
 
-def test_a_service_and_a_trie_and_a_function(pipe: Pipeline) -> None:
-    encode = pipe.tokenizer.encode
+def test_a_service_and_a_trie_and_a_function(demo_pipe):
+    encode = demo_pipe.tokenizer.encode
     trie = dsbd_ort.TokenTrie.from_texts(["import os", "import re", "return None"], encode)
     digits = {token for digit in "0123456789" for token in encode(digit)}
     function = dsbd_ort.AllowedTokens(lambda path: sorted(digits), eos_token_ids=())
     for constraint, pattern in ((trie, "import os|import re|return None"), (function, "[0-9]+")):
-        options: dict[str, Any] = {"constraint": constraint, "max_new_tokens": 6, "seed": 2}
-        alone = pipe.generate(PROMPT, num_beams=2, **options)
-        with Service(pipe) as service:
+        options = {"constraint": constraint, "max_new_tokens": 6, "seed": 2}
+        alone = demo_pipe.generate(PROMPT, num_beams=2, **options)
+        with Service(demo_pipe) as service:
             served = service.generate(PROMPT, num_beams=2, **options)
         assert re.fullmatch(pattern, served.sequences[0].text)
         assert tokens(served) == tokens(alone)
 
 
-def check_schemas(pipe: Pipeline, num_requests: int, num_beams: int) -> None:
+def check_schemas(pipe, num_requests, num_beams):
     """At least 99 % of the requests end, and all that end parse and validate."""
     num_ended = 0
     schemas = list(SCHEMAS.values())
@@ -114,11 +102,11 @@ def check_schemas(pipe: Pipeline, num_requests: int, num_beams: int) -> None:
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
-def test_json_validates(pipe: Pipeline, num_beams: int) -> None:
-    check_schemas(pipe, 20, num_beams)
+def test_json_validates(demo_pipe, num_beams):
+    check_schemas(demo_pipe, 20, num_beams)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("num_beams", [1, 4])
-def test_500_requests_validate(pipe: Pipeline, num_beams: int) -> None:
-    check_schemas(pipe, 500, num_beams)
+def test_500_requests_validate(demo_pipe, num_beams):
+    check_schemas(demo_pipe, 500, num_beams)

@@ -1,12 +1,8 @@
 """Text of a continuation: what its tokens add to the text of the prompt, wherever text is made."""
 
-from __future__ import annotations
-
 import itertools
 import random
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,24 +38,24 @@ class Opened:
     answer: list[int]
 
     @property
-    def special(self) -> int:
+    def special(self):
         """The first special token."""
         return next(t for t, a in self.backend.get_added_tokens_decoder().items() if a.special)
 
-    def text(self, prompt: Sequence[int], token_ids: Sequence[int]) -> str:
+    def text(self, prompt, token_ids):
         return continuation(self.backend, prompt, token_ids)
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def opened(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Opened]:
+def opened(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("bundles") / request.param
     backend = write_bundle(request.param, path)
     with Pipeline.from_bundle(path, num_threads=1) as pipeline:
         yield Opened(pipeline, backend, *prompt_and_answer(backend))
 
 
-def test_a_forced_answer_has_its_space(opened: Opened) -> None:
-    options: dict[str, Any] = {"constraint": answered_by(opened.answer), "max_new_tokens": 16}
+def test_a_forced_answer_has_its_space(opened):
+    options = {"constraint": answered_by(opened.answer), "max_new_tokens": 16}
     result = opened.pipeline.generate(opened.prompt, **options)
     assert result.sequences[0].token_ids == opened.answer
     assert result.sequences[0].text == " the words are"
@@ -68,8 +64,8 @@ def test_a_forced_answer_has_its_space(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_beams_and_samples_have_what_they_add(opened: Opened, seed: int) -> None:
-    options: dict[str, Any] = {"seed": seed, "max_new_tokens": 12, "eos_token_id": ()}
+def test_beams_and_samples_have_what_they_add(opened, seed):
+    options = {"seed": seed, "max_new_tokens": 12, "eos_token_id": ()}
     several = {"strategy": "beam-search", "num_beams": 3, "num_return_sequences": 3}
     for more in ({}, several):
         found = opened.pipeline.generate(opened.prompt, **options, **more)
@@ -77,7 +73,7 @@ def test_beams_and_samples_have_what_they_add(opened: Opened, seed: int) -> None
             assert each.text == opened.text(opened.prompt, each.token_ids)
 
 
-def test_a_prompt_without_text_is_the_beginning_of_one(opened: Opened) -> None:
+def test_a_prompt_without_text_is_the_beginning_of_one(opened):
     special = [opened.special]
     result = opened.pipeline.generate(special, constraint=answered_by(opened.answer))
     assert result.sequences[0].text == opened.backend.decode(opened.answer)
@@ -86,8 +82,8 @@ def test_a_prompt_without_text_is_the_beginning_of_one(opened: Opened) -> None:
     assert result.sequences[0].text == opened.text(ends_special, opened.answer)
 
 
-def test_a_stop_string_begins_with_the_space(opened: Opened) -> None:
-    options: dict[str, Any] = {"constraint": answered_by(opened.answer)}
+def test_a_stop_string_begins_with_the_space(opened):
+    options = {"constraint": answered_by(opened.answer)}
     result = opened.pipeline.generate(opened.prompt, stop_strings=" the", **options)
     (best,) = result.sequences
     texts = [opened.text(opened.prompt, opened.answer[:n]) for n in range(len(opened.answer) + 1)]
@@ -100,7 +96,7 @@ def test_a_stop_string_begins_with_the_space(opened: Opened) -> None:
     assert exempt.sequences[0].text == " the word"
 
 
-def test_special_tokens_in_the_text_are_part_of_what_precedes(opened: Opened) -> None:
+def test_special_tokens_in_the_text_are_part_of_what_precedes(opened):
     prompt = [*opened.prompt, opened.special]
     trace = RequestTrace()
     found = opened.pipeline.generate(
@@ -113,7 +109,7 @@ def test_special_tokens_in_the_text_are_part_of_what_precedes(opened: Opened) ->
     assert found.sequences[0].text == whole.removeprefix(before)
 
 
-def test_the_trace_tells_the_same_text(opened: Opened) -> None:
+def test_the_trace_tells_the_same_text(opened):
     trace = RequestTrace()
     opened.pipeline.generate(opened.prompt, constraint=answered_by(opened.answer), trace=trace)
     fields = trace_object(trace, opened.pipeline.tokenizer)
@@ -134,7 +130,7 @@ SPECS = [
 
 @pytest.mark.parametrize("opened", ["llama_2", "gemma", "gpt_2"], indirect=True)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
-def test_a_grammar_is_followed_after_a_text_and_at_the_beginning(opened: Opened, spec: Any) -> None:
+def test_a_grammar_is_followed_after_a_text_and_at_the_beginning(opened, spec):
     texts = {"the", " words", "the words", " the", " the words", "(the)", '"the"', "7"}
     for prompt in ([opened.special], opened.prompt):
         for seed in range(3):
@@ -145,15 +141,15 @@ def test_a_grammar_is_followed_after_a_text_and_at_the_beginning(opened: Opened,
 
 
 @pytest.mark.parametrize("opened", ["metaspace", "word_piece"], indirect=True)
-def test_grammars_refuse_tokens_that_are_no_bytes(opened: Opened) -> None:
+def test_grammars_refuse_tokens_that_are_no_bytes(opened):
     with pytest.raises(ConstraintError, match="grammars cannot use this tokenizer"):
         opened.pipeline.generate(opened.prompt, constraint=SPECS[0])
 
 
 @pytest.fixture(scope="module", params=CORPUS)
-def published(request: pytest.FixtureRequest, tmp_path_factory: Any) -> tuple[Any, Tokenizer]:
+def published(request, tmp_path_factory):
     """A tokenizer as transformers has it, and as we read it with all of its tokens."""
-    folder: Path = write_tokenizer(request.param, tmp_path_factory.mktemp("corpus"))
+    folder = write_tokenizer(request.param, tmp_path_factory.mktemp("corpus"))
     with quiet_libraries():
         loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     loaded.backend_tokenizer.save(str(folder / "tokenizer.json"))
@@ -168,7 +164,7 @@ class Split:
     prompt: list[int]
     new: list[int]
 
-    def whole(self, num_new: int) -> str:
+    def whole(self, num_new):
         """Return the text up to a new token."""
         ids = [*self.prompt, *self.new[:num_new]]
         return str(
@@ -176,7 +172,7 @@ class Split:
         )
 
 
-def check_split(split: Split, tokenizer: Tokenizer, stop: str) -> None:
+def check_split(split, tokenizer, stop):
     """Compare text, stream, stop string, and the tokens of log-probabilities with transformers."""
     before = whole_text(tokenizer, split.prompt)
     assert split.whole(0) == before or split.whole(0).endswith(REPLACEMENT)
@@ -199,7 +195,7 @@ def check_split(split: Split, tokenizer: Tokenizer, stop: str) -> None:
     searches = itertools.accumulate(
         new,
         StopSearch.extended,
-        initial=StopSearch(start, (stop,)),  # type: ignore[arg-type]
+        initial=StopSearch(start, (stop,)),
     )
     assert next((n for n, s in enumerate(searches) if s.has_ended), None) == ended
     config = DecodingConfig(stop_strings=(stop,))
@@ -207,7 +203,7 @@ def check_split(split: Split, tokenizer: Tokenizer, stop: str) -> None:
     assert text_until_stop(start, new[:ended], config) == wanted
 
 
-def check_texts(loaded: Any, tokenizer: Tokenizer, number: int) -> None:
+def check_texts(loaded, tokenizer, number):
     rng = random.Random(7)
     for text in random_texts(number, tokens=loaded.all_special_tokens[:3]):
         ids = loaded.encode(text)
@@ -219,7 +215,7 @@ def check_texts(loaded: Any, tokenizer: Tokenizer, number: int) -> None:
         check_bytes(loaded, tokenizer, ids[:cut], ids[cut:])
 
 
-def check_bytes(loaded: Any, tokenizer: Tokenizer, prompt: list[int], new: list[int]) -> None:
+def check_bytes(loaded, tokenizer, prompt, new):
     """The bytes of tokens after a text equal what they add to it, special tokens too."""
     before, whole = loaded.decode(prompt), loaded.decode([*prompt, *new])
     if before.strip() and whole.startswith(before) and REPLACEMENT not in whole:
@@ -227,14 +223,10 @@ def check_bytes(loaded: Any, tokenizer: Tokenizer, prompt: list[int], new: list[
         assert before + added.decode() == whole
 
 
-def test_texts_streams_stops_and_logprobs_are_those_of_transformers(
-    published: tuple[Any, Tokenizer],
-) -> None:
+def test_texts_streams_stops_and_logprobs_are_those_of_transformers(published):
     check_texts(*published, number=40)
 
 
 @pytest.mark.long
-def test_many_texts_streams_stops_and_logprobs_are_those_of_transformers(
-    published: tuple[Any, Tokenizer],
-) -> None:
+def test_many_texts_streams_stops_and_logprobs_are_those_of_transformers(published):
     check_texts(*published, number=500)

@@ -1,6 +1,4 @@
-"""Every command and program in the documentation does what the text says."""
-
-from __future__ import annotations
+"""Documentation: every command and program runs, named files, links and cited sections exist."""
 
 import json
 import re
@@ -11,16 +9,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from _pytest.mark import ParameterSet
 from transformers import LlamaConfig
 
 from dsbd_export import draft_export, pipeline
 from dsbd_export.checkpoints.families import FAMILIES
-from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle, write_manifest
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
-from scripts.shared_captures import SharedCaptures
 from tests.doc_blocks import DOCUMENTS, ROOT, Block, ExportsOnce, blocks_of, run_block
-from tests.runtime.bundle_edits import without_draft
+from tests.runtime.bundle_edits import with_files, without_draft
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 CHAT_TEMPLATE = (
@@ -39,7 +34,7 @@ _LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
 @pytest.fixture(scope="session")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoints(tmp_path_factory):
     """TARGET and DRAFT, and OTHER with another vocabulary: the pair that a reader would have."""
     folder = tmp_path_factory.mktemp("checkpoints")
     config = LlamaConfig(
@@ -64,12 +59,12 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def exports(tmp_path_factory: pytest.TempPathFactory) -> ExportsOnce:
+def exports(tmp_path_factory):
     return ExportsOnce(tmp_path_factory.mktemp("exports"))
 
 
 @pytest.fixture
-def shared_captures(captures: SharedCaptures, monkeypatch: pytest.MonkeyPatch) -> None:
+def shared_captures(captures, monkeypatch):
     """TARGET and DRAFT are captured once for all commands, which import what exports them."""
     for module, name in ((pipeline, "export_bundle"), (draft_export, "export_draft")):
         export = partial(getattr(module, name), source_of=captures)
@@ -77,17 +72,17 @@ def shared_captures(captures: SharedCaptures, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def workspace(tmp_path: Path, tiny_bundle: Bundle, checkpoints: Path) -> Path:
+def workspace(tmp_path, tiny_bundle, checkpoints):
     """The folder that the documents use, with tiny models under their names."""
-    for name in ("bundle", "BUNDLE", "chat_bundle", "damaged_bundle", "build/twin_bundle"):
+    for name in ("bundle", "BUNDLE", "draftless_bundle", "damaged_bundle", "build/twin_bundle"):
         shutil.copytree(tiny_bundle.path, tmp_path / name)
     for name in ("TARGET", "DRAFT", "OTHER"):
         (tmp_path / name).symlink_to(checkpoints / name)
     (tmp_path / "build" / "twin_150m").mkdir()
     (tmp_path / "build" / "twin_150m" / "target").symlink_to(checkpoints / "TARGET")
     (tmp_path / "build" / "twin_150m" / "draft").symlink_to(checkpoints / "DRAFT")
-    _make_chat_bundle(tmp_path / "chat_bundle")
-    shutil.copytree(tiny_bundle.path, tmp_path / "draftless_bundle")
+    chat = {"chat_template.jinja": CHAT_TEMPLATE}
+    with_files(tiny_bundle.path, tmp_path / "chat_bundle", chat)
     without_draft(tmp_path / "draftless_bundle", TinyModel())
     topk = TinyModel(logits="topk:8", full_logits=False)
     write_tiny_bundle(tmp_path / "topk_bundle", target=topk, draft=topk)
@@ -105,21 +100,14 @@ def workspace(tmp_path: Path, tiny_bundle: Bundle, checkpoints: Path) -> Path:
     return tmp_path
 
 
-def _make_chat_bundle(folder: Path) -> None:
-    manifest = open_bundle(folder).manifest
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
-    entries = {"target": manifest.target, "draft": manifest.draft}
-    write_manifest(folder, versions=manifest.versions, **entries)
-
-
-def _case(block: Block) -> ParameterSet:
+def _case(block):
     starts_ray_serve = (block.server or "").startswith("serve run")  # a minute, mostly to end it
     return pytest.param(block, id=block.place, marks=[pytest.mark.slow] * starts_ray_serve)
 
 
 @pytest.mark.usefixtures("shared_captures")
 @pytest.mark.parametrize("block", [_case(block) for block in BLOCKS])
-def test_block_does_what_it_says(block: Block, workspace: Path, exports: ExportsOnce) -> None:
+def test_block_does_what_it_says(block, workspace, exports):
     if block.skip_reason:
         pytest.skip(block.skip_reason)
     run_block(block, workspace, exports)
@@ -137,21 +125,19 @@ def test_block_does_what_it_says(block: Block, workspace: Path, exports: Exports
         ("python", "assert 1 == 2\n"),
     ],
 )
-def test_a_block_that_has_rotted_is_found(
-    language: str, text: str, workspace: Path, exports: ExportsOnce
-) -> None:
+def test_a_block_that_has_rotted_is_found(language, text, workspace, exports):
     with pytest.raises(AssertionError):
         run_block(Block("here", language, text, None), workspace, exports)
 
 
-def test_a_marker_holds_for_the_next_block_alone() -> None:
+def test_a_marker_holds_for_the_next_block_alone():
     text = "<!-- test: skip, needs a GPU -->\n```sh\na\n```\n\n```python\nb\n```\n```text\nc\n```\n"
     first, second = blocks_of(ROOT / "README.md", text)
     assert first == replace(first, language="sh", text="a\n", skip_reason="needs a GPU")
     assert second == Block("README.md:6", "python", "b\n", None)
 
 
-def test_a_server_that_is_not_there_is_found(workspace: Path, exports: ExportsOnce) -> None:
+def test_a_server_that_is_not_there_is_found(workspace, exports):
     text = "<!-- test: with dsbd-serve bundle/ -->\n```sh\ncurl -sf http://127.0.0.1:8000/no\n```\n"
     (block,) = blocks_of(ROOT / "README.md", text)
     assert block.server == "dsbd-serve bundle/"
@@ -161,7 +147,7 @@ def test_a_server_that_is_not_there_is_found(workspace: Path, exports: ExportsOn
 
 
 @pytest.fixture(scope="session")
-def repository() -> set[str]:
+def repository():
     """Every file and folder, from the root, with a slash before it."""
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     done = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -169,7 +155,7 @@ def repository() -> set[str]:
     return {f"/{path}" for file in files for path in (file, *file.parents)}
 
 
-def missing_files(text: str, repository: set[str]) -> set[str]:
+def missing_files(text, repository):
     """Return the files that a text names and that exist nowhere, except those that it writes."""
     matches = _NAMED.finditer(text)
     named = {match[1].rstrip("/").removeprefix("../").removeprefix("../") for match in matches}
@@ -183,7 +169,7 @@ def missing_files(text: str, repository: set[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: file.name)
-def test_named_files_exist_and_hold_what_is_said(document: Path, repository: set[str]) -> None:
+def test_named_files_exist_and_hold_what_is_said(document, repository):
     if document.name == "changes.md":
         pytest.skip("a log: its files may be gone")
     text = document.read_text()
@@ -194,7 +180,7 @@ def test_named_files_exist_and_hold_what_is_said(document: Path, repository: set
             assert re.search(defined, (ROOT / file).read_text(), re.MULTILINE), f"{file}: no {name}"
 
 
-def test_a_file_that_does_not_exist_is_found(repository: set[str]) -> None:
+def test_a_file_that_does_not_exist_is_found(repository):
     text = "`trt_session.py`, `scripts/measure_calls`, lab/no.md; lab/run, `decode.py`, `lab/`"
     assert missing_files(text, repository) == {
         "trt_session.py",
@@ -203,13 +189,13 @@ def test_a_file_that_does_not_exist_is_found(repository: set[str]) -> None:
     }
 
 
-def test_the_number_of_families_is_that_of_the_table() -> None:
+def test_the_number_of_families_is_that_of_the_table():
     count = sum(row.refusal is None for row in FAMILIES.values())
     assert f"[{count} families]" in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: file.name)
-def test_links_lead_somewhere(document: Path) -> None:
+def test_links_lead_somewhere(document):
     for name, anchor in _LINK.findall(document.read_text()):
         file = document.parent / name if name else document
         assert file.exists(), f"{document.name} links to {name}"
@@ -217,7 +203,30 @@ def test_links_lead_somewhere(document: Path) -> None:
             assert anchor in _anchors(file), f"{document.name} links to {name}#{anchor}"
 
 
-def _anchors(file: Path) -> set[str]:
+def _anchors(file):
     """Return the names that GitHub gives to the headings."""
     headings = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+CITED = re.compile(r"(docs/[a-z_/]+\.md)(?: ((?:\d+(?:\.\d+)*(?:, )?)+))?")
+
+
+def sources():
+    folders = ("dsbd_ort", "export", "runtime", "scripts", "lab", "tests", "examples")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*")]
+    kinds = (".py", ".hpp", ".cpp", ".h", ".js", "")
+    return [f for f in files if f.is_file() and f.suffix in kinds]
+
+
+def test_cited_documents_and_sections_exist():
+    num_cited = 0
+    for file in sources():
+        for document, numbers in CITED.findall(file.read_text(encoding="utf-8", errors="ignore")):
+            path = ROOT / document
+            assert path.is_file(), f"{file.relative_to(ROOT)} cites {document}"
+            headings = re.findall(r"^#+ (\d+(?:\.\d+)*)\.? ", path.read_text(), re.MULTILINE)
+            for number in filter(None, numbers.split(", ")):
+                assert number in headings, f"{file.relative_to(ROOT)} cites {document} {number}"
+                num_cited += 1
+    assert num_cited >= 10

@@ -1,7 +1,5 @@
 """The hook that makes a site of README.md, docs/ and the docstrings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -30,11 +28,11 @@ LINKS = [  # (file, link, as the site has it)
 
 
 @pytest.mark.parametrize(("file", "text", "wanted"), LINKS)
-def test_links_as_the_site_has_them(file: str, text: str, wanted: str) -> None:
+def test_links_as_the_site_has_them(file, text, wanted):
     assert site_text(text, Path(file)) == wanted
 
 
-def test_every_public_name_is_in_the_reference() -> None:
+def test_every_public_name_is_in_the_reference():
     page = api_reference()
     for name in dsbd_ort.__all__:
         assert name.startswith("__") or f".{name}\n" in page, name

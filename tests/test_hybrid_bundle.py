@@ -1,15 +1,10 @@
 """Models that attend in some layers only, from export to tokens: drafts stay invisible."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +26,6 @@ from dsbd_runtime.loading import load_causal_lm
 from dsbd_runtime.parts.cache_entries import attending, recurrent
 from dsbd_runtime.parts.kv_cache import bucket_capacity, row_bytes
 from dsbd_runtime.parts.recent_rows import path_bytes
-from scripts.shared_captures import SharedCaptures
 from tests.exports import family_pair
 from tests.made_once import made_once
 
@@ -46,7 +40,7 @@ SAME_TOKENS = {
 }
 
 
-def prompts(number: int) -> list[list[int]]:
+def prompts(number):
     """Of 1 to 150 tokens: some need several calls of a recurrence."""
     rng = np.random.default_rng(5)
     lengths = [1, 2, 150, 70, *rng.integers(1, 60, number)]
@@ -54,11 +48,7 @@ def prompts(number: int) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module", params=list(DRAFTS))
-def hybrid(
-    request: pytest.FixtureRequest,
-    captures: SharedCaptures,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[Pipeline, Path]]:
+def hybrid(request, captures, tmp_path_factory):
     """A pipeline, and the checkpoint of its target."""
     name, make = family_pair(request.param, DRAFTS[request.param])
     folder = made_once(tmp_path_factory, name, partial(make, captures))
@@ -66,18 +56,12 @@ def hybrid(
         yield opened, folder / request.param
 
 
-def tokens(pipe: Pipeline | Service, prompt: list[int], **options: Any) -> list[list[int]]:
+def tokens(pipe, prompt, **options):
     options = {"max_new_tokens": NEW_TOKENS, **options}
     return [sequence.token_ids for sequence in pipe.generate(prompt, **options).sequences]
 
 
-def check_searches(
-    pipe: Pipeline,
-    target: Path,
-    given: list[list[int]],
-    widths: tuple[int, ...] = (1, 4),
-    num_new: int = NEW_TOKENS,
-) -> None:
+def check_searches(pipe, target, given, widths=(1, 4), num_new=NEW_TOKENS):
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
     for prompt in given:
         for num_beams in widths:
@@ -101,11 +85,11 @@ def check_searches(
                 assert tokens(pipe, prompt, strategy=strategy, **beams) == theirs, prompt
 
 
-def test_a_search_is_that_of_transformers(hybrid: tuple[Pipeline, Path]) -> None:
+def test_a_search_is_that_of_transformers(hybrid):
     check_searches(*hybrid, prompts(5))
 
 
-def test_beams_beyond_several_folds(hybrid: tuple[Pipeline, Path]) -> None:
+def test_beams_beyond_several_folds(hybrid):
     """Most of 190 rows is folded, drafted or not; what is kept is no more for it."""
     pipe, target = hybrid
     check_searches(pipe, target, [prompts(2)[1] * 12], widths=(2,), num_new=110)
@@ -130,7 +114,7 @@ def test_beams_beyond_several_folds(hybrid: tuple[Pipeline, Path]) -> None:
 
 
 @pytest.mark.parametrize("cut", [30, 64, 127, 149])
-def test_a_prompt_that_begins_alike(hybrid: tuple[Pipeline, Path], cut: int) -> None:
+def test_a_prompt_that_begins_alike(hybrid, cut):
     """Rows that are folded are computed again from a checkpoint on, and the answer is the same."""
     pipe, _ = hybrid
     prompt = prompts(3)[2]
@@ -144,11 +128,11 @@ def test_a_prompt_that_begins_alike(hybrid: tuple[Pipeline, Path], cut: int) -> 
 
 
 @pytest.mark.long
-def test_200_prompts(hybrid: tuple[Pipeline, Path]) -> None:
+def test_200_prompts(hybrid):
     check_searches(*hybrid, prompts(200))
 
 
-def test_requests_after_different_checkpoints(hybrid: tuple[Pipeline, Path]) -> None:
+def test_requests_after_different_checkpoints(hybrid):
     """Long and short prompts in the same calls, samples of one prompt, and a tiny budget."""
     pipe, _ = hybrid
     given = [prompts(3)[2][: 150 - 45 * i] for i in range(4)]
@@ -167,9 +151,7 @@ def test_requests_after_different_checkpoints(hybrid: tuple[Pipeline, Path]) -> 
         cache_rows(replace(limits, kv_bytes=4 * of_path), pipe.bundle)
 
 
-def test_a_fold_graph_is_there_where_states_are(
-    hybrid: tuple[Pipeline, Path], tmp_path: Path
-) -> None:
+def test_a_fold_graph_is_there_where_states_are(hybrid, tmp_path):
     bundle = hybrid[0].bundle
     has_states = bool(recurrent(bundle.entry("target").caches))
     assert bundle.model_path("target").with_name(FOLD_FILE).is_file() == has_states
@@ -184,7 +166,7 @@ def test_a_fold_graph_is_there_where_states_are(
         open_bundle(copy)
 
 
-def test_what_a_path_costs_is_shown(hybrid: tuple[Pipeline, Path]) -> None:
+def test_what_a_path_costs_is_shown(hybrid):
     summary = summarize_bundle(hybrid[0].bundle, verified=False).target
     caches = hybrid[0].bundle.entry("target").caches
     assert summary.kv_bytes_per_token == row_bytes(attending(caches))

@@ -1,10 +1,9 @@
-"""Modules that an import loads: never a training framework, and no more than is used."""
-
-from __future__ import annotations
+"""Rules of the code base: modules that an import loads, one tree of errors, no code from data."""
 
 import ast
 import importlib
 import pydoc
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -13,13 +12,15 @@ from pathlib import Path
 import pytest
 
 import dsbd_ort
+from dsbd_errors import DsbdError
+from dsbd_runtime.errors import InputError
 
 ROOT = Path(__file__).parents[1]
 OWN = ("dsbd_errors", "dsbd_forward", "dsbd_ort", "dsbd_export", "dsbd_runtime")
 HEAVY = ("torch", "transformers", "optimum", "onnx", "onnxscript")
 
 
-def loaded_by(statement: str) -> set[str]:
+def loaded_by(statement):
     code = f"import sys\n{statement}\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
@@ -120,3 +121,60 @@ def test_what_a_program_imports_of_ours_is_there(program):
                 module = importlib.import_module(node.module)
                 for name in (alias.name for alias in node.names):
                     assert hasattr(module, name) or find_spec(f"{node.module}.{name}"), name
+
+
+PACKAGES = {
+    "dsbd_ort": "dsbd_ort",
+    "dsbd_runtime": "runtime/dsbd_runtime",
+    "dsbd_export": "export/dsbd_export",
+}
+
+
+def error_classes():
+    """Return every class of the packages whose name says that it is an error."""
+    found = []
+    for package, folder in PACKAGES.items():
+        for file in (ROOT / folder).rglob("*.py"):
+            parts = file.relative_to(ROOT / folder).with_suffix("").parts
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef) and node.name.endswith("Error"):
+                    module = importlib.import_module(".".join((package, *parts)))
+                    found.append(getattr(module, node.name))
+    return found
+
+
+def test_every_error_is_a_dsbd_error():
+    classes = error_classes()
+    names = {error.__name__ for error in classes}
+    assert {"BundleError", "ConfigError", "ExportError", "BenchmarkError", "BatchError"} <= names
+    assert [error for error in classes if not issubclass(error, DsbdError)] == []
+    assert dsbd_ort.DsbdError is DsbdError and issubclass(InputError, ValueError)
+
+
+def test_the_root_of_the_errors_imports_nothing_of_ours():
+    code = "import sys, dsbd_errors; print(*(n for n in sys.modules if n.startswith('dsbd_')))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == ["dsbd_errors"]
+
+
+SHIPPED = ("runtime/dsbd_errors", "dsbd_ort", "runtime/dsbd_runtime", "export/dsbd_export")
+FORBIDDEN = re.compile(
+    r"\b(pickle|cloudpickle|dill|joblib|marshal|shelve)\b|allow_pickle(?!=False)"
+    r"|torch\.load\b(?!.*weights_only=True)"  # which runs nothing that a file names
+    r"|np\.load\b(?!.*allow_pickle=False)"
+    r"|register_custom_ops|(?<![\w.])(eval|exec)\("
+)
+
+
+def test_no_pickle_no_evaluated_text_and_no_custom_operators():
+    files = [file for package in SHIPPED for file in (ROOT / package).rglob("*.py")]
+    assert len(files) > 100
+    found = [
+        f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
+        for file in files
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
+        if FORBIDDEN.search(line)
+    ]
+    assert found == []

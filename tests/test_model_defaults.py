@@ -1,13 +1,8 @@
 """A model's own defaults: what generation_config.json and a top-k head do to requests."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -16,44 +11,37 @@ from dsbd_ort import Pipeline, Service
 from dsbd_ort.cli import inspect, run
 from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingConfig
 from dsbd_ort.option_defaults import ModelDefaults, resolve
-from dsbd_ort.results import GenerationResult
-from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle, write_manifest
+from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.errors import BundleError
+from tests.runtime.bundle_edits import with_files
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 QWEN = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05}
 WARPED = {"temperature": 0.7, "top_k": 20, "top_p": 0.8}
 PENALTY = {"repetition_penalty": 1.05}
-ASKED: dict[str, Any] = {"max_new_tokens": 8, "seed": 3, "eos_token_id": ()}
-
-BundleWith = Callable[[object], Path]
+ASKED = {"max_new_tokens": 8, "seed": 3, "eos_token_id": ()}
 
 
-def tokens(result: GenerationResult) -> list[list[int]]:
+def tokens(result):
     return [sequence.token_ids for sequence in result.sequences]
 
 
 @pytest.fixture
-def bundle_with(tiny_bundle: Bundle, tmp_path: Path) -> BundleWith:
+def bundle_with(tiny_bundle, tmp_path):
     """Return a bundle with this generation_config.json, text as it is."""
 
-    def make(content: object) -> Path:
-        folder = tmp_path / "bundle"
-        if not folder.exists():
-            shutil.copytree(tiny_bundle.path, folder)
+    def make(content):
+        shutil.rmtree(tmp_path / "bundle", ignore_errors=True)
         text = content if isinstance(content, str) else json.dumps(content)
-        (folder / "generation_config.json").write_text(text)
-        manifest = tiny_bundle.manifest
-        write_manifest(folder, versions={}, target=manifest.target, draft=manifest.draft)
-        return folder
+        return with_files(tiny_bundle.path, tmp_path / "bundle", {"generation_config.json": text})
 
     return make
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_request_gets_what_it_leaves_out_where_its_strategy_reads_it(
-    bundle_with: BundleWith, tiny_bundle: Bundle, strategy: str
-) -> None:
+    bundle_with, tiny_bundle, strategy
+):
     reads = PENALTY | ({} if STRATEGIES[strategy].rule == "search" else WARPED)
     own = {"temperature": 0.5} if "temperature" in reads else {}
     with Pipeline.from_bundle(bundle_with(QWEN)) as by_default:
@@ -71,7 +59,7 @@ def test_a_request_gets_what_it_leaves_out_where_its_strategy_reads_it(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_default_never_refuses_a_request(bundle_with: BundleWith, strategy: str) -> None:
+def test_a_default_never_refuses_a_request(bundle_with, strategy):
     file = {"temperature": 0.0, "top_k": -1, "top_p": 1.0, "max_new_tokens": 10**6, "min_p": 0.1}
     with Pipeline.from_bundle(bundle_with(file)) as pipeline:
         config = pipeline.config({"strategy": strategy})
@@ -82,7 +70,7 @@ def test_a_default_never_refuses_a_request(bundle_with: BundleWith, strategy: st
     assert result.config.max_new_tokens == 48  # what the context of 2,048 has left
 
 
-def test_what_the_caller_sends_counts_and_may_be_refused(bundle_with: BundleWith) -> None:
+def test_what_the_caller_sends_counts_and_may_be_refused(bundle_with):
     with Pipeline.from_bundle(bundle_with(QWEN)) as pipeline:
         asked = {"top_k": 0, "top_p": 1, "temperature": 1, "repetition_penalty": 1, "seed": 0}
         plain = DecodingConfig(eos_token_id=pipeline.config({}).eos_token_id, seed=0)
@@ -95,9 +83,7 @@ def test_what_the_caller_sends_counts_and_may_be_refused(bundle_with: BundleWith
         assert tokens(served) == tokens(pipeline.generate("ab", **ASKED, **QWEN))
 
 
-def test_what_cannot_be_done_yet_is_said_once_a_bundle(
-    bundle_with: BundleWith, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_cannot_be_done_yet_is_said_once_a_bundle(bundle_with, caplog):
     file = {**QWEN, "epsilon_cutoff": 0.1}
     with caplog.at_level(logging.WARNING), Pipeline.from_bundle(bundle_with(file)) as pipeline:
         for _ in range(2):
@@ -109,16 +95,14 @@ def test_what_cannot_be_done_yet_is_said_once_a_bundle(
 NEUTRAL = {"repetition_penalty": 1.0, "min_p": 0.0, "typical_p": 1.0, "no_repeat_ngram_size": 0}
 
 
-def test_values_that_ask_for_nothing_are_not_mentioned(
-    bundle_with: BundleWith, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_values_that_ask_for_nothing_are_not_mentioned(bundle_with, caplog):
     file = {**NEUTRAL, "top_k": None, "do_sample": True, "bos_token_id": 0, "num_beams": 4}
     with caplog.at_level(logging.INFO), Pipeline.from_bundle(bundle_with(file)):
         pass
     assert not caplog.records
 
 
-MALFORMED: list[tuple[object, str]] = [
+MALFORMED = [
     ("{", "cannot be read as JSON"),
     ("[" * 100_000, "cannot be read as JSON"),
     ([1], "expected a JSON object"),
@@ -131,9 +115,7 @@ MALFORMED: list[tuple[object, str]] = [
 
 
 @pytest.mark.parametrize(("content", "words"), MALFORMED, ids=range(len(MALFORMED)))
-def test_a_malformed_file_is_named_at_opening(
-    bundle_with: BundleWith, content: object, words: str
-) -> None:
+def test_a_malformed_file_is_named_at_opening(bundle_with, content, words):
     folder = bundle_with(content)
     with pytest.raises(BundleError, match=r"generation_config\.json") as caught:
         Pipeline.from_bundle(folder)
@@ -143,7 +125,7 @@ def test_a_malformed_file_is_named_at_opening(
     Pipeline.from_bundle(folder, generation_config=False).close()
 
 
-def test_inspect_shows_the_defaults_and_who_does_not_read_them(bundle_with: BundleWith) -> None:
+def test_inspect_shows_the_defaults_and_who_does_not_read_them(bundle_with):
     folder = str(bundle_with({**QWEN, "max_new_tokens": 99, "eta_cutoff": 0.2}))
     text = CliRunner().invoke(inspect, [folder]).stdout
     listed = "temperature 0.7, top_k 20, top_p 0.8, max_new_tokens 99, repetition_penalty 1.05"
@@ -155,7 +137,7 @@ def test_inspect_shows_the_defaults_and_who_does_not_read_them(bundle_with: Bund
     assert summary["not_built"] == {"eta_cutoff": 0.2}
 
 
-def test_the_command_takes_the_file_or_leaves_it(bundle_with: BundleWith) -> None:
+def test_the_command_takes_the_file_or_leaves_it(bundle_with):
     folder = str(bundle_with({"max_new_tokens": 3}))
     for flags in ([], ["--no-generation-config"]):
         done = CliRunner().invoke(
@@ -167,17 +149,14 @@ def test_the_command_takes_the_file_or_leaves_it(bundle_with: BundleWith) -> Non
 
 
 @pytest.fixture(scope="module")
-def topk_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def topk_bundle(tmp_path_factory):
     folder = tmp_path_factory.mktemp("topk") / "bundle"
     topk = TinyModel(logits="topk:16", full_logits=False)
-    write_tiny_bundle(folder, target=topk, draft=TinyModel(logits="topk:8", seed=1))
-    return folder
+    return write_tiny_bundle(folder, target=topk, draft=TinyModel(logits="topk:8", seed=1))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_engines_with_a_top_k_head_take_default_requests(
-    topk_bundle: Path, strategy: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_engines_with_a_top_k_head_take_default_requests(topk_bundle, strategy, caplog):
     is_search = STRATEGIES[strategy].rule == "search"
     with caplog.at_level(logging.WARNING), Pipeline.from_bundle(topk_bundle) as pipeline:
         for _ in range(2):
@@ -196,8 +175,8 @@ def test_engines_with_a_top_k_head_take_default_requests(
     ("in_file", "top_k", "is_told"), [(5, 5, False), (16, 16, False), (20, 16, True)]
 )
 def test_a_top_k_of_the_file_is_lowered_to_what_the_engine_returns(
-    topk_bundle: Path, in_file: int, top_k: int, is_told: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+    topk_bundle, in_file, top_k, is_told, caplog
+):
     defaults = ModelDefaults.from_bundle(open_bundle(topk_bundle))
     defaults.options["top_k"] = in_file
     with caplog.at_level(logging.WARNING):
@@ -207,7 +186,7 @@ def test_a_top_k_of_the_file_is_lowered_to_what_the_engine_returns(
 
 
 USUAL = (1.0, 0, 1.0, 64)  # the table's
-CHATS: list[tuple[dict[str, Any], dict[str, Any], tuple[float, int, float, int]]] = [
+CHATS = [
     # (generation_config.json, given, temperature, top_k, top_p, max_new_tokens)
     ({}, {}, (0.7, 0, 0.9, 2048)),
     ({}, {"temperature": 0.2}, (0.2, 0, 0.9, 2048)),
@@ -221,12 +200,7 @@ CHATS: list[tuple[dict[str, Any], dict[str, Any], tuple[float, int, float, int]]
 
 
 @pytest.mark.parametrize(("file", "given", "expected"), CHATS)
-def test_chats_get_what_neither_caller_nor_model_says(
-    bundle_with: BundleWith,
-    file: dict[str, Any],
-    given: dict[str, Any],
-    expected: tuple[float, int, float, int],
-) -> None:
+def test_chats_get_what_neither_caller_nor_model_says(bundle_with, file, given, expected):
     with Pipeline.from_bundle(bundle_with(file), chat_defaults=True) as pipeline:
         config = pipeline.config(given)
         found = config.temperature, config.top_k, config.top_p, config.max_new_tokens
@@ -240,9 +214,7 @@ def test_chats_get_what_neither_caller_nor_model_says(
         assert (config.temperature, config.top_p) == (1.0, 1.0)
 
 
-def test_how_a_chat_is_sampled_is_said_once_where_it_is(
-    tiny_bundle: Bundle, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_how_a_chat_is_sampled_is_said_once_where_it_is(tiny_bundle, caplog):
     with Pipeline.from_bundle(tiny_bundle.path, chat_defaults=True) as pipeline:
         for given in ({"strategy": "greedy"}, {"temperature": 0.5, "top_p": 1.0}):
             pipeline.config(given)

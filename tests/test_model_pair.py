@@ -1,10 +1,5 @@
 """Target and draft of a pipeline: learned costs, acceptance estimators, kept cache rows."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -13,7 +8,6 @@ from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.model_pair import MOST_CALLERS, MOST_ESTIMATORS, Recent
 from dsbd_ort.pipeline_options import PipelineOptions
-from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.loading import load_pair
 
 PROMPT = "def read_json(path):"
@@ -35,8 +29,8 @@ def test_what_is_drafted_by_default_leaves_the_tokens_of_beam_sampling(demo_bund
 
 @pytest.mark.parametrize("is_service", [False, True])
 def test_a_first_request_makes_no_call_to_measure_and_every_request_teaches(
-    tiny_bundle: Bundle, is_service: bool
-) -> None:
+    tiny_bundle, is_service
+):
     options = {"strategy": "speculative", "max_new_tokens": 12, "eos_token_id": ()}
     with Pipeline.from_bundle(tiny_bundle.path) as pipeline:
         guessed = pipeline.costs.now()
@@ -65,7 +59,7 @@ def test_a_prompt_that_goes_on_from_the_last_computes_only_what_is_new(demo_bund
     assert again.stats.kv_bytes_peak == alone.stats.kv_bytes_peak
 
 
-OPTIONS: dict[str, Any] = {
+OPTIONS = {
     "strategy": "speculative",
     "draft_policy": "throughput",
     "max_new_tokens": 1,
@@ -74,7 +68,7 @@ CURVE = CostCurve((1, 2), (0.001, 0.002))
 
 
 @pytest.fixture
-def pipeline(tiny_bundle: Bundle) -> Pipeline:
+def pipeline(tiny_bundle):
     target, draft = load_pair(tiny_bundle, provider="cpu")
     return Pipeline(
         tiny_bundle,
@@ -86,21 +80,19 @@ def pipeline(tiny_bundle: Bundle) -> Pipeline:
 
 
 @pytest.mark.parametrize("is_service", [False, True])
-def test_many_temperatures_are_not_remembered_for_ever(
-    pipeline: Pipeline, is_service: bool
-) -> None:
+def test_many_temperatures_are_not_remembered_for_ever(pipeline, is_service):
     temperatures = np.linspace(0.5, 1.5, 2 * MOST_ESTIMATORS).tolist()
     asked = Service(pipeline) if is_service else pipeline
     for temperature in temperatures:
         asked.generate("x", temperature=temperature, **OPTIONS)
         asked.generate("x", temperature=temperatures[0], **OPTIONS)  # always of the latest used
-    kept = [setting[4] for setting in pipeline._estimators.keys]  # type: ignore[index]
+    kept = [setting[4] for setting in pipeline._estimators.keys]
     assert kept == [*temperatures[1 - MOST_ESTIMATORS :], temperatures[0]]
     asked.close()
     pipeline.close()
 
 
-def test_requests_of_one_setting_learn_together(pipeline: Pipeline) -> None:
+def test_requests_of_one_setting_learn_together(pipeline):
     for _ in range(3):
         pipeline.generate("x", **{**OPTIONS, "max_new_tokens": 8})
     (setting,) = pipeline._estimators.keys
@@ -109,7 +101,7 @@ def test_requests_of_one_setting_learn_together(pipeline: Pipeline) -> None:
     pipeline.close()
 
 
-def test_texts_are_kept_for_each_caller_and_not_for_too_many() -> None:
+def test_texts_are_kept_for_each_caller_and_not_for_too_many():
     texts = Recent(lambda: NGramPool(100), MOST_CALLERS)
     first = texts.of("a")
     assert first is not None and texts.of("a") is first
@@ -119,7 +111,7 @@ def test_texts_are_kept_for_each_caller_and_not_for_too_many() -> None:
     assert texts.of("a") is not first
 
 
-def test_texts_of_earlier_requests_are_drafted_from(demo_bundle: Path) -> None:
+def test_texts_of_earlier_requests_are_drafted_from(demo_bundle):
     """The same request again is in the pool; that of another caller, and without a pool, is not."""
     options = {"strategy": "speculative", "drafter": "ngram", "seed": 3, "max_new_tokens": 48}
     options["draft_length"] = 4  # whatever this machine thinks of the costs

@@ -1,7 +1,5 @@
 """The wheel and the source distribution: their files, and dsbd-run from an installation of them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -14,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from dsbd_ort.version import __version__
-from dsbd_runtime.bundle_files.bundle import Bundle
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
@@ -34,7 +31,7 @@ class Distribution:
     source: Path
 
 
-def built(root: Path, folder: Path) -> Distribution:
+def built(root, folder):
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
     subprocess.run(command, cwd=root, check=True, capture_output=True, timeout=120)
     (wheel,) = folder.glob("*.whl")
@@ -43,15 +40,15 @@ def built(root: Path, folder: Path) -> Distribution:
 
 
 @pytest.fixture(scope="module")
-def distribution(tmp_path_factory: pytest.TempPathFactory) -> Distribution:
+def distribution(tmp_path_factory):
     return built(ROOT, tmp_path_factory.mktemp("dist"))
 
 
-def names_in(wheel: Path) -> set[str]:
+def names_in(wheel):
     return set(zipfile.ZipFile(wheel).namelist())
 
 
-def printed(command: list[str], folder: Path, **environment: str) -> str:
+def printed(command, folder, **environment):
     """Run outside the checkout, without its packages."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
@@ -66,7 +63,7 @@ def printed(command: list[str], folder: Path, **environment: str) -> str:
     return done.stdout
 
 
-def test_the_wheel_holds_every_package_and_its_data(distribution: Distribution) -> None:
+def test_the_wheel_holds_every_package_and_its_data(distribution):
     assert distribution.wheel.name == f"dsbd_ort-{__version__}-py3-none-any.whl"
     names = names_in(distribution.wheel)
     folders = {name.partition("/")[0] for name in names}
@@ -77,9 +74,7 @@ def test_the_wheel_holds_every_package_and_its_data(distribution: Distribution) 
     assert names >= {f"dsbd_export/demo_pair/{model}/model.safetensors" for model in demo}
 
 
-def test_the_source_distribution_builds_the_same_wheel(
-    distribution: Distribution, tmp_path: Path
-) -> None:
+def test_the_source_distribution_builds_the_same_wheel(distribution, tmp_path):
     with tarfile.open(distribution.source) as archive:
         archive.extractall(tmp_path, filter="data")
     (unpacked,) = tmp_path.iterdir()
@@ -88,9 +83,7 @@ def test_the_source_distribution_builds_the_same_wheel(
     assert names_in(again.wheel) == names_in(distribution.wheel)
 
 
-def test_an_unpacked_wheel_answers_as_the_checkout(
-    distribution: Distribution, tiny_bundle: Bundle, tmp_path: Path
-) -> None:
+def test_an_unpacked_wheel_answers_as_the_checkout(distribution, tiny_bundle, tmp_path):
     zipfile.ZipFile(distribution.wheel).extractall(tmp_path / "installed")
     run = "import dsbd_ort; print(dsbd_ort.__file__); from dsbd_ort.cli import run; run()"
     command = [sys.executable, "-c", run, str(tiny_bundle.path), *REQUEST]
@@ -100,9 +93,7 @@ def test_an_unpacked_wheel_answers_as_the_checkout(
 
 
 @pytest.mark.slow
-def test_a_fresh_environment_runs_a_bundle_without_torch(
-    distribution: Distribution, tiny_bundle: Bundle, tmp_path: Path
-) -> None:
+def test_a_fresh_environment_runs_a_bundle_without_torch(distribution, tiny_bundle, tmp_path):
     venv.create(tmp_path / "venv", with_pip=True)
     scripts = tmp_path / "venv" / "bin"
     install = [str(scripts / "python"), "-m", "pip", "install", "-q", "--no-warn-script-location"]

@@ -1,11 +1,9 @@
 """Streams of a pipeline: the same text as the result's, in valid pieces, stop strings or none."""
 
-from __future__ import annotations
-
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsbd_ort.decoding import WithResult
 from dsbd_ort.pipeline import Pipeline
 from dsbd_runtime.text.stream_decoder import REPLACEMENT
 
@@ -17,21 +15,6 @@ STRATEGIES = [
     {"strategy": "speculative-beam-search"},
     {"strategy": "mjsd"},
 ]
-
-
-@pytest.fixture(scope="module")
-def pipeline(tiny_bundle):
-    with Pipeline.from_bundle(tiny_bundle.path, num_threads=1) as opened:
-        yield opened
-
-
-def streamed(pipeline, prompt, **options):
-    steps, found = pipeline.stream(prompt, **options), []
-    while True:
-        try:
-            found.append(next(steps))
-        except StopIteration as stop:
-            return found, stop.value
 
 
 def stops_within(text, place, length):
@@ -49,19 +32,20 @@ def stops_within(text, place, length):
     stop_length=st.integers(1, 3),
 )
 def test_pieces_together_are_the_text_of_the_best_sequence(
-    pipeline, seed, options, num_tokens, stop_place, stop_length
+    tiny_pipe, seed, options, num_tokens, stop_place, stop_length
 ):
     request = {**options, "seed": seed, "max_new_tokens": num_tokens}
     if stop_place is not None:
-        text = pipeline.generate("né", **request).sequences[0].text
+        text = tiny_pipe.generate("né", **request).sequences[0].text
         request["stop_strings"] = stops_within(text, stop_place, stop_length)
-    steps, result = streamed(pipeline, "né", **request)
-    best = result.sequences[0]
+    stream = WithResult(tiny_pipe.stream("né", **request))
+    steps = list(stream)
+    best = stream.result.sequences[0]
     assert "".join(step.text for step in steps) == best.text
     assert [token for step in steps for token in step.token_ids] == best.token_ids
     for step in steps:
         step.text.encode()  # no surrogate: every piece is UTF-8 for itself
-    whole = pipeline.tokenizer.decode([*pipeline.tokenizer.encode("né"), *best.token_ids])
+    whole = tiny_pipe.tokenizer.decode([*tiny_pipe.tokenizer.encode("né"), *best.token_ids])
     assert (best.finish_reason == "stop") == (whole != "né" + best.text)
     assert not any(stop in best.text for stop in request.get("stop_strings", []))
 
@@ -77,11 +61,11 @@ def test_without_prefix_cache_every_prompt_is_computed_anew(tiny_bundle):
     assert rows[True][1] < rows[True][0] - 40
 
 
-def test_a_seed_that_nobody_gave_is_random_and_reported(pipeline):
+def test_a_seed_that_nobody_gave_is_random_and_reported(tiny_pipe):
     drafts = {"max_new_tokens": 12, "draft_length": 3}  # else calls differ, and last bits with them
-    found = [pipeline.generate("abc", **drafts) for _ in range(8)]
+    found = [tiny_pipe.generate("abc", **drafts) for _ in range(8)]
     assert len({result.seed for result in found}) == 8
     assert len({tuple(result.sequences[0].token_ids) for result in found}) > 1
     for result in found[:2]:
-        again = pipeline.generate("abc", seed=result.seed, **drafts)
+        again = tiny_pipe.generate("abc", seed=result.seed, **drafts)
         assert again.sequences == result.sequences and again.seed == result.seed

@@ -1,7 +1,5 @@
 """Text of results: stop strings found at the token that completes one, streams, and JSON."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math
@@ -11,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsbd_ort.results import StopFilter, StopSearch, json_text, text_before_stop
-from dsbd_runtime.text.stream_decoder import REPLACEMENT, StreamDecoder, TextWindow
+from dsbd_runtime.text.stream_decoder import TextWindow
 from dsbd_runtime.text.tokenizer import Tokenizer
-from tests.runtime.tokenizer_kinds import KINDS, saved
 from tests.runtime.tokenizer_kinds import TEXTS as MANY_SCRIPTS
 
 TEXTS = st.text(alphabet="ab€", max_size=20)
@@ -84,34 +81,6 @@ def test_paths_share_what_they_have_in_common(tokenizer):
     assert not common.has_ended and common.extended(c).extended(x).has_ended
 
 
-@settings(deadline=None, max_examples=100)
-@given(groups=st.lists(st.lists(st.integers(0, 257), max_size=6), max_size=12))
-def test_any_bytes_in_any_groups_stream_to_what_decode_says(tokenizer, groups):
-    decoder, pieces = StreamDecoder(TextWindow(tokenizer)), []
-    for group in groups:
-        pieces.append(decoder.push(group))
-    pieces.append(decoder.finish())
-    ids = [token for group in groups for token in group]
-    assert "".join(pieces) == tokenizer.decode(ids)
-    for piece in pieces:
-        piece.encode()  # no surrogate: every piece is UTF-8 for itself
-
-
-@settings(deadline=None, max_examples=60)
-@given(text=st.text(max_size=20))
-def test_characters_are_never_split(tokenizer, text):
-    decoder = StreamDecoder(TextWindow(tokenizer))
-    pieces = [decoder.push([token]) for token in tokenizer.encode(text)]
-    if REPLACEMENT not in text:
-        assert REPLACEMENT not in "".join(pieces)
-    assert "".join(pieces) + decoder.finish() == text
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def any_tokenizer(request, tmp_path_factory):
-    return saved(KINDS[request.param](), tmp_path_factory.mktemp(request.param))
-
-
 STOP_TEXTS = [
     ("é", "😀😀"),
     ("👩‍👩",),
@@ -140,15 +109,14 @@ def test_a_stop_string_is_found_when_decode_says_so(any_tokenizer, stops):
                     break
 
 
-def test_a_search_in_an_endless_run_of_bytes_is_linear(tmp_path):
-    tokenizer = saved(KINDS["llama_2"](), tmp_path)
-    ids = tokenizer.encode("日本語" * 100)
+def test_a_search_in_an_endless_run_of_bytes_is_linear(llama_2):
+    ids = llama_2.encode("日本語" * 100)
     search = functools.reduce(
-        StopSearch.extended, ids[:2], StopSearch(TextWindow(tokenizer), ("です",))
+        StopSearch.extended, ids[:2], StopSearch(TextWindow(llama_2), ("です",))
     )
-    before = tokenizer.num_decoded
+    before = llama_2.num_decoded
     functools.reduce(StopSearch.extended, ids[2:], search)
-    assert tokenizer.num_decoded - before < 30 * len(ids)
+    assert llama_2.num_decoded - before < 30 * len(ids)
 
 
 def test_numbers_that_json_does_not_have_become_null():

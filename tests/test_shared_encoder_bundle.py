@@ -1,41 +1,36 @@
 """Bundles whose draft shares the target's encoder: drafted is plain, a source is read once."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import dsbd_ort
-from dsbd_export.config import ExportConfig
-from dsbd_export.pipeline import export_bundle
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.loading import load_causal_lm, load_pair
 from dsbd_runtime.parts.sources import Sources
 from scripts.family_checkpoints import write_family_checkpoint
-from tests.encoder_decoder_pair import DEFAULTS, some_sources, with_defaults
+from tests.encoder_decoder_pair import some_sources, with_defaults
 from tests.export.cut_decoders import cut_decoder
+from tests.exports import export_quietly
 from tests.made_once import made_once
 from tests.runtime.bundle_edits import edited
 from tests.test_encoder_decoder_bundle import SAMPLING, SEARCHES, check_equal
+from tests.test_shared_sources import tokens
 
 
 @pytest.fixture(scope="session")
-def pair(captures, tmp_path_factory) -> Path:
+def pair(captures, tmp_path_factory):
     """Marian, drafted by its encoder and the first layer of its decoder."""
 
-    def exported(folder: Path) -> Path:
-        target = with_defaults(write_family_checkpoint("marian", folder / "marian"), DEFAULTS)
+    def exported(folder):
+        target = with_defaults(write_family_checkpoint("marian", folder / "marian"))
         draft = cut_decoder(target, folder / "draft")
-        config = ExportConfig(target=str(target), draft=str(draft), output=folder / "bundle")
-        export_bundle(config, report=lambda _: None, source_of=captures)
+        export_quietly(captures, folder / "bundle", target, draft)
         return folder
 
     return made_once(tmp_path_factory, "shared-encoder", exported)
@@ -63,28 +58,24 @@ def test_drafted_samples_are_the_plain_ones(plain, drafted, options, pipe):
     for seed, source in enumerate(sources):
         found = pipe.generate(source, strategy=drafted, seed=seed, draft_length=3, **options)
         assert found.stats.num_draft_tokens > 0
-        assert [s.token_ids for s in found.sequences] == [
-            s.token_ids for s in wanted[seed].sequences
-        ]
+        assert tokens(found) == tokens(wanted[seed])
     together = pipe.generate(sources, strategy=drafted, seed=0, draft_length=3, **options)
-    assert [s.token_ids for s in together[0].sequences] == [
-        s.token_ids for s in wanted[0].sequences
-    ]
+    assert tokens(together[0]) == tokens(wanted[0])
 
 
 class CountingEngine:
     """An engine whose calls are counted by its name."""
 
-    def __init__(self, engine: Any, name: str, calls: Counter[str]) -> None:
+    def __init__(self, engine, name, calls):
         self._engine, self._name, self._calls = engine, name, calls
 
-    def run_with_ort_values(self, *arguments: Any) -> Any:
+    def run_with_ort_values(self, *arguments):
         self._calls[self._name] += 1
         return self._engine.run_with_ort_values(*arguments)
 
 
 def test_a_source_is_read_once_for_both(pair):
-    calls: Counter[str] = Counter()
+    calls = Counter()
     with dsbd_ort.Pipeline.from_bundle(pair / "bundle", num_threads=1) as pipe:
         with pipe.engines() as models:
             for name, model in zip(("target", "draft"), models, strict=True):
@@ -128,7 +119,7 @@ CONTRADICTIONS = [  # (role, field of its encoder, value, words)
 
 @pytest.mark.parametrize(("role", "field", "value", "words"), CONTRADICTIONS)
 def test_contradictions_are_refused(role, field, value, words, pair, tmp_path):
-    def edit(data: dict[str, Any]) -> None:
+    def edit(data):
         data[role]["encoder"][field] = value
 
     shutil.copytree(pair / "bundle", tmp_path / "bundle")

@@ -1,21 +1,16 @@
 """Requests with several sources in shared engine calls: each gets what it gets alone."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 import dsbd_ort
-from dsbd_forward.engine import SourceReader
-from dsbd_forward.forward import Forward, ForwardResult, RowSources, Source
-from dsbd_ort.decoding import DecodeResult, DecodingRequest
+from dsbd_forward.forward import Forward, RowSources
+from dsbd_ort.decoding import DecodeResult
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.engine import Service
 from dsbd_runtime.errors import InputError
@@ -26,43 +21,37 @@ from tests.robustness.preempting import ForcedPreemptions
 NUM_TOGETHER = 8
 
 
-@pytest.fixture(scope="session")
-def pipe(source_pair):
-    with dsbd_ort.Pipeline.from_bundle(source_pair / "bundle", num_threads=1) as opened:
-        yield opened
-
-
 class WatchedEngine:
     """An engine, and the number of the sources of each of its forwards."""
 
-    def __init__(self, engine: SourceReader) -> None:
+    def __init__(self, engine):
         self._engine = engine
         self.spec = engine.spec
-        self.num_sources: list[int] = []
+        self.num_sources = []
 
     @property
-    def num_rows(self) -> int:
+    def num_rows(self):
         return self._engine.num_rows
 
     @property
-    def num_free_rows(self) -> int:
+    def num_free_rows(self):
         return self._engine.num_free_rows
 
-    def forward(self, forward: Forward) -> ForwardResult:
+    def forward(self, forward):
         self.num_sources.append(len(forward.row_sources.distinct))
         return self._engine.forward(forward)
 
-    def keep(self, rows: np.ndarray) -> None:
+    def keep(self, rows):
         self._engine.keep(rows)
 
-    def read_source(self, source: Source) -> None:
+    def read_source(self, source):
         self._engine.read_source(source)
 
-    def release_source(self, source: Source) -> None:
+    def release_source(self, source):
         self._engine.release_source(source)
 
 
-STRATEGIES: list[dict[str, Any]] = [
+STRATEGIES = [
     {"strategy": "greedy"},
     {"strategy": "beam-search", "num_return_sequences": 4},
     {"strategy": "speculative-beam-search", "draft_length": 3, "num_return_sequences": 4},
@@ -77,22 +66,18 @@ STRATEGIES: list[dict[str, Any]] = [
 ]
 
 
-def tokens(result: Any) -> list[list[int]]:
+def tokens(result):
     return [sequence.token_ids for sequence in result.sequences]
 
 
-def prepared(
-    pipe: dsbd_ort.Pipeline, sources: Sequence[list[int]], options: Sequence[dict[str, Any]]
-) -> list[DecodingRequest]:
+def prepared(pipe, sources, options):
     return [
         pipe.prepare(source, {"seed": seed, **each})
         for seed, (source, each) in enumerate(zip(sources, options, strict=True))
     ]
 
 
-def check_together(
-    pipe: dsbd_ort.Pipeline, sources: Sequence[list[int]], options: Sequence[dict[str, Any]]
-) -> list[int]:
+def check_together(pipe, sources, options):
     """Requests alone, together, and preempted by force; return the sources of each target call."""
     alone = [
         pipe.generate(source, seed=seed, **each)
@@ -116,29 +101,29 @@ def check_together(
     return watched.num_sources
 
 
-def test_all_strategies_and_long_and_short_sources_in_the_same_calls(pipe):
+def test_all_strategies_and_long_and_short_sources_in_the_same_calls(source_pipe):
     """Of two sources there are two requests, of one of them in the same strategy."""
     rng = np.random.default_rng(7)
     lengths = (1, 250, 3, 17, 40, 16, 90, 2, 30)
     sources = [[*rng.integers(3, 290, length).tolist(), 1] for length in lengths]
     sources += [sources[0], sources[8]]
-    num_sources = check_together(pipe, sources, STRATEGIES)
+    num_sources = check_together(source_pipe, sources, STRATEGIES)
     assert max(num_sources) > 3
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("options", STRATEGIES, ids=lambda options: options["strategy"])
-def test_two_hundred_sources_together(options, pipe):
+def test_two_hundred_sources_together(options, source_pipe):
     sources = some_sources(200)
-    check_together(pipe, sources, [options] * len(sources))
+    check_together(source_pipe, sources, [options] * len(sources))
 
 
-def test_equal_rows_of_two_sources_in_one_call(pipe):
+def test_equal_rows_of_two_sources_in_one_call(source_pipe):
     """Each finds the logits of its own source, wherever its rows stand in the call."""
     first, second = (tuple(source) for source in some_sources(2))
     token_ids, size = np.array([2, 7, 50, 60, 70]), 5
 
-    def chain(number: int) -> dict[str, Any]:
+    def chain(number):
         return {
             "token_ids": np.tile(token_ids, number),
             "positions": np.tile(np.arange(size), number),
@@ -146,7 +131,7 @@ def test_equal_rows_of_two_sources_in_one_call(pipe):
             "logit_rows": np.arange(number * size),
         }
 
-    with pipe.engines() as (target, _):
+    with source_pipe.engines() as (target, _):
         alone = []
         for source in (first, second):
             target.keep(np.arange(0))
@@ -176,15 +161,15 @@ def test_equal_rows_of_two_sources_in_one_call(pipe):
         target.keep(np.arange(0))
 
 
-def test_rows_of_sources_are_counted_and_given_back(pipe):
+def test_rows_of_sources_are_counted_and_given_back(source_pipe):
     sources = [[5] * length + [1] for length in (9, 30, 99, 14)]
     bytes_of_token = 3 * 2 * 4 * 8 * 4
-    with pipe.engines() as (target, draft):
+    with source_pipe.engines() as (target, draft):
         target.keep(np.arange(0))
         empty = target.kv_bytes
         target.reset_peak()
-        options: list[dict[str, Any]] = [{"strategy": "greedy", "max_new_tokens": 4}] * 4
-        decoded_together(BatchedDecoder(target, draft), prepared(pipe, sources, options), 4)
+        options = [{"strategy": "greedy", "max_new_tokens": 4}] * 4
+        decoded_together(BatchedDecoder(target, draft), prepared(source_pipe, sources, options), 4)
         wanted = 4 * 112 * bytes_of_token  # slots as long as the longest, rounded up
         assert target.kv_bytes - empty == wanted
         assert target.kv_bytes_peak - empty == wanted
@@ -192,30 +177,30 @@ def test_rows_of_sources_are_counted_and_given_back(pipe):
         assert target.kv_bytes == empty
 
 
-def test_few_sources_fit_the_memory_at_a_time(pipe, monkeypatch):
+def test_few_sources_fit_the_memory_at_a_time(source_pipe, monkeypatch):
     """Calls are cut where their sources take too much; what is returned stays the same."""
     sources = some_sources(7)
-    options: list[dict[str, Any]] = [STRATEGIES[1]] * len(sources)
-    with pipe.engines() as (target, _):
+    options = [STRATEGIES[1]] * len(sources)
+    with source_pipe.engines() as (target, _):
         slots = target.part(Sources).slots
         monkeypatch.setattr(slots, "_most_bytes", 3 * 48 * 768)
         target.keep(np.arange(0))
         assert slots.most_together([tuple(source) for source in sources]) == 4
-    check_together(pipe, sources, options)
-    with pipe.engines() as (target, _):
+    check_together(source_pipe, sources, options)
+    with source_pipe.engines() as (target, _):
         assert slots.capacity[0] <= 4
         monkeypatch.undo()
         target.keep(np.arange(0))
 
 
-def test_a_source_that_is_refused_ends_no_other_request(pipe):
+def test_a_source_that_is_refused_ends_no_other_request(source_pipe):
     """The engine itself refuses one: ``Pipeline.prepare`` would have refused the token 300."""
     sources = some_sources(3)
-    wanted = [tokens(pipe.generate(source, seed=0)) for source in sources]
-    ended: dict[int, Any] = {}
-    with pipe.engines() as models:
+    wanted = [tokens(source_pipe.generate(source, seed=0)) for source in sources]
+    ended = {}
+    with source_pipe.engines() as models:
         decoder = BatchedDecoder(*models)
-        asked = [pipe.prepare(source, {"seed": 0}) for source in sources]
+        asked = [source_pipe.prepare(source, {"seed": 0}) for source in sources]
         asked.insert(1, dataclasses.replace(asked[0], source=(300, 1)))
         index_by_member = {decoder.join(request): index for index, request in enumerate(asked)}
         while decoder.num_members:
@@ -226,9 +211,9 @@ def test_a_source_that_is_refused_ends_no_other_request(pipe):
     assert [tokens(ended[index]) for index in (0, 2, 3)] == wanted
 
 
-def test_a_service_with_several_sources(pipe, source_pair):
+def test_a_service_with_several_sources(source_pipe, source_pair):
     sources = some_sources(12)
-    wanted = [tokens(pipe.generate(source, seed=0)) for source in sources]
+    wanted = [tokens(source_pipe.generate(source, seed=0)) for source in sources]
     with (
         dsbd_ort.Pipeline.from_bundle(source_pair / "bundle", num_threads=1) as own,
         Service(own) as service,

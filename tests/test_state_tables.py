@@ -1,9 +1,6 @@
 """Requests on engines that fold, token for token those of tables of paths."""
 
-from __future__ import annotations
-
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +12,7 @@ from tests.decoding.tables import all_tokens
 from tests.state_tables import plain_table, state_engine
 
 VOCAB, TARGET, DRAFT = 7, 1, 2
-KINDS: list[tuple[dict[str, Any], str]] = [  # what drafts, and what it equals
+KINDS = [  # what drafts, and what it equals
     ({"strategy": "dsbd", "num_beams": 3, "width_policy": "fixed"}, "beam-sample"),
     ({"strategy": "speculative"}, "sample"),
     ({"strategy": "speculative-beam-search", "num_beams": 4}, "beam-search"),
@@ -23,14 +20,14 @@ KINDS: list[tuple[dict[str, Any], str]] = [  # what drafts, and what it equals
 DRAFTERS = ["model", "ngram", "model+ngram"]
 
 
-def prompt_of(seed: int) -> list[int]:
+def prompt_of(seed):
     """Of 1 to 300 tokens, some of them in a pattern that n-grams find."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(0, VOCAB, int(rng.integers(1, 300))).tolist()
     return tokens if seed % 3 else (tokens[:7] * 40)[: len(tokens)]
 
 
-def check(num_prompts: int, num_new: int) -> None:
+def check(num_prompts, num_new):
     for seed, (drafted, plain) in itertools.product(range(num_prompts), KINDS):
         prompt, num_beams = prompt_of(seed), drafted.get("num_beams", 1)
         common = {"num_beams": num_beams, "num_return_sequences": num_beams}
@@ -46,20 +43,20 @@ def check(num_prompts: int, num_new: int) -> None:
             draft = state_engine(DRAFT, VOCAB) if has_draft else None
             found = decode(target, draft, prompt, config, rng(seed))
             assert all_tokens(found) == all_tokens(wanted), (seed, config)
-            assert target._session.memory.num_folded or len(prompt) + num_new < 100
+            assert target._session.memory.folds or len(prompt) + num_new < 100
 
 
-def test_tokens_are_those_of_a_table_of_paths() -> None:
+def test_tokens_are_those_of_a_table_of_paths():
     check(4, 70)
 
 
 @pytest.mark.long
-def test_200_prompts() -> None:
+def test_200_prompts():
     check(200, 150)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_together_preempted_and_resumed(seed: int) -> None:
+def test_together_preempted_and_resumed(seed):
     """Some begin alike, in different lengths; rows are few."""
     kind = {"strategy": "dsbd", "num_beams": 2, "width_policy": "fixed"}
     begin = prompt_of(10)[:200]

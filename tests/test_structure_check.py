@@ -1,12 +1,9 @@
 """scripts/check_structure finds references to members that no class has, and unplain words."""
 
-from __future__ import annotations
-
 import ast
 import importlib.machinery
 import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -25,19 +22,16 @@ class Other(Base):
 
 
 @pytest.fixture
-def check() -> ModuleType:
+def check():
     path = str(ROOT / "scripts/check_structure")
     loader = importlib.machinery.SourceFileLoader("check_structure", path)
     spec = importlib.util.spec_from_loader("check_structure", loader)
-    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     return module
 
 
-def test_references_to_members_that_do_not_exist_are_found(
-    check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_references_to_members_that_do_not_exist_are_found(check, tmp_path, monkeypatch):
     (tmp_path / "own").mkdir()
     (tmp_path / "own/parts.py").write_text(SOURCE)
     monkeypatch.setattr(check, "PACKAGES", (str(tmp_path / "own"),))
@@ -49,7 +43,7 @@ def test_references_to_members_that_do_not_exist_are_found(
     ]
 
 
-def test_words_that_have_a_plain_synonym_are_found(check: ModuleType) -> None:
+def test_words_that_have_a_plain_synonym_are_found(check):
     text = '"""What is behind."""\nx = 1  # all but\n# for rows_beside, not besides\n"""Whatever"""'
     found = [(1, "what"), (1, "behind"), (2, "but for"), (3, "beside")]
     assert check.words_to_replace(text) == found

@@ -1,9 +1,5 @@
 """Corpus of tokenizers: transformers loads every kind, with tokens that tokenizer.json lacks."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
@@ -13,7 +9,7 @@ from tests.tokenizer_corpus import CORPUS, random_texts, write_tokenizer
 
 
 @pytest.mark.parametrize("name", CORPUS)
-def test_kinds(name: str, tmp_path: Path) -> None:
+def test_kinds(name, tmp_path):
     folder = write_tokenizer(name, tmp_path)
     with quiet_libraries():
         loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -24,7 +20,7 @@ def test_kinds(name: str, tmp_path: Path) -> None:
         assert len(loaded.encode(token, add_special_tokens=False)) == 1
 
 
-def test_random_texts() -> None:
+def test_random_texts():
     texts = random_texts(500, tokens=["<s>"])
     assert texts == random_texts(500, tokens=["<s>"]) != random_texts(500, seed=1, tokens=["<s>"])
     assert len(set(texts)) > 450

@@ -1,7 +1,5 @@
 """The shipped pair with a top-k head: the text of the dense engines, whatever the strategy."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 
@@ -9,11 +7,11 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from dsbd_export.parts.topk_head import append_topk_head
 from dsbd_ort import Pipeline
 from dsbd_ort.cli import run
 from dsbd_ort.decoding import ConfigError
-from dsbd_runtime.bundle_files.bundle import MODEL_FILE, ROLES, open_bundle, write_manifest
+from dsbd_runtime.bundle_files.bundle import MODEL_FILE, open_bundle, write_manifest
+from tests.runtime.bundle_edits import with_topk_head
 
 NUM_CANDIDATES = 24
 PROMPT = "def read_json(path):\n"
@@ -23,15 +21,7 @@ PROMPT = "def read_json(path):\n"
 def topk_bundle(demo_bundle, tmp_path_factory):
     """The demo bundle with the head put on: what the export makes, without another export."""
     folder = tmp_path_factory.mktemp("topk") / "bundle"
-    shutil.copytree(demo_bundle, folder)
-    manifest = open_bundle(folder).manifest
-    for role in ROLES:
-        append_topk_head(folder / role / MODEL_FILE, NUM_CANDIDATES)
-    entries = {
-        role: replace(getattr(manifest, role), logits=f"topk:{NUM_CANDIDATES}") for role in ROLES
-    }
-    write_manifest(folder, versions=manifest.versions, **entries)
-    return folder
+    return with_topk_head(demo_bundle, folder, NUM_CANDIDATES)
 
 
 @pytest.fixture(scope="module")

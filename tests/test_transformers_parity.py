@@ -1,7 +1,5 @@
 """Rule "search" returns what transformers' generate returns, with and without speculation."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -16,7 +14,7 @@ VOCAB, EOS = 24, (3, 5)
 NUM_PROMPTS, NEW_TOKENS = 200, 10
 
 
-def tiny_llama(seed: int) -> LlamaForCausalLM:
+def tiny_llama(seed):
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCAB,
@@ -50,7 +48,7 @@ def draft(target):
 
 def table_of(model):
     """Logits by path, remembered; transformers' own forward, so only the search is compared."""
-    known: dict[tuple[int, ...], np.ndarray] = {}
+    known = {}
 
     def logits_of(path):
         if path not in known:

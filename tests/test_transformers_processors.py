@@ -1,9 +1,5 @@
 """Processed distributions equal those of transformers' processors."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -17,7 +13,7 @@ from tests.decoding.path_constraint import PathConstraint, some_tokens
 
 VOCAB, EOS = 60, (4, 9)
 ALLOWED = some_tokens(VOCAB, always=EOS)
-SETTINGS: dict[str, tuple[dict[str, Any], list[Any]]] = {  # our options, their processors in order
+SETTINGS = {  # our options, their processors in order
     "temperature, top-k and top-p": (
         {"temperature": 0.7, "top_k": 20, "top_p": 0.8},
         [
@@ -68,7 +64,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], list[Any]]] = {  # our options, their 
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_distributions_are_those_of_transformers(name: str) -> None:
+def test_distributions_are_those_of_transformers(name):
     options, processors = SETTINGS[name]
     config = DecodingConfig(strategy="sample", eos_token_id=EOS, **options)
     for seed in range(100):
@@ -86,7 +82,7 @@ def test_distributions_are_those_of_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_n_grams_of_a_source_are_those_of_transformers(size: int) -> None:
+def test_n_grams_of_a_source_are_those_of_transformers(size):
     config = DecodingConfig(strategy="sample", encoder_no_repeat_ngram_size=size)
     num_banned = 0
     for seed in range(60):
@@ -104,15 +100,13 @@ def test_n_grams_of_a_source_are_those_of_transformers(size: int) -> None:
     assert num_banned > 10
 
 
-def test_a_source_with_tokens_that_no_target_has() -> None:
+def test_a_source_with_tokens_that_no_target_has():
     config = DecodingConfig(strategy="sample", encoder_no_repeat_ngram_size=1)
     distribution = distribution_after([0], np.zeros((1, VOCAB), np.float32), config, [2, VOCAB + 5])
     assert sorted(distribution.tokens.tolist()) == [t for t in range(VOCAB) if t != 2]
 
 
-def distribution_after(
-    prompt: list[int], logits: np.ndarray, config: DecodingConfig, source: list[int] | None = None
-) -> Any:
+def distribution_after(prompt, logits, config, source=None):
     if not config.processes_logits:
         return Warp.of(config).distributions(DenseLogits(logits))[0]
     processing = RequestProcessing(config, config.constraint, prompt, VOCAB, source=source)

@@ -3,24 +3,19 @@
 Token ids of a source are checked before an engine is called, whichever way the source arrives.
 """
 
-from __future__ import annotations
-
-import json
-from collections.abc import Callable
-from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
 
 import numpy as np
 import pytest
 
 import dsbd_ort
 from dsbd_errors import DsbdError
+from dsbd_ort.cli import run
 from dsbd_ort.embedding.calls import answer
 from dsbd_ort.engine import Service
 from dsbd_ort.openai_server.errors import ErrorBody
 from dsbd_runtime.errors import InputError
-from tests.commands.test_run import assert_one_line_error, dsbd_run
+from tests.commands.calls import answered, assert_one_line_error, called
 from tests.encoder_decoder_pair import LANGUAGES, exported_translator
 from tests.made_once import made_once
 from tests.openai_server.running_server import MODEL, running_server
@@ -29,8 +24,8 @@ TEXT = "def read"
 
 
 @pytest.fixture(scope="session")
-def bundle(captures, tmp_path_factory) -> Path:
-    def exported(folder: Path) -> Path:
+def bundle(captures, tmp_path_factory):
+    def exported(folder):
         return exported_translator(None, captures, folder) / "bundle"
 
     return made_once(tmp_path_factory, "translation", exported)
@@ -97,7 +92,7 @@ def test_a_source_without_a_language_is_refused(pipe):
 def test_the_command_line(bundle, pipe, tmp_path):
     wanted = pipe.translate(TEXT, src_lang="zho_Hans", tgt_lang="fra_Latn").sequences[0]
     languages = ("--src-lang", "zho_Hans", "--tgt-lang", "fra_Latn")
-    done = dsbd_run(bundle, "--prompt", TEXT, *languages)
+    done = called(run, bundle, "--prompt", TEXT, *languages)
     assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout == f"{wanted.text}\n"
     lines = [
@@ -106,11 +101,7 @@ def test_the_command_line(bundle, pipe, tmp_path):
         {"prompt": TEXT, "tgt_lang": "xxx"},
         {"messages": [{"role": "user", "content": TEXT}]},
     ]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    done = dsbd_run(
-        bundle, "--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", *languages
-    )
-    answers = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    answers = answered(bundle, tmp_path, lines, *languages)
     assert answers[0]["sequences"][0]["token_ids"] == wanted.token_ids
     assert answers[1]["sequences"][0]["token_ids"][0] == LANGUAGES["eng_Latn"]
     assert "tgt_lang is 'xxx'" in answers[2]["error"]
@@ -118,7 +109,7 @@ def test_the_command_line(bundle, pipe, tmp_path):
 
 
 def test_a_chat_is_refused(bundle):
-    assert_one_line_error(dsbd_run(bundle, "--prompt", TEXT, "--chat"), "has no chats")
+    assert_one_line_error(called(run, bundle, "--prompt", TEXT, "--chat"), "has no chats")
 
 
 def test_over_http(pipe):
@@ -146,7 +137,7 @@ WRONG_IDS = [  # (source, what is said of it)
     ([5, [5]], "the source has a list among its token ids; expected whole numbers"),
     ([5, None], "the source has a NoneType among its token ids; expected whole numbers"),
 ]
-WAYS: dict[str, Callable[[dsbd_ort.Pipeline, Any], object]] = {
+WAYS = {
     "source": lambda pipe, ids: pipe.generate(source=ids),
     "stream": lambda pipe, ids: list(pipe.stream(ids)),
     "translate": lambda pipe, ids: pipe.translate(ids, src_lang="eng_Latn"),
@@ -176,7 +167,7 @@ def test_ids_of_any_integer_type_are_the_same_source(pipe):
 
 
 def test_a_service_refuses_them_at_submission(pipe):
-    events: SimpleQueue[Any] = SimpleQueue()
+    events = SimpleQueue()
     with Service(pipe) as service:
         for source, words in WRONG_IDS:
             for options in ({}, {"src_lang": "eng_Latn"}):
@@ -191,7 +182,7 @@ def test_a_service_refuses_them_at_submission(pipe):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_over_http_they_are_a_bad_request(pipe, stream):
-    sources: list[Any] = [[-1], [300], [5, 2**63 - 1], [[5, 6], [-1]]]
+    sources = [[-1], [300], [5, 2**63 - 1], [[5, 6], [-1]]]
     with Service(pipe) as service, running_server(service) as server:
         for source in sources:
             body = {"model": MODEL, "prompt": source, "stream": stream}

@@ -9,8 +9,6 @@ added_tokens.json (mistral) and special_tokens_map.json (metaspace). None of the
 tokenizer.json.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json

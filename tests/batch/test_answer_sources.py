@@ -1,52 +1,25 @@
 """Sources of answers: the order of the lines, shared engine calls, interruptions."""
 
-from __future__ import annotations
-
-import io
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 import pytest
-from rich.console import Console
 
 from dsbd_ort.batch.answer_sources import Backlog, SharedCalls, answers_in_order
-from dsbd_ort.batch.job import Batch, run_batch
+from dsbd_ort.batch.job import run_batch
 from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings, LineAnswer, RawLine
 from dsbd_ort.pipeline import Pipeline, PipelineSettings
-from tests.batch.test_job import LINES, answers, batch_of, done, without_times, write_lines
-
-
-def test_the_answers_are_those_of_one_line_after_another(tiny_bundle, tmp_path):
-    lines = [{"prompt": f"line {number} " + "x" * (number % 3)} for number in range(30)]
-    write_lines(tmp_path / "in.jsonl", lines)
-    alone = batch_of(tmp_path, tiny_bundle)
-    done(alone)
-    shared = batch_of(tmp_path, tiny_bundle, name="shared.jsonl", source=SharedCalls(8))
-    done(shared)
-    assert without_times(shared.output) == without_times(alone.output)
-
-
-def test_a_line_that_cannot_be_answered_has_its_error(tiny_bundle, tmp_path):
-    write_lines(tmp_path / "in.jsonl", LINES)
-    alone = batch_of(tmp_path, tiny_bundle)
-    shared = batch_of(tmp_path, tiny_bundle, name="shared.jsonl", source=SharedCalls(3))
-    assert "4 could not be answered" in done(alone)
-    assert "7 of 7 lines are done; 4 could not be answered" in done(shared)
-    errors = [[answer.get("error") for answer in answers(b.output)] for b in (alone, shared)]
-    assert errors[0] == errors[1]
+from tests.batch.test_job import answers, batch_of, console, done, write_lines
 
 
 def test_the_requests_do_share_a_cache(tiny_bundle, tmp_path):
     options = {"strategy": "sample", "max_new_tokens": 60, "eos_token_id": []}
     write_lines(tmp_path / "in.jsonl", [{"prompt": "ab"}] * 8)
-    alone = batch_of(tmp_path, tiny_bundle, options=options)
-    shared = batch_of(
-        tmp_path, tiny_bundle, name="shared.jsonl", options=options, source=SharedCalls(8)
-    )
     peaks = []
-    for batch in (alone, shared):
+    for name, source in (("alone.jsonl", None), ("shared.jsonl", SharedCalls(8))):
+        batch = batch_of(tmp_path, tiny_bundle, name=name, options=options, source=source)
         done(batch)
         peaks.append(max(answer["stats"]["kv_bytes_peak"] for answer in answers(batch.output)))
     assert peaks[1] > peaks[0]  # 62 rows fit the smallest cache, those of several do not
@@ -93,10 +66,9 @@ def test_a_batch_whose_engines_have_ended_answers_no_further_line(tiny_bundle, t
     write_lines(tmp_path / "in.jsonl", [{"prompt": "a"}] * 30)
     whole = batch_of(tmp_path, tiny_bundle, source=SharedCalls(2))
     ending = EndingEngines(bundle=tiny_bundle.path, num_threads=1, num_calls=40)
-    settings = BatchSettings(pipeline=ending, options=whole.settings.options)
-    batch = Batch(input=whole.input, output=whole.output, settings=settings, source=whole.source)
+    batch = replace(whole, settings=replace(whole.settings, pipeline=ending))
     with pytest.raises(BatchError, match=r"has ended.*run the same command again to go on"):
-        run_batch(batch, Console(file=io.StringIO()))
+        run_batch(batch, console())
     found = answers(whole.output)
     assert 0 < len(found) < 30 and not any("error" in answer for answer in found)
     assert f"30 of 30 lines are done, {len(found)} of them before" in done(whole)

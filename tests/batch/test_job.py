@@ -1,7 +1,5 @@
 """A batch on the tiny bundle: order, errors, resuming, workers, signals, full disks, kills."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -11,11 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from dsbd_ort.batch.answer_sources import Workers, one_after_another
+from dsbd_ort.batch.answer_sources import SharedCalls, Workers, one_after_another
 from dsbd_ort.batch.job import Batch, run_batch
 from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings
 from dsbd_ort.decoding import ConfigError
@@ -49,10 +48,14 @@ def batch_of(tmp_path, bundle, *, name="out.jsonl", source=None, options=OPTIONS
     )
 
 
+def console():
+    return Console(file=io.StringIO(), width=300)
+
+
 def done(batch):
-    console = Console(file=io.StringIO(), width=300)
-    assert run_batch(batch, console) == 0
-    return console.file.getvalue().splitlines()[-1]
+    shown = console()
+    assert run_batch(batch, shown) == 0
+    return shown.file.getvalue().splitlines()[-1]
 
 
 def answers(path):
@@ -73,12 +76,12 @@ def without_times(path):
     return found
 
 
-def test_every_line_has_its_answer_or_its_error(tiny_bundle, tmp_path):
+@pytest.mark.parametrize("source", [one_after_another, SharedCalls(3)])
+def test_every_line_has_its_answer_or_its_error(tiny_bundle, tmp_path, source):
     write_lines(tmp_path / "in.jsonl", LINES)
-    batch = batch_of(tmp_path, tiny_bundle)
-    assert "7 of 7 lines are done; 4 could not be answered, see their error; 18 tokens" in done(
-        batch
-    )
+    batch = batch_of(tmp_path, tiny_bundle, source=source)
+    said = "7 of 7 lines are done; 4 could not be answered, see their error; 18 tokens"
+    assert said in done(batch)
     found = answers(batch.output)
     assert [answer["line"] for answer in found] == list(range(1, 8))
     assert [answer.get("id") for answer in found] == [
@@ -95,24 +98,25 @@ def test_every_line_has_its_answer_or_its_error(tiny_bundle, tmp_path):
     assert found[0]["sequences"][0]["text"] == alone.sequences[0].text
 
 
-def test_nothing_is_done_twice_and_nothing_depends_on_workers_or_resuming(tiny_bundle, tmp_path):
-    lines = [{"prompt": f"line {number} " + "x" * (number % 3)} for number in range(12)]
+def test_nothing_is_done_twice_and_nothing_depends_on_sources_or_resuming(tiny_bundle, tmp_path):
+    lines = [{"prompt": f"line {number} " + "x" * (number % 3)} for number in range(30)]
     write_lines(tmp_path / "in.jsonl", lines)
     at_once = batch_of(tmp_path, tiny_bundle)
     done(at_once)
-    by_two = batch_of(tmp_path, tiny_bundle, name="two.jsonl", source=Workers(2))
-    done(by_two)
-    assert without_times(by_two.output) == without_times(at_once.output)
+    for source in (Workers(2), SharedCalls(8)):
+        other = batch_of(tmp_path, tiny_bundle, name=f"{source}.jsonl", source=source)
+        done(other)
+        assert without_times(other.output) == without_times(at_once.output)
 
     in_parts = batch_of(tmp_path, tiny_bundle, name="parts.jsonl")
     write_lines(tmp_path / "in.jsonl", lines[:5])
     done(in_parts)
     first = in_parts.output.read_bytes()
     write_lines(tmp_path / "in.jsonl", lines)
-    assert "12 of 12 lines are done, 5 of them before" in done(in_parts)
+    assert "30 of 30 lines are done, 5 of them before" in done(in_parts)
     assert in_parts.output.read_bytes().startswith(first)
     assert without_times(in_parts.output) == without_times(at_once.output)
-    assert "12 of 12 lines are done, 12 of them before" in done(in_parts)
+    assert "30 of 30 lines are done, 30 of them before" in done(in_parts)
 
 
 def test_other_settings_do_not_go_on_with_an_output(tiny_bundle, tmp_path):
@@ -121,42 +125,36 @@ def test_other_settings_do_not_go_on_with_an_output(tiny_bundle, tmp_path):
     before = (tmp_path / "out.jsonl").read_bytes()
     for change in ({"options": {**OPTIONS, "seed": 4}}, {"is_chat": True}, {"system": "x"}):
         with pytest.raises(BatchError, match="line 1 is of another input or other options"):
-            run_batch(batch_of(tmp_path, tiny_bundle, **change), Console(file=io.StringIO()))
+            run_batch(batch_of(tmp_path, tiny_bundle, **change), console())
     assert (tmp_path / "out.jsonl").read_bytes() == before
 
 
 def test_what_no_line_could_take_is_refused_before_anything_is_written(tiny_bundle, tmp_path):
     write_lines(tmp_path / "in.jsonl", LINES[:1])
-    console = Console(file=io.StringIO())
     with pytest.raises(ConfigError, match="num_beams is 0"):
-        run_batch(batch_of(tmp_path, tiny_bundle, options={"num_beams": 0}), console)
+        run_batch(batch_of(tmp_path, tiny_bundle, options={"num_beams": 0}), console())
     with pytest.raises(BatchError, match="are both"):
-        run_batch(batch_of(tmp_path, tiny_bundle, name="in.jsonl"), console)
+        run_batch(batch_of(tmp_path, tiny_bundle, name="in.jsonl"), console())
     assert [entry.name for entry in tmp_path.iterdir()] == ["in.jsonl"]
 
 
 @pytest.mark.parametrize("source", [one_after_another, Workers(2)])
 def test_a_provider_that_is_not_here_is_named(tiny_bundle, tmp_path, source):
     write_lines(tmp_path / "in.jsonl", LINES)
-    settings = BatchSettings(pipeline=PipelineSettings(bundle=tiny_bundle.path, provider="abacus"))
-    batch = Batch(
-        input=tmp_path / "in.jsonl",
-        output=tmp_path / "out.jsonl",
-        settings=settings,
-        source=source,
+    pipeline = PipelineSettings(bundle=tiny_bundle.path, provider="abacus")
+    batch = replace(
+        batch_of(tmp_path, tiny_bundle, source=source), settings=BatchSettings(pipeline=pipeline)
     )
     with pytest.raises(DsbdError, match="abacus"):
-        run_batch(batch, Console(file=io.StringIO()))
+        run_batch(batch, console())
 
 
 def started(tmp_path, bundle, *more, **options):
     code = "from dsbd_ort.cli import run; run()"
     arguments = [bundle.path, "--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl"]
     arguments += ["--threads", 1, "--max-new-tokens", 6, "--seed", 0, *more]
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options
-    )
+    options |= {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], **options)
 
 
 def num_lines(path):
@@ -164,10 +162,9 @@ def num_lines(path):
 
 
 def expected_answers(tmp_path, bundle):
-    """Output of an undisturbed run."""
-    batch = batch_of(
-        tmp_path, bundle, name="expected.jsonl", options={"max_new_tokens": 6, "seed": 0}
-    )
+    """The output of an undisturbed run."""
+    options = {"max_new_tokens": 6, "seed": 0}
+    batch = batch_of(tmp_path, bundle, name="expected.jsonl", options=options)
     done(batch)
     return without_times(batch.output)
 

@@ -1,7 +1,5 @@
 """The growing output: resumed after its whole lines, and never mistaken for another file."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import json

@@ -1,11 +1,9 @@
 """A pipeline that takes as long as it is told, by a clock that only it moves."""
 
-from __future__ import annotations
-
 from dsbd_ort.decoding import DecodingStats
 from dsbd_ort.results import GeneratedSequence, GenerationResult
 
-LOGPROB_OF_A_TOKEN = -0.5
+LOGPROB = -0.5  # of a token
 
 
 class FakeClock:
@@ -33,14 +31,8 @@ class FakePipeline:
         self.requests.append((strategy, prompt, seed))
         self.clock.now += self.seconds[strategy]
         token_ids = [seed, 1, 2, 3 + (strategy in self.others)]
-        best = GeneratedSequence(
-            token_ids=token_ids,
-            token_logprobs=[LOGPROB_OF_A_TOKEN] * 4,
-            logprob=LOGPROB_OF_A_TOKEN * 4,
-            score=LOGPROB_OF_A_TOKEN,
-            finish_reason="length",
-            text="",
-        )
+        scores = {"logprob": 4 * LOGPROB, "token_logprobs": [LOGPROB] * 4, "score": LOGPROB}
+        best = GeneratedSequence(token_ids=token_ids, **scores, finish_reason="length", text="")
         return GenerationResult([best], stats(), seed=0)
 
 

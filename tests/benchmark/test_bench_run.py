@@ -1,13 +1,13 @@
-"""Names of runs and the baselines that they get."""
-
-from __future__ import annotations
+"""Runs of a benchmark: their names, prompts, and the baselines that they get."""
 
 import pytest
 
 from dsbd_ort.benchmark.bench_run import (
+    PROMPTS,
     BenchmarkError,
     BenchRun,
     CommonSettings,
+    read_prompts,
     runs_of,
     with_baselines,
 )
@@ -36,41 +36,31 @@ def test_names_say_what_sets_runs_apart(made, name):
     assert made.name == name
 
 
-BASELINES = [  # (run, strategy and options of its baseline)
-    (
-        run("dsbd", num_beams=2, top_k=20, draft_length=3),
-        {"strategy": "beam-sample", "num_beams": 2, "top_k": 20},
-    ),
-    (
-        run("speculative", top_p=0.9, max_new_tokens=8),
-        {"strategy": "sample", "top_p": 0.9, "max_new_tokens": 8},
-    ),
-    (run("tree-speculative", draft_beams=3), {"strategy": "sample"}),
-    (run("tree-speculative", replacement=True), {"strategy": "sample"}),
-    (run("dsbd", replacement=True), {"strategy": "beam-sample", "replacement": True}),
-    (
-        run("dsbd", num_beams=3, early_stopping="never"),
-        {"strategy": "beam-sample", "num_beams": 3, "early_stopping": "never"},
-    ),
-    (
-        run("speculative-beam-search", num_beams=3, early_stopping=True),
-        {"strategy": "beam-search", "num_beams": 3, "early_stopping": True},
-    ),
-    (run("mjsd", temperature=0.0, joint_threshold=0.2), {"strategy": "greedy"}),
-    (run("mjgd", temperature=0.0, max_new_tokens=9), {"strategy": "greedy", "max_new_tokens": 9}),
+BASELINES = [  # (strategy, that of its baseline, options of both, of the run alone)
+    ("dsbd", "beam-sample", {"num_beams": 2, "top_k": 20}, {"draft_length": 3}),
+    ("speculative", "sample", {"top_p": 0.9, "max_new_tokens": 8}, {}),
+    ("tree-speculative", "sample", {}, {"draft_beams": 3}),
+    ("tree-speculative", "sample", {}, {"replacement": True}),
+    ("dsbd", "beam-sample", {"replacement": True}, {}),
+    ("dsbd", "beam-sample", {"num_beams": 3, "early_stopping": "never"}, {}),
+    ("speculative-beam-search", "beam-search", {"num_beams": 3, "early_stopping": True}, {}),
+    ("mjsd", "greedy", {}, {"temperature": 0.0, "joint_threshold": 0.2}),
+    ("mjgd", "greedy", {"max_new_tokens": 9}, {"temperature": 0.0}),
 ]
 
 
-@pytest.mark.parametrize(("made", "options"), BASELINES)
-def test_a_run_gets_the_baseline_of_its_own_law(made, options):
+@pytest.mark.parametrize(("strategy", "of_baseline", "shared", "own"), BASELINES)
+def test_a_run_gets_the_baseline_of_its_own_law(strategy, of_baseline, shared, own):
+    made = run(strategy, **shared, **own)
     baseline, paired = with_baselines([made])
-    assert baseline.options == options and baseline.baseline is None
+    assert baseline.options == {"strategy": of_baseline, **shared} and baseline.baseline is None
     assert paired.baseline == baseline.name and paired.options == made.options
 
 
 def test_a_baseline_that_is_among_the_runs_is_not_run_twice():
     mine = run("beam-sample", given_name="mine", num_beams=2)
-    runs = with_baselines([run("dsbd", num_beams=2), run("dsbd", num_beams=2, memory="single"), mine])  # fmt: skip # noqa: E501
+    others = (run("dsbd", num_beams=2), run("dsbd", num_beams=2, memory="single"))
+    runs = with_baselines([*others, mine])
     assert [r.baseline for r in runs] == ["mine", "mine", None]
     fixed, threshold = (run("dsbd", num_beams=2, width_policy=p) for p in ("fixed", "threshold"))
     runs = with_baselines([fixed, threshold])
@@ -109,5 +99,38 @@ def test_every_strategy_runs_under_common_settings_at_every_width():
     assert {r.config.top_k for r in runs if r.config.row.rule == "sample"} == {7}
     widths = [r.config.num_beams for r in runs if r.config.strategy == "beam-search"]
     assert widths == [2, 3]
-    policies = [(r.config.num_beams, r.config.width_policy) for r in runs if r.config.strategy == "dsbd"]  # fmt: skip # noqa: E501
+    configs = [r.config for r in runs if r.config.strategy == "dsbd"]
+    policies = [(config.num_beams, config.width_policy) for config in configs]
     assert policies == [(2, "fixed"), (2, "threshold"), (3, "fixed"), (3, "threshold")]
+
+
+def test_built_in_prompts_are_different_and_end_where_a_token_ends():
+    assert len(set(PROMPTS)) == len(PROMPTS) >= 8
+    assert all(prompt.endswith(":") for prompt in PROMPTS)
+
+
+def test_text_has_a_prompt_a_line_and_jsonl_an_object(tmp_path):
+    text, jsonl = tmp_path / "prompts.txt", tmp_path / "prompts.jsonl"
+    text.write_text("def f(x):\n\nclass A:\n")
+    jsonl.write_text('{"prompt": "def f(x):\\n    y:"}\n{"prompt": "b", "id": 3}\n')
+    assert read_prompts(text) == ["def f(x):", "class A:"]
+    assert read_prompts(jsonl) == ["def f(x):\n    y:", "b"]
+
+
+DAMAGED = [  # (file name, content, words of the message)
+    ("a.txt", None, "cannot be read"),
+    ("a.txt", "\n\n", "has no prompt"),
+    ("a.jsonl", '{"prompt": "a"}\nnonsense\n', "line 2 is invalid JSON"),
+    ("a.jsonl", '{"text": "a"}\n', 'no text under "prompt"'),
+    ("a.jsonl", "[" * 100_000, "line 1 is invalid JSON"),
+    ("a.jsonl", '["a"]\n', 'no text under "prompt"'),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "words"), DAMAGED)
+def test_damaged_files_are_refused(tmp_path, name, content, words):
+    file = tmp_path / name
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(BenchmarkError, match=words):
+        read_prompts(file)

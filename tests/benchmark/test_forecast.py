@@ -1,7 +1,5 @@
 """The forecast of a pair, on table models and made-up costs."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -40,7 +38,7 @@ def test_the_target_as_its_own_draft_is_always_accepted():
     assert single.tokens_per_iteration == pytest.approx(30 / 4)
 
 
-def test_a_draft_as_dear_as_the_target_is_not_worth_it():
+def test_an_expensive_draft_is_not_worth_it():
     for speed in forecasts_of(1, EngineCosts(ANY_ROWS, ANY_ROWS)):
         assert speed.speedup <= 1.0 and speed.tokens_per_iteration < 1.5
 

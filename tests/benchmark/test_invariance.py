@@ -1,7 +1,5 @@
 """Differences between two outputs, and the requests that are compared."""
 
-from __future__ import annotations
-
 import math
 
 from dsbd_ort.benchmark.bench_run import CommonSettings

@@ -1,10 +1,20 @@
-"""Summaries of measurements, computed by hand."""
+"""Summaries of measurements, computed by hand: estimates, intervals and the figure."""
 
-from __future__ import annotations
-
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
-from dsbd_ort.benchmark.bench_run import BenchRun, Measurement, with_baselines
+from dsbd_ort.batch.job import open_journal
+from dsbd_ort.benchmark import plots
+from dsbd_ort.benchmark.bench_run import (
+    DEFAULT_STRATEGIES,
+    BenchRun,
+    CommonSettings,
+    Measurement,
+    runs_of,
+    with_baselines,
+)
+from dsbd_ort.benchmark.bootstrap import Spread, bootstrap, spread
 from dsbd_ort.benchmark.report import compare, summarize
 from tests.benchmark.fakes import stats
 
@@ -91,10 +101,60 @@ def test_a_run_is_summed_over_its_requests():
 
 def test_what_nothing_measures_is_none():
     run = BenchRun(options={"strategy": "sample"})
-    undrafted = measurement(
-        run.name, 1.0, num_draft_tokens=0, draft_acceptance_rate=None, draft_rows=0,
-        kv_bytes_peak=None,
-    )  # fmt: skip
+    nothing = {"num_draft_tokens": 0, "draft_acceptance_rate": None, "draft_rows": 0}
+    undrafted = measurement(run.name, 1.0, kv_bytes_peak=None, **nothing)
     (summary,) = summarize([run], [undrafted])
     assert summary.kv_bytes_peak is None and summary.energy_joules_per_token is None
     assert summary.draft_acceptance_rate is None and summary.draft_rows_per_iteration == 0.0
+
+
+def test_legends_lie_off_the_plots_and_within_the_figure(tmp_path, monkeypatch):
+    runs = with_baselines(runs_of(DEFAULT_STRATEGIES, CommonSettings()))
+    measured = [measurement(run.name, 1.0, pair) for run in runs for pair in PAIRS]
+    figures: list[Figure] = []
+    monkeypatch.setattr(
+        plots, "Figure", lambda **options: figures.append(Figure(**options)) or figures[-1]
+    )
+    plots.plot(summarize(runs, measured), "title", tmp_path / "bench.png")
+    (figure,) = figures
+    legends = [axes.get_legend() for part in figure.subfigs for axes in part.axes]
+    assert len(legends) == 4
+    for legend in legends:
+        box = legend.get_window_extent()
+        assert not any(box.overlaps(a.bbox) for part in figure.subfigs for a in part.axes)
+        assert all(figure.bbox.contains(*corner) for corner in box.corners())
+
+
+def test_a_plot_that_another_process_writes_is_left_as_it_is(tmp_path):
+    runs = with_baselines(runs_of(DEFAULT_STRATEGIES[:1], CommonSettings()))
+    summaries = summarize(runs, [measurement(runs[0].name, 1.0, pair) for pair in PAIRS])
+    file = tmp_path / "bench.png"
+    with open_journal(file) as journal:
+        journal.append({"version": 1})
+        with pytest.raises(OSError, match="another process is writing to it"):
+            plots.plot(summaries, "title", file)
+    assert file.read_text() == '{"version": 1}\n'
+
+
+def test_spreads_and_intervals_of_values():
+    assert spread([5.0, 1.0, 4.0, 2.0, 3.0]) == Spread(3.0, 2.0, 4.0)
+    values = np.random.default_rng(1).normal(2.0, 0.1, 40).tolist()
+    assert bootstrap(values, "median") == bootstrap(values, "median")
+    estimate = bootstrap([1.5] * 7, "median")
+    assert (estimate.value, estimate.low, estimate.high) == (1.5, 1.5, 1.5)
+
+
+def test_median_is_not_moved_by_one_disturbed_pair_and_the_mean_is():
+    values = [2.0] * 9 + [200.0]
+    assert bootstrap(values, "median").value == 2.0
+    assert bootstrap(values, "mean").value == pytest.approx(21.8)
+
+
+def test_interval_of_a_mean_is_near_the_normal_one_and_covers_the_truth_as_often_as_it_says():
+    rng = np.random.default_rng(3)
+    num_trials, num_values, num_covered = 200, 40, 0
+    for _ in range(num_trials):
+        estimate = bootstrap(rng.normal(1.0, 0.5, num_values).tolist(), "mean")
+        num_covered += estimate.low <= 1.0 <= estimate.high
+        assert 0.15 < estimate.high - estimate.low < 0.50  # 2 * 1.96 * 0.5 / sqrt(40) = 0.31
+    assert 0.88 <= num_covered / num_trials <= 0.99

@@ -1,8 +1,5 @@
 """Servers that record what a client sends: over the tiny chat bundle, and over the demo pair."""
 
-from __future__ import annotations
-
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -12,10 +9,17 @@ import pytest
 
 from dsbd_ort import Pipeline
 from dsbd_ort.engine import Service
-from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle, write_manifest
+from dsbd_ort.openai_server.chat import ChatBody
+from dsbd_ort.openai_server.completions import CompletionBody
+from dsbd_ort.openai_server.protocol import OPTION_NAMES
+from dsbd_ort.openai_server.request_fields import FIELDS
+from dsbd_runtime.bundle_files.bundle import Bundle
 from tests.clients.recorder import Recorder
 from tests.openai_server.conftest import CHAT_TEMPLATE
 from tests.openai_server.running_server import running_server
+from tests.runtime.bundle_edits import with_files
+
+CHAT = {"chat_template.jinja": CHAT_TEMPLATE}
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,13 @@ class Served:
 
     url: str
     recorder: Recorder
+
+    def check_traffic(self) -> None:
+        """Check that nothing was refused, and that the table or a body has every field."""
+        declared = {*ChatBody.model_fields, *CompletionBody.model_fields}
+        sent = self.recorder.fields
+        assert sent and sent <= {*FIELDS, *OPTION_NAMES, *declared}
+        assert set(self.recorder.statuses) == {200}
 
 
 Serve = Callable[[Path], AbstractContextManager[Served]]
@@ -46,20 +57,11 @@ def recorded() -> Serve:
     return served
 
 
-def with_chat_template(bundle: Path, folder: Path) -> Path:
-    """Return a copy of a bundle that has a chat template."""
-    shutil.copytree(bundle, folder)
-    manifest = open_bundle(folder).manifest
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
-    write_manifest(folder, versions=manifest.versions, target=manifest.target, draft=manifest.draft)
-    return folder
-
-
 @pytest.fixture(scope="session")
 def tiny_chat(tiny_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return with_chat_template(tiny_bundle.path, tmp_path_factory.mktemp("clients") / "tiny")
+    return with_files(tiny_bundle.path, tmp_path_factory.mktemp("clients") / "tiny", CHAT)
 
 
 @pytest.fixture(scope="session")
 def demo_chat(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return with_chat_template(demo_bundle, tmp_path_factory.mktemp("clients") / "demo")
+    return with_files(demo_bundle, tmp_path_factory.mktemp("clients") / "demo", CHAT)

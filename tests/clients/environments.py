@@ -1,7 +1,5 @@
 """Environments of clients that others wrote, each with its own packages, kept in build/clients."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -48,9 +48,7 @@ class Recorder:
 
         await self.app(scope, recorded, sent)
 
-    def fields(self) -> dict[str, list[str]]:
-        """Return the names of all fields that were sent, by path."""
-        return {
-            path: sorted({name for body in bodies for name in body})
-            for path, bodies in self.bodies.items()
-        }
+    @property
+    def fields(self) -> set[str]:
+        """The names of all fields that were sent."""
+        return {name for bodies in self.bodies.values() for body in bodies for name in body}

@@ -1,9 +1,5 @@
 """Audio files that FFmpeg wrote, to a pipe and one after another: read as FFmpeg reads them."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -13,7 +9,7 @@ from tests.clients.environments import PROGRAMS, command
 pytestmark = [pytest.mark.clients]
 
 
-def test_files_of_ffmpeg(tmp_path: Path) -> None:
+def test_files_of_ffmpeg(tmp_path):
     command("av", ["python", str(PROGRAMS / "av_files.py"), str(tmp_path)], tmp_path)
     files = sorted(tmp_path.glob("*.audio"))
     assert len(files) == 35

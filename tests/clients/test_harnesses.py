@@ -1,19 +1,11 @@
 """lm-eval and guidellm: the figures are those of the pipeline, and nothing is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dsbd_ort import Pipeline
-from dsbd_ort.openai_server.chat import ChatBody
-from dsbd_ort.openai_server.completions import CompletionBody
-from dsbd_ort.openai_server.protocol import OPTION_NAMES
-from dsbd_ort.openai_server.request_fields import FIELDS
-from tests.clients.conftest import Serve, Served
 from tests.clients.environments import command
 from tests.openai_server.running_server import MODEL
 
@@ -21,18 +13,11 @@ pytestmark = pytest.mark.clients
 TASKS = Path(__file__).with_name("tasks")
 
 
-def check_traffic(served: Served) -> None:
-    sent = {name for names in served.recorder.fields().values() for name in names}
-    declared = {*ChatBody.model_fields, *CompletionBody.model_fields}
-    assert sent and sent <= {*FIELDS, *OPTION_NAMES, *declared}
-    assert set(served.recorder.statuses) == {200}
-
-
-def lines_of(file: Path) -> list[dict[str, Any]]:
+def lines_of(file):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_lm_eval(recorded: Serve, demo_bundle: Path, tmp_path: Path) -> None:
+def test_lm_eval(recorded, demo_bundle, tmp_path):
     """A generation task and a log-likelihood task, sample by sample."""
     for task in TASKS.glob("*.yaml"):
         text = task.read_text().replace("DATA", str(TASKS))
@@ -51,7 +36,7 @@ def test_lm_eval(recorded: Serve, demo_bundle: Path, tmp_path: Path) -> None:
         arguments += ["--output_path", str(tmp_path / "out"), "--model_args"]
         arguments += [",".join(f"{name}={value}" for name, value in model.items())]
         command("lm_eval", arguments, tmp_path)
-        check_traffic(served)
+        served.check_traffic()
     (results,) = (tmp_path / "out" / MODEL).glob("results_*.json")
     figures = json.loads(results.read_text())["results"]
     (choices,) = (tmp_path / "out" / MODEL).glob("samples_code_choices_*.jsonl")
@@ -61,12 +46,12 @@ def test_lm_eval(recorded: Serve, demo_bundle: Path, tmp_path: Path) -> None:
         check_lines(pipeline, lines_of(lines), figures["code_lines"]["exact_match,none"])
 
 
-def as_sent(pipeline: Pipeline, text: str) -> list[int]:
+def as_sent(pipeline, text):
     """Return the token ids that lm-eval sends for a text: without special tokens."""
     return pipeline.tokenizer.encode(text, add_special_tokens=False)
 
 
-def check_choices(pipeline: Pipeline, samples: list[dict[str, Any]], accuracy: float) -> None:
+def check_choices(pipeline, samples, accuracy):
     num_right = 0
     for sample in samples:
         document, sums = sample["doc"], []
@@ -81,7 +66,7 @@ def check_choices(pipeline: Pipeline, samples: list[dict[str, Any]], accuracy: f
     assert accuracy == num_right / len(samples) > 0.8
 
 
-def check_lines(pipeline: Pipeline, samples: list[dict[str, Any]], exact: float) -> None:
+def check_lines(pipeline, samples, exact):
     num_equal = 0
     for sample in samples:
         options = {"strategy": "speculative-beam-search", "num_beams": 1}  # at temperature 0
@@ -94,7 +79,7 @@ def check_lines(pipeline: Pipeline, samples: list[dict[str, Any]], exact: float)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_guidellm(recorded: Serve, demo_chat: Path, tmp_path: Path, path: str) -> None:
+def test_guidellm(recorded, demo_chat, tmp_path, path):
     """Twelve requests, four at a time: as many tokens as were asked for, and no error."""
     output = tmp_path / "report.json"
     with recorded(demo_chat) as served:
@@ -105,7 +90,7 @@ def test_guidellm(recorded: Serve, demo_chat: Path, tmp_path: Path, path: str) -
         arguments += ["--tokenizer", f"kind=huggingface_auto,model={demo_chat}"]
         arguments += ["--data", "kind=synthetic_text,prompt_tokens=24,output_tokens=16"]
         command("guidellm", [*arguments, "--output", f"kind=json,path={output}"], tmp_path)
-        check_traffic(served)
+        served.check_traffic()
     (benchmark,) = json.loads(output.read_text())["benchmarks"]
     done = benchmark["requests"]["successful"]
     assert len(done) == 12 and not benchmark["requests"]["errored"]

@@ -1,7 +1,5 @@
 """One Ray cluster for all tests of this folder that need one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """A Ray cluster of the tests' own, and ``serve run`` on it; every process ends with the block."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

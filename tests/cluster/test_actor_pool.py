@@ -1,7 +1,5 @@
 """dsbd-run --cluster on a Ray cluster of two cores: equal answers, kills, signals, refusals."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

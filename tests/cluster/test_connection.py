@@ -1,7 +1,5 @@
 """Resolution of addresses, without a cluster: plain sockets that listen or do not."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

@@ -1,7 +1,5 @@
 """A replica without a cluster: its answers, its errors, and its share of nodes of all kinds."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 from dataclasses import replace

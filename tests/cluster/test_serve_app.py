@@ -1,16 +1,12 @@
 """The Ray Serve application, as ``serve run`` deploys it: two replicas on the tests' cluster."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 from urllib.request import urlopen
 
 import openai
@@ -27,7 +23,7 @@ from dsbd_ort.pipeline import PipelineSettings
 from tests.cluster.own_cluster import TOKEN, serve_run
 
 MODEL = "tiny"
-BODIES: list[dict[str, Any]] = [
+BODIES = [
     {"prompt": f"def f_{number}(", "seed": number, "max_tokens": 4 + number % 5}
     for number in range(52)
 ]
@@ -35,7 +31,7 @@ ENDLESS = {"eos_token_id": [], "num_beams": 4}
 
 
 @pytest.fixture(scope="module")
-def client(tiny_bundle, cluster) -> Iterator[openai.OpenAI]:
+def client(tiny_bundle, cluster):
     arguments = [f"bundle={tiny_bundle.path}", f"model_name={MODEL}", "replicas=2"]
     patient = "shutdown_timeout=300"  # a busy machine may take long over the streams left
     with (
@@ -200,7 +196,7 @@ def test_arguments_come_as_text(tmp_path):
 
 def test_defaults_are_those_of_dsbd_serve(tmp_path):
     arguments = AppArguments.model_validate({"bundle": tmp_path})
-    given: list[ServeArguments] = []
+    given = []
     with pytest.raises(SystemExit):
         command(ServeArguments)(given.append).main([str(tmp_path)])
     (served,) = given

@@ -1,18 +1,18 @@
 """dsbd-bench as a person meets it: table, JSON, plots, one-line errors."""
 
-from __future__ import annotations
-
 import json
 import re
+from functools import partial
 
 import pytest
-from click.testing import CliRunner
 
 from dsbd_ort.cli import bench
+from tests.commands.calls import assert_one_line_error, called
 from tests.exports import export_demo_pair
 from tests.runtime.bundle_edits import edited, without_draft
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
+dsbd_bench = partial(called, bench)
 SHORT = ["--max-new-tokens", "6", "--threads", "1"]
 SPECULATIVE = ["--run", "speculative draft_length=3 name=mine"]
 
@@ -35,10 +35,6 @@ MEASUREMENT_KEYS = {
     "run", "prompt_index", "repetition", "seed", "seconds", "token_ids", "logprob",
     "energy_joules", "stats",
 }  # fmt: skip
-
-
-def dsbd_bench(*arguments):
-    return CliRunner().invoke(bench, [str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="module")
@@ -139,10 +135,7 @@ USER_ERRORS = [  # (arguments after the bundle, words of the message)
 
 @pytest.mark.parametrize(("arguments", "words"), USER_ERRORS)
 def test_user_errors_end_in_one_line_and_exit_code_2(demo_bundle, arguments, words):
-    done = dsbd_bench(demo_bundle, *arguments)
-    assert done.exit_code == 2, (done.exit_code, done.output, done.exception)
-    assert len(done.stderr.splitlines()) == 1 and words in done.stderr
-    assert done.stdout == ""
+    assert_one_line_error(dsbd_bench(demo_bundle, *arguments), words)
 
 
 INVARIANCE = ["--check-invariance", "--repetitions", 1, *SHORT]

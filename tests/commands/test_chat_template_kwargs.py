@@ -1,17 +1,13 @@
 """Chat templates for one prompt, a chat and a batch: more variables, messages that they drop."""
 
-from __future__ import annotations
-
 import json
-import shutil
-from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 from dsbd_ort import Pipeline, Service
 from dsbd_ort.cli import run
-from dsbd_runtime.bundle_files.bundle import Bundle, write_manifest
+from tests.commands.calls import answered, assert_one_line_error, called
+from tests.runtime.bundle_edits import with_files
 
 TEMPLATE = "{% for m in messages %}{{ m.content }};{% endfor %}{{ mood }}"
 MOOD = {"mood": "glad"}
@@ -19,17 +15,13 @@ ASKED = ["--chat", "--max-new-tokens", "6", "--seed", "3", "--top-k", "20"]
 
 
 @pytest.fixture(scope="module")
-def chat_bundle(tiny_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def chat_bundle(tiny_bundle, tmp_path_factory):
     folder = tmp_path_factory.mktemp("chat") / "bundle"
-    shutil.copytree(tiny_bundle.path, folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    manifest = tiny_bundle.manifest
-    write_manifest(folder, versions={}, target=manifest.target, draft=manifest.draft)
-    return folder
+    return with_files(tiny_bundle.path, folder, {"chat_template.jinja": TEMPLATE})
 
 
 @pytest.fixture(scope="module")
-def answer(chat_bundle: Path) -> str:
+def answer(chat_bundle):
     with Pipeline.from_bundle(chat_bundle, chat_defaults=True) as pipeline:
         ids = pipeline.chat_prompt([{"role": "user", "content": "hi"}], chat_template_kwargs=MOOD)
         assert pipeline.tokenizer.decode(ids) == "hi;glad"
@@ -39,38 +31,34 @@ def answer(chat_bundle: Path) -> str:
         return pipeline.generate(ids, max_new_tokens=6, seed=3, top_k=20).sequences[0].text
 
 
-def dsbd_run(bundle: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(run, [str(bundle), *ASKED, *arguments])
+def dsbd_run(bundle, *arguments):
+    return called(run, bundle, *ASKED, *arguments)
 
 
-def test_one_prompt(chat_bundle: Path, answer: str) -> None:
+def test_one_prompt(chat_bundle, answer):
     done = dsbd_run(chat_bundle, "--prompt", "hi", "--chat-template-kwargs", json.dumps(MOOD))
     assert done.stdout == f"{answer}\n"
     assert dsbd_run(chat_bundle, "--prompt", "hi").stdout != done.stdout
 
 
-def test_a_batch_and_its_fingerprint(chat_bundle: Path, answer: str, tmp_path: Path) -> None:
+def test_a_batch_and_its_fingerprint(chat_bundle, answer, tmp_path):
     lines = [
         {"prompt": "hi", "seed": 3},
         {"messages": [{"role": "user", "content": "hi"}], "seed": 3},
     ]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    files = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
-    done = dsbd_run(chat_bundle, *files, "--chat-template-kwargs", json.dumps(MOOD))
-    assert done.exit_code == 0, done.output
-    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    mood = ["--chat-template-kwargs", json.dumps(MOOD)]
+    found = answered(chat_bundle, tmp_path, lines, *ASKED, *mood)
     assert [line["sequences"][0]["text"] for line in found] == [answer] * 2
+    files = ["--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl"]
     other = dsbd_run(chat_bundle, *files, "--chat-template-kwargs", '{"mood": "sad"}')
     assert other.exit_code == 2 and "of another input or other options" in other.stderr
 
 
-def test_a_chat_has_defaults_of_its_own_unless_it_wants_none(
-    chat_bundle: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_chat_has_defaults_of_its_own_unless_it_wants_none(chat_bundle, caplog):
     asked = ["--chat", "--prompt", "hi", "--seed", "3", "--min-new-tokens", "70", "--json"]
     found = []
     for flags in ([], ["--no-chat-defaults"]):
-        done = CliRunner().invoke(run, [str(chat_bundle), *asked, *flags])
+        done = called(run, chat_bundle, *asked, *flags)
         (sequence,) = json.loads(done.stdout)["sequences"]
         assert sequence["finish_reason"] in ("eos", "length")
         found.append((sequence["token_ids"], "temperature 0.7, top_p 0.9" in caplog.text))
@@ -82,28 +70,21 @@ def test_a_chat_has_defaults_of_its_own_unless_it_wants_none(
         prompt = pipeline.chat_prompt([{"role": "user", "content": "hi"}])
         sampling = {"temperature": 0.7, "top_p": 0.9, "max_new_tokens": 2048 - len(prompt)}
         for options, expected in (({}, plain_tokens), (sampling, tokens)):
-            answered = pipeline.generate(prompt, seed=3, min_new_tokens=70, **options)
-            assert answered.sequences[0].token_ids == expected
+            wanted = pipeline.generate(prompt, seed=3, min_new_tokens=70, **options)
+            assert wanted.sequences[0].token_ids == expected
 
 
-def test_messages_that_the_template_drops(tiny_bundle: Bundle, tmp_path: Path) -> None:
-    bundle = tmp_path / "bundle"
-    shutil.copytree(tiny_bundle.path, bundle)
+def test_messages_that_the_template_drops(tiny_bundle, tmp_path):
     source = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
-    (bundle / "chat_template.jinja").write_text(source)
-    manifest = tiny_bundle.manifest
-    write_manifest(bundle, versions={}, target=manifest.target, draft=manifest.draft)
+    bundle = with_files(tiny_bundle.path, tmp_path / "bundle", {"chat_template.jinja": source})
     done = dsbd_run(bundle, "--system", "brief", "--prompt", "hi")
     assert done.exit_code == 2 and done.stdout == ""
     assert "messages[0], of role 'system', leaves no trace in the prompt" in done.stderr
     user, critic = ({"role": role, "content": "hi"} for role in ("user", "critic"))
     lines = [{"messages": [user, critic]}, {"messages": [user, user]}]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    files = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
-    dsbd_run(bundle, *files)
-    refused, answered = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    refused, taken = answered(bundle, tmp_path, lines, *ASKED)
     assert "messages[1], of role 'critic', leaves no trace" in refused["error"]
-    assert answered["sequences"]
+    assert taken["sequences"]
 
 
 WRONG = [
@@ -114,12 +95,10 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "words"), WRONG)
-def test_no_json_object_is_refused(chat_bundle: Path, arguments: list[str], words: str) -> None:
-    done = dsbd_run(chat_bundle, "--prompt", "hi", *arguments)
-    assert done.exit_code == 2 and words in done.stderr and len(done.stderr.splitlines()) == 1
+def test_no_json_object_is_refused(chat_bundle, arguments, words):
+    assert_one_line_error(dsbd_run(chat_bundle, "--prompt", "hi", *arguments), words)
 
 
-def test_it_needs_a_chat(chat_bundle: Path) -> None:
-    arguments = [str(chat_bundle), "--prompt", "hi", "--chat-template-kwargs", "{}"]
-    done = CliRunner().invoke(run, arguments)
+def test_it_needs_a_chat(chat_bundle):
+    done = called(run, chat_bundle, "--prompt", "hi", "--chat-template-kwargs", "{}")
     assert "--chat-template-kwargs needs --chat" in done.stderr

@@ -1,34 +1,26 @@
 """dsbd-distill as a person meets it, and its draft in dsbd-export and dsbd-inspect."""
 
-from __future__ import annotations
-
 import json
 import shutil
 
 import pytest
-from click.testing import CliRunner
 
 from dsbd_ort import cli
 from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, read_record
 from scripts.family_checkpoints import write_family_checkpoint
+from tests.commands.calls import assert_one_error, called
 from tests.distill.conftest import target, texts
 
 __all__ = ["target", "texts"]  # fixtures
 
 
 def run(name, *arguments):
-    return CliRunner().invoke(getattr(cli, name), [str(argument) for argument in arguments])
+    return called(getattr(cli, name), *arguments)
 
 
 def dsbd_distill(target, texts, output, *more):
     small = ["--steps", "2", "--no-speed", "--params", "32K"]
     return run("distill", "--target", target, "--data", texts, "-o", output, *small, *more)
-
-
-def assert_one_line_error(done, words):
-    assert done.exit_code == 2, (done.exit_code, done.output, done.exception)
-    assert done.stderr.count("Error:") == 1 and "Traceback" not in done.stderr
-    assert words in done.stderr
 
 
 @pytest.mark.slow
@@ -62,7 +54,7 @@ def test_a_bundle_of_another_draft_has_no_record(tiny_bundle):
 
 def test_a_damaged_record_is_named(distilled_bundle):
     (distilled_bundle / "draft" / RECORD_FILE).write_text("{}")
-    assert_one_line_error(run("inspect", distilled_bundle), RECORD_FILE)
+    assert_one_error(run("inspect", distilled_bundle), RECORD_FILE)
 
 
 @pytest.fixture
@@ -91,7 +83,7 @@ USER_ERRORS = [  # (arguments besides the working ones, words of the message)
 
 @pytest.mark.parametrize(("arguments", "words"), USER_ERRORS)
 def test_user_errors_end_in_one_line_and_leave_nothing(target, texts, tmp_path, arguments, words):
-    assert_one_line_error(dsbd_distill(target, texts, tmp_path / "draft", *arguments), words)
+    assert_one_error(dsbd_distill(target, texts, tmp_path / "draft", *arguments), words)
     assert not list(tmp_path.iterdir())
 
 
@@ -99,33 +91,31 @@ def test_user_errors_end_in_one_line_and_leave_nothing(target, texts, tmp_path, 
 def test_what_must_be_given(target, texts, tmp_path, missing):
     given = {"--target": target, "--data": texts, "-o": tmp_path / "draft"}
     arguments = [word for name, value in given.items() if name != missing for word in (name, value)]
-    assert_one_line_error(run("distill", *arguments), "Missing option")
+    assert_one_error(run("distill", *arguments), "Missing option")
 
 
 def test_texts_that_are_not_utf8(target, tmp_path):
     (tmp_path / "text").write_bytes(b"\xff" * 5000)
     done = dsbd_distill(target, tmp_path / "text", tmp_path / "draft")
-    assert_one_line_error(done, "1 of 1 files of data are not UTF-8")
+    assert_one_error(done, "1 of 1 files of data are not UTF-8")
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
 
 
 def test_params_of_a_draft_for_an_encoder_decoder(texts, tmp_path):
     target = write_family_checkpoint("t5", tmp_path / "t5")
     done = dsbd_distill(target, texts, tmp_path / "draft")
-    assert_one_line_error(
-        done, "params='32K' is not supported for the target (family t5), an encoder"
-    )
+    assert_one_error(done, "params='32K' is not supported for the target (family t5), an encoder")
     assert [path.name for path in tmp_path.iterdir()] == ["t5"]
 
 
 def test_an_output_that_exists(target, texts, tmp_path):
     (tmp_path / "draft").mkdir()
     done = dsbd_distill(target, texts, tmp_path / "draft")
-    assert_one_line_error(done, "draft exists; remove it or choose another output")
+    assert_one_error(done, "draft exists; remove it or choose another output")
     assert not list((tmp_path / "draft").iterdir())
 
 
 def test_an_output_that_cannot_be_written(target, texts, tmp_path):
     (tmp_path / "file").write_text("")
     done = dsbd_distill(target, texts, tmp_path / "file" / "draft")
-    assert_one_line_error(done, f"cannot write {tmp_path / 'file' / 'draft.work'}")
+    assert_one_error(done, f"cannot write {tmp_path / 'file' / 'draft.work'}")

@@ -1,11 +1,9 @@
 """dsbd-export as a person meets it."""
 
-from __future__ import annotations
-
 import shutil
+from functools import partial
 
 import pytest
-from click.testing import CliRunner
 from transformers import LlamaConfig
 
 from dsbd_export.checkpoints.families import FAMILIES
@@ -13,12 +11,11 @@ from dsbd_export.demo import demo_pair
 from dsbd_ort.cli import export
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
+from tests.commands.calls import assert_one_error, called
 from tests.export.conftest import swap_tokens
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
-
-def dsbd_export(*arguments):
-    return CliRunner().invoke(export, [str(argument) for argument in arguments])
+dsbd_export = partial(called, export)
 
 
 @pytest.mark.slow  # README.md's command runs in test_docs.py
@@ -54,18 +51,12 @@ def test_a_target_alone_and_a_draft_added_to_it(tmp_path):
     assert [now.entry(role).dtype for role in now.roles] == ["fp32", "fp16"]
 
 
-def checkpoint_with_other_vocabulary(tmp_path):
-    folder = tmp_path / "draft"
-    shutil.copytree(demo_pair()[1], folder)
-    swap_tokens(folder, "return", "import")
-    return folder
-
-
 def test_different_vocabularies_are_refused_and_leave_nothing(tmp_path):
-    draft = checkpoint_with_other_vocabulary(tmp_path)
+    draft = shutil.copytree(demo_pair()[1], tmp_path / "draft")
+    swap_tokens(draft, "return", "import")
     output = tmp_path / "out" / "bundle"
     done = dsbd_export("--target", demo_pair()[0], "--draft", draft, "-o", output)
-    assert_one_line_error(done, "the vocabularies differ: token '")
+    assert_one_error(done, "the vocabularies differ: token '")
     assert not output.parent.exists() or not list(output.parent.iterdir())
 
 
@@ -114,30 +105,24 @@ BUNDLE_ERRORS = [  # (arguments besides --bundle, words of the message)
 
 @pytest.mark.parametrize(("arguments", "words"), USER_ERRORS)
 def test_user_errors_end_in_one_line_and_leave_nothing(tmp_path, arguments, words):
-    assert_one_line_error(dsbd_export("-o", tmp_path / "bundle", *arguments), words)
+    assert_one_error(dsbd_export("-o", tmp_path / "bundle", *arguments), words)
     assert not list(tmp_path.iterdir())
-
-
-def assert_one_line_error(done, words):
-    assert done.exit_code == 2, (done.exit_code, done.output, done.exception)
-    assert done.stderr.count("Error:") == 1 and "Traceback" not in done.stderr
-    assert words in done.stderr
 
 
 @pytest.mark.parametrize(("arguments", "words"), BUNDLE_ERRORS)
 def test_engines_for_a_bundle_take_no_options_of_checkpoints(tiny_bundle, arguments, words):
-    assert_one_line_error(dsbd_export("--bundle", tiny_bundle.path, *arguments), words)
+    assert_one_error(dsbd_export("--bundle", tiny_bundle.path, *arguments), words)
     assert open_bundle(tiny_bundle.path).manifest == tiny_bundle.manifest
 
 
 def test_a_draft_for_a_folder_that_is_no_bundle(tmp_path):
     done = dsbd_export("--bundle", tmp_path, "--draft", demo_pair()[1])
-    assert_one_line_error(done, "is not a bundle: it has no dsbd.json")
+    assert_one_error(done, "is not a bundle: it has no dsbd.json")
     assert not list(tmp_path.iterdir())
 
 
 def test_an_export_needs_an_output():
-    assert_one_line_error(dsbd_export("--demo"), "-o is missing")
+    assert_one_error(dsbd_export("--demo"), "-o is missing")
 
 
 def test_engines_are_built_for_a_bundle(tmp_path):
@@ -153,7 +138,7 @@ def test_engines_are_built_for_a_bundle(tmp_path):
 @pytest.fixture(scope="module")
 def rows():
     """The table as printed: family -> its first line."""
-    done = CliRunner().invoke(export, ["--list-families"])  # no --target, no --output
+    done = dsbd_export("--list-families")  # no --target, no --output
     assert done.exit_code == 0 and done.stderr == ""
     lines = [line.split("│") for line in done.stdout.splitlines() if line.startswith("│")]
     return {cells[1].strip(): cells for cells in lines if cells[1].strip()}

@@ -1,7 +1,5 @@
 """--help: every option once, under the heading of its section; examples that run as written."""
 
-from __future__ import annotations
-
 import re
 import shlex
 
@@ -32,16 +30,16 @@ RUN_SECTIONS = [
 ]
 
 
-def help_of(name: str, flag: str = "--help") -> str:
+def help_of(name, flag="--help"):
     return CliRunner().invoke(getattr(cli, name), [flag], terminal_width=100).stdout
 
 
-def all_help_of(name: str) -> str:
+def all_help_of(name):
     return help_of(name, "--help-all" if "--help-all" in help_of(name) else "--help")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_is_shown_once_and_has_a_text(name: str) -> None:
+def test_every_option_is_shown_once_and_has_a_text(name):
     text = all_help_of(name)
     for parameter in getattr(cli, name).params:
         if isinstance(parameter, click.Option):
@@ -51,7 +49,7 @@ def test_every_option_is_shown_once_and_has_a_text(name: str) -> None:
     assert "2147483647" not in text and "e+308" not in text and "RANGE" not in text
 
 
-def test_the_options_of_a_run_stand_in_sections() -> None:
+def test_the_options_of_a_run_stand_in_sections():
     text = all_help_of("run")
     assert re.findall(r"^(\w.*):$", text, re.MULTILINE) == RUN_SECTIONS
     sampling = text[text.index("\nSampling:") : text.index("\nLength and end:")]
@@ -69,7 +67,7 @@ def test_the_options_of_a_run_stand_in_sections() -> None:
     assert "Which strategy: dsbd" in text
 
 
-def test_the_short_help_shows_the_options_that_people_use() -> None:
+def test_the_short_help_shows_the_options_that_people_use():
     text = help_of("run")
     shown = re.findall(r"^  --([\w-]+)", text, re.MULTILINE)
     assert len(shown) <= 32 and {"num-beams", "temperature", "stop", "audio", "help-all"} <= {
@@ -80,7 +78,7 @@ def test_the_short_help_shows_the_options_that_people_use() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_examples_are_valid_command_lines(name: str) -> None:
+def test_the_examples_are_valid_command_lines(name):
     lines = re.findall(rf"^    (dsbd-{name} .*)$", help_of(name), re.MULTILINE)
     assert len(lines) >= 2
     for line in lines:

@@ -1,17 +1,13 @@
 """dsbd-inspect as a person and as a script meet it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
-from click.testing import CliRunner
 
 from dsbd_ort.cli import inspect
 from dsbd_ort.commands.bundle_summary import summarize_bundle
@@ -19,10 +15,12 @@ from dsbd_ort.commands.inspect import providers_lines
 from dsbd_ort.pipeline import Pipeline
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.errors import CapacityError
+from tests.commands.calls import called, called_apart
 from tests.runtime.bundle_edits import as_version_2, edited, without_draft
 from tests.runtime.fake_trt import add_fake_engines
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
+dsbd_inspect = partial(called, inspect)
 TARGET = TinyModel(num_layers=3, num_kv_heads=2, head_dim=8, context_length=512, sliding_window=16)
 DRAFT = TinyModel(seed=1, num_layers=1, context_length=300, dtype="fp16", logits="topk:8")
 TARGET_KV, DRAFT_KV = 2 * 3 * 2 * 8 * 4, 2 * 1 * 2 * 8 * 2  # parts, layers, heads, dims, bytes
@@ -31,12 +29,7 @@ TARGET_KV, DRAFT_KV = 2 * 3 * 2 * 8 * 4, 2 * 1 * 2 * 8 * 2  # parts, layers, hea
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inspect") / "bundle"
-    write_tiny_bundle(folder, target=TARGET, draft=DRAFT)
-    return folder
-
-
-def dsbd_inspect(*arguments):
-    return CliRunner().invoke(inspect, [str(argument) for argument in arguments])
+    return write_tiny_bundle(folder, target=TARGET, draft=DRAFT)
 
 
 def inspected(*arguments):
@@ -65,19 +58,11 @@ def test_json_tells_both_models_and_their_caches(bundle):
 
 
 def test_an_adapter_and_what_is_not_read_are_named(bundle, tmp_path):
-    assert (
-        inspected(bundle)["target"]["adapter"],
-        inspected(bundle)["draft"]["unread_inputs"],
-    ) == (
-        None,
-        [],
-    )
-    changed = edited(
-        shutil.copytree(bundle, tmp_path / "bundle"),
-        lambda manifest: manifest["target"].update(
-            adapter="chat-lora", unread_inputs=["images", "video"]
-        ),
-    )
+    plain = inspected(bundle)
+    assert (plain["target"]["adapter"], plain["draft"]["unread_inputs"]) == (None, [])
+    fields = {"adapter": "chat-lora", "unread_inputs": ["images", "video"]}
+    copy = shutil.copytree(bundle, tmp_path / "bundle")
+    changed = edited(copy, lambda manifest: manifest["target"].update(fields))
     target = inspected(changed)["target"]
     assert (target["adapter"], target["unread_inputs"]) == ("chat-lora", ["images", "video"])
     printed = dsbd_inspect(changed).stdout
@@ -195,19 +180,13 @@ def test_without_engines_no_tensorrt_runs_the_bundle(bundle):
 
 
 def test_without_onnxruntime_it_says_so(bundle):
-    code = (
-        "import sys; sys.modules['onnxruntime'] = None; from dsbd_ort.cli import inspect; inspect()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(bundle), "--json"], capture_output=True, text=True
-    )
+    before = "import sys; sys.modules['onnxruntime'] = None"
+    done = called_apart("inspect", bundle, "--json", before=before)
     assert done.returncode == 0, done.stderr
     cpu = json.loads(done.stdout)["providers"][0]
     assert cpu["name"] == "cpu" and not cpu["can_run"]
-    assert (
-        "in a checkout of dsbd-ort run: pip install -c constraints.txt -e '.[cpu]'"
-        in cpu["problems"][0]
-    )
+    mend = "in a checkout of dsbd-ort run: pip install -c constraints.txt -e '.[cpu]'"
+    assert mend in cpu["problems"][0]
 
 
 def test_user_errors_end_in_one_line(bundle, tmp_path):
@@ -240,3 +219,14 @@ def test_a_draft_that_shortens_the_context_is_named(tmp_path):
         pytest.raises(CapacityError, match=r"of 128 \(the draft's; the target's has 512\); use"),
     ):
         pipeline.generate([1] * 100, max_new_tokens=64)
+
+
+def test_features_that_are_returned_and_read(feature_bundle):
+    done = dsbd_inspect(feature_bundle.path)
+    assert done.exit_code == 0
+    (line,) = [line for line in done.stdout.splitlines() if "layers 2, 0" in line]
+    assert "features" in line and "returns what enters layers 2, 0" in line
+    assert "reads 64, or 32 of its own" in line
+    told = inspected(feature_bundle.path)
+    assert told["target"]["features"] == {"width": 64, "layers": [2, 0], "own_width": None}
+    assert told["draft"]["features"] == {"width": 64, "layers": None, "own_width": 32}

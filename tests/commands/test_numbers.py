@@ -1,10 +1,6 @@
 """No option of any command takes NaN, infinity or a number without bound, nor does a setting."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
-from typing import Any
 
 import click
 import pytest
@@ -32,7 +28,7 @@ NUMBERS = [
 ]
 
 
-def test_every_command_has_its_options_walked_over() -> None:
+def test_every_command_has_its_options_walked_over():
     commands = {command.name for command, _ in NUMBERS}
     assert commands == {"export", "distill", "run", "bench", "serve"} and len(NUMBERS) > 50
 
@@ -40,9 +36,7 @@ def test_every_command_has_its_options_walked_over() -> None:
 @pytest.mark.parametrize(
     ("command", "parameter"), NUMBERS, ids=[f"{c.name}{p.opts[0]}" for c, p in NUMBERS]
 )
-def test_an_option_takes_finite_bounded_numbers_alone(
-    command: click.Command, parameter: click.Parameter
-) -> None:
+def test_an_option_takes_finite_bounded_numbers_alone(command, parameter):
     flag = parameter.opts[0]
     is_float = parameter.type.name in ("float", "float range", "FLOAT")
     wrong = [*NO_NUMBERS, *([] if flag in UNBOUNDED else ["1e300" if is_float else str(2**200)])]
@@ -54,16 +48,16 @@ def test_an_option_takes_finite_bounded_numbers_alone(
         assert done.stderr.count("\n") == 1 and flag in done.stderr, (value, done.stderr)
 
 
-WRONG: list[Any] = [math.nan, math.inf, -math.inf, -1, 10**400, 1e300, "1", True, None, [1]]
+WRONG = [math.nan, math.inf, -math.inf, -1, 10**400, 1e300, "1", True, None, [1]]
 
 
-def served(**settings: Any) -> GracefulServer:
+def served(**settings):
     usual = {"idle_timeout_s": 1, "shutdown_timeout_s": 1.0, "max_connections": 1}
-    return GracefulServer(None, None, Gate(), **{**usual, **settings})  # type: ignore[arg-type]
+    return GracefulServer(None, None, Gate(), **{**usual, **settings})
 
 
 COUNTS = ["max_new_tokens", "max_beams", "max_draft_nodes", "max_best_of", "max_prompts"]
-SETTINGS: list[tuple[Callable[..., Any], str]] = [
+SETTINGS = [
     *((ServiceLimits, name) for name in ("max_requests", "max_queued", "kv_bytes")),
     *((ServingSettings, name) for name in (*COUNTS, "max_prompt_tokens", "max_body_bytes")),
     *((ServingSettings, name) for name in ("body_timeout_s", "request_timeout_s")),
@@ -73,8 +67,8 @@ SETTINGS: list[tuple[Callable[..., Any], str]] = [
 
 
 @pytest.mark.parametrize(("made", "name"), SETTINGS)
-def test_a_setting_is_checked_where_it_is_made(made: Callable[..., Any], name: str) -> None:
-    others: dict[str, Any] = {"model_name": "m"} if made is ServingSettings else {}
+def test_a_setting_is_checked_where_it_is_made(made, name):
+    others = {"model_name": "m"} if made is ServingSettings else {}
     others = {"host": "127.0.0.1", "port": 0} if made is listening_socket else others
     for value in WRONG:
         if value is None and name in ("kv_bytes", "max_prompt_tokens", "max_new_tokens"):

@@ -1,7 +1,5 @@
 """How every command ends: one line and an exit code, a traceback where it is asked for."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -32,9 +30,9 @@ ENDS = [  # (what the command raises, exit code, the line)
 ]
 
 
-def command_that_raises(error: BaseException) -> OneLineCommand:
+def command_that_raises(error):
     @click.command(cls=OneLineCommand)
-    def fail() -> None:
+    def fail():
         raise error
 
     return fail

@@ -1,7 +1,5 @@
 """dsbd-run at a terminal, in a pipe, from stdin to stdout, and interrupted."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty
@@ -14,20 +12,17 @@ import pytest
 from click.testing import CliRunner
 
 from dsbd_ort.cli import run
-from dsbd_runtime.bundle_files.bundle import Bundle
 
 CODE = "from dsbd_ort.cli import run; run()"
 GREEDY = ["--strategy", "greedy", "--eos-token-id", "257", "--threads", "1"]
 LINES = '{"prompt": "ab", "id": 1}\n\n{"prompt": 3}\n{"prompt": "c", "max_new_tokens": 2}\n'
 
 
-def command(bundle: Bundle, *arguments: str) -> list[str]:
+def command(bundle, *arguments):
     return [sys.executable, "-c", CODE, str(bundle.path), *arguments, *GREEDY]
 
 
-def test_at_a_terminal_one_prompt_streams_and_an_interrupted_one_has_statistics(
-    tiny_bundle: Bundle,
-) -> None:
+def test_at_a_terminal_one_prompt_streams_and_an_interrupted_one_has_statistics(tiny_bundle):
     primary, secondary = pty.openpty()
     arguments = ["--prompt", "ab", "--max-new-tokens", "1900", "--stats"]
     process = subprocess.Popen(
@@ -49,7 +44,7 @@ def test_at_a_terminal_one_prompt_streams_and_an_interrupted_one_has_statistics(
     assert found and 1 <= int(found[1]) < 1900
 
 
-def test_in_a_pipe_one_prompt_is_printed_when_it_is_done(tiny_bundle: Bundle) -> None:
+def test_in_a_pipe_one_prompt_is_printed_when_it_is_done(tiny_bundle):
     arguments = ["--prompt", "ab", "--max-new-tokens", "20"]
     printed = [
         subprocess.check_output(command(tiny_bundle, *arguments, *more))
@@ -59,7 +54,7 @@ def test_in_a_pipe_one_prompt_is_printed_when_it_is_done(tiny_bundle: Bundle) ->
 
 
 @pytest.mark.parametrize("more", [["--stream"], ["--json"]])
-def test_a_reader_that_has_had_enough_ends_it_quietly(tiny_bundle: Bundle, more: list[str]) -> None:
+def test_a_reader_that_has_had_enough_ends_it_quietly(tiny_bundle, more):
     arguments = ["--prompt", "ab", "--max-new-tokens", "1500", *more]
     with subprocess.Popen(
         command(tiny_bundle, *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -72,7 +67,7 @@ def test_a_reader_that_has_had_enough_ends_it_quietly(tiny_bundle: Bundle, more:
         assert process.wait(timeout=60) == 128 + signal.SIGPIPE
 
 
-def test_a_batch_from_stdin_to_stdout(tiny_bundle: Bundle) -> None:
+def test_a_batch_from_stdin_to_stdout(tiny_bundle):
     arguments = [str(tiny_bundle.path), "--input", "-", "--output", "-", "--max-new-tokens", "4"]
     done = CliRunner().invoke(run, [*arguments, *GREEDY], input=LINES)
     assert done.exit_code == 0, done.stderr
@@ -88,7 +83,7 @@ def test_a_batch_from_stdin_to_stdout(tiny_bundle: Bundle) -> None:
     assert "3 of 3 lines are done" in done.stderr
 
 
-def test_a_batch_to_stdout_is_that_of_a_file(tiny_bundle: Bundle, tmp_path) -> None:
+def test_a_batch_to_stdout_is_that_of_a_file(tiny_bundle, tmp_path):
     file, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     file.write_text(LINES)
     texts = []
@@ -103,7 +98,7 @@ def test_a_batch_to_stdout_is_that_of_a_file(tiny_bundle: Bundle, tmp_path) -> N
     assert texts[0] == texts[1] and texts[0][0]
 
 
-def test_a_cluster_has_no_stdout(tiny_bundle: Bundle) -> None:
+def test_a_cluster_has_no_stdout(tiny_bundle):
     arguments = ["--input", "-", "--output", "-", "--cluster", "auto"]
     done = CliRunner().invoke(run, [str(tiny_bundle.path), *arguments])
     assert done.exit_code == 2 and "give a folder" in done.stderr

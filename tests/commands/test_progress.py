@@ -1,7 +1,5 @@
 """Progress on stderr: lines of phases, signs of life between them, nothing of libraries."""
 
-from __future__ import annotations
-
 import io
 import logging
 import time
@@ -15,7 +13,7 @@ from dsbd_ort.commands.export import working
 from dsbd_ort.commands.progress import shown_progress
 
 
-def test_a_long_phase_comes_back_with_its_time() -> None:
+def test_a_long_phase_comes_back_with_its_time():
     printed = io.StringIO()
     with shown_progress(console=Console(file=printed, width=20), silence=0.05) as report:
         time.sleep(0.1)  # nothing has begun
@@ -35,9 +33,7 @@ def test_a_long_phase_comes_back_with_its_time() -> None:
     assert printed.getvalue().splitlines() == lines  # nothing after its end
 
 
-def test_libraries_are_silent_inside_and_as_before_outside(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_libraries_are_silent_inside_and_as_before_outside(caplog):
     logger = logging.getLogger("transformers.models")
     with silenced_libraries():
         warnings.warn("deprecated", FutureWarning, stacklevel=1)
@@ -47,6 +43,6 @@ def test_libraries_are_silent_inside_and_as_before_outside(
         warnings.warn("deprecated", FutureWarning, stacklevel=1)
 
 
-def test_commands_work_in_silence() -> None:
+def test_commands_work_in_silence():
     with working():
         warnings.warn("deprecated", FutureWarning, stacklevel=1)  # an error in all tests

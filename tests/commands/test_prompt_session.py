@@ -1,10 +1,7 @@
 """dsbd-run for a person: one prompt after another, a chat that remembers, Ctrl-C and Ctrl-D."""
 
-from __future__ import annotations
-
 import os
 import pty
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,9 +15,9 @@ from dsbd_ort.commands.run import responder_of, talk
 from dsbd_ort.commands.run_arguments import RunArguments
 from dsbd_ort.commands.speech_options import SpeechArguments
 from dsbd_ort.pipeline import Pipeline, PipelineSettings
-from dsbd_runtime.bundle_files.bundle import write_manifest
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.text.chat_template import ChatTemplate
+from tests.runtime.bundle_edits import with_files
 
 TEMPLATE = "{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}{% endfor %}<a>"
 
@@ -82,11 +79,8 @@ def chat_request(bundle, **more):
 
 
 def test_a_chat_remembers_what_was_said(tiny_bundle, tmp_path, capsys):
-    bundle_copy = shutil.copytree(tiny_bundle.path, tmp_path / "bundle")
-    (bundle_copy / "chat_template.jinja").write_text(TEMPLATE)
-    manifest = tiny_bundle.manifest
-    write_manifest(bundle_copy, versions={}, target=manifest.target, draft=manifest.draft)
-    with Pipeline.from_bundle(bundle_copy, num_threads=1) as pipeline:
+    bundle = with_files(tiny_bundle.path, tmp_path / "bundle", {"chat_template.jinja": TEMPLATE})
+    with Pipeline.from_bundle(bundle, num_threads=1) as pipeline:
         chat = responder_of(pipeline, chat_request(tiny_bundle, system="be kind"))
         first = chat.respond("one", lambda: False)
         cut_short = chat.respond("two", lambda: True)

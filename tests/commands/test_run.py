@@ -1,13 +1,10 @@
 """dsbd-run as a person meets it: output, streams, one-line errors, exit codes."""
 
-from __future__ import annotations
-
 import json
 import re
-import shutil
+from functools import partial
 
 import pytest
-from click.testing import CliRunner
 
 from dsbd_ort.cli import run
 from dsbd_ort.commands.transcription import SHOWN_STATS
@@ -15,12 +12,10 @@ from dsbd_ort.constraints.binding import KINDS
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE
 from dsbd_ort.pipeline import Pipeline
+from tests.commands.calls import assert_one_line_error, called
 
+dsbd_run = partial(called, run)
 SHORT = ["--max-new-tokens", "8", "--top-k", "20", "--seed", "0"]
-
-
-def dsbd_run(*arguments, text=None):
-    return CliRunner().invoke(run, [str(argument) for argument in arguments], input=text)
 
 
 def test_text_goes_to_stdout_and_statistics_to_stderr(demo_bundle):
@@ -149,41 +144,6 @@ def test_the_empty_prompt_without_a_first_token_is_refused(tiny_bundle):
 
 def test_no_such_bundle(tmp_path):
     assert_one_line_error(dsbd_run(tmp_path / "nothing", "--prompt", "x"), "no bundle at")
-
-
-def test_truncated_model_file(demo_bundle, tmp_path):
-    broken = tmp_path / "bundle"
-    shutil.copytree(demo_bundle, broken)
-    weights = broken / "target" / "model.onnx.data"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    assert_one_line_error(dsbd_run(broken, "--prompt", "x"), "model.onnx.data has")
-
-
-MANIFEST_DAMAGE = [  # (path in the manifest, value, words of the message)
-    (["schema_version"], 99, "schema_version 99, this version reads 4, 3 and 2"),
-    (["draft", "vocab_size"], 17, "differ in vocab_size: 4096 and 17"),
-    (["draft", "eos_token_ids"], [2], "differ in eos_token_ids"),
-]
-
-
-@pytest.mark.parametrize(("place", "value", "words"), MANIFEST_DAMAGE)
-def test_damaged_manifest(demo_bundle, tmp_path, place, value, words):
-    broken = tmp_path / "bundle"
-    shutil.copytree(demo_bundle, broken)
-    manifest = json.loads((broken / "dsbd.json").read_text())
-    entry = manifest
-    for key in place[:-1]:
-        entry = entry[key]
-    entry[place[-1]] = value
-    (broken / "dsbd.json").write_text(json.dumps(manifest))
-    assert_one_line_error(dsbd_run(broken, "--prompt", "x"), words)
-
-
-def assert_one_line_error(done, words):
-    assert done.exit_code == 2, (done.exit_code, done.output, done.exception)
-    assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1 and "Traceback" not in done.stderr
-    assert words in done.stderr
 
 
 def test_a_seed_that_nobody_gave_is_told_and_repeats_the_answer(demo_bundle):

@@ -1,58 +1,47 @@
 """dsbd-run --audio: transcripts on stdout and in files, errors in one line, interruption."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, cast
 
 import click
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 from dsbd_ort.cli import run
 from dsbd_ort.commands.options import command, given_flags
 from dsbd_ort.commands.run_arguments import RunArguments
 from dsbd_ort.commands.transcription import transcribe_files
-from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.speech.audio import read_audio
-from dsbd_ort.speech.transcript import Segment, Transcript
-from dsbd_runtime.bundle_files.bundle import Bundle
-from tests.commands.test_run import assert_one_line_error, dsbd_run
+from tests.commands.calls import assert_one_line_error, called
 from tests.speech.audio_files import wav_bytes
 from tests.speech.fakes import FakeSpeechPipeline, heard
 from tests.speech.sounds import speech_like
 
-Run = Callable[..., Result]
-
 
 @pytest.fixture
-def pipeline() -> FakeSpeechPipeline:
+def pipeline():
     return FakeSpeechPipeline()
 
 
 @pytest.fixture
-def transcribe(pipeline: FakeSpeechPipeline) -> Run:
+def transcribe(pipeline):
     """The command over a fake: its arguments are those of dsbd-run."""
 
     @command(RunArguments)
-    def fake_run(arguments: RunArguments) -> None:
+    def fake_run(arguments):
         arguments.check(given_flags(click.get_current_context()).values())
-        raise SystemExit(transcribe_files(cast(Pipeline, pipeline), arguments))
+        raise SystemExit(transcribe_files(pipeline, arguments))
 
-    def called(*arguments: object, text: bytes | None = None) -> Result:
-        return CliRunner().invoke(fake_run, ["bundle", *map(str, arguments)], input=text)
+    def transcribed(*arguments, text=None):
+        return called(fake_run, "bundle", *arguments, text=text)
 
-    return called
+    return transcribed
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> list[Path]:
+def files(tmp_path):
     """Two files, of 12 s and of 1 s."""
     paths = [tmp_path / "first.wav", tmp_path / "second.wav"]
     for path, samples in zip(paths, [speech_like(12.0), speech_like(1.0, 1)], strict=True):
@@ -60,11 +49,11 @@ def files(tmp_path: Path) -> list[Path]:
     return paths
 
 
-def text_of(file: Path) -> str:
+def text_of(file):
     return heard(read_audio(file)).text.strip()
 
 
-def test_a_text(transcribe: Run, files: list[Path]) -> None:
+def test_a_text(transcribe, files):
     done = transcribe("--audio", files[0])
     assert (done.exit_code, done.stdout) == (0, f"{text_of(files[0])}\n"), done.stderr
     assert transcribe("--audio", files[0], "--stream").stdout == done.stdout
@@ -72,17 +61,11 @@ def test_a_text(transcribe: Run, files: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("flags", [(), ("--stream",)])
-def test_an_uncertain_language_is_named_on_stderr(
-    flags: tuple[str, ...],
-    transcribe: Run,
-    files: list[Path],
-    pipeline: FakeSpeechPipeline,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_uncertain_language_is_named_on_stderr(flags, transcribe, files, pipeline, monkeypatch):
     usual = pipeline.transcribe
 
-    def uncertain(*arguments: Any, **options: Any) -> Transcript:
-        changes: dict[str, Any] = {"language": "th", "language_probability": 0.3}
+    def uncertain(*arguments, **options):
+        changes = {"language": "th", "language_probability": 0.3}
         return replace(usual(*arguments, **options), **changes)
 
     monkeypatch.setattr(pipeline, "transcribe", uncertain)
@@ -94,9 +77,7 @@ def test_an_uncertain_language_is_named_on_stderr(
     )
 
 
-def test_options_are_those_of_transcribe(
-    transcribe: Run, files: list[Path], pipeline: FakeSpeechPipeline
-) -> None:
+def test_options_are_those_of_transcribe(transcribe, files, pipeline):
     transcribe("--audio", files[0])
     transcribe(
         *("--audio", files[0], "--task", "translate", "--language", "de", "--timestamps"),
@@ -128,15 +109,13 @@ def test_options_are_those_of_transcribe(
 
 
 @pytest.mark.parametrize("format", ["srt", "vtt"])
-def test_subtitles_have_times(
-    transcribe: Run, files: list[Path], pipeline: FakeSpeechPipeline, format: str
-) -> None:
+def test_subtitles_have_times(transcribe, files, pipeline, format):
     done = transcribe("--audio", files[0], "--output-format", format)
     assert done.stdout.count(" --> ") == 2 and done.stdout.endswith("\n")
     assert pipeline.calls == [{"return_timestamps": True}]
 
 
-def test_a_text_with_times(transcribe: Run, files: list[Path]) -> None:
+def test_a_text_with_times(transcribe, files):
     done = transcribe("--audio", files[0], "--timestamps")
     assert [line[:16] for line in done.stdout.splitlines()] == [
         "[0.00 --> 10.00]",
@@ -144,7 +123,7 @@ def test_a_text_with_times(transcribe: Run, files: list[Path]) -> None:
     ]
 
 
-def test_words_with_times(transcribe: Run, files: list[Path], pipeline: FakeSpeechPipeline) -> None:
+def test_words_with_times(transcribe, files, pipeline):
     done = transcribe("--audio", files[0], "--timestamps", "word")
     first, *_, last = done.stdout.splitlines()
     assert (first, last[:18]) == ("[0.00 --> 5.00] loud", "[11.00 --> 12.00] ")
@@ -160,7 +139,7 @@ def test_words_with_times(transcribe: Run, files: list[Path], pipeline: FakeSpee
     assert "words" not in json.loads(done.stdout)["segments"][0]
 
 
-def test_json_has_everything(transcribe: Run, files: list[Path]) -> None:
+def test_json_has_everything(transcribe, files):
     done = transcribe("--audio", *files, "--output-format", "json")
     first, second = map(json.loads, done.stdout.splitlines())
     assert [first["audio"], second["audio"]] == [str(file) for file in files]
@@ -169,14 +148,14 @@ def test_json_has_everything(transcribe: Run, files: list[Path]) -> None:
     assert first["stats"]["num_output_tokens"] == 4 and first["version"] == 1
 
 
-def test_several_files(transcribe: Run, files: list[Path]) -> None:
+def test_several_files(transcribe, files):
     wanted = "".join(f"{file}:\n{text_of(file)}\n" for file in files)
     assert transcribe("--audio", *files).stdout == wanted
     repeated = transcribe("--audio", files[0], "--audio", files[1])
     assert repeated.stdout == wanted
 
 
-def test_a_folder_of_transcripts(transcribe: Run, files: list[Path], tmp_path: Path) -> None:
+def test_a_folder_of_transcripts(transcribe, files, tmp_path):
     folder = tmp_path / "new" / "subtitles"
     done = transcribe("--audio", *files, "--output-format", "vtt", "--output-dir", folder)
     assert (done.exit_code, done.stdout) == (0, "")
@@ -185,13 +164,13 @@ def test_a_folder_of_transcripts(transcribe: Run, files: list[Path], tmp_path: P
     assert (folder / "second.vtt").read_text().startswith("WEBVTT\n\n00:00:00.000 --> 00:00:01.000")
 
 
-def test_statistics(transcribe: Run, files: list[Path]) -> None:
+def test_statistics(transcribe, files):
     done = transcribe("--audio", files[1], "--stats")
     assert "statistics of second.wav" in " ".join(done.stderr.split())
     assert "num_iterations" in done.stderr and "num_iterations" not in done.stdout
 
 
-def test_one_bad_file_of_several(transcribe: Run, files: list[Path]) -> None:
+def test_one_bad_file_of_several(transcribe, files):
     files[0].write_text("What is said here?")
     done = transcribe("--audio", *files)
     assert done.exit_code == 2
@@ -201,17 +180,15 @@ def test_one_bad_file_of_several(transcribe: Run, files: list[Path]) -> None:
     assert_one_line_error(transcribe("--audio", files[0]), f"the audio {files[0]} is not audio ")
 
 
-def test_a_wrong_language(transcribe: Run, files: list[Path]) -> None:
+def test_a_wrong_language(transcribe, files):
     done = transcribe("--audio", files[0], "--language", "xx")
     assert_one_line_error(done, "language is 'xx'; expected one of en, de")
     both = transcribe("--audio", *files, "--language", "xx")
     assert both.exit_code == 2 and f"Error: {files[1]}: language is 'xx'" in both.stderr
 
 
-def test_ctrl_c_ends_between_two_segments(
-    transcribe: Run, files: list[Path], pipeline: FakeSpeechPipeline
-) -> None:
-    def interrupt(segment: Segment) -> None:
+def test_ctrl_c_ends_between_two_segments(transcribe, files, pipeline):
+    def interrupt(segment):
         if segment.id == 1:
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -221,9 +198,7 @@ def test_ctrl_c_ends_between_two_segments(
     assert done.stderr.endswith("interrupted\n") and done.stdout == ""
 
 
-def test_a_text_model_reads_no_audio(
-    transcribe: Run, files: list[Path], pipeline: FakeSpeechPipeline
-) -> None:
+def test_a_text_model_reads_no_audio(transcribe, files, pipeline):
     pipeline.prompts.encoder.speech = None
     done = transcribe("--audio", files[0])
     assert_one_line_error(done, "--audio is given, but the model of speech reads text")
@@ -231,12 +206,12 @@ def test_a_text_model_reads_no_audio(
     assert_one_line_error(transcribe("--audio", files[0]), "reads text; use a bundle of a speech")
 
 
-def test_a_text_model_of_a_bundle_reads_no_audio(tiny_bundle: Bundle, files: list[Path]) -> None:
-    done = dsbd_run(tiny_bundle.path, "--audio", files[0])
+def test_a_text_model_of_a_bundle_reads_no_audio(tiny_bundle, files):
+    done = called(run, tiny_bundle.path, "--audio", files[0])
     assert_one_line_error(done, f"but the model of {tiny_bundle.path} reads text")
 
 
-USER_ERRORS: list[tuple[list[Any], str]] = [
+USER_ERRORS = [
     (["--language", "de"], "--language needs --audio; add it, or leave --language out"),
     (["--prompt", "x", "--timestamps"], "--timestamps needs --audio"),
     (["--audio", "a.wav", "--timestamps", "letter"], "'letter' is not one of 'segment', 'word'"),
@@ -273,21 +248,19 @@ USER_ERRORS: list[tuple[list[Any], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "words"), USER_ERRORS)
-def test_contradictions_are_one_line(
-    arguments: list[Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_contradictions_are_one_line(arguments, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert_one_line_error(CliRunner().invoke(run, ["bundle", *arguments]), words)
+    assert_one_line_error(called(run, "bundle", *arguments), words)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_not_there(transcribe: Run) -> None:
+def test_a_file_that_is_not_there(transcribe):
     assert_one_line_error(
         transcribe("--audio", "none.wav"), "none.wav cannot be read: No such file"
     )
 
 
-def test_samples_are_read_as_by_read_audio(transcribe: Run, tmp_path: Path) -> None:
+def test_samples_are_read_as_by_read_audio(transcribe, tmp_path):
     file = tmp_path / "stereo.wav"
     file.write_bytes(wav_bytes(np.stack([speech_like(1.0, rate=44_100)] * 2, 1), 44_100))
     assert transcribe("--audio", file).stdout == f"{text_of(file)}\n"

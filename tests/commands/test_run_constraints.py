@@ -1,55 +1,41 @@
 """Constraints of dsbd-run: options, lines of a batch, and what both get from Python."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 from dsbd_ort import TokenTrie
 from dsbd_ort.cli import run
-from dsbd_ort.pipeline import Pipeline
-from tests.constraints.json_schemas import SCHEMAS, check_document
+from tests.commands.calls import answered, assert_one_line_error, called
+from tests.constraints.json_schemas import SCHEMAS
 
+dsbd_run = partial(called, run)
 PROMPT = "def settings():\n    return "
 GRAMMAR = 'start: "[" item ("," item){0,2} "]"\nitem: /[a-c]{1,3}/'
 
 
-def dsbd_run(*arguments: Any) -> Result:
-    return CliRunner().invoke(run, [str(argument) for argument in arguments])
-
-
 @pytest.fixture(scope="module")
-def pipe(demo_bundle: Path) -> Iterator[Pipeline]:
-    with Pipeline.from_bundle(demo_bundle, num_threads=1) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def trie_file(pipe: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trie_file(demo_pipe, tmp_path_factory):
     file = tmp_path_factory.mktemp("tries") / "words.trie"
     texts = ["import os", "import re", "return None"]
-    TokenTrie.from_texts(texts, pipe.tokenizer.encode).save(file)
+    TokenTrie.from_texts(texts, demo_pipe.tokenizer.encode).save(file)
     return file
 
 
-def token_ids(sequences: list[dict[str, Any]]) -> list[list[int]]:
+def token_ids(sequences):
     return [sequence["token_ids"] for sequence in sequences]
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
 def test_every_option_gives_what_python_gives(
-    demo_bundle: Path, pipe: Pipeline, trie_file: Path, tmp_path: Path, num_beams: int
-) -> None:
+    demo_bundle, demo_pipe, trie_file, tmp_path, num_beams
+):
     schema, grammar = tmp_path / "schema.json", tmp_path / "list.lark"
     schema.write_text(json.dumps(SCHEMAS["nested"]))
     grammar.write_text(GRAMMAR)
-    cases: list[tuple[list[Any], dict[str, Any]]] = [
+    cases = [
         (["--json-schema", schema], {"json_schema": SCHEMAS["nested"]}),
         (["--json-object"], {"json_object": True}),
         (["--regex", "[0-9]{3}-[0-9]{2}"], {"regex": "[0-9]{3}-[0-9]{2}"}),
@@ -57,7 +43,7 @@ def test_every_option_gives_what_python_gives(
         (["--grammar", grammar], {"grammar": GRAMMAR}),
         (["--trie", trie_file], {"trie": str(trie_file)}),
     ]
-    options: dict[str, Any] = {"num_beams": num_beams, "seed": 3, "max_new_tokens": 60}
+    options = {"num_beams": num_beams, "seed": 3, "max_new_tokens": 60}
     common = ["--num-beams", num_beams, "--seed", 3, "--max-new-tokens", 60, "--threads", 1]
     if num_beams == 1:
         options["strategy"] = "speculative"
@@ -65,69 +51,31 @@ def test_every_option_gives_what_python_gives(
     for flags, data in cases:
         done = dsbd_run(demo_bundle, "--prompt", PROMPT, "--json", *common, *flags)
         assert done.exit_code == 0, done.stderr
-        wanted = pipe.generate(PROMPT, constraint=data, **options)
+        wanted = demo_pipe.generate(PROMPT, constraint=data, **options)
         assert token_ids(json.loads(done.stdout)["sequences"]) == [
             sequence.token_ids for sequence in wanted.sequences
         ]
 
 
-def check_batch(
-    demo_bundle: Path, pipe: Pipeline, folder: Path, constraints: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Answer a line for each constraint and width; return the best sequences."""
-    lines: list[dict[str, Any]] = [
-        {
-            "prompt": PROMPT,
-            "constraint": constraint,
-            "num_beams": num_beams,
-            "strategy": "dsbd" if num_beams > 1 else "speculative",
-            "seed": seed,
-            "max_new_tokens": 450,
-        }
-        for seed, constraint in enumerate(constraints)
-        for num_beams in (1, 4)
+def test_lines_of_a_batch(demo_bundle, demo_pipe, tmp_path):
+    common = {"prompt": PROMPT, "max_new_tokens": 450}
+    lines = [
+        {**common, "constraint": {"json_schema": schema}, "seed": seed, **strategy}
+        for seed, schema in enumerate(list(SCHEMAS.values())[:3])
+        for strategy in ({"strategy": "speculative"}, {"strategy": "dsbd", "num_beams": 4})
     ]
-    (folder / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    done = dsbd_run(
-        demo_bundle, "--input", folder / "in.jsonl", "--output", folder / "out.jsonl",
-        "--concurrency", 4, "--threads", 1,
-    )  # fmt: skip
-    assert done.exit_code == 0, done.stderr
-    answers = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
+    answers = answered(demo_bundle, tmp_path, lines, "--concurrency", 4, "--threads", 1)
     for line, answer in zip(lines, answers, strict=True):
-        assert "error" not in answer, answer
-        prompt = line.pop("prompt")
-        wanted = pipe.generate(prompt, **line)
+        wanted = demo_pipe.generate(line.pop("prompt"), **line)
         assert token_ids(answer["sequences"]) == [each.token_ids for each in wanted.sequences]
-    return [answer["sequences"][0] for answer in answers]
 
 
-def check_schemas(demo_bundle: Path, pipe: Pipeline, folder: Path, names: list[str]) -> None:
-    constraints = [{"json_schema": SCHEMAS[name]} for name in names]
-    found = check_batch(demo_bundle, pipe, folder, constraints)
-    schemas = [SCHEMAS[name] for name in names for _ in (1, 4)]
-    for schema, sequence in zip(schemas, found, strict=True):
-        if sequence["finish_reason"] != "length":
-            check_document(sequence["text"], schema)
-
-
-def test_lines_of_a_batch(demo_bundle: Path, pipe: Pipeline, tmp_path: Path) -> None:
-    check_schemas(demo_bundle, pipe, tmp_path, list(SCHEMAS)[:3])
-
-
-@pytest.mark.long
-def test_lines_of_all_schemas(demo_bundle: Path, pipe: Pipeline, tmp_path: Path) -> None:
-    check_schemas(demo_bundle, pipe, tmp_path, list(SCHEMAS))
-
-
-def test_a_batch_is_answered_anew_when_its_trie_changes(
-    demo_bundle: Path, pipe: Pipeline, tmp_path: Path
-) -> None:
+def test_a_batch_is_answered_anew_when_its_trie_changes(demo_bundle, demo_pipe, tmp_path):
     (tmp_path / "in.jsonl").write_text('{"prompt": "x = "}\n')
     file, output = tmp_path / "words.trie", tmp_path / "out.jsonl"
     arguments = [demo_bundle, "--input", tmp_path / "in.jsonl", "--output", output, "--trie", file]
     for text in ("import os", "return None"):
-        TokenTrie.from_texts([text], pipe.tokenizer.encode).save(file)
+        TokenTrie.from_texts([text], demo_pipe.tokenizer.encode).save(file)
         done = dsbd_run(*arguments)
         if text == "import os":
             (answer,) = [json.loads(line) for line in output.read_text().splitlines()]
@@ -148,13 +96,8 @@ def test_a_batch_is_answered_anew_when_its_trie_changes(
         (["--regex", "a", "--grammar", __file__], "a request has one constraint"),
     ],
 )
-def test_faults_end_in_one_line(demo_bundle: Path, arguments: list[str], words: str) -> None:
-    assert_one_line(dsbd_run(demo_bundle, "--prompt", "x", *arguments), words)
-
-
-def assert_one_line(done: Result, words: str) -> None:
-    assert done.exit_code == 2 and done.stdout == ""
-    assert words in done.stderr and done.stderr.count("\n") == 1
+def test_faults_end_in_one_line(demo_bundle, arguments, words):
+    assert_one_line_error(dsbd_run(demo_bundle, "--prompt", "x", *arguments), words)
 
 
 @pytest.mark.parametrize(
@@ -171,29 +114,25 @@ def assert_one_line(done: Result, words: str) -> None:
         ("a.npy", b"PK\x03\x04" * 9, "is not a .npy file of integers"),
     ],
 )
-def test_damaged_tries_end_in_one_line(
-    demo_bundle: Path, tmp_path: Path, name: str, content: bytes, words: str
-) -> None:
+def test_damaged_tries_end_in_one_line(demo_bundle, tmp_path, name, content, words):
     file = tmp_path / name
     file.write_bytes(content)
     done = dsbd_run(demo_bundle, "--prompt", "x", "--trie", file)
-    assert_one_line(done, words)
+    assert_one_line_error(done, words)
     assert str(file) in done.stderr
     (tmp_path / "in.jsonl").write_text(json.dumps({"prompt": "x"}) + "\n")
     call = ["--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", "--trie", file]
-    assert_one_line(dsbd_run(demo_bundle, *call), words)
+    assert_one_line_error(dsbd_run(demo_bundle, *call), words)
 
 
-def test_wide_beams_print_the_items_of_a_trie(
-    demo_bundle: Path, pipe: Pipeline, tmp_path: Path
-) -> None:
+def test_wide_beams_print_the_items_of_a_trie(demo_bundle, demo_pipe, tmp_path):
     rows = np.random.default_rng(0).integers(4, 300, size=(2000, 3)).tolist()
     file = tmp_path / "items.jsonl"
     lines = [json.dumps({"token_ids": row, "item": {"sku": i}}) for i, row in enumerate(rows)]
     file.write_text("\n".join(lines))
     options = ["--strategy", "beam-search", "--num-beams", 64, "--num-return-sequences", 20]
     call = [demo_bundle, "--prompt", PROMPT, "--trie", file, *options]
-    wanted = pipe.generate(
+    wanted = demo_pipe.generate(
         PROMPT,
         strategy="beam-search",
         num_beams=64,

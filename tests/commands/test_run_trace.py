@@ -1,23 +1,17 @@
 """dsbd-run --trace: a page or its data, and what it goes together with."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty
-import subprocess
-import sys
+from functools import partial
 
 import pytest
-from click.testing import CliRunner
 
 from dsbd_ort.cli import run
+from tests.commands.calls import called, called_apart
 
+dsbd_run = partial(called, run)
 SHORT = ["--prompt", "def", "--max-new-tokens", "6", "--seed", "0"]
-
-
-def dsbd_run(*arguments):
-    return CliRunner().invoke(run, [str(argument) for argument in arguments])
 
 
 def test_trace_changes_nothing_that_is_printed(tiny_bundle, tmp_path):
@@ -34,9 +28,8 @@ def test_trace_changes_nothing_that_is_printed(tiny_bundle, tmp_path):
 
 def test_one_prompt_after_another_is_refused(tmp_path):
     here, terminal = pty.openpty()
-    program = [sys.executable, "-c", "from dsbd_ort.cli import run; run()"]
     arguments = [tmp_path / "nowhere", "--trace", tmp_path / "trace.html"]
-    done = subprocess.run([*program, *arguments], stdin=terminal, capture_output=True, text=True)
+    done = called_apart("run", *arguments, stdin=terminal)
     os.close(here)
     os.close(terminal)
     assert done.returncode == 2 and "draws one request; give its prompt" in done.stderr

@@ -1,33 +1,28 @@
 """dsbd-serve before it serves: what it refuses and warns about, and that its page is whole."""
 
-from __future__ import annotations
-
 import re
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from dsbd_ort.cli import serve
 from dsbd_ort.commands.http_server import is_loopback
 from dsbd_ort.openai_server.metrics import Metrics
 from dsbd_ort.pipeline import Pipeline
-from dsbd_runtime.bundle_files.bundle import Bundle
+from tests.commands.calls import called, called_apart
 from tests.openai_server.fakes import ScriptedService
 
 PAGE = Path(__file__).parents[2] / "docs" / "serving_reference.md"
 
 
-def error_of(*arguments: object) -> str:
-    done = CliRunner().invoke(serve, [str(argument) for argument in arguments])
+def error_of(*arguments):
+    done = called(serve, *arguments)
     assert done.exit_code == 2 and done.stderr.count("\n") == 1, done.output
     return done.stderr
 
 
-def test_errors_are_one_line(tiny_bundle: Bundle, tmp_path: Path) -> None:
+def test_errors_are_one_line(tiny_bundle, tmp_path):
     assert "nowhere" in error_of(tmp_path / "nowhere", "--port", 0)
     keys = tmp_path / "keys"
     assert "cannot be read" in error_of(tiny_bundle.path, "--api-key-file", keys)
@@ -40,12 +35,9 @@ def test_errors_are_one_line(tiny_bundle: Bundle, tmp_path: Path) -> None:
         assert f"port {port}" in error_of(tiny_bundle.path, "--port", port)
 
 
-def test_a_missing_package_is_named_with_its_mend(tiny_bundle: Bundle) -> None:
-    code = (
-        "import sys; sys.modules['fastapi'] = None\n"
-        f"from dsbd_ort.cli import serve; serve([{str(tiny_bundle.path)!r}])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+def test_a_missing_package_is_named_with_its_mend(tiny_bundle):
+    before = "import sys; sys.modules['fastapi'] = None"
+    done = called_apart("serve", tiny_bundle.path, before=before)
     assert done.returncode == 2
     assert done.stderr.endswith(
         "(fastapi); in a checkout of dsbd-ort run: pip install -c constraints.txt -e '.[serve]'\n"
@@ -65,17 +57,17 @@ def test_a_missing_package_is_named_with_its_mend(tiny_bundle: Bundle) -> None:
         ("example.org", False),
     ],
 )
-def test_which_hosts_others_can_reach(host: str, is_own: bool) -> None:
+def test_which_hosts_others_can_reach(host, is_own):
     assert is_loopback(host) is is_own
 
 
-def test_the_page_shows_every_option() -> None:
+def test_the_page_shows_every_option():
     options = {option for parameter in serve.params for option in parameter.opts} - {"bundle"}
     shown = set(re.findall(r"`(--[a-z-]+)(?: NAME=FILE)?`", PAGE.read_text()))
     assert options - {"--version", "--debug", "--help-all"} <= shown
 
 
-def test_the_page_shows_every_metric(tiny_bundle: Bundle) -> None:
+def test_the_page_shows_every_metric(tiny_bundle):
     with Pipeline.from_bundle(tiny_bundle.path) as pipeline:
         metrics = Metrics(ScriptedService(pipeline, lambda: iter(())), "tiny", lambda: 0.0)
         names = {

@@ -1,7 +1,5 @@
 """Walks over the states of a constraint, as decoding does them."""
 
-from __future__ import annotations
-
 import numpy as np
 import tokenizers
 
@@ -15,10 +13,8 @@ TOKENIZER_JSON = (demo_pair()[0] / "tokenizer.json").read_text(encoding="utf-8")
 TOKENIZER = tokenizers.Tokenizer.from_str(TOKENIZER_JSON)
 
 
-def grammar_tokenizer(vocab_size=VOCAB_SIZE, eos=(EOS,), num_threads=None):
-    return GrammarTokenizer(
-        TOKENIZER_JSON, vocab_size=vocab_size, eos_token_ids=eos, num_threads=num_threads
-    )
+def grammar_tokenizer(vocab_size=VOCAB_SIZE, eos=(EOS,), **more):
+    return GrammarTokenizer(TOKENIZER_JSON, vocab_size=vocab_size, eos_token_ids=eos, **more)
 
 
 def ids_of(text):
@@ -41,7 +37,7 @@ def advanced(constraint, state, tokens):
 
 
 def random_text(constraint, rng, most=400):
-    """Return the tokens of a path that ended, by uniform choices; None where it did not end."""
+    """Return the tokens of a path that ended, by uniform choices; None if it did not end."""
     state, tokens = constraint.start([0]), []
     while len(tokens) < most:
         if constraint.has_ended(state)[0]:

@@ -1,7 +1,5 @@
 """Twenty JSON schemas whose texts are bounded, of the kinds that requests have."""
 
-from __future__ import annotations
-
 import json
 from decimal import Decimal
 from typing import Any

@@ -1,7 +1,5 @@
 """A function of the path as a constraint."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

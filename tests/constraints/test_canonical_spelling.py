@@ -1,20 +1,11 @@
 """Grammars in the tokenizer's own spelling: what is left out, and that a text can always end."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np
 import pytest
 
-from dsbd_ort.constraints import (
-    Canonical,
-    Choice,
-    JsonObject,
-    JsonSchema,
-    Regex,
-    TokenTrie,
-)
+from dsbd_ort.constraints import Canonical, Choice, JsonObject, JsonSchema, Regex, TokenTrie
 from dsbd_ort.constraints.binding import constraint_from_data, kind_of
 from dsbd_ort.constraints.grammar import after_spaces
 from dsbd_ort.decoding.errors import ConstraintError
@@ -73,7 +64,7 @@ def test_closed_documents_are_spelled_as_the_tokenizer_spells_them(tokenizer):
 
 @pytest.mark.parametrize("pattern", ["t(rue|ry)", "p(aper|encil)", "true"])
 def test_where_nothing_is_left_the_grammar_decides(tokenizer, pattern):
-    """After a first letter, which a caller may have forced, nothing is written as a token."""
+    """After a first letter that a caller may have forced, no token is the tokenizer's own."""
     grammar, constraint = Regex(pattern).bind(tokenizer), Canonical(Regex(pattern)).bind(tokenizer)
     path = [TOKENIZER.token_to_id(pattern[0])]
     found = allowed_of(constraint, advanced(constraint, constraint.start([]), path))
@@ -107,15 +98,12 @@ def test_masks_of_many_paths_are_those_of_each(tokenizer):
 
 
 def test_it_is_plain_data():
+    regex = Regex("[ab]")
     found = constraint_from_data({"regex": "[ab]", "canonical": True}, lambda _: None)
-    assert found == Canonical(Regex("[ab]")) and kind_of(found) == "regex"
-    assert constraint_from_data({"regex": "[ab]", "canonical": False}, lambda _: None) == Regex(
-        "[ab]"
-    )
-    assert pickle.loads(pickle.dumps(found)) == found and hash(found) == hash(
-        Canonical(Regex("[ab]"))
-    )
-    assert found.name == Regex("[ab]").name
+    assert found == Canonical(regex) and kind_of(found) == "regex"
+    assert constraint_from_data({"regex": "[ab]", "canonical": False}, lambda _: None) == regex
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert hash(found) == hash(Canonical(regex)) and found.name == regex.name
     with pytest.raises(ConstraintError, match=r"canonical 1; expected true or false"):
         constraint_from_data({"regex": "[ab]", "canonical": 1}, lambda _: None)
 

@@ -1,7 +1,5 @@
 """Files of tries that are damaged or foreign: the right trie, or an error that names the file."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -27,7 +25,7 @@ def saved(folder):
 
 
 def outcome(path):
-    """The trie of a file, None where an error of one line names the file."""
+    """The trie of a file, None if an error of one line names the file."""
     try:
         return TokenTrie.from_file(path)
     except ConstraintError as error:
@@ -117,9 +115,9 @@ FOREIGN = [  # of TRIE: row_offsets 0 3 4 5 6 6 6 7 7, tokens 5 6 8 7 7 1 2
 ]
 
 
-@pytest.mark.parametrize("number", range(len(FOREIGN)))
-def test_arrays_that_are_none_of_a_trie_are_refused(tmp_path, number):
-    assert_refused(tmp_path / "foreign.trie", sealed(arrays_with(*FOREIGN[number])))
+@pytest.mark.parametrize(("name", "array"), FOREIGN)
+def test_arrays_that_are_none_of_a_trie_are_refused(tmp_path, name, array):
+    assert_refused(tmp_path / "foreign.trie", sealed(arrays_with(name, array)))
 
 
 def test_another_program_may_write_one(tmp_path):
@@ -200,18 +198,19 @@ def mutated(content, rng):
     return bytes(content)
 
 
-def check_mutations(folder: Path, num_rounds: int) -> None:
-    """Damage each kind of file at random: it is refused by name, or a trie that can be walked."""
-    TRIE.save(folder / "items.trie")
-    np.save(folder / "items.npy", np.array([[5, 7], [6, 7], [8, -1]]))
+@pytest.mark.parametrize("num_rounds", [250, pytest.param(50_000, marks=pytest.mark.long)])
+def test_damage_at_random(tmp_path, num_rounds):
+    """A damaged file is refused by name, or is a trie that can be walked."""
+    TRIE.save(tmp_path / "items.trie")
+    np.save(tmp_path / "items.npy", np.array([[5, 7], [6, 7], [8, -1]]))
     lines = ({"token_ids": ids, "item": item} for ids, item in zip(SEQUENCES, ITEMS, strict=True))
-    (folder / "items.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    (folder / "items.txt").write_text("5 7\n6 7\n5\n8 1 2\n")
+    (tmp_path / "items.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (tmp_path / "items.txt").write_text("5 7\n6 7\n5\n8 1 2\n")
     rng = np.random.default_rng(num_rounds)
     for suffix in ("trie", "npy", "jsonl", "txt"):
-        whole = (folder / f"items.{suffix}").read_bytes()
+        whole = (tmp_path / f"items.{suffix}").read_bytes()
         for _ in range(num_rounds):
-            path = folder / f"damaged.{suffix}"
+            path = tmp_path / f"damaged.{suffix}"
             write_anew(path, mutated(whole, rng))
             found = outcome(path)
             if found is not None:
@@ -222,15 +221,6 @@ def check_mutations(folder: Path, num_rounds: int) -> None:
                     if not len(allowed):
                         break
                     states = found.advance(states[:1], allowed[:1])
-
-
-def test_damage_at_random(tmp_path):
-    check_mutations(tmp_path, 250)
-
-
-@pytest.mark.long
-def test_much_damage_at_random(tmp_path):
-    check_mutations(tmp_path, 50_000)
 
 
 def test_a_trie_is_synced_before_it_has_its_name(tmp_path, monkeypatch):

@@ -1,7 +1,5 @@
 """Specifications of grammars: what they let through, how they compare, what they refuse."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import subprocess

@@ -1,9 +1,7 @@
 """Masks of grammars against fresh matchers, over forests of states."""
 
-from __future__ import annotations
-
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import jsonschema
 import llguidance
@@ -11,10 +9,7 @@ import numpy as np
 import pytest
 
 from dsbd_ort.constraints import Choice, GrammarTokenizer, JsonObject, JsonSchema, Lark, Regex
-from dsbd_ort.constraints.grammar_matching import (
-    MOST_COMPILED,
-    MOST_GRAMMAR_BYTES,
-)
+from dsbd_ort.constraints.grammar_matching import MOST_COMPILED, MOST_GRAMMAR_BYTES
 from dsbd_ort.constraints.matcher_pool import MOST_RUNNERS
 from dsbd_ort.decoding.errors import ConstraintError
 from tests.constraints.forest_of_states import (
@@ -124,9 +119,7 @@ def test_every_state_of_a_forest_is_its_paths_alone(
     accepts, masks = constraint.accepts(states), constraint.allowed(states).bits
     for index, k in enumerate(order):
         matcher = fresh_matcher(library_tokenizer, grammar, seen[k][1])
-        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.int32).copy()
-        tokens = [t for t in tokens_of(bits) if t != EOS]
-        assert tokens_of(masks[index]).tolist() == tokens
+        assert tokens_of(masks[index]).tolist() == tokens_of_mask(matcher)
         assert accepts[index] == matcher.is_accepting()
 
 
@@ -144,6 +137,11 @@ def test_masks_by_any_number_of_threads(tokenizer, num_threads):
     assert np.array_equal(masks[0].bits, masks[1].bits)
 
 
+def tokens_of_mask(matcher):
+    bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.int32).copy()
+    return [token for token in tokens_of(bits) if token != EOS]
+
+
 def test_late_looks_at_states_that_nobody_looked_at(tokenizer, library_tokenizer):
     """Masks do not depend on when and in what order they are asked for."""
     grammar = JsonSchema(SCHEMAS["nested"])
@@ -154,10 +152,7 @@ def test_late_looks_at_states_that_nobody_looked_at(tokenizer, library_tokenizer
         states.append(advanced(constraint, states[-1], [token]))
     for depth in np.random.default_rng(0).permutation(len(states)):
         matcher = fresh_matcher(library_tokenizer, grammar, path[:depth])
-        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.int32).copy()
-        assert allowed_of(constraint, states[depth]).tolist() == [
-            t for t in tokens_of(bits) if t != EOS
-        ]
+        assert allowed_of(constraint, states[depth]).tolist() == tokens_of_mask(matcher)
     assert constraint.has_ended(states[-1])[0]
 
 
@@ -171,8 +166,7 @@ def test_masks_after_other_paths_of_the_same_length(tokenizer, library_tokenizer
         path = [token for letter in text for token in ids_of(letter)]
         found = allowed_of(constraint, advanced(constraint, state, path))
         matcher = fresh_matcher(library_tokenizer, grammar, [*before, *path])
-        expected = np.frombuffer(matcher.compute_bitmask(), dtype=np.int32).copy()
-        assert found.tolist() == [t for t in tokens_of(expected) if t != EOS]
+        assert found.tolist() == tokens_of_mask(matcher)
 
 
 def test_matchers_of_a_request_are_few(tokenizer):
@@ -209,36 +203,26 @@ def test_random_texts_of_a_schema_parse_and_validate(tokenizer, name):
 
 def test_threads_share_a_constraint(tokenizer):
     constraint = JsonSchema(SCHEMAS["nested"]).bind(tokenizer)
-    expected = [random_text(constraint, np.random.default_rng(seed)) for seed in range(8)]
-    found = [None] * 8
 
-    def run(seed):
-        found[seed] = random_text(constraint, np.random.default_rng(seed))
+    def text_of(seed):
+        return random_text(constraint, np.random.default_rng(seed))
 
-    run_together([lambda seed=seed: run(seed) for seed in range(8)])
-    assert found == expected
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(text_of, range(8))) == list(map(text_of, range(8)))
 
 
 def test_threads_share_a_request(tokenizer):
     constraint = JsonObject().bind(tokenizer)
     start = constraint.advance(constraint.start([]), np.array(ids_of("{")))
     tokens = allowed_of(constraint, start)
-    found = [None] * 4
 
-    def run(index):
+    def masks(_):
         states = constraint.advance(start.repeat(len(tokens)), tokens)
-        found[index] = constraint.allowed(states).bits
+        return constraint.allowed(states).bits
 
-    run_together([lambda index=index: run(index) for index in range(4)])
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(masks, range(4)))
     assert all(np.array_equal(bits, found[0]) for bits in found)
-
-
-def run_together(functions):
-    threads = [threading.Thread(target=function) for function in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 @pytest.mark.parametrize("vocab_size", [4001, 4096, 4097, 5000])

@@ -1,12 +1,11 @@
 """Memory of grammars: counted as it is, bounded for all together, and given back."""
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from dsbd_ort.constraints import GrammarTokenizer, Lark, Regex
 from dsbd_ort.constraints.grammar_memory import GrammarMemory, MemoryLimit, held_bytes
 from dsbd_ort.decoding.errors import ConstraintError
-from tests.constraints.forest_of_states import EOS, TOKENIZER_JSON, VOCAB_SIZE, tokens_of
+from tests.constraints.forest_of_states import grammar_tokenizer, tokens_of
 
 MIB = 1 << 20
 ROOT = Path(__file__).parents[2]
@@ -27,11 +26,8 @@ needs_glibc = pytest.mark.skipif(not held_bytes(), reason="needs glibc's mallinf
 @pytest.fixture
 def guarded() -> Iterator[GrammarTokenizer]:
     gc.collect()  # what other tests have left would be freed, and counted, within
-    made = GrammarTokenizer(
-        TOKENIZER_JSON, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS], is_guarded=True
-    )
-    yield made
-    made.close()
+    with closing(grammar_tokenizer(is_guarded=True)) as made:
+        yield made
 
 
 def hostile(salt: int, number: int = 380) -> Lark:
@@ -137,24 +133,21 @@ def test_a_grammar_that_does_not_fit_is_refused_and_those_that_run_go_on() -> No
 
 
 def test_users_own_grammars_have_no_limit() -> None:
-    made = GrammarTokenizer(TOKENIZER_JSON, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS])
+    made = grammar_tokenizer()
     assert made._memory_limit._most_bytes is None
     assert Regex("[ab]").bind(made).memory.num_bytes >= 0
 
 
 TWO_AT_A_TIME = """
 from pathlib import Path
-from dsbd_ort.constraints import GrammarTokenizer
 from dsbd_ort.decoding.errors import ConstraintError
-from tests.constraints.forest_of_states import EOS, TOKENIZER_JSON, VOCAB_SIZE
+from tests.constraints.forest_of_states import grammar_tokenizer
 from tests.constraints.test_grammar_memory import follow, hostile
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
-tokenizer = GrammarTokenizer(
-    TOKENIZER_JSON, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS], is_guarded=True
-)
+tokenizer = grammar_tokenizer(is_guarded=True)
 before = most = resident()
 live = {salt: hostile(salt).bind(tokenizer) for salt in range(2)}
 states = {salt: constraint.start([]) for salt, constraint in live.items()}

@@ -1,7 +1,5 @@
 """Schemas with integers beyond 2**53 against Python's integers and jsonschema."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Tries against brute force over their sets of sequences, and their files."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np
@@ -120,14 +118,6 @@ def test_a_token_that_is_not_allowed_is_refused(num_states, node, token):
     [
         (lambda: TokenTrie.from_sequences([]), "of no sequences"),
         (lambda: TokenTrie.from_sequences([[1], []]), "sequence 1 is empty"),
-        (
-            lambda: TokenTrie.from_sequences([[1], [2, -1]]),
-            "sequence 1 has the token id -1; expected a whole",
-        ),
-        (
-            lambda: TokenTrie.from_sequences([[2**31]]),
-            "token id 2147483648; expected a whole number from 0 to 2147483647",
-        ),
         (lambda: TokenTrie.from_array(np.array([[1, 2], [-1, -1]])), "sequence 1 is empty"),
         (lambda: TokenTrie.from_array(np.array([[1, 2], [-1, 2]])), r"row 1 .* is \[-1, 2\]"),
         (lambda: TokenTrie.from_array(np.array([[1, -2]])), r"row 0 .* is \[1, -2\]"),

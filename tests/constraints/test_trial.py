@@ -1,26 +1,18 @@
 """The process that tries grammars: what ends it is refused, and the next grammar is tried."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
-from dsbd_ort.constraints import GrammarTokenizer, JsonSchema, Lark, Regex
-from dsbd_ort.constraints.trial import (
-    MOST_BYTES,
-    MOST_CHARACTERS,
-    MOST_SECONDS,
-    GrammarTrial,
-    GrammarTrialError,
-)
+from dsbd_ort.constraints import GrammarTokenizer, JsonSchema, Lark, Regex, trial
+from dsbd_ort.constraints.trial import MOST_CHARACTERS, GrammarTrial, GrammarTrialError
 from dsbd_ort.decoding.errors import ConstraintError
 from tests.runtime.tiny_tokenizer import VOCAB_SIZE, tiny_tokenizer
 
@@ -36,9 +28,8 @@ def tokenizer(*, is_guarded: bool) -> GrammarTokenizer:
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[GrammarTokenizer]:
-    made = tokenizer(is_guarded=True)
-    yield made
-    made.close()
+    with closing(tokenizer(is_guarded=True)) as made:
+        yield made
 
 
 def chain(num_rules: int, rule: str) -> Lark:
@@ -47,19 +38,19 @@ def chain(num_rules: int, rule: str) -> Lark:
     return Lark("\n".join(["start: r0", *rules, f'r{num_rules}: "c"']))
 
 
-TAKES_TOO_MUCH = f"takes more than {MOST_SECONDS:g} s or {MOST_BYTES >> 20} MiB to compile"
-TOO_MUCH = {
-    "time": JsonSchema({"type": "integer", "multipleOf": 999_983}),
-    "time for rules": chain(5000, "{this}: {next}? {next}?"),
-}
+LIMITS = f"{trial.MOST_SECONDS:g} s or {trial.MOST_BYTES >> 20} MiB"
+TOO_MUCH = [
+    JsonSchema({"type": "integer", "multipleOf": 999_983}),
+    chain(5000, "{this}: {next}? {next}?"),
+]
 
 
-@pytest.mark.parametrize("name", TOO_MUCH)
+@pytest.mark.parametrize("grammar", TOO_MUCH, ids=["time", "time for rules"])
 def test_what_takes_too_much_is_refused_and_the_next_is_tried(
-    guarded: GrammarTokenizer, name: str
+    guarded: GrammarTokenizer, grammar: Lark | JsonSchema
 ) -> None:
-    with pytest.raises(ConstraintError, match=TAKES_TOO_MUCH):
-        guarded.constraint(TOO_MUCH[name])
+    with pytest.raises(ConstraintError, match=f"takes more than {LIMITS} to compile"):
+        guarded.constraint(grammar)
     assert guarded.constraint(Regex("[ab]{3}")).start([]).shape == (1,)
 
 
@@ -96,13 +87,10 @@ def test_faults_are_those_without_a_trial(
 
 
 def test_a_closed_trial_begins_again() -> None:
-    made = tokenizer(is_guarded=True)
-    try:
+    with closing(tokenizer(is_guarded=True)) as made:
         for pattern in ("[ab]", "[cd]"):
             made.constraint(Regex(pattern))
             made.close()
-    finally:
-        made.close()
 
 
 def children(process_id: int) -> list[int]:
@@ -154,30 +142,25 @@ def test_a_grammar_whose_trial_was_killed_is_tried_again(
 
 
 def test_many_open_files() -> None:
-    made = tokenizer(is_guarded=True)
     null = os.open(os.devnull, os.O_RDONLY)
     copies: list[int] = []
     try:
-        with most_descriptors(2048):
+        with most_descriptors(2048), closing(tokenizer(is_guarded=True)) as made:
             while not copies or copies[-1] < 1100:
                 copies.append(os.dup(null))
             assert made.constraint(Regex("[ab]{6}")).start([]).shape == (1,)
     finally:
-        made.close()
         for descriptor in (null, *copies):
             os.close(descriptor)
 
 
 def test_no_descriptor_left() -> None:
-    made = tokenizer(is_guarded=True)
     before = children(os.getpid())
-    try:
+    with closing(tokenizer(is_guarded=True)) as made:
         with most_descriptors(3), pytest.raises(GrammarTrialError, match="Too many open files"):
             made.constraint(Regex("[ab]{7}"))
         assert children(os.getpid()) == before
         assert made.constraint(Regex("[ab]{7}")).start([]).shape == (1,)
-    finally:
-        made.close()
 
 
 def test_a_process_that_cannot_begin_is_no_fault_of_the_grammar() -> None:
@@ -207,14 +190,12 @@ CROWDED = {
 }
 
 
-@pytest.mark.parametrize("name", CROWDED)
+@pytest.mark.parametrize("schema", CROWDED.values(), ids=CROWDED)
 def test_what_would_fail_later_is_refused_at_the_start(
-    guarded: GrammarTokenizer, name: str
+    guarded: GrammarTokenizer, schema: dict[str, object]
 ) -> None:
-    with pytest.raises(ConstraintError, match="too much may follow at one place"):
-        guarded.constraint(JsonSchema(CROWDED[name]))
-
-
-def test_what_would_fail_later_is_refused_without_a_trial_too() -> None:
-    with pytest.raises(ConstraintError, match="too much may follow at one place"):
-        tokenizer(is_guarded=False).constraint(JsonSchema(optional(600)))
+    """Without a trial too, for even more of what may follow."""
+    unguarded = tokenizer(is_guarded=False)
+    for each, what in ((guarded, schema), (unguarded, optional(600))):
+        with pytest.raises(ConstraintError, match="too much may follow at one place"):
+            each.constraint(JsonSchema(what))

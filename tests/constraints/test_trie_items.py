@@ -1,7 +1,5 @@
 """Items of a trie: what its sequences stand for, in memory, in files and in results."""
 
-from __future__ import annotations
-
 import json
 import pickle
 
@@ -74,12 +72,10 @@ def test_files_and_pickles_keep_them(tmp_path):
 
 
 def test_lines_of_json(tmp_path):
-    path = tmp_path / "items.jsonl"
-    lines = [
-        json.dumps({"token_ids": sequence, "item": item})
-        for sequence, item in zip(SEQUENCES, ITEMS, strict=True)
-    ]
-    path.write_text("\n".join(lines) + "\n")
+    path, pairs = tmp_path / "items.jsonl", zip(SEQUENCES, ITEMS, strict=True)
+    path.write_text(
+        "".join(json.dumps({"token_ids": ids, "item": item}) + "\n" for ids, item in pairs)
+    )
     assert TokenTrie.from_file(path) == trie()
     assert TokenTrie.from_file(path, end="eos") == trie(end="eos")
 

@@ -1,7 +1,5 @@
 """The process with the CUDA provider, one for a module, and the bundles that are opened in it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """cuda.bindings.runtime over the stand-in: its functions through ctypes, its enums as they are."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import sys

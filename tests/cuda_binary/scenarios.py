@@ -1,7 +1,5 @@
 """Scenarios, run in the process that has the CUDA provider."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The stand-in libraries, built, and the wheel whose CUDA provider runs over them, unpacked."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

@@ -1,15 +1,10 @@
 """Host calls and GPU queue entries of a forward and a prune, with limits."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from dsbd_export.config import ExportConfig
 from dsbd_export.demo import demo_pair
 from dsbd_export.pipeline import export_bundle
-from tests.cuda_binary.worker import Worker
 
 pytestmark = [pytest.mark.cuda_binary, pytest.mark.slow]  # a wheel of 256 MB, 45 s
 
@@ -24,7 +19,7 @@ MOST_LAUNCHES = [
 ]
 
 
-def test_launches_copies_and_waits_piece_by_piece(worker: Worker, fp16_bundle: str) -> None:
+def test_launches_copies_and_waits_piece_by_piece(worker, fp16_bundle):
     found = worker.run(
         "count_forwards", path=fp16_bundle, role="target", sizes=SIZES, cuda_graphs=False
     )
@@ -43,7 +38,7 @@ def test_launches_copies_and_waits_piece_by_piece(worker: Worker, fp16_bundle: s
         }
 
 
-def test_cuda_form_launches_three_kernels_less_a_layer(worker: Worker, tmp_path: Path) -> None:
+def test_cuda_form_launches_three_kernels_less_a_layer(worker, tmp_path):
     target, _ = demo_pair()
     config = ExportConfig(
         target=str(target), output=tmp_path / "b", dtype="fp16", logits="topk:64", form="cuda"
@@ -57,9 +52,7 @@ def test_cuda_form_launches_three_kernels_less_a_layer(worker: Worker, tmp_path:
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
-def test_by_default_a_size_that_returns_is_one_launch(
-    worker: Worker, fp16_bundle: str, role: str
-) -> None:
+def test_by_default_a_size_that_returns_is_one_launch(worker, fp16_bundle, role):
     for counts in worker.run("count_forwards", path=fp16_bundle, role=role, sizes=SIZES)[:-1]:
         assert counts == {
             "launches": 1,
@@ -73,7 +66,7 @@ def test_by_default_a_size_that_returns_is_one_launch(
         }
 
 
-def test_the_laboratory_times_what_its_settings_name(worker: Worker, fp16_bundle: str) -> None:
+def test_the_laboratory_times_what_its_settings_name(worker, fp16_bundle):
     found = worker.run("time_settings", path=fp16_bundle)
     assert {name: counts["graphs"] > 0 for name, counts in found.items()} == {
         "as it is": True,
@@ -84,13 +77,13 @@ def test_the_laboratory_times_what_its_settings_name(worker: Worker, fp16_bundle
     assert plain["launches"] < queued["launches"]
 
 
-def test_a_recorded_call_copies_from_our_memory_alone(worker: Worker, fp16_bundle: str) -> None:
+def test_a_recorded_call_copies_from_our_memory_alone(worker, fp16_bundle):
     """ONNX Runtime's own staging memory is reused by then: a replay would read something else."""
     copies = worker.run("captured_copies", path=fp16_bundle, role="target")
     assert [line.rsplit(" ", 3)[1:] for line in copies] == [["pinned", "to", "device"]] * 3
 
 
-def test_other_threads_replay_what_one_has_recorded(worker: Worker, fp16_bundle: str) -> None:
+def test_other_threads_replay_what_one_has_recorded(worker, fp16_bundle):
     first, *others = worker.run("use_from_threads", path=fp16_bundle, num_threads=3)
     assert first["refused"] == 0
     for counts in others:  # four forwards and four prunes each

@@ -1,18 +1,12 @@
 """Little memory and failing kernels: the right errors, nothing stuck, nothing left."""
 
-from __future__ import annotations
-
 import pytest
-
-from tests.cuda_binary.worker import Worker
 
 pytestmark = [pytest.mark.cuda_binary, pytest.mark.slow]  # a wheel of 256 MB, 45 s
 
 
 @pytest.mark.parametrize("num_bytes", [0, 100_000, 5_000_000])
-def test_too_little_memory_for_the_weights(
-    worker: Worker, fp16_bundle: str, num_bytes: int
-) -> None:
+def test_too_little_memory_for_the_weights(worker, fp16_bundle, num_bytes):
     found = worker.run("open_with_memory", path=fp16_bundle, num_bytes=num_bytes)
     assert (found["error"], found["left"]) == ("CapacityError", 0)
     assert (
@@ -21,9 +15,7 @@ def test_too_little_memory_for_the_weights(
 
 
 @pytest.mark.parametrize("num_bytes", [0, 500_000, 2_000_000])
-def test_too_little_memory_for_calls_and_growth(
-    worker: Worker, fp16_bundle: str, num_bytes: int
-) -> None:
+def test_too_little_memory_for_calls_and_growth(worker, fp16_bundle, num_bytes):
     found = worker.run(
         "run_with_memory", path=fp16_bundle, num_bytes=num_bytes, num_rows=[4, 4, 4, 8, 32, 200]
     )
@@ -36,9 +28,7 @@ def test_too_little_memory_for_calls_and_growth(
 
 @pytest.mark.parametrize("num_before", [0, 1, 2, 5])
 @pytest.mark.parametrize("cuda_graphs", [False, True])
-def test_a_kernel_fails(
-    worker: Worker, fp16_bundle: str, num_before: int, cuda_graphs: bool
-) -> None:
+def test_a_kernel_fails(worker, fp16_bundle, num_before, cuda_graphs):
     found = worker.run(
         "fail_a_kernel", path=fp16_bundle, num_before=num_before, cuda_graphs=cuda_graphs
     )

@@ -1,10 +1,6 @@
 """Every family and every option opens without a node on the CPU, or is refused with its reason."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import LlamaConfig
@@ -21,7 +17,6 @@ from scripts.family_checkpoints import (
     write_checkpoint,
     write_family_checkpoint,
 )
-from tests.cuda_binary.worker import Worker
 from tests.export.conftest import SIZES as TARGET_SIZES
 from tests.export.feature_checkpoints import NUM_LAYERS, write_library, written
 
@@ -32,13 +27,13 @@ PROMISED = re.compile(
     "'cpu', or export with another --dtype or --quantize"
 )
 # By case: the operators that the CPU would run. One that opens after all is no failure.
-REFUSED: dict[str, set[str]] = {"int8-dynamic": {"MatMulInteger"}}
+REFUSED = {"int8-dynamic": {"MatMulInteger"}}
 FAMILIES = {
     row.family: name
     for name, row in reversed(FAMILY_CHECKPOINTS.items())
     if name not in (*RECURRENT, *CONVOLUTIONAL)  # refused with any GPU, before a graph is opened
 }
-OPTIONS: dict[str, dict[str, Any]] = {
+OPTIONS = {
     "fp32": {"dtype": "fp32"},
     "bf16": {"dtype": "bf16"},
     "full logits": {"logits": "full"},
@@ -56,27 +51,27 @@ NO_LIMIT = 1e3
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def llama(tmp_path_factory):
     return write_family_checkpoint("llama", tmp_path_factory.mktemp("llama") / "checkpoint")
 
 
 @pytest.mark.parametrize("name", list(FAMILIES.values())[::-1])
-def test_families(worker: Worker, name: str, tmp_path: Path) -> None:
+def test_families(worker, name, tmp_path):
     checkpoint = write_family_checkpoint(name, tmp_path / "checkpoint")
     check_opening(worker, name, checkpoint, tmp_path, FAMILY_CHECKPOINTS[name].max_context, {})
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_options(worker: Worker, name: str, llama: Path, tmp_path: Path) -> None:
+def test_options(worker, name, llama, tmp_path):
     check_opening(worker, name, llama, tmp_path, None, OPTIONS[name])
 
 
 @pytest.mark.parametrize("logits", ["full", "topk:8"])
-def test_drafts(worker: Worker, logits: str, tmp_path: Path) -> None:
+def test_drafts(worker, logits, tmp_path):
     """A feature draft with its target, and a draft that proposes some tokens only."""
     sizes = {**TARGET_SIZES, "num_hidden_layers": NUM_LAYERS, "vocab_size": VOCAB_SIZE}
     checkpoint = write_checkpoint(tmp_path / "llama", LlamaConfig(**sizes))
-    drafts: list[tuple[str, Path, dict[str, Any]]] = [("cut", checkpoint, {"draft_vocab": 64})]
+    drafts = [("cut", checkpoint, {"draft_vocab": 64})]
     drafts.append(("features", written(tmp_path, write_library, {}), {}))
     for name, draft, options in drafts:
         config = ExportConfig(
@@ -94,14 +89,7 @@ def test_drafts(worker: Worker, logits: str, tmp_path: Path) -> None:
             assert found == {"error": "", "text": ""}, (name, role)
 
 
-def check_opening(
-    worker: Worker,
-    case: str,
-    checkpoint: Path,
-    folder: Path,
-    max_context: int | None,
-    options: dict[str, Any],
-) -> None:
+def check_opening(worker, case, checkpoint, folder, max_context, options):
     chosen = {"dtype": "fp16", "logits": "topk:8", "max_kl": NO_LIMIT, **options}
     if chosen["dtype"] == "fp32" and "quantize" not in options:
         del chosen["max_kl"]

@@ -1,7 +1,5 @@
 """Process with the CUDA provider over the stand-in: a scenario a line in, its result a line out."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Oracle of early stopping (docs/algorithm.md 3.13): its result, found in a run to the end."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,8 +68,7 @@ class TableDraft(TableModel):
     def __init__(
         self, vocab_size: int, from_target: LogitsOf, from_own: LogitsOf, target: TableTarget | None
     ) -> None:
-        """Take the tables of rows from either kind; ``target`` None for one of several requests,
-        where another one may have computed the parent."""
+        """``target`` is None for several requests: another one may have computed the parent."""
         super().__init__(vocab_size, from_target)
         self.spec = EngineSpec(vocab_size=vocab_size, reads_features=True)
         self._tables: dict[str, LogitsOf] = {
@@ -151,6 +149,3 @@ def pair_of(
     of_target = TableTarget(vocab_size, target)
     draft = TableDraft(vocab_size, from_target, from_own, None if several else of_target)
     return of_target, draft
-
-
-MakePair = Callable[[], tuple[TableTarget, TableDraft]]

@@ -1,7 +1,5 @@
 """A constraint given by a function of the path, for tests: as lists or as bits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.engine import Engine
+from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, TableModel, decode
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder, BatchMember
+from dsbd_ort.decoding.decode import decode_iterations
 from dsbd_ort.decoding.distribution import TopDistributions
+from dsbd_ort.decoding.drafting.cost_curve import CostCurve
 from dsbd_ort.decoding.joint_distribution import JointDistribution, joint_distribution
+from dsbd_ort.decoding.kv_cache import PrefixCache
+from dsbd_ort.decoding.request import DecodingRequest
+from dsbd_ort.decoding.result import IterationOutput, result_of
 
 LogitsOf = Callable[[tuple[int, ...]], NDArray[np.floating]]
 
@@ -51,6 +60,84 @@ def mixed_table(first: LogitsOf, second: LogitsOf, share: float) -> LogitsOf:
     return lambda path: share * first(path) + (1 - share) * second(path)
 
 
+class TimedTable(TableModel):
+    """A table model whose calls take the seconds of a curve on a clock, the first one longer.
+
+    Attributes:
+        untimed_rows: calls of this many rows take no time (a prompt).
+    """
+
+    untimed_rows: int | None = None
+
+    def __init__(
+        self,
+        vocab_size: int,
+        table: LogitsOf,
+        curve: CostCurve,
+        clock: list[float],
+        opening: float = 0.0,
+    ) -> None:
+        super().__init__(vocab_size, table)
+        self._seconds, self._clock, self._opening = curve.up_to(512), clock, opening
+
+    def forward(self, forward: Forward) -> ForwardResult:
+        if forward.num_new != self.untimed_rows:
+            self._clock[0] += float(self._seconds[forward.num_new]) + self._opening
+        self._opening = 0.0
+        return super().forward(forward)
+
+
+class Watched:
+    """A model that stores the rows of its calls, and fails in one of them if that is asked for."""
+
+    def __init__(self, model: TableModel, failing_call: int | None = None) -> None:
+        self.model = model
+        self.spec = model.spec
+        self.keep = model.keep
+        self.most_rows = 0
+        self.rows_of_calls: list[int] = []
+        self._failing_call = failing_call
+
+    @property
+    def num_rows(self) -> int:
+        return self.model.num_rows
+
+    def forward(self, forward: Forward) -> ForwardResult:
+        self.rows_of_calls.append(forward.num_new)
+        if len(self.rows_of_calls) == self._failing_call:
+            raise RuntimeError("no memory")
+        result = self.model.forward(forward)
+        self.most_rows = max(self.most_rows, self.model.num_rows)
+        return result
+
+
+def request_on(
+    config: DecodingConfig, prompt: tuple[int, ...] = (1, 0, 1), seed: int = 0, **more: Any
+) -> DecodingRequest:
+    """A request with its own random numbers; ``more``: other fields of it."""
+    rng = np.random.default_rng(seed)
+    return DecodingRequest(prompt_ids=prompt, config=config, rng=rng, **more)
+
+
+def decoded(
+    request: DecodingRequest,
+    target: Engine,
+    draft: Engine | None = None,
+    prefixes: tuple[PrefixCache, PrefixCache] | None = None,
+) -> DecodeResult:
+    return result_of(decode_iterations(request, target, draft, prefixes))
+
+
+def outcomes(decoder: BatchedDecoder) -> dict[BatchMember, Any]:
+    """Run the members of a decoder to their ends; return their results, or errors."""
+    found: dict[BatchMember, Any] = {}
+    while decoder.num_members:
+        for progress in decoder.iterate():
+            if not isinstance(progress.event, IterationOutput):
+                found[progress.member] = progress.event
+    return found
+
+
 def run(
     config: DecodingConfig,
     target: LogitsOf,
@@ -76,6 +163,13 @@ def run(
 def all_tokens(result: DecodeResult) -> list[tuple[list[int], float]]:
     """Tokens and log-probabilities of a result, which equal results share."""
     return [(s.token_ids, round(s.logprob, 6)) for s in result.sequences]
+
+
+def check_like_dense(found: DecodeResult, dense: DecodeResult) -> None:
+    """Compare tokens, and log-probabilities up to the float32 of a head's log-sum."""
+    assert [s.token_ids for s in found.sequences] == [s.token_ids for s in dense.sequences]
+    for one, other in zip(found.sequences, dense.sequences, strict=True):
+        np.testing.assert_allclose(one.token_logprobs, other.token_logprobs, rtol=0, atol=2e-6)
 
 
 def final_beams(result: DecodeResult) -> tuple[tuple[int, ...], ...]:

@@ -1,7 +1,6 @@
-"""Requests that share engine calls get what each would get alone, whoever comes or goes."""
+"""Requests that share engine calls get what each would get alone, at any arrival and departure."""
 
-from __future__ import annotations
-
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_ort.decoding import (
     DecodeResult,
     DecodingConfig,
@@ -24,8 +22,7 @@ from dsbd_ort.decoding.batched_decoder import BatchedDecoder, BatchMember
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
 from dsbd_ort.decoding.result import IterationOutput
 from dsbd_ort.decoding.row_bounds import most_rows
-from tests.decoding.tables import all_tokens, mixed_table, random_table, run
-from tests.decoding.top_table import TopTable
+from tests.decoding.tables import Watched, all_tokens, mixed_table, outcomes, random_table, run
 
 VOCAB, EOS = 6, 5
 TARGET = random_table(1, VOCAB)
@@ -44,6 +41,9 @@ OPTIONS = [
     {"strategy": "dsbd", "num_beams": 2, "memory": "single"},
     {"strategy": "sample", "num_return_sequences": 1, "max_new_tokens": 25},
 ]
+
+
+ALWAYS = itertools.repeat(True)
 
 
 @dataclass
@@ -112,23 +112,16 @@ def coin(seed: int) -> Iterator[bool]:
     return iter(lambda: bool(rng.integers(2)), None)
 
 
+def check_as_alone(requests: list[Asked]) -> None:
+    for request in requests:
+        assert request.result and all_tokens(request.result) == request.alone(), request
+
+
 @pytest.mark.parametrize("most_live", [1, 2, 5, 40])
 def test_every_request_gets_what_it_would_get_alone(most_live: int) -> None:
     requests = asked(seed=most_live, num_requests=36)
     answered(shared(), requests, most_live, coin(most_live))
-    for request in requests:
-        assert all_tokens(request.result) == request.alone(), request
-
-
-def test_engines_that_return_candidates_are_shared_as_well() -> None:
-    models = TopTable(VOCAB, TARGET, 5), TopTable(VOCAB, DRAFT, 5)
-    requests = [r for r in asked(seed=3, num_requests=24) if "search" not in str(r.options)]
-    for request in requests:
-        request.options = {**request.options, "top_k": 4}
-    answered(BatchedDecoder(*models), requests, 6, coin(3))
-    for request in requests:
-        found = [sequence.token_ids for sequence in request.result.sequences]
-        assert found == [tokens for tokens, _ in request.alone()]
+    check_as_alone(requests)
 
 
 def test_whoever_leaves_half_way_takes_nothing_from_the_others() -> None:
@@ -158,9 +151,9 @@ def test_rows_stay_within_what_the_requests_may_need() -> None:
     max_rows = max(sum(bounds[i : i + 4]) for i in range(len(bounds)))
     target, draft = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
     most = Watched(target), Watched(draft)
-    answered(BatchedDecoder(*most, max_rows=max_rows), requests, 4, iter(lambda: True, None))
+    answered(BatchedDecoder(*most, max_rows=max_rows), requests, 4, ALWAYS)
+    check_as_alone(requests)
     for request, bound in zip(requests, bounds, strict=True):
-        assert all_tokens(request.result) == request.alone()
         assert max(request.most_rows) <= bound
     assert 300 < most[0].most_rows <= max_rows
 
@@ -172,34 +165,9 @@ def test_a_full_pool_is_cleared_up_and_never_overflows() -> None:
     bound = most_rows(3, requests[0].config)
     target = Watched(TableModel(VOCAB, TARGET))
     forest = BatchedDecoder(target, TableModel(VOCAB, DRAFT), max_rows=2 * bound)
-    answered(forest, requests, 2, iter(lambda: True, None))
+    answered(forest, requests, 2, ALWAYS)
     assert target.most_rows <= 2 * bound
-    for request in requests:
-        assert all_tokens(request.result) == request.alone()
-
-
-class Watched:
-    """A model that remembers its calls, and fails in one of them if that is wanted."""
-
-    def __init__(self, model: TableModel, failing_call: int | None = None) -> None:
-        self.model = model
-        self.spec = model.spec
-        self.keep = model.keep
-        self.most_rows = 0
-        self.rows_of_calls: list[int] = []
-        self._failing_call = failing_call
-
-    @property
-    def num_rows(self) -> int:
-        return self.model.num_rows
-
-    def forward(self, forward: Forward) -> ForwardResult:
-        self.rows_of_calls.append(forward.num_new)
-        if len(self.rows_of_calls) == self._failing_call:
-            raise RuntimeError("no memory")
-        result = self.model.forward(forward)
-        self.most_rows = max(self.most_rows, self.model.num_rows)
-        return result
+    check_as_alone(requests)
 
 
 @settings(max_examples=40, deadline=None)
@@ -220,7 +188,7 @@ class Watched:
 def test_no_request_holds_more_rows_than_its_bound(options: dict[str, object], seed: int) -> None:
     options["draft_beams"] = max(options["draft_beams"], options["num_beams"])
     request = Asked(options, (1, 2, 3), seed)
-    answered(shared(), [request], 1, iter(lambda: True, None))
+    answered(shared(), [request], 1, ALWAYS)
     assert 0 < max(request.most_rows) <= most_rows(3, request.config)
 
 
@@ -229,7 +197,7 @@ def test_the_target_is_called_once_an_iteration_for_all() -> None:
     requests = [Asked(options, (1, 2, seed), seed) for seed in range(5)]
     target = Watched(TableModel(VOCAB, TARGET))
     forest = BatchedDecoder(target, TableModel(VOCAB, DRAFT))
-    answered(forest, requests, 5, iter(lambda: True, None))
+    answered(forest, requests, 5, ALWAYS)
     calls = target.rows_of_calls
     assert len(calls) <= 14  # twelve tokens, and the prompts
     assert max(calls) >= 5 * 2
@@ -269,12 +237,11 @@ def test_prompts_that_begin_alike_are_computed_once(
     begin = tuple(np.random.default_rng(0).integers(5, size=200).tolist())
     forest = shared(shares_prefixes=shares_prefixes)
     first, *others = [Asked(options, (*begin, seed), seed) for seed in range(5)]
-    answered(forest, [first], 1, iter(lambda: True, None))
-    answered(forest, others, 4, iter(lambda: True, None))
+    answered(forest, [first], 1, ALWAYS)
+    answered(forest, others, 4, ALWAYS)
     computed = forest.caches["target"].model.computed_paths
     assert sum(len(path) <= 200 for path in computed) == num_computed
-    for request in (first, *others):
-        assert all_tokens(request.result) == request.alone()
+    check_as_alone([first, *others])
 
 
 def test_a_request_that_cannot_be_decoded_is_refused_and_leaves_nothing() -> None:
@@ -284,8 +251,8 @@ def test_a_request_that_cannot_be_decoded_is_refused_and_leaves_nothing() -> Non
         forest.join(bad.request())
     assert forest.num_members == 0
     good = Asked(OPTIONS[0], (1, 2), 1)
-    answered(forest, [good], 1, iter(lambda: True, None))
-    assert all_tokens(good.result) == good.alone()
+    answered(forest, [good], 1, ALWAYS)
+    check_as_alone([good])
 
 
 def test_a_failing_engine_ends_those_in_the_call_and_nobody_after_them() -> None:
@@ -299,8 +266,7 @@ def test_a_failing_engine_ends_those_in_the_call_and_nobody_after_them() -> None
     assert {id(p.member) for p in ends} == {id(member) for member in members}
     later = asked(seed=4, num_requests=8)
     answered(forest, later, 3, coin(1))
-    for request in later:
-        assert all_tokens(request.result) == request.alone()
+    check_as_alone(later)
 
 
 def test_bad_numbers_end_the_request_that_they_belong_to() -> None:
@@ -310,12 +276,9 @@ def test_bad_numbers_end_the_request_that_they_belong_to() -> None:
     forest = BatchedDecoder(TableModel(VOCAB, poisoned), TableModel(VOCAB, DRAFT))
     good, bad = Asked(OPTIONS[0], (1, 2), 1), Asked(OPTIONS[0], (4, 4), 1)
     members = [forest.join(request.request()) for request in (good, bad)]
-    ends = {}
-    for _ in range(20):
-        for progress in forest.iterate():
-            ends[id(progress.member)] = progress.event
-    assert isinstance(ends[id(members[1])], ModelError)
-    assert all_tokens(ends[id(members[0])]) == good.alone()
+    ends = outcomes(forest)
+    assert isinstance(ends[members[1]], ModelError)
+    assert all_tokens(ends[members[0]]) == good.alone()
 
 
 def test_requests_that_leave_before_they_began_leave_nothing() -> None:
@@ -328,57 +291,34 @@ def test_requests_that_leave_before_they_began_leave_nothing() -> None:
 @pytest.mark.parametrize("leaves_after", [None, 1])
 @pytest.mark.parametrize("scored", [False, True])
 def test_samples_of_one_prompt_compute_it_once(scored: bool, leaves_after: int | None) -> None:
-    """Also where the first of them leaves half-way: another computes the rest."""
+    """Also if the first of them leaves half-way: another computes the rest."""
     prompt = tuple(np.random.default_rng(5).integers(5, size=PREFILL_CHUNK + 40).tolist())
     options = {"strategy": "dsbd", "num_beams": 2, "draft_length": 2}
     samples = [Asked({**options}, prompt, seed) for seed in range(4)]
     samples[0].options["prompt_logprobs"] = scored
     models = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
     decoder = BatchedDecoder(*models)
-    asked_by_member = {decoder.join(sample.request()): sample for sample in samples}
-    members = list(asked_by_member)
-    for iteration in range(1000):
-        if iteration == leaves_after:
-            decoder.leave(members[0])
-        for progress in decoder.iterate():
-            if isinstance(progress.event, DecodeResult):
-                asked_by_member[progress.member].result = progress.event
-            else:
-                assert isinstance(progress.event, IterationOutput), progress.event
-        if not decoder.num_members:
-            break
-    for sample in samples[0 if leaves_after is None else 1 :]:
-        assert sample.result is not None and all_tokens(sample.result) == sample.alone()
+    members = [decoder.join(sample.request()) for sample in samples]
+    if leaves_after:
+        decoder.iterate()
+        decoder.leave(members[0])
+    ends = outcomes(decoder)
+    for member, sample in list(zip(members, samples, strict=True))[leaves_after or 0 :]:
+        assert all_tokens(ends[member]) == sample.alone()
     for model in models:
         prefixes = [path for path in model.computed_paths if len(path) < len(prompt)]
         assert len(prefixes) == len(set(prefixes)) == len(prompt) - 1
-
-
-def test_without_shared_prefixes_every_sample_computes_its_prompt() -> None:
-    prompt = (1, 2, 3, 4, 0, 1, 2)
-    models = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
-    decoder = BatchedDecoder(*models, shares_prefixes=False)
-    for seed in range(3):
-        decoder.join(Asked({"strategy": "sample"}, prompt, seed).request())
-    while decoder.num_members:
-        decoder.iterate()
-    prefixes = [path for path in models[0].computed_paths if len(path) < len(prompt)]
-    assert len(prefixes) == 3 * (len(prompt) - 1)
 
 
 def test_a_sample_that_waits_for_its_prompt_may_be_preempted() -> None:
     prompt = tuple(np.random.default_rng(6).integers(5, size=PREFILL_CHUNK + 40).tolist())
     samples = [Asked({"strategy": "dsbd", "draft_length": 2}, prompt, seed) for seed in range(2)]
     decoder = BatchedDecoder(TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT))
-    _, waiting = (decoder.join(sample.request()) for sample in samples)
+    first, waiting = (decoder.join(sample.request()) for sample in samples)
     decoder.iterate()
     decoder.preempt(waiting)
     decoder.iterate()
     decoder.resume(waiting)
-    while decoder.num_members:
-        for progress in decoder.iterate():
-            if isinstance(progress.event, DecodeResult):
-                samples[progress.member is waiting].result = progress.event
-    assert [all_tokens(sample.result) for sample in samples if sample.result] == [
-        sample.alone() for sample in samples
-    ]
+    ends = outcomes(decoder)
+    found = [all_tokens(ends[member]) for member in (first, waiting)]
+    assert found == [sample.alone() for sample in samples]

@@ -1,7 +1,5 @@
 """Sampling from more tokens than a top-k head returns: the law, and which rows are read whole."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np
@@ -16,8 +14,8 @@ from dsbd_forward.rows import added_up, largest_logits
 from dsbd_ort.decoding import ConfigError, DecodingConfig, TableModel, decode
 from dsbd_ort.decoding.beyond_top_k import settled
 from dsbd_ort.decoding.warp import Warp
-from tests.decoding.chi_square import chi_square_p_value
-from tests.decoding.tables import mixed_table, random_table
+from tests.decoding.exact_laws import chi_square_p_value
+from tests.decoding.tables import check_like_dense, mixed_table, random_table
 from tests.decoding.top_table import TopTable
 
 VOCAB, EOS, PROMPT = 40, 3, (1, 2)
@@ -55,20 +53,17 @@ def decoded(models, seed, options):
 @pytest.mark.parametrize("warp", WARPS, ids=str)
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 def test_the_tokens_are_those_of_all_logits(strategy, warp, monkeypatch):
-    """Alone of a forward, and where a later part of it has overwritten the first rows.
+    """Also if a later part of a forward has overwritten the first rows.
 
     Rows that are read whole are settled by 10 or 20 of their logits, or sorted whole.
     """
     monkeypatch.setattr(beyond_top_k, "_NUMBERS", (10, 20))
     for seed in range(4):
         dense = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
-        wanted = decoded(dense, seed, strategy | warp).sequences
         draft = TopTable(VOCAB, DRAFT, NUM_TOP)  # proposes fewer: no token shows it
         models = TopTable(VOCAB, TARGET, NUM_TOP, keeps_full=True), draft
-        found = decoded(models, seed, strategy | warp).sequences
-        assert [s.token_ids for s in found] == [s.token_ids for s in wanted]
-        for one, other in zip(found, wanted, strict=True):
-            assert one.token_logprobs == pytest.approx(other.token_logprobs, abs=2e-6)
+        wanted, found = (decoded(each, seed, strategy | warp) for each in (dense, models))
+        check_like_dense(found, wanted)
 
 
 @pytest.mark.parametrize(
@@ -85,14 +80,13 @@ def test_rules_that_read_the_draft(options):
     """With a draft that returns all: what it proposes decides there."""
     for seed in range(4):
         draft = TableModel(VOCAB, DRAFT)
-        wanted = decoded((TableModel(VOCAB, TARGET), draft), seed, options).sequences
+        wanted = decoded((TableModel(VOCAB, TARGET), draft), seed, options)
         target = TopTable(VOCAB, TARGET, NUM_TOP, keeps_full=True)
-        found = decoded((target, TableModel(VOCAB, DRAFT)), seed, options).sequences
-        assert [s.token_ids for s in found] == [s.token_ids for s in wanted]
+        check_like_dense(decoded((target, TableModel(VOCAB, DRAFT)), seed, options), wanted)
 
 
 def test_the_law_with_rejection():
-    """Its coins are tossed over the tokens that are listed, in other numbers than over all."""
+    """Its coins are tossed over the listed tokens only."""
     warp = {"top_p": 0.7, "temperature": 1.2}
     config = DecodingConfig(
         strategy="speculative", coupling="rejection", max_new_tokens=2, draft_length=2, **warp
@@ -162,7 +156,7 @@ def test_rows_whose_nucleus_is_among_the_largest_are_settled(temperature):
 
 
 def test_a_row_that_few_logits_leave_open_is_not_sorted_whole(monkeypatch):
-    """Of 5,000 tokens one whose 256 best settle it, one whose 4,096 do, and one that is flat."""
+    """Rows of 5,000 tokens: one that its 256 best settle, one that 4,096 settle, and a flat one."""
     rng = np.random.default_rng(5)
     widths = np.array([[3.4], [3.0], [0.01]])
     logits = (widths * rng.normal(size=(3, 5000))).astype(np.float32)

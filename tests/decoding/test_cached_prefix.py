@@ -1,20 +1,12 @@
-"""Rows kept from one request to the next: the same output with fewer rows, whatever came before."""
-
-from __future__ import annotations
+"""Rows kept from one request to the next: the same output with fewer rows."""
 
 import numpy as np
 import pytest
 
 from dsbd_forward.forward import Forward
-from dsbd_ort.decoding import (
-    DecodeResult,
-    DecodingConfig,
-    DecodingRequest,
-    TableModel,
-    decode_iterations,
-)
+from dsbd_ort.decoding import DecodeResult, DecodingConfig, TableModel
 from dsbd_ort.decoding.kv_cache import PrefixCache
-from tests.decoding.tables import all_tokens, mixed_table, random_table, run
+from tests.decoding.tables import all_tokens, decoded, mixed_table, random_table, request_on, run
 
 VOCAB = 6
 TARGET = random_table(1, VOCAB)
@@ -38,23 +30,9 @@ class Conversation:
         self.target, self.draft = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
         self.prefixes = (PrefixCache(), PrefixCache())
 
-    def steps(self, prompt: tuple[int, ...], config: DecodingConfig, seed: int):
-        rng = np.random.default_rng(seed)
-        return decode_iterations(
-            DecodingRequest(prompt_ids=prompt, config=config, rng=rng),
-            self.target,
-            self.draft,
-            prefixes=self.prefixes,
-        )
-
     def ask(self, prompt: tuple[int, ...], config: DecodingConfig, seed: int) -> DecodeResult:
-        steps = self.steps(prompt, config, seed)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as stop:
-                result: DecodeResult = stop.value
-                return result
+        request = request_on(config, prompt, seed)
+        return decoded(request, self.target, self.draft, self.prefixes)
 
 
 @pytest.mark.parametrize(("strategy", "options"), REQUESTS)
@@ -88,18 +66,6 @@ def test_the_noted_tokens_are_those_of_the_rows(strategy, options):
             assert model.computed_paths[before] == (*prefix.tokens, 0)
 
 
-def test_a_request_given_up_half_way_leaves_the_prefix_true():
-    config = DecodingConfig(num_beams=3, max_new_tokens=20)
-    talk = Conversation()
-    steps = talk.steps((1, 2, 3, 4, 1), config, 0)
-    next(steps)
-    next(steps)
-    steps.close()
-    prompt = (1, 2, 3, 4, 0, 2)
-    result = talk.ask(prompt, config, 1)
-    assert all_tokens(result) == all_tokens(run(config, TARGET, DRAFT, VOCAB, 1, prompt))
-
-
 def test_another_prompt_shares_nothing():
     config = DecodingConfig(num_beams=2, max_new_tokens=6)
     talk = Conversation()
@@ -110,9 +76,9 @@ def test_another_prompt_shares_nothing():
 
 
 def test_a_draft_that_is_not_needed_keeps_the_rows_of_an_earlier_prompt():
-    talk = Conversation()
+    talk, usual = Conversation(), DecodingConfig(num_beams=2, max_new_tokens=6)
     prompt = (1, 2, 3, 4, 0, 2)
-    talk.ask(prompt, DecodingConfig(num_beams=2, max_new_tokens=6), 0)
+    talk.ask(prompt, usual, 0)
     num_draft_rows = len(talk.draft.computed_paths)
     kept = list(talk.prefixes[1].tokens)
     assert kept[:5] == list(prompt[:5])
@@ -121,9 +87,7 @@ def test_a_draft_that_is_not_needed_keeps_the_rows_of_an_earlier_prompt():
     assert len(talk.draft.computed_paths) == num_draft_rows
     assert talk.prefixes[1].tokens[:5] == list(prompt[:5])
     assert talk.prefixes[0].tokens[:7] == [*prompt, 1]
-    again = talk.ask((*prompt, 1, 3), DecodingConfig(num_beams=2, max_new_tokens=6), 2)
-    alone = run(
-        DecodingConfig(num_beams=2, max_new_tokens=6), TARGET, DRAFT, VOCAB, 2, (*prompt, 1, 3)
-    )
+    again = talk.ask((*prompt, 1, 3), usual, 2)
+    alone = run(usual, TARGET, DRAFT, VOCAB, 2, (*prompt, 1, 3))
     assert all_tokens(again) == all_tokens(alone)
     assert again.stats.draft_rows < alone.stats.draft_rows

@@ -1,7 +1,5 @@
 """Options: what is resolved, what is refused and how the refusal reads."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -71,18 +69,34 @@ def test_options_of_the_dynamic_width_choose_it():
     assert DecodingConfig(width_policy="threshold").min_beams == 2
 
 
-REFUSED = [  # (options, words of the message)
+REFUSED = [  # (options, words of the message); test_option_table.py has those without a meaning
+    (
+        {"strategy": "beam-sample", "draft_beams": 4},
+        "draft_beams is 4, which means nothing to strategy beam-sample; leave it out, or set "
+        "strategy to one with a draft such as dsbd",
+    ),
+    (
+        {"draft_length": 0, "draft_beams": 4},
+        "draft_beams is 4, which means nothing with draft_length 0; leave it out, or set "
+        "draft_length to at least 1",
+    ),
+    (
+        {"width_policy": "fixed", "accept_threshold": 0.5},
+        "accept_threshold is 0.5, which means nothing with width_policy 'fixed'; leave it out, or "
+        "set width_policy to 'threshold'",
+    ),
+    (
+        {"draft_length": 0, "draft_policy": "throughput"},
+        "draft_length is 0, which leaves draft_policy 'throughput' nothing to draft; use at least "
+        "1, or draft_policy 'fixed'",
+    ),
+    ({"strategy": "beam-sample", "draft_beams": -5}, "draft_beams is -5; expected at least 1"),
     ({"strategy": "beam"}, "strategy is 'beam'; expected one of dsbd"),
     ({"num_beams": 0}, "num_beams is 0; expected at least 1"),
     ({"num_beams": 2.5}, "num_beams is 2.5; expected a whole number"),
     ({"num_beams": True}, "num_beams is True"),
-    (
-        {"strategy": "sample", "num_beams": 2},
-        "num_beams is 2, which means nothing to strategy samp",
-    ),
     ({"strategy": "beam-sample", "draft_length": 3}, "draft_length is 3"),
     ({"strategy": "beam-sample", "width_policy": "threshold"}, "width_policy is 'threshold'"),
-    ({"strategy": "speculative", "draft_beams": 2}, "draft_beams is 2, which means nothing to"),
     ({"width_policy": "wide"}, "width_policy is 'wide'; expected one of"),
     ({"num_beams": 2, "min_beams": 3}, "min_beams is 3, more than num_beams 2"),
     ({"draft_beams": (4, 4), "draft_length": 3}, "draft_beams (4, 4) has 2 layers"),
@@ -110,25 +124,14 @@ REFUSED = [  # (options, words of the message)
     ({"beams": 3}, "unknown option 'beams'"),
     ({"temprature": 1.0}, "unknown option 'temprature'; did you mean 'temperature'?"),
     ({"x": 1}, "unknown option 'x'; expected a field of DecodingConfig (docs/run.md"),
-    ({"strategy": "mjsd", "num_beams": 2}, "num_beams is 2, which means nothing to strategy mjsd"),
     ({"strategy": "mjsd", "width_policy": "threshold"}, "width_policy is 'threshold'"),
     ({"strategy": "beam-search", "coupling": "gumbel"}, "coupling is 'gumbel', which means noth"),
-    ({"strategy": "beam-search", "temperature": 0.7}, "temperature is 0.7, which means nothing"),
-    ({"strategy": "greedy", "top_k": 5}, "top_k is 5, which means nothing to strategy greedy"),
-    ({"strategy": "greedy", "top_p": 0.5}, "top_p is 0.5, which means nothing"),
-    ({"strategy": "beam-search", "replacement": True}, "replacement is True, which means nothing"),
-    (
-        {"strategy": "sample", "early_stopping": True},
-        "early_stopping is True, which means nothing to strategy sample",
-    ),
     (
         {"memory": "single", "early_stopping": True},
         "early_stopping is True, which means nothing with memory 'single'; leave it out",
     ),
     ({"strategy": "beam-search", "early_stopping": "soon"}, "early_stopping is 'soon'"),
     ({"strategy": "speculative-beam-search", "draft_beams": 3}, "narrower than 4"),
-    ({"joint_threshold": 0.5}, "joint_threshold is 0.5, which means nothing to strategy dsbd"),
-    ({"strategy": "mjsd", "joint_beams": 2}, "joint_beams is 2, which means nothing"),
     ({"strategy": "mjgd", "joint_tokens": 0}, "joint_tokens is 0; expected at least 1"),
     ({"strategy": "mjsd", "joint_threshold": 0.0}, "joint_threshold is 0.0; expected"),
     ({"strategy": "beam-sample", "memory": "single"}, "memory is 'single', which means nothing"),
@@ -173,6 +176,15 @@ REFUSED = [  # (options, words of the message)
     ({"stop_strings": ["a", 5]}, "stop_strings has 5; expected a text"),
     ({"stop_strings": {"a"}}, "stop_strings is {'a'}; expected a text or a list"),
     ({"stop_strings": "\ud800"}, "stop_strings has '\\ud800', with U+FFFD or a lone surrogate"),
+    ({"stop_strings": ["a\N{REPLACEMENT CHARACTER}"]}, "with U+FFFD or a lone surrogate"),
+    ({"stop_strings": 7}, "stop_strings is 7; expected a text"),
+    ({"stop_strings": ""}, "empty text"),
+    ({"stop_strings": ["a", ""]}, "empty text"),
+    ({"logit_bias": {"a": 1.0}}, "logit_bias has ('a', 1.0); expected a token id and a number"),
+    ({"bad_words_ids": [[]]}, "bad_words_ids has an empty list of token ids; drop it"),
+    ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; expected a number from 1e-06"),
+    ({"constraint": 3}, "constraint is 3; expected a constraint, such as dsbd_ort.JsonSchema"),
+    ({"logits_processors": [3]}, "logits_processors is 3; expected a list of functions"),
     ({"num_beams": np.True_}, "num_beams is np.True_; expected a whole number"),
     ({"temperature": np.True_}, "temperature is np.True_; expected a number"),
     ({"num_beams": np.array([2, 3])}, "num_beams is array([2, 3]); expected a whole number"),
@@ -206,6 +218,9 @@ EXACT: list[tuple[str, Any, Any]] = [  # (option, value, its plain Python form)
     ("eos_token_id", np.int64(7), (7,)),
     ("eos_token_id", {9, 7}, (7, 9)),
     ("eos_token_id", np.array([9, 7]), (9, 7)),
+    ("logit_bias", {"3": -1}, ((3, -1.0),)),
+    ("bad_words_ids", [7, [1, 2]], ((7,), (1, 2))),
+    ("suppress_tokens", 5, (5,)),
 ]
 
 
@@ -216,7 +231,7 @@ def test_any_exact_type_is_taken_and_stored_as_plain_python(
     stored = getattr(DecodingConfig(**{name: value}), name)
     assert stored == plain and type(stored) is type(plain)
     if isinstance(stored, tuple):
-        assert {type(entry) for entry in stored} <= {int, str}
+        assert {type(entry) for entry in stored} <= {int, str, tuple}
 
 
 def test_top_k_may_be_switched_off_by_minus_one() -> None:

@@ -1,12 +1,9 @@
 """Cost curves: between, before and beyond the points, how they are measured and learned."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from dsbd_forward.forward import SourceReading
-from dsbd_ort.decoding import TableModel
 from dsbd_ort.decoding.drafting.acceptance import LoopCost
 from dsbd_ort.decoding.drafting.cost_curve import (
     FREE,
@@ -22,6 +19,7 @@ from dsbd_ort.decoding.drafting.measured_costs import (
     measure_costs,
 )
 from dsbd_ort.decoding.engine_call import EngineCall, Meter, Role
+from tests.decoding.tables import TimedTable
 
 CURVE = CostCurve((1, 3, 5), (2.0, 4.0, 5.0))
 
@@ -35,24 +33,14 @@ def test_who_shares_a_call_pays_a_share_of_it():
     assert CURVE.up_to(3, num_sharers=2) == pytest.approx([0.0, 3.0 / 2, 4.5 / 2, 5.5 / 2])
 
 
-class TimedModel(TableModel):
-    """A table model whose calls take a given time on a clock of its own, the first one more."""
-
-    def __init__(self, clock: list[float], per_row: float, opening: float = 0.0) -> None:
-        super().__init__(2, lambda path: np.zeros(2))
-        self._clock = clock
-        self._per_row = per_row
-        self._opening = opening
-
-    def forward(self, forward):
-        self._clock[0] += 1.0 + self._per_row * forward.num_new + self._opening
-        self._opening = 0.0
-        return super().forward(forward)
+def timed(clock: list[float], per_row: float, opening: float = 0.0) -> TimedTable:
+    curve = CostCurve((1, 2), (1.0 + per_row, 1.0 + 2 * per_row))
+    return TimedTable(2, lambda path: np.zeros(2), curve, clock, opening)
 
 
 def test_both_engines_are_measured_and_left_empty():
     clock = [0.0]
-    target, draft = TimedModel(clock, 0.5), TimedModel(clock, 0.0)
+    target, draft = timed(clock, 0.5), timed(clock, 0.0)
     costs = measure_costs(target, draft, lambda: clock[0])
     assert costs.target.seconds == pytest.approx([1.0 + 0.5 * n for n in MEASURED_ROWS])
     assert costs.draft.seconds == pytest.approx([1.0] * len(MEASURED_ROWS))
@@ -144,7 +132,7 @@ def test_costs_stay_the_same_object_between_two_fits() -> None:
 
 def test_the_first_calls_of_a_draft_say_what_it_costs_but_for_the_very_first() -> None:
     clock = [0.0]
-    draft = TimedModel(clock, 0.0, opening=9.0)
+    draft = timed(clock, 0.0, opening=9.0)
     costs = LearnedCosts(10**9, 10**9)
     learn_from_first_calls(costs, draft, clock=lambda: clock[0])
     assert costs.now().draft.seconds[0] == pytest.approx(1.0, rel=0.1)

@@ -1,16 +1,20 @@
-"""Warping: sparse equals dense, edges, refusal of broken logits."""
-
-from __future__ import annotations
+"""Distributions of tokens, and of beams and tokens: warped, cut and joined."""
 
 import tracemalloc
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import dsbd_ort.decoding.warp as warp_module
 from dsbd_forward.logits import DenseLogits, TopLogits
+from dsbd_forward.rows import log_normalised
 from dsbd_ort.decoding import ModelError
 from dsbd_ort.decoding.distribution import TokenDistribution
-from dsbd_ort.decoding.warp import Warp
+from dsbd_ort.decoding.joint_distribution import STAY
+from dsbd_ort.decoding.warp import Warp, _cut_top_p
+from tests.decoding.tables import joint_of
 from tests.decoding.top_table import candidates_of
 
 LOGITS = np.array([[1.0, 3.0, 2.0, -1.0, 0.0]], dtype=np.float32)
@@ -146,3 +150,80 @@ def test_broken_candidates_are_refused(bad, place):
 
 def test_laws_of_no_candidates():
     assert not len(law_of_candidates(Warp(1.0, 2, 1.0), np.zeros((0, 5), np.float32), 3))
+
+
+def sorted_whole(log_probs: np.ndarray, top_p: float) -> np.ndarray:
+    order = np.argsort(-log_probs, axis=1, kind="stable")
+    probs = np.exp(np.take_along_axis(log_probs, order, axis=1))
+    is_cut_sorted = np.cumsum(probs, axis=1) - probs >= top_p
+    is_cut_sorted[:, 0] = False
+    is_cut = np.empty_like(is_cut_sorted)
+    np.put_along_axis(is_cut, order, is_cut_sorted, axis=1)
+    return np.where(is_cut, -np.inf, log_probs)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    width=st.floats(0.0, 6.0),
+    steps=st.sampled_from([None, 1.0, 8.0]),
+    top_p=st.floats(0.01, 0.999),
+    forbidden=st.floats(0.0, 1.0),
+)
+def test_top_p_of_few_sorted_tokens_or_of_all(
+    seed: int, width: float, steps: float | None, top_p: float, forbidden: float
+) -> None:
+    """Rows that few tokens settle, among other rows; equal logits; tokens that cannot be drawn."""
+    rng = np.random.default_rng(seed)
+    scores = np.array([[width], [1.0], [0.01], [5.0]]) * rng.normal(size=(4, 1500))
+    if steps:
+        scores = np.round(steps * scores) / steps
+    scores[:, 1:][rng.random((4, 1499)) < forbidden] = -np.inf
+    log_probs = log_normalised(scores - scores.max(axis=1, keepdims=True))
+    wanted = sorted_whole(log_probs, top_p)
+    for numbers in ((256, 4096), (16, 64)):
+        np.testing.assert_array_equal(_cut_top_p(log_probs.copy(), top_p, numbers), wanted)
+
+
+@pytest.mark.parametrize("top_p", [0.5, 0.25, 0.75])
+def test_a_top_p_that_is_reached_exactly(top_p: float) -> None:
+    log_probs = np.full((1, 20), -np.inf)
+    log_probs[0, [3, 7, 11, 19]] = np.log(0.25)
+    wanted = sorted_whole(log_probs, top_p)
+    np.testing.assert_array_equal(_cut_top_p(log_probs, top_p, (4,)), wanted)
+    assert np.isfinite(wanted).sum() == 4 * top_p
+
+
+def test_top_p_does_not_sort_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = []
+    cut = warp_module._cut_in_order
+
+    def counted(log_probs: np.ndarray, top_p: float, order: np.ndarray) -> np.ndarray:
+        shapes.append(order.shape)
+        return cut(log_probs, top_p, order)
+
+    monkeypatch.setattr(warp_module, "_cut_in_order", counted)
+    scores = np.array([[5.0], [0.1]]) * np.random.default_rng(1).normal(size=(2, 3000))
+    log_probs = log_normalised(scores - scores.max(axis=1, keepdims=True))
+    _cut_top_p(log_probs, 0.9)
+    assert shapes == [(2, 256), (1, 3000)]
+
+
+def test_probabilities_are_weight_times_token_probability():
+    joint = joint_of([7, 8], np.log([0.3, 0.1]), [([2, 5], np.array([0.25, 0.75])), None])
+    assert joint.tokens.tolist() == [2, 5, STAY] and joint.parents.tolist() == [0, 0, 1]
+    np.testing.assert_allclose(joint.probabilities(), [0.1875, 0.5625, 0.25])
+
+
+def test_copies_count_for_draws_but_not_for_the_weight_of_a_child():
+    joint = joint_of([7, 8], np.log([0.2, 0.2]), [([1], np.array([1.0])), None], [3, 1])
+    np.testing.assert_allclose(joint.probabilities(), [0.75, 0.25])
+    np.testing.assert_allclose(joint.log_weights, np.log([0.2, 0.2]))
+
+
+def test_a_candidate_is_the_same_in_both_laws_if_node_and_token_are():
+    draft = joint_of([10, 11], np.log([0.5, 0.5]), [([3, 1], np.array([0.75, 0.25])), None])
+    law = [1, 2, 3], np.array([0.1, 0.2, 0.7])
+    target = joint_of([11, 10], np.log([0.2, 0.8]), [None, law])
+    assert draft.aligned_to(target).tolist() == [2, 1, -1, 0]
+    assert target.aligned_to(draft).tolist() == [3, 1, 0]

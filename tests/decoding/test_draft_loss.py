@@ -1,29 +1,23 @@
-"""Cost of a draft model that disagrees, under "throughput", on a clock.
+"""Cost of a draft model that disagrees, under "throughput", on a clock; the budget that bounds it.
 
-The draft's prompt, the tokens it catches up with and the loop's own time included; costs are those
-of a small chat model with a draft a tenth its size, whose loop takes a tenth of a call.
+Costs are those of a small chat model with a draft a tenth its size, whose loop takes a tenth of a
+call; the draft's prompt and the tokens that it catches up with are included.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dsbd_ort.decoding import (
     DecodingConfig,
-    DecodingRequest,
-    TableModel,
-    decode_iterations,
-    result_of,
 )
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
+from dsbd_ort.decoding.drafting.budget import DraftBudget
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, LearnedCosts
 from dsbd_ort.decoding.drafting.measured_costs import learn_from_first_calls
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
-from tests.decoding.tables import LogitsOf
+from tests.decoding.tables import TimedTable, decoded, request_on
 from tests.decoding.test_throughput import DRAFTS, TARGET, VOCAB
 
 TARGET_CURVE = CostCurve((1, 2, 64), (9.3e-3, 10.4e-3, 54e-3))
@@ -32,24 +26,9 @@ ITERATION, LAYER, THOUGHT, RESTING = 1e-3, 1e-3, 1e-4, 5e-5  # seconds of the lo
 NUM_TOKENS, PROMPT = 64, 48
 
 
-class TimedTable(TableModel):
-    """A table model whose calls take the seconds of a curve on a clock, the first one longer."""
-
-    def __init__(
-        self, table: LogitsOf, curve: CostCurve, clock: list[float], *, opening: float = 0.0
-    ) -> None:
-        super().__init__(VOCAB, table)
-        self._seconds, self._clock, self._opening = curve.up_to(512), clock, opening
-
-    def forward(self, forward: Any) -> Any:
-        self._clock[0] += float(self._seconds[forward.num_new]) + self._opening
-        self._opening = 0.0
-        return super().forward(forward)
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """A clock on which the loop takes time as well: more where a draft is thought about or made."""
+    """A clock on which the loop takes time as well: more if a draft is planned or made."""
     now, policy = [0.0], ThroughputDraftPolicy
     rest, begin, choose, observe = policy.rest, policy.begin, policy.choose, policy.observe
 
@@ -85,37 +64,30 @@ def ratios(
     clock: list[float],
     draft_bytes: int = 20_000_000,
 ) -> list[float]:
-    """Return how many times as long as without a draft each answer of a process takes."""
+    """Return the time of each answer of a process, relative to that without a draft."""
     experience = AcceptanceEstimator()
     costs = LearnedCosts(target_bytes=140_000_000, draft_bytes=draft_bytes)
-    opened = TimedTable(DRAFTS[draft], DRAFT_CURVE, clock, opening=2e-2)
+    opened = TimedTable(VOCAB, DRAFTS[draft], DRAFT_CURVE, clock, opening=2e-2)
     learn_from_first_calls(costs, opened, clock=lambda: clock[0])
     rows = TARGET_CURVE.up_to(64)
     plain = float(rows[PROMPT - 1] + rows[1] + (NUM_TOKENS - 1) * rows[num_beams])
     plain += NUM_TOKENS * ITERATION
     beams = {"strategy": "dsbd", "num_beams": num_beams} if num_beams > 1 else {}
+    config = DecodingConfig(
+        **{"strategy": "speculative"} | beams,  # type: ignore[arg-type]
+        draft_policy="throughput",
+        max_new_tokens=NUM_TOKENS,
+        eos_token_id=None,
+    )
+    more = {"clock": lambda: clock[0], "costs": costs, "estimator": experience}
     found = []
     for seed in range(num_answers):
         began = clock[0]
-        config = DecodingConfig(
-            **{"strategy": "speculative"} | beams,  # type: ignore[arg-type]
-            draft_policy="throughput",
-            max_new_tokens=NUM_TOKENS,
-            eos_token_id=None,
-        )
-        result_of(
-            decode_iterations(
-                DecodingRequest(
-                    prompt_ids=[(seed + place * place) % VOCAB for place in range(PROMPT)],
-                    config=config,
-                    rng=np.random.default_rng(seed),
-                    clock=lambda: clock[0],
-                    costs=costs,
-                    estimator=experience,
-                ),
-                TimedTable(TARGET, TARGET_CURVE, clock),
-                TimedTable(DRAFTS[draft], DRAFT_CURVE, clock),
-            )
+        prompt = tuple((seed + place * place) % VOCAB for place in range(PROMPT))
+        decoded(
+            request_on(config, prompt, seed, **more),
+            TimedTable(VOCAB, TARGET, TARGET_CURVE, clock),
+            TimedTable(VOCAB, DRAFTS[draft], DRAFT_CURVE, clock),
         )
         found.append((clock[0] - began) / plain)
     return found
@@ -154,3 +126,63 @@ def test_a_draft_is_used_although_its_first_call_and_layer_were_slow(
     monkeypatch.setattr(ThroughputDraftPolicy, "choose", slow_at_first)
     found = ratios("itself", num_beams, 4, clock, draft_bytes=140_000_000)
     assert found[0] < 0.85 and max(found[1:]) < 0.75
+
+
+def spend_all(budget: DraftBudget, cost: float, num_iterations: int) -> float:
+    """Make drafts that are never right whenever they can be paid; return what they cost."""
+    lost = 0.0
+    for _ in range(num_iterations):
+        if budget.balance >= cost:
+            budget.settle(cost, 0.0, is_try=False)
+            lost += cost
+        budget.pass_iteration()
+    return lost
+
+
+@pytest.mark.parametrize("cost", [0.05, 0.2, 0.45, 1.0])
+def test_drafts_that_are_never_right_lose_2_percent_of_a_short_answer_and_of_any_longer(cost):
+    budget, lost = DraftBudget(), 0.0
+    for num_answers in range(1, 20):
+        lost += spend_all(budget, cost, 64)
+        assert lost <= 0.02 * 64 * num_answers + 1e-9
+
+
+@pytest.mark.parametrize("cost", [0.05, 0.2, 0.45, 1.0])
+@pytest.mark.parametrize("num_before", [0, 5, 64, 300])
+def test_when_a_draft_can_be_afforded_is_known_to_the_iteration(cost: float, num_before: int):
+    budget = DraftBudget()
+    spend_all(budget, cost, num_before)
+    budget.add(-budget.balance)
+    expected, found = budget.iterations_until(cost), 0
+    while budget.balance < cost - 1e-9:
+        budget.pass_iteration()
+        found += 1
+    assert abs(expected - found) <= 1  # rounding
+    assert budget.iterations_until(0.5 * cost) == 0
+
+
+def test_the_wait_for_a_try_doubles_with_each_that_fails_and_ends_with_one_that_does_not() -> None:
+    budget, waits = DraftBudget(), []
+    for has_paid in (False, False, False, True, True, False):
+        budget.settle(0.16, float(has_paid), is_try=True)
+        waits.append(budget.iterations_until(0.16, is_try=True))
+        budget.add(0.16)
+    assert waits == [16, 32, 64, 16, 8, 16]
+
+
+def test_earnings_count_up_to_a_limit_and_a_prompt_can_be_paid_again() -> None:
+    budget = DraftBudget()
+    budget.begin_request(10.0, 5.0)
+    budget.add(100.0)
+    assert budget.balance == 8.0
+    budget.add(-5.0)
+    assert budget.balance == 3.0
+    budget.begin_request(10.0, 0.5)
+    budget.add(100.0)
+    assert budget.balance == 3.5
+
+
+def test_the_prompt_of_the_target_adds_to_the_budget_for_that_of_the_draft() -> None:
+    budget = DraftBudget()
+    budget.begin_request(50.0, 2.0)
+    assert budget.balance == pytest.approx(0.02 * (64 + 50))

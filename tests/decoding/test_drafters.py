@@ -1,6 +1,4 @@
-"""Drafters: whoever proposes, the output is the target's; what they propose is worth it."""
-
-from __future__ import annotations
+"""Drafters: with any of them the output is the target's, and their proposals pay."""
 
 import itertools
 from typing import Any
@@ -8,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding import DecodingConfig, TableModel, decode, decode_iterations, result_of
-from dsbd_ort.decoding.batched_decoder import BatchedDecoder
+from dsbd_ort.decoding import DecodingConfig, TableModel, decode
 from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
@@ -17,12 +14,19 @@ from dsbd_ort.decoding.drafting.drafters import ChainedDrafter
 from dsbd_ort.decoding.drafting.ngram import NGramCounts, NGramDrafter, NGramPool
 from dsbd_ort.decoding.errors import ConfigError, DecodingError
 from dsbd_ort.decoding.kv_cache import PrefixCache, SharedKVCache
-from dsbd_ort.decoding.request import DecodingRequest
 from dsbd_ort.decoding.result import DecodeResult
 from dsbd_ort.decoding.set_up import set_up
-from tests.decoding.every_outcome import ScriptedChance, law_of, total_variation
+from tests.decoding.exact_laws import ScriptedChance, law_of, total_variation
 from tests.decoding.path_constraint import PathConstraint
-from tests.decoding.tables import LogitsOf, all_tokens, final_beams, mixed_table, random_table
+from tests.decoding.tables import (
+    LogitsOf,
+    all_tokens,
+    decoded,
+    final_beams,
+    mixed_table,
+    random_table,
+    request_on,
+)
 
 VOCAB, EOS = 9, 8
 COSTS = EngineCosts(CostCurve((1, 16), (1e-2, 1.4e-2)), CostCurve((1, 16), (2e-3, 3e-3)))
@@ -66,103 +70,42 @@ PROCESSING: dict[str, dict[str, Any]] = {
 }
 
 
-def request_of(config: DecodingConfig, seed: int, **more: Any) -> DecodingRequest:
-    return DecodingRequest(
-        prompt_ids=np.random.default_rng(seed).integers(0, EOS, 1 + seed % 7).tolist(),
-        config=config,
-        rng=np.random.default_rng(seed),
-        **more,
-    )
-
-
-def decoded(request: DecodingRequest, target: LogitsOf = TARGET) -> DecodeResult:
-    config = request.config
-    return result_of(
-        decode_iterations(
-            DecodingRequest(
-                prompt_ids=request.prompt_ids,
-                config=config,
-                rng=request.rng,
-                costs=COSTS,
-                estimator=request.estimator,
-                ngram_pool=request.ngram_pool,
-            ),
-            TableModel(VOCAB, target),
-            TableModel(VOCAB, DRAFT) if config.has_draft_model else None,
-        )
-    )
-
-
-def check_invisible(num_prompts: int, strategy: str, plain: str, shape: dict, name: str) -> None:
-    common = {**shape, **PROCESSING[name], "max_new_tokens": 24, "eos_token_id": EOS}
-    pool, estimator = NGramPool(512), AcceptanceEstimator()
-    for seed in range(num_prompts):
-        expected = decoded(request_of(DecodingConfig(strategy=plain, **common), seed))
-        for drafter, policy in itertools.product(DRAFTERS, POLICIES):
-            shape_of_draft = {} if drafter == "none" else policy
-            config = DecodingConfig(strategy=strategy, drafter=drafter, **shape_of_draft, **common)
-            request = request_of(config, seed, ngram_pool=pool, estimator=estimator)
-            assert all_tokens(decoded(request)) == all_tokens(expected), (drafter, policy, seed)
+def answer(
+    config: DecodingConfig, seed: int, target: LogitsOf = TARGET, **more: Any
+) -> DecodeResult:
+    prompt = tuple(np.random.default_rng(seed).integers(0, EOS, 1 + seed % 7).tolist())
+    draft = TableModel(VOCAB, DRAFT) if config.has_draft_model else None
+    request = request_on(config, prompt, seed, costs=COSTS, **more)
+    return decoded(request, TableModel(VOCAB, target), draft)
 
 
 @pytest.mark.parametrize(("strategy", "plain", "shape"), PAIRS)
 @pytest.mark.parametrize("name", PROCESSING)
 def test_the_output_is_that_without_a_draft(strategy, plain, shape, name):
-    check_invisible(4, strategy, plain, shape, name)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("strategy", "plain", "shape"), PAIRS)
-@pytest.mark.parametrize("name", PROCESSING)
-def test_the_output_is_that_without_a_draft_on_200_prompts(strategy, plain, shape, name):
-    check_invisible(200, strategy, plain, shape, name)
-
-
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("name", PROCESSING)
-def test_requests_that_share_calls_return_what_they_return_alone(drafter, name):
-    config = DecodingConfig(
-        num_beams=3,
-        num_return_sequences=3,
-        drafter=drafter,
-        max_new_tokens=16,
-        eos_token_id=EOS,
-        **PROCESSING[name],
-    )
-    shared = BatchedDecoder(TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT), costs=COSTS)
-    members = {shared.join(request_of(config, seed, costs=COSTS)): seed for seed in range(4)}
-    num_results = 0
-    while shared.num_members:
-        for progress in shared.iterate():
-            assert not isinstance(progress.event, BaseException), progress.event
-            if isinstance(progress.event, DecodeResult):
-                alone = decoded(request_of(config, members[progress.member]))
-                assert all_tokens(progress.event) == all_tokens(alone)
-                num_results += 1
-    assert num_results == 4
+    common = {**shape, **PROCESSING[name], "max_new_tokens": 24, "eos_token_id": EOS}
+    shared = {"ngram_pool": NGramPool(512), "estimator": AcceptanceEstimator()}
+    for seed in range(4):
+        expected = answer(DecodingConfig(strategy=plain, **common), seed)
+        for drafter, policy in itertools.product(DRAFTERS, POLICIES):
+            shape_of_draft = {} if drafter == "none" else policy
+            config = DecodingConfig(strategy=strategy, drafter=drafter, **shape_of_draft, **common)
+            found = answer(config, seed, **shared)
+            assert all_tokens(found) == all_tokens(expected), (drafter, policy, seed)
 
 
 @pytest.mark.parametrize("shape", [{}, {"constraint": PathConstraint(3, lambda p: {len(p) % 3})}])
 @pytest.mark.parametrize("drafter", ["ngram", "model+ngram"])
 def test_the_rejection_coupling_is_exact_by_enumeration(drafter, shape):
-    """Of a draft that is a point mass, or lists a few tokens: every draft, coin and draw."""
+    """Every draft, coin and draw; the draft is a point mass, or lists a few tokens."""
     target = random_table(21, 3, spread=1.0)
     draft = mixed_table(target, random_table(22, 3), 0.5)
     prompt = (1, 2, 1, 2, 1)
     common = {"num_beams": 2, "num_return_sequences": 2, "max_new_tokens": 2, **shape}
 
     def run(chance: ScriptedChance, **options: Any) -> tuple[Any, ...]:
-        outputs = decode_iterations(
-            DecodingRequest(
-                prompt_ids=prompt,
-                config=DecodingConfig(coupling="rejection", **options, **common),
-                rng=np.random.default_rng(0),
-                random_source=chance,
-            ),
-            TableModel(3, target),
-            TableModel(3, draft),
-        )
-        return final_beams(result_of(outputs))
+        config = DecodingConfig(coupling="rejection", **options, **common)
+        request = request_on(config, prompt, random_source=chance)
+        return final_beams(decoded(request, TableModel(3, target), TableModel(3, draft)))
 
     drafted = {"strategy": "dsbd", "drafter": drafter, "width_policy": "fixed", "draft_length": 2}
     law = law_of(lambda chance: run(chance, **drafted))
@@ -171,10 +114,10 @@ def test_the_rejection_coupling_is_exact_by_enumeration(drafter, shape):
 
 
 def test_what_repeats_is_drafted_without_a_model():
-    """A table of the last two tokens, nearly certain: after one round all is known."""
+    """A nearly certain table of the last two tokens: after one round its text repeats."""
     certain = copying(5, 40.0)
     config = DecodingConfig(strategy="speculative", drafter="ngram", max_new_tokens=200)
-    stats = decoded(request_of(config, 3), certain).stats
+    stats = answer(config, 3, certain).stats
     assert stats.draft_calls == 0 and stats.draft_rows == 0
     assert stats.mean_acceptance_length > 3.0
 
@@ -182,13 +125,11 @@ def test_what_repeats_is_drafted_without_a_model():
 def test_a_long_repetition_is_believed_before_the_model():
     certain = copying(5, 40.0)
     options = {"strategy": "speculative", "max_new_tokens": 200, "draft_policy": "fixed"}
-    calls = {
-        drafter: decoded(
-            request_of(DecodingConfig(drafter=drafter, **options), 3), certain
-        ).stats.draft_calls
-        for drafter in ("model", "model+ngram")
-    }
-    assert calls["model+ngram"] < calls["model"] / 4
+    with_ngrams, without = (
+        answer(DecodingConfig(drafter=drafter, **options), 3, certain).stats.draft_calls
+        for drafter in ("model+ngram", "model")
+    )
+    assert with_ngrams < without / 4
 
 
 @pytest.mark.parametrize("strategy", ["speculative", "dsbd", "speculative-beam-search"])
@@ -198,7 +139,7 @@ def test_forced_tokens_need_no_draft_call(strategy, policy):
     config = DecodingConfig(
         strategy=strategy, constraint=constraint, max_new_tokens=40, drafter="model", **policy
     )
-    stats = decoded(request_of(config, 2)).stats
+    stats = answer(config, 2).stats
     assert stats.draft_calls == 0  # not even the prompt's
     assert stats.mean_acceptance_length > 3.0
     assert stats.num_accepted_tokens == stats.num_draft_tokens - (stats.num_draft_tokens > 39)
@@ -213,14 +154,8 @@ def test_a_small_subtree_is_drafted_whole_where_that_costs_less_than_the_model(p
     for costs, uses_model in ((COSTS, False), (dear_rows, True)):
         shape = {"draft_beams": 4 if uses_model else (8, 16)} if "draft_length" in policy else {}
         config = DecodingConfig(**options, **policy, **shape)
-        outputs = decode_iterations(
-            DecodingRequest(
-                prompt_ids=[1, 2], config=config, rng=np.random.default_rng(0), costs=costs
-            ),
-            TableModel(VOCAB, TARGET),
-            TableModel(VOCAB, DRAFT),
-        )
-        stats = result_of(outputs).stats
+        models = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
+        stats = decoded(request_on(config, (1, 2), costs=costs), *models).stats
         num_whole.append((1 + stats.num_draft_layers - stats.draft_calls) / stats.num_draft_layers)
     assert num_whole[0] > num_whole[1]
 
@@ -276,27 +211,22 @@ def test_a_pool_is_bounded_and_forgets_the_oldest():
 
 
 def test_what_the_model_lists_does_not_count_as_unlisted():
-    """Of two beams, one that the n-grams know: only what they leave out of it is unlisted."""
+    """If the n-grams list one of two beams, only the mass that they leave out of it is unlisted."""
     config = DecodingConfig(num_beams=2, drafter="model+ngram", max_new_tokens=4)
-    prompt = [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5]
-    request = DecodingRequest(prompt_ids=prompt, config=config, rng=np.random.default_rng(0))
-    views = [
-        CacheView(SharedKVCache(TableModel(VOCAB, table)), PrefixCache())
-        for table in (TARGET, DRAFT)
-    ]
-    drafter = set_up(request, *views).draft_stage.drafter
-    assert isinstance(drafter, ChainedDrafter)
+
+    def drafter_of(prompt: tuple[int, ...]) -> ChainedDrafter:
+        caches = (SharedKVCache(TableModel(VOCAB, table)) for table in (TARGET, DRAFT))
+        views = (CacheView(cache, PrefixCache()) for cache in caches)
+        drafter = set_up(request_on(config, prompt), *views).draft_stage.drafter
+        assert isinstance(drafter, ChainedDrafter)
+        return drafter
+
+    drafter = drafter_of((1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5))
     assert drafter.look_up(np.array([0]), lambda *_: False).pending.tolist() == []  # a long match
     listed = drafter.joint(np.array([0]), np.zeros(1), None)
     mass = np.exp(listed.log_masses).sum() + np.exp(listed.log_unlisted)
     assert mass == pytest.approx(1.0)
-    request = DecodingRequest(prompt_ids=[7], config=config, rng=np.random.default_rng(0))
-    views = [
-        CacheView(SharedKVCache(TableModel(VOCAB, table)), PrefixCache())
-        for table in (TARGET, DRAFT)
-    ]
-    drafter = set_up(request, *views).draft_stage.drafter
-    assert isinstance(drafter, ChainedDrafter)
+    drafter = drafter_of((7,))
     assert drafter.look_up(np.array([0]), lambda *_: False).pending.tolist() == [0]
     assert drafter._layer is not None
     assert drafter._layer.unlisted.tolist() == [0.0]
@@ -306,27 +236,22 @@ SOURCE = (3, 1, 4, 1, 5, 0, 2, 6, 5, 3)
 
 
 def copied(copied_ids: tuple[int, ...]) -> DecodeResult:
-    """Of a target that copies SOURCE after its start token, drafted by n-grams."""
+    """The answer of a target that copies SOURCE after its start token, drafted by n-grams."""
 
     def follows(path: tuple[int, ...]) -> Any:
         wanted = (*SOURCE, EOS)[min(len(path) - 1, len(SOURCE))]
         return np.where(np.arange(VOCAB) == wanted, 6.0, np.arange(VOCAB) / VOCAB)
 
-    request = DecodingRequest(
-        prompt_ids=[7],
-        config=DecodingConfig(
-            strategy="speculative-beam-search",
-            num_beams=1,
-            drafter="ngram",
-            draft_policy="fixed",
-            draft_length=4,
-            draft_beams=2,
-            eos_token_id=EOS,
-        ),
-        rng=np.random.default_rng(0),
-        copied_ids=copied_ids,
+    config = DecodingConfig(
+        strategy="speculative-beam-search",
+        num_beams=1,
+        drafter="ngram",
+        draft_policy="fixed",
+        draft_length=4,
+        draft_beams=2,
+        eos_token_id=EOS,
     )
-    return result_of(decode_iterations(request, TableModel(VOCAB, follows), None, None))
+    return decoded(request_on(config, (7,), copied_ids=copied_ids), TableModel(VOCAB, follows))
 
 
 def test_a_source_is_copied_from_its_beginning_on():

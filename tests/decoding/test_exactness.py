@@ -1,15 +1,12 @@
 """The promise: speculation is invisible, and the output follows beam sampling's law."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np
 import pytest
 
 from dsbd_ort.decoding import DecodingConfig
-from tests.decoding.beam_sampling_law import beam_sampling_law
-from tests.decoding.chi_square import chi_square_p_value
+from tests.decoding.exact_laws import beam_sampling_law, chi_square_p_value
 from tests.decoding.tables import all_tokens, final_beams, mixed_table, random_table, run
 
 VOCAB = 5
@@ -17,9 +14,9 @@ TARGET = random_table(1, VOCAB)
 OTHER = random_table(2, VOCAB)
 DRAFTS = {"decent": mixed_table(TARGET, OTHER, 0.7), "hostile": OTHER, "itself": TARGET}
 
-PROMPTS = [  # 200 different ones
+PROMPTS = [
     tuple(np.random.default_rng(seed).integers(0, VOCAB, 6 + seed % 5).tolist())
-    for seed in range(200)
+    for seed in range(40)
 ]
 
 SHAPES = [  # (num_beams, draft_beams per layer)
@@ -35,10 +32,7 @@ SHAPES = [  # (num_beams, draft_beams per layer)
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize(("num_beams", "draft_beams"), SHAPES)
 @pytest.mark.parametrize("warp", [{}, {"top_k": 3}, {"top_p": 0.8, "temperature": 1.3}])
-@pytest.mark.parametrize("num_prompts", [6, pytest.param(20, marks=pytest.mark.slow)])
-def test_fixed_width_dsbd_equals_beam_sample_token_for_token(
-    draft, num_beams, draft_beams, warp, num_prompts
-):
+def test_fixed_width_dsbd_equals_beam_sample_token_for_token(draft, num_beams, draft_beams, warp):
     common = {"num_beams": num_beams, "num_return_sequences": num_beams, "max_new_tokens": 11}
     common |= {"eos_token_id": 4, **warp}
     plain = DecodingConfig(strategy="beam-sample", **common)
@@ -49,33 +43,17 @@ def test_fixed_width_dsbd_equals_beam_sample_token_for_token(
         draft_beams=draft_beams,
         **common,
     )
-    for seed, prompt in enumerate(PROMPTS[:num_prompts]):
-        expected = run(plain, TARGET, None, VOCAB, seed, prompt)
-        result = run(speculative, TARGET, DRAFTS[draft], VOCAB, seed, prompt)
-        assert all_tokens(result) == all_tokens(expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize(("num_beams", "draft_beams"), [(2, (4, 2, 2)), (4, (6, 4))])
-def test_fixed_width_dsbd_equals_beam_sample_on_200_prompts(draft, num_beams, draft_beams):
-    common = {"num_beams": num_beams, "num_return_sequences": num_beams, "eos_token_id": 4}
-    common |= {"max_new_tokens": 16}
-    plain = DecodingConfig(strategy="beam-sample", **common)
-    shape = {"draft_length": len(draft_beams), "draft_beams": draft_beams}
-    speculative = DecodingConfig(width_policy="fixed", **shape, **common)
-    for seed, prompt in enumerate(PROMPTS):
+    for seed, prompt in enumerate(PROMPTS[:6]):
         expected = run(plain, TARGET, None, VOCAB, seed, prompt)
         result = run(speculative, TARGET, DRAFTS[draft], VOCAB, seed, prompt)
         assert all_tokens(result) == all_tokens(expected)
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("num_prompts", [40, pytest.param(200, marks=pytest.mark.slow)])
-def test_speculative_equals_sample(draft, num_prompts):
+def test_speculative_equals_sample(draft):
     plain = DecodingConfig(strategy="sample", max_new_tokens=20, eos_token_id=4)
     speculative = DecodingConfig(strategy="speculative", max_new_tokens=20, eos_token_id=4)
-    for seed, prompt in enumerate(PROMPTS[:num_prompts]):
+    for seed, prompt in enumerate(PROMPTS):
         expected = run(plain, TARGET, None, VOCAB, seed, prompt)
         result = run(speculative, TARGET, DRAFTS[draft], VOCAB, seed, prompt)
         assert all_tokens(result) == all_tokens(expected)
@@ -90,6 +68,7 @@ def test_draft_equal_to_target_is_always_accepted(num_beams):
         assert stats.draft_acceptance_rate == 1.0
 
 
+REJECTION = {"strategy": "dsbd", "width_policy": "fixed", "coupling": "rejection"}
 LAW_CASES = [  # (strategy options, width, steps, eos)
     ({"strategy": "sample"}, 1, 3, -1),
     ({"strategy": "speculative", "draft_length": 2}, 1, 3, 0),
@@ -99,31 +78,8 @@ LAW_CASES = [  # (strategy options, width, steps, eos)
     ({"strategy": "dsbd", "num_beams": 3, "width_policy": "fixed", "draft_length": 1}, 3, 2, -1),
     ({"strategy": "beam-sample", "num_beams": 2, "replacement": True}, 2, 3, 0),
     ({"strategy": "beam-sample", "num_beams": 2, "coupling": "rejection"}, 2, 2, 0),
-    (
-        {
-            "strategy": "dsbd",
-            "num_beams": 2,
-            "width_policy": "fixed",
-            "coupling": "rejection",
-            "draft_length": 2,
-        },
-        2,
-        3,
-        0,
-    ),
-    (
-        {
-            "strategy": "dsbd",
-            "num_beams": 2,
-            "width_policy": "fixed",
-            "coupling": "rejection",
-            "draft_length": 2,
-            "replacement": True,
-        },
-        2,
-        3,
-        0,
-    ),
+    ({**REJECTION, "num_beams": 2, "draft_length": 2}, 2, 3, 0),
+    ({**REJECTION, "num_beams": 2, "draft_length": 2, "replacement": True}, 2, 3, 0),
 ]
 
 
@@ -175,28 +131,3 @@ def test_fewer_positive_candidates_than_beams_give_fewer_beams():
     config = DecodingConfig(strategy="beam-sample", num_beams=4, top_k=1, max_new_tokens=5)
     result = run(config, TARGET, None, VOCAB, 0)
     assert len(result.sequences) == 1 and result.stats.mean_beam_width == 1.0
-
-
-def test_reported_log_probabilities_are_those_of_the_unwarped_target():
-    config = DecodingConfig(num_beams=3, num_return_sequences=2, min_beams=2, top_k=2, temperature=0.5, max_new_tokens=8)  # fmt: skip # noqa: E501
-    prompt = (1, 0, 1)
-    for sequence in run(config, TARGET, DRAFTS["decent"], VOCAB, 3, prompt).sequences:
-        path, expected = prompt, []
-        for token in sequence.token_ids:
-            logits = TARGET(path)
-            expected.append(logits[token] - np.log(np.exp(logits).sum()))
-            path = (*path, token)
-        assert sequence.token_logprobs == pytest.approx(expected, abs=1e-5)
-        assert sequence.logprob == pytest.approx(sum(expected), abs=1e-5)
-
-
-def test_statistics_obey_their_identities():
-    for seed in range(30):
-        config = DecodingConfig(num_beams=3, max_new_tokens=17, eos_token_id=4)
-        stats = run(config, TARGET, DRAFTS["decent"], VOCAB, seed).stats
-        histogram = stats.acceptance_histogram
-        assert sum(histogram) == stats.num_iterations
-        assert sum(j * n for j, n in enumerate(histogram)) == stats.num_accepted_layers
-        assert stats.num_accepted_tokens <= stats.num_draft_tokens
-        parts = stats.target_s + stats.draft_s + stats.host_s
-        assert 0 < stats.time_to_first_token_s <= parts

@@ -1,15 +1,12 @@
 """A feature draft is as invisible as any, and each of its rows comes from the right feature."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np
 import pytest
 
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, decode
-from tests.decoding.beam_sampling_law import beam_sampling_law
-from tests.decoding.chi_square import chi_square_p_value
+from tests.decoding.exact_laws import beam_sampling_law, chi_square_p_value
 from tests.decoding.feature_tables import check_computed_twice, pair_of
 from tests.decoding.tables import all_tokens, final_beams, mixed_table, random_table, run
 
@@ -18,19 +15,30 @@ TARGET = random_table(1, VOCAB)
 OTHER = random_table(2, VOCAB)
 GOOD, POOR = mixed_table(TARGET, OTHER, 0.8), mixed_table(TARGET, OTHER, 0.5)
 
-PLAIN = {
-    "dsbd": "beam-sample",
-    "speculative": "sample",
-    "tree-speculative": "sample",
-    "speculative-beam-search": "beam-search",
-}
-SHAPES = [  # (strategy, num_beams, draft_beams per layer)
-    ("speculative", 1, (1, 1, 1, 1)),
-    ("tree-speculative", 1, (3, 2)),
-    ("dsbd", 2, (2, 2, 2)),
-    ("dsbd", 2, (6, 4, 2, 2)),
-    ("dsbd", 4, (8, 4, 4)),
-    ("speculative-beam-search", 3, (4, 4, 4)),
+KINDS = [  # (options, the strategy without a draft that returns the same)
+    ({"strategy": "speculative", "draft_beams": (1, 1, 1, 1)}, "sample"),
+    ({"strategy": "tree-speculative", "draft_beams": (3, 2)}, "sample"),
+    ({"num_beams": 2, "draft_beams": (2, 2, 2)}, "beam-sample"),
+    ({"num_beams": 2, "draft_beams": (6, 4, 2, 2)}, "beam-sample"),
+    ({"num_beams": 4, "draft_beams": (8, 4, 4)}, "beam-sample"),
+    (
+        {"strategy": "speculative-beam-search", "num_beams": 3, "draft_beams": (4, 4, 4)},
+        "beam-search",
+    ),
+    ({"num_beams": 2, "replacement": True, "draft_beams": (3, 3, 3)}, None),
+    ({"num_beams": 3, "memory": "single", "draft_length": 3}, None),
+    ({"num_beams": 3, "min_beams": 2, "draft_length": 3}, None),
+    ({"num_beams": 2, "coupling": "rejection", "draft_beams": (3, 3, 3)}, None),
+    ({"strategy": "mjsd", "draft_beams": (2, 2, 2)}, None),
+    (
+        {
+            "strategy": "speculative",
+            "logit_bias": {3: -1.0},
+            "repetition_penalty": 1.3,
+            "draft_length": 3,
+        },
+        None,
+    ),
 ]
 PROMPTS = [
     tuple(np.random.default_rng(seed).integers(0, 4, 1 + seed % 9).tolist()) for seed in range(40)
@@ -50,39 +58,23 @@ def by_features(
     return result, check_computed_twice(draft, len(prompt))
 
 
-@pytest.mark.parametrize(("strategy", "num_beams", "draft_beams"), SHAPES)
-def test_a_feature_draft_is_invisible(strategy, num_beams, draft_beams):
-    common = {"num_beams": num_beams, "num_return_sequences": num_beams}
-    common |= {"max_new_tokens": 12, "eos_token_id": EOS}
-    plain = DecodingConfig(strategy=PLAIN[strategy], **common)
-    shape = {"draft_length": len(draft_beams), "draft_beams": draft_beams}
-    config = DecodingConfig(strategy=strategy, **shape, **common)
+@pytest.mark.parametrize(("options", "plain"), KINDS)
+def test_a_feature_draft_is_invisible_and_reads_the_right_features(options, plain):
+    num_beams = options.get("num_beams", 1)
+    returned = {"num_return_sequences": num_beams} if plain else {}
+    common = {"max_new_tokens": 14, "eos_token_id": EOS, **returned}
+    length = {"draft_length": len(options["draft_beams"])} if "draft_beams" in options else {}
+    config = DecodingConfig(**common, **length, **options)
     num_again = 0
     for seed, prompt in enumerate(PROMPTS):
-        expected = run(plain, TARGET, None, VOCAB, seed, prompt)
         result, times = by_features(config, seed, prompt)
-        assert all_tokens(result) == all_tokens(expected)
         num_again += times[2]
-    assert num_again > 40  # accepted nodes are computed again from the target's features
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"strategy": "dsbd", "num_beams": 2, "replacement": True, "draft_beams": 3},
-        {"strategy": "dsbd", "num_beams": 3, "memory": "single"},
-        {"strategy": "dsbd", "num_beams": 3, "width_policy": "threshold", "min_beams": 2},
-        {"strategy": "dsbd", "num_beams": 2, "coupling": "rejection", "draft_beams": 3},
-        {"strategy": "mjsd", "draft_beams": 2},
-        {"strategy": "speculative", "logit_bias": {3: -1.0}, "repetition_penalty": 1.3},
-    ],
-)
-def test_every_kind_of_request_reads_the_right_features(options):
-    config = DecodingConfig(max_new_tokens=14, eos_token_id=EOS, draft_length=3, **options)
-    num_again = 0
-    for seed, prompt in enumerate(PROMPTS):
-        num_again += by_features(config, seed, prompt)[1][2]
-    assert num_again > 20
+        if plain:
+            without = DecodingConfig(strategy=plain, num_beams=num_beams, **common)
+            expected = run(without, TARGET, None, VOCAB, seed, prompt)
+            assert all_tokens(result) == all_tokens(expected)
+    # accepted nodes are computed again from the target's features
+    assert num_again > (40 if plain else 20)
 
 
 def test_a_draft_that_is_right_from_either_feature_is_always_accepted():

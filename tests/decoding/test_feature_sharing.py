@@ -1,24 +1,26 @@
 """Requests with a feature draft share engine calls, prompts and caches too small for them."""
 
-from __future__ import annotations
-
-import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 
 from dsbd_forward.spec import EngineSpec
-from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest
+from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
-from dsbd_ort.decoding.decode import decode_iterations
 from dsbd_ort.decoding.errors import DecodingError
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, PrefixCache, PromptFeature
 from dsbd_ort.decoding.node_features import align_prefixes
-from dsbd_ort.decoding.result import result_of
 from tests.decoding.feature_tables import TableDraft, TableFeatures, TableTarget, pair_of
-from tests.decoding.preempting import request_of, together
-from tests.decoding.tables import all_tokens, mixed_table, random_table
+from tests.decoding.preempting import request_of
+from tests.decoding.tables import (
+    all_tokens,
+    decoded,
+    mixed_table,
+    outcomes,
+    random_table,
+    request_on,
+)
 
 VOCAB, EOS = 6, 5
 TARGET = random_table(1, VOCAB)
@@ -35,9 +37,7 @@ KINDS: list[dict[str, Any]] = [
     {"strategy": "mjsd", "draft_beams": 2},
     {"strategy": "speculative", "drafter": "model+ngram", "draft_length": 4},
 ]
-IDS = [",".join(map(str, kind.values())) for kind in KINDS]
 LONG = tuple(np.random.default_rng(0).integers(5, size=600).tolist())
-ALWAYS = itertools.repeat(True)
 
 
 def several() -> tuple[TableTarget, TableDraft]:
@@ -53,14 +53,6 @@ def alone(kind: dict[str, Any], prompt: tuple[int, ...], seed: int, *more: int) 
 PROMPTS = [(1,), (1, 2, 3), (1, 2, 3, 4), (0, 4), LONG[:300], (1, 2, 3), LONG[:300], LONG]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=IDS)
-def test_every_request_gets_what_it_would_get_alone(kind: dict[str, Any]) -> None:
-    requests = [request_of(kind, prompt, seed, 12, EOS) for seed, prompt in enumerate(PROMPTS)]
-    results = decoded_together(BatchedDecoder(*several()), requests, 5)
-    for seed, (prompt, result) in enumerate(zip(PROMPTS, results, strict=True)):
-        assert all_tokens(result) == alone(kind, prompt, seed, 12, EOS)
-
-
 def test_all_kinds_share_a_forest() -> None:
     """Calls with and without features stand in one forward of the target."""
     cases = [(kind, PROMPTS[i % 8], i) for i, kind in enumerate(2 * KINDS)]
@@ -69,17 +61,6 @@ def test_all_kinds_share_a_forest() -> None:
     results = decoded_together(BatchedDecoder(target, draft), requests, 9)
     assert [all_tokens(result) for result in results] == [alone(*case, 12, EOS) for case in cases]
     assert 0 < target.num_features < len(target.computed_paths)  # not those of beam-sample
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=IDS)
-def test_a_preempted_request_returns_what_it_returns_alone(kind: dict[str, Any]) -> None:
-    prompts = [(1, 2, 3), (1, 2, 3, 4), (0, 4), (3,)]
-    for max_rows in (30, 70):
-        requests = [request_of(kind, prompt, seed) for seed, prompt in enumerate(prompts)]
-        done = together(BatchedDecoder(*several(), max_rows=max_rows), requests, max_rows)
-        for seed, prompt in enumerate(prompts):
-            assert all_tokens(done.result(seed)) == alone(kind, prompt, seed)
-        assert max_rows == 70 or sum(done.num_preempted.values()) >= 3
 
 
 FIXED = {"strategy": "dsbd", "num_beams": 2, "width_policy": "fixed"}
@@ -99,41 +80,7 @@ def test_a_request_without_drafts_shares_no_rows_of_the_draft() -> None:
         cache.trim()
     forest.preempt(member)
     forest.resume(member)
-    outcome = None
-    while forest.num_members:
-        outcome = forest.iterate()[-1:] or outcome
-    assert outcome is not None and isinstance(outcome[0].event, DecodeResult), outcome
-    assert all_tokens(outcome[0].event) == alone(plain, LONG[:40], 1)
-
-
-def test_a_prompt_may_be_preempted_half_way_and_rows_come_back_in_chunks() -> None:
-    for max_rows in (380, 430, 560):
-        prompts = [LONG[:280], LONG[300::-1], LONG[100:400], (*LONG[:150], 1)]
-        requests = [request_of(FIXED, prompt, seed) for seed, prompt in enumerate(prompts)]
-        done = together(BatchedDecoder(*several(), max_rows=max_rows), requests, max_rows)
-        for seed, prompt in enumerate(prompts):
-            assert all_tokens(done.result(seed)) == alone(FIXED, prompt, seed)
-        assert sum(done.num_preempted.values()) >= 3
-
-
-def test_one_that_is_preempted_at_any_time_and_again_loses_nothing() -> None:
-    expected = alone(FIXED, LONG[:280], 0, 70)
-    for num_before, num_between in itertools.product(range(9), range(5)):
-        forest = BatchedDecoder(*several())
-        member = forest.join(request_of(FIXED, LONG[:280], 0, 70))
-        for _ in range(num_before):
-            forest.iterate()
-        for _ in range(2):
-            forest.preempt(member)
-            forest.resume(member)
-            for _ in range(num_between):
-                forest.iterate()
-        outcome = None
-        while forest.num_members:
-            outcome = forest.iterate()[-1:] or outcome
-        assert outcome is not None and isinstance(outcome[0].event, DecodeResult)
-        assert all_tokens(outcome[0].event) == expected
-        assert all(not cache._views for cache in forest.caches.values())
+    assert all_tokens(outcomes(forest)[member]) == alone(plain, LONG[:40], 1)
 
 
 def test_prefixes_are_reused_and_the_draft_finds_its_features() -> None:
@@ -150,13 +97,7 @@ def test_prefixes_are_reused_and_the_draft_finds_its_features() -> None:
         ((*LONG[:200], 3, 3, 3), 4),  # one row again for its feature, two of the prompt
     ):
         before = len(target.computed_paths)
-        iterations = decode_iterations(
-            DecodingRequest(prompt_ids=prompt, config=config, rng=np.random.default_rng(0)),
-            target,
-            draft,
-            prefixes=prefixes,
-        )
-        result = result_of(iterations)
+        result = decoded(request_on(config, prompt), target, draft, prefixes)
         assert result.sequences[0].token_ids == alone_tokens(config, prompt)
         rows = [path for path in target.computed_paths[before:] if len(path) < len(prompt)]
         assert len(rows) <= most_rows
@@ -168,20 +109,12 @@ def test_a_request_without_drafts_that_is_preempted_leaves_the_rows_of_the_draft
     drafted = DecodingConfig(max_new_tokens=4, draft_length=2, num_beams=2)
     plain = DecodingConfig(strategy="beam-sample", max_new_tokens=4, num_beams=2)
     for config, preempts in ((drafted, None), (plain, lambda _: True), (drafted, None)):
-        rng = np.random.default_rng(0)
-        run = decode_iterations(
-            DecodingRequest(prompt_ids=(1, 2, 3), config=config, rng=rng, preempts=preempts),
-            *models,
-            prefixes=prefixes,
-        )
-        assert result_of(run).sequences[0].token_ids == alone_tokens(config, (1, 2, 3))
+        result = decoded(request_on(config, (1, 2, 3), preempts=preempts), *models, prefixes)
+        assert result.sequences[0].token_ids == alone_tokens(config, (1, 2, 3))
 
 
 def alone_tokens(config: DecodingConfig, prompt: tuple[int, ...]) -> list[int]:
-    iterations = decode_iterations(
-        DecodingRequest(prompt_ids=prompt, config=config, rng=np.random.default_rng(0)), *several()
-    )
-    return result_of(iterations).sequences[0].token_ids
+    return decoded(request_on(config, prompt), *several()).sequences[0].token_ids
 
 
 ALIGNED = [  # rows of target and draft, tokens before the kept feature; rows left of the target

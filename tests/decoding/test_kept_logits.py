@@ -1,7 +1,5 @@
 """Requests under a trie: of an engine with a top-k head the logits of the allowed tokens alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -10,9 +8,8 @@ import pytest
 from dsbd_ort.constraints import TokenTrie
 from dsbd_ort.decoding import DecodingConfig, TableModel, decode
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
-from dsbd_ort.decoding.request import DecodingRequest
 from tests.decoding.path_constraint import PathConstraint, some_tokens
-from tests.decoding.tables import mixed_table, random_table
+from tests.decoding.tables import check_like_dense, mixed_table, random_table, request_on
 from tests.decoding.top_table import TopTable
 
 VOCAB, EOS = 24, 5
@@ -51,6 +48,10 @@ def topk(num_top: int = 2) -> tuple[TopTable, TopTable]:
     )
 
 
+def dense() -> tuple[TableModel, TableModel]:
+    return TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
+
+
 def decoded(models: Any, config: DecodingConfig, seed: int, prompt: Any = PROMPT) -> Any:
     draft = models[1] if config.has_draft_model else None
     return decode(models[0], draft, prompt, config, np.random.default_rng(seed))
@@ -61,13 +62,10 @@ def decoded(models: Any, config: DecodingConfig, seed: int, prompt: Any = PROMPT
 def test_same_tokens_as_the_dense_engine(options: dict[str, Any], end: str) -> None:
     for seed in range(4):
         config = config_of(end, **options)
-        expected = decoded((TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)), config, seed)
+        expected = decoded(dense(), config, seed)
         models = topk()
         found = decoded(models, config, seed)
-        assert [s.token_ids for s in found.sequences] == [s.token_ids for s in expected.sequences]
-        for kept, whole in zip(found.sequences, expected.sequences, strict=True):
-            # float32 of the log-sum is all that differs
-            assert kept.token_logprobs == pytest.approx(whole.token_logprobs, abs=2e-6)
+        check_like_dense(found, expected)
         assert found.stats.target_rows == expected.stats.target_rows
         assert not models[0].rows_read and not models[1].rows_read
         assert models[0].num_tokens_read > 0
@@ -86,8 +84,8 @@ def test_a_constraint_of_bits_reads_whole_rows() -> None:
     config = config_of(strategy="dsbd", num_beams=3, constraint=constraint)
     models = topk()
     found = decoded(models, config, 1)
-    expected = decoded((TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)), config, 1)
-    assert [s.token_ids for s in found.sequences] == [s.token_ids for s in expected.sequences]
+    expected = decoded(dense(), config, 1)
+    check_like_dense(found, expected)
     assert models[0].rows_read and not models[0].num_tokens_read
 
 
@@ -97,10 +95,8 @@ def test_shared_calls_give_each_what_it_would_get_alone() -> None:
     configs = [config.settled(costs_are_known=False) for config in [*configs, whole, *configs]]
     models = topk()
     prompts = [(seed % VOCAB, *PROMPT * (1 + seed % 3)) for seed in range(len(configs))]
-    requests = [
-        DecodingRequest(prompt_ids=prompt, config=config, rng=np.random.default_rng(seed))
-        for seed, (prompt, config) in enumerate(zip(prompts, configs, strict=True))
-    ]
+    asked = enumerate(zip(configs, prompts, strict=True))
+    requests = [request_on(config, prompt, seed) for seed, (config, prompt) in asked]
     results = decoded_together(BatchedDecoder(*models), requests, most_live=5)
     assert models[0].num_tokens_read > 0
     for seed, (config, result) in enumerate(zip(configs, results, strict=True)):

@@ -1,9 +1,7 @@
 """A draft reads a prompt just before its first node, once for all that share it, or never."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
+import itertools
 
 import numpy as np
 import pytest
@@ -25,7 +23,7 @@ LATE = {
 
 
 class LateCosts:
-    """Costs by which drafting pays only after some calls of the target; see Costs."""
+    """Costs with which drafting pays only after some calls of the target."""
 
     def __init__(self, num_calls: int) -> None:
         self._num_left = num_calls
@@ -38,47 +36,36 @@ class LateCosts:
         self._num_left -= role == "target"
 
 
-def late_samples(
-    preempts: bool, num_calls: tuple[int, ...], **settings: Any
-) -> tuple[list[Asked], TableModel]:
+def late_samples(preempts: bool, num_calls: tuple[int, ...]) -> tuple[list[Asked], TableModel]:
     """Return samples of one prompt, decoded together, and the draft."""
     prompt = tuple(np.random.default_rng(7).integers(5, size=40).tolist())
     samples = [Asked(LATE, prompt, seed) for seed in range(len(num_calls))]
     draft = TableModel(VOCAB, DRAFT)
-    decoder = BatchedDecoder(TableModel(VOCAB, TARGET), draft, **settings)
+    decoder = BatchedDecoder(TableModel(VOCAB, TARGET), draft)
     asked_by_member, costs = {}, [LateCosts(number) for number in num_calls]
     for sample, its_costs in zip(samples, costs, strict=True):
         request = dataclasses.replace(sample.request(), costs=its_costs)
         asked_by_member[decoder.join(request)] = sample
-    for iteration in range(1000):
+    for iteration in itertools.count():
+        if not decoder.num_members:
+            return samples, draft
         for each in costs:
             each.observe("target", 1, 1e-2)
-        if preempts and iteration % 3 == 1 and decoder.num_members:
-            member = next(
-                member for member in asked_by_member if asked_by_member[member].result is None
-            )
+        if preempts and iteration % 3 == 1:
+            member = next(m for m, sample in asked_by_member.items() if sample.result is None)
             decoder.preempt(member)
             decoder.resume(member)
         for progress in decoder.iterate():
             if isinstance(progress.event, DecodeResult):
                 asked_by_member[progress.member].result = progress.event
-        if not decoder.num_members:
-            break
-    return samples, draft
 
 
 @pytest.mark.parametrize("preempts", [False, True])
 def test_a_prompt_that_the_draft_reads_late_is_read_once(preempts: bool) -> None:
     samples, draft = late_samples(preempts, (5, 30, 1000))  # not in one iteration: both would read
     for sample in samples:
-        expected = run(
-            dataclasses.replace(sample.config, draft_policy="fixed"),
-            TARGET,
-            DRAFT,
-            VOCAB,
-            sample.seed,
-            sample.prompt,
-        )
+        config = dataclasses.replace(sample.config, draft_policy="fixed")
+        expected = run(config, TARGET, DRAFT, VOCAB, sample.seed, sample.prompt)
         assert sample.result is not None and all_tokens(sample.result) == all_tokens(expected)
     early, late, never = (sample.result.stats for sample in samples if sample.result)
     assert early.num_draft_tokens > 0 and late.num_draft_tokens > 0

@@ -1,7 +1,5 @@
 """The exactness tests can fail: six deliberate faults in copies of the package."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

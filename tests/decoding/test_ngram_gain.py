@@ -3,31 +3,16 @@
 In the seconds of calls on a clock: nothing is timed.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding import (
-    DecodeResult,
-    DecodingConfig,
-    DecodingRequest,
-    TableModel,
-    WithResult,
-    decode_iterations,
-)
+from dsbd_ort.decoding import DecodeResult, DecodingConfig
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
-from dsbd_ort.decoding.drafting.cost_curve import (
-    FREE,
-    CostCurve,
-    Costs,
-    EngineCosts,
-    LearnedCosts,
-)
-from tests.decoding.tables import LogitsOf, all_tokens
+from dsbd_ort.decoding.drafting.cost_curve import FREE, CostCurve, Costs, EngineCosts, LearnedCosts
+from tests.decoding.tables import LogitsOf, TimedTable, all_tokens, decoded, request_on
 
 VOCAB, NUM_TOKENS = 16, 64
 PAIRS = [  # (strategy that drafts, the one with the same output, num_beams)
@@ -62,46 +47,23 @@ def prompt_of(table: LogitsOf) -> tuple[int, ...]:
     return tuple(path)
 
 
-class TimedTable(TableModel):
-    """A table model whose calls, the prompt aside, take the seconds of a curve on a clock."""
-
-    def __init__(self, table: LogitsOf, curve: CostCurve) -> None:
-        super().__init__(VOCAB, table)
-        self._seconds, self.now = curve.up_to(512), 0.0
-
-    def forward(self, forward: Any) -> Any:
-        if forward.num_new < 99:
-            self.now += float(self._seconds[forward.num_new])
-        return super().forward(forward)
-
-
 def answered(
     table: LogitsOf, curve: CostCurve, costs: Costs, **options: Any
 ) -> tuple[float, DecodeResult]:
-    """Return the seconds of one answer, and it."""
-    model = TimedTable(table, curve)
-    steps = WithResult(
-        decode_iterations(
-            DecodingRequest(
-                prompt_ids=prompt_of(table),
-                config=DecodingConfig(max_new_tokens=NUM_TOKENS, **options),
-                rng=np.random.default_rng(0),
-                clock=lambda: model.now,
-                costs=costs,
-                estimator=AcceptanceEstimator(),
-            ),
-            model,
-            None,
-        )
-    )
-    list(steps)
-    return model.now, steps.result
+    """Return the seconds of one answer, and the answer."""
+    prompt, clock = prompt_of(table), [0.0]
+    model = TimedTable(VOCAB, table, curve, clock)
+    model.untimed_rows = len(prompt) - 1
+    config = DecodingConfig(max_new_tokens=NUM_TOKENS, **options)
+    more = {"clock": lambda: clock[0], "costs": costs, "estimator": AcceptanceEstimator()}
+    result = decoded(request_on(config, prompt, **more), model)
+    return clock[0], result
 
 
 def ratio(
     table: LogitsOf, curve: CostCurve, costs: Costs, drafted: str, plain: str, num_beams: int
 ) -> float:
-    """Return how many times as long an answer takes with n-grams, the first of a process."""
+    """Return the time of the first answer of a process with n-grams, relative to that without."""
     width = {"num_beams": num_beams} if num_beams > 1 else {}
     usual, expected = answered(table, curve, costs, strategy=plain, **width)
     ngrams = {"drafter": "ngram", "draft_policy": "throughput"}
@@ -132,7 +94,7 @@ def test_ngrams_that_never_come_true_cost_at_most_3_percent_of_one_answer(
 def test_nor_while_the_costs_of_calls_are_being_learned(
     drafted: str, plain: str, num_beams: int, share: float
 ) -> None:
-    """A row is guessed to take a share of 0.05: here one call more than foreseen is in vain."""
+    """A row is guessed to take a share of 0.05: here one call more than expected is wasted."""
     costs = LearnedCosts(target_bytes=2 * 10**8, draft_bytes=0)
     assert ratio(never_again, curve_of(share), costs, drafted, plain, num_beams) <= 1.04
 

@@ -1,7 +1,5 @@
 """The noise, tested like a random generator."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.stats import gumbel_r, kstest

@@ -1,7 +1,5 @@
 """Which option means something where: all else is refused, and what is taken has an effect."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -221,45 +219,3 @@ def test_another_width_or_strategy_of_a_resolved_config() -> None:
     config = DecodingConfig(strategy="beam-sample")
     assert dataclasses.replace(config, num_beams=8).num_beams == 8
     assert dataclasses.replace(DecodingConfig(), width_policy="fixed").min_beams is None
-
-
-MESSAGES: list[tuple[dict[str, Any], str]] = [
-    (
-        {"strategy": "beam-sample", "draft_beams": -5},
-        "draft_beams is -5; expected at least 1",
-    ),
-    (
-        {"strategy": "beam-sample", "draft_beams": 4},
-        "draft_beams is 4, which means nothing to strategy beam-sample; leave it out, or set "
-        "strategy to one with a draft such as dsbd",
-    ),
-    (
-        {"draft_length": 0, "draft_beams": 4},
-        "draft_beams is 4, which means nothing with draft_length 0; leave it out, or set "
-        "draft_length to at least 1",
-    ),
-    (
-        {"width_policy": "fixed", "accept_threshold": 0.5},
-        "accept_threshold is 0.5, which means nothing with width_policy 'fixed'; leave it out, or "
-        "set width_policy to 'threshold'",
-    ),
-    (
-        {"width_policy": "fixed", "min_beams": 3},
-        "min_beams is 3, which means nothing with width_policy 'fixed'; leave it out, or set "
-        "width_policy to 'threshold'",
-    ),
-    (
-        {"draft_length": 0, "draft_policy": "throughput"},
-        "draft_length is 0, which leaves draft_policy 'throughput' nothing to draft; use at least "
-        "1, or draft_policy 'fixed'",
-    ),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), MESSAGES)
-def test_a_refusal_says_what_decides_and_how_to_fix_it(
-    options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        DecodingConfig(**options)
-    assert str(caught.value) == message

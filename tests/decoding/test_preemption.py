@@ -1,7 +1,5 @@
 """Requests whose rows were dropped half-way go on as if nothing had happened."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from typing import Any
@@ -11,13 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsbd_ort.decoding import DecodeResult, DecodingRequest, TableModel
+from dsbd_ort.decoding import DecodingRequest, TableModel
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
-from dsbd_ort.decoding.row_bounds import most_rows
+from tests.decoding.feature_tables import pair_of
 from tests.decoding.preempting import Together, request_of, together
-from tests.decoding.tables import all_tokens, ends_with, mixed_table, random_table, run
-from tests.decoding.test_batched_decoder import Watched
+from tests.decoding.tables import Watched, all_tokens, mixed_table, outcomes, random_table, run
 from tests.decoding.top_table import TopTable
 
 VOCAB, EOS = 6, 5
@@ -41,7 +38,6 @@ KINDS: list[dict[str, Any]] = [
     {"strategy": "mjsd", "draft_beams": 2},
     {"strategy": "mjgd", "joint_beams": 3},
 ]
-IDS = [",".join(map(str, kind.values())) for kind in KINDS]
 ALWAYS = itertools.repeat(True)
 
 
@@ -63,35 +59,32 @@ def alone(request: DecodingRequest, seed: int) -> list[Any]:
     return all_tokens(outcome)
 
 
+def engines(has_features: bool) -> tuple[TableModel, TableModel]:
+    """Both pairs return the same: a draft is not seen."""
+    if has_features:
+        return pair_of(VOCAB, TARGET, DRAFT, random_table(2, VOCAB), several=True)
+    return TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
+
+
 def small(max_rows: int) -> tuple[BatchedDecoder, list[Watched]]:
     models = [Watched(TableModel(VOCAB, table)) for table in (TARGET, DRAFT)]
     return BatchedDecoder(*models, max_rows=max_rows), models
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=IDS)
-def test_a_preempted_request_returns_what_it_returns_alone(kind: dict[str, Any]) -> None:
-    requests = requests_of(kind)
-    max_rows = max(most_rows(len(r.prompt_ids), r.config) for r in requests)
-    forest, models = small(min(max_rows, 70))
-    done = Together(forest, requests).run(ALWAYS)
-    for number, request in enumerate(requests):
-        assert all_tokens(done.outcomes[number]) == alone(request, number)
-    assert done.num_preempted[0] == 0
-    assert sum(done.num_preempted.values()) >= 3
-    assert max(model.most_rows for model in models) <= max_rows
 
 
 LONG = tuple(np.random.default_rng(0).integers(5, size=300).tolist())
 FIXED = {"strategy": "dsbd", "num_beams": 2, "width_policy": "fixed"}
 
 
-def test_a_prompt_may_be_preempted_half_way_and_rows_come_back_in_chunks() -> None:
-    """With room for little more than one, at every point of computing it, or again."""
+@pytest.mark.parametrize("has_features", [False, True])
+def test_a_prompt_may_be_preempted_half_way_and_rows_come_back_in_chunks(
+    has_features: bool,
+) -> None:
+    """Rows for little more than one request: preempted at any point of its prompt."""
     for max_rows in (380, 430, 560):
         prompts = [LONG[:280], LONG[::-1], LONG[100:], (*LONG[:150], 1)]
         requests = [request_of(FIXED, prompt, seed) for seed, prompt in enumerate(prompts)]
-        forest, models = small(max_rows)
-        done = together(forest, requests, max_rows)
+        models = [Watched(model) for model in engines(has_features)]
+        done = together(BatchedDecoder(*models, max_rows=max_rows), requests, max_rows)
         for number, request in enumerate(requests):
             assert all_tokens(done.outcomes[number]) == alone(request, number)
         assert sum(done.num_preempted.values()) >= 3
@@ -109,37 +102,12 @@ def test_recomputed_rows_are_counted_but_for_those_of_a_shared_prompt(shares: bo
         forest.iterate()
     forest.preempt(second)
     forest.resume(second)
-    results = {
-        id(progress.member): progress.event
-        for _ in range(24)
-        for progress in forest.iterate()
-        if isinstance(progress.event, DecodeResult)
-    }
-    rows = [results[id(member)].stats.target_rows for member in (first, second)]
+    results = outcomes(forest)
+    rows = [results[member].stats.target_rows for member in (first, second)]
     assert rows == [98 + 24, (0 if shares else 2 * 98) + 5 + 24]
     assert sum(rows) == sum(target.rows_of_calls)
     for number, member in enumerate((first, second)):
-        assert all_tokens(results[id(member)]) == alone(requests[number], number)
-
-
-@pytest.mark.parametrize(("eos_ids", "max_rows"), [(None, 60), (EOS, 24)])
-def test_ends_and_stop_states_stay_what_they_are(eos_ids: int | None, max_rows: int) -> None:
-    kind = {"strategy": "dsbd", "num_beams": 3, "stop_strings": "stands for tokens"}
-    kind = {**kind, "eos_token_id": eos_ids, "width_policy": "fixed"}
-    requests = [
-        dataclasses.replace(request, stop=ends_with((2, 2), (0, 4, 1)))
-        for request in requests_of(kind, 40)
-    ]
-    forest, _ = small(max_rows)
-    done = together(forest, requests, 3)
-    reasons = set()
-    for number, request in enumerate(requests):
-        again = dataclasses.replace(request, rng=np.random.default_rng(number))
-        models = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
-        (lone,) = Together(BatchedDecoder(*models), [again]).run(ALWAYS).outcomes.values()
-        assert all_tokens(done.outcomes[number]) == all_tokens(lone)
-        reasons |= {sequence.finish_reason for sequence in lone.sequences}
-    assert reasons & {"stop", "eos"} and sum(done.num_preempted.values()) >= 2
+        assert all_tokens(results[member]) == alone(requests[number], number)
 
 
 def test_a_search_with_long_prompts_reads_the_logits_that_it_needs() -> None:
@@ -174,7 +142,7 @@ def test_who_leaves_while_preempted_or_coming_back_leaves_nothing(num_iterations
     requests = [request_of(FIXED, prompt, n) for n, prompt in enumerate([(1, 2), LONG[:280]])]
     requests[0] = request_of(FIXED, (1, 2), 0, 90)
     forest, _ = small(10_000)
-    _, second = (forest.join(request) for request in requests)
+    first, second = (forest.join(request) for request in requests)
     for _ in range(6):
         forest.iterate()
     forest.preempt(second)
@@ -185,10 +153,7 @@ def test_who_leaves_while_preempted_or_coming_back_leaves_nothing(num_iterations
         forest.iterate()
     forest.leave(second)
     forest.leave(second)  # again: it is gone already
-    outcome = None
-    while forest.num_members:
-        outcome = forest.iterate()[-1].event
-    assert all_tokens(outcome) == alone(requests[0], 0)
+    assert all_tokens(outcomes(forest)[first]) == alone(requests[0], 0)
     assert all(not cache._views for cache in forest.caches.values())
 
 
@@ -209,23 +174,23 @@ def test_an_engine_that_fails_while_rows_come_back_ends_those_in_the_call(role: 
     assert forest.num_members == 0
 
 
-def test_one_that_is_preempted_again_while_its_rows_come_back_loses_nothing() -> None:
-    request = request_of(FIXED, LONG[:280], 0, 70)
-    for num_iterations in range(7):
-        forest, _ = small(10_000)
-        member = forest.join(dataclasses.replace(request, rng=np.random.default_rng(0)))
-        for _ in range(4):
+@pytest.mark.parametrize("has_features", [False, True])
+def test_one_that_is_preempted_at_any_time_and_again_loses_nothing(has_features: bool) -> None:
+    """Also while its rows come back."""
+    expected = alone(request_of(FIXED, LONG[:280], 0, 70), 0)
+    for num_before, num_between in itertools.product(range(9), range(5)):
+        forest = BatchedDecoder(*engines(has_features))
+        member = forest.join(request_of(FIXED, LONG[:280], 0, 70))
+        for _ in range(num_before):
             forest.iterate()
         for _ in range(3):
             forest.preempt(member)
-            assert member.num_rows >= 280
+            assert member.num_rows >= 280 or num_before < 4
             forest.resume(member)
-            for _ in range(num_iterations):
+            for _ in range(num_between):
                 forest.iterate()
-        outcome = None
-        while forest.num_members:
-            outcome = forest.iterate()[-1:] or outcome
-        assert all_tokens(outcome[0].event) == alone(request, 0)
+        assert all_tokens(outcomes(forest)[member]) == expected
+        assert all(not cache._views for cache in forest.caches.values())
 
 
 def test_random_requests_are_preempted_often() -> None:

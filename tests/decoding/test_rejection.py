@@ -1,19 +1,23 @@
 """The rejection coupling is exact: every draft, coin and draw through the real code."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding import DecodingConfig, DecodingRequest, TableModel, decode_iterations
+from dsbd_ort.decoding import DecodingConfig, TableModel
 from dsbd_ort.decoding.drafting.draft import DraftLayer
 from dsbd_ort.decoding.joint_distribution import JointDistribution
 from dsbd_ort.decoding.rejection_coupling import RejectionCoupling
-from tests.decoding.beam_sampling_law import beam_sampling_law
-from tests.decoding.every_outcome import ScriptedChance, law_of, total_variation
-from tests.decoding.tables import final_beams, joint_of, mixed_table, random_table
+from tests.decoding.exact_laws import ScriptedChance, beam_sampling_law, law_of, total_variation
+from tests.decoding.tables import (
+    decoded,
+    final_beams,
+    joint_of,
+    mixed_table,
+    random_table,
+    request_on,
+)
 
 VOCAB = 3
 
@@ -104,18 +108,8 @@ def test_whole_requests_have_the_law_of_beam_sampling(options, steps, eos):
     target, draft = cache(TARGET), cache(DRAFT)
 
     def run(chance: ScriptedChance) -> tuple:
-        models = TableModel(VOCAB, target), TableModel(VOCAB, draft)
-        steps = decode_iterations(
-            DecodingRequest(
-                prompt_ids=prompt, config=config, rng=np.random.default_rng(0), random_source=chance
-            ),
-            *models,
-        )
-        while True:
-            try:
-                next(steps)
-            except StopIteration as stop:
-                return final_beams(stop.value)
+        request = request_on(config, prompt, random_source=chance)
+        return final_beams(decoded(request, TableModel(VOCAB, target), TableModel(VOCAB, draft)))
 
     expected = beam_sampling_law(TARGET, prompt, config.num_beams, steps, eos, config.replacement)
     assert total_variation(law_of(run), expected) < 1e-12

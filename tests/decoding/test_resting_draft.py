@@ -1,7 +1,5 @@
 """A draft whose policy rests: nothing is kept for it, and it goes on where the text is by then."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -10,13 +8,19 @@ import pytest
 
 from dsbd_ort.decoding import DecodingConfig, DecodingRequest, TableModel
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
-from dsbd_ort.decoding.decode import decode_iterations
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
 from dsbd_ort.decoding.kv_cache import PrefixCache
-from dsbd_ort.decoding.result import DecodeResult, result_of
-from tests.decoding.tables import all_tokens, mixed_table, random_table
+from dsbd_ort.decoding.result import DecodeResult
+from tests.decoding.tables import (
+    all_tokens,
+    decoded,
+    mixed_table,
+    outcomes,
+    random_table,
+    request_on,
+)
 
 VOCAB = 12
 TARGET = random_table(1, VOCAB)
@@ -34,7 +38,7 @@ PAIRS = [("speculative", "sample"), ("speculative-beam-search", "beam-search")]
 
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> tuple[int, int]:
-    """Let every policy rest by a schedule, whatever it thinks."""
+    """Let every policy rest by a schedule, not by its own decisions."""
     num_awake, num_to_rest = request.param
     rest = ThroughputDraftPolicy.rest
 
@@ -56,12 +60,11 @@ def request_of(strategy: str, seed: int, **options: Any) -> DecodingRequest:
         common["draft_policy"] = "throughput"
         known = {"costs": COSTS, "estimator": AcceptanceEstimator()}
     config = DecodingConfig(**{"strategy": strategy, **common, **options})  # type: ignore[arg-type]
-    rng = np.random.default_rng(seed)
-    return DecodingRequest(prompt_ids=PROMPT, config=config, rng=rng, clock=lambda: 0.0, **known)
+    return request_on(config, PROMPT, seed, clock=lambda: 0.0, **known)
 
 
-def decoded(request: DecodingRequest, draft: TableModel | None) -> DecodeResult:
-    return result_of(decode_iterations(request, TableModel(VOCAB, TARGET), draft, None))
+def answer(request: DecodingRequest, draft: TableModel | None = None) -> DecodeResult:
+    return decoded(request, TableModel(VOCAB, TARGET), draft)
 
 
 @pytest.mark.parametrize("restless", RESTS, indirect=True)
@@ -72,8 +75,8 @@ def test_a_draft_goes_on_after_a_rest_with_the_same_tokens(
 ) -> None:
     for seed in range(2):
         draft = TableModel(VOCAB, DRAFT)
-        result = decoded(request_of(strategy, seed, drafter=drafter), draft)
-        assert all_tokens(result) == all_tokens(decoded(request_of(plain, seed), None))
+        result = answer(request_of(strategy, seed, drafter=drafter), draft)
+        assert all_tokens(result) == all_tokens(answer(request_of(plain, seed)))
         stats = result.stats
         assert stats.num_accepted_layers > 0 and stats.num_iterations > sum(restless)
         # No token is computed twice, whether as a prompt or by itself.
@@ -87,25 +90,22 @@ def test_a_request_is_preempted_while_its_draft_rests(every: int, restless: obje
     request = dataclasses.replace(
         request_of("speculative", 0), preempts=lambda call: next(calls) % every == 0
     )
-    expected = decoded(request_of("sample", 0), None)
-    assert all_tokens(decoded(request, TableModel(VOCAB, DRAFT))) == all_tokens(expected)
+    expected = answer(request_of("sample", 0))
+    assert all_tokens(answer(request, TableModel(VOCAB, DRAFT))) == all_tokens(expected)
 
 
 @pytest.mark.parametrize("restless", [(4, 12)], indirect=True)
 def test_requests_whose_drafts_rest_at_different_times_share_calls(restless: object) -> None:
     decoder = BatchedDecoder(TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT))
-    results: dict[int, DecodeResult] = {}
-    seeds: dict[Any, int] = {}
-    for iteration in range(400):
-        if iteration % 5 == 0 and iteration < 20:
-            seed = iteration // 5
-            seeds[decoder.join(request_of("speculative", seed))] = seed
-        for progress in decoder.iterate():
-            if isinstance(progress.event, DecodeResult):
-                results[seeds[progress.member]] = progress.event
-    assert sorted(results) == [0, 1, 2, 3]
-    for seed, result in results.items():
-        assert all_tokens(result) == all_tokens(decoded(request_of("sample", seed), None))
+    members = []
+    for seed in range(4):
+        members.append(decoder.join(request_of("speculative", seed)))
+        for _ in range(5):
+            decoder.iterate()
+    results = outcomes(decoder)
+    for seed, member in enumerate(members):
+        expected = answer(request_of("sample", seed))
+        assert all_tokens(results[member]) == all_tokens(expected)
 
 
 @pytest.mark.parametrize("restless", [(1, 30)], indirect=True)
@@ -115,10 +115,10 @@ def test_a_draft_that_rests_to_the_end_leaves_its_rows_to_the_next_request(
     target, draft = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
     prefixes = PrefixCache(), PrefixCache()
     request = request_of("speculative", 0, max_new_tokens=20)
-    result = result_of(decode_iterations(request, target, draft, prefixes))
+    result = decoded(request, target, draft, prefixes)
     tokens = [*PROMPT, *result.sequences[0].token_ids]
     of_draft = prefixes[1]
     assert len(PROMPT) <= len(of_draft.tokens) == len(of_draft.rows) == draft.num_rows
     assert of_draft.tokens == tokens[: len(of_draft.tokens)]
-    again = result_of(decode_iterations(request_of("speculative", 0), target, draft, prefixes))
-    assert all_tokens(again) == all_tokens(decoded(request_of("sample", 0), None))
+    again = decoded(request_of("speculative", 0), target, draft, prefixes)
+    assert all_tokens(again) == all_tokens(answer(request_of("sample", 0)))

@@ -1,6 +1,4 @@
-"""Rows are a function of source and tokens: other sources share none, whatever the tokens."""
-
-from __future__ import annotations
+"""Rows are a function of source and tokens: other sources share none, even with equal tokens."""
 
 from dataclasses import replace
 
@@ -11,11 +9,9 @@ from dsbd_forward.forward import Forward, ForwardResult, Source
 from dsbd_forward.logits import DenseLogits
 from dsbd_ort.decoding import DecodingConfig, DecodingRequest, TableModel
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
-from dsbd_ort.decoding.decode import decode_iterations
 from dsbd_ort.decoding.engine_call import EngineCall, Meter, forward_groups
 from dsbd_ort.decoding.kv_cache import PrefixCache, RowIdentity
-from dsbd_ort.decoding.result import DecodeResult, result_of
-from tests.decoding.tables import random_table
+from tests.decoding.tables import all_tokens, decoded, outcomes, random_table, request_on
 
 VOCAB = 8
 TABLES = {"a": random_table(1, VOCAB), "b": random_table(2, VOCAB), None: random_table(3, VOCAB)}
@@ -45,11 +41,11 @@ class Sourced(TableModel):
 
 
 class Joining(Sourced):
-    """The same, of which one forward may have rows of several sources.
+    """The same; one forward may have rows of several sources.
 
     Attributes:
         num_forwards: so far.
-        released: sources, in the order in which nobody read them any more.
+        released: sources, in the order of their release.
     """
 
     def __init__(self) -> None:
@@ -82,22 +78,23 @@ class Joining(Sourced):
 
 
 def request_of(source: Source, seed: int) -> DecodingRequest:
-    rng = np.random.default_rng(seed)
-    return DecodingRequest(prompt_ids=PROMPT, config=CONFIG, rng=rng, source=source)
+    return request_on(CONFIG, PROMPT, seed, source=source)
 
 
-def alone(source: Source, seed: int) -> list[list[int]]:
-    result = result_of(decode_iterations(request_of(source, seed), Sourced(), None, None))
-    return [sequence.token_ids for sequence in result.sequences]
+def alone(source: Source, seed: int) -> list[tuple[list[int], float]]:
+    return all_tokens(decoded(request_of(source, seed), Sourced()))
 
 
-def test_requests_of_other_sources_run_together_as_they_do_alone() -> None:
+def check_together(model: Sourced) -> None:
     asked = [(source, seed) for seed in range(3) for source in ("a", "b", None, "a")]
-    model = Sourced()
     requests = [request_of(*each) for each in asked]
     results = decoded_together(BatchedDecoder(model, None), requests, len(requests))
     for each, result in zip(asked, results, strict=True):
-        assert [sequence.token_ids for sequence in result.sequences] == alone(*each), each
+        assert all_tokens(result) == alone(*each), each
+
+
+def test_requests_of_other_sources_run_together_as_they_do_alone() -> None:
+    check_together(Sourced())
 
 
 def test_the_prompt_is_computed_once_for_each_source() -> None:
@@ -112,21 +109,15 @@ def test_the_prompt_is_computed_once_for_each_source() -> None:
 def test_a_prefix_of_another_source_is_not_reused() -> None:
     model, prefixes = Sourced(), (PrefixCache(), PrefixCache())
     for source, seed in (("a", 0), ("b", 1), ("b", 2), ("a", 3)):
-        result = result_of(decode_iterations(request_of(source, seed), model, None, prefixes))
-        found = [sequence.token_ids for sequence in result.sequences]
-        assert found == alone(source, seed), (source, seed)
+        result = decoded(request_of(source, seed), model, None, prefixes)
+        assert all_tokens(result) == alone(source, seed), (source, seed)
         assert prefixes[0].source == source
 
 
 def test_requests_of_several_sources_share_forwards_of_an_engine_that_joins_them() -> None:
     """Every one as alone; as many forwards as the longest request needs, not as all do."""
-    asked = [(source, seed) for seed in range(3) for source in ("a", "b", None, "a")]
-    alone_, together = Sourced(), Joining()
-    requests = [request_of(*each) for each in asked]
-    results = decoded_together(BatchedDecoder(together, None), requests, len(requests))
-    for each, result in zip(asked, results, strict=True):
-        assert [sequence.token_ids for sequence in result.sequences] == alone(*each), each
-    result_of(decode_iterations(request_of("a", 0), alone_, None, None))
+    together = Joining()
+    check_together(together)
     assert together.num_forwards <= CONFIG.max_new_tokens + 1
     assert set(together.released) == {"a", "b", None}
 
@@ -136,17 +127,12 @@ def test_a_source_that_cannot_be_read_ends_its_own_requests_alone() -> None:
     decoder = BatchedDecoder(model, None)
     sources = ("a", "unreadable", "b", "unreadable")
     members = [decoder.join(request_of(source, seed)) for seed, source in enumerate(sources)]
-    ended = {}
-    while decoder.num_members:
-        for progress in decoder.iterate():
-            if isinstance(progress.event, DecodeResult | BaseException):
-                ended[progress.member] = progress.event
+    ended = outcomes(decoder)
     for seed, (source, member) in enumerate(zip(sources, members, strict=True)):
         if source == "unreadable":
             assert str(ended[member]) == "nobody can read it"
         else:
-            found = [sequence.token_ids for sequence in ended[member].sequences]
-            assert found == alone(source, seed)
+            assert all_tokens(ended[member]) == alone(source, seed)
     assert set(model.released) == {"a", "b", "unreadable"}
 
 

@@ -1,11 +1,13 @@
-"""Properties of every strategy: log-probabilities add up, statistics agree, edges work."""
+"""Properties of every strategy: log-probabilities add up, statistics agree, also summed."""
 
-from __future__ import annotations
+import dataclasses
 
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding import STRATEGIES, DecodingConfig
+from dsbd_ort.decoding import STRATEGIES, DecodingConfig, DecodingStats, TableModel, decode
+from dsbd_ort.decoding.stats import summed_stats
+from tests.benchmark.fakes import stats
 from tests.decoding.tables import all_tokens, mixed_table, random_table, run
 
 VOCAB = 6
@@ -36,17 +38,15 @@ VARIANT_NAMES = ["-".join(str(value) for value in variant.values()) for variant 
 every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=VARIANT_NAMES)
 
 
-def outcome(seed, target=TARGET, draft=DRAFT, vocab_size=VOCAB, **options):
+def outcome(seed, **options):
     config = DecodingConfig(**({"max_new_tokens": 12, "eos_token_id": 5} | options))
-    uses_draft = draft if config.row.has_draft else None
-    return run(config, target, uses_draft, vocab_size, seed, PROMPT)
+    return run(config, TARGET, DRAFT if config.row.has_draft else None, VOCAB, seed, PROMPT)
 
 
-def teacher_forced(target, tokens):
+def teacher_forced(tokens):
     logprobs, path = [], PROMPT
     for token in tokens:
-        logits = np.asarray(target(path), dtype=np.float64)
-        logits = logits - logits.max()
+        logits = TARGET(path)
         logprobs.append(logits[token] - np.log(np.exp(logits).sum()))
         path = (*path, token)
     return logprobs
@@ -56,7 +56,7 @@ def teacher_forced(target, tokens):
 def test_log_probabilities_add_up_to_a_teacher_forced_pass(variant):
     for seed in range(10):
         for sequence in outcome(seed, **variant).sequences:
-            expected = teacher_forced(TARGET, sequence.token_ids)
+            expected = teacher_forced(sequence.token_ids)
             assert sequence.token_logprobs == pytest.approx(expected, abs=1e-4)
             assert sequence.logprob == pytest.approx(sum(sequence.token_logprobs))
 
@@ -76,70 +76,7 @@ def test_statistics_obey_their_identities(variant):
         assert stats.num_accepted_layers <= stats.num_accepted_tokens or stats.num_draft_layers == 0
         assert stats.num_draft_layers <= stats.num_draft_tokens
         assert (stats.draft_calls > 0) == (stats.draft_rows > 0)
-
-
-@every_variant
-def test_ends_are_ends(variant):
-    for seed in range(10):
-        for sequence in outcome(seed, **variant).sequences:
-            assert 5 not in sequence.token_ids[:-1]
-            has_ended = sequence.token_ids[-1] == 5
-            assert sequence.finish_reason == ("eos" if has_ended else "length")
-            assert has_ended or len(sequence.token_ids) == 12
-
-
-def only_token(path):
-    logits = np.full(VOCAB, -np.inf)
-    logits[(sum(path) + len(path)) % VOCAB] = 0.0
-    return logits
-
-
-EDGES = {  # name: (target, draft, vocabulary, options)
-    "a single token possible": (only_token, only_token, VOCAB, {}),
-    "a single token possible, any draft": (only_token, DRAFT, VOCAB, {}),
-    "two tokens": (random_table(1, 2), random_table(2, 2), 2, {"eos_token_id": 1}),
-    "no end": (TARGET, DRAFT, VOCAB, {"eos_token_id": None}),
-    "one new token": (TARGET, DRAFT, VOCAB, {"max_new_tokens": 1}),
-}
-SAMPLING_EDGES = {
-    "cold": {"temperature": 1e-3},
-    "hot": {"temperature": 1e3},
-    "tiny top_p": {"top_p": 1e-9},
-    "top_k 1": {"top_k": 1},
-    "top_k over the vocabulary": {"top_k": 1000},
-}
-
-
-@every_variant
-@pytest.mark.parametrize("edge", EDGES)
-def test_edges(variant, edge):
-    target, draft, vocab_size, options = EDGES[edge]
-    for seed in range(3):
-        result = outcome(seed, target, draft, vocab_size, **(variant | options))
-        assert result.sequences and np.isfinite(result.sequences[0].logprob)
-
-
-@pytest.mark.parametrize("edge", SAMPLING_EDGES)
-@every_variant
-def test_edges_of_warping(variant, edge):
-    if STRATEGIES[variant["strategy"]].rule == "search":
-        pytest.skip("a search does not warp")
-    for seed in range(3):
-        result = outcome(seed, **(variant | SAMPLING_EDGES[edge]))
-        assert np.isfinite(result.sequences[0].logprob)
-
-
-@pytest.mark.parametrize("draft_beams", [2, 4])
-def test_tree_speculative_equals_sample(draft_beams):
-    for seed in range(40):
-        tree = outcome(seed, strategy="tree-speculative", draft_beams=draft_beams)
-        assert all_tokens(tree) == all_tokens(outcome(seed, strategy="sample"))
-
-
-def test_single_memory_goes_on_with_one_beam():
-    for seed in range(10):
-        result = outcome(seed, strategy="dsbd", memory="single", num_beams=4, eos_token_id=None)
-        assert len(result.sequences) == 1
+        assert 0 < stats.time_to_first_token_s <= stats.target_s + stats.draft_s + stats.host_s
 
 
 def test_replacement_returns_repeats_and_equals_beam_sample():
@@ -152,3 +89,61 @@ def test_replacement_returns_repeats_and_equals_beam_sample():
         tokens = [tuple(sequence.token_ids) for sequence in plain.sequences]
         has_repeat |= len(set(tokens)) < 3
     assert has_repeat
+
+
+FIRST = stats(
+    num_iterations=3,
+    num_accepted_layers=3,
+    num_draft_tokens=10,
+    num_accepted_tokens=4,
+    acceptance_histogram=[1, 1, 1],
+    mean_beam_width=2.0,
+    num_output_tokens=6,
+    target_s=1.0,
+    draft_s=0.5,
+    host_s=0.5,
+    time_to_first_token_s=0.25,
+    kv_bytes_peak=100,
+)
+SECOND = dataclasses.replace(
+    FIRST,
+    num_iterations=4,
+    num_accepted_layers=0,
+    num_draft_tokens=0,
+    num_accepted_tokens=0,
+    acceptance_histogram=[4],
+    mean_beam_width=1.0,
+    num_output_tokens=4,
+    target_s=2.0,
+    time_to_first_token_s=9.0,
+    kv_bytes_peak=300,
+)
+
+
+def test_one_is_itself() -> None:
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(8, 8)).astype(np.float32)
+    model = TableModel(8, lambda path: table[path[-1]])
+    config = DecodingConfig(num_beams=2, draft_length=2, max_new_tokens=6)
+    one = decode(model, TableModel(8, lambda path: table[path[-1]]), [1], config, rng).stats
+    for name, value in dataclasses.asdict(summed_stats([one])).items():
+        assert value == pytest.approx(getattr(one, name)), name
+
+
+def test_rates_are_those_of_the_sums() -> None:
+    both = summed_stats([FIRST, SECOND])
+    assert (both.num_iterations, both.num_output_tokens) == (7, 10)
+    assert both.mean_acceptance_length == pytest.approx(1 + 3 / 7)
+    assert both.draft_acceptance_rate == pytest.approx(0.4)
+    assert both.acceptance_histogram == [5, 1, 1]
+    assert both.mean_beam_width == pytest.approx((6 * 2.0 + 4 * 1.0) / 10)
+    assert both.time_to_first_token_s == 0.25
+    assert both.tokens_per_s == pytest.approx(10 / 5.0)
+    assert both.time_per_output_token_s == pytest.approx((5.0 - 0.25) / 9)
+    assert both.kv_bytes_peak == 300
+
+
+def test_every_field_is_counted() -> None:
+    """A statistic that is added must be summed, too."""
+    changed = {field.name for field in dataclasses.fields(DecodingStats)}
+    assert set(dataclasses.asdict(summed_stats([FIRST]))) == changed

@@ -1,23 +1,14 @@
 """Draft policy "throughput": invisible in the output, ample where it pays, silent where not."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding import (
-    DecodeResult,
-    DecodingConfig,
-    DecodingRequest,
-    StopState,
-    TableModel,
-    decode_iterations,
-    result_of,
-)
+from dsbd_ort.decoding import DecodeResult, DecodingConfig, StopState, TableModel
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import (
     CostCurve,
@@ -26,7 +17,15 @@ from dsbd_ort.decoding.drafting.cost_curve import (
     never_falling,
 )
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
-from tests.decoding.tables import LogitsOf, all_tokens, ends_with, mixed_table, random_table
+from tests.decoding.tables import (
+    LogitsOf,
+    all_tokens,
+    decoded,
+    ends_with,
+    mixed_table,
+    random_table,
+    request_on,
+)
 
 VOCAB = 8
 TARGET = random_table(1, VOCAB)
@@ -36,14 +35,6 @@ DRAFTS = {"itself": TARGET, "decent": mixed_table(TARGET, HOSTILE, 0.8), "hostil
 CHEAP_DRAFT = CostCurve((1, 8), (1e-4, 2e-4))
 FREE_ROWS = EngineCosts(CostCurve((1, 64), (1e-2, 1.01e-2)), CHEAP_DRAFT)
 DEAR_ROWS = EngineCosts(CostCurve((1, 64), (1e-3, 64e-3)), CHEAP_DRAFT)
-
-PAIRS = [  # (strategy that drafts, the one with the same output, num_beams)
-    ("dsbd", "beam-sample", 1),
-    ("dsbd", "beam-sample", 3),
-    ("speculative", "sample", 1),
-    ("tree-speculative", "sample", 1),
-    ("speculative-beam-search", "beam-search", 3),
-]
 
 
 def generate(
@@ -55,40 +46,10 @@ def generate(
     **options: object,
 ) -> DecodeResult:
     config = DecodingConfig(**{"max_new_tokens": 24, "eos_token_id": 7, **options})  # type: ignore[arg-type]
-    steps = decode_iterations(
-        DecodingRequest(
-            prompt_ids=(seed % VOCAB, 1, 0),
-            config=config,
-            rng=np.random.default_rng(seed),
-            stop=stop,
-            clock=(lambda: 0.0) if costs else time.perf_counter,
-            costs=costs,
-            estimator=experience,
-        ),
-        TableModel(VOCAB, TARGET),
-        TableModel(VOCAB, draft) if draft else None,
-    )
-    return result_of(steps)
-
-
-@pytest.mark.parametrize("costs", [FREE_ROWS, DEAR_ROWS], ids=["free rows", "dear rows"])
-@pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize(("strategy", "plain", "num_beams"), PAIRS)
-def test_the_output_is_that_without_a_draft(strategy, plain, num_beams, draft, costs):
-    common = {"num_beams": num_beams, "num_return_sequences": num_beams}
-    experience = AcceptanceEstimator()
-    for seed in range(6):
-        expected = generate(None, seed, strategy=plain, **common)
-        result = generate(
-            DRAFTS[draft],
-            seed,
-            costs,
-            experience,
-            strategy=strategy,
-            draft_policy="throughput",
-            **common,
-        )
-        assert all_tokens(result) == all_tokens(expected)
+    clock = (lambda: 0.0) if costs else time.perf_counter
+    more = {"stop": stop, "clock": clock, "costs": costs, "estimator": experience}
+    request = request_on(config, (seed % VOCAB, 1, 0), seed, **more)
+    return decoded(request, TableModel(VOCAB, TARGET), TableModel(VOCAB, draft) if draft else None)
 
 
 WIDE = 300  # more candidates than are sorted whole
@@ -97,14 +58,9 @@ WIDE_TARGET = random_table(3, WIDE, spread=2.0)
 
 def wide_run(seed: int, num_beams: int = 4, **options: object) -> DecodeResult:
     config = DecodingConfig(num_beams=num_beams, max_new_tokens=12, seed=seed, **options)  # type: ignore[arg-type]
-    steps = decode_iterations(
-        DecodingRequest(
-            prompt_ids=(seed, 1), config=config, rng=np.random.default_rng(seed), costs=FREE_ROWS
-        ),
-        TableModel(WIDE, WIDE_TARGET),
-        TableModel(WIDE, mixed_table(WIDE_TARGET, random_table(4, WIDE), 0.8)),
-    )
-    return result_of(steps)
+    draft = mixed_table(WIDE_TARGET, random_table(4, WIDE), 0.8)
+    request = request_on(config, (seed, 1), seed, costs=FREE_ROWS)
+    return decoded(request, TableModel(WIDE, WIDE_TARGET), TableModel(WIDE, draft))
 
 
 @pytest.mark.parametrize("top_p", [1e-9, 0.02, 0.05, 0.5])
@@ -121,31 +77,18 @@ def test_fewer_possible_candidates_than_beams_are_drafted_as_they_are(top_p: flo
 @pytest.mark.parametrize("num_beams", [1, 2])
 def test_a_layer_whose_candidates_all_end_teaches_nothing(num_beams: int) -> None:
     for seed in range(6):
-        common = {"num_beams": num_beams, "stop_strings": "token 7"}
-        generated = [
-            generate(
-                TARGET if strategy.startswith("speculative") else None,
-                seed,
-                strategy=strategy,
-                draft_policy=policy,
-                stop=ends_with(*((token,) for token in range(VOCAB) if token != seed)),
-                **common,
-            )
-            for strategy, policy in (
-                ("speculative-beam-search", "throughput"),
-                ("beam-search", "fixed"),
-            )
-        ]
-        assert all_tokens(generated[0]) == all_tokens(generated[1])
+        stop = ends_with(*((token,) for token in range(VOCAB) if token != seed))
+        check_search(seed, num_beams=num_beams, stop_strings="token 7", stop=stop)
 
 
 def test_a_model_whose_every_token_ends_is_drafted_nothing() -> None:
-    every = tuple(range(VOCAB))
-    options = {"num_beams": 2, "eos_token_id": every}
-    result = generate(
-        TARGET, 0, strategy="speculative-beam-search", draft_policy="throughput", **options
-    )
-    expected = generate(None, 0, strategy="beam-search", **options)
+    check_search(0, num_beams=2, eos_token_id=tuple(range(VOCAB)))
+
+
+def check_search(seed: int, **options: Any) -> None:
+    drafting = {"strategy": "speculative-beam-search", "draft_policy": "throughput"}
+    result = generate(TARGET, seed, **drafting, **options)
+    expected = generate(None, seed, strategy="beam-search", **options)
     assert all_tokens(result) == all_tokens(expected)
 
 
@@ -197,21 +140,12 @@ def test_drafts_that_lost_are_tried_the_more_rarely_and_return_where_they_agree(
 ) -> None:
     experience = AcceptanceEstimator()
 
+    options = {"draft_policy": "throughput", "num_beams": num_beams, "max_new_tokens": 64}
+
     def layers_of(draft: LogitsOf, seeds: range) -> list[tuple[int, int]]:
         """Return drafted and accepted layers of each request."""
-        stats = [
-            generate(
-                draft,
-                seed,
-                DEAR_DRAFT,
-                experience,
-                draft_policy="throughput",
-                num_beams=num_beams,
-                max_new_tokens=64,
-                eos_token_id=None,
-            ).stats
-            for seed in seeds
-        ]
+        given = {**options, "eos_token_id": None}
+        stats = [generate(draft, s, DEAR_DRAFT, experience, **given).stats for s in seeds]
         return [(each.num_draft_layers, each.num_accepted_layers) for each in stats]
 
     layers_of(lambda path: -TARGET(path), range(16))
@@ -320,28 +254,17 @@ def generate_of_source(
     costs = dataclasses.replace(
         FREE_ROWS, source=CostCurve((1, 100), (source_seconds / 100, source_seconds))
     )
-    steps = decode_iterations(
-        DecodingRequest(
-            prompt_ids=(0,),
-            config=DecodingConfig(
-                strategy="speculative", draft_policy="throughput", max_new_tokens=most
-            ),
-            rng=np.random.default_rng(seed),
-            clock=lambda: 0.0,
-            costs=costs,
-            source=(1,) * num_tokens,
-        ),
-        ReadingModel(VOCAB, TARGET),
-        ReadingModel(VOCAB, TARGET),
-    )
-    return result_of(steps)
+    config = DecodingConfig(strategy="speculative", draft_policy="throughput", max_new_tokens=most)
+    more = {"clock": lambda: 0.0, "costs": costs, "source": (1,) * num_tokens}
+    models = ReadingModel(VOCAB, TARGET), ReadingModel(VOCAB, TARGET)
+    return decoded(request_on(config, (0,), seed, **more), *models)
 
 
 SOURCES = [  # (tokens of the source, seconds to read 100, most new tokens, whether it is drafted)
     (100, 1e-3, 24, True),
     (100, 1.0, 24, False),  # a tenth of a second would be won at most
     (100, 1.0, 2, False),
-    (3, 10.0, 24, False),  # the target will be short, whatever it may be
+    (3, 10.0, 24, False),  # the target will be short in any case
     (100, 1e-2, 200, True),
 ]
 

@@ -1,28 +1,15 @@
 """Gains and losses of draft policy "throughput", in the seconds of calls on a clock."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding import (
-    DecodingConfig,
-    DecodingRequest,
-    TableModel,
-    decode_iterations,
-    result_of,
-)
+from dsbd_ort.decoding import DecodingConfig, TableModel
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
-from dsbd_ort.decoding.drafting.cost_curve import (
-    CostCurve,
-    Costs,
-    EngineCosts,
-    LearnedCosts,
-)
+from dsbd_ort.decoding.drafting.cost_curve import CostCurve, Costs, EngineCosts, LearnedCosts
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
-from tests.decoding.tables import LogitsOf
+from tests.decoding.tables import LogitsOf, TimedTable, Watched, decoded, request_on
 from tests.decoding.test_throughput import (
     CHEAP_DRAFT,
     DEAR_ROWS,
@@ -32,19 +19,6 @@ from tests.decoding.test_throughput import (
     TARGET,
     VOCAB,
 )
-
-
-class TimedTable(TableModel):
-    """A table model whose calls take the seconds of a curve on a clock."""
-
-    def __init__(self, table: LogitsOf, curve: CostCurve, clock: list[float]) -> None:
-        super().__init__(VOCAB, table)
-        self._seconds, self._clock = curve.up_to(512), clock
-
-    def forward(self, forward):
-        self._clock[0] += float(self._seconds[forward.num_new])
-        return super().forward(forward)
-
 
 TRUE = {  # seconds of target and draft; guessed from the same sizes of weights in every case
     "free rows": FREE_ROWS,
@@ -66,26 +40,16 @@ def seconds_of(true: EngineCosts, draft: str, costs: Costs | None = None, **opti
     """Return the seconds of six requests of 64 tokens, after one to learn from."""
     clock, experience, began = [0.0], AcceptanceEstimator(), 0.0
     models = (
-        TimedTable(TARGET, true.target, clock),
-        TimedTable(DRAFTS[draft], true.draft, clock),
+        TimedTable(VOCAB, TARGET, true.target, clock),
+        TimedTable(VOCAB, DRAFTS[draft], true.draft, clock),
     )
+    more = {"costs": costs, "estimator": experience if costs else None}
     for seed in range(7):
         if seed == 1:
             began = clock[0]
         config = DecodingConfig(**{"num_beams": 2, "max_new_tokens": 64, "seed": seed, **options})
-        result_of(
-            decode_iterations(
-                DecodingRequest(
-                    prompt_ids=(seed % VOCAB, 1),
-                    config=config,
-                    rng=np.random.default_rng(seed),
-                    clock=lambda: clock[0],
-                    costs=costs,
-                    estimator=experience if costs else None,
-                ),
-                *models,
-            )
-        )
+        request = request_on(config, (seed % VOCAB, 1), seed, clock=lambda: clock[0], **more)
+        decoded(request, *models)
     return clock[0] - began
 
 
@@ -119,7 +83,7 @@ def test_no_fixed_shape_is_more_than_5_percent_faster(true: str, num_beams: int)
 
 
 def draft_layers_an_iteration(layer_seconds: float, monkeypatch: pytest.MonkeyPatch) -> float:
-    """Return how much is drafted by a perfect draft where the loop takes so long for a layer."""
+    """Return the layers per iteration of a perfect draft, if the loop takes so long for a layer."""
     clock, policy = [0.0], ThroughputDraftPolicy
     begin, choose = policy.begin, policy.choose
 
@@ -133,18 +97,11 @@ def draft_layers_an_iteration(layer_seconds: float, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(policy, "begin", timed_begin)
     monkeypatch.setattr(policy, "choose", slow_choose)
-    iterations = decode_iterations(
-        DecodingRequest(
-            prompt_ids=(0, 1),
-            config=DecodingConfig(num_beams=2, max_new_tokens=200, seed=0),
-            rng=np.random.default_rng(0),
-            clock=lambda: clock[0],
-            costs=FREE_ROWS,
-        ),
-        TimedTable(TARGET, FREE_ROWS.target, clock),
-        TimedTable(TARGET, CHEAP_DRAFT, clock),
-    )
-    stats = result_of(iterations).stats
+    config = DecodingConfig(num_beams=2, max_new_tokens=200, seed=0)
+    curves = FREE_ROWS.target, CHEAP_DRAFT
+    models = [TimedTable(VOCAB, TARGET, curve, clock) for curve in curves]
+    request = request_on(config, (0, 1), clock=lambda: clock[0], costs=FREE_ROWS)
+    stats = decoded(request, *models).stats
     return stats.num_draft_layers / stats.num_iterations
 
 
@@ -160,48 +117,26 @@ WIDE_CALLS = {  # expensive rows, as on a CPU with many beams
 }
 
 
-class CalledTable(TableModel):
-    """A table model that notes the rows of each call."""
-
-    def __init__(self, table: LogitsOf) -> None:
-        super().__init__(VOCAB, table)
-        self.sizes: list[int] = []
-
-    def forward(self, forward):
-        self.sizes.append(forward.num_new)
-        return super().forward(forward)
+def watched(table: LogitsOf) -> Watched:
+    return Watched(TableModel(VOCAB, table))
 
 
 def short_requests(
     draft: LogitsOf, costs: EngineCosts, num_requests: int, prompt_length: int, **options: object
 ) -> list[float]:
     """Return the seconds of each request by ``costs``, prompts of the target left out."""
-    experience, models = AcceptanceEstimator(), [CalledTable(TARGET), CalledTable(draft)]
+    experience, models = AcceptanceEstimator(), [watched(TARGET), watched(draft)]
     curves = (costs.target.up_to(512), costs.draft.up_to(512))
     seconds = []
     for seed in range(num_requests):
         for model in models:
             model.keep(np.arange(0))
-            model.sizes.clear()
-        config = DecodingConfig(
-            num_beams=8, max_new_tokens=4, seed=seed, eos_token_id=None, **options
-        )  # type: ignore[arg-type]
-        prompt = [(seed + place * place) % VOCAB for place in range(prompt_length)]
-        rng = np.random.default_rng(seed)
-        result_of(
-            decode_iterations(
-                DecodingRequest(
-                    prompt_ids=prompt,
-                    config=config,
-                    rng=rng,
-                    clock=lambda: 0.0,
-                    costs=costs,
-                    estimator=experience,
-                ),
-                *models,
-            )
-        )
-        of_target, of_draft = (model.sizes for model in models)
+            model.rows_of_calls.clear()
+        given = {"num_beams": 8, "max_new_tokens": 4, "seed": seed, "eos_token_id": None}
+        prompt = tuple((seed + place * place) % VOCAB for place in range(prompt_length))
+        more = {"clock": lambda: 0.0, "costs": costs, "estimator": experience}
+        decoded(request_on(DecodingConfig(**given, **options), prompt, seed, **more), *models)
+        of_target, of_draft = (model.rows_of_calls for model in models)
         seconds.append(
             float(sum(curves[0][size] for size in of_target[1:]))
             + float(sum(curves[1][size] for size in of_draft))
@@ -232,21 +167,12 @@ def test_short_wide_requests_gain_where_drafting_pays() -> None:
 def test_a_prompt_is_read_by_the_draft_only_where_the_tokens_that_are_left_pay_for_it():
     drafted = {}
     for num_tokens in (4, 200):
-        target, draft = CalledTable(TARGET), CalledTable(DRAFTS["decent"])
+        target, draft = watched(TARGET), watched(DRAFTS["decent"])
         config = DecodingConfig(num_beams=2, max_new_tokens=num_tokens, eos_token_id=None, seed=0)
         costs = EngineCosts(FREE_ROWS.target, CostCurve((1, 64), (1e-3, 64e-3)))
-        prompt = [place % VOCAB for place in range(101)]
-        rng = np.random.default_rng(0)
-        result_of(
-            decode_iterations(
-                DecodingRequest(
-                    prompt_ids=prompt, config=config, rng=rng, clock=lambda: 0.0, costs=costs
-                ),
-                target,
-                draft,
-            )
-        )
-        drafted[num_tokens] = draft.sizes
+        prompt = tuple(place % VOCAB for place in range(101))
+        decoded(request_on(config, prompt, clock=lambda: 0.0, costs=costs), target, draft)
+        drafted[num_tokens] = draft.rows_of_calls
     assert drafted[4] == []  # 100 ms to read, 10 ms a call of the target that it might save
     assert drafted[200][0] == 100 and len(drafted[200]) > 20
 
@@ -254,22 +180,10 @@ def test_a_prompt_is_read_by_the_draft_only_where_the_tokens_that_are_left_pay_f
 def test_what_a_draft_would_have_brought_is_learned_without_a_row_of_the_target():
     costs = EngineCosts(CostCurve((1, 64), (1e-3, 64e-3)), CHEAP_DRAFT)
     config = DecodingConfig(num_beams=4, max_new_tokens=200, eos_token_id=None, seed=0)
-    target, draft = CalledTable(TARGET), CalledTable(HOSTILE)
+    target, draft = watched(TARGET), watched(HOSTILE)
     experience = AcceptanceEstimator()
     before = experience.seen.sum()
-    result_of(
-        decode_iterations(
-            DecodingRequest(
-                prompt_ids=(0, 1),
-                config=config,
-                rng=np.random.default_rng(0),
-                clock=lambda: 0.0,
-                costs=costs,
-                estimator=experience,
-            ),
-            target,
-            draft,
-        )
-    )
-    assert len(draft.sizes) > 2 and experience.seen.sum() > before
-    assert target.sizes[2:] == [4] * 199
+    more = {"clock": lambda: 0.0, "costs": costs, "estimator": experience}
+    decoded(request_on(config, (0, 1), **more), target, draft)
+    assert len(draft.rows_of_calls) > 2 and experience.seen.sum() > before
+    assert target.rows_of_calls[2:] == [4] * 199

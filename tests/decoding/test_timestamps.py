@@ -1,7 +1,5 @@
 """Times in the output, and tokens that may not begin it, as transformers' Whisper has them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,6 +62,25 @@ def drawn_paths(number: int) -> list[list[int]]:
     return paths
 
 
+def check_scores(
+    config: DecodingConfig,
+    prompt: list[int],
+    new: list[int],
+    logits: np.ndarray,
+    scores: np.ndarray,
+) -> None:
+    """Compare the distribution after a path with transformers' scores."""
+    processing = RequestProcessing(config, None, prompt, VOCAB)
+    for node, token in enumerate(new):
+        for states in processing.path_states:
+            states.add(np.array([node]), np.array([token]))
+    nodes = np.array([len(new)])
+    found = processing.distributions(DenseLogits(logits), nodes, is_draft=False)[0]
+    assert found.tokens.tolist() == np.flatnonzero(np.isfinite(scores)).tolist()
+    wanted = scores[found.tokens] - np.logaddexp.reduce(scores[found.tokens])
+    np.testing.assert_allclose(found.log_probs, wanted, atol=1e-5)
+
+
 @pytest.mark.parametrize("scale", [0.3, 3.0])
 @pytest.mark.parametrize("index", [10, None])
 def test_scores_are_those_of_transformers(scale, index):
@@ -74,17 +91,9 @@ def test_scores_are_those_of_transformers(scale, index):
     for seed, new in enumerate(drawn_paths(60)):
         rng = np.random.default_rng(seed)
         logits = (scale * rng.normal(size=(1, VOCAB))).astype(np.float32)
-        processing = RequestProcessing(config, None, prompt, VOCAB)
-        for node, token in enumerate(new):
-            for states in processing.path_states:
-                states.add(np.array([node]), np.array([token]))
-        nodes = np.array([len(new)])
-        found = processing.distributions(DenseLogits(logits), nodes, is_draft=False)[0]
         scores = transformers_scores(prompt, new, logits, options)
         num_preferred += not np.isfinite(scores[:FIRST]).any()
-        assert found.tokens.tolist() == np.flatnonzero(np.isfinite(scores)).tolist()
-        wanted = scores[found.tokens] - np.logaddexp.reduce(scores[found.tokens])
-        np.testing.assert_allclose(found.log_probs, wanted, atol=1e-5)
+        check_scores(config, prompt, new, logits, scores)
     assert 10 < num_preferred < 60  # some because the times together are more probable
 
 
@@ -117,33 +126,19 @@ def test_tokens_after_the_last_time_are_those_of_texts(scale):
         new = [w if t < EOS and w % 2 else t for w, t in zip(words.tolist(), new, strict=True)]
         new = [token if token < FIRST else min(token, 40) for token in new] if seed % 2 else new
         logits = (scale * rng.normal(size=(1, VOCAB))).astype(np.float32)
-        processing = RequestProcessing(config, None, [21, 22], VOCAB)
-        for node, token in enumerate(new):
-            for states in processing.path_states:
-                states.add(np.array([node]), np.array([token]))
-        nodes = np.array([len(new)])
-        found = processing.distributions(DenseLogits(logits), nodes, is_draft=False)[0]
         ids = torch.tensor([place[[21, 22, *new]].tolist()])
         scores = rules(ids, torch.from_numpy(logits[:, order]))[0].numpy()[place]
-        assert found.tokens.tolist() == np.flatnonzero(np.isfinite(scores)).tolist()
-        wanted = scores[found.tokens] - np.logaddexp.reduce(scores[found.tokens])
-        np.testing.assert_allclose(found.log_probs, wanted, atol=1e-5)
+        check_scores(config, [21, 22], new, logits, scores)
         num_words += bool(np.isfinite(scores[VOCAB - NUM_WORDS :]).any())
     assert num_words > 10
 
 
-STRATEGIES = [
-    {"strategy": "greedy"},
-    {"strategy": "beam-search", "num_beams": 4},
-    {"strategy": "sample", "top_k": 8},
-    {"strategy": "beam-sample", "num_beams": 3, "top_k": 8},
+STRATEGIES = [  # (a strategy, the one that drafts and returns the same, options of both)
+    ("greedy", "speculative-beam-search", {"num_beams": 1}),
+    ("beam-search", "speculative-beam-search", {"num_beams": 4}),
+    ("sample", "speculative", {"top_k": 8}),
+    ("beam-sample", "dsbd", {"num_beams": 3, "top_k": 8}),
 ]
-DRAFTED = {
-    "greedy": {"strategy": "speculative-beam-search", "num_beams": 1},
-    "beam-search": {"strategy": "speculative-beam-search", "num_beams": 4},
-    "sample": {"strategy": "speculative", "top_k": 8},
-    "beam-sample": {"strategy": "dsbd", "num_beams": 3, "top_k": 8},
-}
 
 
 def decoded(target: Any, draft: Any, **options: Any) -> list[list[int]]:
@@ -152,19 +147,18 @@ def decoded(target: Any, draft: Any, **options: Any) -> list[list[int]]:
     return [sequence.token_ids for sequence in result.sequences]
 
 
-@pytest.mark.parametrize("options", STRATEGIES, ids=lambda o: o["strategy"])
-def test_drafted_and_with_a_top_k_head_as_plain(options):
+@pytest.mark.parametrize(("plain", "drafted", "options"), STRATEGIES)
+def test_drafted_and_with_a_top_k_head_as_plain(plain, drafted, options):
     """A head that returns a few of the tokens: all of a row are read, for their sum."""
     for seed in range(6):
         table, other = random_table(seed, VOCAB), random_table(seed + 100, VOCAB)
-        wanted = decoded(TableModel(VOCAB, table), None, **options)
+        wanted = decoded(TableModel(VOCAB, table), None, strategy=plain, **options)
         assert all(tokens[0] >= FIRST for tokens in wanted)
-        few = decoded(TopTable(VOCAB, table, 8, keeps_full=True), None, **options)
-        assert few == wanted
-        drafted = DRAFTED[options["strategy"]]
+        few = TopTable(VOCAB, table, 8, keeps_full=True)
+        assert decoded(few, None, strategy=plain, **options) == wanted
+        drafting = {"strategy": drafted, "draft_length": 3, **options}
         for draft in (TableModel(VOCAB, other), TopTable(VOCAB, other, 8)):
-            found = decoded(TableModel(VOCAB, table), draft, **drafted, draft_length=3)
-            assert found == wanted
+            assert decoded(TableModel(VOCAB, table), draft, **drafting) == wanted
 
 
 def test_a_head_that_keeps_no_other_logits_is_refused():

@@ -1,7 +1,5 @@
 """Engines with a top-k head: every strategy gives the tokens of the dense engine, or refuses."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -10,13 +8,12 @@ from dsbd_forward.logits import TopLogits
 from dsbd_ort.decoding import (
     ConfigError,
     DecodingConfig,
-    DecodingRequest,
     ModelError,
     TableModel,
     decode,
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
-from tests.decoding.tables import mixed_table, random_table
+from tests.decoding.tables import check_like_dense, mixed_table, random_table, request_on
 from tests.decoding.top_table import TopTable
 
 VOCAB, NUM_CANDIDATES, EOS = 24, 10, 5
@@ -74,21 +71,13 @@ def topk(table, num_candidates=NUM_CANDIDATES):
 @pytest.mark.parametrize("options", CASES, ids=lambda o: "-".join(map(str, o.values())))
 def test_same_tokens_as_the_dense_engine(options):
     for seed in range(6):
-        expected = decoded(dense(target), dense(DRAFT), seed, **options).sequences
-        for models in ((topk(target), topk(DRAFT)), (topk(target), dense(DRAFT))):
-            found = decoded(*models, seed, **options).sequences
-            assert [s.token_ids for s in found] == [s.token_ids for s in expected]
-            for of_topk, of_dense in zip(found, expected, strict=True):
-                # float32 of the log-sum is all that differs
-                assert of_topk.token_logprobs == pytest.approx(of_dense.token_logprobs, abs=2e-6)
-
-
-def test_only_the_draft_has_a_top_k_head():
-    options = {"strategy": "dsbd", "coupling": "rejection", "top_k": 6}
-    for seed in range(6):
-        expected = decoded(dense(target), dense(DRAFT), seed, **options).sequences
-        found = decoded(dense(target), topk(DRAFT), seed, **options).sequences
-        assert [s.token_ids for s in found] == [s.token_ids for s in expected]
+        expected = decoded(dense(target), dense(DRAFT), seed, **options)
+        for models in (
+            (topk(target), topk(DRAFT)),
+            (topk(target), dense(DRAFT)),
+            (dense(target), topk(DRAFT)),
+        ):
+            check_like_dense(decoded(*models, seed, **options), expected)
 
 
 def test_calls_and_rows_are_counted():
@@ -159,9 +148,7 @@ def test_a_search_reads_other_logits_only_where_they_matter(options, num_top_log
         expected = decoded(dense(table), dense(draft), seed, max_new_tokens=10, **options)
         model = TopTable(VOCAB, table, num_top_logits, keeps_full=True)
         found = decoded(model, topk(draft, 2), seed, max_new_tokens=10, **options)
-        assert [s.token_ids for s in found.sequences] == [s.token_ids for s in expected.sequences]
-        for of_topk, of_dense in zip(found.sequences, expected.sequences, strict=True):
-            assert of_topk.token_logprobs == pytest.approx(of_dense.token_logprobs, abs=2e-6)
+        check_like_dense(found, expected)
         num_read += sum(map(len, model.rows_read))
         num_computed += found.stats.target_rows
     if num_top_logits == 1:
@@ -187,12 +174,8 @@ def test_logits_that_count_are_read_whatever_rows_of_others_are_after_them(optio
         return [TopTable(VOCAB, table, 2, keeps_full=True) for table in (target, DRAFT)]
 
     prompts = [(1, 0), (2, 3, 1), (4,)]
-    requests = [
-        DecodingRequest(prompt_ids=prompt, config=config, rng=np.random.default_rng(0))
-        for prompt in prompts
-    ]
     forest = BatchedDecoder(*models())
-    members, results = [forest.join(request) for request in requests], {}
+    members, results = [forest.join(request_on(config, prompt)) for prompt in prompts], {}
     num_forwards = 0
     while forest.num_members:
         num_forwards += 1

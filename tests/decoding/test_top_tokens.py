@@ -1,7 +1,5 @@
 """top_logprobs and prompt_logprobs against the tables that the models are made of."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -12,14 +10,13 @@ from dsbd_ort.decoding import (
     DecodeResult,
     DecodingConfig,
     TableModel,
-    decode,
+    WithResult,
     decode_iterations,
 )
-from dsbd_ort.decoding.batched_decoder import BatchedDecoder
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.decoding.kv_cache import PrefixCache
-from dsbd_ort.decoding.request import DecodingRequest
 from dsbd_ort.decoding.top_tokens import SCORED_CHUNK
-from tests.decoding.tables import mixed_table, random_table
+from tests.decoding.tables import LogitsOf, decoded, mixed_table, random_table, request_on
 from tests.decoding.top_table import TopTable
 
 VOCAB, EOS = 9, 5
@@ -47,15 +44,11 @@ def log_probs(path: tuple[int, ...]) -> np.ndarray:
     return logits - np.log(np.exp(logits).sum())
 
 
-def expected_top(path: tuple[int, ...], number: int) -> list[tuple[int, float]]:
-    found = log_probs(path)
-    return [(int(t), found[t]) for t in np.argsort(-found, kind="stable")[:number]]
-
-
 def check_top(found: list, path: tuple[int, ...], number: int, token: int, logprob: float) -> None:
-    wanted = expected_top(path, number)
-    assert [token for token, _ in found] == [token for token, _ in wanted]
-    np.testing.assert_allclose([x for _, x in found], [x for _, x in wanted], atol=2e-6)
+    of_path = log_probs(path)
+    best = np.argsort(-of_path, kind="stable")[:number]
+    assert [token for token, _ in found] == best.tolist()
+    np.testing.assert_allclose([x for _, x in found], of_path[best], atol=2e-6)
     assert dict(found).get(token, logprob) == logprob  # to the last bit, for who compares them
 
 
@@ -70,6 +63,10 @@ def check(result: DecodeResult, number: int) -> None:
             path = (*path, token)
 
 
+def model_of(table: LogitsOf, head: int) -> TopTable | TableModel:
+    return TopTable(VOCAB, table, head, keeps_full=True) if head else TableModel(VOCAB, table)
+
+
 @pytest.mark.parametrize("head", [0, 9, 6])
 @pytest.mark.parametrize("number", [1, 3, 20])
 @pytest.mark.parametrize("options", STRATEGIES, ids=str)
@@ -80,13 +77,10 @@ def test_top_tokens_are_the_tables(options: dict[str, Any], number: int, head: i
     config = DecodingConfig(**options, max_new_tokens=8, eos_token_id=EOS, top_logprobs=number)
     plain = DecodingConfig(**options, max_new_tokens=8, eos_token_id=EOS)
     for seed in range(8):
-        target, draft = (
-            (TopTable(VOCAB, t, head, keeps_full=True) if head else TableModel(VOCAB, t))
-            for t in (TARGET, DRAFT)
-        )
-        result = decode(target, draft, PROMPT, config, np.random.default_rng(seed))
+        target, draft = model_of(TARGET, head), model_of(DRAFT, head)
+        result = decoded(request_on(config, PROMPT, seed), target, draft)
         check(result, number)
-        without = decode(target, draft, PROMPT, plain, np.random.default_rng(seed))
+        without = decoded(request_on(plain, PROMPT, seed), target, draft)
         assert all(sequence.top_logprobs is None for sequence in without.sequences)
         assert [s.token_ids for s in without.sequences] == [s.token_ids for s in result.sequences]
         if isinstance(target, TopTable) and number <= head and "search" not in str(options):
@@ -100,21 +94,13 @@ def test_streamed_tops_are_those_of_the_best_sequence() -> None:
     num_shown = 0
     for seed in range(6):
         models = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
-        steps = decode_iterations(
-            DecodingRequest(prompt_ids=PROMPT, config=config, rng=np.random.default_rng(seed)),
-            *models,
-        )
+        steps = WithResult(decode_iterations(request_on(config, PROMPT, seed), *models))
         shown: list[Any] = []
-        while True:
-            try:
-                output = next(steps)
-            except StopIteration as end:
-                best = end.value.sequences[0]
-                break
+        for output in steps:
             shown += output.agreed_top_logprobs(len(shown)) or []
             assert len(shown) == len(output.agreed_tokens)
         num_shown += len(shown)
-        assert shown == best.top_logprobs[: len(shown)]
+        assert shown == steps.result.sequences[0].top_logprobs[: len(shown)]
     assert num_shown > 12
 
 
@@ -147,8 +133,8 @@ def test_a_prompts_log_probabilities_are_the_tables(
     config = DecodingConfig(
         strategy="sample", max_new_tokens=1, prompt_logprobs=True, top_logprobs=number, **options
     )
-    target = TopTable(VOCAB, TARGET, head, keeps_full=True) if head else TableModel(VOCAB, TARGET)
-    check_prompt(decode(target, None, prompt, config, np.random.default_rng(0)), prompt, number)
+    found = decoded(request_on(config, prompt), model_of(TARGET, head))
+    check_prompt(found, prompt, number)
 
 
 def test_rows_in_the_cache_are_computed_again_for_their_logits_and_serve_the_next() -> None:
@@ -158,20 +144,10 @@ def test_rows_in_the_cache_are_computed_again_for_their_logits_and_serve_the_nex
 
     def rows(config: DecodingConfig) -> int:
         target.computed_paths.clear()
-        rng = np.random.default_rng(0)
-        steps = decode_iterations(
-            DecodingRequest(prompt_ids=LONG, config=config, rng=rng),
-            target,
-            None,
-            prefixes=prefixes,
-        )
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                if config.prompt_logprobs:
-                    check_prompt(end.value, LONG, 0)
-                return len(target.computed_paths)
+        result = decoded(request_on(config, LONG), target, None, prefixes)
+        if config.prompt_logprobs:
+            check_prompt(result, LONG, 0)
+        return len(target.computed_paths)
 
     first, again, scoring, last = rows(plain), rows(plain), rows(scored), rows(plain)
     assert first == scoring == len(LONG) + 1 and again == last == 2
@@ -187,19 +163,9 @@ def test_scored_prompts_with_others(head: int) -> None:
         DecodingConfig(**options, prompt_logprobs=True),
         DecodingConfig(**options, strategy="sample", top_logprobs=4),
     ]
-    models = [
-        TopTable(VOCAB, t, head, keeps_full=True) if head else TableModel(VOCAB, t)
-        for t in (TARGET, DRAFT)
-    ]
-    forest, found = BatchedDecoder(*models), {}
-    members = [
-        forest.join(DecodingRequest(prompt_ids=LONG, config=config, rng=np.random.default_rng(1)))
-        for config in configs
-    ]
-    while forest.num_members:
-        for progress in forest.iterate():
-            found[progress.member] = progress.event
-    results = [found[member] for member in members]
+    forest = BatchedDecoder(model_of(TARGET, head), model_of(DRAFT, head))
+    requests = [request_on(config, LONG, 1) for config in configs]
+    results = decoded_together(forest, requests, len(requests))
     check_prompt(results[0], LONG, 4)
     assert results[1].prompt_logprobs is None
     check_prompt(results[2], LONG, 0)
@@ -214,5 +180,5 @@ def test_heads_that_cannot_tell_are_refused_before_any_call() -> None:
     ):
         config = DecodingConfig(strategy="sample", top_k=3, **options)
         with pytest.raises(ConfigError, match=message):
-            decode(target, None, PROMPT, config, np.random.default_rng(0))
+            decoded(request_on(config, PROMPT), target)
         assert target.num_rows == 0

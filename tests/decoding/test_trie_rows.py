@@ -1,19 +1,18 @@
 """Calls and rows of requests under a trie: what is known costs no draft row, leaves cost none."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 import pytest
 
 from dsbd_ort.constraints import TokenTrie
-from dsbd_ort.decoding import DecodingConfig, DecodingRequest, TableModel, decode_iterations
+from dsbd_ort.decoding import DecodingConfig, TableModel
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
-from dsbd_ort.decoding.result import DecodeResult, result_of
+from dsbd_ort.decoding.result import DecodeResult
 from dsbd_ort.decoding.row_bounds import most_rows
-from tests.decoding.tables import mixed_table, random_table
+from tests.decoding.tables import decoded as on_tables
+from tests.decoding.tables import mixed_table, random_table, request_on
 
 VOCAB, EOS = 30, 29
 PROMPT = (1, 0, 1)
@@ -37,13 +36,7 @@ def decoded(
         strategy=strategy, constraint=trie, eos_token_id=EOS, **{"max_new_tokens": 12, **options}
     )
     draft = TableModel(VOCAB, DRAFT) if config.has_draft_model else None
-    rng = np.random.default_rng(0)
-    models = TableModel(VOCAB, TARGET), draft
-    return result_of(
-        decode_iterations(
-            DecodingRequest(prompt_ids=PROMPT, config=config, rng=rng, costs=costs), *models
-        )
-    )
+    return on_tables(request_on(config, PROMPT, costs=costs), TableModel(VOCAB, TARGET), draft)
 
 
 def counts(result: DecodeResult) -> tuple[int, int, int, int]:
@@ -171,8 +164,7 @@ def test_a_request_holds_no_more_rows_than_its_bound() -> None:
             **options,
         )
         decoder = BatchedDecoder(TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT))
-        rng = np.random.default_rng(0)
-        member = decoder.join(DecodingRequest(prompt_ids=PROMPT, config=config, rng=rng))
+        member = decoder.join(request_on(config, PROMPT))
         held = 0
         while decoder.num_members:
             decoder.iterate()

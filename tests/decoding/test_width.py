@@ -1,7 +1,5 @@
 """The threshold policy's estimate, against a simulation of the scheme it describes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """A table model that returns candidates, as an engine with a top-k head does."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

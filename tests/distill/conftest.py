@@ -1,20 +1,28 @@
 """A tiny target, texts, and a draft distilled from them once a session."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 from transformers import LlamaConfig
 
 from dsbd_distill.config import DistillConfig
 from dsbd_distill.draft_run import distill
-from dsbd_runtime.bundle_files.draft_record import DraftRecord
+from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.config import ModelOptions
+from dsbd_export.opening import open_target
+from dsbd_ort.pipeline import Pipeline
+from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, DraftRecord
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.made_once import made_once
 
 CONTEXT = 64
+FILES = {  # of a draft; the configs of tokenizer and generation are the target's
+    *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json"),
+    *("tokenizer_config.json", RECORD_FILE),
+}
 STEPS = 60
 TARGET = LlamaConfig(
     vocab_size=VOCAB_SIZE,
@@ -31,8 +39,6 @@ TARGET = LlamaConfig(
 
 @dataclass(frozen=True)
 class Distilled:
-    """A draft and what was said while it was made."""
-
     config: DistillConfig
     record: DraftRecord
     report: list[str]
@@ -69,10 +75,49 @@ def distilled_once(
     def make(folder: Path) -> Distilled:
         folder.mkdir()
         config = config_of(target, texts, folder / "draft", **options)
-        report: list[str] = []
-        return Distilled(config, distill(config, report=report.append, measure_speed=None), report)
+        return Distilled(config, *run(config))
 
     return made_once(tmp_path_factory, name, make)
+
+
+def run(config: DistillConfig, **options: Any) -> tuple[DraftRecord, list[str]]:
+    """Distil, without speeds by default; return the record and what was reported."""
+    report: list[str] = []
+    options = {"measure_speed": None, "report": report.append, **options}
+    return distill(config, **options), report
+
+
+def interrupted(config: DistillConfig, words: str, **options: Any) -> None:
+    """Interrupt a distillation at a reported line that begins with some words."""
+
+    def report(line: str) -> None:
+        if line.startswith(words):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config, report=report, **options)
+
+
+def opened(target: Path) -> Checkpoint:
+    return open_target(str(target), ModelOptions())
+
+
+def assert_same_ids(pipe: Pipeline, drafted: str, plain: str, *given: str, **options: Any) -> None:
+    """Compare the sequences of two strategies, one of which drafts three tokens at a time."""
+    forced = {"draft_policy": "fixed", "draft_length": 3}
+    found, wanted = (
+        pipe.generate(*given, strategy=name, **options, **more)
+        for name, more in ((drafted, forced), (plain, {}))
+    )
+    assert found.stats.num_draft_tokens > 0
+    assert found.stats.num_iterations <= wanted.stats.num_iterations
+    assert [s.token_ids for s in found.sequences] == [s.token_ids for s in wanted.sequences]
+
+
+def assert_same_weights(folder: Path, other: Path) -> None:
+    found, wanted = (load_file(each / "model.safetensors") for each in (folder, other))
+    assert found.keys() == wanted.keys()
+    assert all((found[name] == value).all() for name, value in wanted.items())
 
 
 def config_of(target: Path, texts: Path, output: Path, **options: object) -> DistillConfig:

@@ -1,11 +1,8 @@
 """Chats of a distillation: prompts, held-out ones, refusals, and a draft distilled from them."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +10,6 @@ import torch
 from safetensors.torch import load_file
 
 from dsbd_distill.config import DistillConfig
-from dsbd_distill.draft_run import distill
 from dsbd_distill.feature_shape import FeatureShape, new_feature_draft
 from dsbd_export.chats import Chat, ChatTokens, Prompts
 from dsbd_export.checkpoints.model_loading import load_model
@@ -21,11 +17,18 @@ from dsbd_export.config import ExportConfig, ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.opening import open_checkpoint
 from dsbd_export.pipeline import export_bundle
+from dsbd_export.progress import silent
 from dsbd_export.texts import find_files, is_held_out, open_streams, write_streams
 from dsbd_ort.pipeline import Pipeline
 from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, read_record
 from dsbd_runtime.text.tokenizer import Tokenizer
-from tests.distill.conftest import distilled_once
+from tests.distill.conftest import (
+    assert_same_ids,
+    assert_same_weights,
+    distilled_once,
+    interrupted,
+    run,
+)
 from tests.runtime.tiny_tokenizer import tiny_tokenizer
 
 TEMPLATE = (
@@ -88,9 +91,9 @@ TURNS = [  # (messages, lengths of the prompts in them)
 ]
 
 
-@pytest.mark.parametrize(("messages", "lengths"), TURNS)
-def test_every_turn_that_the_model_answers_is_a_prompt(messages, lengths):
-    assert [len(prompt) for prompt in Chat(messages, "x").prompts()] == lengths
+def test_every_turn_that_the_model_answers_is_a_prompt():
+    for messages, lengths in TURNS:
+        assert [len(prompt) for prompt in Chat(messages, "x").prompts()] == lengths
 
 
 def test_prompts_are_rendered_as_requests_are_and_held_out_by_name(tokens_of):
@@ -127,9 +130,8 @@ def test_few_chats_hold_their_end_out(tokens_of):
     assert "the end of all chats" in streams.split and len(last) == 4
     assert len(streams.train_prompts) == 26
     everything = [*streams.train_prompts.at(range(26)), *last.at(range(4))]
-    assert sorted(tokenizer.decode(ids.tolist()) for ids in everything) == sorted(
-        f"<u>q{i}\n<a>" for i in range(30)
-    )
+    found = {tokenizer.decode(ids.tolist()) for ids in everything}
+    assert found == {f"<u>q{i}\n<a>" for i in range(30)}
 
 
 REFUSED = [
@@ -151,7 +153,7 @@ def test_a_target_without_a_template_is_refused(target, tmp_path):
     data = write_chats(tmp_path / "chats")
     config = DistillConfig(target=str(target), data=(str(data),), output=tmp_path / "draft")
     with pytest.raises(ExportError, match=r"chats\.jsonl:1 is a chat, but .* no chat template"):
-        distill(config, report=lambda _: None, measure_speed=None)
+        run(config)
 
 
 def test_prompts_without_their_end():
@@ -189,11 +191,7 @@ def test_a_draft_of_some_tokens_is_exported_as_it_was_trained(of_chats, chat_tar
     export_bundle(config, report=report.append)
     assert "draft: proposes 150 of 300 tokens, as it was trained" in report
     with Pipeline.from_bundle(tmp_path / "bundle") as pipeline:
-        found = [
-            pipeline.generate("1 + 1", strategy=name, max_new_tokens=12, seed=1).sequences[0]
-            for name in ("speculative", "sample")
-        ]
-    assert found[0].token_ids == found[1].token_ids
+        assert_same_ids(pipeline, "speculative", "sample", "1 + 1", max_new_tokens=12, seed=1)
 
 
 REFUSED_EXPORTS = [
@@ -209,7 +207,7 @@ def test_options_against_the_training_are_refused(of_chats, chat_target, tmp_pat
         target=str(chat_target), draft=str(of_chats.config.output), output=output, **options
     )
     with pytest.raises(ExportError, match=re.escape(words)):
-        export_bundle(config, report=lambda _: None)
+        export_bundle(config, report=silent)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "[3, 2]", "[1, 1]", "[1, 300]", '["1"]', "{}"])
@@ -229,19 +227,11 @@ def test_interrupted_a_training_on_chats_ends_the_same(of_chats, chat_target, tm
     """Interrupted after its last step, then gone on."""
     config = DistillConfig(**{**vars(of_chats.config), "output": tmp_path / "draft"})
 
-    def interrupt(line: str) -> None:
-        if line.startswith("held-out acceptance"):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        distill(config, report=interrupt, measure_speed=None)
-    report: list[str] = []
-    record = distill(config, report=report.append, measure_speed=None)
+    interrupted(config, "held-out acceptance")
+    record, report = run(config)
     assert "going on from step 30" in report
     assert record.acceptance == of_chats.record.acceptance
-    expected = load_file(of_chats.config.output / "model.safetensors")
-    found = load_file(Path(config.output) / "model.safetensors")
-    assert all((found[name] == value).all() for name, value in expected.items())
+    assert_same_weights(config.output, of_chats.config.output)
 
 
 WRONG_VOCABULARIES = [
@@ -256,11 +246,10 @@ WRONG_VOCABULARIES = [
 
 @pytest.mark.parametrize(("options", "words"), WRONG_VOCABULARIES)
 def test_draft_vocabularies_that_are_refused(options, words, chat_target, tmp_path):
-    config = DistillConfig(
-        target=str(chat_target), data=("d",), output=tmp_path / "draft", **options
-    )
+    options = {"data": ("d",), "output": tmp_path / "draft", **options}
+    config = DistillConfig(target=str(chat_target), **options)
     with pytest.raises(ExportError, match=words):
-        distill(config, report=lambda _: None, measure_speed=None)
+        run(config)
 
 
 @pytest.fixture(scope="session")
@@ -285,35 +274,21 @@ def test_a_feature_draft_of_chats_and_some_tokens(feature_of_chats, chat_target,
     assert torch.equal(first.embed_tokens.weight, weights["embed_tokens.weight"])
     assert not torch.equal(first.lm_head.weight, weights["lm_head.weight"])
     config = ExportConfig(target=str(chat_target), draft=str(folder), output=tmp_path / "bundle")
-    export_bundle(config, report=lambda _: None)
+    export_bundle(config, report=silent)
     with Pipeline.from_bundle(tmp_path / "bundle") as pipeline:
         for drafted, plain, options in (
             ("speculative", "sample", {"seed": 1}),
             ("speculative-beam-search", "beam-search", {"num_beams": 3}),
         ):
-            forced = {"draft_policy": "fixed", "draft_length": 3}
-            found, wanted = (
-                pipeline.generate("1 + 1", strategy=name, max_new_tokens=12, **options, **more)
-                for name, more in ((drafted, forced), (plain, {}))
-            )
-            assert found.sequences[0].token_ids == wanted.sequences[0].token_ids
-            assert found.stats.num_iterations <= wanted.stats.num_iterations
+            assert_same_ids(pipeline, drafted, plain, "1 + 1", max_new_tokens=12, **options)
 
 
 def test_interrupted_a_feature_draft_ends_the_same(feature_of_chats, chat_target, tmp_path):
     """Interrupted after its last step, its features lost: labelled again, and the same bits."""
     config = DistillConfig(**{**vars(feature_of_chats.config), "output": tmp_path / "draft"})
-
-    def interrupt(line: str) -> None:
-        if line.startswith("step 0"):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        distill(config, report=interrupt, measure_speed=None)
+    interrupted(config, "step 0")
     [features] = (tmp_path / "draft.work" / "pool").glob("*.npy")
     features.unlink()
-    record = distill(config, report=lambda _: None, measure_speed=None)
+    record, _ = run(config)
     assert record.acceptance_by_depth == feature_of_chats.record.acceptance_by_depth
-    expected = load_file(feature_of_chats.config.output / "model.safetensors")
-    found = load_file(Path(config.output) / "model.safetensors")
-    assert all((found[name] == value).all() for name, value in expected.items())
+    assert_same_weights(config.output, feature_of_chats.config.output)

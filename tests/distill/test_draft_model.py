@@ -1,10 +1,13 @@
-"""Shape and first weights of a draft."""
+"""Options of a distillation; shape and first weights of a draft."""
 
-from __future__ import annotations
+import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from dsbd_distill.config import DistillConfig
 from dsbd_distill.draft_model import (
     DraftShape,
     check_shape,
@@ -15,11 +18,9 @@ from dsbd_distill.draft_model import (
     truncated_target,
 )
 from dsbd_export.checkpoints.model_loading import load_model
-from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
-from dsbd_export.opening import open_target
 from scripts.family_checkpoints import write_family_checkpoint
-from tests.distill.conftest import CONTEXT
+from tests.distill.conftest import CONTEXT, opened
 
 SHAPES = [  # (parameters, of the target, vocabulary, hidden size, layers)
     (1_500_000, 5_475_584, 4096, 160, 3),
@@ -46,13 +47,12 @@ def test_a_vocabulary_that_leaves_no_room_is_refused():
         shape_for(1_000_000, 10**9, 32_000)
 
 
-def opened(folder):
-    checkpoint = open_target(str(folder), ModelOptions())
-    return checkpoint, load_model(checkpoint)
+def loaded(folder):
+    return (checkpoint := opened(folder)), load_model(checkpoint)
 
 
 def test_a_new_draft_has_the_targets_tokens_and_context(target):
-    checkpoint, model = opened(target)
+    checkpoint, model = loaded(target)
     shape = DraftShape(hidden_size=64, num_layers=2)
     draft = new_draft(model, checkpoint, shape, seed=3)
     config = draft.config
@@ -91,12 +91,10 @@ def test_a_projection_keeps_the_directions_in_which_rows_differ_most():
     torch.testing.assert_close(gram(found), gram(strong), atol=5e-4, rtol=0.0)
 
 
-@pytest.mark.parametrize(
-    ("num_layers", "num_kept", "layers"),
-    [(6, 1, [5]), (6, 2, [0, 5]), (6, 3, [0, 2, 5]), (32, 4, [0, 10, 20, 31]), (3, 2, [0, 2])],
-)
-def test_kept_layers(num_layers, num_kept, layers):
-    assert kept_layers(num_layers, num_kept) == layers
+def test_kept_layers():
+    numbers = ((6, 1), (6, 2), (6, 3), (32, 4), (3, 2))
+    kept = [kept_layers(num_layers, num_kept) for num_layers, num_kept in numbers]
+    assert kept == [[5], [0, 5], [0, 2, 5], [0, 10, 20, 31], [0, 2]]
 
 
 FAMILIES = ["llama", "qwen2", "gpt2", "opt", "gpt_neox", "gemma2", "granite", "smollm3", "gptj"]
@@ -105,7 +103,7 @@ FAMILIES = ["llama", "qwen2", "gpt2", "opt", "gpt_neox", "gemma2", "granite", "s
 @pytest.mark.parametrize("family", FAMILIES)
 def test_layers_of_a_target(tmp_path, family):
     """Of two layers the last: its logits are those of the target without its first layer."""
-    checkpoint, model = opened(write_family_checkpoint(family, tmp_path / family))
+    checkpoint, model = loaded(write_family_checkpoint(family, tmp_path / family))
     draft = truncated_target(model, checkpoint, 1).eval()
     own, of_target = draft.state_dict(), model.state_dict()
     assert draft.config.model_type == model.config.model_type
@@ -131,17 +129,49 @@ def returns_tensor(model):
     return isinstance(results[0], torch.Tensor)
 
 
-@pytest.mark.parametrize("num_kept", [2, 7])
-def test_as_many_layers_as_the_target_has_are_refused(target, num_kept):
-    checkpoint = open_target(str(target), ModelOptions())
-    with pytest.raises(
-        ExportError, match=f"target_layers={num_kept} makes no draft: .* has 2 layers"
-    ):
-        check_shape(None, num_kept, checkpoint)
-
-
-def test_layers_of_a_target_that_reads_pictures_are_refused(tmp_path):
+def test_layers_that_make_no_draft_are_refused(target, tmp_path):
+    for num_kept in (2, 7):
+        words = f"target_layers={num_kept} makes no draft: .* has 2 layers"
+        with pytest.raises(ExportError, match=words):
+            check_shape(None, num_kept, opened(target))
     folder = write_family_checkpoint("qwen3_vl", tmp_path / "target")
-    checkpoint = open_target(str(folder), ModelOptions())
+    checkpoint = opened(folder)
     with pytest.raises(ExportError, match=r"target_layers=1 .*qwen3_vl.* parts for image; give"):
         check_shape(None, 1, checkpoint)
+
+
+PARAMS = [("30M", 30_000_000), ("1.5m", 1_500_000), ("2B", 2 * 10**9), ("4000", 4000), ("8k", 8000)]
+
+
+def config_of(**options: Any) -> DistillConfig:
+    return DistillConfig(**{"target": "t", "data": ("d",), "output": Path("o"), **options})
+
+
+def test_numbers_of_parameters():
+    for text, number in PARAMS:
+        assert config_of(params=text).num_params == number
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"params": "30 million"}, "params='30 million' is not a number of parameters"),
+    ({"params": "0"}, "params='0' is not a number"),
+    ({"params": "99999999B"}, "is not a number"),
+    ({"params": "1M", "target_layers": 2}, "both choose the draft's shape"),
+    ({"minutes": 0.0}, "minutes=0.0 is out of range"),
+    ({"minutes": float("nan")}, "minutes=nan is out of range"),
+    ({"steps": 0}, "steps=0 is out of range"),
+    ({"seed": -1}, "seed=-1 is out of range"),
+    ({"target_layers": 0}, "target_layers=0 is out of range"),
+    ({"data": ()}, "data is missing"),
+    ({"draft_vocab": 8}, "draft_vocab=8 is out of range; use 32 or more"),
+    ({"coverage": 1}, "coverage=1 is out of range; use the number of beams, 2 to 16"),
+    ({"coverage": 17}, "coverage=17 is out of range"),
+    ({"kind": "medusa"}, "kind='medusa' is not known; use one of model, feature"),
+    ({"kind": "feature", "target_layers": 1}, "target_layers=1 has no meaning for"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), WRONG)
+def test_options_that_are_refused(options, words):
+    with pytest.raises(ExportError, match=re.escape(words)):
+        config_of(**options)

@@ -1,7 +1,5 @@
 """A distillation as a whole: the draft is better than before, resumed after kill -9, or absent."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -16,18 +14,28 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dsbd_distill.draft_run import distill
 from dsbd_distill.work_folder import WorkFolder
-from dsbd_export.config import DraftConfig, ExportConfig, ModelOptions
+from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.draft_export import export_draft
 from dsbd_export.errors import ExportError
-from dsbd_export.opening import open_target
 from dsbd_export.pipeline import export_bundle
+from dsbd_export.progress import silent
 from dsbd_ort.pipeline import Pipeline
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, ExpectedSpeed, read_record
 from scripts.family_checkpoints import write_family_checkpoint
-from tests.distill.conftest import CONTEXT, STEPS, config_of, write_texts
+from tests.distill.conftest import (
+    CONTEXT,
+    FILES,
+    STEPS,
+    assert_same_ids,
+    assert_same_weights,
+    config_of,
+    interrupted,
+    opened,
+    run,
+    write_texts,
+)
 from tests.export.gguf_files import write_gguf
 
 KILLED = """
@@ -51,12 +59,6 @@ distill(config, report=print, measure_speed=None, save_every=0.0)
 """
 
 
-def run(config, **options):
-    report = []
-    options = {"measure_speed": None, **options}
-    return distill(config, report=report.append, **options), report
-
-
 def test_the_draft_is_better_than_before(distilled):
     record = distilled.record
     first, last = record.curve[0], record.curve[-1]
@@ -64,24 +66,15 @@ def test_the_draft_is_better_than_before(distilled):
     assert record.acceptance > first.acceptance + 0.1
     assert record.acceptance > first.acceptance + 10 * record.acceptance_error
     assert (record.temperature, record.top_k, record.steps) == (1.0, 20, STEPS)
-    assert any(
-        line.startswith(f"step {STEPS}, 100%") and "loss" in line for line in distilled.report
-    )
+    [last] = [line for line in distilled.report if line.startswith(f"step {STEPS}, 100%")]
+    assert "loss" in last
     assert f"held-out acceptance {record.acceptance:.3f}" in distilled.report[-1]
     assert (record.speeds, record.measured_on) == ([], None)
 
 
 def test_what_is_left(distilled):
     output = distilled.config.output
-    names = {path.name for path in output.iterdir()}
-    assert names == {
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        RECORD_FILE,
-    }
+    assert {path.name for path in output.iterdir()} == FILES
     assert len({path.stat().st_mode for path in output.iterdir()}) == 1  # whoever reads one, all
     assert read_record(output / RECORD_FILE) == distilled.record
     assert [path.name for path in output.parent.iterdir()] == ["draft"]  # no work folder
@@ -93,19 +86,15 @@ def test_the_draft_exports_with_its_target_and_into_a_bundle(distilled, target, 
     pair = ExportConfig(target=str(target), draft=draft, output=tmp_path / "pair")
     alone = ExportConfig(target=str(target), output=tmp_path / "alone")
     for config in (pair, alone):
-        export_bundle(config, report=lambda _: None)
-    export_draft(DraftConfig(bundle=tmp_path / "alone", draft=draft), report=lambda _: None)
+        export_bundle(config, report=silent)
+    export_draft(DraftConfig(bundle=tmp_path / "alone", draft=draft), report=silent)
     for folder in (tmp_path / "pair", tmp_path / "alone"):
         bundle = open_bundle(folder, verify=True)
         assert bundle.roles == ("target", "draft") and bundle.context_length == CONTEXT
         assert f"draft/{RECORD_FILE}" in bundle.manifest.files
         assert read_record(folder / "draft" / RECORD_FILE) == distilled.record
-        with Pipeline.from_bundle(bundle.path) as pipeline:
-            same = [
-                pipeline.generate("def f1(", strategy=name, max_new_tokens=12, seed=1).sequences
-                for name in ("speculative", "sample")
-            ]
-        assert same[0][0].token_ids == same[1][0].token_ids
+        with Pipeline.from_bundle(bundle.path) as pipe:
+            assert_same_ids(pipe, "speculative", "sample", "def f1(", max_new_tokens=12, seed=1)
 
 
 @pytest.mark.slow
@@ -114,7 +103,7 @@ def test_a_record_of_something_else_is_refused_by_the_export(distilled, target, 
     (draft / RECORD_FILE).write_text('{"acceptance": "high"}')
     config = ExportConfig(target=str(target), draft=str(draft), output=tmp_path / "bundle")
     with pytest.raises(Exception, match=RECORD_FILE):
-        export_bundle(config, report=lambda _: None)
+        export_bundle(config, report=silent)
     assert [path.name for path in tmp_path.iterdir()] == ["draft"]
 
 
@@ -133,23 +122,14 @@ def test_killed_with_sigkill_it_ends_as_one_that_was_not(kind, request, target, 
         assert not output.exists() and (tmp_path / "draft.work").exists()
     record, report = run(config_of(target, texts, output, **options))
     assert "going on from step 20" in report
-    expected = load_file(distilled.config.output / "model.safetensors")
-    found = load_file(output / "model.safetensors")
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert_same_weights(output, distilled.config.output)
     assert record.acceptance == distilled.record.acceptance
     assert [path.name for path in tmp_path.iterdir()] == ["draft"]
 
 
 def test_interrupted_before_its_first_step_it_keeps_its_samples(target, texts, tmp_path):
     config = config_of(target, texts, tmp_path / "draft", steps=2)
-
-    def interrupt(line):
-        if line.startswith("step 0"):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        distill(config, report=interrupt, measure_speed=None)
+    interrupted(config, "step 0")
     samples = tmp_path / "draft.work" / "held_out"
     [first] = samples.iterdir()  # 64 of 256 before the first step, the others at the end
     before = first.stat().st_mtime_ns
@@ -158,7 +138,7 @@ def test_interrupted_before_its_first_step_it_keeps_its_samples(target, texts, t
     def look(line):
         ages.extend(file.stat().st_mtime_ns for file in samples.glob(first.name))
 
-    record = distill(config, report=look, measure_speed=None)
+    record, _ = run(config, report=look)
     assert record.steps == 2 and set(ages) == {before}
 
 
@@ -258,14 +238,11 @@ def test_two_at_a_time_are_refused(target, texts, tmp_path):
     assert config.output.exists()
 
 
-def test_an_output_that_exists_is_refused_before_anything_is_read(tmp_path):
-    (tmp_path / "draft").mkdir()
-    config = config_of(tmp_path / "nowhere", tmp_path / "nothing", tmp_path / "draft")
-    with pytest.raises(ExportError, match=r"draft exists; remove it or choose another output"):
-        run(config)
-
-
-def test_an_output_that_appears_meanwhile_is_left_alone(target, texts, tmp_path):
+def test_an_output_that_exists_or_appears_meanwhile_is_left_alone(target, texts, tmp_path):
+    (tmp_path / "old").mkdir()
+    unread = config_of(tmp_path / "nowhere", tmp_path / "nothing", tmp_path / "old")
+    with pytest.raises(ExportError, match=r"old exists; remove it or choose another output"):
+        run(unread)
     config = config_of(target, texts, tmp_path / "draft", steps=2)
 
     def measure(trained):
@@ -322,15 +299,9 @@ def test_a_tokenizer_that_does_not_fit_is_refused(target, texts, tmp_path):
 def test_a_target_that_sees_later_tokens_is_refused(texts, tmp_path):
     from transformers import BertConfig, BertLMHeadModel
 
-    config = BertConfig(
-        vocab_size=300,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=64,
-        initializer_range=1.0,
-    )
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"vocab_size": 300, "intermediate_size": 16, "max_position_embeddings": 64}
+    config = BertConfig(**sizes, initializer_range=1.0)
     folder = tmp_path / "bert"
     BertLMHeadModel(config).save_pretrained(folder)
     shutil.copy(Path(__file__).parents[0] / "conftest.py", folder)  # any file besides
@@ -358,5 +329,5 @@ def test_a_target_whose_weights_are_not_finite_is_refused(target, texts, tmp_pat
 def test_what_is_measured_of_a_gguf_file_is_that_file(target, tmp_path):
     """The export that measures speed opens ``source``: a folder has no config.json there."""
     file = write_gguf(target, tmp_path / "target.gguf", "F32")
-    assert open_target(str(file), ModelOptions()).source == file
-    assert open_target(str(target), ModelOptions()).source == target
+    assert opened(file).source == file
+    assert opened(target).source == target

@@ -1,7 +1,5 @@
 """A feature draft that is distilled: its rollout, its files, and that it learns."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -12,7 +10,6 @@ from transformers import LlamaConfig
 
 from dsbd_distill.acceptance import Best, acceptance_by_depth
 from dsbd_distill.draft_head import DraftHead
-from dsbd_distill.draft_run import distill
 from dsbd_distill.feature_shape import (
     FeatureShape,
     feature_shape,
@@ -20,13 +17,7 @@ from dsbd_distill.feature_shape import (
     write_feature_draft,
 )
 from dsbd_distill.lesson import Lesson
-from dsbd_distill.rollout import (
-    NUM_STEPS,
-    rollout,
-    rollout_loss,
-    rollout_reads,
-    visible,
-)
+from dsbd_distill.rollout import NUM_STEPS, rollout, rollout_loss, rollout_reads, visible
 from dsbd_distill.teacher import Sampling, TeacherFeatures, TorchDevice
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ModelOptions
@@ -38,9 +29,10 @@ from dsbd_export.feature_draft.weights import load_feature_draft
 from dsbd_export.model_kinds import kind_of
 from dsbd_export.opening import open_checkpoint
 from dsbd_export.pipeline import export_model
+from dsbd_export.progress import silent
 from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, read_record
 from scripts.family_checkpoints import VOCAB_SIZE
-from tests.distill.conftest import CONTEXT, STEPS, config_of
+from tests.distill.conftest import CONTEXT, FILES, STEPS, config_of, opened, run
 
 EXACT = TorchDevice("cpu", uses_bf16=False)
 ALL = DraftHead(32, None, EXACT)
@@ -54,22 +46,11 @@ def draft():
 
 def draft_of(num_proposed):
     torch.manual_seed(0)
-    layer = LlamaConfig(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=64,
-    )
-    config = FeatureDraftConfig(
-        layer=layer,
-        draft_vocab_size=num_proposed,
-        target_hidden_size=WIDTH // 3,
-        norm_output=True,
-    )
+    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    layer = LlamaConfig(**sizes, **heads, max_position_embeddings=64)
+    sizes = {"draft_vocab_size": num_proposed, "target_hidden_size": WIDTH // 3}
+    config = FeatureDraftConfig(layer=layer, **sizes, norm_output=True)
     return FeatureDraft(config).eval()
 
 
@@ -143,7 +124,7 @@ def test_of_some_tokens_the_loss_is_that_of_what_can_be_proposed():
 
 
 def test_features_are_what_enters_the_layers(target):
-    model = load_model(open_checkpoint("target", target, ModelOptions()))
+    model = load_model(opened(target))
     tokens = torch.randint(0, VOCAB_SIZE, (2, 7))
     taken = TeacherFeatures(model, (0, 1), 32)
     with torch.no_grad():
@@ -159,7 +140,7 @@ def test_features_are_what_enters_the_layers(target):
 
 def test_a_short_head_is_of_the_tokens_that_are_proposed(target, tmp_path):
     """Its rows begin as those of the embedding, and its files name the tokens in both ways."""
-    checkpoint = open_checkpoint("target", target, ModelOptions())
+    checkpoint = opened(target)
     proposed = np.array([0, 1, 7, 100, 299])
     shape = FeatureShape(hidden_size=32)
     draft = new_feature_draft(load_model(checkpoint), checkpoint, shape, 0, proposed)
@@ -176,7 +157,7 @@ def test_a_short_head_is_of_the_tokens_that_are_proposed(target, tmp_path):
 
 
 def test_a_short_head_leaves_room_for_a_wider_layer(target):
-    checkpoint = open_checkpoint("target", target, ModelOptions())
+    checkpoint = opened(target)
     whole, short = (feature_shape(100_000, 0, checkpoint, num) for num in (None, 40))
     assert (whole.hidden_size, short.hidden_size) == (32, 64)
 
@@ -209,25 +190,15 @@ def test_it_learns_at_every_depth(distilled_feature, target):
     assert len(by_depth) == NUM_STEPS and by_depth[0] == record.acceptance
     assert min(by_depth) > first.acceptance + 0.1
     assert record.acceptance > first.acceptance + 10 * record.acceptance_error
-    assert (
-        "held-out acceptance " + ", then ".join(f"{x:.3f}" for x in by_depth)
-        in distilled_feature.report[-1]
-    )
+    words = "held-out acceptance " + ", then ".join(f"{x:.3f}" for x in by_depth)
+    assert words in distilled_feature.report[-1]
     assert record.num_parameters <= 60_000
     assert [path.name for path in config.output.parent.iterdir()] == ["draft"]
 
 
 def test_it_is_written_as_published_and_exports(distilled_feature, target, tmp_path):
     config, record = distilled_feature.config, distilled_feature.record
-    names = {path.name for path in config.output.iterdir()}
-    assert names == {
-        "config.json",
-        "generation_config.json",  # the target's
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        RECORD_FILE,
-    }
+    assert {path.name for path in config.output.iterdir()} == FILES
     assert read_record(config.output / RECORD_FILE) == record
     content = json.loads((config.output / "config.json").read_text())
     assert content["speculators_model_type"] == "eagle3"
@@ -238,15 +209,15 @@ def test_it_is_written_as_published_and_exports(distilled_feature, target, tmp_p
         open_checkpoint(role, folder, options)
         for role, folder in (("target", target), ("draft", config.output))
     ]
-    _, draft = kind_of(pair[1]).paired(*pair, lambda _: None)
+    _, draft = kind_of(pair[1]).paired(*pair, silent)
     assert draft.context_length == CONTEXT
     module = load_feature_draft(draft)
     assert sum(p.numel() for p in module.parameters()) == record.num_parameters
-    entry = export_model(draft, tmp_path, options, lambda _: None)
+    entry = export_model(draft, tmp_path, options, silent)
     assert entry.parity.max_abs_error < 1e-4
     assert (tmp_path / "draft" / RECORD_FILE).is_file()
 
-    model = load_model(open_checkpoint("target", target, options))
+    model = load_model(opened(target))
     tokens = torch.randint(0, VOCAB_SIZE, (1, 12))
     counted = torch.ones(1, 4, dtype=torch.bool)
     with torch.no_grad():
@@ -258,5 +229,5 @@ def test_it_is_written_as_published_and_exports(distilled_feature, target, tmp_p
 def test_too_few_parameters_are_refused_before_weights_are_read(target, texts, tmp_path):
     config = config_of(target, texts, tmp_path / "draft", kind="feature", params="9K")
     with pytest.raises(ExportError, match="params=9000 is too few for a vocabulary of 300 tokens"):
-        distill(config, report=lambda _: None, measure_speed=None)
+        run(config)
     assert not list(tmp_path.iterdir())

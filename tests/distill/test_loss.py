@@ -1,6 +1,4 @@
-"""The loss and the acceptance of a draft, on distributions written down."""
-
-from __future__ import annotations
+"""The loss and the acceptance of a draft, and its head, on distributions written down."""
 
 from types import SimpleNamespace
 
@@ -10,19 +8,10 @@ import torch
 from torch import nn
 
 from dsbd_distill import loss
-from dsbd_distill.acceptance import (
-    Best,
-    HeldOutPrompts,
-    acceptance_of_model,
-)
+from dsbd_distill.acceptance import Best, HeldOutPrompts, acceptance_of_model
+from dsbd_distill.draft_head import DraftHead, head_log_probs
 from dsbd_distill.lesson import Lesson
-from dsbd_distill.loss import (
-    Coverage,
-    distance,
-    distillation_loss,
-    log_probs_of,
-    tv_weight,
-)
+from dsbd_distill.loss import Coverage, distance, distillation_loss, log_probs_of, tv_weight
 from dsbd_distill.teacher import TEXT_SAMPLING, Sampling, TorchDevice
 
 EXACT = TorchDevice("cpu", uses_bf16=False)
@@ -32,8 +21,6 @@ TOP_IDS, REST_P, REST_Q = [0, 1], 0.2, 0.5
 
 
 class FixedModel(nn.Module):
-    """The same distribution after every token."""
-
     def __init__(self, probs):
         super().__init__()
         self.logits = nn.Parameter(torch.tensor(probs).log())
@@ -59,6 +46,9 @@ def test_the_two_distances():
     assert loss_at(0.0).item() == pytest.approx(kl, rel=1e-5)
     assert loss_at(1.0).item() == pytest.approx(tv, rel=1e-5)
     assert loss_at(0.25).item() == pytest.approx(0.75 * kl + 0.25 * tv, rel=1e-5)
+    same_except_for_the_rest = [0.5, 0.3, 0.05, 0.15]
+    for weight in (0.0, 1.0):
+        assert loss_at(weight, same_except_for_the_rest).item() == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_coverage_counts_each_of_the_best_alike():
@@ -108,17 +98,9 @@ def test_log_probs_and_their_gradient_are_those_of_a_softmax(monkeypatch):
     torch.testing.assert_close(*gradients)
 
 
-def test_a_draft_that_agrees_has_no_loss():
-    same_but_for_the_rest = [0.5, 0.3, 0.05, 0.15]
-    for weight in (0.0, 1.0):
-        assert loss_at(weight, same_but_for_the_rest).item() == pytest.approx(0.0, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("progress", "weight"), [(0.0, 0.0), (0.3, 0.0), (0.45, 0.45), (0.6, 0.9), (1.0, 0.9)]
-)
-def test_total_variation_rises(progress, weight):
-    assert tv_weight(progress) == pytest.approx(weight)
+def test_total_variation_rises():
+    weights = [tv_weight(progress) for progress in (0.0, 0.3, 0.45, 0.6, 1.0)]
+    assert weights == pytest.approx([0.0, 0.0, 0.45, 0.9, 0.9])
 
 
 def samples_of(probs, num_prompts=6, num_new=3, top_k=4):
@@ -140,7 +122,8 @@ def acceptance_rate(draft, samples):
 
 
 def test_acceptance_is_the_overlap():
-    mean, error = acceptance_rate(FixedModel(Q), samples_of(P))
+    mean, error = acceptance_rate(model := FixedModel(Q).train(), samples_of(P))
+    assert model.training  # again
     assert mean == pytest.approx(np.minimum(P, Q).sum()) == pytest.approx(0.7)
     assert error == pytest.approx(0.0, abs=1e-6)
     assert acceptance_rate(FixedModel(P), samples_of(P))[0] == pytest.approx(1.0)
@@ -151,12 +134,6 @@ def test_acceptance_is_of_both_after_top_k():
     probs = [0.25, 0.2, 0.4, 0.15]
     mean, _ = acceptance_rate(FixedModel(probs), samples_of(P, top_k=2))
     assert mean == pytest.approx(0.25 / 0.65)
-
-
-def test_the_draft_is_back_in_training_mode():
-    model = FixedModel(Q).train()
-    acceptance_rate(model, samples_of(P))
-    assert model.training
 
 
 def test_a_draft_draws_from_its_best():
@@ -189,16 +166,9 @@ def test_held_out_samples_are_drawn_when_needed_and_kept(tmp_path):
     lines = []
 
     def held_out(teacher, folder):
-        return HeldOutPrompts(
-            prompts=prompts,
-            sampling=TEXT_SAMPLING,
-            num_new=4,
-            ends=(),
-            folder=tmp_path / folder,
-            teacher=teacher,
-            seed=5,
-            report=lines.append,
-        )
+        drawn = {"sampling": TEXT_SAMPLING, "num_new": 4, "ends": (), "seed": 5}
+        places = {"folder": tmp_path / folder, "teacher": teacher, "report": lines.append}
+        return HeldOutPrompts(prompts=prompts, **drawn, **places)
 
     def tokens_of(parts):
         return np.concatenate([part.tokens for part in parts])
@@ -215,3 +185,78 @@ def test_held_out_samples_are_drawn_when_needed_and_kept(tmp_path):
     assert found.shape == (150, 7) and np.array_equal(found[:, :4], prompts)
     assert tokens_of(held_out(second, "kept").samples(100)).tolist() == found[:100].tolist()
     assert len(lines) == 4  # one whenever something is drawn
+
+
+VOCAB_SIZE = 11
+PROPOSED = np.array([1, 2, 5, 6, 9])
+
+
+class FewRows(TorchDevice):
+    """A device that computes three places at a time, and counts how many logits there are."""
+
+    def rows_at_once(self, num_labels: int, vocab_size: int) -> int:
+        return 3
+
+
+DEVICE = FewRows("cpu", uses_bf16=False)
+
+
+@pytest.fixture
+def arrays():
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(7, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    table = torch.randn(VOCAB_SIZE, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    ids = torch.rand(7, VOCAB_SIZE, generator=generator).argsort(-1)[:, :3]
+    return hidden, table, ids
+
+
+def test_log_probs_and_their_gradients_are_those_of_a_softmax(arrays):
+    hidden, table, ids = arrays
+    found = head_log_probs(hidden, table, ids, DEVICE)
+    wanted = (hidden @ table.T).log_softmax(-1).gather(-1, ids)
+    weights = torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    gradients = [
+        torch.autograd.grad((each.exp() * weights).sum(), (hidden, table))
+        for each in (found, wanted)
+    ]
+    torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_logits_are_there_for_some_places_only(arrays, monkeypatch):
+    hidden, table, ids = arrays
+    most = []
+    product = torch.Tensor.__matmul__
+
+    def counted(self, other):
+        most.append(self.shape[0])
+        return product(self, other)
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", counted)
+    head_log_probs(hidden, table, ids, DEVICE).sum().backward()
+    assert max(most[:3]) == 3 and len(most) == 3 + 3 * 3  # rows of three parts, then each thrice
+
+
+def test_some_tokens_are_a_softmax_over_them(arrays):
+    hidden, table, ids = arrays
+    head = DraftHead(VOCAB_SIZE, PROPOSED, DEVICE)
+    found = head.log_probs(hidden, table, ids)
+    over = (hidden @ table[PROPOSED].T).log_softmax(-1)
+    for place in range(7):
+        for k, token in enumerate(ids[place].tolist()):
+            of_token = np.flatnonzero(token == PROPOSED)
+            wanted = over[place, of_token[0]].item() if len(of_token) else -30.0
+            assert found[place, k].item() == pytest.approx(wanted, abs=1e-5)
+    best = head.best(hidden, table)
+    order = over.argsort(-1, descending=True)
+    assert best.ids.tolist() == PROPOSED[order.numpy()].tolist()
+    torch.testing.assert_close(best.logits.log_softmax(-1), over.float().gather(-1, order))
+
+
+def test_what_cannot_be_proposed_is_left_out_of_account():
+    """0.5 of token 1 and 0.3 of token 3, which is not proposed: 0.5 / 0.7 remains, of 0.7."""
+    head = DraftHead(VOCAB_SIZE, PROPOSED, DEVICE)
+    log_p, share = head.proposable(torch.tensor([[1, 3]]), torch.tensor([[0.5, 0.3]]).log())
+    assert share.tolist() == pytest.approx([0.7])
+    assert log_p.exp().tolist()[0] == pytest.approx([0.5 / 0.7, 0.0])

@@ -1,7 +1,5 @@
 """Drafts for speech models: windows of sound, the teacher's transcripts, the draft."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
@@ -9,11 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    GenerationConfig,
-    WhisperFeatureExtractor,
-    WhisperForConditionalGeneration,
-)
+from transformers import GenerationConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 from transformers.generation.logits_process import (
     SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
@@ -21,18 +15,17 @@ from transformers.generation.logits_process import (
 )
 
 from dsbd_distill.config import DistillConfig
-from dsbd_distill.draft_run import distill
 from dsbd_distill.sounds import SoundSources, open_windows, write_windows
 from dsbd_distill.source_draft import cut_decoder
 from dsbd_distill.sources import SourceRows, SourceTeacher
 from dsbd_distill.teacher import Sampling, TorchDevice
 from dsbd_export.checkpoints.json_files import read_proposed_tokens
 from dsbd_export.checkpoints.model_loading import load_model
-from dsbd_export.config import ExportConfig, ModelOptions
+from dsbd_export.config import ExportConfig
 from dsbd_export.encoder_decoder.reference import fingerprint
 from dsbd_export.errors import ExportError
-from dsbd_export.opening import open_target
 from dsbd_export.pipeline import export_bundle
+from dsbd_export.progress import silent
 from dsbd_export.texts import WINDOWS, find_files, open_streams
 from dsbd_ort import Pipeline
 from dsbd_ort.commands.distill import measure_speed
@@ -40,6 +33,7 @@ from dsbd_ort.speech.speech_request import heard_windows
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.bundle_files.draft_record import RECORD_FILE
 from scripts.speech_checkpoint import CHUNK_SECONDS, NUM_MELS, TOKENS, write_whisper
+from tests.distill.conftest import Distilled, opened, run
 from tests.made_once import made_once
 from tests.speech.audio_files import wav_bytes
 from tests.speech.sounds import chirp, noise, speech_like
@@ -49,7 +43,6 @@ STEPS = 60
 
 
 def write_sounds(folder, number=60):
-    """Short audios, and every fourth of several windows."""
     folder.mkdir()
     for index in range(number):
         seconds = 2.3 if index % 4 == 0 else 0.4 + 0.01 * index
@@ -64,7 +57,7 @@ def target(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(target):
-    return load_model(open_target(str(target), ModelOptions()), "fp32")
+    return load_model(opened(target), "fp32")
 
 
 def config_of(target, folder, data, **options):
@@ -73,8 +66,7 @@ def config_of(target, folder, data, **options):
 
 
 def sources_of(target, model, folder, sounds, **options):
-    """Return what reads windows of sounds, by the numbers 0, 1, ..."""
-    checkpoint = open_target(str(target), ModelOptions())
+    checkpoint = opened(target)
     data = folder / "data"
     data.mkdir()
     for index, samples in enumerate(sounds):
@@ -89,7 +81,7 @@ def sources_of(target, model, folder, sounds, **options):
 
 def test_windows_are_those_of_requests(target, tmp_path):
     folder = write_sounds(tmp_path / "audio", 30)
-    speech = open_target(str(target), ModelOptions()).encoder.speech
+    speech = opened(target).encoder.speech
     files = find_files((str(folder),), ())
     write_windows(files, heard_windows, speech, tmp_path / "windows.bin", tmp_path / "tokens")
     found = open_windows(tmp_path / "windows.bin", speech)
@@ -115,15 +107,9 @@ def test_what_is_no_audio_is_refused_and_counted(target, tmp_path):
     folder = write_sounds(tmp_path / "audio", 4)
     (folder / "notes.wav").write_text("no sound")
     (folder / "more.wav").write_bytes(b"RIFF")
-    with pytest.raises(
-        ExportError, match=r"2 of 6 files of data cannot be heard, the first: .*more"
-    ):
-        distill(
-            config_of(target, tmp_path, folder),
-            report=lambda _: None,
-            measure_speed=None,
-            hear=heard_windows,
-        )
+    words = r"2 of 6 files of data cannot be heard, the first: .*more"
+    with pytest.raises(ExportError, match=words):
+        run(config_of(target, tmp_path, folder), hear=heard_windows)
     assert [path.name for path in tmp_path.iterdir()] == ["audio"]
 
 
@@ -149,7 +135,6 @@ def test_targets_begin_as_requests_have_it(target, model, tmp_path):
 
 @pytest.mark.parametrize("has_times", [False, True])
 def test_the_teachers_transcripts_and_distributions(has_times, target, model, tmp_path):
-    """They are those of transformers with the suppressed tokens and the rules of times."""
     sounds = [speech_like(0.9, seed=index) for index in range(3)]
     reader = sources_of(target, model, tmp_path, sounds, language="de")
     teacher = SourceTeacher(model, TOKENS.number, 64, EXACT, reader)
@@ -214,7 +199,7 @@ def test_hidden_states_are_kept(target, model, tmp_path):
 
 
 def test_embedding_and_encoder_stay_as_they_are(target, model):
-    draft = cut_decoder(model, open_target(str(target), ModelOptions()), 1)
+    draft = cut_decoder(model, opened(target), 1)
     assert fingerprint(draft) == fingerprint(model)
     trained = {name for name, weight in draft.named_parameters() if weight.requires_grad}
     assert trained and all(".decoder." in name for name in trained)
@@ -223,21 +208,16 @@ def test_embedding_and_encoder_stay_as_they_are(target, model):
 
 @pytest.fixture(scope="module")
 def distilled(target, tmp_path_factory):
-    """A draft that proposes some tokens, and what was said while it was made."""
-
     def make(folder):
         folder.mkdir()
-        report = []
-        data = write_sounds(folder / "audio")
-        config = config_of(target, folder, data, draft_vocab=200)
-        record = distill(config, report=report.append, measure_speed=None, hear=heard_windows)
-        return config, record, report
+        config = config_of(target, folder, write_sounds(folder / "audio"), draft_vocab=200)
+        return Distilled(config, *run(config, hear=heard_windows))
 
     return made_once(tmp_path_factory, "distilled-sounds", make)
 
 
 def test_the_draft_is_better_than_before(distilled):
-    config, record, report = distilled
+    config, record, report = distilled.config, distilled.record, distilled.report
     assert record.acceptance > record.curve[0].acceptance + 0.1
     assert record.are_sources and not record.are_chats
     assert any("windows of sound to learn from" in line for line in report)
@@ -252,10 +232,10 @@ def test_the_draft_is_better_than_before(distilled):
 
 
 def test_the_export_shares_the_encoder_and_drafted_is_plain(distilled, target, captures, tmp_path):
-    config, _, _ = distilled
+    config = distilled.config
     output = tmp_path / "bundle"
     pair = ExportConfig(target=str(target), draft=str(config.output), output=output)
-    export_bundle(pair, report=lambda _: None, source_of=captures)
+    export_bundle(pair, report=silent, source_of=captures)
     bundle = open_bundle(output)
     assert bundle.entry("draft").encoder.is_shared
     assert bundle.entry("draft").encoder.speech.alignment_heads is None  # of layers it has not
@@ -271,23 +251,23 @@ def test_the_export_shares_the_encoder_and_drafted_is_plain(distilled, target, c
                 heard, strategy="speculative-beam-search", draft_length=3, **options
             )
             assert found.stats.num_draft_tokens > 0
-            assert [(each.token_ids, each.start, each.end) for each in found.segments] == [
-                (each.token_ids, each.start, each.end) for each in wanted.segments
+            segments = [
+                [(part.token_ids, part.start, part.end) for part in each.segments]
+                for each in (found, wanted)
             ]
+            assert segments[0] == segments[1]
 
 
 def test_a_kill_loses_no_window_that_was_encoded(target, tmp_path):
     data = write_sounds(tmp_path / "audio", 24)
     config = config_of(target, tmp_path, data, draft_vocab=100, steps=2)
-    report = []
 
     def killed(line):
-        report.append(line)
         if "the draft proposes" in line and "sampling" not in line:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        distill(config, report=killed, measure_speed=None, hear=heard_windows)
+        run(config, report=killed, hear=heard_windows)
     work = tmp_path / "draft.work"
     kept = {path.name: path.stat().st_mtime_ns for path in (work / "hidden_states").iterdir()}
     assert len(kept) >= 16 and list((work / "pool").iterdir())
@@ -298,17 +278,15 @@ def test_a_kill_loses_no_window_that_was_encoded(target, tmp_path):
         now = {path.name: path.stat().st_mtime_ns for path in (work / "hidden_states").iterdir()}
         assert kept.items() <= now.items()
 
-    distill(config, report=seen, measure_speed=None, hear=None)
+    run(config, report=seen, hear=None)
     assert config.output.is_dir() and not work.exists()
 
 
 @pytest.mark.slow
 def test_speeds_are_measured(distilled, target, tmp_path):
-    config, _, _ = distilled
+    config = distilled.config
     options = config_of(target, tmp_path, config.data[0], steps=2)
-    record = distill(
-        options, report=lambda _: None, measure_speed=measure_speed, hear=heard_windows
-    )
+    record, _ = run(options, measure_speed=measure_speed, hear=heard_windows)
     assert {(s.num_beams, s.is_greedy) for s in record.speeds} >= {(1, False), (4, True)}
 
 
@@ -324,25 +302,16 @@ REFUSED = [
 def test_options_that_are_refused(options, words, target, tmp_path):
     (tmp_path / "a.wav").write_bytes(b"")
     with pytest.raises(ExportError, match=re.escape(words)):
-        distill(
-            config_of(target, tmp_path, tmp_path / "a.wav", **options),
-            report=lambda _: None,
-            measure_speed=None,
-            hear=heard_windows,
-        )
+        run(config_of(target, tmp_path, tmp_path / "a.wav", **options), hear=heard_windows)
 
 
 def test_a_language_has_no_meaning_for_a_target_of_english(tmp_path):
     english = write_whisper(tmp_path / "english", multilingual=False)
     with pytest.raises(ExportError, match=r"language='en' has no meaning .* of English alone"):
-        distill(
-            config_of(english, tmp_path, tmp_path, language="en"),
-            report=lambda _: None,
-            measure_speed=None,
-        )
+        run(config_of(english, tmp_path, tmp_path, language="en"))
 
 
 def test_something_must_hear(target, tmp_path):
     folder = write_sounds(tmp_path / "audio", 4)
     with pytest.raises(ExportError, match="hear is missing, which reads audio"):
-        distill(config_of(target, tmp_path, folder), report=lambda _: None, measure_speed=None)
+        run(config_of(target, tmp_path, folder))

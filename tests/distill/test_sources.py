@@ -1,7 +1,5 @@
 """Drafts for encoder-decoders: sources, targets that the teacher makes of them, the draft."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
@@ -11,7 +9,6 @@ import pytest
 import torch
 
 from dsbd_distill.config import DistillConfig
-from dsbd_distill.draft_run import distill
 from dsbd_distill.lesson import NUM_TOP
 from dsbd_distill.source_draft import cut_decoder, decoder_parameters
 from dsbd_distill.sources import SourceRowReader, SourceRows, SourceTeacher
@@ -19,17 +16,18 @@ from dsbd_distill.teacher import Sampling, TorchDevice
 from dsbd_distill.token_streams import SourceTokens, sources_of, target_begin
 from dsbd_export.checkpoints.json_files import read_proposed_tokens
 from dsbd_export.checkpoints.model_loading import load_model
-from dsbd_export.config import ExportConfig, ModelOptions
+from dsbd_export.config import ExportConfig
 from dsbd_export.encoder_decoder.reference import fingerprint
 from dsbd_export.errors import ExportError
-from dsbd_export.opening import open_checkpoint, open_target
 from dsbd_export.pipeline import export_bundle
+from dsbd_export.progress import silent
 from dsbd_export.texts import TextFile, is_held_out
 from dsbd_ort import Pipeline
 from dsbd_ort.commands.distill import record_rows
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, read_record
 from scripts.family_checkpoints import write_family_checkpoint
+from tests.distill.conftest import Distilled, assert_same_ids, opened, run
 from tests.made_once import made_once
 
 EXACT = TorchDevice("cpu", uses_bf16=False)
@@ -83,7 +81,7 @@ def test_every_line_of_a_text_is_a_source(tmp_path):
 
 
 def test_sources_are_read_as_by_requests_and_long_ones_counted(marian):
-    reader = SourceTokens(marian, open_target(str(marian), ModelOptions()), longest=6)
+    reader = SourceTokens(marian, opened(marian), longest=6)
     assert len(reader.token_ids("def f")) <= 6
     assert reader.token_ids("def read(path): return path " * 9) == []
     assert reader.num_left_out == 1
@@ -91,12 +89,8 @@ def test_sources_are_read_as_by_requests_and_long_ones_counted(marian):
 
 ROWS = [  # (tokens, counted after the last of them, sources, targets, counted of the targets)
     (
-        [[5, 6, 2, 7, 8], [5, 2, 7, 0, 0]],
-        [[0, 1, 1, 1], [1, 1, 0, 0]],
-        [[5, 6], [5, 0]],
-        [[2, 7, 8], [2, 7, 0]],
-        [[1, 1, 1], [1, 1, 0]],
-        1,
+        *([[5, 6, 2, 7, 8], [5, 2, 7, 0, 0]], [[0, 1, 1, 1], [1, 1, 0, 0]]),
+        *([[5, 6], [5, 0]], [[2, 7, 8], [2, 7, 0]], [[1, 1, 1], [1, 1, 0]], 1),
     ),
     ([[5, 6, 2, 9, 7]], [[0, 1, 1]], [[5, 6]], [[2, 9, 7]], [[0, 1, 1]], 2),
 ]
@@ -115,9 +109,7 @@ def test_rows_are_parted(tokens, counted, sources, targets, after, begin):
 @pytest.mark.parametrize("name", ["marian", "t5"])
 def test_the_teachers_targets_and_distributions(name, tmp_path):
     """Of sources of several lengths together, they are those of each alone."""
-    model = load_model(
-        open_target(str(write_family_checkpoint(name, tmp_path / name)), ModelOptions())
-    )
+    model = load_model(opened(write_family_checkpoint(name, tmp_path / name)))
     reader = SourceRowReader(model, 2)
     teacher = SourceTeacher(model, 300, 64, EXACT, reader)
     rng = np.random.default_rng(0)
@@ -129,12 +121,9 @@ def test_the_teachers_targets_and_distributions(name, tmp_path):
     assert rows.sources[1, :9].tolist() == prompts[1][:-2].tolist()
     for index, prompt in enumerate(prompts):
         target = rows.targets[index][: int(rows.counted[index].sum()) + 1]
+        ids = {"input_ids": torch.tensor(prompt[None, :-2]), "decoder_input_ids": target[None]}
         with torch.no_grad():
-            logits = model(
-                input_ids=torch.tensor(prompt[None, :-2]),
-                decoder_input_ids=target[None],
-                use_cache=False,
-            ).logits[0, 1:]
+            logits = model(**ids, use_cache=False).logits[0, 1:]
         best = logits.log_softmax(-1).topk(NUM_TOP)
         counted = found.counted[index]
         assert np.allclose(found.log_probs[index][counted], best.values.numpy(), atol=2e-4)
@@ -145,7 +134,7 @@ def test_the_teachers_targets_and_distributions(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["marian", "t5"])
 def test_a_decoder_of_some_layers(name, tmp_path):
-    checkpoint = open_target(str(write_family_checkpoint(name, tmp_path / name)), ModelOptions())
+    checkpoint = opened(write_family_checkpoint(name, tmp_path / name))
     target = load_model(checkpoint)
     layers = "block" if name == "t5" else "layers"
     for number, kept in ((1, [2]), (2, [0, 2])):
@@ -166,19 +155,16 @@ def test_a_decoder_of_some_layers(name, tmp_path):
 
 @pytest.fixture(scope="module")
 def distilled(marian, tmp_path_factory):
-    """A draft of Marian that proposes some tokens, and what was said while it was made."""
-
     def make(folder):
         folder.mkdir()
-        report = []
         config = config_of(marian, folder, draft_vocab=100, coverage=2)
-        return config, distill(config, report=report.append, measure_speed=None), report
+        return Distilled(config, *run(config))
 
     return made_once(tmp_path_factory, "distilled-sources", make)
 
 
 def test_the_draft_is_better_than_before(distilled):
-    config, record, report = distilled
+    config, record, report = distilled.config, distilled.record, distilled.report
     assert record.acceptance > record.curve[0].acceptance + 0.05
     assert record.acceptance > record.curve[0].acceptance + 5 * record.acceptance_error
     assert record.are_sources and not record.are_chats
@@ -196,22 +182,18 @@ def test_the_draft_is_better_than_before(distilled):
 
 
 def test_the_export_shares_the_encoder_of_the_draft(distilled, marian, captures, tmp_path):
-    config, _, _ = distilled
+    config = distilled.config
     output = tmp_path / "bundle"
     pair = ExportConfig(target=str(marian), draft=str(config.output), output=output)
-    export_bundle(pair, report=lambda _: None, source_of=captures)
+    export_bundle(pair, report=silent, source_of=captures)
     bundle = open_bundle(output)
     assert bundle.entry("draft").encoder.is_shared
     assert f"draft/{RECORD_FILE}" in bundle.manifest.files
     with Pipeline.from_bundle(output, num_threads=1) as pipe:
         for source in ("def f1(x)", "return x * 7"):
             options = {"num_beams": 3, "max_new_tokens": 10, "num_return_sequences": 3}
-            wanted = pipe.generate(source=source, strategy="beam-search", **options)
-            found = pipe.generate(
-                source=source, strategy="speculative-beam-search", draft_length=3, **options
-            )
-            assert found.stats.num_draft_tokens > 0
-            assert [s.token_ids for s in found.sequences] == [s.token_ids for s in wanted.sequences]
+            strategies = ("speculative-beam-search", "beam-search")
+            assert_same_ids(pipe, *strategies, source=source, **options)
 
 
 REFUSED = [
@@ -226,7 +208,7 @@ REFUSED = [
 @pytest.mark.parametrize(("options", "words"), REFUSED)
 def test_options_that_are_refused(options, words, marian, tmp_path):
     with pytest.raises(ExportError, match=re.escape(words)):
-        distill(config_of(marian, tmp_path, **options), report=lambda _: None, measure_speed=None)
+        run(config_of(marian, tmp_path, **options))
     assert [path.name for path in tmp_path.iterdir()] == ["lines.txt"]
 
 
@@ -234,11 +216,11 @@ def test_too_few_sources_are_refused(marian, tmp_path):
     config = config_of(marian, tmp_path)
     write_lines(tmp_path / "lines.txt", 19)
     with pytest.raises(ExportError, match="data has 19 sources, at least 20 are needed"):
-        distill(config, report=lambda _: None, measure_speed=None)
+        run(config)
 
 
 def test_a_language_of_targets_must_be_known(marian):
-    checkpoint = open_checkpoint("target", marian, ModelOptions())
+    checkpoint = opened(marian)
     assert target_begin(checkpoint) == [2]
     encoder = replace(checkpoint.encoder, languages={"eng_Latn": 290})
     checkpoint = replace(checkpoint, encoder=encoder)

@@ -1,7 +1,5 @@
 """The target as a teacher: its labels and samples, and how few logits exist at a time."""
 
-from __future__ import annotations
-
 from collections import Counter
 from types import SimpleNamespace
 
@@ -26,9 +24,8 @@ from dsbd_distill.teacher import (
 )
 from dsbd_export.chats import Prompts
 from dsbd_export.checkpoints.model_loading import load_model
-from dsbd_export.config import ModelOptions
-from dsbd_export.opening import open_target
-from tests.decoding.chi_square import chi_square_p_value
+from tests.decoding.exact_laws import chi_square_p_value
+from tests.distill.conftest import opened
 
 EXACT = TorchDevice("cpu", uses_bf16=False)
 TOP_3, TOP_4 = (Sampling(temperature=1.0, top_k=k) for k in (3, 4))
@@ -36,7 +33,7 @@ TOP_3, TOP_4 = (Sampling(temperature=1.0, top_k=k) for k in (3, 4))
 
 @pytest.fixture(scope="module")
 def model(target):
-    return load_model(open_target(str(target), ModelOptions()))
+    return load_model(opened(target))
 
 
 @pytest.fixture
@@ -127,12 +124,8 @@ def test_a_batch_has_only_what_is_learned(teacher):
 
 
 def test_rows_in_more_room():
-    part = Lesson(
-        np.arange(1, 6, dtype=np.uint32)[None],
-        np.ones((1, 2, 1), np.uint32),
-        np.ones((1, 2, 1), np.float32),
-        np.ones((1, 2), bool),
-    )
+    ones = (np.ones((1, 2, 1), np.uint32), np.ones((1, 2, 1), np.float32), np.ones((1, 2), bool))
+    part = Lesson(np.arange(1, 6, dtype=np.uint32)[None], *ones)
     wide = part.within(7, 5)
     assert wide.tokens.tolist() == [[1, 2, 3, 4, 5, 0, 0]]
     assert wide.counted.tolist() == [[False, True, True, False, False]]
@@ -150,8 +143,6 @@ def test_temperature_then_top_k_then_top_p():
 
 
 class LargeVocabulary(nn.Module):
-    """A model that only counts how many logits it is asked for at a time."""
-
     def __init__(self, vocab_size):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(()))
@@ -223,17 +214,9 @@ def test_old_rounds_go_and_come_back(tmp_path, teacher):
 
 def test_answers_of_a_step_and_steps_of_a_round(tmp_path, teacher):
     prompts = Prompts(np.arange(2, 42, dtype=np.uint32), np.arange(4, 41, 4))
-    pool = Pool(
-        folder=tmp_path,
-        texts=np.zeros(0, np.uint32),
-        prompts=prompts,
-        teacher=teacher,
-        context_length=16,
-        seed=0,
-        num_answers=6,
-        answers_a_step=2,
-        steps_a_round=5,
-    )
+    given = {"texts": np.zeros(0, np.uint32), "prompts": prompts, "teacher": teacher}
+    rounds = {"num_answers": 6, "answers_a_step": 2, "steps_a_round": 5}
+    pool = Pool(folder=tmp_path, **given, **rounds, context_length=16, seed=0)
     assert [len(tokens) for step in range(5) for tokens, *_ in pool.batches(step)] == [2] * 5
     assert [file.stem for file in tmp_path.iterdir()] == ["000000_answers"]
     pool.batches(5)
@@ -246,7 +229,6 @@ def features_teacher(model):
 
 
 def features_of(model, tokens):
-    """Inputs of both layers, in bf16."""
     with torch.inference_mode():
         ids = torch.from_numpy(tokens.astype(np.int64))
         hidden = model(input_ids=ids, output_hidden_states=True).hidden_states
@@ -278,9 +260,7 @@ def test_features_are_kept_of_all_tokens_but_the_last(features_teacher, model):
     assert batch[4][0, 0].bfloat16().view(torch.int16).tolist() == longer[0].tolist()
 
 
-def test_rounds_with_features_are_few_where_these_are_wide(
-    tmp_path, features_teacher, teacher, monkeypatch
-):
+def test_rounds_with_wide_features_are_few(tmp_path, features_teacher, teacher, monkeypatch):
     texts = np.random.default_rng(0).integers(2, 300, 3000).astype(np.uint32)
 
     def pool(of, name):

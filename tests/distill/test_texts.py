@@ -1,7 +1,5 @@
 """Texts of a distillation: which files, which are held out, and which are refused."""
 
-from __future__ import annotations
-
 import itertools
 import re
 
@@ -54,23 +52,18 @@ FOUND = [  # (entry after the folder, excluded, names)
 ]
 
 
-@pytest.mark.parametrize(("entry", "exclude", "names"), FOUND)
-def test_files_of_an_entry(data, entry, exclude, names):
-    assert [file.name for file in find_files((str(data / entry),), exclude)] == names
-
-
-def test_a_file_of_two_entries_counts_once(data):
+def test_files_of_an_entry_and_of_two(data):
+    for entry, exclude, names in FOUND:
+        assert [file.name for file in find_files((str(data / entry),), exclude)] == names
     files = find_files((str(data), str(data / "a.md")), ())
     assert len(files) == len({file.path for file in files}) == 4
 
 
-@pytest.mark.parametrize("entry", ["nothing", "*.rst", "sub/deep/none/*"])
-def test_an_entry_without_files_is_refused(data, entry):
-    with pytest.raises(ExportError, match=r"matches no file; give a file, a folder, or a pattern"):
-        find_files((str(data), str(data / entry)), ())
-
-
-def test_nothing_left_is_refused(data):
+def test_entries_without_files_are_refused(data):
+    words = "matches no file; give a file, a folder, or a pattern"
+    for entry in ("nothing", "*.rst", "sub/deep/none/*"):
+        with pytest.raises(ExportError, match=words):
+            find_files((str(data), str(data / entry)), ())
     with pytest.raises(ExportError, match=r"exclude=\*\.md, \*\.txt leaves no file"):
         find_files((str(data),), ("*.md", "*.txt"))
 
@@ -109,37 +102,30 @@ def test_tokens_of_texts_begin_and_end_as_requests_do(tmp_path, tokenizer, monke
 
 
 def test_a_single_text_holds_its_end_out(tmp_path, tokenizer):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    (folder / "one.txt").write_text("x" * 10_000)
-    streams = written(folder, tokenizer, tmp_path)
+    (tmp_path / "one.txt").write_text("x" * 10_000)
+    streams = written(tmp_path / "one.txt", tokenizer, tmp_path)
     assert (len(streams.train), len(streams.held_out)) == (10_002 - 500, 500)
     assert streams.held_out[-1] == EOS and "too few to leave out whole ones" in streams.split
 
 
 def test_lines_of_json(tmp_path, tokenizer):
-    folder = tmp_path / "data"
-    folder.mkdir()
     lines = ['"' + "a" * 3000 + '"', "", '{"text": "' + "b" * 3000 + '", "id": 1}']
-    (folder / "lines.jsonl").write_text("\n".join(lines))
-    streams = written(folder, tokenizer, tmp_path, eos=None)
+    (tmp_path / "lines.jsonl").write_text("\n".join(lines))
+    streams = written(tmp_path / "lines.jsonl", tokenizer, tmp_path, eos=None)
     a, b = (tokenizer.encode(letter)[1] for letter in "ab")
     both = [*streams.train, *streams.held_out]
     assert both == [BOS, *[a] * 3000, BOS, *[b] * 3000]
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("{", "lines.jsonl:2 is invalid JSON"),
-        (
-            "[1]",
-            'lines.jsonl:2 has no text; write a string, {"text": "..."} or {"messages": [...]}',
-        ),
-        ('{"prompt": "x"}', "lines.jsonl:2 has no text"),
-        ('{"text": 5}', "lines.jsonl:2 has no text"),
-    ],
-)
+WRONG_LINES = [
+    ("{", "lines.jsonl:2 is invalid JSON"),
+    ("[1]", 'lines.jsonl:2 has no text; write a string, {"text": "..."} or {"messages": [...]}'),
+    ('{"prompt": "x"}', "lines.jsonl:2 has no text"),
+    ('{"text": 5}', "lines.jsonl:2 has no text"),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), WRONG_LINES)
 def test_lines_that_are_no_texts_are_refused(tmp_path, tokenizer, line, words):
     (tmp_path / "lines.jsonl").write_text(f'"fine"\n{line}\n')
     with pytest.raises(ExportError, match=re.escape(words)):

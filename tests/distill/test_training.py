@@ -1,37 +1,24 @@
-"""The training loop: its pace, and that a killed run ends as one that was not."""
-
-from __future__ import annotations
+"""The training loop and lessons on disk: a killed run ends as one that was not."""
 
 import itertools
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from dsbd_distill import training
-from dsbd_distill.training import (
-    Budget,
-    Muon,
-    Schedule,
-    Trainer,
-)
+from dsbd_distill.lesson import Lesson
+from dsbd_distill.training import Budget, Muon, Schedule, Trainer
 from dsbd_export.errors import ExportError
 
-RATES = [  # (step, progress, share of the peak)
-    (0, 0.0, 1 / 100),
-    (49, 0.01, 50 / 100),
-    (100, 0.02, 1.001),
-    (500, 0.5, 1.001),
-    (750, 0.75, 0.501),
-    (999, 1.0, 0.001),
-]
 
-
-@pytest.mark.parametrize(("step", "progress", "share"), RATES)
-def test_the_rate_rises_holds_and_falls(step, progress, share):
-    assert Schedule(learning_rate=2.0).rate(step, progress) == pytest.approx(2.0 * share)
+def test_the_rate_rises_holds_and_falls():
+    places = [(0, 0.0), (49, 0.01), (100, 0.02), (500, 0.5), (750, 0.75), (999, 1.0)]
+    rates = [Schedule(learning_rate=2.0).rate(step, progress) for step, progress in places]
+    assert rates == pytest.approx([0.02, 1.0, 2.002, 2.002, 1.002, 0.002])
 
 
 @pytest.mark.parametrize("shape", [(32, 80), (80, 32)])
@@ -77,11 +64,14 @@ def clock():
     return lambda: float(next(ticks))
 
 
-def trainer_of(folder, budget, save_every=3.0):
-    model = Regression()
+def trainer_for(model, folder, budget):
     schedule = Schedule(learning_rate=0.05, warmup_steps=5)
     file = folder / "checkpoint.pt"
-    return model, Trainer(model, schedule, budget, file, save_every=save_every, clock=clock())
+    return Trainer(model, schedule, budget, file, save_every=3.0, clock=clock())
+
+
+def trainer_of(folder, budget):
+    return (model := Regression()), trainer_for(model, folder, budget)
 
 
 class Killed(Exception):
@@ -125,15 +115,12 @@ def test_what_is_not_trained_stays_and_is_not_kept(tmp_path):
     model.embed.weight.requires_grad_(False)
     before = model.embed.weight.clone()
     file = tmp_path / "checkpoint.pt"
-    schedule = Schedule(learning_rate=0.05, warmup_steps=5)
-    Trainer(model, schedule, Budget(steps=8), file, save_every=3.0, clock=clock()).run(
-        batches_at, loss_of, lambda _state: None
-    )
+    trainer_for(model, tmp_path, Budget(steps=8)).run(batches_at, loss_of, lambda _state: None)
     assert torch.equal(model.embed.weight, before)
     assert set(torch.load(file, weights_only=True)["model"]) == {"layer.weight", "layer.bias"}
     again, _ = trainer_of(tmp_path / "other", Budget(steps=8))
     again.embed.weight.requires_grad_(False)
-    trainer = Trainer(again, schedule, Budget(steps=8), file, save_every=3.0, clock=clock())
+    trainer = trainer_for(again, tmp_path, Budget(steps=8))
     assert trainer.state.step == 8
     assert all(map(torch.equal, model.parameters(), again.parameters()))
 
@@ -208,3 +195,49 @@ def test_tables_are_not_muons():
         [tuple(p.shape) for group in o.param_groups for p in group["params"]] for o in (muon, adamw)
     ]
     assert sizes == [[(4, 4)], [(8, 4), (4,)]]
+
+
+COUNTED = np.arange(28).reshape(4, 7) < 25  # the last row ends three places before the others
+ROWS = Lesson(
+    np.arange(40, dtype=np.uint32).reshape(4, 10),
+    np.arange(56, dtype=np.uint32).reshape(4, 7, 2),
+    np.full((4, 7, 2), -1.0, np.float32),
+    COUNTED,
+    tuple(np.full((num, 5), num, np.int16) for num in (9, 9, 9, 6)),
+)
+
+
+def test_what_was_written_is_read(tmp_path):
+    file = tmp_path / "rows.npz"
+    ROWS.write(file)
+    read = Lesson.read(file, with_features=True)
+    for name in ("tokens", "counted"):
+        assert np.array_equal(getattr(read, name), getattr(ROWS, name))
+    for name in ("ids", "log_probs"):
+        found, wanted = getattr(read, name), getattr(ROWS, name)
+        assert np.array_equal(found[COUNTED], wanted[COUNTED]) and not found[~COUNTED].any()
+    last = read.at(slice(3, 4))
+    assert len(last.tokens) == 1 and last.features[0].tolist() == [[6] * 5] * 6
+    assert Lesson.read(file).features is None
+    assert Lesson.is_stored(file, with_features=True)
+    (tmp_path / "rows.npy").unlink()
+    assert not Lesson.is_stored(file, with_features=True)
+
+
+@pytest.mark.parametrize("damage", [0, 10, 200, "zeros", "other", b"", b"PK", b"\x93NUMPY\x01\x00"])
+def test_a_damaged_file_is_named_with_the_fix(damage, tmp_path):
+    """Bytes are those of the file of features."""
+    file = tmp_path / "held_out.npz"
+    ROWS.write(file)
+    whole = file.read_bytes()
+    if damage == "other":
+        with file.open("wb") as opened:
+            np.savez(opened, other=np.zeros(3))
+    elif isinstance(damage, bytes):
+        (tmp_path / "held_out.npy").write_bytes(damage)
+    else:
+        kept = whole[:60] + bytes(200) + whole[260:] if damage == "zeros" else whole[:damage]
+        file.write_bytes(kept)
+    name = "npy" if isinstance(damage, bytes) else "npz"
+    with pytest.raises(ExportError, match=rf"held_out\.{name} is damaged .*; remove it"):
+        Lesson.read(file, with_features=name == "npy")

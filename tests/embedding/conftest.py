@@ -1,12 +1,11 @@
 """The C library, built once, and programs compiled with it."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +17,11 @@ STRICT = ("-Wall", "-Wextra", "-Werror", "-pedantic", "-g")
 Compile = Callable[[Path], Path]
 
 
+def output_of(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program; return what it printed and how it ended."""
+    return subprocess.run(command, capture_output=True, text=True, timeout=170, **options)
+
+
 @pytest.fixture(scope="session")
 def c_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that scripts/build_c_library writes."""
@@ -25,12 +29,7 @@ def c_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("there is no C compiler")
     folder = tmp_path_factory.mktemp("c_library")
     script = ROOT / "scripts" / "build_c_library"
-    done = subprocess.run(
-        [sys.executable, str(script), "--output", str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = output_of(sys.executable, str(script), "--output", str(folder))
     if "no shared library" in done.stderr or "Python.h is missing" in done.stderr:
         pytest.skip(done.stderr)
     assert done.returncode == 0, done.stderr
@@ -51,7 +50,7 @@ def compiled(c_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Compi
             command = [compiler, standard, *STRICT, str(source), "-o", str(program)]
             command += [f"-I{c_library}", f"-L{c_library}", "-ldsbd", f"-Wl,-rpath,{c_library}"]
             command += ["-pthread", "-ldl"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            done = output_of(*command)
             assert done.returncode == 0, done.stderr
         return program
 

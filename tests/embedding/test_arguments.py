@@ -1,7 +1,5 @@
 """Arguments of a C caller become Python values, or an error of one line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

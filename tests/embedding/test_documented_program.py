@@ -1,7 +1,5 @@
 """The program of docs/embedding.md compiles with the commands that stand there, and runs."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -14,7 +12,7 @@ PROMPT = "def read_json(path):"
 OPTIONS = {"num_beams": 2, "max_new_tokens": 32, "seed": 1}
 
 
-def block(language: str, begins: str) -> str:
+def block(language, begins):
     [found] = re.findall(rf"^```{language}\n({re.escape(begins)}.*?)^```$", DOCUMENT, re.M | re.S)
     return str(found)
 

@@ -1,11 +1,8 @@
 """Requirements of the build of the C library, and its messages if they are not met."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +15,7 @@ FUNCTIONS = {"close", "free", "generate", "last_error", "open", "stats", "versio
 
 
 @pytest.fixture
-def variables(tmp_path: Path) -> dict[str, Any]:
+def variables(tmp_path):
     """Of a Python whose library stands in the folder of its architecture, as on Debian."""
     for folder in ("lib/x86_64-linux-gnu", "include"):
         (tmp_path / folder).mkdir(parents=True)

@@ -1,21 +1,16 @@
 """Under valgrind's memcheck: no request loses memory, and the library misreads none."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.embedding.conftest import PROGRAMS
+from tests.embedding.conftest import PROGRAMS, output_of
 
 NUM_ROUNDS = 3
-MOST_KEPT_BYTES = (
-    4096  # of a round of four requests: what Python's dictionaries grow by, now and then
-)
+MOST_KEPT_BYTES = 4096  # of a round of four requests: Python's dictionaries grow now and then
 SUPPRESSIONS = Path(__file__).parent / "memcheck.supp"
 HEADER = Path("/usr/include/valgrind/memcheck.h")
 
@@ -28,13 +23,8 @@ def test_no_request_loses_memory(compiled, tiny_bundle, tmp_path):
     log = tmp_path / "memcheck.log"
     command = ["valgrind", f"--suppressions={SUPPRESSIONS}", f"--log-file={log}"]
     command += ["--leak-check=no", compiled(PROGRAMS / "leaks.c"), tiny_bundle.path]
-    done = subprocess.run(
-        [*command, str(NUM_ROUNDS)],
-        env={**os.environ, "PYTHONMALLOC": "malloc"},
-        capture_output=True,
-        text=True,
-        timeout=170,
-    )
+    environment = {**os.environ, "PYTHONMALLOC": "malloc"}
+    done = output_of(*command, str(NUM_ROUNDS), env=environment)
     assert done.returncode == 0, done.stderr + log.read_text()
     _, (rounds, lost, reachable), (rounds_in_the_end, lost_in_the_end, reachable_in_the_end) = [
         tuple(map(int, line.split())) for line in done.stdout.splitlines()

@@ -1,10 +1,6 @@
 """Wrong calls get a status and one line that says how to fix it; none of them crashes."""
 
-from __future__ import annotations
-
-import subprocess
-
-from tests.embedding.conftest import PROGRAMS
+from tests.embedding.conftest import PROGRAMS, output_of
 
 OK, ERROR, QUEUE_FULL, CANCELLED = range(4)
 NOT_OPEN = "this pipeline is not open; pass one that dsbd_open returned and that is not closed yet"
@@ -18,11 +14,7 @@ EXPECTED = [  # what is done, its status, how its message begins
     ("open: no JSON", ERROR, "settings is invalid JSON (Expecting property name enclosed in "),
     ("open: no object", ERROR, "settings is [1]; expected a JSON object"),
     ("open: unknown setting", ERROR, "settings has 'bundle'; expected one of chat_defaults, "),
-    (
-        "open: wrong type",
-        ERROR,
-        "num_threads is True; expected a whole number",
-    ),
+    ("open: wrong type", ERROR, "num_threads is True; expected a whole number"),
     ("open: wrong provider", ERROR, "no execution provider 'abacus' in this version; choose one"),
     ("open: wrong limit", ERROR, "max_requests is 0; expected a whole number from 1 to 2147483647"),
     ("generate: no request", ERROR, "request is NULL; expected a request"),
@@ -31,11 +23,7 @@ EXPECTED = [  # what is done, its status, how its message begins
     ("generate: not UTF-8", ERROR, "prompt is invalid UTF-8: byte 0xc3 at 2"),
     ("generate: options not UTF-8", ERROR, "options is invalid UTF-8: byte 0xff at 6"),
     ("generate: options no JSON", ERROR, "options is invalid JSON (Expecting property name"),
-    (
-        "generate: unknown option",
-        ERROR,
-        "unknown option 'prompt'; expected a field of DecodingConfig (",
-    ),
+    ("generate: unknown option", ERROR, "unknown option 'prompt'; expected a field of DecodingCon"),
     ("generate: wrong option", ERROR, "num_beams is 0; expected at least 1"),
     ("generate: lone surrogate", ERROR, "strategy is '\\ud800'; expected one of dsbd, "),
     ("generate: too long", ERROR, "the prompt's 2 tokens and max_new_tokens 100000 exceed the c"),
@@ -63,13 +51,8 @@ EXPECTED = [  # what is done, its status, how its message begins
 
 
 def test_every_wrong_call_has_its_status_and_message(compiled, tiny_bundle):
-    done = subprocess.run(
-        [compiled(PROGRAMS / "misuse.c"), tiny_bundle.path.name],
-        cwd=tiny_bundle.path.parent,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    bundle = tiny_bundle.path
+    done = output_of(compiled(PROGRAMS / "misuse.c"), bundle.name, cwd=bundle.parent)
     assert (done.returncode, done.stderr) == (0, "")
     found = [line.split("\t") for line in done.stdout.splitlines()]
     assert [name for name, _, _ in found] == [name for name, _, _ in EXPECTED]

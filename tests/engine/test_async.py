@@ -1,7 +1,5 @@
 """asyncio: requests of many tasks, and what cancelling a task or closing a stream does."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading
@@ -24,17 +22,13 @@ from dsbd_ort.engine import (
 )
 from dsbd_ort.model_pair import BusyError
 from dsbd_ort.results import GenerationResult
-from dsbd_runtime.bundle_files.bundle import Bundle
-from tests.engine.test_service import requests, told
-
-ENDLESS: dict[str, Any] = {"strategy": "sample", "max_new_tokens": 400, "eos_token_id": []}
+from tests.engine.test_service import ENDLESS, requests, told
 
 
 @pytest.fixture
-def service(tiny_bundle: Bundle) -> Iterator[Service]:
-    with Pipeline.from_bundle(tiny_bundle.path, num_threads=1) as pipeline:
-        with Service(pipeline, ServiceLimits(max_requests=4, max_queued=40)) as opened:
-            yield opened
+def service(pipeline: Pipeline) -> Iterator[Service]:
+    with Service(pipeline, ServiceLimits(max_requests=4, max_queued=40)) as opened:
+        yield opened
 
 
 async def until(is_true: Callable[[], bool]) -> None:
@@ -93,9 +87,7 @@ def test_cancelling_the_task_cancels_the_request(service: Service) -> None:
     asyncio.run(cancel())
 
 
-def test_a_task_that_is_cancelled_while_it_submits_leaves_no_request(
-    service: Service,
-) -> None:
+def test_a_task_that_is_cancelled_while_it_submits_leaves_no_request(service: Service) -> None:
     may_go_on = threading.Event()
     submitted: list[LiveRequest] = []
 

@@ -27,15 +27,14 @@ from dsbd_ort.engine.errors import InternalError
 from dsbd_ort.model_pair import BusyError
 from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_runtime.bundle_files.bundle import Bundle
-from tests.engine.test_service import endless, until_ending
+from tests.engine.test_service import ENDLESS, SHORT, endless, until_ending
 
 T = TypeVar("T")
 SECONDS = 30
-SHORT: dict[str, Any] = {"max_new_tokens": 5}
 
 
 class OwnError(BaseException):
-    """No Exception; its text cannot even be shown."""
+    """Not an Exception, and its text cannot be shown."""
 
     def __str__(self) -> str:
         raise KeyboardInterrupt
@@ -46,7 +45,7 @@ RAISED = [KeyboardInterrupt, SystemExit, GeneratorExit, OwnError, ValueError, Re
 
 @pytest.fixture
 def pipeline(tiny_bundle: Bundle) -> Pipeline:
-    """Left open: where a test fails, closing it could wait for ever."""
+    """Left open: if a test fails, closing it could wait forever."""
     return Pipeline.from_bundle(tiny_bundle.path, num_threads=1)
 
 
@@ -65,7 +64,7 @@ def started(work: Callable[[], T]) -> Future[T]:
 
 
 def in_time(work: Callable[[], T]) -> T:
-    """Return what ``work`` returns; TimeoutError where it hangs."""
+    """Return what ``work`` returns; TimeoutError if it hangs."""
     return started(work).result(SECONDS)
 
 
@@ -126,7 +125,7 @@ def test_a_trace_recorder_that_raises_ends_its_own_request_alone(
 
 
 class RaisingTokenizer:
-    """Panics as the library does, which raises no Exception, at more than one token."""
+    """Panics as the library does, by an error that is not an Exception, at more than one token."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -145,7 +144,7 @@ def test_a_text_that_cannot_be_made_ends_its_own_request_alone(pipeline: Pipelin
     tokenizer = pipeline.tokenizer
     pipeline.requests.tokenizer = RaisingTokenizer(tokenizer)  # type: ignore[assignment]
     events: SimpleQueue[ServiceEvent] = SimpleQueue()
-    service.submit("x", {"max_new_tokens": 5, "eos_token_id": []}, events.put)
+    service.submit("x", {**SHORT, "eos_token_id": []}, events.put)
     assert isinstance(until_ending(events), InternalError)
     pipeline.requests.tokenizer = tokenizer
     assert goes_on(service)
@@ -167,9 +166,8 @@ def test_when_the_engines_end_every_request_ends_at_once(
         return run(inputs)
 
     session.run = ending
-    options = {"strategy": "sample", "max_new_tokens": 400, "eos_token_id": []}
     _, events = endless(service)
-    callers = [started(lambda: service.generate("x", **options)) for _ in range(4)]
+    callers = [started(lambda: service.generate("x", **ENDLESS)) for _ in range(4)]
     while service.stats().num_waiting < 3:  # two run, three wait
         time.sleep(0.001)
     is_over.set()
@@ -184,7 +182,7 @@ def test_when_the_engines_end_every_request_ends_at_once(
 
 
 def test_when_the_engines_end_no_call_waits(pipeline: Pipeline) -> None:
-    """A call is made between two iterations: after one that ends the thread it never comes."""
+    """Calls are made between two iterations: none is made after one that ends the thread."""
     service = Service(pipeline, ServiceLimits(max_requests=1))
     may_end, session = threading.Event(), pipeline._target._session
 
@@ -261,10 +259,9 @@ def test_a_callback_may_wait_for_a_thread_that_submits(pipeline: Pipeline) -> No
 
 def test_streams_that_are_dropped_give_their_places_back(pipeline: Pipeline) -> None:
     service = Service(pipeline, ServiceLimits(max_requests=2))
-    options = {"strategy": "sample", "max_new_tokens": 400, "eos_token_id": []}
 
     def drop() -> Iterator[StreamPiece]:
-        stream = service.stream("x", **options)
+        stream = service.stream("x", **ENDLESS)
         next(stream)
         yield next(stream)
 
@@ -278,13 +275,11 @@ def test_streams_that_are_dropped_give_their_places_back(pipeline: Pipeline) -> 
 
 
 class OneStep:
-    """A service whose request brings one step, and then lasts."""
+    """A service whose request yields one step, and then does not end."""
 
     is_cancelled = False
 
-    def submit(
-        self, prompt: str, options: Any, on_event: Callable[[ServiceEvent], None]
-    ) -> OneStep:
+    def submit(self, prompt: str, options: Any, on_event: Callable[[Any], None]) -> OneStep:
         on_event(StreamPiece([1], "a", [0.0]))
         return self
 

@@ -1,7 +1,5 @@
 """A service whose cache is too small for its requests: some are preempted, and none can tell."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
@@ -10,6 +8,7 @@ from typing import Any
 import pytest
 
 from dsbd_ort import Pipeline
+from dsbd_ort.decoding import WithResult
 from dsbd_ort.engine import Cancelled, Service, ServiceEvent, ServiceLimits
 from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_runtime.bundle_files.bundle import Bundle
@@ -30,12 +29,6 @@ LONG: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture
-def pipeline(tiny_bundle: Bundle) -> Iterator[Pipeline]:
-    with Pipeline.from_bundle(tiny_bundle.path, num_threads=1) as opened:
-        yield opened
-
-
 @pytest.fixture(scope="module")
 def alone(tiny_bundle: Bundle) -> list[Any]:
     with Pipeline.from_bundle(tiny_bundle.path, num_threads=1) as opened:
@@ -44,14 +37,13 @@ def alone(tiny_bundle: Bundle) -> list[Any]:
 
 @pytest.fixture
 def service(pipeline: Pipeline) -> Iterator[Service]:
-    """After some answers of one token: it expects that answers are short."""
+    """A service that expects short answers, after some of one token."""
     entries = pipeline.bundle.entry_by_role
     of_row = sum(row_bytes(entry.caches) for entry in entries.values())
     with Service(pipeline, ServiceLimits(kv_bytes=MAX_ROWS * of_row)) as opened:
+        every_token = [*range(entries["target"].vocab_size)]
         for _ in range(24):
-            opened.generate(
-                "x", strategy="sample", eos_token_id=[*range(entries["target"].vocab_size)]
-            )
+            opened.generate("x", strategy="sample", eos_token_id=every_token)
         assert opened.stats().max_rows == MAX_ROWS
         yield opened
 
@@ -65,14 +57,10 @@ def asked(count: int) -> list[dict[str, Any]]:
 
 def streamed(service: Service, request: dict[str, Any]) -> tuple[list[Any], str, list[int]]:
     """Return what the result told, and the text and tokens of the pieces together."""
-    pieces: list[StreamPiece] = []
-    stream = service.stream(**request)
-    while True:
-        try:
-            pieces.append(next(stream))
-        except StopIteration as stop:
-            tokens = [token for piece in pieces for token in piece.token_ids]
-            return told(stop.value), "".join(piece.text for piece in pieces), tokens
+    stream = WithResult(service.stream(**request))
+    pieces = list(stream)
+    tokens = [token for piece in pieces for token in piece.token_ids]
+    return told(stream.result), "".join(piece.text for piece in pieces), tokens
 
 
 def options_of(request: dict[str, Any]) -> dict[str, Any]:

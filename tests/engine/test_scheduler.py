@@ -1,7 +1,5 @@
 """Order of admission and of preemption, and their bounds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -45,6 +43,14 @@ def scheduler(max_requests: int = 8, max_queued: int = 8, max_rows: int = 100) -
     return Scheduler(limits, max_rows)
 
 
+def enqueued(most_rows: Sequence[int], **limits: int) -> tuple[Scheduler, list[LiveRequest]]:
+    """A scheduler with requests that may need so many rows."""
+    queue, requests = scheduler(**limits), [request(rows) for rows in most_rows]
+    for one in requests:
+        queue.enqueue(one)
+    return queue, requests
+
+
 def admitted(queue: Scheduler) -> list[int]:
     """Admit while running requests use their reserved rows."""
     return [one.most_rows for one in queue.admit(queue.rows_reserved)]
@@ -55,10 +61,7 @@ def member(num_rows: int) -> Any:
 
 
 def test_rows_are_given_as_long_as_there_are_any() -> None:
-    queue = scheduler()
-    requests = [request(rows) for rows in (40, 60, 1)]
-    for one in requests:
-        queue.enqueue(one)
+    queue, requests = enqueued((40, 60, 1))
     assert admitted(queue) == [40, 60]
     assert queue.rows_reserved == 100
     queue.release(requests[0])
@@ -113,10 +116,7 @@ def test_one_is_always_admitted_where_none_runs() -> None:
 
 
 def test_no_request_overtakes_the_first() -> None:
-    queue = scheduler()
-    requests = [request(rows) for rows in (50, 90, 10, 10)]
-    for one in requests:
-        queue.enqueue(one)
+    queue, requests = enqueued((50, 90, 10, 10))
     assert admitted(queue) == [50]  # a 10 would fit, but 90 is first
     queue.release(requests[0])
     assert admitted(queue) == [90, 10]
@@ -142,15 +142,13 @@ def test_a_preempted_request_is_the_first_and_resumes_once_it_can_go_on() -> Non
 
 
 def test_places_are_bounded_too() -> None:
-    queue = scheduler(max_requests=2)
-    for _ in range(3):
-        queue.enqueue(request(1))
+    queue, _ = enqueued((1, 1, 1), max_requests=2)
     assert admitted(queue) == [1, 1]
     assert not queue.may_admit
 
 
 def test_sources_that_are_not_kept_together_wait() -> None:
-    """Those of requests that run together would be read again in every iteration."""
+    """Sources of requests that run together would be read again in every iteration."""
     queue, asked = scheduler(), list[int]()
 
     def two(sources: Sequence[Source]) -> int:
@@ -173,10 +171,7 @@ def test_sources_that_are_not_kept_together_wait() -> None:
 
 
 def test_a_full_queue_refuses_and_a_free_place_needs_no_queue() -> None:
-    queue = scheduler(max_requests=2, max_queued=1)
-    requests = [request(5) for _ in range(3)]
-    for one in requests:  # a burst, before any could be admitted
-        queue.enqueue(one)
+    queue, requests = enqueued((5, 5, 5), max_requests=2, max_queued=1)  # a burst
     assert admitted(queue) == [5, 5]
     with pytest.raises(QueueFullError, match="2 requests are running and 1 are waiting"):
         queue.enqueue(request(5))
@@ -190,10 +185,7 @@ def test_what_would_wait_for_ever_is_refused() -> None:
 
 
 def test_cancelled_requests_wait_no_more() -> None:
-    queue = scheduler(max_requests=1)
-    requests = [request(rows) for rows in (1, 2, 3)]
-    for one in requests:
-        queue.enqueue(one)
+    queue, requests = enqueued((1, 2, 3), max_requests=1)
     requests[1].is_cancelled = True
     assert queue.cancelled == [requests[1]]
     queue.release(requests[1])
@@ -202,7 +194,7 @@ def test_cancelled_requests_wait_no_more() -> None:
 
 @dataclass
 class Simulation:
-    """Requests that take a row an iteration each, with a scheduler: no engine and no clock."""
+    """A scheduler with requests that take a row per iteration; no engine and no clock."""
 
     queue: Scheduler
     lengths: dict[LiveRequest, int]

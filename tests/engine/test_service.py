@@ -1,11 +1,9 @@
 """A service on a real bundle: every caller gets what the pipeline alone would return."""
 
-from __future__ import annotations
-
 import gc
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -13,10 +11,10 @@ import pytest
 
 from dsbd_errors import DsbdError
 from dsbd_ort import Pipeline
+from dsbd_ort.decoding import WithResult
 from dsbd_ort.engine import (
     Cancelled,
     LiveRequest,
-    QueueFullError,
     Service,
     ServiceClosedError,
     ServiceEvent,
@@ -39,10 +37,8 @@ OPTIONS: list[dict[str, Any]] = [
 PROMPTS = ["def read(path):", "import ", "class Reader:\n    def __init__(self", "x", "def read(p"]
 
 
-@pytest.fixture
-def pipeline(tiny_bundle: Bundle) -> Iterator[Pipeline]:
-    with Pipeline.from_bundle(tiny_bundle.path, num_threads=1) as opened:
-        yield opened
+ENDLESS: dict[str, Any] = {"strategy": "sample", "max_new_tokens": 400, "eos_token_id": []}
+SHORT: dict[str, Any] = {"max_new_tokens": 5}
 
 
 def requests(count: int) -> list[tuple[str, dict[str, Any]]]:
@@ -68,8 +64,7 @@ def until_ending(events: SimpleQueue[ServiceEvent]) -> ServiceEvent:
 def endless(service: Service) -> tuple[LiveRequest, SimpleQueue[ServiceEvent]]:
     """A request that runs for as long as the context allows, and whose first step has come."""
     events: SimpleQueue[ServiceEvent] = SimpleQueue()
-    options = {"strategy": "sample", "max_new_tokens": 400, "eos_token_id": []}
-    live = service.submit("x", options, events.put)
+    live = service.submit("x", ENDLESS, events.put)
     assert isinstance(events.get(timeout=60), StreamPiece)
     return live, events
 
@@ -90,14 +85,9 @@ def test_eight_callers_get_what_each_would_get_alone(pipeline: Pipeline, max_req
 def test_a_stream_brings_the_tokens_the_text_and_the_logprobs(pipeline: Pipeline) -> None:
     with Service(pipeline) as service:
         for prompt, options in requests(14):
-            steps, result = [], None
-            stream = service.stream(prompt, **options)
-            while result is None:
-                try:
-                    steps.append(next(stream))
-                except StopIteration as stop:
-                    result = stop.value
-            best = result.sequences[0]
+            stream = WithResult(service.stream(prompt, **options))
+            steps = list(stream)
+            best = stream.result.sequences[0]
             assert [token for step in steps for token in step.token_ids] == best.token_ids
             assert [p for step in steps for p in step.token_logprobs] == best.token_logprobs
             assert "".join(step.text for step in steps) == best.text
@@ -123,35 +113,15 @@ def test_cancelled_requests_end_and_the_others_go_on(pipeline: Pipeline) -> None
         assert waiting.empty() and its_events.empty() and others_events.empty()
 
 
-def test_a_waiting_request_can_be_cancelled(pipeline: Pipeline) -> None:
-    with Service(pipeline, ServiceLimits(max_requests=1)) as service:
-        live, _ = endless(service)
-        events: SimpleQueue[ServiceEvent] = SimpleQueue()
-        service.submit("y", {}, events.put).cancel()
-        assert isinstance(events.get(timeout=60), Cancelled)
-        live.cancel()
-
-
 def test_closing_a_stream_gives_the_request_up(pipeline: Pipeline) -> None:
     with Service(pipeline, ServiceLimits(max_requests=1)) as service:
-        stream = service.stream("x", strategy="sample", max_new_tokens=400, eos_token_id=[])
+        stream = service.stream("x", **ENDLESS)
         next(stream)
         stream.close()
-        steps = service.stream("x", strategy="sample", max_new_tokens=400, eos_token_id=[])
+        steps = service.stream("x", **ENDLESS)
         next(steps)  # there is one place: the first has left it long before its end
         assert service.stats().num_running == 1
         steps.close()
-
-
-def test_a_full_queue_refuses(pipeline: Pipeline) -> None:
-    with Service(pipeline, ServiceLimits(max_requests=1, max_queued=1)) as service:
-        live, _ = endless(service)
-        service.submit("y", {"max_new_tokens": 1}, lambda _: None)
-        with pytest.raises(
-            QueueFullError, match=r"1 requests are running and 1 are waiting.*try again"
-        ):
-            service.generate("z")
-        live.cancel()
 
 
 def test_requests_that_cannot_be_answered_are_refused_at_once(pipeline: Pipeline) -> None:
@@ -202,9 +172,8 @@ def test_memory_is_bounded(pipeline: Pipeline) -> None:
 def test_closing_ends_what_runs_or_gives_it_up(pipeline: Pipeline, drain: bool) -> None:
     service = Service(pipeline, ServiceLimits(max_requests=1))
     events: SimpleQueue[ServiceEvent] = SimpleQueue()
-    options = {"strategy": "sample", "max_new_tokens": 100, "eos_token_id": []}
     for _ in range(2):  # one runs, one waits
-        service.submit("x", options, events.put)
+        service.submit("x", {**ENDLESS, "max_new_tokens": 100}, events.put)
     assert isinstance(events.get(timeout=60), StreamPiece)
     service.close(drain=drain)
     kind = GenerationResult if drain else Cancelled
@@ -214,15 +183,6 @@ def test_closing_ends_what_runs_or_gives_it_up(pipeline: Pipeline, drain: bool) 
         service.generate("x")
     service.close()
     assert pipeline.generate("x", max_new_tokens=2).sequences
-
-
-def test_a_callback_that_raises_ends_its_own_request_alone(pipeline: Pipeline) -> None:
-    def raising(_: ServiceEvent) -> None:
-        raise ValueError("mine")
-
-    with Service(pipeline) as service:
-        service.submit("x", {"max_new_tokens": 5}, raising)
-        assert service.generate("x", max_new_tokens=5).sequences
 
 
 def test_a_service_whose_engines_fail_says_so_and_goes_on(pipeline: Pipeline) -> None:
@@ -249,9 +209,7 @@ def test_limits_that_make_no_sense_are_refused(pipeline: Pipeline) -> None:
         Service(pipeline, ServiceLimits(kv_bytes=1000))
 
 
-def test_a_closed_pipeline_is_an_error_of_the_constructor(
-    tiny_bundle: Bundle,
-) -> None:
+def test_a_closed_pipeline_is_an_error_of_the_constructor(tiny_bundle: Bundle) -> None:
     pipeline = Pipeline.from_bundle(tiny_bundle.path)
     pipeline.close()
     others = threading.enumerate()  # services of other tests may be open
@@ -265,14 +223,13 @@ def test_a_service_that_is_dropped_gives_the_engines_back(tiny_bundle: Bundle) -
     pipeline = Pipeline.from_bundle(tiny_bundle.path, num_threads=1)  # not closed if this fails
 
     def is_free() -> bool:
-        thread = threading.Thread(
-            target=lambda: pipeline.generate("x", max_new_tokens=2), daemon=True
-        )
+        generate = partial(pipeline.generate, "x", max_new_tokens=2)
+        thread = threading.Thread(target=generate, daemon=True)
         thread.start()
         thread.join(20)
         return not thread.is_alive()
 
-    options = {"strategy": "sample", "max_new_tokens": 12, "eos_token_id": []}
+    options = {**ENDLESS, "max_new_tokens": 12}
     events: SimpleQueue[ServiceEvent] = SimpleQueue()
     Service(pipeline)  # idle
     assert is_free()

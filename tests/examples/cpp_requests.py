@@ -1,7 +1,5 @@
 """One request for both: as arguments of the host in C++, and as options of Python."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dsbd_ort import TokenTrie

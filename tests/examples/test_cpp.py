@@ -1,7 +1,5 @@
 """The host in C++: its tokens are Python's, for real engines and for every kind of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -14,7 +12,7 @@ import pytest
 
 from dsbd_ort import Pipeline
 from tests.doc_blocks import blocks_of
-from tests.examples.cpp_requests import Options, arguments_of, of_python
+from tests.examples.cpp_requests import arguments_of, of_python
 from tests.runtime.bundle_edits import as_version_2, edited, without_draft
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
@@ -27,12 +25,12 @@ TINY_KINDS = {
     "top-k head": TinyModel(logits="topk:8"),
     "fp16": TinyModel(dtype="fp16"),
 }
-TINY_REQUESTS: list[Options] = [
+TINY_REQUESTS = [
     {"num_beams": 3, "draft_beams": 5, "top_k": 8, "top_p": 0.95},
     {"strategy": "beam-sample", "num_beams": 2, "top_k": 4, "temperature": 0.5},
     {"strategy": "speculative-beam-search", "num_beams": 1, "draft_beams": 2},
 ]
-DEMO_REQUESTS: list[Options] = [
+DEMO_REQUESTS = [
     {"num_beams": 4, "draft_length": 4, "top_k": 20},
     {"num_beams": 2, "draft_length": 6, "draft_beams": [4, 4, 2, 2, 2, 2], "temperature": 0.8},
     {"num_beams": 3, "draft_length": 2, "draft_beams": 6, "top_k": 50, "top_p": 0.9},
@@ -43,7 +41,7 @@ DEMO_REQUESTS: list[Options] = [
 
 
 @pytest.fixture(scope="session")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def host(tmp_path_factory):
     """The example, built as documented."""
     if not os.environ.get("ONNXRUNTIME_ROOT"):
         pytest.skip(
@@ -56,7 +54,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "build" / "cpp" / "dsbd_host"
 
 
-def run_documented(reason: str, folder: Path) -> str:
+def run_documented(reason, folder):
     """Run the block of docs/embedding.md that is skipped elsewhere; return what it printed."""
     blocks = blocks_of(DOCUMENT, DOCUMENT.read_text())
     (block,) = (block for block in blocks if (block.skip_reason or "").startswith(reason))
@@ -75,14 +73,12 @@ def test_documented_commands(host, tiny_bundle):
     assert [len(json.loads(answer)["sequences"]) for answer in answers] == [1, 1]
 
 
-def run_host(host: Path, bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_host(host, bundle, *arguments):
     command = [host, bundle, *arguments, "--threads", "1"]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
-def assert_answers_as_python(
-    host: Path, bundle: Path, pipeline: Pipeline, prompts: list[list[int]], options: Options
-) -> None:
+def assert_answers_as_python(host, bundle, pipeline, prompts, options):
     """Compare every beam of every prompt; prompt number i has seed i."""
     file = host.parent / "prompts.jsonl"
     lines = [json.dumps({"ids": ids, "seed": seed}) for seed, ids in enumerate(prompts)]
@@ -115,7 +111,7 @@ def demo(request, demo_bundle, int8_bundle):
         yield pipeline
 
 
-def library_prompts(pipeline: Pipeline, count: int) -> list[list[int]]:
+def library_prompts(pipeline, count):
     """Return the token ids of pieces of the Python standard library, 20 to 400 characters."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     files = sorted(file for file in folder.glob("*.py") if file.stat().st_size > 2000)
@@ -172,7 +168,7 @@ def test_a_request_beyond_a_top_k_head_is_refused(host, tmp_path):
 def test_damaged_bundles_are_refused(host, tiny_bundle, tmp_path):
     copy = Path(shutil.copytree(tiny_bundle.path, tmp_path / "bundle"))
     manifest = json.loads((copy / "dsbd.json").read_text())
-    damages: list[tuple[Options, str]] = [
+    damages = [
         ({"schema_version": 5}, "schema_version 5, this host reads 2 to 4"),
         ({"files": {**manifest["files"], "../x": {"size": 1}}}, "outside the bundle"),
         ({"target": {**manifest["target"], "logits": "topk:0"}}, "expected full or topk:K"),
@@ -194,7 +190,7 @@ def test_damaged_bundles_are_refused(host, tiny_bundle, tmp_path):
 
 def test_a_bundle_without_a_draft_samples(host, tmp_path):
     write_tiny_bundle(tmp_path / "bundle")
-    options: Options = {"strategy": "beam-sample", "num_beams": 2, "top_k": 4}
+    options = {"strategy": "beam-sample", "num_beams": 2, "top_k": 4}
     command = ["--ids", "1,2,3", "--json", *arguments_of(options)]
     wanted = run_host(host, tmp_path / "bundle", *command)
     without_draft(tmp_path / "bundle", TinyModel())

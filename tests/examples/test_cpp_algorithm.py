@@ -1,20 +1,17 @@
 """The host in C++ without ONNX Runtime: its noise and its loop over tables are Python's."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from dsbd_ort import TokenTrie
 from dsbd_ort.decoding import DecodingConfig, TableModel, decode
 from dsbd_ort.decoding.noise import child_key, gumbel_noise, mix64, root_key
 from dsbd_runtime.parts.kv_cache import bucket_capacity
-from tests.examples.cpp_requests import Options, arguments_of, of_python
+from tests.examples.cpp_requests import arguments_of, of_python
 from tests.made_once import made_once
 
 HOST = Path(__file__).parents[2] / "examples" / "cpp"
@@ -23,7 +20,7 @@ FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-g"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 SEEDS = [0, 1, 42, 2**32 - 1, 2**32, 2**63 + 5, 2**64 - 1]
-TABLE_REQUESTS: list[Options] = [
+TABLE_REQUESTS = [
     {"num_beams": 4, "max_new_tokens": 60},  # long enough for rows to be dropped
     {"num_beams": 2, "draft_length": 3, "draft_beams": [5, 3, 2], "temperature": 0.7},
     {"num_beams": 5, "draft_length": 2, "draft_beams": 8, "top_k": 3},
@@ -38,7 +35,7 @@ TABLE_REQUESTS: list[Options] = [
 ]
 
 
-def compiled(source: str, folder: Path) -> Path:
+def compiled(source, folder):
     """Return the program of a test, compiled with sanitizers; it needs no ONNX Runtime."""
     compiler = shutil.which("g++")
     if compiler is None:
@@ -51,10 +48,10 @@ def compiled(source: str, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def table_host(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def table_host(tmp_path_factory):
     """The loop over tables, which compiles for ten seconds."""
 
-    def make(folder: Path) -> Path:
+    def make(folder):
         folder.mkdir()
         compiled("table_host.cpp", folder)
         return folder
@@ -75,10 +72,10 @@ def test_noise_and_capacities_are_those_of_python(tmp_path):
     assert list(map(int, capacities.split())) == [bucket_capacity(rows) for rows in range(5000)]
 
 
-def table(is_draft: bool) -> TableModel:
+def table(is_draft):
     """Return the model of table_host.cpp."""
 
-    def logits_of(path: tuple[int, ...]) -> NDArray[np.float64]:
+    def logits_of(path):
         key = 0
         for token in path:
             key = child_key(key, token)
@@ -124,7 +121,7 @@ def test_a_trie_that_cannot_be_used_is_refused(table_host, tmp_path):
         assert done.returncode != 0 and words in done.stderr
 
 
-def check_requests(all_options: list[Options], table_host: Path) -> None:
+def check_requests(all_options, table_host):
     """Compare the sequences and the calls of requests with those of Python."""
     requests = [
         {"max_new_tokens": 12, "eos_token_id": 1, **options, "seed": seed}

@@ -1,12 +1,9 @@
 """The manifest reader of the host in C++, without ONNX Runtime."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +13,7 @@ from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reader(tmp_path_factory):
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("g++ is not installed")
@@ -31,7 +28,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled("manifest_host.cpp", tmp_path_factory.mktemp("manifest"))
 
 
-def read(reader: Path, bundle: Path) -> subprocess.CompletedProcess[str]:
+def read(reader, bundle):
     return subprocess.run([reader, bundle], capture_output=True, text=True, timeout=60)
 
 
@@ -53,7 +50,7 @@ def test_a_bundle_without_a_draft_is_read(reader, tmp_path):
 
 HYBRID = {"kind": "convolution rows", "layer": 0, "width": 8, "num_ancestors": 2, "dtype": "fp32"}
 
-REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+REFUSED = [
     # fields of the manifest and of its draft, what is said
     ({"schema_version": 1}, {}, "schema_version 1, this host reads 2 to 4; export again"),
     ({"schema_version": 5}, {}, "schema_version 5, this host reads 2 to 4; export again"),

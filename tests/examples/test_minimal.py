@@ -1,7 +1,5 @@
 """The first page: its output, and that it says the truth about beam sampling."""
 
-from __future__ import annotations
-
 import runpy
 import subprocess
 import sys
@@ -24,12 +22,12 @@ PRINTED = """\
 """
 
 
-def test_its_output() -> None:
+def test_its_output():
     run = subprocess.run([sys.executable, str(FILE)], check=True, capture_output=True, text=True)
     assert run.stdout == PRINTED
 
 
-def test_beam_sample_returns_the_same_in_more_calls_of_the_target() -> None:
+def test_beam_sample_returns_the_same_in_more_calls_of_the_target():
     page = runpy.run_path(str(FILE))
     config = replace(page["config"], strategy="beam-sample", draft_length=None, draft_beams=None)
     target, rng = page["model"](page["TARGET"]), np.random.default_rng(2)

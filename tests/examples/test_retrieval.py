@@ -1,14 +1,10 @@
 """The example of retrieval in its quick form: what it builds is searched, alone and over HTTP."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -22,7 +18,7 @@ MODULES = ("bm25", "client", "documents", "evaluate", "item_ids")
 
 
 @pytest.fixture(scope="module")
-def example() -> Iterator[dict[str, ModuleType]]:
+def example():
     """The modules of the example, imported as its scripts import each other."""
     sys.path.insert(0, str(FOLDER))
     try:
@@ -34,7 +30,7 @@ def example() -> Iterator[dict[str, ModuleType]]:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("retrieval") / "quick"
     command = [sys.executable, str(FOLDER / "build.py"), str(folder), "--quick"]
     subprocess.run(command, check=True, capture_output=True, text=True)

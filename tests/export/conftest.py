@@ -1,19 +1,27 @@
 """Tiny random checkpoints in the Hugging Face layout, and bundles made of them once a session."""
 
-from __future__ import annotations
-
 import json
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
+from numpy.typing import NDArray
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
+from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.model_kinds import source_of
 from dsbd_export.model_source import SourceOf
+from dsbd_export.opening import open_checkpoint
 from dsbd_export.pipeline import ExportResult, export_bundle
+from dsbd_export.progress import silent
+from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
+from dsbd_runtime.text.tokenizer import Tokenizer
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
 from scripts.shared_captures import SharedCaptures
 from tests.made_once import made_once
@@ -33,8 +41,6 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Exported:
-    """A bundle and what was said while it was made."""
-
     config: ExportConfig
     result: ExportResult
     report: list[str]
@@ -97,7 +103,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, llama_folder: Path) -> Path:
     """The target of ``exported``, without its draft, captured anew."""
 
     def make(output: Path) -> Path:
-        export_bundle(ExportConfig(target=str(llama_folder), output=output), report=lambda _: None)
+        export_bundle(ExportConfig(target=str(llama_folder), output=output), report=silent)
         return output
 
     return made_once(tmp_path_factory, "alone", make)
@@ -125,10 +131,60 @@ def exported_once(
     return made_once(tmp_path_factory, name, make)
 
 
+def opened(folder: Path, role: str = "target", **options: Any) -> Checkpoint:
+    return open_checkpoint(role, folder, ExportConfig(target="", output=Path("out"), **options))
+
+
+def written_tokenizer(checkpoint: Checkpoint, folder: Path) -> tuple[Tokenizer, list[str]]:
+    """Write the tokenizer's files to a new folder; return it as the runtime reads it, and lines."""
+    folder.mkdir()
+    lines: list[str] = []
+    write_tokenizer_files(checkpoint, folder, lines.append)
+    return Tokenizer(folder, bos_token_id=checkpoint.bos_token_id), lines
+
+
+def edit_json(file: Path, **entries: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | entries))
+
+
 def swap_tokens(folder: Path, first: str, second: str) -> None:
     """Exchange the ids of two tokens of a checkpoint, whose tokenizer is then another."""
     file = folder / "tokenizer.json"
-    content = json.loads(file.read_text(encoding="utf-8"))
-    vocab = content["model"]["vocab"]
+    model = json.loads(file.read_text())["model"]
+    vocab = model["vocab"]
     vocab[first], vocab[second] = vocab[second], vocab[first]
-    file.write_text(json.dumps(content), encoding="utf-8")
+    edit_json(file, model=model)
+
+
+def write_merges(folder: Path, merges: Iterable[Sequence[str]]) -> None:
+    """Write merges.txt, as GPT-2 came."""
+    lines = ["#version: 0.2", *map(" ".join, merges), ""]
+    (folder / "merges.txt").write_text("\n".join(lines))
+
+
+def parsed_graph(text: str, **weights: NDArray[Any]) -> onnx.ModelProto:
+    """Return a graph from its inputs on in ONNX's text form, with weights by their names."""
+    head = '<ir_version: 10, opset_import: ["": 24]> graph'
+    model = onnx.parser.parse_model(f"{head} {text}")
+    used = {name for node in model.graph.node for name in node.input}
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(array, name) for name, array in weights.items() if name in used
+    )
+    return model
+
+
+def export_process(
+    *arguments: object, first: str = "", ended_at: str = "no line", number: int = 0
+) -> tuple[int, list[str]]:
+    """Run dsbd-export in a process after some code; return its exit code and the lines on stderr.
+
+    ended_at: beginning of a line at which it is sent the signal ``number``.
+    """
+    code = f"{first}\nimport sys; from dsbd_ort.cli import export; export(sys.argv[1:])"
+    command, lines = [sys.executable, "-c", code, *map(str, arguments)], []
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stderr or ():
+            lines.append(line.rstrip("\n"))
+            if line.startswith(ended_at):
+                process.send_signal(number)
+    return process.returncode, lines

@@ -1,7 +1,5 @@
 """Drafts of encoder-decoders that are their target's encoder and a smaller decoder."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@ Written from the public code of EAGLE, SGLang, vLLM and the speculators library,
 common part.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

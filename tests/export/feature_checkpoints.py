@@ -1,7 +1,5 @@
 """Tiny random EAGLE-3 checkpoints in both published layouts, and targets for them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -17,10 +15,8 @@ from tests.export.conftest import SIZES as TARGET_SIZES
 HIDDEN, NUM_LAYERS, NUM_DRAFT = TARGET_SIZES["hidden_size"], 7, 120  # layers of the target
 WIDTH = 3 * HIDDEN
 SIZES = {
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    **{name: TARGET_SIZES[name] for name in ("hidden_size", "intermediate_size")},
+    **{name: TARGET_SIZES[name] for name in ("num_attention_heads", "num_key_value_heads")},
     "num_hidden_layers": 1,
     "head_dim": 16,
     "hidden_act": "silu",
@@ -28,6 +24,7 @@ SIZES = {
     "max_position_embeddings": 64,
     "rope_theta": 5000.0,
 }
+LLAMA = {"model_type": "llama", **SIZES}
 LAYER = "layers.0."
 
 
@@ -83,8 +80,7 @@ def write_flat(folder: Path, weights, vocab_size, **config):
     """Write SGLang's layout."""
     content = {
         "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        **SIZES,
+        **LLAMA,
         "vocab_size": vocab_size,
         "draft_vocab_size": len(weights["lm_head.weight"]) if "lm_head.weight" in weights else None,
         "tie_word_embeddings": False,
@@ -95,18 +91,12 @@ def write_flat(folder: Path, weights, vocab_size, **config):
 
 
 def write_library(folder: Path, weights, vocab_size, layer=None, **config):
-    """Write the layout of the speculators library."""
     content = {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
         "draft_vocab_size": len(weights["lm_head.weight"]),
         "norm_before_residual": False,
-        "transformer_layer_config": {
-            "model_type": "llama",
-            **SIZES,
-            "vocab_size": vocab_size,
-            **(layer or {}),
-        },
+        "transformer_layer_config": {**LLAMA, "vocab_size": vocab_size, **(layer or {})},
         **config,
     }
     return _write(folder, content, weights)

@@ -4,8 +4,6 @@ A vocabulary learns its texts without splitting them into words, until each text
 whatever splits a text later is seen in its ids: a word that ends elsewhere is another token.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections import Counter
@@ -18,6 +16,7 @@ import gguf
 import numpy as np
 
 from dsbd_runtime.text.tokenizer import BYTE_BY_SYMBOL
+from tests.export.gguf_files import close, llama_writer
 
 BEGIN, END, DEEPSEEK, ACCENTED, THINK, SPACES = (
     "<|begin|>",
@@ -41,6 +40,11 @@ TEXTS = (
     "e\u0301a\u0323",
     "it'sa `q`       z  12",
 )
+SIZES = {
+    **{"num_hidden_layers": 1, "max_position_embeddings": 64, "rms_norm_eps": 1e-5},
+    **{"hidden_size": 32, "intermediate_size": 32},
+    **{"num_attention_heads": 1, "num_key_value_heads": 1},
+}
 _SYMBOL_BY_BYTE = {byte: symbol for symbol, byte in BYTE_BY_SYMBOL.items()}
 _SPACE = "\u2581"
 _Kind = gguf.TokenType
@@ -106,16 +110,7 @@ def with_characters(**fields: Any) -> Vocabulary:
 
 def write_vocabulary(file: Path, vocabulary: Vocabulary) -> Path:
     """Write a Llama of one layer, of zeros, with a vocabulary; return ``file``."""
-    writer = gguf.GGUFWriter(file, "llama")
-    writer.add_block_count(1)
-    writer.add_context_length(64)
-    writer.add_embedding_length(32)
-    writer.add_feed_forward_length(32)
-    writer.add_head_count(1)
-    writer.add_head_count_kv(1)
-    writer.add_rope_dimension_count(32)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(len(vocabulary.tokens))
+    writer = llama_writer(file, "llama", {**SIZES, "vocab_size": len(vocabulary.tokens)})
     writer.add_tokenizer_model(vocabulary.model)
     writer.add_token_list(vocabulary.tokens)
     if vocabulary.kinds is not None:
@@ -133,10 +128,7 @@ def write_vocabulary(file: Path, vocabulary: Vocabulary) -> Path:
     shapes |= {f"blk.0.{name}": (32, 32) for name in products}
     for name, shape in shapes.items():
         writer.add_tensor(f"{name}.weight", np.zeros(shape, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    close(writer)
     return file
 
 

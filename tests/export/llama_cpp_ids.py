@@ -4,8 +4,6 @@
 its own. A row is all names of pre-tokenizers, or one case of another kind, with the same ids.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections import defaultdict
@@ -47,7 +45,6 @@ CASES: dict[str, Vocabulary] = {
 
 
 def vocabulary_of(case: str) -> Vocabulary:
-    """Return the vocabulary of a case, or of a name of a pre-tokenizer."""
     return CASES[case] if case in CASES else byte_level(pre=case)
 
 

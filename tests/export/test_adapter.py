@@ -1,12 +1,10 @@
 """Adapters are merged as peft merges them, and what is no change of weights is refused."""
 
-from __future__ import annotations
-
-import json
 import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,42 +16,33 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from dsbd_export.checkpoints.adapter import report_adapter
-from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
+from dsbd_export.checkpoints.checkpoint import quiet_libraries
 from dsbd_export.checkpoints.model_loading import load_model, reference_dtype
 from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.opening import open_draft, open_pair
 from dsbd_export.pipeline import export_bundle
-from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
 from dsbd_runtime.bundle_files.manifest import MANIFEST_NAME, manifest_from_file
 from scripts.family_checkpoints import write_checkpoint, write_family_checkpoint
-from tests.export.adapters import MODULES, lora, write_adapter
-from tests.export.bundle_answers import assert_answers_as
-from tests.export.conftest import SIZES
+from tests.export.adapters import (
+    MODULES,
+    assert_answers_as,
+    logits_of,
+    lora,
+    opened_with,
+    refusal,
+    use_old_file,
+    write_adapter,
+)
+from tests.export.conftest import SIZES, edit_json, written_tokenizer
 
-PROMPT = torch.arange(4, 20)[None]
+logits = partial(logits_of, prompt=torch.arange(4, 20)[None])
 
 
 def merged_by_peft(base: Path, adapter: Path) -> Any:
     with quiet_libraries():
         model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
         return PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().eval()
-
-
-def opened(base: Path, adapter: Path) -> Checkpoint:
-    options = ExportConfig(target=str(base), adapter=str(adapter), output=Path("out"))
-    return open_pair(options)[0]
-
-
-@torch.inference_mode()
-def logits_of(model: Any) -> Any:
-    return model(input_ids=PROMPT, use_cache=False).logits[0].numpy()
-
-
-def refusal(base: Path, adapter: Path) -> str:
-    with pytest.raises(ExportError) as caught:
-        load_model(opened(base, adapter))
-    return str(caught.value)
 
 
 KINDS = {
@@ -70,11 +59,11 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_logits_are_those_of_the_model_that_peft_merges(small_llama_folder, tmp_path, kind):
     adapter = write_adapter(small_llama_folder, tmp_path, KINDS[kind])
-    found = logits_of(load_model(opened(small_llama_folder, adapter)))
-    wanted = logits_of(merged_by_peft(small_llama_folder, adapter))
+    found = logits(load_model(opened_with(small_llama_folder, adapter)))
+    wanted = logits(merged_by_peft(small_llama_folder, adapter))
     np.testing.assert_allclose(found, wanted, atol=1e-6)
     base = AutoModelForCausalLM.from_pretrained(small_llama_folder, dtype=torch.float32)
-    assert np.abs(found - logits_of(base)).max() > 1e-2
+    assert np.abs(found - logits(base)).max() > 1e-2
 
 
 def test_a_bundle_answers_as_the_merged_model(small_llama_folder, tmp_path):
@@ -98,24 +87,24 @@ TIED = {
 @pytest.mark.parametrize("kind", TIED)
 def test_a_tied_head_does_not_get_what_the_embedding_learned(llama_folder, tmp_path, kind):
     adapter = write_adapter(llama_folder, tmp_path, TIED[kind])
-    model = load_model(opened(llama_folder, adapter))
+    model = load_model(opened_with(llama_folder, adapter))
     with quiet_libraries():
         base = AutoModelForCausalLM.from_pretrained(llama_folder, dtype=torch.float32)
         attached = PeftModel.from_pretrained(base, str(adapter)).eval()  # not merged
-    np.testing.assert_allclose(logits_of(model), logits_of(attached), atol=1e-5)
+    np.testing.assert_allclose(logits(model), logits(attached), atol=1e-5)
 
 
 def test_experts_in_one_parameter_are_merged(tmp_path):
     base = write_family_checkpoint("qwen3_moe", tmp_path / "base")
     targets = {"target_parameters": ["mlp.experts.down_proj"], "target_modules": ["q_proj"]}
     adapter = write_adapter(base, tmp_path / "adapter", lora(**targets))
-    found = logits_of(load_model(opened(base, adapter)))
-    np.testing.assert_allclose(found, logits_of(merged_by_peft(base, adapter)), atol=1e-5)
+    found = logits(load_model(opened_with(base, adapter)))
+    np.testing.assert_allclose(found, logits(merged_by_peft(base, adapter)), atol=1e-5)
 
 
 def test_sums_with_an_adapter_are_kept_in_fp32(small_llama_folder, tmp_path):
-    checkpoint = opened(small_llama_folder, write_adapter(small_llama_folder, tmp_path, lora()))
-    assert reference_dtype(checkpoint, "fp16") == "fp32"
+    adapter = write_adapter(small_llama_folder, tmp_path, lora())
+    assert reference_dtype(opened_with(small_llama_folder, adapter), "fp16") == "fp32"
 
 
 def llama(folder: Path, **changed: Any) -> Path:
@@ -144,45 +133,33 @@ def test_tokens_that_were_added_in_training_are_the_models(small_llama_folder, t
     grown = llama(tmp_path / "grown", vocab_size=310)
     saved = lora(modules_to_save=["lm_head", "embed_tokens"])
     adapter = write_adapter(grown, tmp_path / "adapter", saved)
-    checkpoint = opened(small_llama_folder, adapter)
+    checkpoint = opened_with(small_llama_folder, adapter)
     model = load_model(checkpoint)
-    assert checkpoint.vocab_size == model.config.vocab_size == logits_of(model).shape[1] == 310
-    assert logits_of(model)[:, 300:].std() > 1e-3
-    weights = load_file(adapter / "adapter_model.safetensors")
+    assert checkpoint.vocab_size == model.config.vocab_size == logits(model).shape[1] == 310
+    assert logits(model)[:, 300:].std() > 1e-3
+    weights = load_file(adapter / WEIGHTS)
     np.testing.assert_array_equal(
         model.get_input_embeddings().weight.detach(),
         weights["base_model.model.model.embed_tokens.weight"],
     )
 
 
-def test_added_tokens_without_their_rows_of_the_head_are_refused(small_llama_folder, tmp_path):
-    grown = llama(tmp_path / "grown", vocab_size=310)
-    saved = lora(modules_to_save=["embed_tokens"])
-    message = refusal(small_llama_folder, write_adapter(grown, tmp_path / "adapter", saved))
-    assert "no rows of the head for 10 of the 10 added ones" in message
-
-
-def test_weights_without_a_place_are_refused(llama_folder, small_llama_folder, tmp_path):
-    adapter = write_adapter(llama_folder, tmp_path, lora())
-    assert "has unknown weight base_model.model.model.layers.1." in refusal(
-        small_llama_folder, adapter
-    )
-
-
-def with_settings(folder: Path, **settings: Any) -> None:
-    file = folder / "adapter_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
-
-
-def without_weights(folder: Path) -> None:
-    (folder / "adapter_model.safetensors").unlink()
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
 REFUSED: list[tuple[PeftConfig, Callable[[Path], object], str]] = [
-    (lora(), without_weights, "has no adapter_model.safetensors or adapter_model.bin"),
-    (lora(), lambda f: (f / "adapter_config.json").unlink(), "has no adapter_config.json"),
-    (lora(), lambda f: with_settings(f, peft_type="NEW"), "of type NEW, which peft does not know"),
-    (lora(), lambda f: with_settings(f, turns=3), "sets turns = 3, which the installed peft"),
+    (
+        lora(),
+        lambda f: (f / WEIGHTS).unlink(),
+        f"has no {WEIGHTS} or adapter_model.bin",
+    ),
+    (lora(), lambda f: (f / CONFIG).unlink(), "has no adapter_config.json"),
+    (
+        lora(),
+        lambda f: edit_json(f / CONFIG, peft_type="NEW"),
+        "NEW, which peft does not know",
+    ),
+    (lora(), lambda f: edit_json(f / CONFIG, turns=3), "sets turns = 3, which the installed peft"),
     (
         PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2),
         lambda f: None,
@@ -192,24 +169,31 @@ REFUSED: list[tuple[PeftConfig, Callable[[Path], object], str]] = [
 
 
 @pytest.mark.parametrize(("config", "change", "words"), REFUSED)
-def test_what_cannot_be_merged_is_refused_before_weights_are_read(
+def test_what_no_merge_can_do_is_refused_unread(
     small_llama_folder, tmp_path, config, change, words
 ):
     adapter = write_adapter(small_llama_folder, tmp_path, config)
     change(adapter)
     with pytest.raises(ExportError, match=words):
-        opened(small_llama_folder, adapter)
+        opened_with(small_llama_folder, adapter)
 
 
-NOT_WEIGHTS = [
-    (lora(alora_invocation_tokens=[3], task_type="CAUSAL_LM"), "cannot be merged into weights"),
-    (lora(layer_replication=[[0, 1], [0, 1]]), "is more than a change of weights"),
+UNFIT = [  # (base of the training, adapter, words)
+    ({}, lora(alora_invocation_tokens=[3], task_type="CAUSAL_LM"), "cannot be merged into weights"),
+    ({}, lora(layer_replication=[[0, 1], [0, 1]]), "is more than a change of weights"),
+    ({"num_hidden_layers": 2}, lora(), "has unknown weight base_model.model.model.layers.1."),
+    (
+        {"vocab_size": 310},
+        lora(modules_to_save=["embed_tokens"]),
+        "no rows of the head for 10 of the 10 added ones",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("config", "words"), NOT_WEIGHTS)
-def test_what_is_no_change_of_weights_is_refused(small_llama_folder, tmp_path, config, words):
-    assert words in refusal(small_llama_folder, write_adapter(small_llama_folder, tmp_path, config))
+@pytest.mark.parametrize(("trained", "config", "words"), UNFIT)
+def test_what_fits_no_weight_is_refused(small_llama_folder, tmp_path, trained, config, words):
+    base = llama(tmp_path / "base", **trained)
+    assert words in refusal(small_llama_folder, write_adapter(base, tmp_path / "adapter", config))
 
 
 def test_the_drafts_adapter_is_the_drafts_alone(llama_folder, small_llama_folder, tmp_path):
@@ -218,19 +202,16 @@ def test_the_drafts_adapter_is_the_drafts_alone(llama_folder, small_llama_folder
     target, draft = open_pair(ExportConfig(target=str(llama_folder), output=Path("o"), **options))
     assert (target.adapter, draft and draft.adapter and draft.adapter.folder) == (None, adapter)
     assert open_draft(DraftConfig(bundle=Path("b"), **options)).adapter == draft.adapter
-    with pytest.raises(ExportError, match=r"draft_adapter='x' has no meaning without a draft"):
-        ExportConfig(target="t", draft_adapter="x", output=Path("o"))
 
 
 def test_an_adapter_that_is_not_there(small_llama_folder):
     with pytest.raises(ExportError, match="no adapter at /no/such: no such folder"):
-        opened(small_llama_folder, Path("/no/such"))
+        opened_with(small_llama_folder, Path("/no/such"))
 
 
 def test_another_base_is_reported(small_llama_folder, tmp_path):
-    adapter = opened(
-        small_llama_folder, write_adapter(small_llama_folder, tmp_path, lora())
-    ).adapter
+    written = write_adapter(small_llama_folder, tmp_path, lora())
+    adapter = opened_with(small_llama_folder, written).adapter
     for base, is_known in (
         ("meta-llama/Llama-3.2-1B", True),
         ("/models/llama-3.2-1b/", True),
@@ -245,24 +226,18 @@ def test_another_base_is_reported(small_llama_folder, tmp_path):
 
 def test_a_tokenizer_with_the_adapter_is_that_of_the_bundle(small_llama_folder, tmp_path):
     adapter = write_adapter(small_llama_folder, tmp_path / "adapter", lora())
-    files = tmp_path / "files"
-    files.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        if (small_llama_folder / name).is_file():
-            shutil.copyfile(small_llama_folder / name, adapter / name)
+        shutil.copyfile(small_llama_folder / name, adapter / name)
     (adapter / "chat_template.jinja").write_text("{{ messages[0]['content'] }}!")
-    checkpoint = opened(small_llama_folder, adapter)
-    write_tokenizer_files(checkpoint, files, report=lambda _: None)
-    assert (files / "chat_template.jinja").read_text().endswith("!")
+    written_tokenizer(opened_with(small_llama_folder, adapter), tmp_path / "files")
+    assert (tmp_path / "files" / "chat_template.jinja").read_text().endswith("!")
 
 
 def test_an_adapter_in_old_files(small_llama_folder, tmp_path):
     adapter = write_adapter(small_llama_folder, tmp_path, lora())
-    wanted = logits_of(merged_by_peft(small_llama_folder, adapter))
-    file = adapter / "adapter_model.safetensors"
-    torch.save(load_file(file), adapter / "adapter_model.bin")
-    file.unlink()
-    found = logits_of(load_model(opened(small_llama_folder, adapter)))
+    wanted = logits(merged_by_peft(small_llama_folder, adapter))
+    use_old_file(adapter)
+    found = logits(load_model(opened_with(small_llama_folder, adapter)))
     np.testing.assert_allclose(found, wanted, atol=1e-6)
-    save_file({}, file)  # read first, as peft does
+    save_file({}, adapter / WEIGHTS)  # read first, as peft does
     assert "has no weight" in refusal(small_llama_folder, adapter)

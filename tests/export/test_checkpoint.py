@@ -1,22 +1,34 @@
-"""Checkpoints that are not there, not whole, or of a family that cannot come out right."""
-
-from __future__ import annotations
+"""Files of a checkpoint: which are used, in which precision, and what is missing or wrong."""
 
 import json
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
-from transformers import Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+)
 
 from dsbd_export.checkpoints.model_config import layer_masks, window_within
-from dsbd_export.checkpoints.model_loading import load_model
+from dsbd_export.checkpoints.model_loading import load_model, reference_dtype
+from dsbd_export.checkpoints.weights import (
+    convert_weights,
+    open_weights,
+    safetensors_files,
+    stored_dtype,
+)
 from dsbd_export.config import ExportConfig
+from dsbd_export.demo import demo_pair
 from dsbd_export.errors import ExportError
 from dsbd_export.opening import open_pair
 from dsbd_export.tokenizers.tokenizer_files import load_tokenizer
-from tests.export.conftest import write_checkpoint
+from tests.export.conftest import SIZES, edit_json, opened, write_checkpoint
 
 FULL, SLIDING = "attention_mask", "attention_mask_sliding"
 
@@ -32,12 +44,9 @@ def test_a_folder_that_is_not_there(source):
         pair_of(source)
 
 
-def test_a_folder_without_config(tmp_path):
+def test_a_folder_without_config_or_with_none_that_is_json(tmp_path):
     with pytest.raises(ExportError, match=r"the target at .* has no config\.json"):
         pair_of(tmp_path)
-
-
-def test_a_config_that_is_no_json(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ExportError, match=r"config of the target at .* cannot be read"):
         pair_of(tmp_path)
@@ -68,9 +77,7 @@ EOS = [  # (in config.json, in generation_config.json, what counts)
 def test_end_tokens(llama_folder, tmp_path, in_config, in_generation, wanted):
     shutil.copytree(llama_folder, tmp_path / "checkpoint")
     for name, value in (("config", in_config), ("generation_config", in_generation)):
-        file = tmp_path / "checkpoint" / f"{name}.json"
-        content = json.loads(file.read_text())
-        file.write_text(json.dumps(content | {"eos_token_id": value}))
+        edit_json(tmp_path / "checkpoint" / f"{name}.json", eos_token_id=value)
     assert pair_of(tmp_path / "checkpoint")[0].eos_token_ids == wanted
 
 
@@ -144,23 +151,124 @@ def test_a_missing_weight_is_not_made_up(llama_folder, tmp_path):
         load_model(target)
 
 
+MIXED = ["sliding_attention", "full_attention"]
 MASKS = [
     (LlamaConfig(num_hidden_layers=2), (FULL, FULL)),
     (MistralConfig(num_hidden_layers=2, sliding_window=8), (SLIDING, SLIDING)),
     (MistralConfig(num_hidden_layers=2, sliding_window=None), (FULL, FULL)),
-    (
-        Gemma3TextConfig(num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"]),
-        (SLIDING, FULL),
-    ),
+    (Gemma3TextConfig(num_hidden_layers=2, layer_types=MIXED), (SLIDING, FULL)),
 ]
 
 
-@pytest.mark.parametrize(("config", "wanted"), MASKS)
-def test_the_mask_of_each_layer(config, wanted):
-    assert layer_masks(config, window_within(config, 128_000)) == wanted
+def test_the_mask_of_each_layer():
+    for config, wanted in MASKS:
+        assert layer_masks(config, window_within(config, 128_000)) == wanted
+    config = MistralConfig(num_hidden_layers=2, sliding_window=8)  # not below the context: none
+    for context_length, wanted in ((8, FULL), (9, SLIDING)):
+        assert layer_masks(config, window_within(config, context_length)) == (wanted, wanted)
 
 
-@pytest.mark.parametrize(("window", "context_length", "wanted"), [(8, 8, FULL), (8, 9, SLIDING)])
-def test_a_window_not_below_the_context_is_none(window, context_length, wanted):
-    config = MistralConfig(num_hidden_layers=2, sliding_window=window)
-    assert layer_masks(config, window_within(config, context_length)) == (wanted, wanted)
+def test_the_folders_of_the_demo_pair(tmp_path):
+    with pytest.raises(ExportError, match=r"no .*config\.json; install .*scripts/train_demo_pair"):
+        demo_pair(tmp_path)
+    for role in ("target", "draft"):
+        (tmp_path / role).mkdir()
+        for name in ("config.json", "model.safetensors", "tokenizer.json"):
+            (tmp_path / role / name).touch()
+    assert demo_pair(tmp_path) == (tmp_path / "target", tmp_path / "draft")
+
+
+TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+REFERENCE = [  # (stored, exported, loaded)
+    ("fp16", "fp32", "fp32"),
+    ("fp16", "fp16", "fp16"),
+    ("bf16", "fp16", "bf16"),
+    ("fp32", "fp16", "fp32"),
+    ("fp32", "bf16", "fp32"),
+]
+
+
+def stored_as(source: Path, folder: Path, dtype: torch.dtype) -> Path:
+    """A copy of a checkpoint in two shards of another precision; one small weight in fp32."""
+    shutil.copytree(source, folder)
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    converted = {name: weight.to(dtype) for name, weight in weights.items()}
+    converted["model.norm.weight"] = weights["model.norm.weight"].float()
+    names = sorted(converted)
+    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, own in shards.items():
+        save_file({name: converted[name] for name in own}, folder / file, metadata={"format": "pt"})
+    file_by_weight = {name: file for file, own in shards.items() for name in own}
+    index = {"metadata": {}, "weight_map": file_by_weight}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+@pytest.mark.parametrize(("stored", "exported", "loaded"), REFERENCE)
+def test_references_come_from_the_stored_values(llama_folder, tmp_path, stored, exported, loaded):
+    folder = stored_as(llama_folder, tmp_path / "checkpoint", TORCH_DTYPES[stored])
+    assert stored_dtype(folder) == stored
+    assert reference_dtype(opened(folder), exported) == loaded
+
+
+def test_shards_load_as_one_file_does(llama_folder, tmp_path):
+    folder = stored_as(llama_folder, tmp_path / "checkpoint", torch.float16)
+    (folder / "consolidated.safetensors").write_bytes(b"the same weights in another layout")
+    assert [file.name for file in safetensors_files(folder)] == ["a.safetensors", "b.safetensors"]
+    single = load_model(opened(llama_folder)).state_dict()
+    sharded = load_model(opened(folder)).state_dict()
+    assert set(single) == set(sharded)
+    assert all(torch.equal(single[name], sharded[name]) for name in single)
+
+
+def test_weights_are_read_not_mapped(llama_folder):
+    with open_weights(llama_folder) as readers:
+        weight = readers["model.norm.weight"][:]
+        assert "model.safetensors" not in Path("/proc/self/maps").read_text()
+    assert torch.equal(weight, load_file(llama_folder / "model.safetensors")["model.norm.weight"])
+
+
+def test_old_weights_load_too(llama_folder, tmp_path):
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(llama_folder, folder)
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    assert stored_dtype(folder) is None
+    assert reference_dtype(opened(folder), "fp16") == "fp32"
+    loaded = load_model(opened(folder)).state_dict()
+    assert torch.equal(loaded["model.norm.weight"], weights["model.norm.weight"].float())
+
+
+def test_a_shard_that_is_missing(llama_folder, tmp_path):
+    folder = stored_as(llama_folder, tmp_path / "checkpoint", torch.float16)
+    (folder / "b.safetensors").unlink()
+    checkpoint = opened(folder)
+    for dtype in ("fp16", "fp32"):
+        with pytest.raises(ExportError, match=r"cannot be loaded: .*b\.safetensors"):
+            load_model(checkpoint, reference_dtype(checkpoint, dtype))
+
+
+def tiny_model(tied: bool):
+    config = LlamaConfig(**SIZES, num_hidden_layers=1, tie_word_embeddings=tied)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_are_converted_in_place(tied):
+    model = tiny_model(tied)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    convert_weights(model, "fp16")
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, before[name].half())
+    is_tied = model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
+    assert is_tied == tied
+
+
+def test_a_weight_beyond_the_range_is_named():
+    model = tiny_model(tied=False)
+    model.model.norm.weight.data[3] = -1e6
+    with pytest.raises(ExportError, match=r"model\.norm\.weight holds 1e\+06.*fp16 \(up to 6"):
+        convert_weights(model, "fp16")
+    convert_weights(model, "bf16")

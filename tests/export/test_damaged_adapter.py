@@ -1,9 +1,7 @@
 """Adapters whose files are damaged, or whose numbers and patterns cost more than they are."""
 
-from __future__ import annotations
-
-import json
 import pickle
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,20 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.opening import open_pair
-from tests.export.adapters import lora, write_adapter
+from tests.export.adapters import lora, opened_with, write_adapter
+from tests.export.conftest import edit_json
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
 def with_settings(**settings: Any) -> Callable[[Path], object]:
-    def change(folder: Path) -> None:
-        content = json.loads((folder / CONFIG).read_text()) | settings
-        (folder / CONFIG).write_text(json.dumps(content))
-
-    return change
+    return lambda folder: edit_json(folder / CONFIG, **settings)
 
 
 def cut(folder: Path) -> None:
@@ -34,18 +27,11 @@ def cut(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[:-50])
 
 
-def as_pickle(content: object) -> Callable[[Path], object]:
+def as_bin(content: object, save: Callable[..., object]) -> Callable[[Path], object]:
     def change(folder: Path) -> None:
         (folder / WEIGHTS).unlink()
-        (folder / "adapter_model.bin").write_bytes(pickle.dumps(content))
-
-    return change
-
-
-def as_torch(content: object) -> Callable[[Path], object]:
-    def change(folder: Path) -> None:
-        (folder / WEIGHTS).unlink()
-        torch.save(content, folder / "adapter_model.bin")
+        with (folder / "adapter_model.bin").open("wb") as file:
+            save(content, file)
 
     return change
 
@@ -68,9 +54,9 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "other bytes": (written(WEIGHTS, b"x" * 99), "cannot be read"),
     "a long header": (written(WEIGHTS, b"\xff" * 7 + b"\x00{}"), "cannot be read"),
     "numbers that are none": (with_nan, "has values that are not finite"),
-    "a pickle of code": (as_pickle(print), r"adapter_model\.bin of .* cannot be read"),
-    "a list": (as_torch([torch.zeros(2)]), "it has no weights by their names"),
-    "no weights": (as_torch({}), "has no weights"),
+    "a pickle of code": (as_bin(print, pickle.dump), r"adapter_model\.bin of .* cannot be read"),
+    "a list": (as_bin([torch.zeros(2)], torch.save), "it has no weights by their names"),
+    "no weights": (as_bin({}, torch.save), "has no weights"),
     "a config in bytes": (written(CONFIG, b"\x80\x81"), f"{CONFIG} of .* is no JSON object"),
     "a list as config": (written(CONFIG, b"[]"), f"{CONFIG} of .* is no JSON object"),
     "a deep config": (written(CONFIG, DEEP), f"{CONFIG} of .* is no JSON object"),
@@ -85,24 +71,14 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-def refusal(base: Path, adapter: Path) -> str:
-    options = ExportConfig(target=str(base), adapter=str(adapter), output=Path("out"))
-    with pytest.raises(ExportError) as caught:
-        open_pair(options)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
-
 @pytest.mark.parametrize("kind", DAMAGED)
-def test_damage_is_seen_before_a_model_is_loaded(
-    kind: str, small_llama_folder: Path, tmp_path: Path
-) -> None:
+def test_damage_is_seen_before_a_model_is_loaded(kind, small_llama_folder, tmp_path):
     change, words = DAMAGED[kind]
     adapter = write_adapter(small_llama_folder, tmp_path, lora())
     change(adapter)
-    with pytest.raises(ExportError, match=words):
-        raise ExportError(refusal(small_llama_folder, adapter))
+    with pytest.raises(ExportError, match=words) as caught:
+        opened_with(small_llama_folder, adapter)
+    assert "\n" not in str(caught.value)
 
 
 ENDLESS = r"(\w+\.?)+[qv]_proj"
@@ -116,22 +92,16 @@ PATTERNS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", PATTERNS, ids=lambda each: "".join(list(each)[-1:]))
-def test_patterns_that_do_not_end_are_refused(
-    settings: dict[str, Any],
-    small_llama_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_patterns_that_do_not_end_are_refused(settings, small_llama_folder, tmp_path, monkeypatch):
     monkeypatch.setattr("dsbd_export.checkpoints.adapter_files._SECONDS", 0.5)
     adapter = write_adapter(small_llama_folder, tmp_path, lora())
     with_settings(**settings)(adapter)
-    start = time.monotonic()
-    message = refusal(small_llama_folder, adapter)
+    start, words = time.monotonic(), f"such as {ENDLESS!r}, that take more than 0.5 s to match"
+    with pytest.raises(ExportError, match=re.escape(words)):
+        opened_with(small_llama_folder, adapter)
     assert time.monotonic() - start < 5
-    assert f"such as {ENDLESS!r}, that take more than 0.5 s to match" in message
 
 
-def test_a_pattern_is_matched_as_by_peft(small_llama_folder: Path, tmp_path: Path) -> None:
+def test_a_pattern_is_matched_as_by_peft(small_llama_folder, tmp_path):
     adapter = write_adapter(small_llama_folder, tmp_path, lora(target_modules=r".*\.[qv]_proj"))
-    options = ExportConfig(target=str(small_llama_folder), adapter=str(adapter), output=Path("o"))
-    assert open_pair(options)[0].adapter is not None
+    assert opened_with(small_llama_folder, adapter).adapter is not None

@@ -1,13 +1,9 @@
 """A target without a draft, and a draft for the target of a bundle that is there."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +18,9 @@ from dsbd_export.errors import ExportError
 from dsbd_export.model_kinds import source_of
 from dsbd_export.model_source import SourceOf
 from dsbd_export.opening import open_draft
-from dsbd_export.pair import agreed_draft, context_warning, resize_vocabulary
+from dsbd_export.pair import agreed_draft, resize_vocabulary
 from dsbd_export.pipeline import export_bundle
+from dsbd_export.progress import silent
 from dsbd_export.tensorrt.tensorrt_build import add_engines
 from dsbd_export.tensorrt.tensorrt_options import TensorrtOptions
 from dsbd_ort import Pipeline
@@ -31,16 +28,9 @@ from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.tensorrt.trt_record import find_record
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
-from scripts.shared_captures import SharedCaptures
-from tests.export.conftest import Exported, swap_tokens
+from tests.export.conftest import edit_json, export_process, swap_tokens
 from tests.runtime.bundle_edits import as_version_2, edited
 from tests.runtime.fake_trt import add_fake_engines
-
-EXPORT = "import sys; from dsbd_ort.cli import export; export(sys.argv[1:])"
-
-
-def silent(_line: str) -> None:
-    pass
 
 
 def add_draft(bundle: Path, draft: Path, source: SourceOf, **options: Any) -> list[str]:
@@ -51,20 +41,23 @@ def add_draft(bundle: Path, draft: Path, source: SourceOf, **options: Any) -> li
     return lines
 
 
+def copied(source: Path, folder: Path) -> Path:
+    return Path(shutil.copytree(source, folder))
+
+
 @pytest.fixture
-def copy(alone: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(alone, tmp_path / "bundle"))
+def copy(alone, tmp_path):
+    return copied(alone, tmp_path / "bundle")
 
 
 @pytest.fixture(scope="module")
-def completed(alone: Path, small_llama_folder: Path, tmp_path_factory: Any) -> Path:
-    """The same bundle, with the draft added later, captured anew."""
-    folder = Path(shutil.copytree(alone, tmp_path_factory.mktemp("completed") / "bundle"))
+def completed(alone, small_llama_folder, tmp_path_factory):
+    folder = copied(alone, tmp_path_factory.mktemp("completed") / "bundle")
     add_draft(folder, small_llama_folder, source_of)
     return folder
 
 
-def test_a_target_alone_is_the_target_of_the_pair(alone: Path, exported: Exported) -> None:
+def test_a_target_alone_is_the_target_of_the_pair(alone, exported):
     manifest = open_bundle(alone, verify=True).manifest
     pair = exported.result.manifest
     assert manifest.draft is None and json.loads((alone / "dsbd.json").read_text())["draft"] is None
@@ -74,19 +67,15 @@ def test_a_target_alone_is_the_target_of_the_pair(alone: Path, exported: Exporte
     }
 
 
-def test_a_draft_added_later_makes_the_bundle_of_the_pair(
-    completed: Path, exported: Exported
-) -> None:
+def test_a_draft_added_later_makes_the_bundle_of_the_pair(completed, exported):
     """Byte for byte: every file and every entry is that of one export of both."""
     manifest = open_bundle(completed, verify=True).manifest
     assert manifest == exported.result.manifest
     assert [file.name for file in completed.parent.iterdir()] == ["bundle"]
 
 
-def test_a_draft_is_replaced_in_another_precision(
-    completed: Path, llama_folder: Path, tmp_path: Path, captures: SharedCaptures
-) -> None:
-    copy = Path(shutil.copytree(completed, tmp_path / "bundle"))
+def test_a_draft_is_replaced_in_another_precision(completed, llama_folder, tmp_path, captures):
+    copy = copied(completed, tmp_path / "bundle")
     before = open_bundle(copy).manifest
     lines = add_draft(copy, llama_folder, captures, dtype="fp16", logits="topk:8", max_context=64)
     now = open_bundle(copy, verify=True).manifest
@@ -103,44 +92,27 @@ def test_a_draft_is_replaced_in_another_precision(
     assert found.sequences[0].token_ids == wanted.sequences[0].token_ids
 
 
-def test_special_tokens_are_those_of_the_bundle(
-    copy: Path, small_llama_folder: Path, tmp_path: Path, captures: SharedCaptures
-) -> None:
-    other = Path(shutil.copytree(small_llama_folder, tmp_path / "other"))
+def test_special_tokens_are_those_of_the_bundle(copy, small_llama_folder, tmp_path, captures):
+    other = copied(small_llama_folder, tmp_path / "other")
     (other / "generation_config.json").unlink()
-    edited_config(other, eos_token_id=[1, 2], bos_token_id=3)
+    edit_json(other / "config.json", eos_token_id=[1, 2], bos_token_id=3)
     lines = add_draft(copy, other, captures)
     draft = open_bundle(copy).entry("draft")
     assert (draft.bos_token_id, draft.eos_token_ids) == (0, [1])
     assert "draft: eos_token_ids is [1, 2] in the checkpoint, [1] here" in lines
 
 
-def edited_config(folder: Path, **fields: Any) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
-
-
+SMALL = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16}
+GPT2 = {**SMALL, "bos_token_id": 0, "eos_token_id": 1}
 WIDTHS = {  # a draft that pads the vocabulary less, or more, than the target; ties and a bias
-    "fewer, tied": GPT2Config(
-        vocab_size=290, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=1
-    ),
-    "fewer, biased": PhiConfig(
-        vocab_size=290,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=24,
-    ),
-    "more": GPT2Config(
-        vocab_size=320, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=1
-    ),
+    "fewer, tied": GPT2Config(vocab_size=290, **GPT2),
+    "fewer, biased": PhiConfig(vocab_size=290, **SMALL, intermediate_size=24),
+    "more": GPT2Config(vocab_size=320, **GPT2),
 }
 
 
 @pytest.mark.parametrize("kind", WIDTHS)
-def test_a_vocabulary_of_another_padding_is_that_of_the_bundle(
-    copy: Path, tmp_path: Path, kind: str, captures: SharedCaptures
-) -> None:
+def test_a_vocabulary_of_another_padding_is_that_of_the_bundle(copy, tmp_path, kind, captures):
     config = WIDTHS[kind]
     folder = write_checkpoint(tmp_path / "draft", config)
     line = f"draft: vocab_size is {config.vocab_size} in the checkpoint, {VOCAB_SIZE} here"
@@ -152,7 +124,7 @@ def test_a_vocabulary_of_another_padding_is_that_of_the_bundle(
 
 
 @pytest.mark.parametrize("kind", ["fewer, tied", "fewer, biased"])
-def test_more_rows_keep_the_logits_of_the_tokens(alone: Path, tmp_path: Path, kind: str) -> None:
+def test_more_rows_keep_the_logits_of_the_tokens(alone, tmp_path, kind):
     folder = write_checkpoint(tmp_path / "draft", WIDTHS[kind])
     options = DraftConfig(bundle=alone, draft=str(folder))
     draft = agreed_draft(open_bundle(alone), open_draft(options), silent)
@@ -166,9 +138,7 @@ def test_more_rows_keep_the_logits_of_the_tokens(alone: Path, tmp_path: Path, ki
     torch.testing.assert_close(found[..., 290:], wanted[..., -1:].expand(1, 12, 10))
 
 
-def refused(
-    bundle: Path, draft: Path, captures: SharedCaptures, words: str, **options: Any
-) -> None:
+def refused(bundle, draft, captures, words, **options):
     before = contents(bundle)
     with pytest.raises((ExportError, BundleError), match=words):
         add_draft(bundle, draft, captures, **options)
@@ -181,23 +151,14 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
-def test_other_tokens_are_refused(
-    copy: Path, small_llama_folder: Path, tmp_path: Path, captures: SharedCaptures
-) -> None:
-    other = Path(shutil.copytree(small_llama_folder, tmp_path / "other"))
+def test_other_tokens_are_refused(copy, small_llama_folder, tmp_path, captures):
+    other = copied(small_llama_folder, tmp_path / "other")
     swap_tokens(other, "def", "path")
     words = "vocabularies differ: token '(def|path)' is .* in the target's tokenizer"
     refused(copy, other, captures, words)
 
 
-def test_a_vocabulary_without_room_for_all_tokens_is_refused(
-    copy: Path, small_llama_folder: Path, tmp_path: Path, captures: SharedCaptures
-) -> None:
-    narrow = Path(shutil.copytree(small_llama_folder, tmp_path / "narrow"))
-    edited_config(narrow, vocab_size=260)
-    refused(copy, narrow, captures, r"300 in the target and 260 in the draft.*ids up to 2\d\d")
-
-
+RTX: dict[str, Any] = {"engine": "tensorrt-rtx", "compute_capability": "12.0"}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"logits": "topk:301"}, "301"),
     ({"revision": "main"}, "revision='main' has no meaning: draft is local"),
@@ -206,54 +167,35 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "words"), REFUSED)
-def test_a_failed_export_leaves_the_bundle_as_it_was(
-    completed: Path,
-    small_llama_folder: Path,
-    options: dict[str, Any],
-    words: str,
-    captures: SharedCaptures,
-) -> None:
+def test_a_failed_export_changes_no_bundle(completed, small_llama_folder, options, words, captures):
     refused(completed, small_llama_folder, captures, words, **options)
 
 
-def test_a_damaged_target_is_not_taken_for_a_right_one(
-    copy: Path, small_llama_folder: Path, captures: SharedCaptures
-) -> None:
+def test_a_damaged_target_is_not_taken_for_a_right_one(copy, small_llama_folder, captures):
     weights = copy / "target" / "model.onnx.data"
     content = bytearray(weights.read_bytes())
     content[100] ^= 1  # the size stays
     weights.write_bytes(content)
     refused(copy, small_llama_folder, captures, "model.onnx.data is not the file of the manifest")
-    options = TensorrtOptions(engine="tensorrt-rtx", compute_capability="12.0")
     with pytest.raises(BundleError, match="is not the file of the manifest"):
-        add_engines(copy, options, report=silent)
+        add_engines(copy, TensorrtOptions(**RTX), report=silent)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_run_that_is_ended_leaves_the_bundle_as_it_was(
-    copy: Path, small_llama_folder: Path, number: signal.Signals, captures: SharedCaptures
-) -> None:
+def test_a_run_that_is_ended_changes_no_bundle(copy, small_llama_folder, number, captures):
     before = contents(copy)
-    command = ["--bundle", str(copy), "--draft", str(small_llama_folder)]
-    with subprocess.Popen(
-        [sys.executable, "-c", EXPORT, *command], stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if line.startswith("draft: comparing"):
-                process.send_signal(number)
-    assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    command = ["--bundle", copy, "--draft", small_llama_folder]
+    code, _ = export_process(*command, ended_at="draft: comparing", number=number)
+    assert code == (-number if number == signal.SIGKILL else 128 + number)
     assert contents(copy) == before
     add_draft(copy, small_llama_folder, captures)  # which removes what SIGKILL left
     assert [file.name for file in copy.parent.iterdir()] == ["bundle"]
     assert open_bundle(copy, verify=True).roles == ("target", "draft")
 
 
-def test_a_bundle_of_schema_version_2_gets_a_draft(
-    completed: Path, small_llama_folder: Path, tmp_path: Path
-) -> None:
-    old = Path(shutil.copytree(completed, tmp_path / "bundle"))
+def test_a_bundle_of_schema_version_2_gets_a_draft(completed, small_llama_folder, tmp_path):
+    old = copied(completed, tmp_path / "bundle")
     edited(old, as_version_2)
     add_draft(old, small_llama_folder, source_of)
     manifest, new = open_bundle(old, verify=True).manifest, open_bundle(completed).manifest
@@ -261,9 +203,9 @@ def test_a_bundle_of_schema_version_2_gets_a_draft(
     assert manifest == dataclasses.replace(new, target=unclaimed)
 
 
-def test_a_target_that_has_engines_keeps_them_and_says_how_the_draft_gets_its_own(
-    copy: Path, small_llama_folder: Path, captures: SharedCaptures
-) -> None:
+def test_engines_stay_and_a_line_says_how_the_draft_gets_its_own(
+    copy, small_llama_folder, captures
+):
     add_fake_engines(copy)
     engine = (copy / "target" / "engine.plan").read_bytes()
     lines = add_draft(copy, small_llama_folder, captures)
@@ -281,35 +223,21 @@ def roles_with_engines(bundle: Bundle) -> list[str]:
 
 
 @pytest.mark.slow
-def test_engines_are_built_for_a_target_alone_and_for_both(
-    llama_folder: Path, small_llama_folder: Path, tmp_path: Path, captures: SharedCaptures
-) -> None:
-    rtx: dict[str, Any] = {"engine": "tensorrt-rtx", "compute_capability": "12.0"}
+def test_engines_are_built_for_any_role(llama_folder, small_llama_folder, tmp_path, captures):
     output = tmp_path / "bundle"
-    target = str(llama_folder)
-    export_bundle(ExportConfig(target=target, output=output, **rtx), report=silent)
+    export_bundle(ExportConfig(target=str(llama_folder), output=output, **RTX), report=silent)
     before = open_bundle(output)
     assert roles_with_engines(before) == ["target"]
-    add_draft(output, small_llama_folder, captures, **rtx)
+    add_draft(output, small_llama_folder, captures, **RTX)
     now = open_bundle(output, verify=True)
     assert roles_with_engines(now) == ["target", "draft"]
     assert dataclasses.asdict(now.entry("target")) == dataclasses.asdict(before.entry("target"))
 
 
-def test_a_quantized_target_gets_no_engines(
-    llama_folder: Path, small_llama_folder: Path, tmp_path: Path, captures: SharedCaptures
-) -> None:
+def test_a_quantized_target_gets_no_engines(llama_folder, small_llama_folder, tmp_path, captures):
     config = ExportConfig(
         target=str(llama_folder), output=tmp_path / "bundle", quantize="int8-dynamic", max_kl=1.0
     )
     export_bundle(config, report=silent, source_of=captures)
     words = "the target is quantized .int8-dynamic., which only ONNX Runtime runs"
-    rtx = {"engine": "tensorrt-rtx", "compute_capability": "12.0"}
-    refused(tmp_path / "bundle", small_llama_folder, captures, words, **rtx)
-
-
-def test_a_shorter_context_than_asked_for_is_said(exported: Exported) -> None:
-    target = exported.result.manifest.target
-    assert context_warning(target, None, None) is context_warning(target, None, 256) is None
-    words = "can use 256 tokens, the context of the target; max_context is 512"
-    assert words in str(context_warning(target, None, 512))
+    refused(tmp_path / "bundle", small_llama_folder, captures, words, **RTX)

@@ -1,7 +1,5 @@
 """A draft that proposes some tokens only, and one of another precision than its target."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -22,11 +20,10 @@ from dsbd_export.opening import open_draft
 from dsbd_export.parts.draft_vocabulary import most_frequent_tokens, shorter_head_advice
 from dsbd_export.parts.topk_head import proposed_logits
 from dsbd_export.pipeline import export_bundle
-from dsbd_ort import Pipeline
+from dsbd_export.progress import silent
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
-from scripts.shared_captures import SharedCaptures
 from tests.export.conftest import SIZES
 from tests.runtime.model_calls import logits_of
 
@@ -43,10 +40,6 @@ DRAFTS: dict[str, Any] = {  # heads that differ: shared with the embedding, bias
 }
 
 
-def silent(_line: str) -> None:
-    pass
-
-
 COUNTS = np.array([0, 0, 5, 1, 7, 5, 0, 1])
 CHOSEN = [  # (always, number of tokens, the tokens)
     ((), 3, [2, 4, 5]),
@@ -57,16 +50,14 @@ CHOSEN = [  # (always, number of tokens, the tokens)
 ]
 
 
-@pytest.mark.parametrize(("always", "number", "wanted"), CHOSEN)
-def test_the_most_frequent_tokens_and_of_equal_ones_the_lowest(
-    always: tuple[int, ...], number: int, wanted: list[int]
-) -> None:
-    found = most_frequent_tokens(COUNTS, always, number)
-    assert found.tolist() == wanted and found.dtype == np.int64
+def test_the_most_frequent_tokens_and_of_equal_ones_the_lowest():
+    for always, number, wanted in CHOSEN:
+        found = most_frequent_tokens(COUNTS, always, number)
+        assert found.tolist() == wanted and found.dtype == np.int64
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def texts(tmp_path_factory):
     """Texts with another order of frequencies than that of the ids."""
     folder = tmp_path_factory.mktemp("texts")
     (folder / "a.txt").write_text("zebra quiz jumps over vexing lazy dogs\n" * 40)
@@ -80,9 +71,7 @@ def logits_of_draft(bundle: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", DRAFTS)
-def test_its_logits_are_those_of_the_whole_draft_and_none_of_other_tokens(
-    name: str, alone: Path, tmp_path: Path
-) -> None:
+def test_its_logits_are_those_of_the_whole_draft_and_none_of_other_tokens(name, alone, tmp_path):
     """Tokens are chosen without texts: the lowest ids, and those that end a sequence."""
     checkpoint = write_checkpoint(tmp_path / "draft", DRAFTS[name])
     bundle = Path(shutil.copytree(alone, tmp_path / "bundle"))
@@ -99,25 +88,13 @@ def test_its_logits_are_those_of_the_whole_draft_and_none_of_other_tokens(
 
 
 @pytest.fixture(scope="module")
-def pair(
-    tmp_path_factory: pytest.TempPathFactory,
-    llama_folder: Path,
-    small_llama_folder: Path,
-    texts: Path,
-    captures: SharedCaptures,
-) -> Path:
+def pair(tmp_path_factory, llama_folder, small_llama_folder, texts, captures):
     """A target in fp32 and a draft in int8-dynamic that proposes frequent tokens, top-k heads."""
     output = tmp_path_factory.mktemp("pair") / "bundle"
     lines: list[str] = []
-    config = ExportConfig(
-        target=str(llama_folder),
-        draft=str(small_llama_folder),
-        draft_quantize="int8-dynamic",
-        draft_vocab=NUM_PROPOSED,
-        draft_texts=(str(texts),),
-        logits=f"topk:{NUM_TOP}",
-        output=output,
-    )
+    options = {"draft_vocab": NUM_PROPOSED, "draft_texts": (str(texts),)}
+    options |= {"draft_quantize": "int8-dynamic", "logits": f"topk:{NUM_TOP}", "output": output}
+    config = ExportConfig(target=str(llama_folder), draft=str(small_llama_folder), **options)
     export_bundle(config, report=lines.append, source_of=captures)
     (said,) = [line for line in lines if "proposes" in line]
     assert said.startswith(f"draft: proposes {NUM_PROPOSED} of {VOCAB_SIZE} tokens, ")
@@ -126,35 +103,22 @@ def pair(
 
 
 @pytest.fixture(scope="module")
-def dense(
-    pair: Path,
-    small_llama_folder: Path,
-    texts: Path,
-    captures: SharedCaptures,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
-    """The same draft with all logits."""
+def dense(pair, small_llama_folder, texts, captures, tmp_path_factory):
     bundle = Path(shutil.copytree(pair, tmp_path_factory.mktemp("dense") / "bundle"))
+    options = {"draft_vocab": NUM_PROPOSED, "draft_texts": (str(texts),)}
     config = DraftConfig(
-        bundle=bundle,
-        draft=str(small_llama_folder),
-        quantize="int8-dynamic",
-        draft_vocab=NUM_PROPOSED,
-        draft_texts=(str(texts),),
+        bundle=bundle, draft=str(small_llama_folder), quantize="int8-dynamic", **options
     )
     export_draft(config, report=silent, source_of=captures)
     return bundle
 
 
-def test_the_manifest(pair: Path) -> None:
+def test_a_top_k_head_reads_the_proposed_tokens_alone(pair, dense):
     manifest = open_bundle(pair, verify=True).manifest
     assert manifest.draft is not None
     assert (manifest.target.quantization, manifest.target.full_logits) == ("none", True)
     assert (manifest.draft.quantization, manifest.draft.full_logits) == ("int8-dynamic", False)
     assert manifest.draft.vocab_size == manifest.target.vocab_size == VOCAB_SIZE
-
-
-def test_a_top_k_head_reads_the_proposed_tokens_alone(pair: Path, dense: Path) -> None:
     logits, found = logits_of_draft(dense), logits_of_draft(pair)
     is_proposed = logits[0] > -np.inf
     assert is_proposed.sum() == NUM_PROPOSED and is_proposed[EOS]
@@ -167,7 +131,7 @@ def test_a_top_k_head_reads_the_proposed_tokens_alone(pair: Path, dense: Path) -
     assert found.full is None
 
 
-def test_nothing_is_spread_over_the_vocabulary_with_a_top_k_head(pair: Path, dense: Path) -> None:
+def test_nothing_is_spread_over_the_vocabulary_with_a_top_k_head(pair, dense):
     graphs = [
         onnx.load(bundle / "draft" / "model.onnx", load_external_data=False).graph
         for bundle in (pair, dense)
@@ -180,56 +144,25 @@ def test_nothing_is_spread_over_the_vocabulary_with_a_top_k_head(pair: Path, den
     assert {value.name for value in graphs[0].initializer} <= read
 
 
-def test_a_forward_without_logit_rows(pair: Path, dense: Path) -> None:
+def test_a_forward_without_logit_rows(pair, dense):
     for bundle in (pair, dense):
         with load_causal_lm(open_bundle(bundle), "draft") as draft:
             found = logits_of(draft, *STEP[:3], np.arange(0))
             assert len(found if bundle == dense else found.top_ids) == 0
 
 
-def test_mjsd_runs(pair: Path) -> None:
-    with Pipeline.from_bundle(pair, num_threads=1) as pipe:
-        options = {"strategy": "mjsd", "draft_length": 2, "temperature": 0.0}
-        assert pipe.generate("def f1(", max_new_tokens=8, **options).sequences
-
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"draft_vocab": 31}, r"draft_vocab=31 is too few with logits='auto'; use at least 32"),
-    (
-        {"draft_vocab": 63, "logits": "topk:64"},
-        "draft_vocab=63 is too few with logits='topk:64'; use at least 64",
-    ),
-    ({"draft_texts": ("a",)}, "draft_texts='a' has no meaning without draft_vocab"),
-    ({"draft": None, "draft_vocab": 64}, "draft_vocab=64 has no meaning without a draft"),
-    ({"draft": None, "draft_quantize": "int8"}, "draft_quantize='int8' has no meaning without"),
-    ({"draft_quantize": "int3"}, "draft_quantize, of the draft: quantize='int3' is not known"),
-    (
-        {"draft_quantize": "int8-dynamic", "dtype": "fp16"},
-        "draft_quantize, of the draft: quantize='int8-dynamic' has no form in dtype='fp16'",
-    ),
-]
-
-
-@pytest.mark.parametrize(("options", "words"), REFUSED)
-def test_refused_options(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ExportError) as caught:
-        ExportConfig(**{"target": "t", "draft": "d", "output": Path("b"), **options})
-    assert words in str(caught.value)
-
-
-def test_a_vocabulary_that_is_not_smaller(alone: Path, small_llama_folder: Path) -> None:
+def test_a_vocabulary_that_is_not_smaller(alone, small_llama_folder):
     config = DraftConfig(bundle=alone, draft=str(small_llama_folder), draft_vocab=VOCAB_SIZE)
     with pytest.raises(ExportError, match=f"leaves out none of {VOCAB_SIZE} tokens"):
         export_draft(config, report=silent)
 
 
-def test_limits_are_those_of_the_target(tmp_path: Path) -> None:
-    config = ExportConfig(
-        target="t", draft="d", output=tmp_path, atol=1e-3, draft_quantize="int8-dynamic"
-    )
-    assert (config.of_draft.quantize, config.of_draft.atol) == ("int8-dynamic", None)
-    same = ExportConfig(target="t", draft="d", output=tmp_path, atol=1e-3, draft_quantize="none")
-    assert same.of_draft.atol == 1e-3
+def test_limits_are_those_of_the_target(tmp_path):
+    for quantize, atol in (("int8-dynamic", None), ("none", 1e-3)):
+        config = ExportConfig(
+            target="t", draft="d", output=tmp_path, atol=1e-3, draft_quantize=quantize
+        )
+        assert (config.of_draft.quantize, config.of_draft.atol) == (quantize, atol)
 
 
 ADVISED = [  # vocabulary, hidden size, role, whether the head is the embedding, advised tokens
@@ -242,21 +175,11 @@ ADVISED = [  # vocabulary, hidden size, role, whether the head is the embedding,
 
 
 @pytest.mark.parametrize(("size", "width", "role", "is_tied", "number"), ADVISED)
-def test_a_shorter_head_is_advised_where_it_saves_much(
-    size: int, width: int, role: str, is_tied: bool, number: int | None
-) -> None:
-    config = LlamaConfig(
-        vocab_size=size,
-        hidden_size=width,
-        intermediate_size=3 * width,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        tie_word_embeddings=is_tied,
-    )
-    model = LlamaForCausalLM(config)
-    stub: Any = SimpleNamespace(
-        role=role, vocab_size=size, proposed_tokens=None, names_proposed=False
-    )
+def test_a_shorter_head_is_advised_where_it_saves_much(size, width, role, is_tied, number):
+    sizes = {"vocab_size": size, "hidden_size": width, "intermediate_size": 3 * width}
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **layers, tie_word_embeddings=is_tied))
+    stub = SimpleNamespace(role=role, vocab_size=size, proposed_tokens=None, names_proposed=False)
     advice = shorter_head_advice(model, stub)
     if number is None:
         assert advice is None

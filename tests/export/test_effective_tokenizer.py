@@ -1,10 +1,8 @@
 """A bundle's tokenizer is the one that transformers loads: ids, texts and chats are the same."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,57 +17,38 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
+from dsbd_export.checkpoints.checkpoint import quiet_libraries
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.opening import open_checkpoint
 from dsbd_export.pipeline import export_bundle
-from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
 from dsbd_export.tokenizers.tokenizer_gate import TokenizerGate
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.text.tokenizer import Tokenizer
-from tests.export.conftest import SIZES
+from tests.export.conftest import SIZES, edit_json, opened, write_merges, written_tokenizer
 from tests.tokenizer_corpus import CHATS, CORPUS, TOOL, random_texts, write_tokenizer
 
 
 @dataclass(frozen=True)
 class Written:
-    """Attributes:
-    wanted: as transformers loads the checkpoint.
-    ours: as the runtime reads what was written.
-    folder: of what was written.
-    lines: what was reported.
-    """
-
-    wanted: PreTrainedTokenizerBase
-    ours: Tokenizer
+    wanted: PreTrainedTokenizerBase  # as transformers loads the checkpoint
+    ours: Tokenizer  # as the runtime reads the written files
     folder: Path
-    lines: list[str]
-
-
-def opened(folder: Path) -> Checkpoint:
-    return open_checkpoint("target", folder, ExportConfig(target="", output=Path("out")))
+    lines: list[str]  # reported
 
 
 def loaded(folder: Path) -> PreTrainedTokenizerBase:
     with quiet_libraries():
-        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True
-        )
-    return found
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
 
 
 def written(source: Path, folder: Path) -> Written:
-    checkpoint, lines = opened(source), []
-    folder.mkdir()
-    write_tokenizer_files(checkpoint, folder, lines.append)
-    ours = Tokenizer(folder, bos_token_id=checkpoint.bos_token_id)
+    ours, lines = written_tokenizer(opened(source), folder)
     return Written(loaded(source), ours, folder, lines)
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Written]:
+def corpus(tmp_path_factory):
     made: dict[str, Written] = {}
 
     def of(name: str) -> Written:
@@ -87,7 +66,7 @@ NUMBERS = [pytest.param(60), pytest.param(500, marks=pytest.mark.long)]
 
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("name", CORPUS)
-def test_ids_and_texts(corpus: Callable[[str], Written], name: str, number: int) -> None:
+def test_ids_and_texts(corpus, name, number):
     kind = corpus(name)
     tokens = list(kind.wanted.get_added_vocab())
     assert set(CORPUS[name].own_tokens) <= set(tokens)
@@ -104,7 +83,7 @@ def test_ids_and_texts(corpus: Callable[[str], Written], name: str, number: int)
 @pytest.mark.parametrize(
     "name", [name for name in CORPUS if "chat_template" in CORPUS[name].config]
 )
-def test_chats(corpus: Callable[[str], Written], name: str, tools: list[Any] | None) -> None:
+def test_chats(corpus, name, tools):
     kind = corpus(name)
     template = ChatTemplate.from_folder(kind.folder)
     for chat in CHATS:
@@ -117,9 +96,7 @@ def test_chats(corpus: Callable[[str], Written], name: str, tools: list[Any] | N
 
 
 @pytest.mark.parametrize("name", CORPUS)
-def test_what_is_written_is_complete(
-    corpus: Callable[[str], Written], name: str, tmp_path: Path
-) -> None:
+def test_what_is_written_is_complete(corpus, name, tmp_path):
     """transformers loads the bundle's own files as the same tokenizer, and so does the export."""
     kind = corpus(name)
     again = PreTrainedTokenizerFast.from_pretrained(kind.folder)
@@ -131,10 +108,8 @@ def test_what_is_written_is_complete(
 
 
 def edited(name: str, folder: Path, **changes: Any) -> Path:
-    """Write a kind of the corpus with changes of tokenizer_config.json."""
     write_tokenizer(name, folder)
-    file = folder / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    edit_json(folder / "tokenizer_config.json", **changes)
     return folder
 
 
@@ -149,8 +124,7 @@ def from_older_files(folder: Path) -> Path:
     (folder / "tokenizer.json").unlink()
     vocab = model["vocab"] | {"<|endoftext|>": len(model["vocab"])}
     (folder / "vocab.json").write_text(json.dumps(vocab))
-    merges = "\n".join(" ".join(merge) for merge in model["merges"])
-    (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
+    write_merges(folder, model["merges"])
     return folder
 
 
@@ -158,16 +132,14 @@ ADDED_ENDS = [(with_config, 0), (from_older_files, 1)]  # (checkpoint, tokens pu
 
 
 @pytest.mark.parametrize(("write", "number"), ADDED_ENDS)
-def test_add_bos_token_is_as_in_transformers(
-    write: Callable[[Path], Path], number: int, tmp_path: Path
-) -> None:
+def test_add_bos_token_is_as_in_transformers(write, number, tmp_path):
     kind = written(write(tmp_path / "checkpoint"), tmp_path / "bundle")
     plain = kind.wanted.encode("Hello", add_special_tokens=False)
     ends = [600] * number
     assert kind.ours.encode("Hello") == kind.wanted.encode("Hello") == [*ends, *plain, *ends]
 
 
-def test_truncation_and_padding_are_not_written(tmp_path: Path) -> None:
+def test_truncation_and_padding_are_not_written(tmp_path):
     source = write_tokenizer("llama_3", tmp_path / "checkpoint")
     backend = Backend.from_file(str(source / "tokenizer.json"))
     backend.enable_truncation(8)
@@ -178,7 +150,7 @@ def test_truncation_and_padding_are_not_written(tmp_path: Path) -> None:
     assert (content["truncation"], content["padding"]) == (None, None)
 
 
-def test_spaces_are_cleaned_up_where_transformers_does(tmp_path: Path) -> None:
+def test_spaces_are_cleaned_up_where_transformers_does(tmp_path):
     source = edited("word_piece", tmp_path / "checkpoint", clean_up_tokenization_spaces=True)
     kind = written(source, tmp_path / "bundle")
     ids = kind.ours.encode("it 's fine , isn n't it ? yes !")
@@ -186,36 +158,46 @@ def test_spaces_are_cleaned_up_where_transformers_does(tmp_path: Path) -> None:
     assert kind.ours.decode(ids).endswith("it? yes!")
 
 
-def test_a_class_that_cannot_read_the_files_is_refused(tmp_path: Path) -> None:
-    source = edited("named_tokens", tmp_path / "checkpoint", tokenizer_class="GemmaTokenizer")
-    with pytest.raises(ExportError, match=r"\(GemmaTokenizer\) refuses the text .*<unk>"):
+OWN_CODE = {
+    "auto_map": {"AutoTokenizer": [None, "tokenization_own.OwnTokenizer"]},
+    "tokenizer_class": "OwnTokenizer",
+}
+REFUSED = [  # (kind, changes of tokenizer_config.json, words)
+    (
+        "named_tokens",
+        {"tokenizer_class": "GemmaTokenizer"},
+        r"\(GemmaTokenizer\) refuses the text .*<unk>",
+    ),
+    (
+        "llama_3",
+        {"split_special_tokens": True},
+        r"tokenizer of the target at .* cannot be exported: .*",
+    ),
+    ("named_tokens", OWN_CODE, r"cannot load the tokenizer .*with trust_remote_code"),
+    *(
+        (
+            "deepseek",
+            {"chat_template": [{"name": name, "template": "x"}]},
+            r"has a chat template named .* is not a file name",
+        )
+        for name in ("../up", "a/b", "..", "")
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "words"), REFUSED)
+def test_what_cannot_be_exported_is_refused(name, settings, words, tmp_path):
+    source = edited(name, tmp_path / "checkpoint", **settings)
+    with pytest.raises(ExportError, match=words):
         written(source, tmp_path / "bundle")
 
 
-def test_what_files_cannot_say_is_refused(tmp_path: Path) -> None:
-    source = edited("llama_3", tmp_path / "checkpoint", split_special_tokens=True)
-    with pytest.raises(ExportError, match=r"tokenizer of the target at .* cannot be exported: .*"):
-        written(source, tmp_path / "bundle")
-
-
-def test_python_code_without_a_fast_form_is_refused(tmp_path: Path) -> None:
+def test_python_code_without_a_fast_form_is_refused(tmp_path):
     source = edited("gpt_2", tmp_path / "checkpoint", tokenizer_class="CTRLTokenizer")
     model = json.loads((source / "tokenizer.json").read_text())["model"]
     (source / "vocab.json").write_text(json.dumps(model["vocab"]))
-    (source / "merges.txt").write_text("#version: 0.2\n")
+    write_merges(source, [])
     with pytest.raises(ExportError, match=r"target at .* is a CTRLTokenizer, which is Python code"):
-        written(source, tmp_path / "bundle")
-
-
-def test_own_code_that_was_not_allowed_is_refused(tmp_path: Path) -> None:
-    auto_map = {"AutoTokenizer": [None, "tokenization_own.OwnTokenizer"]}
-    source = edited(
-        "named_tokens",
-        tmp_path / "checkpoint",
-        auto_map=auto_map,
-        tokenizer_class="OwnTokenizer",
-    )
-    with pytest.raises(ExportError, match=r"cannot load the tokenizer .*with trust_remote_code"):
         written(source, tmp_path / "bundle")
 
 
@@ -227,12 +209,9 @@ WARNINGS = [  # (kind, changes of tokenizer_config.json, of config.json, words)
 
 
 @pytest.mark.parametrize(("name", "settings", "config", "words"), WARNINGS)
-def test_warnings(
-    tmp_path: Path, name: str, settings: dict[str, Any], config: dict[str, Any], words: str
-) -> None:
+def test_warnings(tmp_path, name, settings, config, words):
     source = edited(name, tmp_path / "checkpoint", **settings)
-    file = source / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    edit_json(source / "config.json", **config)
     lines = written(source, tmp_path / "bundle").lines
     assert any(line.startswith("warning: ") for line in lines)
     assert len([line for line in lines if re.search(words, line)]) == 1
@@ -246,7 +225,6 @@ NAMED = {
 
 
 def as_list(folder: Path) -> Path:
-    """Named templates in tokenizer_config.json."""
     named = [{"name": name, "template": text} for name, text in NAMED.items()]
     return edited("deepseek", folder, chat_template=named)
 
@@ -261,28 +239,11 @@ def as_files(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("write", [as_list, as_files])
-def test_named_templates_are_copied(write: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_named_templates_are_copied(write, tmp_path):
     folder = written(write(tmp_path / "checkpoint"), tmp_path / "bundle").folder
     assert (folder / "chat_template.jinja").read_text() == NAMED["default"]
     copied = folder / "additional_chat_templates" / "tool_use.jinja"
     assert copied.read_text() == NAMED["tool_use"]
-
-
-@pytest.mark.parametrize("name", ["../up", "a/b", "..", ""])
-def test_a_template_whose_name_is_no_file_is_refused(name: str, tmp_path: Path) -> None:
-    named = [{"name": name, "template": "x"}]
-    source = edited("deepseek", tmp_path / "checkpoint", chat_template=named)
-    with pytest.raises(ExportError, match=r"has a chat template named .* is not a file name"):
-        written(source, tmp_path / "bundle")
-
-
-def raw_tokenizer(source: Path, folder: Path) -> None:
-    """tokenizer.json as it is in the checkpoint, as bundles once had it."""
-    (folder / "tokenizer.json").write_bytes((source / "tokenizer.json").read_bytes())
-
-
-def no_bos_token(source: Path, folder: Path) -> None:
-    (folder / "tokenizer_config.json").write_text("{}")
 
 
 def other_decoder(source: Path, folder: Path) -> None:
@@ -292,9 +253,12 @@ def other_decoder(source: Path, folder: Path) -> None:
 
 
 GATE = [
-    (raw_tokenizer, r"\(TokenizersBackend\) cannot be exported: by its files it reads '.*' as"),
     (
-        no_bos_token,
+        lambda source, folder: shutil.copy(source / "tokenizer.json", folder),
+        r"\(TokenizersBackend\) cannot be exported: by its files it reads '.*' as",
+    ),
+    (
+        lambda _, folder: (folder / "tokenizer_config.json").write_text("{}"),
         r"a question with chat_template\.jinja, which is refused here: .*'bos_token' is undefined",
     ),
     (other_decoder, r"it writes \[1, .*\] as '  ', in transformers as ' '"),
@@ -302,7 +266,7 @@ GATE = [
 
 
 @pytest.mark.parametrize(("change", "words"), GATE)
-def test_the_gate(tmp_path: Path, change: Callable[[Path, Path], None], words: str) -> None:
+def test_the_gate(tmp_path, change, words):
     source = write_tokenizer("mistral", tmp_path / "checkpoint")
     kind = written(source, tmp_path / "bundle")
     change(source, kind.folder)
@@ -312,8 +276,7 @@ def test_the_gate(tmp_path: Path, change: Callable[[Path, Path], None], words: s
         gate.check_chats({"chat_template.jinja": CORPUS["mistral"].config["chat_template"]})
 
 
-def test_an_exported_bundle(tmp_path: Path) -> None:
-    """From a checkpoint with named templates to the ids of a chat, by the bundle alone."""
+def test_an_exported_bundle(tmp_path):
     source = as_list(tmp_path / "checkpoint")
     (source / "config.json").unlink()
     config = LlamaConfig(**SIZES | {"vocab_size": 603}, num_hidden_layers=1)

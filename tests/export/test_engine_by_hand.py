@@ -5,8 +5,6 @@ graph. Here a call has all tokens of a path at once, in zero caches, by the tens
 contract writes them: no cache is kept, moved or folded, and no code of the runtime is used.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +13,13 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
-from dsbd_export.config import ExportConfig
 from dsbd_export.gate.unwritten_bundle import unwritten_bundle
-from dsbd_export.opening import open_checkpoint
-from dsbd_export.pipeline import export_model
 from dsbd_forward.forward import Forward
-from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.loading import load_causal_lm
 from scripts.family_checkpoints import VOCAB_SIZE, write_family_checkpoint
+from tests.export.gate import export_alone
 from tests.ort_sessions import cpu_session
 
 NUM_PREFIX = 56  # whose first 40 rows are folded
@@ -35,13 +30,11 @@ FIRST_RECENT_ROW = 3
 
 
 @pytest.fixture(scope="module", params=["qwen3", "granite_hybrid"])
-def bundle(request: Any, tmp_path_factory: pytest.TempPathFactory, captures: Any) -> Bundle:
+def bundle(request, tmp_path_factory, captures):
     """A plain decoder, and a model with convolutions, recurrences and attention."""
     folder = tmp_path_factory.mktemp(request.param)
     source = write_family_checkpoint(request.param, folder / "checkpoint")
-    options = ExportConfig(target="", output=folder, logits="full")
-    checkpoint = open_checkpoint("target", source, options)
-    entry = export_model(checkpoint, folder, options, lambda _line: None, captures)
+    _, entry, _ = export_alone(source, folder, captures, logits="full")
     return unwritten_bundle(folder, "target", entry)
 
 
@@ -97,7 +90,7 @@ def append(model: CausalLM, token_ids: NDArray[np.int64], parents: list[int]) ->
     return result.logits.whole
 
 
-def test_the_host_gives_what_the_graph_gives_by_hand(bundle: Bundle) -> None:
+def test_the_host_gives_what_the_graph_gives_by_hand(bundle):
     drawn = np.random.default_rng(0).integers(0, VOCAB_SIZE, NUM_PREFIX + len(PARENTS) + 1)
     prefix, nodes, more = np.split(drawn, [NUM_PREFIX, NUM_PREFIX + len(PARENTS)])
     session = cpu_session(Path(bundle.model_path("target")))

@@ -1,29 +1,21 @@
 """Forms of products before int8: the same in fp32, much nearer in int8, and rows independent."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 from dsbd_export.config import MICROSOFT_DOMAIN
-from dsbd_export.passes.weighted_layers import find_embeddings, find_linears
+from dsbd_export.passes.weighted_layers import Linear, find_embeddings, find_linears
 from dsbd_export.quantization.equalize import NOTHING_EQUALIZED, EqualizedProducts, Equalizer
-from dsbd_export.quantization.product_rows import (
-    ProductRows,
-    RowsOfProducts,
-    key_of,
-    observed_rows,
-    rows_of,
-)
+from dsbd_export.quantization.product_rows import RowsOfProducts, key_of, observed_rows, rows_of
 from dsbd_export.quantization.quantize import Quantized, quantize_graph
 from dsbd_export.quantization.quantize_blockwise import BlockwiseQuantizer
 from dsbd_export.quantization.quantize_dynamic import DynamicQuantizer
 from dsbd_export.quantization.row_forms import FormChoice, RowForm, block_of, int8_error, rotation
+from tests.export.conftest import parsed_graph
 from tests.ort_sessions import cpu_session
 
 WIDTH, INNER, VOCAB = 128, 256, 90
@@ -49,7 +41,7 @@ def long_tails(num_rows: int = 64) -> NDArray[np.float32]:
 WEIGHT = draw(1, 96, WIDTH)
 
 
-def test_a_rotation_is_its_own_inverse() -> None:
+def test_a_rotation_is_its_own_inverse():
     assert np.allclose(rotation(2) * 2**0.5, [[1, 1], [1, -1]])
     assert np.allclose(rotation(64) @ rotation(64), np.eye(64), atol=1e-6)
     assert [block_of(n) for n in (128, 576, 96, 64, 48, 16, 127)] == [64, 64, 32, 32, 16, 0, 0]
@@ -58,13 +50,13 @@ def test_a_rotation_is_its_own_inverse() -> None:
 @pytest.mark.parametrize(
     "form", [RowForm(np.linspace(0.1, 9, WIDTH, dtype=np.float32)), RowForm(None, 32)]
 )
-def test_a_form_keeps_the_product(form: RowForm) -> None:
+def test_a_form_keeps_the_product(form):
     rows = loud_rows()
     found = form.of_rows(rows) @ form.of_weight(WEIGHT).T
     np.testing.assert_allclose(found, rows @ WEIGHT.T, rtol=1e-3, atol=1e-3)
 
 
-def test_loud_channels_are_scaled_and_tails_rotated() -> None:
+def test_loud_channels_are_scaled_and_tails_rotated():
     def chosen(rows: NDArray[np.float32], **can: bool) -> tuple[RowForm, float]:
         options = {"can_scale": True, "can_rotate": True, **can}
         form = FormChoice().form(rows_of(rows), WEIGHT, **options)
@@ -83,7 +75,7 @@ def test_loud_channels_are_scaled_and_tails_rotated() -> None:
     assert form.scales is None and not form.block
 
 
-def test_a_rotation_is_chosen_by_what_shares_a_scale() -> None:
+def test_a_rotation_is_chosen_by_what_shares_a_scale():
     """A loud channel takes the integers of those that share its scale alone."""
     rows = rows_of(loud_rows((3,)))
     errors = [int8_error(RowForm(), rows.rows, WEIGHT, shared) for shared in (None, 64, 32)]
@@ -99,15 +91,12 @@ def test_a_rotation_is_chosen_by_what_shares_a_scale() -> None:
     assert errors[0] > errors[1] > errors[2]
 
 
-def test_a_channel_that_was_silent_is_not_magnified_without_bound() -> None:
+def test_channels_that_were_silent_are_not_magnified_without_bound():
+    """Also those that a model was widened by: they must not drown the others."""
     rows = loud_rows()
     rows[:, 7] = 0
     form = FormChoice().form(rows_of(rows), WEIGHT, can_scale=True, can_rotate=False)
     assert form.scales is not None and form.scales[7] > 0.05 * np.median(form.scales)
-
-
-def test_channels_that_are_mostly_silent_are_not_magnified_either() -> None:
-    """Those that a model was widened by: what else is heard of them must not drown the rest."""
     rows, weight = loud_rows(), WEIGHT.copy()
     silent = np.arange(WIDTH) % 4 != 0
     rows[:, silent] = 0
@@ -116,7 +105,7 @@ def test_channels_that_are_mostly_silent_are_not_magnified_either() -> None:
     assert form.scales is not None and form.scales.max() < 1e4 * form.scales.min()
 
 
-def test_the_form_of_a_head_keeps_what_is_likely_or_looked_up() -> None:
+def test_the_form_of_a_head_keeps_what_is_likely_or_looked_up():
     """A constant channel that makes 900 tokens unlikely, and that all embeddings hold."""
     rows = loud_rows((3,))
     rows[:, 7] = 1
@@ -134,7 +123,7 @@ def test_the_form_of_a_head_keeps_what_is_likely_or_looked_up() -> None:
     assert lost[True] < 0.01 <= lost[False]
 
 
-def test_rows_of_products_are_observed_by_their_weights() -> None:
+def test_rows_of_products_are_observed_by_their_weights():
     model = nn.Sequential(nn.Linear(WIDTH, INNER), nn.Linear(INNER, 8))
     rows = loud_rows(num_rows=300)
     with torch.no_grad(), observed_rows(model) as found:
@@ -164,76 +153,41 @@ def decoder(*, is_tied: bool, reads_norm: bool = False, is_merged: bool = True) 
         "flat": np.array([-1, WIDTH]),
         "unflat": np.array([1, -1, WIDTH]),
     }
-    node = helper.make_node
-    nodes = [
-        node("Gather", ["embedding", "input_ids"], ["x"]),
-        node("RMSNormalization", ["x", "gain"], ["rows"], axis=-1),
-    ]
     if is_merged:
-        nodes += [
-            node("Reshape", ["rows", "flat"], ["flat_rows"]),
-            node("Gemm", ["flat_rows", "gate_up", "bias"], ["both"], transB=1),
-            node("Split", ["both", "sizes"], ["g", "u"], axis=-1),
-        ]
+        shapes = f"float[S,{WIDTH}] flat_rows, float[S,{INNER}] inner"
+        both = """flat_rows = Reshape(rows, flat)
+            both = Gemm <transB = 1> (flat_rows, gate_up, bias)
+            g, u = Split <axis = -1> (both, sizes)"""
     else:
-        nodes += [node("MatMul", ["rows", name], [name[0]]) for name in ("gate", "up")]
-    nodes += [
-        node("Sigmoid", ["g"], ["s"]),
-        node("Mul", ["g", "s"], ["silu"]),
-        node("Mul", ["silu", "u"], ["inner"]),
-        node("MatMul", ["inner", "down"], ["flat_delta"]),
-        node("Reshape", ["flat_delta", "unflat"], ["delta"]),
-        node("Add", ["x", "delta"], ["y"]),
-        node("RMSNormalization", ["y", "last_gain"], ["last"], axis=-1),
-        node("Gather", ["last", "logit_rows"], ["chosen"], axis=1),
-        node("Squeeze", ["chosen", "first"], ["squeezed"]),  # of no known shape, as rules leave it
-    ]
-    if is_tied:
-        nodes.append(node("Transpose", ["embedding"], ["tied"], perm=[1, 0]))
-    nodes.append(node("MatMul", ["squeezed", "tied" if is_tied else "head"], ["logits"]))
-    used = {name for each in nodes for name in each.input}
-    graph = helper.make_graph(
-        nodes,
-        "decoder",
-        [
-            helper.make_tensor_value_info("input_ids", TensorProto.INT64, [1, "S"]),
-            helper.make_tensor_value_info("logit_rows", TensorProto.INT64, ["R"]),
-        ],
-        [
-            helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["R", VOCAB]),
-            *[helper.make_tensor_value_info("rows", TensorProto.FLOAT, [1, "S", WIDTH])][
-                : int(reads_norm)
-            ],
-        ],
-        [numpy_helper.from_array(array, name) for name, array in weights.items() if name in used],
-        value_info=[
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, rows, width])
-            for name, rows, width in (
-                ("x", "S", WIDTH),
-                ("last", "S", WIDTH),
-                ("chosen", "R", WIDTH),
-                *([] if reads_norm else [("rows", "S", WIDTH)]),
-            )
-        ]
-        + [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["S", width])
-            for name, width in (("flat_rows", WIDTH), ("inner", INNER))
-            if is_merged
-        ]
-        + [
-            helper.make_tensor_value_info("inner", TensorProto.FLOAT, [1, "S", INNER])
-            for _ in range(not is_merged)
-        ],
+        shapes, both = f"float[1,S,{INNER}] inner", "g = MatMul(rows, gate) u = MatMul(rows, up)"
+    rows = f"float[1,S,{WIDTH}] rows"
+    model = parsed_graph(
+        f"""(int64[1,S] input_ids, int64[R] logit_rows)
+            => (float[R,{VOCAB}] logits {", " + rows if reads_norm else ""})
+        <float[1,S,{WIDTH}] x, float[1,S,{WIDTH}] last, float[1,R,{WIDTH}] chosen, {shapes}
+            {"" if reads_norm else ", " + rows}> {{
+            x = Gather(embedding, input_ids)
+            rows = RMSNormalization <axis = -1> (x, gain)
+            {both}
+            s = Sigmoid(g)
+            silu = Mul(g, s)
+            inner = Mul(silu, u)
+            flat_delta = MatMul(inner, down)
+            delta = Reshape(flat_delta, unflat)
+            y = Add(x, delta)
+            last = RMSNormalization <axis = -1> (y, last_gain)
+            chosen = Gather <axis = 1> (last, logit_rows)
+            squeezed = Squeeze(chosen, first)
+            {"tied = Transpose <perm = [1, 0]> (embedding)" if is_tied else ""}
+            logits = MatMul(squeezed, {"tied" if is_tied else "head"})
+        }}""",
+        **weights,
     )
-    opset = [helper.make_opsetid("", 24)]
-    return ir.serde.deserialize_model(helper.make_model(graph, opset_imports=opset, ir_version=10))
+    return ir.from_proto(model)
 
 
 def run(model: ir.Model, names: list[str], num_tokens: int = 20) -> list[NDArray[np.float32]]:
-    feeds = {
-        "input_ids": np.arange(num_tokens)[None],
-        "logit_rows": np.arange(num_tokens),
-    }
+    feeds = {"input_ids": np.arange(num_tokens)[None], "logit_rows": np.arange(num_tokens)}
     return cpu_session(model).run(names, feeds)
 
 
@@ -255,63 +209,52 @@ def seen_in(**form: bool) -> RowsOfProducts:
 
 
 class Both(FormChoice):
-    """Scales and rotates where both can be."""
-
-    def form(
-        self,
-        seen: ProductRows,
-        weight: NDArray[np.float32],
-        *,
-        can_scale: bool,
-        can_rotate: bool,
-        is_after_attention: bool = False,
-        is_head: bool = False,
-        is_looked_up: bool = False,
-    ) -> RowForm:
+    def form(self, seen, weight, *, can_scale, can_rotate, is_after_attention=False, **_):
         assert len(seen.largest) == weight.shape[1] and not is_after_attention
         scales = np.exp(draw(3, weight.shape[1])) if can_scale else None
         return RowForm(scales, block_of(weight.shape[1]) if can_rotate else 0)
+
+
+def both_forms(model: ir.Model, seen: RowsOfProducts) -> tuple[Equalizer, list[Linear]]:
+    linears = find_linears(model.graph)
+    equalizer = Equalizer(model.graph, linears, find_embeddings(model.graph), seen, Both())
+    after = equalizer.equalize()
+    assert [each.node for each in after] == [each.node for each in linears]
+    return equalizer, after
+
+
+def assert_near(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> None:
+    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=2e-5 * np.abs(wanted).max())
 
 
 FORMS = [{"is_tied": True}, {"is_tied": False, "is_merged": False}, {"is_tied": False}]
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_in_fp32_the_graph_computes_the_same(form: dict[str, bool]) -> None:
+def test_in_fp32_the_graph_computes_the_same(form):
     model = decoder(**form)
     [wanted] = run(model, ["logits"])
-    linears, embeddings = find_linears(model.graph), find_embeddings(model.graph)
-    equalizer = Equalizer(model.graph, linears, embeddings, seen_in(**form), Both())
-    after = equalizer.equalize()
-    assert equalizer.done == EqualizedProducts(num_scaled=3, num_rotated=3)
-    assert [linear.node for linear in after] == [linear.node for linear in linears]
-    [found] = run(model, ["logits"])
-    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=2e-5 * np.abs(wanted).max())
+    done = both_forms(model, seen_in(**form))[0].done
+    assert done == EqualizedProducts(num_scaled=3, num_rotated=3)
+    assert_near(run(model, ["logits"])[0], wanted)
 
 
-def test_rows_that_something_else_reads_are_not_scaled() -> None:
+def test_rows_that_something_else_reads_are_not_scaled():
     model = decoder(is_tied=False, reads_norm=True)
     [wanted] = run(model, ["rows"])
-    linears, embeddings = find_linears(model.graph), find_embeddings(model.graph)
-    seen = seen_in(is_tied=False, reads_norm=True)
-    equalizer = Equalizer(model.graph, linears, embeddings, seen, Both())
-    equalizer.equalize()
-    assert equalizer.done == EqualizedProducts(num_scaled=2, num_rotated=3)
+    done = both_forms(model, seen_in(is_tied=False, reads_norm=True))[0].done
+    assert done == EqualizedProducts(num_scaled=2, num_rotated=3)
     assert np.array_equal(run(model, ["rows"])[0], wanted)
 
 
-def test_layers_that_share_a_norm_get_scales_of_their_own() -> None:
+def test_layers_that_share_a_norm_get_scales_of_their_own():
     """Constants of equal values are one initializer in a graph."""
     model = decoder(is_tied=False)
     norms = [node for node in model.graph if node.op_type == "RMSNormalization"]
     norms[1].replace_input_with(1, norms[0].inputs[1])
     [wanted] = run(model, ["logits"])
-    linears, embeddings = find_linears(model.graph), find_embeddings(model.graph)
-    equalizer = Equalizer(model.graph, linears, embeddings, seen_in(is_tied=False), Both())
-    equalizer.equalize()
-    assert equalizer.done.num_scaled == 3
-    [found] = run(model, ["logits"])
-    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=2e-5 * np.abs(wanted).max())
+    assert both_forms(model, seen_in(is_tied=False))[0].done.num_scaled == 3
+    assert_near(run(model, ["logits"])[0], wanted)
 
 
 KINDS = ["int8-dynamic", "int8"]
@@ -324,7 +267,7 @@ def quantized(kind: str = "int8-dynamic", **form: bool) -> tuple[ir.Model, Quant
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("form", FORMS)
-def test_int8_is_nearer_in_these_forms(form: dict[str, bool], kind: str) -> None:
+def test_int8_is_nearer_in_these_forms(form, kind):
     [wanted] = run(decoder(**form), ["logits"])
     as_it_is = decoder(**form)
     done = quantize_graph(as_it_is, kind, is_exact=True)
@@ -337,7 +280,7 @@ def test_int8_is_nearer_in_these_forms(form: dict[str, bool], kind: str) -> None
     assert after < 0.5 * before
 
 
-def test_what_is_written_warns_of_nothing() -> None:
+def test_what_is_written_warns_of_nothing():
     """A shape without a type is left out when a graph is written, with a line for the user."""
     model, _ = quantized(is_tied=True)
     values = [value for node in model.graph for value in node.outputs]
@@ -345,12 +288,17 @@ def test_what_is_written_warns_of_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_does_not_depend_on_its_neighbours(kind: str) -> None:
+def test_a_row_does_not_depend_on_its_neighbours(kind):
     """The first product of rows is one of few rows and of many, rotated in blocks."""
     form = {"is_tied": True}
     model = decoder(**form)
-    linears, embeddings = find_linears(model.graph), find_embeddings(model.graph)
-    equalizer = Equalizer(model.graph, linears, embeddings, seen_in(**form), Both())
+    equalizer = Equalizer(
+        model.graph,
+        find_linears(model.graph),
+        find_embeddings(model.graph),
+        seen_in(**form),
+        Both(),
+    )
     linears, embeddings = equalizer.equalize(), equalizer.embeddings
     if kind == "int8":
         blocks = BlockwiseQuantizer(model.graph, is_exact=True)
@@ -369,7 +317,7 @@ def test_a_row_does_not_depend_on_its_neighbours(kind: str) -> None:
     assert run(model, ["logits"], 0)[0].shape == (0, VOCAB)
 
 
-def test_a_row_of_zeros_has_a_product_of_zeros() -> None:
+def test_a_row_of_zeros_has_a_product_of_zeros():
     model = decoder(is_tied=False, is_merged=False)
     embedding = model.graph.initializers["embedding"]
     assert embedding.const_value is not None

@@ -1,27 +1,20 @@
 """Exact attention: the same bits for a path however it is computed, and what the sums hold."""
 
-from __future__ import annotations
-
-import shutil
 from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 
-from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.opening import open_checkpoint
 from dsbd_export.passes.exact_attention import IntegerSums, attend_exactly
 from dsbd_export.passes.weighted_layers import Store
-from dsbd_export.pipeline import export_bundle, export_model
+from dsbd_export.pipeline import export_bundle
+from dsbd_export.progress import silent
 from dsbd_runtime.bundle_files.bundle import open_bundle
-from scripts.family_checkpoints import (
-    FAMILY_CHECKPOINTS,
-    SOURCE_READERS,
-    write_family_checkpoint,
-)
+from scripts.family_checkpoints import FAMILY_CHECKPOINTS, SOURCE_READERS, write_family_checkpoint
 from scripts.path_ways import PathEngine, count_differing
+from tests.export.gate import export_alone
 from tests.ort_sessions import cpu_session
 
 NUM_TOKENS, NUM_WAYS = 90, 16
@@ -36,15 +29,10 @@ def bundles(exported_others, captures, tmp_path_factory):
     def bundle(quantize, attention):
         if (quantize, attention) not in made:
             output = tmp_path_factory.mktemp("exact") / "bundle"
-            max_kl = None if quantize == "none" else LOOSE
-            config = replace(
-                exported_others.config,
-                output=output,
-                quantize=quantize,
-                attention=attention,
-                max_kl=max_kl,
-            )
-            export_bundle(config, report=lambda _: None, source_of=captures)
+            options = {"quantize": quantize, "attention": attention, "output": output}
+            options["max_kl"] = None if quantize == "none" else LOOSE
+            config = replace(exported_others.config, **options)
+            export_bundle(config, report=silent, source_of=captures)
             made[quantize, attention] = output
         return open_bundle(made[quantize, attention])
 
@@ -77,10 +65,18 @@ def test_logits_depend_on_the_path_alone(bundles, precision, role):
     ],
 )
 def test_fused_attention_depends_on_more(bundles, precision):
-    """Without exact attention, the comparisons of the tests above fail."""
     bundle = bundles(*precision)
     assert differing(bundle, "target") > NUM_WAYS / 2
     assert bundle.entry("target").bit_exact is False
+
+
+def value_of(name, *shape, dtype=ir.DataType.FLOAT):
+    return ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
+
+
+def scattered():
+    row = value_of("row", 1, dtype=ir.DataType.INT64)
+    return [value_of("past", 1, 2, "C", 8), value_of("new", 1, 2, "S", 8), row]
 
 
 def session_of_sums(context_length, num_rows, limit_of_values):
@@ -89,15 +85,13 @@ def session_of_sums(context_length, num_rows, limit_of_values):
     store = Store(graph, "exact")
     largest = np.full((2, 8), limit_of_values, np.float32)
     sums = IntegerSums(store, context_length, {0: largest})
-    kind = ir.TensorType(ir.DataType.FLOAT)
-    scores = ir.Value(name="scores", shape=ir.Shape((1, 2, num_rows, "C")), type=kind)
-    value = ir.Value(name="present.0.value", shape=ir.Shape((1, 2, "C", 8)), type=kind)
-    new = ir.Value(name="new", shape=ir.Shape((1, 2, "S", 8)), type=kind)
+    scores = value_of("scores", 1, 2, num_rows, "C")
+    value, new = value_of("present.0.value", 1, 2, "C", 8), value_of("new", 1, 2, "S", 8)
     tape = ir.tape.Tape()
     attended, prepared = sums.attended(tape, scores, value), sums.prepare_value(tape, 0, new)
     attended.name, prepared.name = "attended", "prepared"
     for result in (attended, prepared):
-        result.type = kind
+        result.type = new.type
     graph.extend(tape.nodes)
     graph.inputs.extend([scores, value, new])
     graph.outputs.extend([attended, prepared])
@@ -139,17 +133,10 @@ def test_integers_are_added_without_rounding(kind, context_length):
 
 def test_an_attention_that_nothing_shows(tmp_path):
     """A cached value that no softmax reads leaves the graph without bit-exact attention."""
-    kind = ir.TensorType(ir.DataType.FLOAT)
-    names = {"past": (1, 2, "C", 8), "new": (1, 2, "S", 8)}
-    past, new = (
-        ir.Value(name=name, shape=ir.Shape(shape), type=kind) for name, shape in names.items()
-    )
-    index = ir.Value(name="index", shape=ir.Shape((1,)), type=ir.TensorType(ir.DataType.INT64))
-    node = ir.Node("", "TensorScatter", [past, new, index])
+    inputs = scattered()
+    node = ir.Node("", "TensorScatter", inputs)
     node.outputs[0].name = "present.0.value"
-    graph = ir.Graph(
-        [past, new, index], node.outputs, nodes=[node], opset_imports={"": 24}, name="one"
-    )
+    graph = ir.Graph(inputs, node.outputs, nodes=[node], opset_imports={"": 24}, name="one")
     with pytest.raises(ExportError, match="0 attentions read the values of 1 layers"):
         attend_exactly(ir.Model(graph, ir_version=10), 256, [0], None)
 
@@ -160,18 +147,9 @@ def test_an_attention_that_nothing_shows(tmp_path):
 )
 def test_a_sink_takes_a_column_only_where_there_is_one(context_length, has_sink, in_double):
     """Up to 4,096 columns are added up in fp32, and at most as many rows as the context has."""
-    kind, index = ir.TensorType(ir.DataType.FLOAT), ir.TensorType(ir.DataType.INT64)
-    past, new, scores = (
-        ir.Value(name=name, shape=ir.Shape(shape), type=kind)
-        for name, shape in (
-            ("past", (1, 2, "C", 8)),
-            ("new", (1, 2, "S", 8)),
-            ("scores", (1, 2, "S", "N")),
-        )
-    )
-    row = ir.Value(name="row", shape=ir.Shape((1,)), type=index)
+    inputs, scores = scattered(), value_of("scores", 1, 2, "S", "N")
     tape = ir.tape.Tape()
-    present = tape.op("TensorScatter", [past, new, row], {"axis": 2})
+    present = tape.op("TensorScatter", inputs, {"axis": 2})
     present.name = "present.0.value"
     weights = tape.op("Softmax", [scores], {"axis": -1})
     if has_sink:
@@ -179,13 +157,10 @@ def test_a_sink_takes_a_column_only_where_there_is_one(context_length, has_sink,
         weights = tape.op("Slice", [weights, *bounds])
     attended = tape.op("MatMul", [weights, present])
     for value in (present, attended):
-        value.type = kind
+        value.type = scores.type
+    outputs = [attended, present]
     graph = ir.Graph(
-        [past, new, scores, row],
-        [attended, present],
-        nodes=tape.nodes,
-        opset_imports={"": 24},
-        name="one",
+        [*inputs, scores], outputs, nodes=tape.nodes, opset_imports={"": 24}, name="one"
     )
     largest = {0: np.ones((2, 8), np.float32)}
     attend_exactly(ir.Model(graph, ir_version=10), context_length, [0], largest)
@@ -197,19 +172,6 @@ def test_a_sink_takes_a_column_only_where_there_is_one(context_length, has_sink,
     assert len(to_double) == in_double
 
 
-REFUSED = [
-    ({"quantize": "int4", "dtype": "fp16"}, "dtype='fp16'"),
-    ({"dtype": "fp16"}, "dtype='fp16'"),
-    ({"engine": "tensorrt"}, "engine='tensorrt'"),
-]
-
-
-@pytest.mark.parametrize(("options", "named"), REFUSED)
-def test_precisions_without_an_exact_form(options, named, tmp_path):
-    with pytest.raises(ExportError, match=f"attention='exact' has no form for {named}"):
-        ExportConfig(target="t", draft="d", output=tmp_path, attention="exact", **options)
-
-
 @pytest.mark.parametrize("quantize", ["int8", "int8-blocks"])
 @pytest.mark.parametrize(
     ("name", "reason"),
@@ -219,23 +181,17 @@ def test_precisions_without_an_exact_form(options, named, tmp_path):
         ("deepseek_v3", "its values are computed from what is cached"),
     ],
 )
-def test_a_model_without_exact_form_gets_the_other_and_says_so(
-    name, reason, quantize, captures, tmp_path
-):
+def test_a_model_without_exact_form_says_so(name, reason, quantize, captures, tmp_path):
     folder = write_family_checkpoint(name, tmp_path / "checkpoint")
     length = {**FAMILY_CHECKPOINTS, **SOURCE_READERS}[name].max_context
-    config = ExportConfig(
-        target="", output=tmp_path, quantize=quantize, max_context=length, max_kl=LOOSE
-    )
+    options = {"quantize": quantize, "max_context": length, "max_kl": LOOSE}
     report: list[str] = []
-    checkpoint = open_checkpoint("target", folder, config)
-    entry = export_model(checkpoint, tmp_path, config, report.append, captures)
-    assert entry.bit_exact is False and entry.quantization == config.quantized_form
+    _, entry, _ = export_alone(folder, tmp_path, captures, report.append, **options)
+    assert entry.bit_exact is False
+    assert entry.quantization == ("int8-dynamic" if quantize == "int8" else "int8")
     said = f"target: attention is fused, not exact as usual in {quantize}: {reason}"
     assert any(line.startswith(said) for line in report)
-    shutil.rmtree(tmp_path / "target")
-    with pytest.raises(
-        ExportError, match=r"attention='exact' (has no form|is not supported) for .*: .*fused"
-    ):
-        asked = replace(config, attention="exact")
-        export_model(open_checkpoint("target", folder, asked), tmp_path, asked, print, captures)
+    words = r"attention='exact' (has no form|is not supported) for .*: .*fused"
+    (other := tmp_path / "exact").mkdir()
+    with pytest.raises(ExportError, match=words):
+        export_alone(folder, other, captures, attention="exact", **options)

@@ -1,9 +1,9 @@
 """From two folders to a bundle, and what is left after when that fails."""
 
-from __future__ import annotations
-
 import shutil
+import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from transformers import GPT2Config, PhiConfig
@@ -11,10 +11,11 @@ from transformers import GPT2Config, PhiConfig
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.pipeline import export_bundle
+from dsbd_export.progress import silent
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.parts.cache_entries import equal_caches
 from scripts.family_checkpoints import write_checkpoint
-from tests.export.conftest import swap_tokens
+from tests.export.conftest import export_process, swap_tokens
 
 FILES = {
     f"{role}/{file}"
@@ -22,23 +23,12 @@ FILES = {
     for file in ("model.onnx", "model.onnx.data", "prune.onnx")
 } | {"tokenizer.json", "tokenizer_config.json", "generation_config.json"}
 STAGES = (
-    "loading",
-    "reference",
-    "capturing",
-    "optimizing",
-    "merging",
-    "merged",
-    "saving",
-    "prune",
-    "comparing",
+    *("loading", "reference", "capturing", "optimizing"),
+    *("merging", "merged", "saving", "prune", "comparing"),
 )
 
 
-def silent(_line: str) -> None:
-    pass
-
-
-def test_the_manifest(exported):
+def test_the_manifest(exported, exported_others):
     manifest = open_bundle(exported.config.output, verify=True).manifest
     assert manifest == exported.result.manifest
     assert set(manifest.files) == FILES
@@ -49,9 +39,6 @@ def test_the_manifest(exported):
     assert (target.dtype, target.quantization, target.logits) == ("fp32", "none", "full")
     assert target.caches == equal_caches(2, num_heads=2, head_dim=12, dtype="fp32")
     assert (target.masks, target.sliding_window) == (["attention_mask"], None)
-
-
-def test_the_manifest_of_sliding_layers(exported_others):
     manifest = exported_others.result.manifest
     assert manifest.target.masks == ["attention_mask", "attention_mask_sliding"]
     assert manifest.draft.masks == ["attention_mask_sliding"]
@@ -60,33 +47,24 @@ def test_the_manifest_of_sliding_layers(exported_others):
 
 def test_every_stage_is_reported(exported):
     for role in ("target", "draft"):
-        lines = [
-            line
-            for line in exported.report
-            if line.startswith(f"{role}: ") and not line.endswith(" left")  # of a slow machine
-        ]
-        found = [stage in line for stage, line in zip(STAGES, lines, strict=True)]
-        assert found == [True] * len(STAGES)
+        lines = [line for line in exported.report if line.startswith(f"{role}: ")]
+        lines = [line for line in lines if not line.endswith(" left")]  # of a slow machine
+        assert all(stage in line for stage, line in zip(STAGES, lines, strict=True))
 
 
 def test_a_failed_export_keeps_the_old_bundle(exported, tmp_path):
-    output = tmp_path / "bundle"
-    shutil.copytree(exported.config.output, output)
-    config = replace(exported.config, output=output, target=str(broken_target(exported, tmp_path)))
+    output = shutil.copytree(exported.config.output, tmp_path / "bundle")
+    target = shutil.copytree(exported.config.target, tmp_path / "target")
+    (target / "model.safetensors").write_bytes(b"no weights")
+    config = replace(exported.config, output=output, target=str(target))
     with pytest.raises(ExportError, match="cannot be loaded"):
         export_bundle(config, report=silent)
     assert open_bundle(output, verify=True).manifest == exported.result.manifest
     assert {path.name for path in tmp_path.iterdir()} == {"bundle", "target"}
 
 
-def broken_target(exported, tmp_path):
-    folder = copy_of(exported.config.target, tmp_path / "target")
-    (folder / "model.safetensors").write_bytes(b"no weights")
-    return folder
-
-
 def test_a_pair_that_does_not_agree_leaves_nothing(llama_folder, tmp_path):
-    draft = copy_of(llama_folder, tmp_path / "draft")
+    draft = shutil.copytree(llama_folder, tmp_path / "draft")
     swap_tokens(draft, "def", "path")
     with pytest.raises(ExportError, match="vocabularies differ"):
         export_bundle(config_of(llama_folder, draft, tmp_path / "out"), report=silent)
@@ -111,10 +89,46 @@ def test_a_pair_of_two_families_with_vocabularies_of_different_size(tmp_path):
     assert open_bundle(tmp_path / "out", verify=True).manifest == manifest
 
 
-def copy_of(source, folder):
-    shutil.copytree(source, folder)
-    return folder
-
-
 def config_of(target, draft, output, **options):
     return ExportConfig(target=str(target), draft=str(draft), output=output, **options)
+
+
+LIMIT = 50_000  # bytes; the weights of the tiny pair are larger
+LIMITED = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({LIMIT}, {LIMIT}))"
+
+
+def pair_of(checkpoint, output):
+    return ("--target", checkpoint, "--draft", checkpoint, "-o", output)
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.slow
+def test_weights_that_do_not_fit(small_llama_folder, tmp_path):
+    pair = pair_of(small_llama_folder, tmp_path / "bundle")
+    code, lines = export_process(*pair, first=LIMITED)
+    assert code == 2, lines
+    assert "saving the graph" in lines[-2]
+    last = lines[-1]
+    assert last.startswith(f"Error: cannot write {tmp_path / 'bundle'}: ")
+    assert last.endswith("; free some space or choose another output")
+    assert names_in(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_an_export_that_is_ended(small_llama_folder, tmp_path):
+    """SIGTERM leaves nothing; files that SIGKILL leaves are gone after the next export."""
+    output = tmp_path / "bundle"
+    pair = pair_of(small_llama_folder, output)
+    code, _ = export_process(*pair, ended_at="draft: capturing", number=signal.SIGTERM)
+    assert code == 128 + signal.SIGTERM
+    assert names_in(tmp_path) == []
+    code, _ = export_process(*pair, ended_at="draft: capturing", number=signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    assert names_in(tmp_path) != [] and not output.exists()
+    folder = str(small_llama_folder)
+    export_bundle(ExportConfig(target=folder, draft=folder, output=output), report=silent)
+    assert names_in(tmp_path) == ["bundle"]
+    open_bundle(output, verify=True)

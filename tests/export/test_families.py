@@ -1,33 +1,26 @@
 """Every family of the table: one tiny random checkpoint, the whole parity gate."""
 
-from __future__ import annotations
-
 from collections import Counter
-from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from numpy.typing import NDArray
+import torch
 from safetensors.torch import load_file, save_file
-from transformers import HeliumConfig
+from transformers import AutoModelForMultimodalLM, HeliumConfig
 
 from dsbd_export.capture.cache_probe import probed_caches
 from dsbd_export.capture.graph_checks import check_contract
 from dsbd_export.capture.part import joined
 from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.checkpoints.composite import AbsentPart
 from dsbd_export.checkpoints.families import FAMILIES, AttentionForm
 from dsbd_export.checkpoints.model_loading import load_model
-from dsbd_export.config import ExportConfig, ModelOptions
+from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import MAX_ABS_ERROR, ParityLimit
-from dsbd_export.model_kinds import source_of
-from dsbd_export.opening import open_checkpoint
-from dsbd_export.parity_cases import forest_cases
+from dsbd_export.parity_cases import forest_cases, reference_logits, text_case
 from dsbd_export.parts.table import parts_of_engine
-from dsbd_export.pipeline import export_model
 from dsbd_runtime.parts.cache_entries import recurrent
 from scripts.family_checkpoints import (
     CONVOLUTIONAL,
@@ -42,7 +35,14 @@ from scripts.family_checkpoints import (
     write_family_checkpoint,
 )
 from scripts.family_matrix import PRECISIONS, Failure, build_engines_of, export_in
-from tests.export.gate import check_parity, references
+from tests.export.conftest import opened
+from tests.export.gate import (
+    check_parity,
+    count_positions_from_the_first_new_row,
+    export_alone,
+    references,
+    rename_inputs,
+)
 
 KINDS = ["prefill", "decode", "tree"]
 NEAR = "attention_mask_sliding"
@@ -51,17 +51,6 @@ NEAR = "attention_mask_sliding"
 # An attention node, one with a window on some layers, rotary angles from a table, softcap, experts
 ENGINES_BUILT = ("llama", "qwen2", "gptj", "gemma2", "qwen2_moe")
 AS_FP32 = [column for column, (dtype, *_) in PRECISIONS.items() if dtype == "fp32"][1:]
-
-
-def export_alone(
-    checkpoint_folder: Path, folder: Path, max_context: int | None = None, sources=source_of
-):
-    """The checkpoint, its manifest entry and its graph."""
-    options = ExportConfig(target="", draft="", output=folder, max_context=max_context)
-    checkpoint = open_checkpoint("target", checkpoint_folder, options)
-    entry = export_model(checkpoint, folder, options, lambda _line: None, sources)
-    checkpoint = replace(checkpoint, caches=tuple(entry.caches))
-    return checkpoint, entry, onnx.load(folder / "target" / "model.onnx", load_external_data=False)
 
 
 def form_of(graph: onnx.GraphProto) -> AttentionForm:
@@ -121,7 +110,7 @@ def test_a_family_passes_the_whole_gate(name, captures, tmp_path):
     """In fp32; one variant then, of the same capture, in one of the others with exact attention."""
     row = FAMILY_CHECKPOINTS[name]
     folder = write_family_checkpoint(name, tmp_path / "checkpoint")
-    checkpoint, entry, model = export_alone(folder, tmp_path, row.max_context, captures)
+    checkpoint, entry, model = export_alone(folder, tmp_path, captures, max_context=row.max_context)
     family = FAMILIES[row.family]
     assert entry.family == row.family
     is_recurrent = name in RECURRENT
@@ -154,8 +143,7 @@ def test_a_family_opens_and_tells_what_its_layers_cache(name, tmp_path):
     """The cheap form of what ``-m long`` exports."""
     row = FAMILY_CHECKPOINTS[name]
     folder = write_family_checkpoint(name, tmp_path / "checkpoint")
-    options = ExportConfig(target="", draft="", output=tmp_path, max_context=row.max_context)
-    checkpoint = open_checkpoint("target", folder, options)
+    checkpoint = opened(folder, max_context=row.max_context)
     assert checkpoint.family == row.family
     caches = probed_caches(load_model(checkpoint, "fp16"), checkpoint, "fp16")
     num_layers = len(checkpoint.layer_masks) - getattr(checkpoint.config, "num_kv_shared_layers", 0)
@@ -165,7 +153,6 @@ def test_a_family_opens_and_tells_what_its_layers_cache(name, tmp_path):
 
 
 def check_exact(name: str, result: float | Failure) -> None:
-    """All families are exact, or refuse to be."""
     is_refused = isinstance(result, Failure) and result.is_for_want_of_exact_attention
     assert is_refused if name in NOT_EXACT else not isinstance(result, Failure), result
 
@@ -173,7 +160,6 @@ def check_exact(name: str, result: float | Failure) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_a_family_passes_in_every_precision(name, captures, tmp_path):
-    """scripts/export_matrix exports every variant in every precision."""
     folder = write_family_checkpoint(name, tmp_path / "checkpoint")
     for column in AS_FP32:
         check_exact(name, export_in(column, name, folder, tmp_path / column, captures))
@@ -197,13 +183,20 @@ def test_a_family_passes_in_fp16_and_engines_are_built_of_it(name, captures, tmp
     assert not isinstance(attention, Failure), attention
 
 
+HELIUM = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 24,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 12,
+    "max_position_embeddings": 64,
+}
+
+
 def test_a_family_that_is_not_in_the_table_is_tried(tmp_path):
-    sizes = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 12}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
-    config = HeliumConfig(
-        vocab_size=VOCAB_SIZE, max_position_embeddings=64, pad_token_id=0, **sizes, **heads
-    )
-    folder = write_checkpoint(tmp_path / "checkpoint", config)
+    folder = write_checkpoint(tmp_path / "checkpoint", HeliumConfig(**HELIUM, pad_token_id=0))
     _, entry, model = export_alone(folder, tmp_path)
     assert "helium" not in FAMILIES
     assert (entry.family, form_of(model.graph)) == ("helium", AttentionForm.NODE)
@@ -213,32 +206,15 @@ def test_a_family_that_is_not_in_the_table_is_tried(tmp_path):
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 def test_an_epsilon_of_1e_8_stays_in_the_norms(dtype, tmp_path):
     """A padding token's embedding is zero: without epsilon its norm is not a number."""
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 12}
-    config = HeliumConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=24,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        max_position_embeddings=64,
-        rms_norm_eps=1e-8,
-        **heads,
-    )
-    folder = write_checkpoint(tmp_path / "checkpoint", config)
-    options = ExportConfig(target="", draft="", output=tmp_path, dtype=dtype)
-    checkpoint = open_checkpoint("target", folder, options)
-    first_prompt = forest_cases(checkpoint)[0].node_ids
-    set_embedding_to_zero(folder / "model.safetensors", first_prompt)
-    entry = export_model(checkpoint, tmp_path, options, lambda _line: None)
-    model = onnx.load(tmp_path / "target" / "model.onnx", load_external_data=False)
+    folder = write_checkpoint(tmp_path / "checkpoint", HeliumConfig(**HELIUM, rms_norm_eps=1e-8))
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    weights["model.embed_tokens.weight"][forest_cases(opened(folder))[0].node_ids] = 0
+    save_file(weights, file, metadata={"format": "pt"})
+    _, entry, model = export_alone(folder, tmp_path, dtype=dtype)
     operators = Counter(node.op_type for node in model.graph.node)
     assert operators["RMSNormalization"] == 3
     assert entry.parity.max_abs_error < (5e-5 if dtype == "fp32" else 0.1)
-
-
-def set_embedding_to_zero(file: Path, tokens: NDArray[np.int64]) -> None:
-    weights = load_file(file)
-    weights["model.embed_tokens.weight"][tokens] = 0
-    save_file(weights, file, metadata={"format": "pt"})
 
 
 def test_the_table_and_the_checkpoints_are_about_the_same_families():
@@ -251,21 +227,11 @@ def test_the_table_and_the_checkpoints_are_about_the_same_families():
 
 
 def see_everything(graph: onnx.GraphProto) -> None:
-    """Let every sliding layer read the full mask."""
-    for node in graph.node:
-        node.input[:] = ["attention_mask" if name == NEAR else name for name in node.input]
+    rename_inputs(graph, **{NEAR: "attention_mask"})
 
 
 def see_the_window_everywhere(graph: onnx.GraphProto) -> None:
-    for node in graph.node:
-        node.input[:] = [NEAR if name == "attention_mask" else name for name in node.input]
-
-
-def count_positions_from_the_first_new_row(graph: onnx.GraphProto) -> None:
-    """Positions 0, 1, ... in every call: right for a prefill, wrong after a prefix."""
-    for node in graph.node:
-        node.input[:] = ["own" if name == "position_ids" else name for name in node.input]
-    graph.node.insert(0, onnx.helper.make_node("Sub", ["position_ids", "write_indices"], ["own"]))
+    rename_inputs(graph, attention_mask=NEAR)
 
 
 WRONG_MASKS = [see_everything, see_the_window_everywhere]
@@ -279,7 +245,7 @@ MUTATIONS = [  # (mutation, the first case that must fail)
 @pytest.mark.parametrize("name", ["qwen2", "gemma2"])
 def test_wrong_masks_and_positions_fail_with_a_sliding_window(name, captures, tmp_path):
     folder = write_family_checkpoint(name, tmp_path / "checkpoint")
-    checkpoint, _, model = export_alone(folder, tmp_path, sources=captures)
+    checkpoint, _, model = export_alone(folder, tmp_path, captures)
     wanted = references(load_model(checkpoint), checkpoint)
     limit = ParityLimit(MAX_ABS_ERROR, 1e-4)
     for mutate, words in MUTATIONS:
@@ -293,3 +259,24 @@ def test_wrong_masks_and_positions_fail_with_a_sliding_window(name, captures, tm
         onnx.save(mutated, tmp_path / "target" / "model.onnx")
         with pytest.raises(ExportError, match=f"case {words}"):
             check_parity(tmp_path / "target", checkpoint, wanted, limit)
+
+
+def test_the_text_part_gives_the_logits_of_the_whole_and_names_unread_inputs(captures, tmp_path):
+    """Cohere2-Vision scales its logits, which a text model of the same weights would not."""
+    folder = write_family_checkpoint("cohere2_vision", tmp_path / "checkpoint")
+    checkpoint, entry, _ = export_alone(folder, tmp_path, captures)
+    model = load_model(checkpoint)
+    whole = AutoModelForMultimodalLM.from_pretrained(folder, dtype=torch.float32)
+    case = text_case(checkpoint)
+    ids = torch.from_numpy(case.node_ids[None])
+    with torch.no_grad():
+        wanted = whole.eval()(input_ids=ids).logits[0].numpy()[case.rows]
+    assert abs(reference_logits(model, case) - wanted).max() < 1e-5
+    left_out = {name for name, part in model.named_modules() if isinstance(part, AbsentPart)}
+    assert left_out == {"model.vision_tower", "model.multi_modal_projector"}
+    assert (entry.family, entry.unread_inputs) == ("cohere2_vision", ["image"])
+
+
+def test_a_part_that_was_left_out_raises_when_called():
+    with pytest.raises(ExportError, match="'vision_tower' for text alone"):
+        AbsentPart("vision_tower")(torch.zeros(1))

@@ -1,7 +1,5 @@
 """Published EAGLE-3 drafts: the exported graph computes what their definition says."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 
@@ -22,6 +20,7 @@ from dsbd_export.gate.unwritten_bundle import unwritten_bundle
 from dsbd_export.parity_cases import TREE_PARENTS, ForestCase
 from dsbd_export.parts.features import default_layers
 from dsbd_export.pipeline import export_bundle, export_model
+from dsbd_export.progress import silent
 from dsbd_ort.pipeline import Pipeline
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.parts.features import FeatureEntry
@@ -39,61 +38,32 @@ from tests.export.feature_checkpoints import (
     written,
 )
 
-WITHOUT_EMBEDDING = ("embed_tokens.weight",)
-
-
+FC_NORM = {"fc_norm": True}
+NO_EMBEDDING, NO_HEAD = ("embed_tokens.weight",), ("lm_head.weight",)
+ALL_TOKENS = {"num_draft": VOCAB_SIZE}
+OWN_LAYERS = "eagle_aux_hidden_state_layer_ids"
 VARIANTS = {  # name: (target, layout, parts of the weights, left out, config)
     "flat": ("llama", write_flat, {}, (), {}),
     "flat, a Qwen3 target": ("qwen3", write_flat, {}, (), {"rope_scaling": None}),
-    "flat, shared embedding": ("qwen3", write_flat, {}, WITHOUT_EMBEDDING, {}),
-    "flat, shared embedding and head": (
-        "llama",
-        write_flat,
-        {"num_draft": VOCAB_SIZE},
-        (*WITHOUT_EMBEDDING, "lm_head.weight"),
-        {},
-    ),
-    "flat, tied": (
-        "llama",
-        write_flat,
-        {"num_draft": VOCAB_SIZE},
-        ("lm_head.weight",),
-        {"tie_word_embeddings": True},
-    ),
-    "flat, 3.1": (
-        "llama",
-        write_flat,
-        {"fc_norm": True},
-        (),
-        {"fc_norm": True, "norm_output": True},
-    ),
+    "flat, shared embedding": ("qwen3", write_flat, {}, NO_EMBEDDING, {}),
+    "flat, shared both": ("llama", write_flat, ALL_TOKENS, NO_EMBEDDING + NO_HEAD, {}),
+    "flat, tied": ("llama", write_flat, ALL_TOKENS, NO_HEAD, {"tie_word_embeddings": True}),
+    "flat, 3.1": ("llama", write_flat, FC_NORM, (), {**FC_NORM, "norm_output": True}),
     "flat, biases": ("llama", write_flat, {"bias": True}, (), {"attention_bias": True}),
-    "flat, own layers": (
-        "llama",
-        write_flat,
-        {},
-        (),
-        {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 5]}},
-    ),
+    "flat, own layers": ("llama", write_flat, {}, (), {"eagle_config": {OWN_LAYERS: [0, 2, 5]}}),
     "library": ("llama", write_library, {}, (), {"norm_before_residual": True}),
     "library, a Qwen3 target": ("qwen3", write_library, {}, (), {}),
     "library, a Qwen3 layer": (
-        "qwen3",
-        write_library,
-        {"qk_norm": True},
-        WITHOUT_EMBEDDING,
+        *("qwen3", write_library, {"qk_norm": True}, NO_EMBEDDING),
         {"layer": {"model_type": "qwen3"}},
     ),
     "library, own layers": (
-        "llama",
-        write_library,
-        {"norm_before_fc": True},
-        (),
-        {"norm_before_fc": True, "eagle_aux_hidden_state_layer_ids": [1, 3, 6]},
+        *("llama", write_library, {"norm_before_fc": True}, ()),
+        {"norm_before_fc": True, OWN_LAYERS: [1, 3, 6]},
     ),
-    "library, all tokens": ("llama", write_library, {"num_draft": VOCAB_SIZE}, (), {}),
+    "library, all tokens": ("llama", write_library, ALL_TOKENS, (), {}),
 }
-EXPORTED = ("flat, 3.1", "flat, shared embedding and head", "library, a Qwen3 layer")
+EXPORTED = ("flat, 3.1", "flat, shared both", "library, a Qwen3 layer")
 LAYERS = {"flat, own layers": (1, 3, 6), "library, own layers": (1, 3, 6)}
 
 
@@ -102,15 +72,6 @@ def features_of_target(target, layers, tokens):
     with torch.no_grad():
         out = load_model(target)(input_ids=tokens[None], output_hidden_states=True)
     return torch.cat([out.hidden_states[layer][0] for layer in layers], dim=-1)
-
-
-def shared_weights(target, left_out):
-    model = load_model(target)
-    shared = {
-        "embed_tokens.weight": model.get_input_embeddings().weight.detach(),
-        "lm_head.weight": model.get_output_embeddings().weight.detach(),
-    }
-    return {name: value for name, value in shared.items() if name in left_out}
 
 
 def case_after(tokens, features, node_ids):
@@ -130,11 +91,13 @@ def case_after(tokens, features, node_ids):
 
 
 def published(name, targets, tmp_path):
-    """Return options, target, draft and reference of a variant."""
     target_name, write, parts, left_out, config = VARIANTS[name]
     folder = written(tmp_path, write, parts, left_out, config)
     options, target, draft = opened(targets[target_name], folder)
-    shared = shared_weights(target, left_out)
+    model = load_model(target)
+    modules = (model.get_input_embeddings(), model.get_output_embeddings())
+    weights = zip(NO_EMBEDDING + NO_HEAD, modules, strict=True)
+    shared = {name: each.weight.detach() for name, each in weights if name in left_out}
     if config.get("tie_word_embeddings"):
         own = random_weights(VOCAB_SIZE, VOCAB_SIZE, WIDTH)
         shared["lm_head.weight"] = own["embed_tokens.weight"]
@@ -171,7 +134,7 @@ def test_the_module_is_the_published_draft(name, targets, tmp_path):
 def test_the_graph_is_the_published_draft(name, targets, captures, tmp_path):
     options, target, draft, reference = published(name, targets, tmp_path)
     options = replace(options, logits="full")
-    entry = export_model(draft, tmp_path, options, lambda _: None, captures)
+    entry = export_model(draft, tmp_path, options, silent, captures)
     assert entry.parity.max_abs_error < entry.parity.limit == 1e-4
     with parity_engine(unwritten_bundle(tmp_path, "draft", entry), "draft") as engine:
         check_trees(engine.logits, target, draft, reference)
@@ -185,7 +148,7 @@ def test_a_token_that_the_draft_lacks_is_never_proposed(targets, captures, tmp_p
     for kind in ("full", f"topk:{num_top}"):
         options, _, draft = opened(targets["llama"], folder, logits=kind)
         (output := tmp_path / kind).mkdir()
-        entry = export_model(draft, output, options, lambda _: None, captures)
+        entry = export_model(draft, output, options, silent, captures)
         assert (entry.vocab_size, entry.logits) == (VOCAB_SIZE, kind)
         assert entry.full_logits == (keeps_logits or kind == "full")
         engines[kind] = unwritten_bundle(output, "draft", entry)
@@ -220,7 +183,7 @@ def test_a_token_that_the_draft_lacks_is_never_proposed(targets, captures, tmp_p
 def test_every_precision_and_form(options, targets, captures, tmp_path):
     folder = written(tmp_path, write_library, {"fc_norm": True}, config={"fc_norm": True})
     options, _, draft = opened(targets["llama"], folder, **options)
-    entry = export_model(draft, tmp_path, options, lambda _: None, captures)
+    entry = export_model(draft, tmp_path, options, silent, captures)
     assert (entry.dtype, entry.quantization) == (options.dtype, options.quantized_form)
     assert getattr(entry.parity, entry.parity.measure) <= entry.parity.limit
 
@@ -243,25 +206,16 @@ def test_weights_of_older_checkpoints(targets, tmp_path):
 
 
 def test_default_layers():
-    found = {number: default_layers(number) for number in (1, 2, 3, 4, 5, 6, 7, 8, 32, 36)}
-    assert found == {
-        1: (0,),
-        2: (0, 1),
-        3: (0, 1, 2),
-        4: (1, 2, 3),
-        5: (2, 3, 4),
-        6: (2, 3, 4),
-        7: (2, 3, 4),
-        8: (2, 4, 5),
-        32: (2, 16, 29),
-        36: (2, 18, 33),
-    }
+    found = [default_layers(number) for number in range(1, 9)]
+    of_few = [(0,), (0, 1), (0, 1, 2), (1, 2, 3)]
+    assert found == [*of_few, (2, 3, 4), (2, 3, 4), (2, 3, 4), (2, 4, 5)]
+    assert [default_layers(number) for number in (32, 36)] == [(2, 16, 29), (2, 18, 33)]
 
 
 def test_it_is_exported_with_its_target_or_into_its_bundle(targets, captures, tmp_path):
     draft = written(tmp_path, write_library, {}, config={"norm_output": True})
     pair = ExportConfig(target=str(targets["llama"]), draft=str(draft), output=tmp_path / "pair")
-    export_bundle(pair, report=lambda _: None, source_of=captures)
+    export_bundle(pair, report=silent, source_of=captures)
     bundle = open_bundle(tmp_path / "pair", verify=True)
     target, entry = bundle.entry("target"), bundle.entry("draft")
     assert target.features == FeatureEntry(width=WIDTH, layers=[2, 3, 4])
@@ -271,7 +225,7 @@ def test_it_is_exported_with_its_target_or_into_its_bundle(targets, captures, tm
 
     other = write_flat(tmp_path / "other", random_weights(VOCAB_SIZE, NUM_DRAFT, WIDTH), VOCAB_SIZE)
     config = DraftConfig(bundle=bundle.path, draft=str(other))
-    export_draft(config, report=lambda _: None, source_of=captures)
+    export_draft(config, report=silent, source_of=captures)
     assert open_bundle(bundle.path, verify=True).entry("draft").features == entry.features
     check_same_tokens(bundle.path)
 
@@ -281,7 +235,7 @@ def test_a_top_k_head_reads_the_draft_s_own_tokens(targets, captures, tmp_path):
     pair = ExportConfig(
         target=str(targets["llama"]), draft=str(draft), output=tmp_path / "pair", logits="topk:8"
     )
-    export_bundle(pair, report=lambda _: None, source_of=captures)
+    export_bundle(pair, report=silent, source_of=captures)
     bundle = open_bundle(tmp_path / "pair", verify=True)
     assert (bundle.entry("target").full_logits, bundle.entry("draft").full_logits) == (True, False)
     graph = onnx.load(bundle.path / "draft" / "model.onnx", load_external_data=False).graph
@@ -290,14 +244,12 @@ def test_a_top_k_head_reads_the_draft_s_own_tokens(targets, captures, tmp_path):
 
 
 def test_a_feature_draft_takes_no_other_vocabulary(targets, tmp_path):
+    draft = str(written(tmp_path, write_library, {}))
     pair = ExportConfig(
-        target=str(targets["llama"]),
-        draft=str(written(tmp_path, write_library, {})),
-        output=tmp_path / "pair",
-        draft_vocab=64,
+        target=str(targets["llama"]), draft=draft, output=tmp_path / "pair", draft_vocab=64
     )
     with pytest.raises(ExportError, match="draft_vocab=64 has no form for a feature draft"):
-        export_bundle(pair, report=lambda _: None)
+        export_bundle(pair, report=silent)
 
 
 def check_same_tokens(bundle, **warping):
@@ -309,7 +261,6 @@ def check_same_tokens(bundle, **warping):
             settings = {"max_new_tokens": 12, "seed": 1, **warping}
             drafted = pipe.generate("def f1(", draft_length=3, **drafting, **settings)
             wanted = pipe.generate("def f1(", **plain, **settings)
-            assert [s.token_ids for s in drafted.sequences] == [
-                s.token_ids for s in wanted.sequences
-            ]
+            ids = ([s.token_ids for s in each.sequences] for each in (drafted, wanted))
+            assert next(ids) == next(ids)
             assert drafted.stats.num_draft_tokens > 0

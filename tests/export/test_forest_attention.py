@@ -1,40 +1,46 @@
-"""Attention in the graph: what it computes where it is decomposed, and what it refuses."""
-
-from __future__ import annotations
+"""Attention, caches and experts of a capture: what they compute, and what they refuse."""
 
 import onnx_ir as ir
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers import MixtralConfig, PreTrainedConfig
+from transformers.integrations.moe import use_experts_implementation
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
+from dsbd_export.capture.forest_cache import ForestCache
+from dsbd_export.capture.latent_attention import absorb_expansions, latents_of
 from dsbd_export.capture.replacements import (
     ReplaceTorchFunctions,
     additive_mask,
     capped_attention,
+    dense_experts,
     forest_attention,
     refuse_own_mask,
 )
-from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.opening import open_checkpoint
 from dsbd_export.passes.known_shapes import fix_expansions, fix_reshapes
-from dsbd_export.pipeline import export_model
+from dsbd_runtime.parts.cache_entries import ATTENTION_ROWS
 from scripts.family_checkpoints import write_family_checkpoint
+from tests.export.gate import export_alone
 
 QUERY = torch.zeros(1, 4, 3, 8)  # four heads of eight, three rows
 KEY = torch.zeros(1, 2, 16, 8)
 MASK = torch.ones(1, 1, 3, 16, dtype=torch.bool)
 
 
+def drawn(scale):
+    """Return random queries, keys, values and a mask, in the shapes above."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = (QUERY.shape, KEY.shape, KEY.shape)
+    rows = (scale * torch.randn(shape, generator=generator) for shape in shapes)
+    return *rows, torch.rand(MASK.shape, generator=generator) < 0.5
+
+
 def test_capped_attention_is_the_formula():
     """Written out head by head: softmax(cap * tanh(scale * q k / cap)) v."""
-    generator = torch.Generator().manual_seed(0)
-    query, key, value = (
-        torch.randn(1, heads, rows, 8, generator=generator) * 3
-        for heads, rows in ((4, 3), (2, 16), (2, 16))
-    )
-    mask = torch.rand(1, 1, 3, 16, generator=generator) < 0.5
+    query, key, value, mask = drawn(3)
     found = capped_attention(query, key, value, mask, 0.3, 5.0)
     for head in range(4):
         scores = 0.3 * query[0, head] @ key[0, head // 2].T
@@ -45,12 +51,7 @@ def test_capped_attention_is_the_formula():
 
 
 def test_a_sink_is_a_column_without_a_value_for_every_row():
-    generator = torch.Generator().manual_seed(0)
-    query, key, value = (
-        torch.randn(1, heads, rows, 8, generator=generator)
-        for heads, rows in ((4, 3), (2, 16), (2, 16))
-    )
-    sinks, mask = torch.tensor([-1.0, 0.0, 1.0, 5.0]), torch.rand(1, 1, 3, 16) < 0.5
+    sinks, (query, key, value, mask) = torch.tensor([-1.0, 0.0, 1.0, 5.0]), drawn(1)
     mask[..., :1] = torch.tensor([True, False, True])[:, None]  # whatever the first column is
     found = capped_attention(query, key, value, mask, 0.3, None, sinks)
     for head in range(4):
@@ -62,9 +63,8 @@ def test_a_sink_is_a_column_without_a_value_for_every_row():
 
 
 def test_a_row_that_sees_nothing_is_no_nan():
-    nothing = torch.zeros_like(MASK)
-    value = torch.ones(1, 2, 16, 8)
-    assert torch.isfinite(capped_attention(QUERY, KEY, value, nothing, 1.0, 5.0)).all()
+    found = capped_attention(QUERY, KEY, KEY + 1, torch.zeros_like(MASK), 1.0, 5.0)
+    assert torch.isfinite(found).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -76,7 +76,6 @@ def test_an_additive_mask_hides_and_stays_finite(dtype):
 
 
 def with_computed_dims(op_type: str, source: tuple, result: tuple) -> ir.Model:
-    """A graph of one node that reshapes or expands to computed dimensions."""
     values = [
         ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
         for name, shape, dtype in (
@@ -90,75 +89,198 @@ def with_computed_dims(op_type: str, source: tuple, result: tuple) -> ir.Model:
     return ir.Model(graph, ir_version=10)
 
 
-@pytest.mark.parametrize(
-    ("source", "result", "dims"),
-    [
-        ((1, 2, "2*S", "C"), (1, 4, "S", "C"), [1, 4, -1, 0]),
-        ((1, 4, "S", 8), (1, 2, "2*S", 8), [1, 2, -1, 8]),
-        ((1, "S", 32), (1, "S", 4, 8), [1, 0, 4, 8]),
-        (("S", "C"), ("C", "S"), None),
-        ((1, None, None), (1, None, None), None),  # of which nothing is known
-    ],
-)
-def test_reshapes_take_constant_dimensions_where_they_can(source, result, dims):
-    model = with_computed_dims("Reshape", source, result)
-    assert fix_reshapes(model) == (dims is not None)
-    assert constant_dims_of("Reshape", model) == dims
+DIMENSIONS = [  # (operator, shape before, shape after, constant dimensions if there are any)
+    ("Reshape", (1, 2, "2*S", "C"), (1, 4, "S", "C"), [1, 4, -1, 0]),
+    ("Reshape", (1, 4, "S", 8), (1, 2, "2*S", 8), [1, 2, -1, 8]),
+    ("Reshape", (1, "S", 32), (1, "S", 4, 8), [1, 0, 4, 8]),
+    ("Reshape", ("S", "C"), ("C", "S"), None),
+    ("Reshape", (1, None, None), (1, None, None), None),  # of which nothing is known
+    # key heads, one for each query
+    ("Expand", (1, "S", 2, 1, 8), (1, "S", 2, 4, 8), [1, 1, 2, 4, 8]),
+    ("Expand", ("R", 1), ("R", 300), [1, 300]),
+    ("Expand", (8,), (2, 4, 8), [2, 4, 8]),
+    ("Expand", (1, 4, 1, 1), (1, 4, "S", 1), None),
+    ("Expand", (8,), ("R", 8), None),
+    ("Expand", (1, None), (1, None), None),  # of which nothing is known
+]
 
 
-def constant_dims_of(op_type: str, model: ir.Model) -> list[int] | None:
-    [node] = [node for node in model.graph if node.op_type == op_type]
+@pytest.mark.parametrize(("operator", "source", "result", "dims"), DIMENSIONS)
+def test_dimensions_are_constant_if_they_can_be(operator, source, result, dims):
+    model = with_computed_dims(operator, source, result)
+    fix = {"Reshape": fix_reshapes, "Expand": fix_expansions}[operator]
+    assert fix(model) == (dims is not None)
+    [node] = [node for node in model.graph if node.op_type == operator]
     constant = ir.convenience.get_const_tensor(node.inputs[1])
-    return None if constant is None else constant.numpy().tolist()
-
-
-@pytest.mark.parametrize(
-    ("source", "result", "dims"),
-    [
-        ((1, "S", 2, 1, 8), (1, "S", 2, 4, 8), [1, 1, 2, 4, 8]),  # key heads, one for each query
-        (("R", 1), ("R", 300), [1, 300]),
-        ((8,), (2, 4, 8), [2, 4, 8]),
-        ((1, 4, 1, 1), (1, 4, "S", 1), None),
-        ((8,), ("R", 8), None),
-        ((1, None), (1, None), None),  # of which nothing is known
-    ],
-)
-def test_expansions_take_constant_dimensions_where_they_can(source, result, dims):
-    model = with_computed_dims("Expand", source, result)
-    assert fix_expansions(model) == (dims is not None)
-    assert constant_dims_of("Expand", model) == dims
+    assert (constant and constant.numpy().tolist()) == dims
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "falcon-new"])
 def test_no_shape_is_computed_in_a_capped_graph(captures, family, tmp_path):
     """Shape arithmetic runs on the CPU, which an engine on a GPU refuses."""
-    options = ExportConfig(target="", draft="", output=tmp_path)
     folder = write_family_checkpoint(family, tmp_path / "checkpoint")
-    checkpoint = open_checkpoint("target", folder, options)
-    export_model(checkpoint, tmp_path, options, lambda _: None, captures)
-    graph = ir.load(tmp_path / "target" / "model.onnx").graph
-    assert {node.op_type for node in graph} & {"Shape", "Size"} == set()
+    *_, model = export_alone(folder, tmp_path, captures)
+    assert not {node.op_type for node in model.graph.node} & {"Shape", "Size"}
 
 
-def test_attention_without_a_mask():
+def test_attention_without_a_mask_or_by_one_of_the_model_itself():
     with pytest.raises(ExportError, match="Identity attends without a mask"):
         forest_attention(nn.Identity(), QUERY, KEY, KEY, None)
-
-
-def test_a_mask_of_the_model_itself():
     with pytest.raises(ExportError, match="builds a mask of its own"):
         refuse_own_mask(batch_size=1)
 
 
-FOREIGN = [
-    {},
-    {"is_causal": True},
-    {"attn_mask": MASK.float()},
-    {"attn_mask": MASK, "dropout_p": 0.1},
-]
-
-
-@pytest.mark.parametrize("arguments", FOREIGN)
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"is_causal": True}, {"attn_mask": MASK.float()}, {"attn_mask": MASK, "dropout_p": 0.1}],
+)
 def test_a_call_of_torch_with_another_mask(arguments):
     with ReplaceTorchFunctions(), pytest.raises(ExportError, match="another mask"):
         F.scaled_dot_product_attention(QUERY, KEY, KEY, **arguments)
+
+
+NEW = torch.zeros(1, 2, 3, 8)  # two heads of eight, three rows
+
+
+def new_cache(num_layers=1):
+    past = [(torch.zeros(1, 2, 16, 8), torch.zeros(1, 2, 16, 8)) for _ in range(num_layers)]
+    by_layer = {(layer, ATTENTION_ROWS): each for layer, each in enumerate(past)}
+    return ForestCache(by_layer, {ATTENTION_ROWS: torch.tensor([0])})
+
+
+def test_the_cache_gives_back_all_rows_and_refuses_graphs_that_would_be_wrong():
+    cache = new_cache()
+    key, value = cache.update(NEW, NEW, 0)
+    assert key.shape == value.shape == (1, 2, 16, 8)
+    assert cache.present() == [(key, value)]
+    with pytest.raises(ExportError, match="layer 0 writes its cache twice"):
+        cache.update(NEW, NEW, 0)
+    of_two = new_cache(num_layers=2)
+    of_two.update(NEW, NEW, 0)
+    with pytest.raises(ExportError, match=r"layers \[1\] write no cache"):
+        of_two.present()
+    with pytest.raises(ExportError, match="layer 0 caches 2 heads of 4, expected 2 of 8"):
+        new_cache().update(NEW, NEW[..., :4], 0)
+
+
+def attend(**arguments: object):
+    return forest_attention(nn.Identity(), QUERY, KEY, KEY, MASK, **arguments)
+
+
+OTHER_ARGUMENTS = [
+    ("indices", torch.zeros(1, 3, 4, dtype=torch.int64), r"indices \(a tensor \[1, 3, 4\]\)"),
+    ("position_bias", torch.zeros(1, 4, 3, 16), r"position_bias \(a tensor"),
+    ("dropout", 0.1, r"dropout \(0.1\)"),
+    ("is_causal", False, r"is_causal \(False\)"),
+    ("temperature", 2.0, r"temperature \(2.0\)"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "said"), OTHER_ARGUMENTS)
+def test_an_argument_that_may_change_attention(name, value, said):
+    with pytest.raises(ExportError, match=f"Identity gives attention the argument {said}"):
+        attend(**{name: value})
+
+
+def test_arguments_without_effect():
+    neutral = {"dropout": 0.0, "position_bias": None, "sliding_window": 4, "use_cache": True}
+    attended, _ = attend(position_ids=torch.arange(3)[None], **neutral)
+    assert attended.shape == (1, 3, 4, 8)
+
+
+NUM_EXPERTS, HIDDEN, INNER = 4, 8, 6
+ROWS = torch.tensor([[2, 0], [1, 3], [3, 2], [0, 1], [2, 1]])  # (rows, experts of each)
+
+
+@use_experts_implementation(is_transposed=True, has_bias=True, has_gate=False)
+class PlainExperts(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.num_experts = NUM_EXPERTS
+        self.up_proj = nn.Parameter(torch.empty(NUM_EXPERTS, HIDDEN, INNER))
+        self.up_proj_bias = nn.Parameter(torch.empty(NUM_EXPERTS, INNER))
+        self.down_proj = nn.Parameter(torch.empty(NUM_EXPERTS, INNER, HIDDEN))
+        self.down_proj_bias = nn.Parameter(torch.empty(NUM_EXPERTS, HIDDEN))
+        self.act_fn = nn.GELU()
+
+
+def gated():
+    return MixtralExperts(
+        MixtralConfig(hidden_size=HIDDEN, intermediate_size=INNER, num_local_experts=NUM_EXPERTS)
+    )
+
+
+def routed(experts):
+    """The module with random weights, rows, chosen experts and their weights."""
+    torch.manual_seed(0)
+    for parameter in experts.parameters():
+        nn.init.normal_(parameter)
+    return experts, torch.randn(len(ROWS), HIDDEN), ROWS, torch.rand(ROWS.shape)
+
+
+@pytest.mark.parametrize("make", [gated, lambda: PlainExperts(PreTrainedConfig())])
+def test_the_same_as_gathered_experts(make):
+    experts, rows, chosen, weights = routed(make())
+    experts.config._experts_implementation = "batched_mm"
+    with torch.no_grad():
+        wanted = experts(rows, chosen, weights)
+        torch.testing.assert_close(dense_experts(experts, rows, chosen, weights), wanted)
+
+
+def test_a_row_does_not_depend_on_the_others():
+    experts, rows, chosen, weights = routed(gated())
+    with torch.no_grad():
+        together = dense_experts(experts, rows, chosen, weights)
+        rows[1:] = 1e6
+        with_others = dense_experts(experts, rows, chosen, weights)
+    assert torch.equal(together[0], with_others[0])
+
+
+def test_experts_with_a_norm_of_their_own_are_named():
+    experts, rows, chosen, weights = routed(gated())
+    experts.has_post_expert_norm = True
+    with pytest.raises(ExportError, match="MixtralExperts treats its experts in an unknown way"):
+        dense_experts(experts, rows, chosen, weights)
+
+
+HEADS, KEY_WIDTH, ROTATED, VALUE_WIDTH, RANK = 3, 5, 2, 7, 4
+
+
+class Layer(nn.Module):
+    """The names that transformers' layers have, and its expansion."""
+
+    qk_nope_head_dim, v_head_dim = KEY_WIDTH, VALUE_WIDTH
+
+    def __init__(self, bias: bool = False) -> None:
+        super().__init__()
+        self.kv_b_proj = nn.Linear(RANK, HEADS * (KEY_WIDTH + VALUE_WIDTH), bias=bias)
+
+    def expand_kv(self, latents, rotated):
+        both = self.kv_b_proj(latents).unflatten(-1, (HEADS, -1))[:, 0].transpose(1, 2)
+        keys, values = both.split([KEY_WIDTH, VALUE_WIDTH], dim=-1)
+        return torch.cat([keys, rotated.expand(-1, HEADS, -1, -1)], dim=-1), values
+
+
+def test_the_absorbed_form_attends_alike():
+    torch.manual_seed(0)
+    layer, query = Layer(), torch.randn(1, HEADS, 6, KEY_WIDTH + ROTATED)
+    latents, rotated = torch.randn(1, 1, 9, RANK), torch.randn(1, 1, 9, ROTATED)
+    mask = torch.rand(6, 9) < 0.7
+    wanted = F.scaled_dot_product_attention(query, *layer.expand_kv(latents, rotated), mask)
+    absorb_expansions(layer)
+    own = latents_of(layer)
+    found = F.scaled_dot_product_attention(
+        own.query(query),
+        *layer.expand_kv(latents, rotated),
+        mask,
+        scale=query.shape[-1] ** -0.5,
+        enable_gqa=True,
+    )
+    torch.testing.assert_close(own.attended(found), wanted)
+
+
+def test_other_layers_stay():
+    for layer in (Layer(bias=True), nn.Linear(2, 2)):
+        absorb_expansions(layer)
+        assert latents_of(layer) is None
+    assert Layer().expand_kv(torch.zeros(1, 1, 9, RANK), torch.zeros(1, 1, 9, 1))[0].shape[1] == 3

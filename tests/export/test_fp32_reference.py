@@ -1,11 +1,13 @@
-"""References of a model in low precision: fp32 arithmetic on the rounded weights."""
+"""References of a model in low precision, and the twin of a bf16 graph: arithmetic in fp32."""
 
-from __future__ import annotations
+from functools import partial
 
 import numpy as np
+import onnx
 import pytest
 import torch
 import torch.nn.functional as F
+from onnx import TensorProto
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
@@ -17,22 +19,16 @@ from transformers import (
 
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig
+from dsbd_export.gate.bf16_twin import fp32_twin
 from dsbd_export.opening import open_pair
 from dsbd_export.parity_cases import forest_cases, reference_logits
 from dsbd_export.wider_precision import ComputeIn
-from tests.export.conftest import SIZES, write_checkpoint
+from tests.export.conftest import SIZES, parsed_graph, write_checkpoint
+from tests.ort_sessions import cpu_session
 
 FAMILIES: list[PreTrainedConfig] = [
     LlamaConfig(**SIZES, num_hidden_layers=2, tie_word_embeddings=True),
-    GPT2Config(
-        vocab_size=300,
-        n_embd=48,
-        n_layer=2,
-        n_head=4,
-        n_positions=256,
-        bos_token_id=0,
-        eos_token_id=1,
-    ),
+    GPT2Config(**SIZES, num_hidden_layers=2),
     Gemma3TextConfig(**SIZES, num_hidden_layers=2, head_dim=12),
     MixtralConfig(**SIZES, num_hidden_layers=2, num_local_experts=4),
 ]
@@ -108,3 +104,39 @@ def test_results_are_fp32_and_weights_stay():
         assert weight.to(torch.float16).dtype == torch.float32
         assert weight[0].dtype == weight.dtype == torch.float32
     assert weight.dtype == torch.bfloat16
+
+
+ROWS = [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
+
+
+def bf16_graph(file):
+    """``table[ids] @ table.T + 1``, the table tied and in bf16."""
+    model = parsed_graph(
+        """(int64[S] ids) => (float[S,3] logits) {
+            hidden = Gather(table, ids)
+            product = Gemm <transB = 1> (hidden, table)
+            sum = Add(product, one)
+            logits = Cast <to = 1> (sum)
+        }"""
+    )
+    make = partial(onnx.helper.make_tensor, data_type=TensorProto.BFLOAT16)
+    for name, dims, vals in (("table", [3, 2], np.ravel(ROWS)), ("one", [1], [1.0])):
+        model.graph.initializer.append(make(name, dims=dims, vals=vals))
+    onnx.save(model, file)
+
+
+def test_the_twin_computes_in_fp32(tmp_path):
+    bf16_graph(tmp_path / "model.onnx")
+    session = cpu_session(fp32_twin(tmp_path / "model.onnx"))
+    found = session.run(None, {"ids": np.array([2, 1])})[0]
+    table = torch.tensor(ROWS)
+    np.testing.assert_array_equal(found, table[[2, 1]] @ table.T + 1)
+
+
+def test_weights_are_widened_where_they_are_used(tmp_path):
+    bf16_graph(tmp_path / "model.onnx")
+    twin = onnx.load_from_string(fp32_twin(tmp_path / "model.onnx"))
+    kinds = [node.op_type for node in twin.graph.node]
+    assert kinds == ["Gather", "Cast", "Cast", "Gemm", "Cast", "Add", "Cast"]
+    assert twin.graph.node[0].input[0] == twin.graph.node[2].input[0] == "table"
+    assert {weight.data_type for weight in twin.graph.initializer} == {TensorProto.BFLOAT16}

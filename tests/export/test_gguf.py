@@ -1,7 +1,5 @@
 """A GGUF file is exported as transformers reads it: weights, tokenizer, template, end tokens."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -21,10 +19,11 @@ from dsbd_export.demo import demo_pair
 from dsbd_export.errors import ExportError
 from dsbd_export.opening import open_pair
 from dsbd_export.pipeline import export_bundle
-from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
+from dsbd_export.progress import silent
 from dsbd_ort.pipeline import Pipeline
 from scripts.family_checkpoints import write_family_checkpoint
 from tests.export.adapters import lora, write_adapter
+from tests.export.conftest import written_tokenizer
 from tests.export.gguf_files import KINDS, write_gguf
 
 TEMPLATE = "{% for message in messages %}<|begin|>{{ message['content'] }}{% endfor %}"
@@ -46,7 +45,7 @@ def refusal(file: Path) -> str:
 def check_tokens(file: Path) -> None:
     """Export a file; the most probable tokens must be those of transformers on the same file."""
     config = config_of(file)
-    export_bundle(config, report=lambda _: None)
+    export_bundle(config, report=silent)
     checkpoint, _ = open_pair(config)
     model = load_model(checkpoint)
     with Pipeline.from_bundle(config.output) as pipeline:
@@ -60,39 +59,31 @@ def check_tokens(file: Path) -> None:
     assert checkpoint.eos_token_ids == [1]
 
 
-def test_a_quantized_file_gives_the_tokens_of_transformers(tmp_path: Path) -> None:
+def test_a_quantized_file_gives_the_tokens_of_transformers(tmp_path):
     check_tokens(write_gguf(DRAFT, tmp_path / "m.gguf", "Q8_0", template=TEMPLATE))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_quantization_of_the_demo_target(tmp_path: Path, kind: str) -> None:
+def test_every_quantization_of_the_demo_target(tmp_path, kind):
     check_tokens(write_gguf(TARGET, tmp_path / "m.gguf", kind, template=TEMPLATE))
 
 
-def test_the_weights_are_those_of_the_folder_that_the_file_was_made_from(tmp_path: Path) -> None:
-    checkpoint, _ = open_pair(config_of(write_gguf(DRAFT, tmp_path / "m.gguf", "F32")))
+KIND_ERRORS = [("F32", 0.0), ("BF16", 0.004), ("Q4_K", 0.1), ("Q6_K", 0.025)]
+
+
+@pytest.mark.parametrize(("kind", "error"), KIND_ERRORS)
+def test_weights_are_those_of_the_folder_that_the_file_was_made_from(tmp_path, kind, error):
+    checkpoint, _ = open_pair(config_of(write_gguf(TARGET, tmp_path / "m.gguf", kind)))
     model = load_model(checkpoint)
     assert isinstance(model, LlamaForCausalLM)
     weights = model.state_dict()
-    for name, wanted in load_file(DRAFT / "model.safetensors").items():
-        np.testing.assert_array_equal(weights[name].numpy(), wanted.float().numpy(), err_msg=name)
-
-
-@pytest.mark.parametrize(("kind", "error"), [("BF16", 0.004), ("Q4_K", 0.1), ("Q6_K", 0.025)])
-def test_weights_of_other_kinds_are_those_that_were_quantized(
-    tmp_path: Path, kind: str, error: float
-) -> None:
-    checkpoint, _ = open_pair(config_of(write_gguf(TARGET, tmp_path / "m.gguf", kind)))
-    weights = load_model(checkpoint).state_dict()
     for name, wanted in load_file(TARGET / "model.safetensors").items():
         difference = (weights[name] - wanted.float()).square().mean().sqrt()
         assert difference <= error * wanted.float().square().mean().sqrt(), name
 
 
-def test_dequantizing_is_counted_and_no_bar_is_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_dequantizing_is_counted_and_no_bar_is_drawn(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN", 0.0)
     file, lines = write_gguf(DRAFT, tmp_path / "m.gguf", "Q8_0"), []
     load_model(open_pair(config_of(file))[0], report=lines.append)
@@ -103,25 +94,24 @@ def test_dequantizing_is_counted_and_no_bar_is_drawn(
     assert capfd.readouterr().err == ""
 
 
-def test_a_weight_of_another_shape_is_named(tmp_path: Path) -> None:
+def test_a_weight_of_another_shape_is_named(tmp_path):
     file = write_gguf(DRAFT, tmp_path / "m.gguf", "F16", end_of_turn=7)
     data = file.read_bytes()
     at = data.index(b"llama.attention.head_count_kv") + len("llama.attention.head_count_kv") + 4
     file.write_bytes(data[:at] + (1).to_bytes(4, "little") + data[at + 4 :])
-    with pytest.raises(
-        ExportError, match=r"k_proj\.weight has the shape \(160, 160\), \(32, 160\)"
-    ):
+    words = r"k_proj\.weight has the shape \(160, 160\), \(32, 160\)"
+    with pytest.raises(ExportError, match=words):
         load_model(open_pair(config_of(file))[0])
 
 
-def test_an_answer_also_ends_at_the_end_of_a_turn(tmp_path: Path) -> None:
+def test_an_answer_also_ends_at_the_end_of_a_turn(tmp_path):
     file = write_gguf(DRAFT, tmp_path / "m.gguf", "F16", end_of_turn=7)
     assert open_pair(config_of(file))[0].eos_token_ids == [1, 7]
     write_gguf(DRAFT, file, "F16", end_of_turn=99999)
     assert "names token 99999 as tokenizer.ggml.eot_token_id" in refusal(file)
 
 
-def test_an_adapter_is_merged_into_the_weights_of_a_file(tmp_path: Path) -> None:
+def test_an_adapter_is_merged_into_the_weights_of_a_file(tmp_path):
     file = write_gguf(DRAFT, tmp_path / "m.gguf", "F32")
     adapter = write_adapter(DRAFT, tmp_path / "adapter", lora())
     both = [
@@ -133,23 +123,18 @@ def test_an_adapter_is_merged_into_the_weights_of_a_file(tmp_path: Path) -> None
         np.testing.assert_array_equal(found[name], weight, err_msg=name)
 
 
-def test_other_files_of_the_folder_are_not_read(tmp_path: Path) -> None:
+def test_other_files_of_the_folder_are_not_read(tmp_path):
     file = write_gguf(DRAFT, tmp_path / "m.gguf", "F16")
     for name in ("tokenizer.json", "generation_config.json", "config.json"):
         (tmp_path / name).write_text("of another model")
     checkpoint, _ = open_pair(config_of(file))
-    folder = tmp_path / "files"
-    folder.mkdir()
-    write_tokenizer_files(checkpoint, folder, report=lambda _: None)
-    assert not (folder / "generation_config.json").exists()
+    written_tokenizer(checkpoint, tmp_path / "files")
+    assert not (tmp_path / "files" / "generation_config.json").exists()
 
 
-def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_unknown_architecture_and_changed_frequencies_are_refused(tmp_path):
     file = write_gguf(DRAFT, tmp_path / "m.gguf", "F16", architecture="rwkv99")
     assert "rwkv99" in refusal(file) and "checkpoint folder" in refusal(file)
-
-
-def test_changed_rotary_frequencies_are_refused(tmp_path: Path) -> None:
     file = write_gguf(DRAFT, tmp_path / "m.gguf", "F16", scaling="yarn")
     assert "llama.rope.scaling.type = 'yarn'" in refusal(file)
 
@@ -163,7 +148,7 @@ def llama3_factors(rope: dict[str, float], head_dim: int) -> NDArray[np.float32]
     return (1 / ((1 - smooth) / rope["factor"] + smooth)).astype(np.float32)
 
 
-def test_rotary_frequencies_of_llama_3_1_are_divided_as_in_its_folder(tmp_path: Path) -> None:
+def test_rotary_frequencies_of_llama_3_1_are_divided_as_in_its_folder(tmp_path):
     folder = write_family_checkpoint("llama-llama3", tmp_path / "folder")
     config = json.loads((folder / "config.json").read_text())
     head_dim = config["hidden_size"] // config["num_attention_heads"]
@@ -181,13 +166,10 @@ def test_rotary_frequencies_of_llama_3_1_are_divided_as_in_its_folder(tmp_path: 
     assert np.abs(without - wanted).max() > 1e-2
 
 
-def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_kind_and_a_folder_are_refused(tmp_path):
     file = tmp_path / "model.gguf"
     assert "does not exist" in refusal(file)
     file.write_bytes(b"version https://git-lfs")
     assert not is_gguf(file) and "is not a GGUF file" in refusal(file)
-
-
-def test_a_folder_of_gguf_files_says_to_name_one(tmp_path: Path) -> None:
-    (tmp_path / "model-Q8_0.gguf").write_bytes(b"GGUF")
-    assert "model-Q8_0.gguf" in refusal(tmp_path)
+    file.rename(tmp_path / "model-Q8_0.gguf")
+    assert "model-Q8_0.gguf" in refusal(tmp_path)  # the one to name

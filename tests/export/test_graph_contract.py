@@ -1,18 +1,18 @@
-"""The exported graphs against the contract, name by name and node by node."""
-
-from __future__ import annotations
+"""The exported graphs against the contract, and at run time: limits, and updates in place."""
 
 from collections import Counter
 
+import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto
 
-from dsbd_runtime.bundle_files.bundle import open_bundle
-from dsbd_runtime.engine.settings import EngineSettings
-from dsbd_runtime.loading import load_causal_lm
+from dsbd_runtime.ort.ort_module import LOG_WARNINGS
+from tests.ort_sessions import cpu_session
 
 INT64, BOOL, FLOAT = TensorProto.INT64, TensorProto.BOOL, TensorProto.FLOAT
+ROWS = ("0.key", "0.value", "1.key", "1.value")
 CACHE = (FLOAT, [1, 2, "C", 12])
 
 INPUTS = {  # of the target, in this order
@@ -21,18 +21,9 @@ INPUTS = {  # of the target, in this order
     "attention_mask": (BOOL, [1, 1, "S", "C"]),
     "write_indices": (INT64, [1]),
     "logit_rows": (INT64, ["R"]),
-    "past_key_values.0.key": CACHE,
-    "past_key_values.0.value": CACHE,
-    "past_key_values.1.key": CACHE,
-    "past_key_values.1.value": CACHE,
+    **{f"past_key_values.{rows}": CACHE for rows in ROWS},
 }
-OUTPUTS = {
-    "logits": (FLOAT, ["R", 300]),
-    "present.0.key": CACHE,
-    "present.0.value": CACHE,
-    "present.1.key": CACHE,
-    "present.1.value": CACHE,
-}
+OUTPUTS = {"logits": (FLOAT, ["R", 300]), **{f"present.{rows}": CACHE for rows in ROWS}}
 PRUNE_INPUTS = {
     "src_rows": (INT64, ["K"]),
     "write_indices": (INT64, [1]),
@@ -64,15 +55,11 @@ def tensors(values):
 
 
 def test_inputs_and_outputs(exported):
-    graph = exported.graph("target")
+    graph, prune = exported.graph("target"), exported.graph("target", "prune.onnx")
     assert tensors(graph.input) == INPUTS and list(tensors(graph.input)) == list(INPUTS)
     assert tensors(graph.output) == OUTPUTS
-
-
-def test_inputs_and_outputs_of_the_prune_graph(exported):
-    graph = exported.graph("target", "prune.onnx")
-    assert tensors(graph.input) == PRUNE_INPUTS
-    assert tensors(graph.output) == {n: t for n, t in OUTPUTS.items() if n != "logits"}
+    assert tensors(prune.input) == PRUNE_INPUTS
+    assert tensors(prune.output) == {n: t for n, t in OUTPUTS.items() if n != "logits"}
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
@@ -88,24 +75,19 @@ def test_only_operators_of_opset_24(exported, role, file):
 def test_caches_go_straight_from_input_to_output(exported, file):
     graph = exported.graph("target", file)
     scatters = {node.output[0]: node for node in graph.node if node.op_type == "TensorScatter"}
-    for layer in range(2):
-        for part in ("key", "value"):
-            node = scatters[f"present.{layer}.{part}"]
-            assert node.input[0] == f"past_key_values.{layer}.{part}"
-            assert node.input[2] == "write_indices"
-            attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-            assert attributes == {"axis": 2, "mode": b"linear"}
+    for rows in ROWS:
+        node = scatters[f"present.{rows}"]
+        assert (node.input[0], node.input[2]) == (f"past_key_values.{rows}", "write_indices")
+        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        assert attributes == {"axis": 2, "mode": b"linear"}
 
 
-def test_attention_sees_the_given_mask_and_nothing_else(exported):
+def test_attention_sees_the_given_mask_and_norms_and_rotations_are_single_nodes(exported):
     for node in exported.graph("target").node:
         if node.op_type == "Attention":
             assert len(node.input) == 4 and node.input[3] == "attention_mask"
             attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
             assert attributes["is_causal"] == 0 and attributes["scale"] == pytest.approx(12**-0.5)
-
-
-def test_norms_and_rotations_are_single_nodes(exported):
     counts = Counter(node.op_type for node in exported.graph("target").node)
     assert {name: counts[name] for name in LLAMA_NODES} == LLAMA_NODES
     assert not LEFT_OVER & set(counts)
@@ -120,13 +102,10 @@ def test_weights_are_stored_once_with_the_graph(exported, role):
     attention, mlp, norms = 48 * (2 * 48 + 2 * 24), 3 * 48 * 80, 2 * 48
     embeddings = {"target": 1, "draft": 2}[role] * 300 * 48  # the draft's are not tied
     num_parameters = layers * (attention + mlp + norms) + 48 + embeddings
+    text = (exported.config.output / role / "model.onnx").read_bytes()
+    assert b"/site-packages/" not in text and b"dsbd_export" not in text  # of this machine
     size = (exported.config.output / role / "model.onnx.data").stat().st_size
     assert 4 * num_parameters * 0.99 < size < 4 * num_parameters * 1.05 + 16 * 4096
-
-
-def test_nothing_of_this_machine_is_in_the_graph(exported):
-    text = (exported.config.output / "target" / "model.onnx").read_bytes()
-    assert b"/site-packages/" not in text and b"dsbd_export" not in text
 
 
 def test_sliding_layers_read_the_sliding_mask(exported_others):
@@ -139,11 +118,88 @@ def test_sliding_layers_read_the_sliding_mask(exported_others):
     assert tensors(graph.input)["attention_mask_sliding"] == (BOOL, [1, 1, "S", "C"])
 
 
-@pytest.mark.parametrize("role", ["target", "draft"])
-@pytest.mark.parametrize("fixture", ["exported", "exported_others"])
-def test_the_runtime_opens_it(request, fixture, role):
-    output = request.getfixturevalue(fixture).config.output
-    with load_causal_lm(
-        open_bundle(output, verify=True), role, settings=EngineSettings(num_threads=1)
-    ) as model:
-        assert model.spec.vocab_size == 300
+CAPACITY = 16
+MOVES = {"src_rows": np.array([9, 3, 12, 4]), "write_indices": np.array([3])}
+NOT_IN_PLACE = "in-place optimization not activated"
+
+
+def new_caches():
+    rng = np.random.default_rng(0)
+    return {rows: rng.standard_normal((1, 2, CAPACITY, 12), dtype=np.float32) for rows in ROWS}
+
+
+def session_of(exported, file):
+    path = exported.config.output / "target" / file
+    return cpu_session(path, log_severity=LOG_WARNINGS)
+
+
+def run(session, inputs, caches, *, in_place):
+    """Run with every output bound, the caches' to their own memory if ``in_place``."""
+    binding = session.io_binding()
+    for name, array in inputs.items():
+        binding.bind_cpu_input(name, array)
+    if "logits" in {output.name for output in session.get_outputs()}:
+        binding.bind_output("logits")
+    for name, cache in caches.items():
+        value = ort.OrtValue.ortvalue_from_numpy(cache)
+        binding.bind_ortvalue_input(f"past_key_values.{name}", value)
+        if in_place:
+            binding.bind_ortvalue_output(f"present.{name}", value)
+        else:
+            binding.bind_output(f"present.{name}")
+    session.run_with_iobinding(binding)
+    return [output.numpy() for output in binding.get_outputs()]
+
+
+def step_inputs(num_nodes, logit_rows, first_row=0):
+    mask = np.zeros((1, 1, num_nodes, CAPACITY), np.bool_)
+    mask[0, 0, :, : first_row + num_nodes] = np.tri(num_nodes, first_row + num_nodes, first_row)
+    positions = np.arange(first_row, first_row + num_nodes)
+    return {
+        "input_ids": positions[None] + 5,
+        "position_ids": positions[None],
+        "attention_mask": mask,
+        "write_indices": np.array([first_row]),
+        "logit_rows": np.array(logit_rows, np.int64),
+    }
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2, CAPACITY])
+@pytest.mark.parametrize("num_rows", [0, 1])
+def test_calls_with_no_logit_rows_and_with_one_node(exported, num_nodes, num_rows):
+    inputs = step_inputs(num_nodes, [num_nodes - 1] * num_rows)
+    caches = new_caches()
+    before = {name: cache.copy() for name, cache in caches.items()}
+    logits = run(session_of(exported, "model.onnx"), inputs, caches, in_place=True)[0]
+    assert logits.shape == (num_rows, 300) and logits.dtype == np.float32
+    for name, cache in caches.items():
+        is_new = (cache != before[name])[0].transpose(1, 0, 2).reshape(CAPACITY, -1)
+        assert is_new[:num_nodes].all() and not is_new[num_nodes:].any()
+
+
+def test_logit_rows_choose_and_order_the_rows(exported):
+    session = session_of(exported, "model.onnx")
+    every = run(session, step_inputs(4, [0, 1, 2, 3]), new_caches(), in_place=True)[0]
+    some = run(session, step_inputs(4, [3, 1, 1]), new_caches(), in_place=True)[0]
+    np.testing.assert_allclose(some, every[[3, 1, 1]], atol=1e-5)
+
+
+def test_the_prune_graph_moves_rows(exported):
+    caches = new_caches()
+    before = {name: cache.copy() for name, cache in caches.items()}
+    run(session_of(exported, "prune.onnx"), MOVES, caches, in_place=True)
+    for name, cache in caches.items():
+        wanted = before[name].copy()
+        wanted[:, :, 3:7] = before[name][:, :, [9, 3, 12, 4]]
+        np.testing.assert_array_equal(cache, wanted)
+
+
+@pytest.mark.parametrize("file", ["model.onnx", "prune.onnx"])
+def test_bound_to_one_buffer_the_caches_are_not_copied(exported, capfd, file):
+    """ONNX Runtime warns when a scatter has to copy its cache: the proof that it does not here."""
+    inputs = step_inputs(2, [1]) if file == "model.onnx" else MOVES
+    session = session_of(exported, file)
+    run(session, inputs, new_caches(), in_place=False)
+    assert NOT_IN_PLACE in capfd.readouterr().err
+    run(session, inputs, new_caches(), in_place=True)
+    assert NOT_IN_PLACE not in capfd.readouterr().err

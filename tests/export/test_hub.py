@@ -1,19 +1,14 @@
 """Hub ids: the cache and HF_HUB_OFFLINE are honoured, code of a checkpoint does not run unasked."""
 
-from __future__ import annotations
-
-import json
 import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.opening import open_checkpoint
+from tests.export.conftest import edit_json, opened
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OPEN_PAIR = """
@@ -56,22 +51,16 @@ def test_a_hub_id_is_found_in_the_cache_without_network(hub_cache):
     )
     newest, tagged, missing = done.stdout.splitlines()
     assert newest == tagged == f"{COMMIT} llama"
-    assert missing.startswith(
-        "someone/tiny is no local folder and cannot be downloaded from the hub"
-    )
+    words = "someone/tiny is no local folder and cannot be downloaded from the hub"
+    assert missing.startswith(words)
 
 
 @pytest.fixture
-def checkpoint_with_code(llama_folder, tmp_path) -> Path:
+def checkpoint_with_code(llama_folder, tmp_path):
     """A family of its own, whose code leaves a trace when it runs."""
     folder = shutil.copytree(llama_folder, tmp_path / "with_code")
-    config = json.loads((folder / "config.json").read_text())
-    auto_map = {
-        "AutoConfig": "own_code.OwnConfig",
-        "AutoModelForCausalLM": "own_code.OwnModel",
-    }
-    config |= {"model_type": "own_family", "auto_map": auto_map}
-    (folder / "config.json").write_text(json.dumps(config))
+    auto_map = {"AutoConfig": "own_code.OwnConfig", "AutoModelForCausalLM": "own_code.OwnModel"}
+    edit_json(folder / "config.json", model_type="own_family", auto_map=auto_map)
     (folder / "own_code.py").write_text(
         f"open({str(tmp_path / 'trace')!r}, 'w').close()\n"
         "from transformers import LlamaConfig, LlamaForCausalLM\n"
@@ -81,19 +70,10 @@ def checkpoint_with_code(llama_folder, tmp_path) -> Path:
     return folder
 
 
-def opened(folder, **options):
-    return open_checkpoint(
-        "target", folder, ExportConfig(target="", draft="", output=Path("out"), **options)
-    )
-
-
-def test_code_of_a_checkpoint_does_not_run_unasked(checkpoint_with_code, tmp_path):
+def test_code_of_a_checkpoint_runs_only_when_it_is_trusted(checkpoint_with_code, tmp_path):
     with pytest.raises(ExportError, match=r"cannot be read.*trust_remote_code"):
         opened(checkpoint_with_code)
     assert not (tmp_path / "trace").exists()
-
-
-def test_code_of_a_checkpoint_runs_when_it_is_trusted(checkpoint_with_code, tmp_path):
     checkpoint = opened(checkpoint_with_code, trust_remote_code=True)
     assert (checkpoint.family, checkpoint.vocab_size) == ("own_family", 300)
     assert (tmp_path / "trace").exists()

@@ -1,7 +1,5 @@
 """Pages of a mapped file do not count as memory for longer than they are used."""
 
-from __future__ import annotations
-
 import mmap
 import sys
 import time

@@ -1,10 +1,7 @@
 """Marian's tokenizers: two sentencepiece files, whose pieces have the ids of a vocabulary."""
 
-from __future__ import annotations
-
 import io
 import json
-import re
 import warnings
 from pathlib import Path
 
@@ -22,6 +19,7 @@ from dsbd_export.tokenizers.marian_tokenizer import write_source_tokenizer
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.text.tokenizer import Tokenizer
 from scripts.family_checkpoints import write_family_checkpoint
+from tests.export.conftest import edit_json
 from tests.made_once import made_once
 
 SOURCES = (
@@ -95,15 +93,11 @@ def test_ids_and_texts_are_those_of_transformers(separate, tmp_path):
 def test_other_scores_are_seen(tmp_path):
     """The splitter of targets is swapped with that of sources."""
     folder = with_marian_files(tmp_path / "marian")
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    theirs = (folder / "source.spm").read_bytes()
     write_source_tokenizer(folder, tmp_path, 300, SOURCES)
     written = (tmp_path / "source_tokenizer.json").read_text()
     (folder / "source.spm").write_bytes((folder / "target.spm").read_bytes())
     write_source_tokenizer(folder, tmp_path, 300, SOURCES)
     assert (tmp_path / "source_tokenizer.json").read_text() != written
-    (folder / "source.spm").write_bytes(theirs)
 
 
 def test_another_kind_of_model_is_refused(tmp_path):
@@ -114,14 +108,13 @@ def test_another_kind_of_model_is_refused(tmp_path):
 
 def test_a_vocabulary_with_gaps_is_refused(tmp_path):
     folder = with_marian_files(tmp_path / "marian")
-    content = json.loads((folder / "vocab.json").read_text())
-    (folder / "vocab.json").write_text(json.dumps({**content, "another": 500}))
-    with pytest.raises(ExportError, match=re.escape("expected one for each id from 0 on")):
+    edit_json(folder / "vocab.json", another=500)
+    with pytest.raises(ExportError, match="expected one for each id from 0 on"):
         write_source_tokenizer(folder, tmp_path, 300, TEXTS)
 
 
 @pytest.fixture(scope="module")
-def exported(captures, tmp_path_factory) -> Path:
+def exported(captures, tmp_path_factory):
     def make(folder: Path) -> Path:
         target = write_family_checkpoint("marian", folder / "marian")
         with_marian_files(target)

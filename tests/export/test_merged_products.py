@@ -1,6 +1,4 @@
-"""Products of the same rows are merged, others stay, and no number changes."""
-
-from __future__ import annotations
+"""Passes that join: products of the same rows, heads, and parts assigned to a tensor."""
 
 from collections import Counter
 
@@ -8,9 +6,14 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
 
+from dsbd_export.checkpoints.checkpoint import quiet_libraries
+from dsbd_export.config import OPSET
 from dsbd_export.passes.merged_products import merge_products, transpose_before_split
+from dsbd_export.passes.optimize import optimize_graph
 from tests.ort_sessions import cpu_session
 
 IN, ROWS = 32, 5
@@ -71,6 +74,11 @@ def results(model: onnx.ModelProto, inputs=("x",)) -> list[np.ndarray]:
     return cpu_session(model).run(None, fed)
 
 
+def assert_same(found, model, *inputs, **tolerance):
+    for one, other in zip(results(found, *inputs), results(model, *inputs), strict=True):
+        np.testing.assert_allclose(one, other, **tolerance)
+
+
 def merged(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
     changed = ir.from_proto(model)
     number = merge_products(changed)
@@ -99,8 +107,7 @@ def test_one_product_instead_of_three(kind, bias, operators):
     assert [output.name for output in found.graph.output] == [*SIZES, "logits"]
     weights = {tensor.name for tensor in found.graph.initializer}
     assert not {f"{name}.weight" for name in SIZES} & weights  # they are stored once
-    for one, other in zip(results(found), results(model), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+    assert_same(found, model, rtol=1e-6, atol=1e-6)
 
 
 def test_each_rows_have_their_own():
@@ -109,8 +116,7 @@ def test_each_rows_have_their_own():
     model = graph_of([*first[0], *second[0]], first[1] | second[1], outputs, ("x", "y"))
     found, number = merged(model)
     assert number == 2 and counts(found) == {"MatMul": 3, "Split": 2}
-    for one, other in zip(results(found, ("x", "y")), results(model, ("x", "y")), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+    assert_same(found, model, ("x", "y"), rtol=1e-6, atol=1e-6)
 
 
 def test_what_stays():
@@ -178,8 +184,7 @@ def test_heads_are_transposed_together():
     found, number = turned(model)
     assert number == 1
     assert counts(found) == {"MatMul": 2, "Reshape": 1, "Transpose": 1, "Split": 1, "Abs": 3}
-    for one, other in zip(results(found), results(model), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same(found, model, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -196,5 +201,74 @@ def test_other_heads_stay(other):
     model = with_heads(**other)
     found, number = turned(model)
     assert number == 0 and counts(found)["Transpose"] == 3
-    for one, two in zip(results(found), results(model), strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-6)
+    assert_same(found, model, rtol=1e-6, atol=1e-6)
+
+
+SIZE = 7
+
+
+class Assigned(nn.Module):
+    """Two tensors assigned to places of a third one, twice, as layers do."""
+
+    def __init__(self, places: tuple[slice, slice]) -> None:
+        super().__init__()
+        self.places = places
+
+    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return self.assigned(a, b), self.assigned(a + 1, b)
+
+    def assigned(self, a: Tensor, b: Tensor) -> Tensor:
+        x = a.new_zeros(*a.shape[:-1], SIZE)
+        for place, part in zip(self.places, (a, b), strict=True):
+            x[..., place] = part
+        return x
+
+
+def captured(places: tuple[slice, slice]) -> tuple[ir.Model, list[Tensor], nn.Module]:
+    """The optimized graph of tensors of three dimensions, some rows in the middle."""
+    widths = [len(range(SIZE)[place]) for place in places]
+    inputs = [torch.randn(2, 3, width) for width in widths]
+    rows = torch.export.Dim("S")
+    with quiet_libraries():
+        program = torch.onnx.export(
+            Assigned(places).eval(),
+            tuple(inputs),
+            input_names=["a", "b"],
+            dynamic_shapes=({1: rows}, {1: rows}),
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+            optimize=False,
+        )
+    assert program is not None
+    program.optimize()
+    optimize_graph(program.model)
+    return program.model, inputs, Assigned(places)
+
+
+@pytest.mark.parametrize(
+    ("places", "concatenations"),
+    [
+        (
+            (slice(0, 3), slice(3, SIZE)),
+            2,
+        ),  # latent attention: a head's part without positions
+        ((slice(3, SIZE), slice(0, 3)), 0),  # in the other order
+        ((slice(0, 3), slice(2, SIZE)), 0),  # one over the other
+        ((slice(0, 3), slice(4, SIZE)), 0),  # a place is left
+        (
+            (slice(1, SIZE, 3), slice(2, SIZE, 3)),
+            0,
+        ),  # positions of three axes, interleaved
+    ],
+)
+def test_parts_that_fill_a_tensor_are_concatenated_and_others_stay(places, concatenations):
+    model, inputs, module = captured(places)
+    counts = Counter(node.op_type for node in model.graph)
+    assert counts["ScatterND"] == 2 * (2 - concatenations)
+    assert not counts["Range"] and not counts["Gather"]  # known places are constants
+    if concatenations:
+        assert counts["Concat"] == 2 and not {"Shape", "ConstantOfShape", "Transpose"} & set(counts)
+    found = cpu_session(model).run(None, {"a": inputs[0].numpy(), "b": inputs[1].numpy()})
+    for array, wanted in zip(found, module(*inputs), strict=True):
+        np.testing.assert_array_equal(array, wanted.numpy())

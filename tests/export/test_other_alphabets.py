@@ -1,7 +1,5 @@
 """Tokenizers of no language: items of a recommender, molecules, proteins, genes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,17 +11,13 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 import dsbd_ort
-from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.opening import open_checkpoint
 from dsbd_export.parity_cases import num_drawn, text_case
 from dsbd_export.pipeline import export_bundle
 from dsbd_export.quantization.product_rows import calibration_case
-from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
-from dsbd_runtime.text.tokenizer import Tokenizer as RuntimeTokenizer
 from scripts.family_checkpoints import write_checkpoint
-from tests.export.conftest import SIZES
+from tests.export.conftest import SIZES, opened, write_merges, written_tokenizer
 from tests.tokenizer_corpus import write_tokenizer
 
 ATOMS = r"\[[^\]]+\]|Br|Cl|[BCNOPSFIbcnops]|[()=#+\-./\\:~@?>*$%0-9]"
@@ -32,15 +26,8 @@ UNKNOWN = "[UNK]"
 
 @dataclass(frozen=True)
 class Alphabet:
-    """Attributes:
-    make: returns a tokenizer of these tokens.
-    tokens: besides the special ones.
-    text: in the alphabet.
-    read_as: its tokens.
-    """
-
-    make: Any
-    tokens: tuple[str, ...]
+    make: Any  # returns a tokenizer of the tokens
+    tokens: tuple[str, ...]  # in addition to the special ones
     text: str
     read_as: tuple[str, ...]
 
@@ -92,21 +79,12 @@ def write(folder: Path, alphabet: Alphabet) -> Path:
     return folder
 
 
-def opened(folder: Path) -> Checkpoint:
-    return open_checkpoint("target", folder, ExportConfig(target="", output=Path("out")))
-
-
-def written(checkpoint: Checkpoint, folder: Path) -> tuple[RuntimeTokenizer, list[str]]:
-    folder.mkdir()
-    lines: list[str] = []
-    write_tokenizer_files(checkpoint, folder, lines.append)
-    return RuntimeTokenizer(folder, bos_token_id=None), lines
-
-
 @pytest.mark.parametrize("name", ALPHABETS)
-def test_it_is_written_and_english_is_warned_of(name: str, tmp_path: Path) -> None:
+def test_it_is_written_and_english_is_warned_of(name, tmp_path):
     alphabet = ALPHABETS[name]
-    tokenizer, lines = written(opened(write(tmp_path / "model", alphabet)), tmp_path / "files")
+    tokenizer, lines = written_tokenizer(
+        opened(write(tmp_path / "model", alphabet)), tmp_path / "files"
+    )
     ids = tokenizer.encode(alphabet.text, add_special_tokens=False)
     assert tuple(map(tokenizer.piece, ids)) == alphabet.read_as
     assert tokenizer.decode(ids) == alphabet.text
@@ -115,7 +93,7 @@ def test_it_is_written_and_english_is_warned_of(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ALPHABETS)
-def test_the_checks_of_the_export_read_its_tokens(name: str, tmp_path: Path) -> None:
+def test_the_checks_of_the_export_read_its_tokens(name, tmp_path):
     checkpoint = opened(write(tmp_path / "model", ALPHABETS[name]))
     for case, number in ((text_case(checkpoint), 128), (calibration_case(checkpoint, ()), 512)):
         seen = case.node_ids
@@ -124,7 +102,7 @@ def test_the_checks_of_the_export_read_its_tokens(name: str, tmp_path: Path) -> 
         assert len(set(seen.tolist())) > len(ALPHABETS[name].tokens) / 2
 
 
-def test_texts_for_calibration_that_it_cannot_read_are_refused(tmp_path: Path) -> None:
+def test_texts_for_calibration_that_it_cannot_read_are_refused(tmp_path):
     checkpoint = opened(write(tmp_path / "model", ALPHABETS["items"]))
     (tmp_path / "own.txt").write_text("Hello, world\n")
     with pytest.raises(ExportError, match=r"reads 1 texts as nothing, .*'Hello, world\\n'"):
@@ -135,7 +113,7 @@ def test_texts_for_calibration_that_it_cannot_read_are_refused(tmp_path: Path) -
 
 
 @pytest.mark.long
-def test_an_exported_bundle(captures, tmp_path: Path) -> None:
+def test_an_exported_bundle(captures, tmp_path):
     source = write(tmp_path / "model", ALPHABETS["genes"])
     config = ExportConfig(target=str(source), output=tmp_path / "bundle")
     export_bundle(config, report=lambda _: None, source_of=captures)
@@ -144,25 +122,23 @@ def test_an_exported_bundle(captures, tmp_path: Path) -> None:
         assert set(found.text) <= set("ACGT")
 
 
-def test_tokens_that_no_text_becomes_are_refused(tmp_path: Path) -> None:
+def test_tokens_that_no_text_becomes_are_refused(tmp_path):
     """Hyphens are split off, and no part is a token."""
     items = tuple(f"sku-{number}" for number in range(50))
     alphabet = Alphabet(words(pre_tokenizers.Whitespace()), items, "", ())
     checkpoint = opened(write(tmp_path / "model", alphabet))
-    with pytest.raises(
-        ExportError, match=r"reads 'sku-0', the text of its token 3, as \[1, 1, 1\], which is ''"
-    ):
-        written(checkpoint, tmp_path / "files")
+    text = r"reads 'sku-0', the text of its token 3, as \[1, 1, 1\], which is ''"
+    with pytest.raises(ExportError, match=text):
+        written_tokenizer(checkpoint, tmp_path / "files")
 
 
-def test_a_class_that_loses_tokens_of_older_files_is_refused(tmp_path: Path) -> None:
+def test_a_class_that_loses_tokens_of_older_files_is_refused(tmp_path):
     """A vocabulary with spaces as in sentencepiece, read by a class that spells bytes."""
     source = write_tokenizer("llama_2", tmp_path / "checkpoint")
     model = json.loads((source / "tokenizer.json").read_text())["model"]
     (source / "tokenizer.json").unlink()
     (source / "vocab.json").write_text(json.dumps(model["vocab"]))
-    merges = "\n".join(" ".join(merge) for merge in model["merges"])
-    (source / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
+    write_merges(source, model["merges"])
     (source / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
     with pytest.raises(ExportError, match=r"loses \d\d of \d{3} such texts.*set tokenizer_class"):
-        written(opened(source), tmp_path / "files")
+        written_tokenizer(opened(source), tmp_path / "files")

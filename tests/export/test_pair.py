@@ -1,7 +1,5 @@
 """Properties that target and draft must share, and those that the export makes equal."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace
@@ -17,13 +15,13 @@ from dsbd_export.errors import ExportError
 from dsbd_export.opening import open_pair
 from dsbd_export.pair import agreed_pair, context_warning, resize_vocabulary
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
+from tests.export.conftest import edit_json
 
 SIZES = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16, "n_inner": 24}
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
 
 
 def pair_of(target, draft):
-    """The pair as agreed, and the lines that were reported."""
     lines: list[str] = []
     config = ExportConfig(target=str(target), draft=str(draft), output=Path("out"))
     return *agreed_pair(*open_pair(config), lines.append), lines
@@ -33,8 +31,7 @@ def changed_copy(source, folder, **fields):
     """A copy of a checkpoint with other fields in config.json, which then counts alone."""
     shutil.copytree(source, folder)
     (folder / "generation_config.json").unlink()
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    edit_json(folder / "config.json", **fields)
     return folder
 
 
@@ -71,9 +68,8 @@ def test_padding_of_the_vocabulary_is_cut(llama_folder, tmp_path, padded):
 
 def test_a_vocabulary_without_room_for_all_tokens(llama_folder, tmp_path):
     narrow = changed_copy(llama_folder, tmp_path / "narrow", vocab_size=260)
-    with pytest.raises(
-        ExportError, match=r"300 in the target and 260 in the draft.*ids up to 2\d\d"
-    ):
+    words = r"300 in the target and 260 in the draft.*ids up to 2\d\d"
+    with pytest.raises(ExportError, match=words):
         pair_of(llama_folder, narrow)
 
 
@@ -106,36 +102,29 @@ def test_an_uncut_model_is_left_alone(llama_folder):
     assert model.get_input_embeddings().weight is weight
 
 
-def other_vocabulary(content):
-    vocab = content["model"]["vocab"]
-    vocab["def"], vocab["path"] = vocab["path"], vocab["def"]
+def swapped(vocab, one, other):
+    vocab[one], vocab[other] = vocab[other], vocab[one]
 
 
-def shorter_vocabulary(content):
-    first, second = content["model"]["merges"].pop()
-    del content["model"]["vocab"][first + second]
-
-
-def other_merges(content):
-    content["model"]["merges"].reverse()
+def without_last_merge(model):
+    del model["vocab"]["".join(model["merges"].pop())]
 
 
 DIFFERENT = [
-    (other_vocabulary, r"vocabularies differ: token '\w+' is"),
-    (shorter_vocabulary, r"vocabularies differ: \d+ tokens in the target's tokenizer, \d+"),
-    (other_merges, "merge 0 is"),
+    (lambda model: swapped(model["vocab"], "def", "path"), r"vocabularies differ: token '\w+' is"),
+    (without_last_merge, r"vocabularies differ: \d+ tokens in the target's tokenizer, \d+"),
+    (lambda model: model["merges"].reverse(), "merge 0 is"),
 ]
 
 
 @pytest.mark.parametrize(("change", "words"), DIFFERENT)
 def test_tokenizers_that_do_not_agree(llama_folder, tmp_path, change, words):
+    draft = with_tokenizer(llama_folder, tmp_path / "draft", lambda all: change(all["model"]))
     with pytest.raises(ExportError, match=words):
-        pair_of(llama_folder, with_tokenizer(llama_folder, tmp_path / "draft", change))
+        pair_of(llama_folder, draft)
 
 
 def with_added(*tokens):
-    """A change of tokenizer_config.json that adds tokens, in this order."""
-
     def change(content):
         first = max(content["model"]["vocab"].values()) + 1
         flags = {"special": True, "single_word": False, "lstrip": False, "rstrip": False}
@@ -150,9 +139,7 @@ def with_added(*tokens):
 def test_added_tokens_that_mean_another_thing(llama_folder, tmp_path):
     target = with_tokenizer(llama_folder, tmp_path / "target", with_added("<a>", "<b>"))
     draft = with_tokenizer(llama_folder, tmp_path / "draft", with_added("<b>", "<a>"))
-    words = (
-        r"added tokens differ: (\d+) is '<a>' in the target.*in the draft's it is '<b>', and '<a>'"
-    )
+    words = r"added tokens differ: (\d+) is '<a>' in the target.*in the draft's it is '<b>', and"
     with pytest.raises(ExportError, match=words):
         pair_of(target, draft)
 
@@ -164,23 +151,16 @@ def test_added_tokens_of_one_alone_are_reported(llama_folder, tmp_path):
         assert lines == [f"only the {whose}'s tokenizer has the added tokens <a>, <b>"]
 
 
-def test_how_texts_are_split_is_the_affair_of_the_target(llama_folder, tmp_path):
+def test_splitting_of_texts_and_format_of_merges_may_differ(llama_folder, tmp_path):
     """Families have classes of their own, which rebuild one tokenizer.json in different ways."""
 
     def change(content):
         content["model"]["dropout"] = 0.1
+        content["model"]["merges"] = [" ".join(merge) for merge in content["model"]["merges"]]
         content["added_tokens"][1]["normalized"] = True
 
     *_, lines = pair_of(llama_folder, with_tokenizer(llama_folder, tmp_path / "draft", change))
     assert lines == []
-
-
-def old_merges(content):
-    content["model"]["merges"] = [" ".join(merge) for merge in content["model"]["merges"]]
-
-
-def test_merges_as_older_files_write_them_are_the_same(llama_folder, tmp_path):
-    pair_of(llama_folder, with_tokenizer(llama_folder, tmp_path / "draft", old_merges))
 
 
 def with_tokenizer(source, folder, change):
@@ -198,19 +178,17 @@ CONTEXTS = [  # (of the target, of the draft, max_context, what the warning says
     (512, 256, None, "can use 256 tokens, the context of the draft; that of the target is 512"),
     (512, 256, 100_000, "can use 256 tokens, the context of the draft"),
     (256, 512, 100_000, "can use 256 tokens, the context of the checkpoints; max_context is"),
+    (256, None, None, None),
+    (256, None, 256, None),
+    (256, None, 512, "can use 256 tokens, the context of the target; max_context is 512"),
 ]
 
 
-@pytest.mark.parametrize(("of_target", "of_draft", "wished", "words"), CONTEXTS)
-def test_a_context_shorter_than_the_targets_is_warned_of(
-    llama_folder, of_target, of_draft, wished, words
-):
-    target, draft = (
-        replace(checkpoint, context_length=length)
-        for checkpoint, length in zip(
-            pair_of(llama_folder, llama_folder)[:2], (of_target, of_draft), strict=True
-        )
-    )
-    warning = context_warning(target, draft, wished)
-    assert (warning is None) == (words is None)
-    assert words is None or (warning.startswith("warning: requests ") and words in warning)
+def test_a_shorter_context_is_warned_of(llama_folder):
+    checkpoint = pair_of(llama_folder, llama_folder)[0]
+    for of_target, of_draft, wished, words in CONTEXTS:
+        target = replace(checkpoint, context_length=of_target)
+        draft = of_draft and replace(checkpoint, role="draft", context_length=of_draft)
+        warning = context_warning(target, draft, wished)
+        assert (warning is None) == (words is None)
+        assert words is None or (warning.startswith("warning: requests ") and words in warning)

@@ -1,9 +1,9 @@
 """The parity gate lets right graphs pass and stops wrong ones."""
 
-from __future__ import annotations
-
+import math
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import onnx
@@ -15,21 +15,14 @@ from dsbd_export.checkpoints.checkpoint import limited_threads
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
-from dsbd_export.gate.parity import MEAN_KL, ParityLimit, advice
+from dsbd_export.gate.parity import MEAN_KL, ParityLimit, advice, divergence
 from dsbd_export.gate.parity_engine import parity_engine, see_rows
 from dsbd_export.model_kinds import source_of
-from dsbd_export.parity_cases import (
-    TREE_PARENTS,
-    ForestCase,
-    Reference,
-    forest_cases,
-    reference_logits,
-)
+from dsbd_export.parity_cases import TREE_PARENTS, ForestCase, forest_cases, reference_logits
 from dsbd_export.progress import silent
 from dsbd_export.tokenizers.tokenizer_files import highest_token_id, read_tokenizer
 from dsbd_runtime.bundle_files.bundle import ParityCase, ParityReport
-from tests.export.exported_target import exported_target
-from tests.export.gate import bundle_of, check_parity, references
+from tests.export.gate import bundle_of, check_parity, exported_target, references
 
 ATOL = 1e-4
 LIMIT = ParityLimit("max_abs_error", ATOL)
@@ -41,13 +34,12 @@ def checkpoint(exported):
 
 
 @pytest.fixture(scope="module")
-def wanted(checkpoint) -> list[Reference]:
+def wanted(checkpoint):
     return references(load_model(checkpoint), checkpoint)
 
 
 @pytest.fixture
 def folder(exported, tmp_path):
-    """A copy of the exported target, to be damaged."""
     shutil.copytree(exported.config.output / "target", tmp_path / "target")
     return tmp_path / "target"
 
@@ -65,13 +57,10 @@ def test_a_right_graph_passes_with_rounding_errors_only(exported, exported_other
             assert cases == [(kind, length) for length in lengths for kind in kinds]
 
 
-def test_cases_fit_the_context(checkpoint):
+def test_cases_fit_the_context_and_have_tokens_of_the_tokenizer(checkpoint):
+    """Rows of a padded vocabulary may hold anything: a twin's have logits in the millions."""
     lengths = {case.prompt_length for case in forest_cases(replace(checkpoint, context_length=20))}
     assert lengths == {1, 17}
-
-
-def test_random_tokens_are_those_of_the_tokenizer(checkpoint):
-    """Rows of a padded vocabulary may hold anything: a twin's have logits in the millions."""
     highest = highest_token_id(read_tokenizer(checkpoint))
     drawn = np.concatenate(
         [case.node_ids for case in forest_cases(replace(checkpoint, vocab_size=10**6))]
@@ -107,20 +96,11 @@ def test_threads_are_those_of_torch_and_only_in_the_block(exported, checkpoint):
     assert torch.get_num_threads() == before
 
 
-@pytest.mark.parametrize("number", [0, -1, 10_000])
-def test_a_number_of_threads_is_checked(number):
-    with pytest.raises(ExportError, match=f"num_threads={number} is out of range; use 1 to"):
-        ModelOptions(num_threads=number)
-
-
 def test_what_nodes_see():
     visible, positions = see_rows(np.array([-1, -1, 0]), first_row=1, capacity=5)
     assert positions.tolist() == [1, 1, 2]
     assert visible.astype(int).tolist() == [[1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0]]
-
-
-def test_what_nodes_of_two_requests_see():
-    """The first has row 0, the second rows 1 and 2; two nodes of the first, one of the second."""
+    # Two requests: one has row 0 and two new nodes, the other has rows 1 and 2 and one new node.
     first = see_rows(np.array([-1, 0]), 3, 6, (0, 1))
     second = see_rows(np.array([-1]), 5, 6, (1, 3))
     assert [*first[1], *second[1]] == [1, 2, 2]
@@ -128,80 +108,76 @@ def test_what_nodes_of_two_requests_see():
     assert np.concatenate([first[0], second[0]]).astype(int).tolist() == wanted
 
 
-def test_a_damaged_weight_fails(folder, checkpoint, wanted):
-    damage(folder, lambda graph: scale_one_weight(graph, 1.01))
-    with pytest.raises(ExportError, match=r"parity failed.*llama.*prefill.*limit is 0.0001"):
-        check_parity(folder, checkpoint, wanted, LIMIT)
+def damage(folder, edit):
+    model = onnx.load(folder / "model.onnx")
+    (folder / "model.onnx.data").unlink()
+    edit(model.graph)
+    onnx.save(model, folder / "model.onnx")
 
 
-def test_weights_written_as_zeros_fail(folder, checkpoint, wanted):
-    damage(folder, lambda graph: scale_one_weight(graph, 0.0))
-    with pytest.raises(ExportError, match="parity failed"):
-        check_parity(folder, checkpoint, wanted, LIMIT)
+def node_of(graph: onnx.GraphProto, op_type: str) -> onnx.NodeProto:
+    return next(node for node in graph.node if node.op_type == op_type)
 
 
-def test_a_missing_mask_fails(folder, checkpoint, wanted):
-    def drop_mask(graph: onnx.GraphProto) -> None:
-        next(node for node in graph.node if node.op_type == "Attention").input.pop()
-
-    damage(folder, drop_mask)
-    with pytest.raises(ExportError, match="parity failed"):
-        check_parity(folder, checkpoint, wanted, LIMIT)
+def scale_one_weight(graph: onnx.GraphProto) -> None:
+    matmul = [node for node in graph.node if node.op_type == "MatMul"][-1]
+    weight = next(tensor for tensor in graph.initializer if tensor.name == matmul.input[1])
+    scaled = numpy_helper.to_array(weight) * np.float32(1.01)
+    weight.CopyFrom(numpy_helper.from_array(scaled, weight.name))
 
 
-def test_positions_that_count_rows_fail_in_the_tree(folder, checkpoint, wanted):
+def count_rows(graph: onnx.GraphProto) -> None:
     """Siblings share a position; a graph that takes rows for positions is right for any chain."""
+    one_by_one = [
+        onnx.helper.make_node("Shape", ["input_ids"], ["num_nodes"], start=1),
+        onnx.helper.make_node("Squeeze", ["num_nodes"], ["limit"]),
+        onnx.helper.make_node("Range", ["zero", "limit", "one"], ["steps"]),
+        onnx.helper.make_node("Add", ["steps", "write_indices"], ["rows"]),
+        onnx.helper.make_node("Reshape", ["rows", "column"], ["row_positions"]),
+    ]
+    node_of(graph, "Cast").input[0] = "row_positions"
+    for node in reversed(one_by_one):
+        graph.node.insert(0, node)
+    for name, value in (("zero", 0), ("one", 1), ("column", [1, -1, 1])):
+        graph.initializer.append(numpy_helper.from_array(np.array(value, np.int64), name))
 
-    def count_rows(graph: onnx.GraphProto) -> None:
-        cast = next(node for node in graph.node if node.op_type == "Cast")
-        one_by_one = [
-            onnx.helper.make_node("Shape", ["input_ids"], ["num_nodes"], start=1),
-            onnx.helper.make_node("Squeeze", ["num_nodes"], ["limit"]),
-            onnx.helper.make_node("Range", ["zero", "limit", "one"], ["steps"]),
-            onnx.helper.make_node("Add", ["steps", "write_indices"], ["rows"]),
-            onnx.helper.make_node("Reshape", ["rows", "column"], ["row_positions"]),
-        ]
-        cast.input[0] = "row_positions"
-        for node in reversed(one_by_one):
-            graph.node.insert(0, node)
-        for name, value in (("zero", 0), ("one", 1), ("column", [1, -1, 1])):
-            graph.initializer.append(numpy_helper.from_array(np.array(value, np.int64), name))
 
-    damage(folder, count_rows)
-    with pytest.raises(ExportError, match="case tree after 1 tokens"):
+DAMAGE = [
+    (scale_one_weight, r"parity failed.*llama.*prefill.*limit is 0.0001"),
+    (lambda graph: node_of(graph, "Attention").input.pop(), "parity failed"),  # the mask
+    (count_rows, "case tree after 1 tokens"),
+]
+
+
+@pytest.mark.parametrize(("edit", "words"), DAMAGE)
+def test_a_damaged_graph_fails(folder, checkpoint, wanted, edit, words):
+    damage(folder, edit)
+    with pytest.raises(ExportError, match=words):
         check_parity(folder, checkpoint, wanted, LIMIT)
 
 
-def test_no_number_fails(exported, checkpoint, wanted):
-    nothing = [replace(reference, logits=reference.logits * np.nan) for reference in wanted]
-    with pytest.raises(ExportError, match="differs from the checkpoint by nan"):
-        check_parity(exported.config.output / "target", checkpoint, nothing, LIMIT)
+def test_no_number_and_another_shape_fail(exported, checkpoint, wanted):
+    for change, words in (
+        (lambda logits: logits * np.nan, "differs from the checkpoint by nan"),
+        (lambda logits: logits[:, :-1], "by inf"),
+    ):
+        others = [replace(reference, logits=change(reference.logits)) for reference in wanted]
+        with pytest.raises(ExportError, match=words):
+            check_parity(exported.config.output / "target", checkpoint, others, LIMIT)
 
 
-def test_another_shape_fails(exported, checkpoint, wanted):
-    narrow = [replace(reference, logits=reference.logits[:, :-1]) for reference in wanted]
-    with pytest.raises(ExportError, match="by inf"):
-        check_parity(exported.config.output / "target", checkpoint, narrow, LIMIT)
-
-
-def test_a_prune_graph_that_misses_a_cache_fails(folder, checkpoint, wanted):
+def test_a_prune_graph_that_misses_a_cache_and_one_that_cannot_run_fail(folder, checkpoint, wanted):
     model = onnx.load(folder / "prune.onnx")
-    gather = next(node for node in model.graph.node if node.op_type == "Gather")
-    gather.input[0] = "past_key_values.1.value"
+    node_of(model.graph, "Gather").input[0] = "past_key_values.1.value"
     onnx.save(model, folder / "prune.onnx")
     with pytest.raises(ExportError, match=r"prune\.onnx.*moves cache rows wrongly"):
         check_parity(folder, checkpoint, wanted, LIMIT)
-
-
-def test_a_graph_that_onnxruntime_refuses_fails(folder, checkpoint, wanted):
     (folder / "model.onnx").write_bytes(b"no graph")
     with pytest.raises(ExportError, match="parity failed: onnxruntime cannot run the graph"):
         check_parity(folder, checkpoint, wanted, LIMIT)
 
 
-def test_rounding_of_the_checkpoint_itself_is_allowed_and_no_more(
-    exported, folder, checkpoint, wanted
-):
+def test_rounding_of_the_checkpoint_alone_is_allowed(exported, folder, checkpoint, wanted):
     """Large activations round more than a fixed limit knows: fp32 is judged by float64."""
     source = source_of(checkpoint)
     model = source.load("fp32", silent)
@@ -223,7 +199,7 @@ def test_rounding_of_the_checkpoint_itself_is_allowed_and_no_more(
     errors = [each.max_abs_error for each in report.cases]
     assert computed[0] is wanted[int(np.argmax(errors))].case
     assert len(computed) <= len(errors) / 2
-    damage(folder, lambda graph: scale_one_weight(graph, 1.01))
+    damage(folder, scale_one_weight)
     with pytest.raises(ExportError, match="parity failed"):
         check_parity(folder, checkpoint, wanted, tight, in_float64)
 
@@ -253,29 +229,9 @@ def test_a_float64_that_is_another_computation_allows_nothing(exported, checkpoi
     tight = ParityLimit("max_abs_error", 1e-9)
     of_case = {id(each.case): each.logits for each in wanted}
     for error in (0.1, np.nan):
+        others = partial(map, lambda case, error=error: of_case[id(case)] + error)
         with pytest.raises(ExportError, match="the limit is 1e-09"):
-            check_parity(
-                exported.config.output / "target",
-                checkpoint,
-                wanted,
-                tight,
-                lambda cases, error=error: [of_case[id(case)] + error for case in cases],
-            )
-
-
-def damage(folder, edit):
-    model = onnx.load(folder / "model.onnx")
-    (folder / "model.onnx.data").unlink()
-    edit(model.graph)
-    onnx.save(model, folder / "model.onnx")
-
-
-def scale_one_weight(graph: onnx.GraphProto, factor: float) -> None:
-    matmul = [node for node in graph.node if node.op_type == "MatMul"][-1]
-    weight = next(tensor for tensor in graph.initializer if tensor.name == matmul.input[1])
-    weight.CopyFrom(
-        numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(factor), weight.name)
-    )
+            check_parity(exported.config.output / "target", checkpoint, wanted, tight, others)
 
 
 def test_a_mean_of_one_row_is_no_mean():
@@ -291,3 +247,31 @@ def test_a_mean_of_one_row_is_no_mean():
         assert not limit.admits(ParityCase(name=name, prompt_length=length, mean_kl=1.7, **shared))
     exact = ParityLimit("max_abs_error", 1e-4)
     assert not exact.admits(ParityCase(name="decode", prompt_length=1, mean_kl=0.0, **shared))
+
+
+def logits_of(*rows):
+    return np.log(np.array(rows, np.float32))
+
+
+def test_by_hand():
+    wanted, found = logits_of([0.5, 0.5], [0.9, 0.1]), logits_of([0.25, 0.75], [0.9, 0.1])
+    distance = divergence(found, wanted)
+    first = 0.5 * math.log(2) + 0.5 * math.log(0.5 / 0.75)
+    assert distance.mean_kl == pytest.approx(first / 2)
+    assert distance.max_abs_error == pytest.approx(math.log(2))
+    assert distance.top1_agreement == 0.5
+    # A constant changes logits and no distribution.
+    wanted = np.random.default_rng(0).standard_normal((3, 7)).astype(np.float32) * 20
+    distance = divergence(wanted + 1, wanted)
+    assert distance.max_abs_error == pytest.approx(1, abs=1e-5)
+    assert distance.mean_kl < 1e-10 and distance.top1_agreement == 1
+
+
+def test_no_number_is_no_distance_and_another_shape_is_infinitely_far():
+    for place in ("found", "wanted"):
+        arrays = {name: np.zeros((2, 3), np.float32) for name in ("found", "wanted")}
+        arrays[place][0, 0] = np.nan
+        distance = divergence(**arrays)
+        assert math.isnan(distance.max_abs_error) and math.isnan(distance.mean_kl)
+    distance = divergence(np.zeros((2, 3), np.float32), np.zeros((2, 4), np.float32))
+    assert (distance.max_abs_error, distance.mean_kl) == (math.inf, math.inf)

@@ -1,7 +1,5 @@
 """Quantized weights of a checkpoint are read as the numbers that they stand for, or refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -19,35 +17,27 @@ from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.opening import open_pair
 from dsbd_export.pipeline import export_bundle
-from scripts.family_checkpoints import (
-    FAMILY_CHECKPOINTS,
-    write_checkpoint,
-    write_family_checkpoint,
-)
-from tests.export.bundle_answers import assert_answers_as
-from tests.export.conftest import SIZES
+from scripts.family_checkpoints import FAMILY_CHECKPOINTS, write_checkpoint, write_family_checkpoint
+from tests.export.adapters import assert_answers_as
+from tests.export.conftest import SIZES, edit_json
 from tests.export.quantized_checkpoints import (
     AWQ,
     COMPRESSED,
     FP8,
     GPTQ,
+    GPTQ_4,
     KINDS,
     MXFP4,
     Kind,
-    gptq,
-    set_config,
     write_quantized,
 )
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory):
     """A checkpoint of widths that hold whole words and groups."""
-    config = LlamaConfig(
-        **SIZES | {"hidden_size": 64, "intermediate_size": 96},
-        num_hidden_layers=1,
-        tie_word_embeddings=False,
-    )
+    sizes = SIZES | {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
+    config = LlamaConfig(**sizes, tie_word_embeddings=False)
     return write_checkpoint(tmp_path_factory.mktemp("base"), config)
 
 
@@ -71,14 +61,9 @@ def refusal(folder: Path) -> str:
     return message
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS.values(), *COMPRESSED.values()], ids=[*KINDS, *COMPRESSED])
 def test_weights_are_the_numbers_that_are_meant(base, tmp_path, kind):
-    assert_same_weights(*write_quantized(base, tmp_path, KINDS[kind]))
-
-
-@pytest.mark.parametrize("kind", COMPRESSED)
-def test_compressed_tensors_are_the_numbers_that_are_meant(base, tmp_path, kind):
-    assert_same_weights(*write_quantized(base, tmp_path, COMPRESSED[kind]))
+    assert_same_weights(*write_quantized(base, tmp_path, kind))
 
 
 def test_mxfp4_experts_are_the_numbers_that_are_meant(tmp_path):
@@ -87,15 +72,17 @@ def test_mxfp4_experts_are_the_numbers_that_are_meant(tmp_path):
     assert_same_weights(*write_quantized(base, tmp_path, MXFP4))
 
 
-@pytest.mark.parametrize("kind", ["fp8-blocks-that-end-early", "gptq"])
-def test_experts_of_a_mixture_are_read_too(tmp_path, kind):
-    base = write_family_checkpoint("qwen3_moe", tmp_path / "base")
+OTHER_BASES = [  # experts of a mixture, and the text part of a composite
+    ("qwen3_moe", "fp8-blocks-that-end-early"),
+    ("qwen3_moe", "gptq"),
+    ("mistral3", "fp8-tensor"),
+]
+
+
+@pytest.mark.parametrize(("family", "kind"), OTHER_BASES)
+def test_weights_of_other_models_are_read_too(tmp_path, family, kind):
+    base = write_family_checkpoint(family, tmp_path / "base")
     assert_same_weights(*write_quantized(base, tmp_path, KINDS[kind]))
-
-
-def test_the_text_part_of_a_composite_is_read_too(tmp_path):
-    base = write_family_checkpoint("mistral3", tmp_path / "base")
-    assert_same_weights(*write_quantized(base, tmp_path, KINDS["fp8-tensor"]))
 
 
 def test_a_bundle_answers_as_the_plain_checkpoint(base, tmp_path):
@@ -132,7 +119,7 @@ UNREAD: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("config", "words"), UNREAD)
 def test_what_is_not_read_is_refused_by_name(base, tmp_path, config, words):
-    folder, _ = write_quantized(base, tmp_path, Kind(config=config, quantize=gptq(4, 16)))
+    folder, _ = write_quantized(base, tmp_path, Kind(config, GPTQ_4))
     with pytest.raises(ExportError) as caught:
         opened(folder)  # before any weight is read
     assert f"its weights are already quantized {words}" in str(caught.value)
@@ -159,15 +146,8 @@ UNREAD_COMPRESSED = [
 
 @pytest.mark.parametrize(("config", "words"), UNREAD_COMPRESSED)
 def test_compressed_tensors_of_other_forms_are_refused(base, tmp_path, config, words):
-    kind = Kind(config=config, quantize=COMPRESSED["int8"].quantize)
+    kind = Kind(config, COMPRESSED["int8"].quantize)
     assert words in refusal(write_quantized(base, tmp_path, kind)[0])
-
-
-def test_compressed_tensors_in_an_order_of_their_own_are_refused(base, tmp_path):
-    folder, _ = write_quantized(base, tmp_path, COMPRESSED["int4"])
-    name = "model.layers.0.mlp.up_proj.weight_g_idx"
-    edit_weights(folder, **{name: torch.zeros(64, dtype=torch.int32)})
-    assert f"in reordered groups ({name})" in refusal(folder)
 
 
 def edit_weights(folder: Path, **changed: torch.Tensor | None) -> None:
@@ -176,34 +156,37 @@ def edit_weights(folder: Path, **changed: torch.Tensor | None) -> None:
     save_file(present, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_a_weight_in_fp8_without_its_scale_is_refused(base, tmp_path):
-    folder, _ = write_quantized(base, tmp_path, KINDS["fp8-blocks"])
-    name = "model.layers.0.mlp.up_proj.weight"
-    edit_weights(folder, **{name + "_scale_inv": torch.ones(6, 9)})
-    assert f"{name} of shape [96, 64] is in FP8 with a scale of shape [6, 9]" in refusal(folder)
-    edit_weights(folder, **{name + "_scale_inv": None})
-    assert f"{name} of shape [96, 64] is in FP8 with no scale" in refusal(folder)
-
-
-def test_zero_points_that_readers_of_gptq_disagree_on_are_refused(base, tmp_path):
-    folder, _ = write_quantized(base, tmp_path, KINDS["gptq-v2"])
-    set_config(folder, quantization_config=GPTQ)
-    name = "model.layers.0.mlp.up_proj.qzeros"
-    edit_weights(folder, **{name: torch.full((4, 12), -1, dtype=torch.int32)})
-    assert f"{name} has zero points of 0, which its format (gptq) cannot store" in refusal(folder)
-
-
 def test_parts_of_no_product_are_refused(base, tmp_path):
     folder, _ = write_quantized(base, tmp_path, KINDS["awq"])
-    set_config(folder, quantization_config=GPTQ)
+    edit_json(folder / "config.json", quantization_config=GPTQ)
     with pytest.raises(ExportError, match=r"_proj has quantized parts of shapes \{'qweight': \["):
         load_model(opened(folder))
 
 
-def test_what_belongs_to_a_product_and_has_no_place_is_refused(base, tmp_path):
-    folder, _ = write_quantized(base, tmp_path, KINDS["awq"])
-    edit_weights(folder, **{"model.layers.0.mlp.up_proj.pre_scale": torch.ones(64)})
-    assert "model.layers.0.mlp.up_proj.pre_scale has no place in the model" in refusal(folder)
+UP = "model.layers.0.mlp.up_proj."
+IN_FP8 = f"{UP}weight of shape [96, 64] is in FP8 with "
+WRONG_WEIGHTS = [  # (kind, part of a product that is changed or, None, left out; words)
+    (KINDS["fp8-blocks"], "weight_scale_inv", torch.ones(6, 9), IN_FP8 + "a scale of shape [6, 9]"),
+    (KINDS["fp8-blocks"], "weight_scale_inv", None, IN_FP8 + "no scale"),
+    (KINDS["awq"], "pre_scale", torch.ones(64), f"{UP}pre_scale has no place in the model"),
+    (
+        *(COMPRESSED["int4"], "weight_g_idx", torch.zeros(64, dtype=torch.int32)),
+        f"in reordered groups ({UP}weight_g_idx)",
+    ),
+    (
+        *(KINDS["gptq-v2"], "qzeros", torch.full((4, 12), -1, dtype=torch.int32)),
+        f"{UP}qzeros has zero points of 0, which its format (gptq) cannot store",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "part", "weight", "words"), WRONG_WEIGHTS)
+def test_weights_that_contradict_their_form_are_refused(base, tmp_path, kind, part, weight, words):
+    folder, _ = write_quantized(base, tmp_path, kind)
+    if kind is KINDS["gptq-v2"]:  # whose zero points readers of GPTQ disagree on
+        edit_json(folder / "config.json", quantization_config=GPTQ)
+    edit_weights(folder, **{UP + part: weight})
+    assert words in refusal(folder)
 
 
 def test_a_bias_that_the_model_lacks_may_only_be_zero(base, tmp_path):
@@ -218,7 +201,7 @@ def test_a_bias_that_the_model_lacks_may_only_be_zero(base, tmp_path):
 def test_models_that_turn_their_weights_are_refused(tmp_path):
     sizes = {"n_embd": 64, "n_layer": 1, "n_head": 4, "n_positions": 64, "vocab_size": 300}
     base = write_checkpoint(tmp_path / "base", GPT2Config(**sizes, bos_token_id=0, eos_token_id=1))
-    kind = Kind(config=GPTQ, quantize=gptq(4, 16), weights=("attn.c_proj.weight",))
+    kind = Kind(GPTQ, GPTQ_4, ("attn.c_proj.weight",))
     assert "transposed, unlike gptq" in refusal(write_quantized(base, tmp_path, kind)[0])
 
 

@@ -1,8 +1,5 @@
 """Drafts whose encoder is the target's: recognized, exported without it, gated."""
 
-from __future__ import annotations
-
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -16,15 +13,15 @@ from dsbd_export.draft_export import export_draft
 from dsbd_export.encoder_decoder.reference import fingerprint, source_cases
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import MAX_ABS_ERROR, MEAN_KL, ParityLimit
-from dsbd_export.opening import open_checkpoint
-from dsbd_export.parity_cases import Reference, reference_logits
 from dsbd_export.pipeline import export_bundle
+from dsbd_export.progress import silent
 from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, open_bundle
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.loading import load_causal_lm
 from scripts.family_checkpoints import SOURCE_READERS, write_family_checkpoint
+from tests.export.conftest import edit_json, opened
 from tests.export.cut_decoders import cut_decoder
-from tests.export.gate import check_parity
+from tests.export.gate import check_parity, references, rename_inputs
 from tests.ort_sessions import cpu_session
 from tests.runtime.model_calls import logits_of
 
@@ -44,16 +41,8 @@ def exported(name, folder, captures, **options):
         max_context=SOURCE_READERS[name].max_context,
         **options,
     )
-    export_bundle(config, report=lambda _: None, source_of=captures)
+    export_bundle(config, report=silent, source_of=captures)
     return open_bundle(folder / "bundle")
-
-
-def hidden_states(folder, source):
-    """Output of transformers' encoder for a source."""
-    options = ExportConfig(target="", output=folder)
-    model = load_model(open_checkpoint("target", folder, options))
-    with torch.no_grad():
-        return model.get_encoder()(input_ids=torch.tensor([source])).last_hidden_state.numpy()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -71,7 +60,10 @@ def test_a_draft_with_the_same_encoder_shares_it(name, captures, tmp_path):
     source = [5, 6, 7, 8, 1]
     encoder = cpu_session(bundle.model_path("target").with_name(ENCODER_FILE))
     [found] = encoder.run(["hidden_states"], {"source_ids": np.array([source])})
-    assert np.allclose(found, hidden_states(tmp_path / "target", source), atol=1e-5)
+    with torch.no_grad():
+        theirs = load_model(opened(tmp_path / "target")).get_encoder()
+        wanted = theirs(input_ids=torch.tensor([source])).last_hidden_state.numpy()
+    assert np.allclose(found, wanted, atol=1e-5)
 
 
 VOCABULARIES = [("marian", "full"), ("t5", "full"), ("marian", "topk:8")]
@@ -88,7 +80,10 @@ def test_a_draft_that_proposes_some_tokens(name, logits, captures, tmp_path):
     assert sizes.count((300, 32)) == 1  # the embedding alone: any token is read
     assert {(32, 90), (90, 32)} & {*sizes}
     start = entry.encoder.start_token_id
-    whole = target_logits(tmp_path / "draft", [5, 6, 1], start)[:90]
+    ids = {"input_ids": torch.tensor([[5, 6, 1]]), "decoder_input_ids": torch.tensor([[start]])}
+    with torch.no_grad():
+        output = load_model(opened(tmp_path / "draft", "draft"))(**ids)
+    whole = output.logits[0, 0, :90].numpy()
     step = (np.array([start]), np.zeros(1, np.int64), np.ones((1, 1), bool), np.zeros(1, np.int64))
     with load_causal_lm(bundle, "draft", settings=EngineSettings(num_threads=1)) as draft:
         found = logits_of(draft, *step, source=(5, 6, 1))
@@ -101,36 +96,20 @@ def test_a_draft_that_proposes_some_tokens(name, logits, captures, tmp_path):
         assert np.allclose(found.top_logits[0], whole[best], atol=2e-5)
 
 
-def target_logits(folder, source, start):
-    """Logits of transformers' decoder after the start token."""
-    model = load_model(open_checkpoint("draft", folder, ExportConfig(target="", output=folder)))
-    with torch.no_grad():
-        ids = {"input_ids": [source], "decoder_input_ids": [[start]]}
-        output = model(**{name: torch.tensor(value) for name, value in ids.items()})
-    return output.logits[0, 0].numpy()
-
-
 def nudge(model):
-    with torch.no_grad():
-        model.get_encoder().get_parameter(last_weight(model))[0] += 1e-6
-
-
-def last_weight(model):
-    return [name for name, _ in model.get_encoder().named_parameters()][-1]
+    *_, last = model.get_encoder().parameters()
+    last.data[0] += 1e-6
 
 
 def test_a_draft_that_is_added_later_shares_it_too_or_has_its_own(captures, tmp_path):
     target = write_family_checkpoint("marian", tmp_path / "target")
     output = tmp_path / "bundle"
     config = ExportConfig(target=str(target), output=output, quantize="int8-dynamic")
-    export_bundle(config, report=lambda _: None, source_of=captures)
-    for name, edit, is_shared in (
-        ("same", lambda _model: None, True),
-        ("other", nudge, None),
-    ):
+    export_bundle(config, report=silent, source_of=captures)
+    for name, edit, is_shared in (("same", silent, True), ("other", nudge, None)):
         draft = cut_decoder(target, tmp_path / name, edit)
         options = DraftConfig(bundle=output, draft=str(draft))
-        export_draft(options, report=lambda _: None, source_of=captures)
+        export_draft(options, report=silent, source_of=captures)
         entry = open_bundle(output).entry("draft")
         assert entry.encoder.is_shared is is_shared
         assert entry.encoder.hidden_width == (32 if is_shared else None)
@@ -142,16 +121,11 @@ def test_what_a_fingerprint_depends_on(tmp_path):
     folder = write_family_checkpoint("marian", tmp_path / "target")
 
     def of(edit=lambda _model: None, **config):
-        content = json.loads((folder / "config.json").read_text())
         changed = cut_decoder(folder, tmp_path / f"draft{len(list(tmp_path.iterdir()))}", edit)
-        content = json.loads((changed / "config.json").read_text()) | config
-        (changed / "config.json").write_text(json.dumps(content))
-        checkpoint = open_checkpoint("draft", changed, ExportConfig(target="", output=tmp_path))
-        return fingerprint(load_model(checkpoint))
+        edit_json(changed / "config.json", **config)
+        return fingerprint(load_model(opened(changed, "draft")))
 
-    own = fingerprint(
-        load_model(open_checkpoint("target", folder, ExportConfig(target="", output=tmp_path)))
-    )
+    own = fingerprint(load_model(opened(folder)))
     assert of() == of(decoder_start_token_id=5) == of(dropout=0.5, num_beams=3) == own
     assert of(nudge) != own
     assert of(scale_embedding=False) != own
@@ -161,26 +135,17 @@ def test_what_a_fingerprint_depends_on(tmp_path):
 
 def test_rows_of_other_hidden_states_fail(captures, tmp_path):
     bundle = exported("marian", tmp_path, captures)
-    options = ExportConfig(target="", output=tmp_path)
     entry = bundle.entry("draft")
-    checkpoint = replace(
-        open_checkpoint("draft", tmp_path / "draft", options),
-        caches=tuple(entry.caches),
-        encoder=entry.encoder,
-    )
-    model = load_model(checkpoint)
-    wanted = [
-        Reference(case=case, logits=reference_logits(model, case))
-        for case in source_cases(checkpoint)
-        if case.name == "tree"
-    ]
+    checkpoint = opened(tmp_path / "draft", "draft")
+    checkpoint = replace(checkpoint, caches=tuple(entry.caches), encoder=entry.encoder)
+    trees = [case for case in source_cases(checkpoint) if case.name == "tree"]
+    wanted = references(load_model(checkpoint), checkpoint, trees)
     limit, of_target = ParityLimit(MAX_ABS_ERROR, 1e-4), bundle.entry("target")
     check_parity(bundle.path / "draft", checkpoint, wanted, limit, target=of_target)
     file = bundle.model_path("draft").with_name(ENCODER_FILE)
     graph = onnx.load(file, load_external_data=False)
     twice = onnx.helper.make_node("Add", ["hidden_states", "hidden_states"], ["twice"])
-    for node in graph.graph.node:
-        node.input[:] = ["twice" if name == "hidden_states" else name for name in node.input]
+    rename_inputs(graph.graph, hidden_states="twice")
     graph.graph.node.insert(0, twice)
     onnx.save(graph, file)
     with pytest.raises(ExportError, match="differs from the checkpoint"):

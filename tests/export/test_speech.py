@@ -1,7 +1,5 @@
 """Whisper: the whole parity gate over sound, int8, drafts, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -18,29 +16,33 @@ from dsbd_export.encoder_decoder.reference import source_cases
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import MAX_ABS_ERROR, ParityLimit
 from dsbd_export.model_kinds import source_of
-from dsbd_export.opening import open_checkpoint
-from dsbd_export.parity_cases import Reference, reference_logits
+from dsbd_export.parity_cases import reference_logits
 from dsbd_export.parts.alignment import alignment_cases, alignment_error, with_alignment
 from dsbd_export.parts.sources import heard_sounds
-from dsbd_export.pipeline import export_bundle, export_model
-from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
+from dsbd_export.pipeline import export_bundle
+from dsbd_export.progress import silent
 from dsbd_runtime.bundle_files.bundle import MODEL_FILE
 from dsbd_runtime.parts.speech_entry import ALIGNMENT_FILE, ALIGNMENT_WEIGHTS
 from scripts.family_checkpoints import write_family_checkpoint
 from scripts.speech_checkpoint import NUM_MELS, TOKENS, write_whisper
-from tests.export.gate import bundle_of, check_parity
+from tests.export.conftest import opened, written_tokenizer
+from tests.export.gate import (
+    bundle_of,
+    check_refused,
+    count_positions_from_the_first_new_row,
+    export_alone,
+    references,
+    swap_keys_of_sources,
+)
 
 
-def export_alone(folder: Path, captures, *, multilingual: bool = True, **options: Any):
+def exported_whisper(folder, captures, *, multilingual=True, **options):
     source = write_whisper(folder / "checkpoint", multilingual=multilingual)
-    config = ExportConfig(target="", output=folder, **options)
-    checkpoint = open_checkpoint("target", source, config)
-    entry = export_model(checkpoint, folder, config, lambda _line: None, captures)
-    return replace(checkpoint, caches=tuple(entry.caches), encoder=entry.encoder), entry
+    return export_alone(source, folder, captures, **options)[:2]
 
 
 def test_the_whole_gate_over_three_sounds(captures, tmp_path):
-    checkpoint, entry = export_alone(tmp_path, captures)
+    checkpoint, entry = exported_whisper(tmp_path, captures)
     assert entry.parity.max_abs_error < 5e-5
     assert (entry.context_length, entry.num_layers, entry.encoder.context_length) == (96, 3, 100)
     assert [rows.layer for rows in entry.encoder.cross] == [0, 1, 2]
@@ -54,7 +56,7 @@ def test_the_whole_gate_over_three_sounds(captures, tmp_path):
 
 
 def test_the_entry_says_what_generation_config_says(captures, tmp_path):
-    _, entry = export_alone(tmp_path, captures)
+    _, entry = exported_whisper(tmp_path, captures)
     speech = entry.encoder.speech
     assert (speech.sampling_rate, speech.n_fft, speech.hop_length) == (16_000, 400, 160)
     assert (speech.num_mels, speech.chunk_seconds, speech.num_frames) == (NUM_MELS, 1, 100)
@@ -70,7 +72,7 @@ def test_the_entry_says_what_generation_config_says(captures, tmp_path):
 
 def test_english_alone_and_int8_of_both_graphs(captures, tmp_path):
     options = {"quantize": "int8-dynamic", "attention": "fused"}
-    _, entry = export_alone(tmp_path, captures, multilingual=False, **options)
+    _, entry = exported_whisper(tmp_path, captures, multilingual=False, **options)
     assert entry.encoder.speech.languages is entry.encoder.speech.tasks is None
     for file in ("model.onnx", "encoder.onnx"):
         graph = onnx.load(tmp_path / "target" / file, load_external_data=False).graph
@@ -81,7 +83,7 @@ def test_english_alone_and_int8_of_both_graphs(captures, tmp_path):
     ("options", "limit"), [({}, 1e-5), ({"quantize": "int8-dynamic", "attention": "fused"}, 0.1)]
 )
 def test_the_alignment_graph_reads_the_decoders_weights(options, limit, captures, tmp_path):
-    _, entry = export_alone(tmp_path, captures, **options)
+    _, entry = exported_whisper(tmp_path, captures, **options)
     folder = tmp_path / "target"
     assert 0.0 < entry.encoder.speech.alignment.max_abs_error < limit
     model, aligned = (
@@ -98,7 +100,7 @@ def test_the_alignment_graph_reads_the_decoders_weights(options, limit, captures
 
 
 def test_a_graph_that_attends_by_another_head_is_refused(captures, tmp_path):
-    checkpoint, _ = export_alone(tmp_path, captures)
+    checkpoint, _ = exported_whisper(tmp_path, captures)
     folder = tmp_path / "target"
     cases = alignment_cases(load_model(checkpoint), checkpoint)
     error = alignment_error(bundle_of(folder, checkpoint), checkpoint, cases)
@@ -114,7 +116,7 @@ def test_a_graph_that_attends_by_another_head_is_refused(captures, tmp_path):
 
 
 def test_drafts_and_checkpoints_without_alignment_heads_have_no_graph(captures, tmp_path):
-    checkpoint, _ = export_alone(tmp_path, captures)
+    checkpoint, _ = exported_whisper(tmp_path, captures)
     model, encoder = load_model(checkpoint), checkpoint.encoder
     assert len(alignment_cases(model, checkpoint)) == 2
     unknown = replace(encoder, speech=replace(encoder.speech, alignment_heads=None))
@@ -124,7 +126,7 @@ def test_drafts_and_checkpoints_without_alignment_heads_have_no_graph(captures, 
 
 def test_the_encoder_reads_each_sound_once(captures, tmp_path):
     """It takes most of the time of the references of a large model."""
-    checkpoint, _ = export_alone(tmp_path, captures)
+    checkpoint, _ = exported_whisper(tmp_path, captures)
     source = source_of(checkpoint)
     model = source.load("fp32", lambda _: None)
     sounds = []
@@ -135,43 +137,19 @@ def test_the_encoder_reads_each_sound_once(captures, tmp_path):
     np.testing.assert_array_equal(found[0].logits, alone)
 
 
-def hear_other_rows(graph: onnx.GraphProto) -> None:
-    """Read the keys of a layer in the place of another's."""
-    for node in graph.node:
-        names = {"cross.0.key": "cross.1.key", "cross.1.key": "cross.0.key"}
-        node.input[:] = [names.get(name, name) for name in node.input]
-
-
-def count_from_the_first_new_row(graph: onnx.GraphProto) -> None:
-    """Positions 0, 1, ... in every call: right for a prefill, wrong after a prefix."""
-    for node in graph.node:
-        node.input[:] = ["own" if name == "position_ids" else name for name in node.input]
-    graph.node.insert(0, onnx.helper.make_node("Sub", ["position_ids", "write_indices"], ["own"]))
-
-
-@pytest.mark.parametrize("mutate", [hear_other_rows, count_from_the_first_new_row])
-def test_a_wrong_source_or_wrong_positions_fail(mutate, captures, tmp_path):
-    checkpoint, _ = export_alone(tmp_path, captures)
-    model = load_model(checkpoint)
-    wanted = [
-        Reference(case=case, logits=reference_logits(model, case))
-        for case in source_cases(checkpoint)
-        if case.name == "tree"
-    ]
+@pytest.mark.parametrize("change", [swap_keys_of_sources, count_positions_from_the_first_new_row])
+def test_a_wrong_source_or_wrong_positions_fail(change, captures, tmp_path):
+    checkpoint, _ = exported_whisper(tmp_path, captures)
+    trees = [case for case in source_cases(checkpoint) if case.name == "tree"]
+    wanted = references(load_model(checkpoint), checkpoint, trees)
     limit = ParityLimit(MAX_ABS_ERROR, 1e-4)
-    check_parity(tmp_path / "target", checkpoint, wanted, limit)
-    file = tmp_path / "target" / "model.onnx"
-    graph = onnx.load(file, load_external_data=False)
-    mutate(graph.graph)
-    onnx.save(graph, file)
-    with pytest.raises(ExportError, match="differs from the checkpoint"):
-        check_parity(tmp_path / "target", checkpoint, wanted, limit)
+    check_refused(change, tmp_path / "target", checkpoint, wanted, limit)
 
 
 def test_times_are_no_part_of_a_text(captures, tmp_path):
     target = write_whisper(tmp_path / "target")
     config = ExportConfig(target=str(target), output=tmp_path / "bundle")
-    export_bundle(config, report=lambda _: None, source_of=captures)
+    export_bundle(config, report=silent, source_of=captures)
     tokenizer = Tokenizer.from_file(str(tmp_path / "bundle" / "tokenizer.json"))
     time = TOKENS.end + len(TOKENS.names)
     ids = [time, *tokenizer.encode("one", add_special_tokens=False).ids, time + 7]
@@ -185,12 +163,10 @@ def test_words_that_were_added_after_the_times_are_text(captures, tmp_path):
     tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
     assert tokenizer.add_tokens(words) == len(words)
     tokenizer.save(str(target / "tokenizer.json"))
-    checkpoint = open_checkpoint("target", target, ExportConfig(target="", output=tmp_path))
+    checkpoint = opened(target)
     assert checkpoint.encoder.speech.last_timestamp == size - 1
-    files = tmp_path / "files"
-    files.mkdir()
-    write_tokenizer_files(checkpoint, files, report=lambda _: None)
-    written = Tokenizer.from_file(str(files / "tokenizer.json"))
+    written_tokenizer(checkpoint, tmp_path / "files")
+    written = Tokenizer.from_file(str(tmp_path / "files" / "tokenizer.json"))
     time = checkpoint.encoder.speech.first_timestamp
     assert written.decode([time, size, size + 1, size - 1]) == " Kubernetes pgvector"
 
@@ -217,16 +193,8 @@ WRONG = [  # (file, changes, words)
     ("preprocessor_config.json", {"n_fft": "400"}, "n_fft is '400', expected an integer"),
     ("preprocessor_config.json", {"n_fft": 0}, "n_fft is 0, expected a number above 0"),
     ("generation_config.json", {"suppress_tokens": 3}, "suppress_tokens is 3, expected"),
-    (
-        "generation_config.json",
-        {"suppress_tokens": ["a"]},
-        r"suppress_tokens\[0\] is 'a', expected",
-    ),
-    (
-        "generation_config.json",
-        {"begin_suppress_tokens": [9999]},
-        r"tokens\[0\] is 9999, expected 0",
-    ),
+    ("generation_config.json", {"suppress_tokens": ["a"]}, r"tokens\[0\] is 'a', expected"),
+    ("generation_config.json", {"begin_suppress_tokens": [9999]}, r"tokens\[0\] is 9999, expect"),
     ("generation_config.json", {"task_to_id": {"transcribe": "x"}}, "transcribe is 'x', expected"),
     ("generation_config.json", {"max_initial_timestamp_index": "1"}, "index is '1', expected"),
     ("generation_config.json", {"alignment_heads": 7}, "has 7 in alignment_heads"),
@@ -247,37 +215,21 @@ def test_files_that_do_not_say_enough_are_refused(file, changes, words, tmp_path
     folder = write_whisper(tmp_path / "target")
     edited(folder, file, **changes)
     with pytest.raises(ExportError, match=words):
-        open_checkpoint("target", folder, ExportConfig(target="", output=tmp_path))
+        opened(folder)
 
 
 def test_settings_that_are_found_elsewhere(tmp_path):
     folder = write_whisper(tmp_path / "target")
-    config = ExportConfig(target="", output=tmp_path)
     edited(folder, "generation_config.json", prev_sot_token_id=None, language="<|de|>")
-    speech = open_checkpoint("target", folder, config).encoder.speech
+    speech = opened(folder).encoder.speech
     assert speech.previous_token_id == TOKENS.of("startofprev")  # the last but one is suppressed
     assert speech.language == "de"
     features = json.loads((folder / "preprocessor_config.json").read_text())
     (folder / "preprocessor_config.json").unlink()
     with pytest.raises(ExportError, match="3000 frames of 30 s, its encoder reads 16 and 100"):
-        open_checkpoint("target", folder, config)
+        opened(folder)
     (folder / "processor_config.json").write_text(json.dumps({"feature_extractor": features}))
-    assert open_checkpoint("target", folder, config).encoder.speech.num_frames == 100
-
-
-OPTIONS = [
-    ({"max_source": 64}, "max_source=64 has no meaning for the target"),
-    ({"dtype": "fp16"}, "dtype='fp16' is not supported for the target, an encoder-decoder"),
-]
-
-
-@pytest.mark.parametrize(("options", "words"), OPTIONS)
-def test_options_without_a_form_are_refused(options, words, tmp_path):
-    target = write_whisper(tmp_path / "target")
-    with pytest.raises(ExportError, match=words):
-        export_bundle(
-            ExportConfig(target=str(target), output=tmp_path / "b", **options), report=print
-        )
+    assert opened(folder).encoder.speech.num_frames == 100
 
 
 def test_a_draft_that_hears_otherwise_is_refused(tmp_path):
@@ -293,7 +245,7 @@ def test_a_draft_that_hears_otherwise_is_refused(tmp_path):
 
 def test_windows_of_the_gate_have_the_shape_that_the_encoder_reads(tmp_path):
     folder = write_whisper(tmp_path / "target")
-    checkpoint = open_checkpoint("target", folder, ExportConfig(target="", output=tmp_path))
+    checkpoint = opened(folder)
     sounds = heard_sounds(checkpoint.encoder.speech)
     assert {sound.values.shape for sound in sounds} == {(NUM_MELS, 100)}
     assert np.ptp(sounds[-1].values) == 0  # silence

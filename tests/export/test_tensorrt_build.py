@@ -1,9 +1,8 @@
-"""TensorRT engines built for real, without a GPU: tensorrt_rtx needs none to build."""
-
-from __future__ import annotations
+"""TensorRT engines built for real, without a GPU, and what is built for which GPU."""
 
 import dataclasses
 import itertools
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +12,7 @@ import onnx
 import pytest
 from onnx import helper
 
+from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.tensorrt.tensorrt_build import (
     FORWARD_PROFILES,
@@ -23,14 +23,17 @@ from dsbd_export.tensorrt.tensorrt_build import (
     builder_config,
     check_buildable,
     default_capacity,
+    load_timing_cache,
     move_profiles,
+    save_timing_cache,
+    timing_cache_file,
 )
 from dsbd_export.tensorrt.tensorrt_graph import network_problems, parse_network, tensorrt_graph
 from dsbd_export.tensorrt.tensorrt_options import BuildPlace, TensorrtOptions, build_place
 from dsbd_runtime.bundle_files.bundle import ROLES, open_bundle
 from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.parts.attention_rows import MAX_FORWARD_ROWS
-from dsbd_runtime.tensorrt.trt_module import trt_logger
+from dsbd_runtime.tensorrt.trt_module import FLAVOURS, import_trt, trt_logger, version_numbers
 from dsbd_runtime.tensorrt.trt_record import ENGINE_FILES, find_record, source_hashes
 from tests.ort_sessions import cpu_session
 from tests.runtime.fake_trt import add_fake_engines
@@ -42,7 +45,7 @@ HALF = TinyModel(num_layers=2, head_dim=16, dtype="fp16", sliding_window=8, cont
 
 
 @pytest.fixture(scope="module")
-def place() -> BuildPlace:
+def place():
     return build_place(RTX)
 
 
@@ -52,7 +55,6 @@ def network_of(place: BuildPlace, model: onnx.ModelProto, file: Path) -> tuple[A
 
 
 def inserted(graph: onnx.GraphProto, operator: str, tensor: str) -> None:
-    """Put a node between a graph input and the TensorScatter that updates it."""
     scatter = next(
         node for node in graph.node if node.op_type == "TensorScatter" and tensor in node.input
     )
@@ -60,9 +62,7 @@ def inserted(graph: onnx.GraphProto, operator: str, tensor: str) -> None:
     graph.node.insert(0, helper.make_node(operator, [tensor], ["copied"]))
 
 
-def test_a_model_in_half_precision_gets_fused_attention_and_profiles(
-    place: BuildPlace, tmp_path: Path
-) -> None:
+def test_a_model_in_half_precision_gets_fused_attention_and_profiles(place, tmp_path):
     file = tmp_path / "model.onnx"
     write_engine(HALF, file)
     built = build_plan(place, file, CAPACITY, (1, 8))
@@ -71,39 +71,32 @@ def test_a_model_in_half_precision_gets_fused_attention_and_profiles(
     config = builder.create_builder_config()
     profiles = []
     add_profiles(SpiedBuilder(builder, profiles), config, network, FORWARD_PROFILES)
-    assert (
-        config.num_optimization_profiles == len(FORWARD_PROFILES)
-        and FORWARD_PROFILES[-1] == MAX_FORWARD_ROWS
-    )
+    assert config.num_optimization_profiles == len(FORWARD_PROFILES)
+    assert FORWARD_PROFILES[-1] == MAX_FORWARD_ROWS
     for profile, most in zip(profiles, FORWARD_PROFILES, strict=True):
         sizes = [tuple(shape) for shape in profile.get_shape("attention_mask")]
         assert sizes == [(1, 1, n, CAPACITY) for n in (1, most, most)]
         assert [tuple(shape) for shape in profile.get_shape("logit_rows")] == [(1,), *[(most,)] * 2]
 
 
-def test_no_wide_forward_runs_in_a_profile_of_more_than_twice_its_rows() -> None:
+def test_no_wide_forward_runs_in_a_profile_of_more_than_twice_its_rows():
     for smaller, larger in itertools.pairwise(FORWARD_PROFILES[2:]):
         assert larger <= 2 * smaller
 
 
-def test_fp32_is_not_computed_in_tf32(place: BuildPlace) -> None:
+def test_fp32_is_not_computed_in_tf32(place):
     builder = place.trt.Builder(trt_logger(place.trt, []))
     flag = place.trt.BuilderFlag.TF32
     assert builder.create_builder_config().get_flag(flag)  # what TensorRT does by itself
     assert not builder_config(place.trt, builder).get_flag(flag)
 
 
-@pytest.mark.parametrize(
-    ("context", "capacity"),
-    [(100, 256), (300, 320), (4000, 4032), (4096, 4096), (131_072, 4096)],
-)
-def test_the_default_capacity_is_bounded(context: int, capacity: int) -> None:
-    assert default_capacity(context) == capacity
+def test_the_default_capacity_is_bounded():
+    found = {context: default_capacity(context) for context in (100, 300, 4000, 4096, 131_072)}
+    assert found == {100: 256, 300: 320, 4000: 4032, 4096: 4096, 131_072: 4096}
 
 
 class SpiedBuilder:
-    """Keeps the profiles that it makes."""
-
     def __init__(self, builder: Any, profiles: list[Any]) -> None:
         self._builder, self._profiles = builder, profiles
 
@@ -112,15 +105,13 @@ class SpiedBuilder:
         return self._profiles[-1]
 
 
-def test_fp32_has_no_fused_attention_and_is_built_in_pieces(
-    place: BuildPlace, tmp_path: Path
-) -> None:
+def test_fp32_has_no_fused_attention_and_is_built_in_pieces(place, tmp_path):
     file = tmp_path / "model.onnx"
     write_engine(TinyModel(num_layers=2, head_dim=16, logits="topk:8"), file)
     assert not build_plan(place, file, CAPACITY, (8,)).is_fused
 
 
-def test_caches_that_are_not_updated_in_place_are_found(place: BuildPlace, tmp_path: Path) -> None:
+def test_caches_that_are_not_updated_in_place_are_found(place, tmp_path):
     for write, first in ((write_engine, "model.onnx"), (write_prune_graph, "prune.onnx")):
         file = tmp_path / first
         write(HALF, file)
@@ -139,7 +130,7 @@ def test_caches_that_are_not_updated_in_place_are_found(place: BuildPlace, tmp_p
             network_of(place, wrong, file)
 
 
-def test_an_update_with_the_outputs_is_found(place: BuildPlace) -> None:
+def test_an_update_with_the_outputs_is_found(place):
     def layer(part: str, is_output: bool) -> Any:
         tensors = [SimpleNamespace(name=f"past_key_values.0.{part}", is_network_input=True)]
         tensors.append(SimpleNamespace(name=f"present.0.{part}", is_network_output=is_output))
@@ -149,16 +140,10 @@ def test_an_update_with_the_outputs_is_found(place: BuildPlace) -> None:
             get_output=lambda _: tensors[1],
         )
 
-    graph = onnx.GraphProto(
-        node=[
-            onnx.NodeProto(
-                op_type="TensorScatter",
-                input=[f"past_key_values.0.{part}"],
-                output=[f"present.0.{part}"],
-            )
-            for part in ("key", "value")
-        ]
-    )
+    graph = onnx.GraphProto()
+    for part in ("key", "value"):
+        past, present = f"past_key_values.0.{part}", f"present.0.{part}"
+        graph.node.add(op_type="TensorScatter", input=[past], output=[present])
     for is_output, num_problems in ((True, 0), (False, 1)):
         layers = [layer("key", True), layer("value", is_output)]
         network = SimpleNamespace(num_layers=2, get_layer=layers.__getitem__)
@@ -167,9 +152,7 @@ def test_an_update_with_the_outputs_is_found(place: BuildPlace) -> None:
         assert len(problems) == num_problems and all(wanted in text for text in problems)
 
 
-def test_what_tensorrt_cannot_read_is_an_error_with_its_reason(
-    place: BuildPlace, tmp_path: Path
-) -> None:
+def test_what_tensorrt_cannot_read_is_an_error_with_its_reason(place, tmp_path):
     file = tmp_path / "prune.onnx"
     write_prune_graph(HALF, file)
     with pytest.raises(ExportError, match="static"):
@@ -177,7 +160,7 @@ def test_what_tensorrt_cannot_read_is_an_error_with_its_reason(
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-def test_the_additive_masks_hide_the_same_rows(tmp_path: Path, dtype: str) -> None:
+def test_the_additive_masks_hide_the_same_rows(tmp_path, dtype):
     file = tmp_path / "model.onnx"
     write_engine(dataclasses.replace(HALF, dtype=dtype), file)
     onnx.save(tensorrt_graph(file, CAPACITY), tmp_path / "static.onnx")
@@ -202,7 +185,7 @@ def test_the_additive_masks_hide_the_same_rows(tmp_path: Path, dtype: str) -> No
     assert np.abs(wanted[0]).max() > 0.5
 
 
-def test_engines_are_added_to_a_bundle(tmp_path: Path) -> None:
+def test_engines_are_added_to_a_bundle(tmp_path):
     path = tmp_path / "bundle"
     write_tiny_bundle(path, target=HALF, draft=dataclasses.replace(HALF, num_layers=1))
     before = add_fake_engines(path).manifest  # which are replaced
@@ -233,13 +216,80 @@ def test_an_exported_graph_is_built(exported, place, tmp_path):
     assert set(record.onnx_sha256) == {"model.onnx", "model.onnx.data", "prune.onnx"}
 
 
-def test_a_family_that_crashes_tensorrt_is_refused() -> None:
+def test_a_family_that_crashes_tensorrt_is_refused():
     entry = dataclasses.replace(TinyModel().entry(), family="diffllama")
     check_buildable("draft", TinyModel().entry())
     with pytest.raises(ExportError, match=r"crashes while it builds family diffllama .* the draft"):
         check_buildable("draft", entry)
 
 
-def test_tensorrt_itself_says_how_to_install_it() -> None:
+def test_tensorrt_itself_says_how_to_install_it():
     with pytest.raises(ProviderError, match=r"in a checkout .* '\.\[tensorrt\]'"):
         build_place(TensorrtOptions(engine="tensorrt"))
+
+
+KNOWN = SimpleNamespace(__members__=dict.fromkeys(["NONE", "CURRENT", "SM89", "SM120"]))
+FAKE_TRT: Any = SimpleNamespace(__version__="1.7.1", ComputeCapability=KNOWN)
+
+
+def place_for(engine: str, wanted: str | None, here: str | None) -> BuildPlace:
+    options = TensorrtOptions(engine=engine, compute_capability=wanted)
+    return build_place(options, here=lambda _: here, import_module=lambda _: FAKE_TRT)
+
+
+def test_an_export_hands_its_options_on():
+    options = {"engine": "tensorrt-rtx", "capacity": 512}
+    config = ExportConfig(target="t", output=Path("o"), **options)
+    assert config.tensorrt == TensorrtOptions(**options)
+    assert ExportConfig(target="t", output=Path("o")).tensorrt is None
+
+
+PLACES = [  # (engine, the GPU that is wanted, that of this machine, that which is built for)
+    ("tensorrt-rtx", "8.9", None, "8.9"),
+    ("tensorrt-rtx", "8.9", "12.0", "8.9"),
+    ("tensorrt-rtx", None, "12.0", "12.0"),
+    ("tensorrt", None, "9.0", "9.0"),
+    ("tensorrt", "9.0", "9.0", "9.0"),
+]
+NO_PLACES = [
+    ("tensorrt-rtx", None, None, "one of 8.9, 12.0"),
+    ("tensorrt-rtx", None, "9.0", "for compute capability 9.0; tensorrt-rtx 1.7.1 knows 8.9"),
+    ("tensorrt", None, None, "run dsbd-export --bundle on the machine with the GPU"),
+    ("tensorrt", "12.0", "9.0", "builds only for the GPU of this machine, 9.0"),
+]
+
+
+def test_what_is_built_for():
+    for engine, wanted, here, built_for in PLACES:
+        assert place_for(engine, wanted, here).compute_capability == built_for
+    for engine, wanted, here, words in NO_PLACES:
+        with pytest.raises(ExportError, match=re.escape(words)):
+            place_for(engine, wanted, here)
+
+
+def test_versions_are_compared_by_number_and_old_ones_refused():
+    assert version_numbers("10.15.1rc2") == (10, 15, 1) and version_numbers("none") == ()
+    assert version_numbers("10.9.0") < FLAVOURS["tensorrt"].oldest <= version_numbers("11.4.1")
+    old: Any = SimpleNamespace(__version__="10.9.0")
+    with pytest.raises(ProviderError, match=r"tensorrt 10\.9\.0 is too old, at least 10\.15"):
+        import_trt(FLAVOURS["tensorrt"], lambda _: old)
+
+
+class FakeConfig:
+    def create_timing_cache(self, data: bytes) -> SimpleNamespace:
+        return SimpleNamespace(data=data, serialize=lambda: data + b"1")
+
+    def set_timing_cache(self, cache: SimpleNamespace, ignore_mismatch: bool) -> None:
+        self.cache = cache
+
+
+def test_kernel_times_are_kept_by_version_and_gpu(tmp_path):
+    place = BuildPlace(FLAVOURS["tensorrt"], FAKE_TRT, "9.0")
+    file = timing_cache_file(place, {"XDG_CACHE_HOME": str(tmp_path)})
+    assert file == tmp_path / "dsbd-ort" / "tensorrt-1.7.1-sm9.0.timing"
+    for read in (b"", b"1", b"11"):
+        config = FakeConfig()
+        cache = load_timing_cache(config, file)
+        assert config.cache is cache and cache.data == read
+        save_timing_cache(cache, file)
+    assert [path.name for path in file.parent.iterdir()] == [file.name]

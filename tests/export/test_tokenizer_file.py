@@ -1,33 +1,29 @@
 """Files of a tokenizer: which are written, and from which older ones tokenizer.json is built."""
 
-from __future__ import annotations
-
+import base64
+import io
+import itertools
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
+import regex
+import sentencepiece
+from tokenizers import Tokenizer as Backend
 
-from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.opening import open_checkpoint
-from dsbd_export.tokenizers.tokenizer_files import (
-    highest_token_id,
-    read_tokenizer,
-    write_tokenizer_files,
-)
+from dsbd_export.tokenizers.tokenizer_files import highest_token_id, read_tokenizer
+from dsbd_runtime.text.tokenizer import BYTE_BY_SYMBOL, Tokenizer
+from tests.export.conftest import opened, write_merges, written_tokenizer
+from tests.tokenizer_corpus import byte_level_model, random_texts, training_texts
 
 TEXT = "def read(path): return path"
 
 
-def opened(folder):
-    return open_checkpoint("target", folder, ExportConfig(target="", draft="", output=Path("out")))
-
-
 @pytest.fixture
 def checkpoint(llama_folder, tmp_path):
-    """A copy that may be changed."""
     return opened(shutil.copytree(llama_folder, tmp_path / "checkpoint"))
 
 
@@ -38,8 +34,7 @@ def slow_checkpoint(checkpoint):
     model = json.loads(file.read_text())["model"]
     file.unlink()
     (checkpoint.folder / "vocab.json").write_text(json.dumps(model["vocab"]))
-    merges = [" ".join(merge) for merge in model["merges"]]
-    (checkpoint.folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
+    write_merges(checkpoint.folder, model["merges"])
     settings = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|end|>", "unk_token": "<|end|>"}
     (checkpoint.folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return checkpoint
@@ -48,8 +43,7 @@ def slow_checkpoint(checkpoint):
 def test_files_are_written(checkpoint, tmp_path):
     (checkpoint.folder / "chat_template.jinja").write_text("{{ messages }}é\n", encoding="utf-8")
     output = tmp_path / "bundle"
-    output.mkdir()
-    write_tokenizer_files(checkpoint, output, print)
+    written_tokenizer(checkpoint, output)
     assert {file.name for file in output.iterdir()} == {
         "tokenizer.json",
         "tokenizer_config.json",
@@ -63,16 +57,19 @@ def test_files_are_written(checkpoint, tmp_path):
 
 def test_a_slow_tokenizer_becomes_a_file(slow_checkpoint, llama_folder, tmp_path):
     output = tmp_path / "bundle"
-    output.mkdir()
-    write_tokenizer_files(slow_checkpoint, output, print)
-    built = Tokenizer.from_file(str(output / "tokenizer.json"))
-    wanted = Tokenizer.from_file(str(llama_folder / "tokenizer.json"))
+    written_tokenizer(slow_checkpoint, output)
+    built = Backend.from_file(str(output / "tokenizer.json"))
+    wanted = Backend.from_file(str(llama_folder / "tokenizer.json"))
     assert built.encode(TEXT).ids == wanted.encode(TEXT).ids
     assert built.decode(built.encode(TEXT).ids) == TEXT
     assert read_tokenizer(slow_checkpoint) == json.loads((output / "tokenizer.json").read_text())
 
 
-def test_no_tokenizer_at_all(checkpoint):
+def test_a_broken_file_or_none_at_all(checkpoint):
+    for text, words in BROKEN:
+        (checkpoint.folder / "tokenizer.json").write_text(text)
+        with pytest.raises(ExportError, match=words):
+            read_tokenizer(checkpoint)
     (checkpoint.folder / "tokenizer.json").unlink()
     with pytest.raises(ExportError, match=r"no .*tokenizer\.json and none of vocab\.json.*copy"):
         read_tokenizer(checkpoint)
@@ -91,13 +88,6 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("text", "words"), BROKEN)
-def test_a_broken_file(checkpoint, text, words):
-    (checkpoint.folder / "tokenizer.json").write_text(text)
-    with pytest.raises(ExportError, match=words):
-        read_tokenizer(checkpoint)
-
-
 HIGHEST = [  # (content of tokenizer.json, id)
     ({"model": {"vocab": {"a": 0, "b": 7}}}, 7),
     ({"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 9, "content": "<x>"}]}, 9),
@@ -106,6 +96,193 @@ HIGHEST = [  # (content of tokenizer.json, id)
 ]
 
 
-@pytest.mark.parametrize(("content", "wanted"), HIGHEST)
-def test_the_highest_token_id(content, wanted):
-    assert highest_token_id(content) == wanted
+def test_the_highest_token_id():
+    for content, wanted in HIGHEST:
+        assert highest_token_id(content) == wanted
+
+
+WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+TEKKEN_TOKENS = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]")
+NUM_SPECIAL = 20  # with reserved ones
+LLAMA: dict[str, Any] = {
+    "tokenizer_class": "LlamaTokenizer",
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 700}))
+    return folder
+
+
+def export(folder: Path) -> tuple[Tokenizer, list[str]]:
+    return written_tokenizer(opened(folder), folder.parent / "bundle")
+
+
+def configure(folder: Path, **settings: Any) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def tokens_by_rank() -> list[bytes]:
+    vocab = byte_level_model()["vocab"]
+    return [bytes(map(BYTE_BY_SYMBOL.__getitem__, token)) for token in sorted(vocab, key=vocab.get)]
+
+
+def write_tekken(folder: Path) -> None:
+    tokens = [
+        {"rank": rank, "token_bytes": base64.b64encode(token).decode(), "token_str": None}
+        for rank, token in enumerate(tokens_by_rank())
+    ]
+    special = [
+        {"rank": rank, "token_str": token, "is_control": True}
+        for rank, token in enumerate(TEKKEN_TOKENS)
+    ]
+    config = {
+        "pattern": WORDS,
+        "default_vocab_size": len(tokens) + NUM_SPECIAL,
+        "default_num_special_tokens": NUM_SPECIAL,
+    }
+    content = {"config": config, "vocab": tokens, "special_tokens": special}
+    (folder / "tekken.json").write_text(json.dumps(content))
+
+
+def write_tiktoken(folder: Path, name: str) -> None:
+    lines = [
+        b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(tokens_by_rank())
+    ]
+    (folder / name).write_bytes(b"".join(lines))
+
+
+def write_vocab_and_merges(folder: Path) -> None:
+    model = byte_level_model()
+    vocab = model["vocab"] | {"<|endoftext|>": len(model["vocab"])}
+    (folder / "vocab.json").write_text(json.dumps(vocab))
+    write_merges(folder, model["merges"])
+
+
+def write_sentencepiece(folder: Path, kind: str, **options: Any) -> None:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(text for text in training_texts() if text.strip()),
+        model_writer=model,
+        model_type=kind,
+        vocab_size=450,
+        byte_fallback=True,
+        character_coverage=0.99,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **options,
+    )
+    (folder / "tokenizer.model").write_bytes(model.getvalue())
+
+
+def ids_by_rank(text: str, first: int) -> list[int]:
+    """Return the ids by joining, in each word, the two neighbours whose join has the lowest rank.
+
+    first: the id of rank 0.
+    """
+    rank_by_token = {token: rank for rank, token in enumerate(tokens_by_rank())}
+    ids: list[int] = []
+    for word in regex.findall(WORDS, text):
+        parts = [bytes((byte,)) for byte in word.encode()]
+        while True:
+            joins = [
+                (rank_by_token[a + b], i)
+                for i, (a, b) in enumerate(itertools.pairwise(parts))
+                if a + b in rank_by_token
+            ]
+            if not joins:
+                break
+            _, i = min(joins)
+            parts[i : i + 2] = [parts[i] + parts[i + 1]]
+        ids += [first + rank_by_token[part] for part in parts]
+    return ids
+
+
+def test_tekken(folder):
+    write_tekken(folder)
+    tokenizer, lines = export(folder)
+    for text in random_texts(40):
+        assert tokenizer.encode(text, add_special_tokens=False) == ids_by_rank(text, NUM_SPECIAL)
+    bos, inst = TEKKEN_TOKENS.index("<s>"), TEKKEN_TOKENS.index("[INST]")
+    assert tokenizer.encode("[INST]")[:2] == [bos, inst]
+    config = json.loads((folder.parent / "bundle" / "tokenizer_config.json").read_text())
+    named = {name: config.get(f"{name}_token") for name in ("bos", "eos", "unk", "pad")}
+    assert named == {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": None}
+    (line,) = lines
+    assert "has no chat template" in line and "chat_template.jinja" in line
+
+
+def test_tekken_with_its_own_settings_and_template(folder):
+    write_tekken(folder)
+    configure(folder, bos_token="[INST]", add_bos_token=False)
+    (folder / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
+    tokenizer, lines = export(folder)
+    assert tokenizer.encode("Hello") == tokenizer.encode("Hello", add_special_tokens=False)
+    assert not [line for line in lines if "chat template" in line]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "tiktoken.model", "qwen.tiktoken"])
+@pytest.mark.parametrize("kind", ["LlamaTokenizer", "Qwen2Tokenizer"])
+def test_tiktoken_is_refused_by_name(folder, name, kind):
+    write_tiktoken(folder, name)
+    configure(folder, tokenizer_class=kind)
+    with pytest.raises(ExportError, match=rf"{name}, a tiktoken file, .*tokenizer\.json is needed"):
+        export(folder)
+
+
+@pytest.mark.parametrize("kind", ["GPT2Tokenizer", "Qwen2Tokenizer"])
+def test_vocab_and_merges_by_their_class(folder, kind):
+    write_vocab_and_merges(folder)
+    configure(folder, tokenizer_class=kind)
+    tokenizer, _ = export(folder)
+    text = "Hello, world! 日本 1"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+CLASSES = [  # (settings, words)
+    ({"tokenizer_class": "LlamaTokenizer"}, r"as \[\], which is ''.*set tokenizer_class"),
+    ({}, r"cannot load the tokenizer .*the tokenizer_class that tokenizer_config\.json names"),
+]
+
+
+@pytest.mark.parametrize(("settings", "words"), CLASSES)
+def test_vocab_and_merges_by_another_class(folder, settings, words):
+    write_vocab_and_merges(folder)
+    configure(folder, **settings)
+    with pytest.raises(ExportError, match=words):
+        export(folder)
+
+
+IDENTITY = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
+SENTENCEPIECE = [  # (kind, options of the training, settings)
+    ("bpe", IDENTITY, LLAMA | {"add_bos_token": True}),
+    ("bpe", IDENTITY, LLAMA | {"legacy": False}),
+    ("bpe", {}, {}),
+    ("unigram", {}, LLAMA),
+    ("unigram", IDENTITY | {"add_dummy_prefix": False}, {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "settings"), SENTENCEPIECE)
+def test_sentencepiece(folder, kind, options, settings):
+    write_sentencepiece(folder, kind, **options)
+    configure(folder, **settings)
+    tokenizer, _ = export(folder)
+    wanted = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    for text in training_texts():
+        plain = text.strip().replace("a\u0308\u0323", "")
+        assert tokenizer.encode(plain, add_special_tokens=False) == wanted.encode(plain)
+    begins = [wanted.bos_id()] * settings.get("add_bos_token", False)
+    assert tokenizer.encode("x") == [*begins, *wanted.encode("x")]
+
+
+def test_what_tokenizers_cannot_do_is_refused(folder):
+    write_sentencepiece(folder, "bpe", treat_whitespace_as_suffix=True)
+    with pytest.raises(ExportError, match=r"built from .*tokenizer\.model it reads .*converted"):
+        export(folder)

@@ -1,7 +1,5 @@
 """The top-k head: what it puts on the graph, and that a wrong one is caught."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 
@@ -27,7 +25,7 @@ def exported_topk(exported, captures, tmp_path_factory):
     return export(replace(exported.config, output=output, logits=logits), captures)
 
 
-def test_the_outputs_and_operators(exported_topk, exported):
+def test_outputs_operators_manifest_and_report(exported_topk, exported):
     for role in ("target", "draft"):
         topk, dense = exported_topk.graph(role), exported.graph(role)
         shapes = {
@@ -40,9 +38,6 @@ def test_the_outputs_and_operators(exported_topk, exported):
         assert not any(node.domain for node in topk.node)
         head = [node.op_type for node in topk.node[len(dense.node) :]]
         assert head == ["TopK", "Slice", "Slice", "LogSoftmax", "GatherElements", "Sub", "Squeeze"]
-
-
-def test_manifest_and_report_name_the_head(exported_topk):
     manifest = open_bundle(exported_topk.config.output, verify=True).manifest
     for entry in (manifest.target, manifest.draft):
         assert (entry.logits, entry.full_logits) == ("topk:8", True)
@@ -65,18 +60,15 @@ def test_candidates_are_those_of_the_dense_export(exported_topk, exported):
         with load_causal_lm(open_bundle(exported_topk.config.output), role) as topk:
             found = logits_of(topk, *step)
             full = found.full.read(np.arange(2))
-        assert_candidates_of(found, logits)
+        ids = np.argsort(-logits, axis=1, kind="stable")[:, :NUM_CANDIDATES]
+        np.testing.assert_array_equal(found.top_ids, ids)
+        wanted = np.take_along_axis(logits, ids, axis=1)
+        np.testing.assert_allclose(found.top_logits, wanted, rtol=1e-6)
+        sums = np.log(np.exp(logits.astype(np.float64)).sum(axis=1))
+        np.testing.assert_allclose(found.logsumexp, sums, rtol=1e-6)
         np.testing.assert_allclose(full, logits, rtol=1e-6, atol=1e-6)
         best = np.take_along_axis(full, found.top_ids, axis=1)
         np.testing.assert_array_equal(best, found.top_logits)
-
-
-def assert_candidates_of(found, logits):
-    ids = np.argsort(-logits, axis=1, kind="stable")[:, :NUM_CANDIDATES]
-    np.testing.assert_array_equal(found.top_ids, ids)
-    np.testing.assert_allclose(found.top_logits, np.take_along_axis(logits, ids, 1), rtol=1e-6)
-    sums = np.log(np.exp(logits.astype(np.float64)).sum(axis=1))
-    np.testing.assert_allclose(found.logsumexp, sums, rtol=1e-6)
 
 
 PRECISIONS = [{"dtype": "fp16"}, {"dtype": "bf16"}, {"quantize": "int8-dynamic"}]
@@ -100,68 +92,48 @@ def test_more_candidates_than_tokens_are_refused_before_anything_is_written(expo
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("kind", ["topk", "topk:0", "topk:-3", "topk:x", "TOPK:4", "none", ""])
-def test_other_kinds_are_refused(tmp_path, kind):
-    words = rf"logits='{kind}' is no kind .*use auto, full, or topk:K"
-    with pytest.raises(ExportError, match=words):
-        ExportConfig(target="t", draft="d", output=tmp_path, logits=kind)
-
-
 LOGITS = np.random.default_rng(0).normal(size=(3, 300)).astype(np.float32) * 3
 
 
-def right_rows():
-    ids = np.argsort(-LOGITS, axis=1)[:, :NUM_CANDIDATES]
+def best_rows(first=0):
+    """Return the rows of a head from the ``first`` best token on."""
+    ids = np.argsort(-LOGITS, axis=1)[:, first : first + NUM_CANDIDATES]
     sums = np.log(np.exp(LOGITS.astype(np.float64)).sum(axis=1)).astype(np.float32)
     return HeadRows(ids, np.take_along_axis(LOGITS, ids, axis=1), sums, LOGITS.copy())
 
 
-def test_right_rows_pass():
-    assert head_problem(right_rows(), LOGITS, NUM_CANDIDATES) is None
+def of_candidates(places):
+    rows = best_rows()
+    return replace(rows, top_ids=rows.top_ids[:, places], top_logits=rows.top_logits[:, places])
 
 
-def damaged(rows, place):
-    if place == "width":
-        return replace(rows, top_ids=rows.top_ids[:, 1:], top_logits=rows.top_logits[:, 1:])
-    if place == "order":
-        return replace(rows, top_ids=rows.top_ids[:, ::-1], top_logits=rows.top_logits[:, ::-1])
-    if place == "next best":
-        ids = np.argsort(-LOGITS, axis=1)[:, 1 : NUM_CANDIDATES + 1]
-        top_logits = np.take_along_axis(LOGITS, ids, axis=1)
-        return replace(rows, top_ids=ids, top_logits=top_logits)
-    if place == "rows of logits":
-        return replace(rows, logits=rows.logits[:2])
-    if place == "id":
-        rows.top_ids[2, 3] = (rows.top_ids[2, 3] + 1) % 300
-    if place == "logit":
-        rows.top_logits[1, 5] += 1e-3
-    if place == "sum":
-        rows.logsumexp[0] += 1e-3
-    if place == "NaN":
-        rows.logsumexp[0] = np.nan
-    if place == "full logit":
-        rows.logits[2, 299] += 1e-3
+def changed(name, place, change):
+    array = getattr(rows := best_rows(), name)
+    array[place] = change(array[place])
     return rows
 
 
 DAMAGE = [
-    ("width", r"shape \(3, 7\), expected \(3, 8\)"),
-    ("order", "top_logits differs"),
-    ("next best", "top_logits differs"),
-    ("id", "top_ids differs"),
-    ("logit", "top_logits differs by 0.001"),
-    ("sum", "logsumexp differs by 0.001"),
-    ("NaN", "logsumexp differs by nan"),
-    ("full logit", "logits differs by 0.001"),
-    ("rows of logits", r"logits has shape \(2, 300\), expected \(3, 300\)"),
+    (of_candidates(slice(1, None)), r"shape \(3, 7\), expected \(3, 8\)"),
+    (of_candidates(slice(None, None, -1)), "top_logits differs"),
+    (best_rows(first=1), "top_logits differs"),
+    (changed("top_ids", (2, 3), lambda token: (token + 1) % 300), "top_ids differs"),
+    (changed("top_logits", (1, 5), lambda logit: logit + 1e-3), "top_logits differs by 0.001"),
+    (changed("logsumexp", 0, lambda total: total + 1e-3), "logsumexp differs by 0.001"),
+    (changed("logsumexp", 0, lambda _: np.nan), "logsumexp differs by nan"),
+    (changed("logits", (2, 299), lambda logit: logit + 1e-3), "logits differs by 0.001"),
+    (
+        replace(best_rows(), logits=LOGITS[:2]),
+        r"logits has shape \(2, 300\), expected \(3, 300\)",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("place", "words"), DAMAGE)
-def test_a_wrong_head_is_named(place, words):
-    problem = head_problem(damaged(right_rows(), place), LOGITS, NUM_CANDIDATES)
-    assert problem is not None
-    assert re.search(words, problem), problem
+@pytest.mark.parametrize(("rows", "words"), DAMAGE)
+def test_a_wrong_head_is_named(rows, words):
+    assert head_problem(best_rows(), LOGITS, NUM_CANDIDATES) is None
+    problem = head_problem(rows, LOGITS, NUM_CANDIDATES)
+    assert problem is not None and re.search(words, problem), problem
 
 
 def test_a_token_named_twice_is_caught():

@@ -13,7 +13,7 @@ from dsbd_forward.forward import Forward, Source
 
 @dataclass(frozen=True)
 class NamedFeatures:
-    """Features of an engine that has none: only who holds them matters."""
+    """Features without values, compared by name."""
 
     name: str
     role: str = "target"
@@ -22,7 +22,7 @@ class NamedFeatures:
         return 9
 
     def copied(self, row: int) -> NamedFeatures:
-        raise AssertionError("nobody asks for a copy")
+        raise AssertionError("no test copies them")
 
 
 def new_forward(

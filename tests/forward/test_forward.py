@@ -1,7 +1,5 @@
 """One forward: the parents that its mask says, and a part of its rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Forwards of several requests made in one, and what each gets of the result."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -174,6 +172,8 @@ def test_each_gets_its_rows_of_the_largest_logits_and_reads_no_others() -> None:
     for logits, row in ((first, -1), (first, 2), (none, 0), (last, 1), (last, -1)):
         with pytest.raises(ModelError, match=rf"full logits of rows \[{row}\] are read, expected"):
             logits.full.read(np.array([row]))
+        with pytest.raises(ModelError, match=rf"full logits of rows \[{row}\] are read, expected"):
+            logits.full.read_tokens(np.array([row]), np.array([0]))
 
 
 def test_without_full_logits_no_part_has_them() -> None:

@@ -1,7 +1,5 @@
 """Sums over rows: those of each row alone, to the last bit, independent of other rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

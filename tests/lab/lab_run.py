@@ -1,7 +1,5 @@
 """``lab/run`` in a process, as one calls it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +9,5 @@ RESULTS = ROOT / "lab" / "results"
 
 
 def lab_run(*words: object) -> subprocess.CompletedProcess[str]:
-    """Run a measurement to its end."""
     command = [sys.executable, ROOT / "lab" / "run", *words]
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)

@@ -1,7 +1,5 @@
 """Engine calls side by side: the rounds, the random calls, the choices."""
 
-from __future__ import annotations
-
 import os
 import re
 import time
@@ -23,8 +21,6 @@ from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 
 class Work:
-    """A clock that only moves while work is done."""
-
     def __init__(self):
         self.now = 0.0
         self.log = ""
@@ -56,14 +52,8 @@ def test_random_calls_are_steps_of_that_many_rows_after_full_caches(tmp_path):
     write_tiny_bundle(tmp_path / "bundle")
     bundle = open_bundle(tmp_path / "bundle")
     path, entry = bundle.model_path("target"), bundle.entry("target")
-    calls = RandomCalls(
-        path.read_bytes(),
-        path.parent,
-        entry,
-        row_counts=(1, 3),
-        capacity=16,
-        options=ort.SessionOptions(),
-    )
+    of_rows = {"row_counts": (1, 3), "capacity": 16, "options": ort.SessionOptions()}
+    calls = RandomCalls(path.read_bytes(), path.parent, entry, **of_rows)
     for rows in (1, 3):
         before = {key: value.numpy().copy() for key, value in calls.caches.items()}
         calls.call_of(rows)()
@@ -102,9 +92,8 @@ def test_engines_of_a_precision_share_a_table(twins, tmp_path):
     page = (RESULTS / "calls.md").read_text()
     assert all(f"<!-- {name} -->" in page for name in SECTIONS)
     document = tmp_path / "page.md"
-    document.write_text(
-        "\n".join(f"<!-- {name} -->\nold\n<!-- end of {name} -->" for name in SECTIONS)
-    )
+    sections = (f"<!-- {name} -->\nold\n<!-- end of {name} -->" for name in SECTIONS)
+    document.write_text("\n".join(sections))
     bundles = (twins / name for name in ("fused", "int8", "exact"))
     done = measured_calls(document, *bundles, settings=("today", "does not wait"))
     assert done.returncode == 0, done.stderr
@@ -112,9 +101,8 @@ def test_engines_of_a_precision_share_a_table(twins, tmp_path):
         _, _, text = document.read_text().partition(f"<!-- {section} -->\n")
         calls, bandwidths, openings, note = text.partition("\n<!--")[0].split("\n\n")
         head, _, *rows = calls.splitlines()
-        assert head.startswith(
-            "| context | rows | engine | ms | ratio | / context 256 | busy, ms |"
-        )
+        words = "| context | rows | engine | ms | ratio | / context 256 | busy, ms |"
+        assert head.startswith(words)
         assert [row.split(" | ")[:3] for row in rows] == [
             [f"| {context}", f"{count}", engine]
             for context in (64, 256, 1024, 4096)
@@ -129,9 +117,8 @@ def test_engines_of_a_precision_share_a_table(twins, tmp_path):
             f"| {engine}" for engine in engines
         ]
         names = dict.fromkeys(engine.partition(",")[0] for engine in engines)
-        for row, name in zip(
-            openings.splitlines()[2:], [n for n in names for _ in "12"], strict=True
-        ):
+        twice = [name for name in names for _ in "12"]
+        for row, name in zip(openings.splitlines()[2:], twice, strict=True):
             assert re.fullmatch(rf"\| {name}, (as it is|prepared)( \| [\d.]+){{4}} \|", row), row
         assert "1 rounds of 3 calls" in note and "% idle before" in note
 
@@ -192,7 +179,6 @@ def test_one_core_is_taken_while_it_lasts():
 
 
 def children():
-    """The processes that this one started and that still run."""
     pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
     return {pid for pid in pids if stat_of(pid)[1:2] == [str(os.getpid())]}
 
@@ -202,7 +188,6 @@ def cpu_ticks(pid):
 
 
 def stat_of(pid):
-    """State, parent and what follows, of a process that may be over."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,7 +1,5 @@
 """How far a bundle is from its checkpoint, whatever its head returns."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from dsbd_export.pipeline import export_bundle
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from lab.divergence import COLUMNS, bundle_log_probs, main
 from scripts.family_checkpoints import write_family_checkpoint
-from scripts.shared_captures import SharedCaptures
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 TOPK = TinyModel(logits="topk:8")
@@ -41,7 +38,7 @@ def test_a_head_that_keeps_nothing_is_refused(tmp_path):
         log_probs(tmp_path / "older", replace(TOPK, full_logits=False), 5)
 
 
-def test_the_table(captures: SharedCaptures, tmp_path):
+def test_the_table(captures, tmp_path):
     checkpoint = write_family_checkpoint("llama", tmp_path / "llama")
     for name, logits in (("dense", "full"), ("topk", "topk:8")):
         config = ExportConfig(target=str(checkpoint), output=tmp_path / name, logits=logits)

@@ -1,7 +1,5 @@
 """The engines' stand-ins for host time give the same tokens with either head."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -29,55 +27,45 @@ def test_the_top_k_head_gives_the_tokens_of_all_logits():
     assert 0.0 < results[0].stats.draft_acceptance_rate < 1.0
 
 
+def iterations_of(config, target, draft):
+    given = {"prompt_ids": (1, 2, 3), "rng": np.random.default_rng(0), "clock": lambda: 0.0}
+    return decode_iterations(DecodingRequest(config=config, **given), target, draft)
+
+
 def test_the_budget_has_the_whole_time_and_leaves_functions_as_they_were():
     target, draft = (TopKBigram(each, 16) for each in random_pair(300, 0.85))
     config = DecodingConfig(strategy="dsbd", num_beams=2, top_k=8, max_new_tokens=12)
     before = ForestRunner.compute, DenseBigram.forward
 
-    def decoded(clock):
-        return decode_iterations(
-            DecodingRequest(
-                prompt_ids=(1, 2, 3), config=config, rng=np.random.default_rng(0), clock=clock
-            ),
-            target,
-            draft,
-        )
-
     ticks = itertools.count()
     budget = Budget(clock=lambda: float(next(ticks)))
     began = next(ticks)
     with budget.measured((DenseBigram, "forward")):
-        result = result_of(decoded(lambda: 0.0))
+        result = result_of(iterations_of(config, target, draft))
     assert sum(budget.seconds.values()) == next(ticks) - began - 2
     assert all(budget.seconds[step] > 0 for step in (*NAMES, ENGINE) if step != "policy")
     counted = Budget()
     with counted.counted((DenseBigram, "forward")):
-        again = result_of(decoded(lambda: 0.0))
+        again = result_of(iterations_of(config, target, draft))
     assert again.sequences[0].token_ids == result.sequences[0].token_ids
     assert all(counted.calls[step] > 0 for step in NAMES if step != "policy")
     assert (ForestRunner.compute, DenseBigram.forward) == before
 
 
-@pytest.mark.parametrize(
-    ("options", "most"),
-    [
-        ({"strategy": "beam-sample", "num_beams": 4, "top_k": 8}, 220),
-        ({"strategy": "greedy"}, 225),
-        ({"strategy": "dsbd", "num_beams": 4, "top_k": 8, "width_policy": "fixed"}, 830),
-    ],
-)
+LIMITS = [  # (options, most calls of functions in an iteration)
+    ({"strategy": "beam-sample", "num_beams": 4, "top_k": 8}, 220),
+    ({"strategy": "greedy"}, 225),
+    ({"strategy": "dsbd", "num_beams": 4, "top_k": 8, "width_policy": "fixed"}, 830),
+]
+
+
+@pytest.mark.parametrize(("options", "most"), LIMITS)
 def test_an_iteration_makes_few_calls(options, most):
     """A tenth more than it takes: a layer of calls that only forward has to be worth it."""
     target, draft = (TopKBigram(each, 16) for each in random_pair(300, 0.85))
     config = DecodingConfig(**options, draft_policy="fixed", max_new_tokens=32)
     counted = Budget()
     with counted.counted((DenseBigram, "forward")):
-        rng = np.random.default_rng(0)
-        iterations = decode_iterations(
-            DecodingRequest(prompt_ids=(1, 2, 3), config=config, rng=rng, clock=lambda: 0.0),
-            target,
-            draft,
-        )
-        stats = result_of(iterations).stats
+        stats = result_of(iterations_of(config, target, draft)).stats
     num_calls = sum(counted.calls[step] for step in NAMES) / stats.num_iterations
     assert num_calls <= most

@@ -1,12 +1,8 @@
 """Report of lab/run speed: labels of the picture lie apart, tables hold what was found."""
 
-from __future__ import annotations
-
 import itertools
-from pathlib import Path
 from typing import Any
 
-import pytest
 from matplotlib.figure import Figure
 
 from lab.speed import report
@@ -35,9 +31,7 @@ def run_of(row: tuple[Any, ...]) -> dict[str, Any]:
     return {"settings": settings, "tokens_per_s": speed, "logprob_per_token": row[6]}
 
 
-def test_no_label_lies_over_another_or_over_a_point(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_label_lies_over_another_or_over_a_point(tmp_path, monkeypatch):
     figures: list[Figure] = []
     monkeypatch.setattr(
         report, "Figure", lambda **options: figures.append(Figure(**options)) or figures[-1]
@@ -57,7 +51,7 @@ def test_no_label_lies_over_another_or_over_a_point(
     assert not any(legend.overlaps(axes.bbox) for axes in figure.axes)
 
 
-def test_draft_calls_are_counted_over_all_requests_of_a_run() -> None:
+def test_draft_calls_are_counted_over_all_requests_of_a_run():
     def request(run: str, calls: int, seconds: float) -> dict[str, Any]:
         stats = {"draft_calls": calls, "draft_s": seconds, "num_iterations": 4}
         return {"run": run, "stats": stats}
@@ -69,7 +63,7 @@ def test_draft_calls_are_counted_over_all_requests_of_a_run() -> None:
     assert found.splitlines()[2:] == ["| a twin | drafted | 0.62 | 2.50 | 1.5 |"]
 
 
-def test_twin_and_trained_pair_are_compared_request_by_request() -> None:
+def test_twin_and_trained_pair_are_compared_request_by_request():
     def of_model(tokens: list[list[int]], rate: float) -> dict[str, Any]:
         runs = [{"name": "plain", "draft_acceptance_rate": None}]
         runs += [{"name": "drafted", "draft_acceptance_rate": rate}]

@@ -1,9 +1,6 @@
 """Servers over the tiny bundle, and the pipeline whose tokens theirs must be."""
 
-from __future__ import annotations
-
-import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,8 +10,9 @@ import pytest
 
 from dsbd_ort import Pipeline
 from dsbd_ort.engine import Service, ServiceLimits
-from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle, write_manifest
-from tests.openai_server.running_server import RunningServer, running_server
+from dsbd_runtime.bundle_files.bundle import Bundle
+from tests.openai_server.running_server import MODEL, RunningServer, running_server
+from tests.runtime.bundle_edits import with_files
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -35,32 +33,29 @@ Serve = Callable[..., AbstractContextManager[RunningServer]]
 @pytest.fixture(scope="session")
 def chat_bundle(tiny_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny bundle with a chat template."""
-    return with_templates(
-        tiny_bundle.path,
-        tmp_path_factory.mktemp("chat") / "tiny",
-        {"chat_template.jinja": CHAT_TEMPLATE},
-    )
+    folder = tmp_path_factory.mktemp("chat") / "tiny"
+    return with_files(tiny_bundle.path, folder, {"chat_template.jinja": CHAT_TEMPLATE})
 
 
 @pytest.fixture(scope="session")
 def tool_bundle(chat_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny bundle with a chat template that reads tools and calls."""
-    return with_templates(
-        chat_bundle,
-        tmp_path_factory.mktemp("tools") / "tiny",
-        {"chat_template.jinja": TOOL_TEMPLATE},
-    )
+    folder = tmp_path_factory.mktemp("tools") / "tiny"
+    return with_files(chat_bundle, folder, {"chat_template.jinja": TOOL_TEMPLATE})
 
 
-def with_templates(bundle: Path, folder: Path, source_by_file: Mapping[str, str]) -> Path:
-    """Return a copy of a bundle with other chat templates."""
-    shutil.copytree(bundle, folder)
-    manifest = open_bundle(folder).manifest
-    for file, source in source_by_file.items():
-        (folder / file).parent.mkdir(exist_ok=True)
-        (folder / file).write_text(source)
-    write_manifest(folder, versions=manifest.versions, target=manifest.target, draft=manifest.draft)
-    return folder
+@pytest.fixture(scope="module")
+def own_client(serve: Serve) -> Iterator[openai.OpenAI]:
+    """Of a server that does not tell its model of tools, as its template has none."""
+    with serve(tool_template="own") as server, server.client() as client:
+        yield client
+
+
+def num_prompt_tokens(client: openai.OpenAI, messages: Any, **fields: Any) -> int:
+    """Return the length of a chat's prompt, in the tiny bundle's tokens: letters."""
+    fields = {"max_tokens": 4, **fields}
+    answer = client.chat.completions.create(model=MODEL, messages=messages, **fields)
+    return answer.usage.prompt_tokens
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,5 @@
 """A Service without an engine: a test scripts its events."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A server on a free port, in a thread of the tests' process."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterator

@@ -1,21 +1,16 @@
 """API keys: their file, the header, the paths without authentication."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
 import httpx2
 import openai
 import pytest
 
 from dsbd_ort.openai_server.errors import ServingError
 from dsbd_ort.openai_server.middleware import ApiKeys, read_api_keys
-from tests.openai_server.running_server import MODEL, RunningServer
+from tests.openai_server.running_server import MODEL
 
 
 @pytest.fixture(scope="module")
-def locked(serve) -> Iterator[RunningServer]:
+def locked(serve):
     with serve(keys=ApiKeys(["key-one", "key-two"])) as running:
         yield running
 
@@ -36,11 +31,11 @@ def locked(serve) -> Iterator[RunningServer]:
         (None, False),
     ],
 )
-def test_one_of_the_keys(header: bytes | None, is_accepted: bool) -> None:
+def test_one_of_the_keys(header, is_accepted):
     assert ApiKeys(["key-one", "key-two"]).accept(header) is is_accepted
 
 
-def test_a_file_of_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_of_keys(tmp_path, caplog):
     file = tmp_path / "keys"
     file.write_text("# of the team\n\n  key-one  \nkey-two\n")
     file.chmod(0o600)
@@ -62,7 +57,7 @@ def test_a_file_of_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
         (None, "cannot be read"),
     ],
 )
-def test_a_file_that_holds_none(tmp_path: Path, content: bytes | None, message: str) -> None:
+def test_a_file_that_holds_none(tmp_path, content, message):
     file = tmp_path / "keys"
     if content is not None:
         file.write_bytes(content)
@@ -70,7 +65,7 @@ def test_a_file_that_holds_none(tmp_path: Path, content: bytes | None, message: 
         read_api_keys(file)
 
 
-def test_the_client_with_and_without_a_key(locked: RunningServer) -> None:
+def test_the_client_with_and_without_a_key(locked):
     with locked.client("key-two") as client:
         assert client.completions.create(model=MODEL, prompt="a", max_tokens=1).choices
     for wrong in ("key-three", "none"):
@@ -82,7 +77,7 @@ def test_the_client_with_and_without_a_key(locked: RunningServer) -> None:
     assert answer.headers["WWW-Authenticate"] == "Bearer"
 
 
-def test_open_paths(locked: RunningServer, serve) -> None:
+def test_open_paths(locked, serve):
     for path in ("/health", "/ready", "/metrics"):
         assert httpx2.get(f"{locked.url}{path}").status_code == 200
     with serve(keys=ApiKeys(["key"]), keys_everywhere=True) as closed:
@@ -92,6 +87,6 @@ def test_open_paths(locked: RunningServer, serve) -> None:
             assert httpx2.get(f"{closed.url}{path}", headers=known).status_code == 200
 
 
-def test_without_a_key_a_body_is_not_even_looked_at(locked: RunningServer) -> None:
+def test_without_a_key_a_body_is_not_even_looked_at(locked):
     for body in (b"{", b"x" * 2_000_000):
         assert httpx2.post(f"{locked.url}/v1/completions", content=body).status_code == 401

@@ -1,18 +1,12 @@
 """Continuations over HTTP with tokenizers whose decoders drop the space before a text."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import openai
 import pytest
 import tokenizers
 
-from dsbd_ort import TokenTrie
 from tests.continuations import ANSWER, PROMPT, answered_by, prompt_and_answer, write_bundle
-from tests.openai_server.conftest import Serve
 from tests.openai_server.running_server import MODEL
 
 TAGGED = {"constraint": {"trie": "answer"}}
@@ -25,9 +19,9 @@ class Served:
     prompt: list[int]
     answer: list[int]
 
-    def completed(self, prompt: Any = PROMPT, trie: str = "answer", **fields: Any) -> Any:
+    def completed(self, prompt=PROMPT, trie="answer", **fields):
         """Return the answer of a trie: one choice, or the choices of a stream."""
-        found: Any = self.client.completions.create(
+        found = self.client.completions.create(
             model=MODEL, prompt=prompt, extra_body={"constraint": {"trie": trie}}, **fields
         )
         chunks = found if fields.get("stream") else [found]
@@ -35,27 +29,25 @@ class Served:
 
 
 @pytest.fixture(scope="module", params=["llama_2", "metaspace", "word_piece"])
-def served(
-    request: pytest.FixtureRequest, serve: Serve, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Served]:
+def served(request, serve, tmp_path_factory):
     path = tmp_path_factory.mktemp("bundles") / request.param
     backend = write_bundle(request.param, path)
     prompt, answer = prompt_and_answer(backend)
-    tries: dict[str, TokenTrie] = {"answer": answered_by(answer)}
+    tries = {"answer": answered_by(answer)}
     with serve(bundle=path, tries=tries) as server, server.client() as client:
         yield Served(client, backend, prompt, answer)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("echo", [False, True])
-def test_an_answer_and_an_echo_have_the_space(served: Served, stream: bool, echo: bool) -> None:
+def test_an_answer_and_an_echo_have_the_space(served, stream, echo):
     for prompt in (PROMPT, served.prompt):
         choices = served.completed(prompt, stream=stream, echo=echo)
         assert "".join(choice.text for choice in choices) == PROMPT * echo + ANSWER
 
 
 @pytest.mark.parametrize("fields", [{}, {"stream": True}, {"echo": True}])
-def test_tokens_and_offsets_have_the_space(served: Served, fields: dict[str, Any]) -> None:
+def test_tokens_and_offsets_have_the_space(served, fields):
     parts = [c.logprobs for c in served.completed(logprobs=3, **fields) if c.logprobs]
     tokens = [token for part in parts for token in part.tokens]
     offsets = [offset for part in parts for offset in part.text_offset]
@@ -71,15 +63,15 @@ def test_tokens_and_offsets_have_the_space(served: Served, fields: dict[str, Any
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_with_the_space(served: Served, stream: bool) -> None:
+def test_a_stop_string_with_the_space(served, stream):
     choices = served.completed(stream=stream, stop=" words", echo=True)
     assert "".join(choice.text for choice in choices) == f"{PROMPT} the"
 
 
-def test_a_chosen_text_is_a_choice(served: Served) -> None:
+def test_a_chosen_text_is_a_choice(served):
     fields = {"guided_choice": [" the", " words"], "n": 3}
     try:
-        found: Any = served.client.completions.create(
+        found = served.client.completions.create(
             model=MODEL, prompt=PROMPT, seed=2, extra_body=fields
         )
     except openai.BadRequestError as error:
@@ -88,9 +80,9 @@ def test_a_chosen_text_is_a_choice(served: Served) -> None:
     assert {choice.text for choice in found.choices} <= {" the", " words"}
 
 
-def test_bytes_of_a_chat_have_the_space(served: Served) -> None:
+def test_bytes_of_a_chat_have_the_space(served):
     """The first token of an answer is named as it is among the most probable."""
-    found: Any = served.client.chat.completions.create(
+    found = served.client.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": PROMPT}],
         logprobs=True,

@@ -1,35 +1,27 @@
 """Options that a request leaves out: the server's, the model's own, those of the table."""
 
-from __future__ import annotations
-
 import json
-import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from dsbd_ort import Pipeline
 from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingConfig
 from dsbd_ort.option_defaults import ModelDefaults, ServerDefaults, with_server
-from dsbd_runtime.bundle_files.bundle import open_bundle, write_manifest
-from tests.openai_server.conftest import Serve
-from tests.openai_server.running_server import MODEL, RunningServer
+from tests.openai_server.running_server import MODEL
+from tests.runtime.bundle_edits import with_files
 
 PROMPT = "def f("
 GIVEN = {"strategy": "dsbd", "num_beams": 2, "top_k": 5, "temperature": 0.7, "draft_length": 2}
 
 
-def filled_by(server: ServerDefaults, options: dict[str, Any]) -> dict[str, Any]:
+def filled_by(server, options):
     return with_server(options, server, ModelDefaults())
 
 
-def answer(server: RunningServer, **fields: Any) -> dict[str, Any]:
+def answer(server, **fields):
     body = {"model": MODEL, "prompt": PROMPT, "seed": 3, **fields}
     found = server.http.post("/v1/completions", json=body)
     assert found.status_code == 200, found.text
-    decoded: dict[str, Any] = found.json()
-    return decoded
+    return found.json()
 
 
 FILLED = [  # (options of the request, what is filled in of GIVEN)
@@ -49,15 +41,13 @@ FILLED = [  # (options of the request, what is filled in of GIVEN)
 
 
 @pytest.mark.parametrize(("options", "filled"), FILLED)
-def test_what_a_request_leaves_out_is_filled_in_where_it_is_read(
-    options: dict[str, Any], filled: dict[str, Any]
-) -> None:
+def test_what_a_request_leaves_out_is_filled_in_where_it_is_read(options, filled):
     found = filled_by(ServerDefaults(GIVEN), options)
     assert found == {**{n: v for n, v in filled.items() if v is not None}, **options}
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_defaults_never_make_a_request_of_any_strategy_fail(strategy: str) -> None:
+def test_defaults_never_make_a_request_of_any_strategy_fail(strategy):
     given = {
         **GIVEN,
         "width_policy": "threshold",
@@ -79,9 +69,7 @@ def test_defaults_never_make_a_request_of_any_strategy_fail(strategy: str) -> No
 @pytest.mark.parametrize(
     ("temperature", "strategy"), [(None, "speculative"), (0, "speculative-beam-search")]
 )
-def test_without_options_one_beam_answers_unless_more_are_asked_for(
-    temperature: float | None, strategy: str
-) -> None:
+def test_without_options_one_beam_answers_unless_more_are_asked_for(temperature, strategy):
     options = {} if temperature is None else {"temperature": temperature}
     filled = filled_by(ServerDefaults({}), options)
     config = DecodingConfig(**filled)
@@ -100,14 +88,12 @@ def test_without_options_one_beam_answers_unless_more_are_asked_for(
         ({"strategy": "beam-search", "temperature": 0.5}, "temperature"),
     ],
 )
-def test_defaults_that_contradict_each_other_are_refused_at_the_start(
-    given: dict[str, Any], message: str
-) -> None:
+def test_defaults_that_contradict_each_other_are_refused_at_the_start(given, message):
     with pytest.raises(ConfigError, match=message):
         ServerDefaults(given)
 
 
-def test_requests_get_the_defaults_of_the_server(serve: Serve, pipeline: Pipeline) -> None:
+def test_requests_get_the_defaults_of_the_server(serve, pipeline):
     with serve(defaults={**GIVEN, "stop_strings": "zz"}) as server:
         for fields in ({}, {"num_beams": 3}, {"strategy": "sample"}, {"strategy": "greedy"}):
             found = answer(server, max_tokens=9, **fields)
@@ -131,21 +117,12 @@ def test_requests_get_the_defaults_of_the_server(serve: Serve, pipeline: Pipelin
     ],
 )
 def test_answers_are_as_long_as_the_context_allows_unless_told(
-    serve: Serve,
-    chat_bundle: Path,
-    tmp_path: Path,
-    limit: int | None,
-    of_model: int | None,
-    fields: dict[str, Any],
-    num_tokens: int,
-) -> None:
+    serve, chat_bundle, tmp_path, limit, of_model, fields, num_tokens
+):
     bundle = chat_bundle
     if of_model:
-        bundle = tmp_path / "bundle"
-        shutil.copytree(chat_bundle, bundle)
-        (bundle / "generation_config.json").write_text(json.dumps({"max_new_tokens": of_model}))
-        given = open_bundle(chat_bundle).manifest
-        write_manifest(bundle, versions=given.versions, target=given.target, draft=given.draft)
+        text = json.dumps({"max_new_tokens": of_model})
+        bundle = with_files(chat_bundle, tmp_path / "bundle", {"generation_config.json": text})
     with serve(bundle=bundle, max_new_tokens=limit) as server:
         found = answer(server, ignore_eos=True, **fields)
     assert found["usage"]["prompt_tokens"] == 6

@@ -1,21 +1,17 @@
 """Failures that are not the client's: error responses without internals, and nothing left over."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import httpx2
 import openai
 import pytest
 
-from dsbd_ort import Pipeline, StreamPiece
-from dsbd_ort.engine import ServiceEvent, ServiceLimits
+from dsbd_ort import StreamPiece
+from dsbd_ort.engine import ServiceLimits
 from dsbd_ort.openai_server.errors import ErrorResponse
 from dsbd_ort.openai_server.generation import Generation
 from dsbd_ort.openai_server.metrics import Metrics, RequestMeter
@@ -26,7 +22,7 @@ from tests.openai_server.running_server import MODEL, running_server
 
 BODY = {"model": MODEL, "prompt": "SECRET", "max_tokens": 8}
 STEP = StreamPiece([65, 66], "AB", [-1.0, -2.0])
-LONG: dict[str, Any] = {  # lasts until its client has gone
+LONG = {  # lasts until its client has gone
     "model": MODEL,
     "prompt": "a",
     "max_tokens": 1500,
@@ -37,7 +33,7 @@ LONG: dict[str, Any] = {  # lasts until its client has gone
 }
 
 
-def soon(is_true: Callable[[], bool]) -> bool:
+def soon(is_true):
     """Return whether it becomes true within five seconds."""
     until = time.monotonic() + 5
     while not is_true() and time.monotonic() < until:
@@ -45,7 +41,7 @@ def soon(is_true: Callable[[], bool]) -> bool:
     return is_true()
 
 
-def one_step() -> Iterator[ServiceEvent]:
+def one_step():
     yield STEP
 
 
@@ -57,16 +53,8 @@ def one_step() -> Iterator[ServiceEvent]:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_engine_that_fails(
-    pipeline: Pipeline,
-    caplog: pytest.LogCaptureFixture,
-    error: Exception,
-    status: int,
-    code: str,
-    stream: bool,
-) -> None:
-    service = ScriptedService(pipeline, lambda: iter([STEP, error]))
-    with running_server(service) as server:
+def test_an_engine_that_fails(pipeline, caplog, error, status, code, stream):
+    with running_server(ScriptedService(pipeline, lambda: iter([STEP, error]))) as server:
         answer = httpx2.post(f"{server.url}/v1/completions", json={**BODY, "stream": stream})
     if stream:
         assert answer.status_code == 200  # it had begun
@@ -81,8 +69,8 @@ def test_an_engine_that_fails(
     assert str(error) in caplog.text
 
 
-def test_health_and_ready_fail_once_the_engine_has_ended(serve) -> None:
-    def ending(inputs: Any) -> Any:
+def test_health_and_ready_fail_once_the_engine_has_ended(serve):
+    def ending(inputs):
         raise SystemExit
 
     with serve() as server, httpx2.Client(base_url=server.url) as http:
@@ -95,17 +83,18 @@ def test_health_and_ready_fail_once_the_engine_has_ended(serve) -> None:
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_ended")
 
 
-def test_a_service_closed_by_its_owner_is_not_ready(pipeline: Pipeline) -> None:
-    service = ScriptedService(pipeline, one_step)
-    with running_server(service) as server:
-        service.close()
+def test_a_service_closed_by_its_owner_is_not_ready(pipeline):
+    with running_server(ScriptedService(pipeline, one_step)) as server:
+        server.service.close()
         for path in ("/ready", "/health"):
             assert httpx2.get(f"{server.url}{path}").status_code == 503
 
 
-def test_the_client_raises_what_ends_a_stream(pipeline: Pipeline) -> None:
-    service = ScriptedService(pipeline, lambda: iter([STEP, EngineError("x")]))
-    with running_server(service) as server, server.client() as client:
+def test_the_client_raises_what_ends_a_stream(pipeline):
+    with (
+        running_server(ScriptedService(pipeline, lambda: iter([STEP, EngineError("x")]))) as server,
+        server.client() as client,
+    ):
         texts = []
         with pytest.raises(openai.APIError, match="the engine failed"):
             for part in client.completions.create(**BODY, stream=True):
@@ -113,53 +102,48 @@ def test_the_client_raises_what_ends_a_stream(pipeline: Pipeline) -> None:
         assert texts == ["AB"]
 
 
-def test_a_full_queue_is_a_429_and_takes_none_of_them(pipeline: Pipeline) -> None:
-    service = ScriptedService(pipeline, one_step, num_taken=1)
-    with running_server(service) as server:
+def test_a_full_queue_is_a_429_and_takes_none_of_them(pipeline):
+    with running_server(ScriptedService(pipeline, one_step, num_taken=1)) as server:
         body = {**BODY, "prompt": ["a", "b"]}
         answer = httpx2.post(f"{server.url}/v1/completions", json=body)
         assert answer.status_code == 429
         assert answer.headers["Retry-After"] == "1"
         assert answer.json()["error"]["code"] == "queue_full"
-        assert service.requests[0].is_cancelled.is_set()
+        assert server.service.requests[0].is_cancelled.is_set()
 
 
-def test_a_request_has_its_time(pipeline: Pipeline) -> None:
-    service = ScriptedService(pipeline, one_step)
-    with running_server(service, request_timeout_s=0.2) as server:
+def test_a_request_has_its_time(pipeline):
+    with running_server(ScriptedService(pipeline, one_step), request_timeout_s=0.2) as server:
         answer = httpx2.post(f"{server.url}/v1/completions", json=BODY)
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
-        assert service.requests[0].is_cancelled.is_set()
+        assert server.service.requests[0].is_cancelled.is_set()
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_takes_its_request_along(pipeline: Pipeline, stream: bool) -> None:
-    service = ScriptedService(pipeline, one_step)
-    with running_server(service) as server:
+def test_a_client_that_goes_takes_its_request_along(pipeline, stream):
+    with running_server(ScriptedService(pipeline, one_step)) as server:
         with pytest.raises(httpx2.ReadTimeout):
             body = {**BODY, "stream": stream}
             httpx2.post(f"{server.url}/v1/completions", json=body, timeout=0.2)
-        assert soon(lambda: service.stats().num_running == 0)
+        assert soon(lambda: server.service.stats().num_running == 0)
         assert soon(lambda: server.gate.num_inside == 0)
         metrics = httpx2.get(f"{server.url}/metrics").text
         assert 'dsbd:requests_cancelled_total{model_name="tiny"} 1.0' in metrics
 
 
 @pytest.mark.parametrize("num_before", [0, 1])
-def test_what_is_submitted_while_it_closes_is_cancelled_too(
-    pipeline: Pipeline, num_before: int
-) -> None:
+def test_what_is_submitted_while_it_closes_is_cancelled_too(pipeline, num_before):
     """An HTTP request that is cancelled leaves the thread that submits where it is."""
     submitting, has_closed = threading.Event(), threading.Event()
 
     class Held(ScriptedService):
-        def submit(self, *arguments: Any, **options: Any) -> Any:
+        def submit(self, *arguments, **options):
             if len(self.requests) == num_before:
                 submitting.set()
                 assert has_closed.wait(5)
             return super().submit(*arguments, **options)
 
-    async def closed_meanwhile() -> None:
+    async def closed_meanwhile():
         meter = RequestMeter(Metrics(service, MODEL, time.monotonic))
         generation = Generation(service, meter, timeout_s=5)
         config = pipeline.config({"strategy": "sample"})
@@ -180,28 +164,25 @@ def test_what_is_submitted_while_it_closes_is_cancelled_too(
     assert all(request.is_cancelled.is_set() for request in service.requests)
 
 
-def test_an_unread_stream_is_dropped_and_the_engine_never_waits(pipeline: Pipeline) -> None:
+def test_an_unread_stream_is_dropped_and_the_engine_never_waits(pipeline):
     told = []
 
-    def many() -> Iterator[ServiceEvent]:
+    def many():
         for number in range(300):
             told.append(number)
             yield StreamPiece([65], "x" * 65_536, [-1.0])
 
-    service = ScriptedService(pipeline, many)
-    with running_server(service, stuck_after_s=1) as server:
+    with running_server(ScriptedService(pipeline, many), stuck_after_s=1) as server:
         body = {**BODY, "stream": True}
         with httpx2.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
             assert answer.status_code == 200
             assert soon(lambda: len(told) == 300)  # while the client reads nothing
-            assert soon(lambda: service.requests[0].is_cancelled.is_set())
+            assert soon(lambda: server.service.requests[0].is_cancelled.is_set())
 
 
-def test_a_bug_is_a_500_that_tells_nothing(
-    pipeline: Pipeline, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bug_is_a_500_that_tells_nothing(pipeline, caplog):
     class Broken(ScriptedService):
-        def submit(self, prompt: Any, options: Any, on_event: Any, *, caller: str = "") -> Any:
+        def submit(self, prompt, options, on_event, *, caller=""):
             raise KeyError(f"no {prompt}")
 
     with running_server(Broken(pipeline, one_step)) as server:
@@ -211,12 +192,11 @@ def test_a_bug_is_a_500_that_tells_nothing(
     assert "83" not in answer.text  # of S, the prompt's first token
 
 
-def test_the_log_holds_nothing_of_prompts_or_answers(
-    pipeline: Pipeline, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_log_holds_nothing_of_prompts_or_answers(pipeline, caplog):
     caplog.set_level(logging.INFO)
-    service = ScriptedService(pipeline, lambda: iter([STEP, EngineError("it broke")]))
-    with running_server(service) as server:
+    with running_server(
+        ScriptedService(pipeline, lambda: iter([STEP, EngineError("it broke")]))
+    ) as server:
         for body in (BODY, {**BODY, "stream": True}, {**BODY, "temperature": "SECRET"}):
             httpx2.post(f"{server.url}/v1/completions?key=SECRET", json=body)
         httpx2.get(f"{server.url}/a%0Ab")
@@ -231,7 +211,7 @@ def test_the_log_holds_nothing_of_prompts_or_answers(
     ]
 
 
-def test_one_too_many_is_refused_until_the_other_has_gone(serve) -> None:
+def test_one_too_many_is_refused_until_the_other_has_gone(serve):
     limits = ServiceLimits(max_requests=1, max_queued=0)
     with serve(limits=limits) as server, httpx2.Client(base_url=server.url) as http:
         with http.stream("POST", "/v1/completions", json=LONG):
@@ -243,7 +223,7 @@ def test_one_too_many_is_refused_until_the_other_has_gone(serve) -> None:
         assert http.post("/v1/completions", json=short).status_code == 200
 
 
-def test_memory_is_bounded(serve) -> None:
+def test_memory_is_bounded(serve):
     with serve(limits=ServiceLimits(kv_bytes=200_000)) as server:
         answer = httpx2.post(f"{server.url}/v1/completions", json=LONG)
         assert answer.status_code == 400

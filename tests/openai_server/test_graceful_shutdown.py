@@ -1,10 +1,7 @@
 """dsbd-serve as a process: SIGTERM drains, a timeout or a second signal cancels."""
 
-from __future__ import annotations
-
 import signal
 import time
-from pathlib import Path
 
 import httpx2
 import pytest
@@ -21,7 +18,7 @@ BODY = {  # a call a token, and nothing ends it: long enough to be ended in
 }
 
 
-def test_sigterm_lets_requests_in_flight_finish(chat_bundle: Path) -> None:
+def test_sigterm_lets_requests_in_flight_finish(chat_bundle):
     with (
         server_process(chat_bundle, "--threads", 1) as server,
         httpx2.stream("POST", f"{server.url}/v1/completions", json=BODY, timeout=30) as answer,
@@ -41,9 +38,7 @@ def test_sigterm_lets_requests_in_flight_finish(chat_bundle: Path) -> None:
 
 
 @pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT, signal.SIGINT]])
-def test_requests_left_after_the_timeout_are_cancelled_with_an_error(
-    chat_bundle: Path, signals: list[signal.Signals]
-) -> None:
+def test_requests_left_after_the_timeout_are_cancelled_with_an_error(chat_bundle, signals):
     patience = "0.1" if len(signals) == 1 else "60"
     with (
         server_process(chat_bundle, "--shutdown-timeout", patience) as server,

@@ -1,16 +1,12 @@
 """Thirty hostile schemas and grammars: refused or compiled soon, while other requests go on."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx2
 
-from tests.openai_server.conftest import Serve
 from tests.openai_server.running_server import MODEL
 
 MOST_SECONDS = 20.0  # of wall time, on a machine with much else to do; of processor time it is 1
@@ -18,34 +14,34 @@ PRIMES = (999_983, 999_979, 999_961, 999_959, 999_953, 999_931)
 MOST_GROWTH = 400 << 20
 
 
-def nested(levels: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "integer"}
+def nested(levels):
+    schema = {"type": "integer"}
     for _ in range(levels):
         schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
     return schema
 
 
-def doubled(levels: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "integer"}
+def doubled(levels):
+    schema = {"type": "integer"}
     for _ in range(levels):
         schema = {"anyOf": [schema, {"type": "array", "items": schema}]}
     return schema
 
 
-def referring(**definitions: Any) -> dict[str, Any]:
+def referring(**definitions):
     return {"$defs": definitions, "$ref": f"#/$defs/{next(iter(definitions))}"}
 
 
-def rules(num_rules: int, rule: str) -> str:
+def rules(num_rules, rule):
     lines = [rule.format(this=f"r{i}", next=f"r{i + 1}") for i in range(num_rules)]
     return "\n".join(["start: r0", *lines, f'r{num_rules}: "c"'])
 
 
-def names(number: int) -> list[str]:
+def names(number):
     return [f"p{index * 7919 % 1_000_003}" for index in range(number)]
 
 
-SCHEMAS: dict[str, Any] = {
+SCHEMAS = {
     "5,000 required properties": {
         "type": "object",
         "properties": {name: {"type": "string"} for name in names(5000)},
@@ -107,21 +103,21 @@ HOSTILE = [
 ]
 
 
-def resident_bytes() -> int:
+def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 class Neighbour:
     """A client that sends one ordinary request after another."""
 
-    def __init__(self, url: str) -> None:
-        self.seconds: list[float] = []
-        self.statuses: set[int] = set()
+    def __init__(self, url):
+        self.seconds = []
+        self.statuses = set()
         self._url = url
         self._is_ending = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
-    def _run(self) -> None:
+    def _run(self):
         body = {"model": MODEL, "prompt": "def f(", "max_tokens": 8, "seed": 1}
         with httpx2.Client(base_url=self._url, timeout=60) as http:
             while not self._is_ending.is_set():
@@ -129,16 +125,16 @@ class Neighbour:
                 self.statuses.add(http.post("/v1/completions", json=body).status_code)
                 self.seconds.append(time.monotonic() - begun)
 
-    def __enter__(self) -> Neighbour:
+    def __enter__(self):
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self._is_ending.set()
         self._thread.join()
 
 
-def test_thirty_hostile_constraints(serve: Serve) -> None:
+def test_thirty_hostile_constraints(serve):
     assert len(HOSTILE) >= 30
     with serve() as server, httpx2.Client(base_url=server.url, timeout=60) as http:
         body = {"model": MODEL, "prompt": "a", "max_tokens": 20, "seed": 1}
@@ -159,8 +155,8 @@ def test_thirty_hostile_constraints(serve: Serve) -> None:
         assert resident_bytes() - before < MOST_GROWTH
 
 
-def test_many_at_a_time_hold_up_no_others(serve: Serve) -> None:
-    def status(prime: int) -> int:
+def test_many_at_a_time_hold_up_no_others(serve):
+    def status(prime):
         schema = {"type": "integer", "multipleOf": prime}
         body = {"model": MODEL, "prompt": "a", "guided_json": schema}
         return httpx2.post(f"{server.url}/v1/completions", json=body, timeout=120).status_code

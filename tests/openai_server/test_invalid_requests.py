@@ -1,16 +1,12 @@
 """Invalid requests: status 400, and the error names the field."""
 
-from __future__ import annotations
-
-import dataclasses
 import json
-from typing import Any
 
 import pytest
 
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.engine import ServiceLimits
-from tests.openai_server.running_server import MODEL, RunningServer
+from tests.openai_server.running_server import MODEL
 
 COMPLETION = {"model": MODEL, "prompt": "def f(", "max_tokens": 2}
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
@@ -18,36 +14,24 @@ NEUTRAL = {
     "presence_penalty": 0,
     "frequency_penalty": 0.0,
     "logit_bias": {},
-    "suffix": None,
     "echo": False,
-    "user": "me",
     "tools": [],
     "tool_choice": "auto",
     "response_format": {"type": "text"},
     "parallel_tool_calls": True,
     "top_logprobs": 0,
-    "service_tier": "auto",
-    "store": False,
-    "metadata": {},
     "n": 1,
     "top_p": 1,
-    "safety_identifier": "me",
     "seed": None,
 }
-REFUSED: list[tuple[dict[str, Any], str]] = [
+REFUSED = [
     ({"frequency_penalty": True}, "frequency_penalty"),
-    ({"suffix": "x"}, "suffix"),
     ({"echo": True, "stream": True, "logprobs": 1}, "echo"),
     ({"logprobs": 21}, "logprobs"),
-    ({"top_logprobs": 2}, "top_logprobs"),
-    ({"prompt_logprobs": 2}, "prompt_logprobs"),
-    ({"metadata": 5}, "metadata"),
     ({"ignore_eos": True, "eos_token_id": 5}, "ignore_eos"),
     ({"stop_token_ids": [258_000]}, "eos_token_id"),
     ({"use_beam_search": True, "strategy": "dsbd"}, "use_beam_search"),
     ({"logprobs": -1}, "logprobs"),
-    ({"user": 5}, "user"),
-    ({"safety_identifier": 5}, "safety_identifier"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"no_such_field": 1}, "no_such_field"),
     ({"top_k": -2}, "top_k"),
@@ -93,17 +77,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompt": ["a", 5]}, "prompt.1"),
     ({"prompt": {"text": "a"}}, "prompt"),
 ]
-CHAT_REFUSED: list[tuple[dict[str, Any], str]] = [
+CHAT_REFUSED = [
     ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name"),
-    ({"tool_choice": "required"}, "tool_choice"),
-    ({"response_format": {"type": "json_schema"}}, "response_format"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
-    ({"echo": True}, "echo"),
     ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
-    ({"reasoning_effort": "high"}, "reasoning_effort"),
-    ({"modalities": ["text", "audio"]}, "modalities"),
-    ({"best_of": 2}, "best_of"),
     ({"messages": []}, "messages"),
     ({"messages": [{"content": "a"}]}, "messages.0.role"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
@@ -118,7 +96,7 @@ CHAT_REFUSED: list[tuple[dict[str, Any], str]] = [
 
 PARTS = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]
 LATER = {"type": "text", "text": "a", "until": 5}
-REASONS: list[tuple[dict[str, Any], str]] = [  # of values of several types: that of the one meant
+REASONS = [  # of values of several types: that of the one meant
     (
         {"messages": [{"role": "user", "content": PARTS}]},
         "messages.0.content.1: a part of type 'image_url' is not supported: this server reads "
@@ -147,9 +125,7 @@ REASONS: list[tuple[dict[str, Any], str]] = [  # of values of several types: tha
 
 
 @pytest.mark.parametrize(("fields", "reason"), REASONS, ids=str)
-def test_the_reason_is_that_of_what_was_meant(
-    server: RunningServer, fields: dict[str, Any], reason: str
-) -> None:
+def test_the_reason_is_that_of_what_was_meant(server, fields, reason):
     error = refusal(server, "/v1/chat/completions", {**CHAT, **fields})
     assert error["message"] == reason and error["param"] == reason.partition(":")[0]
 
@@ -158,7 +134,7 @@ CACHED = {"cache_control": {"type": "ephemeral"}}
 TEXTS = [{"type": "text", "text": "a", **CACHED}, {"type": "text", "text": "b"}]
 
 
-def test_hints_of_other_servers_change_nothing(server: RunningServer) -> None:
+def test_hints_of_other_servers_change_nothing(server):
     answers = []
     for messages in (
         [{"role": "user", "content": "ab"}],
@@ -171,22 +147,22 @@ def test_hints_of_other_servers_change_nothing(server: RunningServer) -> None:
     assert answers[0] == answers[1]
 
 
-def refusal(server: RunningServer, path: str, body: dict[str, Any]) -> dict[str, Any]:
+def refusal(server, path, body):
     answer = server.http.post(path, json=body)
     assert answer.status_code == 400, answer.text
-    error: dict[str, Any] = answer.json()["error"]
+    error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["type"] == "invalid_request_error"
     return error
 
 
-def test_neutral_values_of_unsupported_fields_are_accepted(server: RunningServer) -> None:
+def test_neutral_values_of_unsupported_fields_are_accepted(server):
     for path, body in (("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)):
         answer = server.http.post(path, json={**body, **NEUTRAL})
         assert answer.status_code == 200, answer.text
 
 
-TAKEN: list[dict[str, Any]] = [  # redundant values, and values that the server sets itself
+TAKEN = [  # redundant values, and values that the server sets itself
     {"temperature": 0, "top_p": 0.95, "seed": 3},
     {"temperature": 0, "n": 2, "num_beams": 3},
     {"strategy": "beam-search", "n": 3, "best_of": 4},
@@ -207,25 +183,24 @@ TAKEN: list[dict[str, Any]] = [  # redundant values, and values that the server 
         "min_p": 0.0,
         "spaces_between_special_tokens": True,
     },
-    {"metadata": {"run": "7"}, "request_id": "x", "priority": 0, "skip_special_tokens": True},
     {"use_beam_search": False, "stop_token_ids": [], "include_stop_str_in_output": False},
 ]
 
 
 @pytest.mark.parametrize("fields", TAKEN, ids=str)
-def test_neutral_options_are_taken(server: RunningServer, fields: dict[str, Any]) -> None:
+def test_neutral_options_are_taken(server, fields):
     answer = server.http.post("/v1/completions", json={**COMPLETION, **fields})
     assert answer.status_code == 200, answer.text
     assert len(answer.json()["choices"]) == fields.get("n", 1)
 
 
 @pytest.mark.parametrize(("fields", "param"), REFUSED, ids=str)
-def test_completions_refuse(server: RunningServer, fields: dict[str, Any], param: str) -> None:
+def test_completions_refuse(server, fields, param):
     assert refusal(server, "/v1/completions", {**COMPLETION, **fields})["param"] == param
 
 
 @pytest.mark.parametrize(("fields", "param"), CHAT_REFUSED, ids=str)
-def test_chat_refuses(server: RunningServer, fields: dict[str, Any], param: str) -> None:
+def test_chat_refuses(server, fields, param):
     assert refusal(server, "/v1/chat/completions", {**CHAT, **fields})["param"] == param
 
 
@@ -240,21 +215,15 @@ def test_chat_refuses(server: RunningServer, fields: dict[str, Any], param: str)
         b'"text"',
         b"\xff\xfe{",
         b'{"model": "tiny", "prompt": "\xff"}',
-        b'{"model": "tiny", "prompt": "a", "temperature": NaN}',
-        b'{"model": "tiny", "prompt": "a", "presence_penalty": NaN}',
-        b'{"model": "tiny", "prompt": "a", "top_p": -Infinity}',
-        b'{"model": "tiny", "prompt": "a", "temperature": 1e999}',
-        b'{"model": "tiny", "prompt": "a", "seed": ' + b"9" * 5000 + b"}",
         b'{"model": "tiny", "prompt": "\\ud800"}',
         b'{"model": "tiny", "prompt": "a", "stop": ["\\ud800"]}',
         b'{"model": "tiny", "prompt": "a", "\\ud800": 1}',
         b'{"model": "tiny", "prompt": "a", "strategy": "\\ud800"}',
         b'{"model": "tiny", "prompt": "a", "' + b"x" * 100_000 + b'": 1}',
-        b'{"model": "tiny", "prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     ],
     ids=lambda body: ascii(body[:60]),
 )
-def test_malformed_bodies_get_a_400(server: RunningServer, body: bytes) -> None:
+def test_malformed_bodies_get_a_400(server, body):
     answer = server.http.post(
         "/v1/completions",
         content=body,
@@ -270,7 +239,7 @@ VALID = b'{"model": "tiny", "prompt": "a", "max_tokens": 2}'
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "multipart/form-data", "x", "text/xml; a=b"])
-def test_a_body_of_another_type_is_a_400_that_names_it(server: RunningServer, kind: str) -> None:
+def test_a_body_of_another_type_is_a_400_that_names_it(server, kind):
     answer = server.http.post("/v1/completions", content=VALID, headers={"Content-Type": kind})
     assert answer.status_code == 400
     kind = kind.partition(";")[0]
@@ -281,9 +250,7 @@ def test_a_body_of_another_type_is_a_400_that_names_it(server: RunningServer, ki
 @pytest.mark.parametrize(
     "headers", [{}, {"Content-Type": "application/x-www-form-urlencoded"}, {"Content-Type": ""}]
 )
-def test_json_without_its_type_is_taken_but_not_from_another_site(
-    server: RunningServer, headers: dict[str, str]
-) -> None:
+def test_json_without_its_type_is_taken_but_not_from_another_site(server, headers):
     url = "/v1/completions"
     answer = server.http.post(url, content=VALID, headers=headers)
     assert answer.status_code == 200, answer.text
@@ -298,27 +265,12 @@ def test_json_without_its_type_is_taken_but_not_from_another_site(
 @pytest.mark.parametrize(
     ("field", "meant"), [("temprature", "temperature"), ("max_token", "max_tokens")]
 )
-def test_an_unknown_field_is_refused_with_the_nearest_one(
-    server: RunningServer, field: str, meant: str
-) -> None:
+def test_an_unknown_field_is_refused_with_the_nearest_one(server, field, meant):
     answer = server.http.post("/v1/completions", json={"model": "tiny", "prompt": "a", field: 1})
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["param"] == field
     assert error["message"] == f"unknown field {field!r}; did you mean {meant!r}?"
-
-
-def test_unknown_paths_and_methods(server: RunningServer) -> None:
-    for method, path, status in (
-        ("GET", "/v1/completions", 405),
-        ("DELETE", "/v1/models", 405),
-        ("GET", "/", 404),
-        ("GET", "/v1/models/", 404),
-        ("GET", "/docs", 404),
-    ):
-        answer = server.http.request(method, path)
-        assert answer.status_code == status
-        assert "error" in answer.json()
 
 
 ENDPOINTS_OF_TEXTS = (
@@ -336,19 +288,19 @@ ENDPOINTS_OF_TEXTS = (
         ("GET", "/v1/responses/r1", f"/v1/responses/r1 is not supported; {ENDPOINTS_OF_TEXTS}"),
         ("GET", "/v1/completions", "GET /v1/completions is not supported; use POST"),
         ("POST", "/v1/models", "POST /v1/models is not supported; use GET"),
+        ("DELETE", "/v1/models", "DELETE /v1/models is not supported; use GET"),
+        ("GET", "/v1/models/", "unknown model ''; use 'tiny'"),
     ],
 )
-def test_an_unknown_path_is_answered_by_those_there_are(
-    server: RunningServer, method: str, path: str, words: str
-) -> None:
+def test_an_unknown_path_is_answered_by_those_there_are(server, method, path, words):
     answer = server.http.request(method, path, json=None if method == "GET" else {"model": "m"})
-    assert answer.status_code == (405 if "use " in words else 404)
+    assert answer.status_code == (405 if "supported; use " in words else 404)
     assert answer.json()["error"]["message"] == words
     long = server.http.get("/" + "x" * 5000).json()["error"]["message"]
     assert long.endswith(ENDPOINTS_OF_TEXTS) and len(long) < 400
 
 
-def test_more_than_the_server_ever_holds_is_no_429(serve) -> None:
+def test_more_than_the_server_ever_holds_is_no_429(serve):
     with serve(limits=ServiceLimits(max_requests=1, max_queued=3)) as small:
         error = refusal(small, "/v1/completions", {**COMPLETION, "prompt": ["a"] * 5})
         assert "5 engine requests" in error["message"]
@@ -356,7 +308,7 @@ def test_more_than_the_server_ever_holds_is_no_429(serve) -> None:
         assert small.http.post("/v1/completions", json=body).status_code == 200
 
 
-def test_the_servers_own_limits(serve) -> None:
+def test_the_servers_own_limits(serve):
     with serve(max_prompt_tokens=5, max_new_tokens=3, max_prompts=1, max_best_of=1) as small:
         body = {"model": MODEL, "prompt": "a"}
         answer = small.http.post("/v1/completions", json={**body, "ignore_eos": True})
@@ -370,27 +322,19 @@ def test_the_servers_own_limits(serve) -> None:
             assert refusal(small, "/v1/completions", {**body, **fields})["param"] == param
 
 
-NUMBER_FIELDS = {field.name for field in dataclasses.fields(DecodingConfig)}
-NUMBER_FIELDS |= {"n", "max_tokens", "max_completion_tokens", "logprobs", "best_of", "stop", "user"}
-NUMBER_FIELDS |= {
-    "frequency_penalty",
-    "presence_penalty",
-    "top_logprobs",
-    "logit_bias",
-    "stream",
-    "prompt",
-}
+NUMBER_FIELDS = {*DecodingConfig.__dataclass_fields__, "max_completion_tokens"}
+NUMBER_FIELDS |= set("n max_tokens logprobs best_of stop user stream prompt".split())
 NO_NUMBERS = ["NaN", "Infinity", "-Infinity", "1e400", "-1e400", "9" * 5000]
 NO_NUMBERS += ["[" * 900 + "]" * 900, "[" * 100_000, '{"a":' * 900 + "NaN" + "}" * 900]
 
 
 @pytest.mark.parametrize("name", sorted(NUMBER_FIELDS))
-def test_values_that_are_no_number_get_a_400_in_strict_json(
-    server: RunningServer, name: str
-) -> None:
+def test_values_that_are_no_number_get_a_400_in_strict_json(server, name):
     for value in NO_NUMBERS:
         prompt = "" if name == "prompt" else '"prompt": "x", '
         body = f'{{"model": "tiny", {prompt}"{name}": {value}}}'
         answer = server.http.post("/v1/completions", content=body)
         assert answer.status_code == 400, (value[:20], answer.text)
-        assert json.loads(answer.text, parse_constant=pytest.fail)["error"]["message"]
+        assert len(answer.content) < 1000
+        error = json.loads(answer.text, parse_constant=pytest.fail)["error"]
+        assert error["type"] == "invalid_request_error" and error["message"]

@@ -1,30 +1,24 @@
 """Log-probabilities over HTTP: of new tokens, of the most probable ones, of an echoed prompt."""
 
-from __future__ import annotations
-
-from typing import Any
-
-import openai
 import pytest
 
-from dsbd_ort import Pipeline
 from tests.openai_server.running_server import MODEL
 from tests.runtime.tiny_tokenizer import BOS, EOS
 
 PROMPT, TOKENS, NUMBER = "def f(x):", 10, 3
-STRATEGIES: list[dict[str, Any]] = [
+STRATEGIES = [
     {},
     {"strategy": "speculative", "top_k": 4},
     {"strategy": "speculative-beam-search"},
 ]
 
 
-def wanted_of(pipeline: Pipeline, prompt: Any = PROMPT, **options: Any) -> Any:
+def wanted_of(pipeline, prompt=PROMPT, **options):
     defaults = {"max_new_tokens": TOKENS, "seed": 5, "top_logprobs": NUMBER}
     return pipeline.generate(prompt, **{**defaults, **options})
 
 
-def check_tops(found: list[Any], wanted: list[Any], pipeline: Pipeline) -> None:
+def check_tops(found, wanted, pipeline):
     """The tiny tokenizer has a token a byte: those of ASCII are spelled as themselves."""
     for dictionary, top in zip(found, wanted, strict=True):
         assert NUMBER <= len(dictionary) <= NUMBER + 1
@@ -37,52 +31,31 @@ def check_tops(found: list[Any], wanted: list[Any], pipeline: Pipeline) -> None:
                 assert dictionary[text] == pytest.approx(logprob, abs=1e-5)
 
 
+def scored(answer, stream):
+    """Return what the parts of an answer say of their tokens."""
+    parts = answer if stream else [answer]
+    return [choice.logprobs for part in parts for choice in part.choices if choice.logprobs]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("options", STRATEGIES, ids=str)
-def test_completions_return_the_most_probable_tokens(
-    client: openai.OpenAI, pipeline: Pipeline, options: dict[str, Any], stream: bool
-) -> None:
-    answer = client.completions.create(
-        model=MODEL,
-        prompt=PROMPT,
-        max_tokens=TOKENS,
-        seed=5,
-        logprobs=NUMBER,
-        stream=stream,
-        extra_body=options,
-    )
+def test_completions_return_the_most_probable_tokens(client, pipeline, options, stream):
+    asked = {"prompt": PROMPT, "max_tokens": TOKENS, "seed": 5, "extra_body": options}
     best = wanted_of(pipeline, **options).sequences[0]
-    parts = [c.logprobs for p in (answer if stream else [answer]) for c in p.choices if c.logprobs]
-    logprobs = [each for part in parts for each in part.token_logprobs]
-    assert logprobs == pytest.approx(best.token_logprobs, abs=1e-6)
+    for number in (0, NUMBER):
+        answer = client.completions.create(model=MODEL, logprobs=number, stream=stream, **asked)
+        parts = scored(answer, stream)
+        logprobs = [each for part in parts for each in part.token_logprobs]
+        assert logprobs == pytest.approx(best.token_logprobs, abs=1e-6)
+        tokens = [token for part in parts for token in part.tokens]
+        offsets = [offset for part in parts for offset in part.text_offset]
+        assert best.text.startswith("".join(tokens)) and len(tokens) == len(best.token_ids)
+        for offset, token in zip(offsets, tokens, strict=True):
+            assert best.text[offset:].startswith(token)
     check_tops([top for part in parts for top in part.top_logprobs], best.top_logprobs, pipeline)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_chats_return_the_most_probable_tokens(
-    client: openai.OpenAI, pipeline: Pipeline, stream: bool
-) -> None:
-    messages: Any = [{"role": "user", "content": "Hey"}]
-    answer = client.chat.completions.create(
-        model=MODEL,
-        messages=messages,
-        max_tokens=TOKENS,
-        seed=5,
-        logprobs=True,
-        top_logprobs=NUMBER,
-        stream=stream,
-    )
-    best = wanted_of(pipeline, pipeline.chat_prompt(messages)).sequences[0]
-    parts = [c.logprobs for p in (answer if stream else [answer]) for c in p.choices if c.logprobs]
-    content = [token for part in parts for token in part.content]
-    assert [token.logprob for token in content] == pytest.approx(best.token_logprobs, abs=1e-6)
-    for token, top in zip(content, best.top_logprobs, strict=True):
-        assert [each.logprob for each in token.top_logprobs] == pytest.approx(
-            [logprob for _, logprob in top], abs=1e-5
-        )
-
-
-def bytes_by_id(pipeline: Pipeline) -> dict[int, bytes]:
+def bytes_by_id(pipeline):
     """The tiny tokenizer has a token a byte; bytes that no text has are left out."""
     found = {pipeline.tokenizer.encode(each)[0]: each.encode() for each in (BOS, EOS)}
     for character in map(chr, (*range(0x800), *range(0x800, 0xD800, 64), 0xE000, 0xF000)):
@@ -92,39 +65,39 @@ def bytes_by_id(pipeline: Pipeline) -> dict[int, bytes]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_bytes_are_the_tokens_own_and_the_chosen_is_among_the_most_probable(
-    client: openai.OpenAI, pipeline: Pipeline, stream: bool
-) -> None:
+@pytest.mark.parametrize("strategy", ["greedy", "dsbd"])
+def test_chats_return_the_most_probable_tokens_and_their_bytes(client, pipeline, stream, strategy):
     """Most bytes here are parts of characters, or of none."""
-    messages: Any = [{"role": "user", "content": "Hey"}]
+    messages = [{"role": "user", "content": "Hey"}]
     answer = client.chat.completions.create(
         model=MODEL,
         messages=messages,
         max_tokens=3 * TOKENS,
+        seed=5,
         logprobs=True,
         top_logprobs=NUMBER,
         stream=stream,
-        extra_body={"ignore_eos": True, "strategy": "greedy"},
+        extra_body={"ignore_eos": True, "strategy": strategy},
     )
-    options = {"strategy": "greedy", "max_new_tokens": 3 * TOKENS, "eos_token_id": ()}
+    options = {"strategy": strategy, "max_new_tokens": 3 * TOKENS, "eos_token_id": ()}
     best = wanted_of(pipeline, pipeline.chat_prompt(messages), **options).sequences[0]
-    parts = [c.logprobs for p in (answer if stream else [answer]) for c in p.choices if c.logprobs]
-    content = [token for part in parts for token in part.content]
+    content = [token for part in scored(answer, stream) for token in part.content]
+    assert [token.logprob for token in content] == pytest.approx(best.token_logprobs, abs=1e-6)
     own = bytes_by_id(pipeline)
     for token_id, token, top in zip(best.token_ids, content, best.top_logprobs, strict=True):
         assert bytes(token.bytes) == own.get(token_id, bytes(token.bytes)) != b""
-        for (alternative, _), each in zip(top, token.top_logprobs, strict=True):
+        for (alternative, logprob), each in zip(top, token.top_logprobs, strict=True):
+            assert each.logprob == pytest.approx(logprob, abs=1e-5)
             assert bytes(each.bytes) == own.get(alternative, bytes(each.bytes)) != b""
-        assert (token.token, token.bytes) in [(t.token, t.bytes) for t in token.top_logprobs]
+        tops = [(each.token, each.bytes) for each in token.top_logprobs]
+        assert strategy != "greedy" or (token.token, token.bytes) in tops
     assert any(not bytes(token.bytes).isascii() for token in content)
     joined = b"".join(bytes(token.bytes) for token in content)
     assert joined.decode(errors="replace") == best.text
 
 
 @pytest.mark.parametrize("number", [0, NUMBER])
-def test_an_echoed_prompt_has_its_log_probabilities(
-    client: openai.OpenAI, pipeline: Pipeline, number: int
-) -> None:
+def test_an_echoed_prompt_has_its_log_probabilities(client, pipeline, number):
     """Twice: the second finds the prompt's rows in the cache, which have no logits any more."""
     result = wanted_of(pipeline, prompt_logprobs=True)
     scored, best = result.prompt_logprobs, result.sequences[0]
@@ -134,7 +107,7 @@ def test_an_echoed_prompt_has_its_log_probabilities(
             model=MODEL, prompt=prompt, max_tokens=TOKENS, seed=5, logprobs=number, echo=True
         )
         (choice,) = answer.choices
-        assert choice.text == PROMPT + best.text and choice.logprobs is not None
+        assert choice.text == PROMPT + best.text
         first, *logprobs = choice.logprobs.token_logprobs
         wanted = [*scored.token_logprobs[1:], *best.token_logprobs]
         assert first is None and logprobs == pytest.approx(wanted, abs=1e-5)
@@ -147,12 +120,10 @@ def test_an_echoed_prompt_has_its_log_probabilities(
             check_tops(tops, [*scored.top_logprobs[1:], *best.top_logprobs], pipeline)
         else:
             assert choice.logprobs.top_logprobs is None
-        assert answer.usage.completion_tokens == TOKENS  # type: ignore[union-attr]
+        assert answer.usage.completion_tokens == TOKENS
 
 
-def test_a_harness_can_tell_what_greedy_decoding_would_take(
-    client: openai.OpenAI, pipeline: Pipeline
-) -> None:
+def test_a_harness_can_tell_what_greedy_decoding_would_take(client, pipeline):
     """lm-eval compares a token's log-probability with the largest of its top_logprobs."""
     ids = pipeline.tokenizer.encode(PROMPT)
     greedy = pipeline.generate(ids, strategy="greedy", max_new_tokens=6).sequences[0].token_ids
@@ -160,7 +131,6 @@ def test_a_harness_can_tell_what_greedy_decoding_would_take(
         model=MODEL, prompt=[[*ids, *greedy]], max_tokens=1, temperature=0, logprobs=1, echo=True
     )
     found = answer.choices[0].logprobs
-    assert found is not None
     for logprob, top in zip(found.token_logprobs[-7:-1], found.top_logprobs[-7:-1], strict=True):
         assert logprob == max(top.values())
     assert any(
@@ -171,8 +141,8 @@ def test_a_harness_can_tell_what_greedy_decoding_would_take(
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_new_tokens", "max_completion_tokens"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_no_new_tokens_with_echo(client: openai.OpenAI, stream: bool, name: str) -> None:
-    fields: dict[str, Any] = {} if stream else {"logprobs": 1}
+def test_no_new_tokens_with_echo(client, stream, name):
+    fields = {} if stream else {"logprobs": 1}
     answer = client.completions.create(
         model=MODEL, prompt=[PROMPT, "x"], echo=True, stream=stream, extra_body={name: 0}, **fields
     )
@@ -188,9 +158,7 @@ def test_no_new_tokens_with_echo(client: openai.OpenAI, stream: bool, name: str)
         assert answer.usage.completion_tokens == 0
 
 
-def test_an_echo_streams_and_precedes_every_sample(
-    client: openai.OpenAI, pipeline: Pipeline
-) -> None:
+def test_an_echo_streams_and_precedes_every_sample(client, pipeline):
     plain = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=4, seed=5, n=2)
     texts = ["", ""]
     for part in client.completions.create(

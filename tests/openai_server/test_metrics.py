@@ -1,19 +1,14 @@
 """/metrics: vLLM's names, and numbers that are those of the requests."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dsbd_ort import GenerationResult, Pipeline, StreamPiece
+from dsbd_ort import GenerationResult, StreamPiece
 from dsbd_ort.engine import ServiceLimits
 from dsbd_ort.openai_server.metrics import Metrics, RequestMeter
-from tests.openai_server.conftest import Serve
 from tests.openai_server.fakes import ScriptedService
-from tests.openai_server.running_server import MODEL, RunningServer
+from tests.openai_server.running_server import MODEL
 
 VLLM = (
     "vllm:num_requests_running",
@@ -32,7 +27,7 @@ VLLM = (
 )
 
 
-def samples(text: str) -> dict[tuple[str, ...], float]:
+def samples(text):
     """Return the values by name and by those labels that are not the model's name."""
     return {
         (sample.name, *(v for name, v in sorted(sample.labels.items()) if name != "model_name")): (
@@ -44,12 +39,12 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
 
 
 @pytest.fixture(scope="module")
-def fresh(serve) -> Iterator[RunningServer]:
+def fresh(serve):
     with serve(limits=ServiceLimits(max_requests=2)) as running:
         yield running
 
 
-def test_what_was_answered_is_counted(fresh: RunningServer) -> None:
+def test_what_was_answered_is_counted(fresh):
     assert not samples(httpx2.get(f"{fresh.url}/metrics").text)["vllm:prompt_tokens_total",]
     body = {
         "model": MODEL,
@@ -87,7 +82,7 @@ def test_what_was_answered_is_counted(fresh: RunningServer) -> None:
     assert {key: found[key] for key in wanted} == wanted
 
 
-def test_times_are_those_of_the_clock(pipeline: Pipeline) -> None:
+def test_times_are_those_of_the_clock(pipeline):
     times = iter([100.0, 100.5, 100.75, 102.0])
     metrics = Metrics(ScriptedService(pipeline, lambda: iter(())), MODEL, lambda: next(times))
     meter = RequestMeter(metrics)
@@ -107,13 +102,11 @@ def test_times_are_those_of_the_clock(pipeline: Pipeline) -> None:
         assert registry.get_sample_value(name, {"model_name": MODEL}) == wanted
 
 
-def test_constrained_requests_are_counted_by_kind(serve: Serve) -> None:
-    def posted(http: httpx2.Client, **fields: object) -> dict[str, object]:
+def test_constrained_requests_are_counted_by_kind(serve):
+    def posted(http, **fields):
         body = {"model": MODEL, "prompt": "a", "max_tokens": 5, "seed": 1, **fields}
         answer = http.post("/v1/completions", json=body)
         assert answer.status_code == 200
-        found: dict[str, object] = answer.json()
-        return found
 
     with serve() as running, httpx2.Client(base_url=running.url, timeout=30) as http:
         posted(http)

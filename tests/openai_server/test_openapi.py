@@ -1,11 +1,6 @@
 """Requests generated from the OpenAPI document, valid and not: documented responses, no 500."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, cast
 
 import pytest
 import schemathesis
@@ -18,8 +13,6 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from dsbd_ort.engine import Service
-from tests.openai_server.conftest import Serve
 from tests.openai_server.running_server import MODEL, running_server
 from tests.speech.audio_files import wav_bytes
 from tests.speech.fakes import FakeSpeechService
@@ -40,34 +33,31 @@ OPERATIONS = {  # how many cases of each kind
     ("GET", "/health"): 3,
     ("GET", "/ready"): 3,
     ("GET", "/metrics"): 3,
+    ("POST", "/v1/audio/transcriptions"): 25,
+    ("POST", "/v1/audio/translations"): 10,
 }
+SOUND = wav_bytes(speech_like(0.3))
 
 
 @pytest.fixture(scope="module")
-def schema(serve: Serve, tool_bundle: Path) -> Iterator[schemathesis.BaseSchema]:
+def schema(serve, tool_bundle):
     with serve(
         bundle=tool_bundle, max_new_tokens=64
     ) as server:  # without max_tokens answers would be long
         yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
 
 
-SPEECH_OPERATIONS = {
-    ("POST", "/v1/audio/transcriptions"): 25,
-    ("POST", "/v1/audio/translations"): 10,
-}
-
-
 @pytest.fixture(scope="module")
-def speech_schema() -> Iterator[schemathesis.BaseSchema]:
-    with running_server(cast(Service, FakeSpeechService())) as server:
+def speech_schema():
+    with running_server(FakeSpeechService()) as server:
         yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
 
 
-def _objects_in(value: object) -> list[dict[str, Any]]:
+def _objects_in(value):
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
-def _make_likely(message: dict[str, Any]) -> None:
+def _make_likely(message):
     """Give a message a role that there is, and its calls arguments that may be JSON, or empty."""
     if isinstance(role := message.get("role"), str):
         message["role"] = ROLES[len(role) % len(ROLES)]
@@ -78,44 +68,13 @@ def _make_likely(message: dict[str, Any]) -> None:
             function["arguments"] = likely[len(arguments) % len(likely)]
 
 
-def test_every_operation_is_tried(
-    schema: schemathesis.BaseSchema, speech_schema: schemathesis.BaseSchema
-) -> None:
+def test_every_operation_is_tried(schema, speech_schema):
     documented = {
         (operation.ok().method.upper(), operation.ok().path)
         for each in (schema, speech_schema)
         for operation in each.get_all_operations()
     }
-    assert documented == {*OPERATIONS, *SPEECH_OPERATIONS}
-
-
-@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
-@pytest.mark.parametrize(("method", "path"), SPEECH_OPERATIONS)
-def test_speech_operation(
-    speech_schema: schemathesis.BaseSchema, method: str, path: str, mode: GenerationMode
-) -> None:
-    """Files are bytes, half of them a sound."""
-    operation = speech_schema[path][method]
-    sound = wav_bytes(speech_like(0.3))
-
-    @settings(
-        max_examples=SPEECH_OPERATIONS[method, path],
-        deadline=10_000,
-        derandomize=True,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(case=operation.as_strategy(generation_mode=mode))
-    def answers_as_documented(case: schemathesis.Case) -> None:
-        if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
-            case.body["model"] = MODEL
-            content = case.body.get("file")
-            if isinstance(content, bytes) and len(content) % 2:
-                case.body["file"] = sound
-        case.call_and_validate(checks=CHECKS, timeout=10)
-
-    answers_as_documented()
+    assert documented == {*OPERATIONS}
 
 
 @pytest.mark.parametrize(
@@ -123,10 +82,8 @@ def test_speech_operation(
     [(*operation, GenerationMode.POSITIVE) for operation in OPERATIONS]
     + [(*operation, GenerationMode.NEGATIVE) for operation in OPERATIONS if "POST" in operation],
 )
-def test_operation(
-    schema: schemathesis.BaseSchema, method: str, path: str, mode: GenerationMode
-) -> None:
-    operation = schema[path][method]
+def test_operation(schema, speech_schema, method, path, mode):
+    operation = (speech_schema if "audio" in path else schema)[path][method]
 
     @settings(
         max_examples=OPERATIONS[method, path],
@@ -137,11 +94,14 @@ def test_operation(
         suppress_health_check=list(HealthCheck),
     )
     @given(case=operation.as_strategy(generation_mode=mode))
-    def answers_as_documented(case: schemathesis.Case) -> None:
+    def answers_as_documented(case):
         if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
             case.body["model"] = MODEL  # else hardly anything would get past its name
             for message in _objects_in(case.body.get("messages")):
                 _make_likely(message)
+            content = case.body.get("file")
+            if isinstance(content, bytes) and len(content) % 2:  # else a file of random bytes
+                case.body["file"] = SOUND
         case.call_and_validate(checks=CHECKS, timeout=10)
 
     answers_as_documented()

@@ -1,32 +1,25 @@
 """A request's options are read and checked once, whichever way it comes in."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from dsbd_ort import Pipeline
 from dsbd_ort.batch.prompt_lines import BatchSettings, RawLine, answer_line
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.pipeline import PipelineSettings
-from tests.openai_server.conftest import Serve
-from tests.openai_server.running_server import MODEL, RunningServer
+from tests.openai_server.running_server import MODEL
 
 CHAT = {"messages": [{"role": "user", "content": "def f("}]}
 TEXT = {"prompt": "def f("}
 
 
 @pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[DecodingConfig]]:
+def built(monkeypatch):
     """The configs that were built of given options, not of another config."""
-    configs: list[DecodingConfig] = []
+    configs = []
     build = DecodingConfig.__init__
 
-    def counted(config: DecodingConfig, /, **options: Any) -> None:
+    def counted(config, /, **options):
         build(config, **options)
         if len(options) < len(vars(config)):
             configs.append(config)
@@ -36,7 +29,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[DecodingConfig]]:
 
 
 @pytest.fixture(scope="module")
-def server(serve: Serve) -> Iterator[RunningServer]:
+def server(serve):
     with serve() as running:
         yield running
 
@@ -52,17 +45,13 @@ def server(serve: Serve) -> Iterator[RunningServer]:
         ("completions", {"prompt": ["a", "bc"], "max_tokens": 3, "draft_length": 2}),
     ],
 )
-def test_an_http_request_builds_one_config(
-    server: RunningServer, built: list[DecodingConfig], path: str, fields: dict[str, Any]
-) -> None:
+def test_an_http_request_builds_one_config(server, built, path, fields):
     found = server.http.post(f"/v1/{path}", json={"model": MODEL, **fields})
     assert found.status_code == 200, found.text
     assert len(built) == 1
 
 
-def test_with_defaults_of_the_server_one_more_tries_them(
-    serve: Serve, built: list[DecodingConfig]
-) -> None:
+def test_with_defaults_of_the_server_one_more_tries_them(serve, built):
     with serve(defaults={"strategy": "dsbd", "num_beams": 2, "top_k": 5, "top_p": 0.9}) as server:
         built.clear()
         body = {"model": MODEL, **CHAT, "max_tokens": 3}
@@ -72,25 +61,21 @@ def test_with_defaults_of_the_server_one_more_tries_them(
 
 
 @pytest.mark.parametrize("options", [{}, {"max_new_tokens": 3}, {"seed": 1, "drafter": "ngram"}])
-def test_generate_builds_one_config(
-    pipeline: Pipeline, built: list[DecodingConfig], options: Any
-) -> None:
+def test_generate_builds_one_config(pipeline, built, options):
     pipeline.generate("def f(", **options)
     assert len(built) == 1
     list(pipeline.stream("def f(", **options))
     assert len(built) == 2
 
 
-def test_a_config_is_taken_as_it_is(pipeline: Pipeline, built: list[DecodingConfig]) -> None:
+def test_a_config_is_taken_as_it_is(pipeline, built):
     config = DecodingConfig(max_new_tokens=3)
     pipeline.generate("def f(", config=config)
     assert built == [config]
     assert config.seed is None and config.draft_policy is None
 
 
-def test_a_line_of_a_batch_builds_one_config(
-    pipeline: Pipeline, chat_bundle: Path, built: list[DecodingConfig]
-) -> None:
+def test_a_line_of_a_batch_builds_one_config(pipeline, chat_bundle, built):
     settings = BatchSettings(
         pipeline=PipelineSettings(bundle=chat_bundle), options={"max_new_tokens": 3}
     )
@@ -103,9 +88,7 @@ def test_a_line_of_a_batch_builds_one_config(
 @pytest.mark.parametrize("has_draft", [True, False])
 @pytest.mark.parametrize("costs_are_known", [True, False])
 @pytest.mark.parametrize("options", [{}, {"strategy": "speculative"}, {"num_beams": 9}])
-def test_a_settled_config_is_the_one_that_its_fields_build(
-    options: dict[str, Any], costs_are_known: bool, has_draft: bool
-) -> None:
+def test_a_settled_config_is_the_one_that_its_fields_build(options, costs_are_known, has_draft):
     settled = DecodingConfig(**options).settled(
         costs_are_known=costs_are_known, has_draft=has_draft
     )

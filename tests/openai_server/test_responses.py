@@ -1,13 +1,10 @@
 """Texts of single tokens: together the text, each character at the token that completes it."""
 
-from __future__ import annotations
-
 import numpy as np
-import pytest
 
 from dsbd_ort.openai_server.responses import TokenTexts
 from dsbd_runtime.text.stream_decoder import REPLACEMENT, TextWindow
-from tests.runtime.tokenizer_kinds import KINDS, TEXTS, saved
+from tests.runtime.tokenizer_kinds import TEXTS
 
 
 def pushed(tokenizer, groups):
@@ -23,17 +20,8 @@ def pushed(tokenizer, groups):
     return [list(piece.texts) if piece else [] for piece in pieces]
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def tokenizer(request, tmp_path_factory):
-    return saved(KINDS[request.param](), tmp_path_factory.mktemp(request.param))
-
-
-@pytest.fixture(scope="module")
-def llama_2(tmp_path_factory):
-    return saved(KINDS["llama_2"](), tmp_path_factory.mktemp("llama_2"))
-
-
-def test_texts_of_tokens_are_the_text(tokenizer):
+def test_texts_of_tokens_are_the_text(any_tokenizer):
+    tokenizer = any_tokenizer
     rng = np.random.default_rng(0)
     random_ids = [rng.integers(0, tokenizer.vocab_size + 1, 30).tolist() for _ in range(20)]
     for ids in (*map(tokenizer.encode, TEXTS), *random_ids):

@@ -1,42 +1,35 @@
 """Wide beams under a trie over HTTP: one request, the ranked items, many requests at a time."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import openai
 import pytest
 
-from dsbd_ort import Pipeline, TokenTrie
+from dsbd_ort import TokenTrie
 from dsbd_ort.engine import ServiceLimits
-from tests.openai_server.conftest import Serve
-from tests.openai_server.running_server import MODEL, RunningServer
+from tests.openai_server.running_server import MODEL
 
 PROMPTS = ["def read(path):", "import ", "class Reader:\n", "x", "def read(p", "return None"]
 _SEQUENCES = np.random.default_rng(0).integers(0, 64, size=(5000, 3))
 TRIE = TokenTrie.from_array(_SEQUENCES, items=[f"item-{number}" for number in range(5000)])
-WIDE: dict[str, Any] = {"num_beams": 64, "num_return_sequences": 50, "seed": 1}
+WIDE = {"num_beams": 64, "num_return_sequences": 50, "seed": 1}
 
 
 @pytest.fixture(scope="module")
-def server(serve: Serve) -> Iterator[RunningServer]:
+def server(serve):
     limits = ServiceLimits(max_requests=4)
     with serve(limits, tries={"items": TRIE}, max_beams=256, max_best_of=64) as running:
         yield running
 
 
-def ranked(client: openai.OpenAI, prompt: str, **body: Any) -> Any:
+def ranked(client, prompt, **body):
     fields = {"constraint": {"trie": "items"}, **body}
     return client.completions.create(model=MODEL, prompt=prompt, extra_body=fields)
 
 
 @pytest.mark.parametrize("strategy", ["beam-search", "speculative-beam-search", "dsbd"])
-def test_one_request_returns_the_ranked_items(
-    server: RunningServer, pipeline: Pipeline, strategy: str
-) -> None:
+def test_one_request_returns_the_ranked_items(server, pipeline, strategy):
     with server.client() as client:
         found = ranked(client, PROMPTS[0], strategy=strategy, **WIDE)
     wanted = pipeline.generate(PROMPTS[0], strategy=strategy, constraint=TRIE, **WIDE).sequences
@@ -51,10 +44,8 @@ def test_one_request_returns_the_ranked_items(
     assert found.usage.completion_tokens == 3 * 50
 
 
-def test_many_requests_at_a_time_get_what_each_gets_alone(
-    server: RunningServer, pipeline: Pipeline
-) -> None:
-    def answer(prompt: str) -> list[list[str]]:
+def test_many_requests_at_a_time_get_what_each_gets_alone(server, pipeline):
+    def answer(prompt):
         with server.client() as client:
             found = ranked(client, prompt, strategy="speculative-beam-search", **WIDE)
         return [choice.dsbd["items"] for choice in found.choices]
@@ -68,7 +59,7 @@ def test_many_requests_at_a_time_get_what_each_gets_alone(
     assert stats.num_running == stats.rows_reserved == 0 and stats.num_preemptions == 0
 
 
-def test_a_search_by_its_usual_names(server: RunningServer) -> None:
+def test_a_search_by_its_usual_names(server):
     with server.client() as client:
         plain = ranked(client, "x", strategy="speculative-beam-search", **WIDE)
         usual = ranked(client, "x", use_beam_search=True, n=50, best_of=64)
@@ -76,7 +67,7 @@ def test_a_search_by_its_usual_names(server: RunningServer) -> None:
     assert names[0] == names[1]
 
 
-def test_a_stream_ends_each_choice_with_its_items(server: RunningServer) -> None:
+def test_a_stream_ends_each_choice_with_its_items(server):
     with server.client() as client:
         whole = ranked(client, "x", strategy="beam-search", **WIDE)
         chunks = client.completions.create(
@@ -89,7 +80,7 @@ def test_a_stream_ends_each_choice_with_its_items(server: RunningServer) -> None
     assert [end.dsbd for end in ends] == [choice.dsbd for choice in whole.choices]
 
 
-def test_an_answer_without_a_trie_tells_its_score_alone(server: RunningServer) -> None:
+def test_an_answer_without_a_trie_tells_its_score_alone(server):
     with server.client() as client:
         (choice,) = client.completions.create(model=MODEL, prompt="x", max_tokens=3).choices
     assert choice.dsbd["score"] == pytest.approx(choice.dsbd["logprob"] / 3)
@@ -107,12 +98,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("options", "said"), REFUSED)
-def test_limits_are_named(server: RunningServer, options: dict[str, Any], said: str) -> None:
+def test_limits_are_named(server, options, said):
     with server.client() as client, pytest.raises(openai.BadRequestError, match=said):
         ranked(client, "x", strategy="beam-search", **options)
 
 
-def test_what_no_cache_could_hold_is_refused(serve: Serve) -> None:
+def test_what_no_cache_could_hold_is_refused(serve):
     limits = ServiceLimits(kv_bytes=600_000)
     with serve(limits, tries={"items": TRIE}, max_beams=256) as small, small.client() as client:
         rows = small.service.stats().max_rows

@@ -1,41 +1,35 @@
 """The stream helper of OpenAI's client gathers what is returned without a stream."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
-import openai
 import pytest
 
 from dsbd_ort import StreamPiece
-from dsbd_ort.engine import ServiceEvent
-from tests.openai_server.conftest import Serve
 from tests.openai_server.fakes import ScriptedService
-from tests.openai_server.running_server import MODEL, RunningServer, running_server
+from tests.openai_server.running_server import MODEL, running_server
 from tests.openai_server.test_tools import MESSAGES, TOOLS
 
 NAMED = {"type": "function", "function": {"name": "weather"}}
-CHATS: dict[str, dict[str, Any]] = {
+REQUIRED = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 1200}
+CHATS = {
     "text": {"max_tokens": 8},
     "two texts": {"max_tokens": 8, "n": 2},
     "scored": {"max_tokens": 8, "logprobs": True, "top_logprobs": 2},
-    "required": {"tools": TOOLS, "tool_choice": "required", "max_tokens": 1200},
+    "required": REQUIRED,
+    "of beams": {**REQUIRED, "extra_body": {"strategy": "dsbd", "num_beams": 4}},
+    "one at most": {**REQUIRED, "parallel_tool_calls": False},
     "named": {"tools": TOOLS, "tool_choice": NAMED, "max_tokens": 400},
     "none": {"tools": TOOLS, "tool_choice": "none", "max_tokens": 8},
 }
-Call = tuple[str, str]
 
 
 @pytest.fixture(scope="module")
-def server(serve: Serve, tool_bundle: Path) -> Iterator[RunningServer]:
+def server(serve, tool_bundle):
     with serve(bundle=tool_bundle) as running:
         yield running
 
 
-def said(answer: Any) -> list[tuple[str, list[Call], str | None]]:
+def said(answer):
     """Content, calls and the reason for the end of every choice; ids are drawn anew each time."""
     found = []
     for choice in answer.choices:
@@ -51,14 +45,14 @@ def said(answer: Any) -> list[tuple[str, list[Call], str | None]]:
     return found
 
 
-def scores_of(answer: Any) -> list[float]:
+def scores_of(answer):
     """Log-probabilities of all tokens, each followed by those of the most probable ones."""
     scored = [each.logprobs for each in answer.choices if each.logprobs]
     tokens = [token for each in scored for token in each.content]
     return [each.logprob for token in tokens for each in (token, *token.top_logprobs)]
 
 
-def gathered(client: openai.OpenAI, fields: dict[str, Any]) -> Any:
+def gathered(client, fields):
     with client.chat.completions.stream(model=MODEL, messages=MESSAGES, **fields) as stream:
         for _ in stream:
             pass
@@ -66,7 +60,7 @@ def gathered(client: openai.OpenAI, fields: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("kind", CHATS)
-def test_a_gathered_stream_is_the_answer(server: RunningServer, kind: str) -> None:
+def test_a_gathered_stream_is_the_answer(server, kind):
     num_calls = set()
     with server.client() as client:
         for seed in range(2):
@@ -77,14 +71,16 @@ def test_a_gathered_stream_is_the_answer(server: RunningServer, kind: str) -> No
             assert scores_of(found) == pytest.approx(scores_of(wanted), abs=1e-6)
             num_calls |= {len(calls) for _, calls, _ in said(found)}
             assert len(scores_of(found)) == (24 if kind == "scored" else 0)
-    assert max(num_calls) >= {"required": 2, "named": 1}.get(kind, 0), "one call or none in all"
+    assert max(num_calls) >= {"required": 2, "one at most": 1, "named": 1}.get(kind, 0), (
+        "one call or none in all"
+    )
 
 
-def test_calls_between_texts_are_gathered(server: RunningServer) -> None:
+def test_calls_between_texts_are_gathered(server):
     text = 'so:<tool_call>{"name": "now", "arguments": {"a": 1}}</tool_call> and '
     pieces = [*(text[at : at + 3] for at in range(0, len(text), 3)), text[3:], "."]
 
-    def script() -> Iterator[ServiceEvent]:
+    def script():
         for piece in pieces:
             yield StreamPiece([65] * len(piece), piece, [-1.0] * len(piece))
 
@@ -95,7 +91,7 @@ def test_calls_between_texts_are_gathered(server: RunningServer) -> None:
             for event in stream:
                 if event.type == "content.delta" and event.snapshot.endswith("and ."):
                     break
-            message: Any = stream.current_completion_snapshot.choices[0].message
+            message = stream.current_completion_snapshot.choices[0].message
     assert message.content == "so: and  and ."
     calls = [(call.function.name, call.function.arguments) for call in message.tool_calls]
     assert calls == [("now", '{"a": 1}')] * 2
@@ -104,7 +100,7 @@ def test_calls_between_texts_are_gathered(server: RunningServer) -> None:
 SAYS_NOTHING = {"role", "content", "tool_calls", "id", "type", "name", "usage", "dsbd"}
 
 
-def nulls_of(value: Any) -> set[str]:
+def nulls_of(value):
     """Names of all fields of a JSON value that are null."""
     if isinstance(value, list):
         return set().union(*map(nulls_of, value))
@@ -115,11 +111,12 @@ def nulls_of(value: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("path", ["completions", *CHATS])
-def test_an_event_leaves_out_what_it_does_not_say(server: RunningServer, path: str) -> None:
-    body: dict[str, Any] = {"prompt": "def f(", "max_tokens": 8, "logprobs": 1}
+def test_an_event_leaves_out_what_it_does_not_say(server, path):
+    body = {"prompt": "def f(", "max_tokens": 8, "logprobs": 1}
     url = "/v1/completions"
     if path in CHATS:
         url, body = "/v1/chat/completions", {"messages": MESSAGES, **CHATS[path]}
+        body |= body.pop("extra_body", {})
     body |= {"model": MODEL, "seed": 1, "stream": True, "stream_options": {"include_usage": True}}
     lines = server.http.post(url, json=body).text.strip().split("\n\n")
     events = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]

@@ -1,20 +1,14 @@
 """Constraints over HTTP, by every field that gives one: what Python gives, faults named."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
-from typing import Any
 
-import openai
 import pytest
 
-from dsbd_ort import Pipeline, TokenTrie
+from dsbd_ort import TokenTrie
 from dsbd_ort.constraints.trial import GrammarTrialError
 from dsbd_ort.openai_server.errors import rejection
-from tests.constraints.json_schemas import SCHEMAS, check_document
-from tests.openai_server.conftest import Serve
-from tests.openai_server.running_server import MODEL, RunningServer
+from tests.constraints.json_schemas import SCHEMAS
+from tests.openai_server.running_server import MODEL
 
 PROMPT = "def f("
 GRAMMAR = 'start: "[" item ("," item){0,2} "]"\nitem: /[a-c]{1,3}/'
@@ -23,19 +17,19 @@ WORDS = ["import os", "import re", "return"]
 
 
 @pytest.fixture(scope="module")
-def trie(pipeline: Pipeline) -> TokenTrie:
+def trie(pipeline):
     return TokenTrie.from_texts(
         WORDS, lambda text: pipeline.tokenizer.encode(text, add_special_tokens=False)
     )
 
 
 @pytest.fixture(scope="module")
-def trie_server(serve: Serve, trie: TokenTrie) -> Iterator[RunningServer]:
+def trie_server(serve, trie):
     with serve(defaults={"strategy": "dsbd"}, tries={"words": trie}) as running:
         yield running
 
 
-FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+FIELDS = [
     ({"response_format": {"type": "text"}}, {}),
     ({"response_format": {"type": "json_object"}}, {"json_object": True}),
     (
@@ -67,18 +61,12 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize("num_beams", [1, 4])
 @pytest.mark.parametrize(("fields", "data"), FIELDS)
-def test_every_field_gives_what_python_gives(
-    client: openai.OpenAI,
-    pipeline: Pipeline,
-    fields: dict[str, Any],
-    data: dict[str, Any],
-    num_beams: int,
-) -> None:
-    options: dict[str, Any] = {"strategy": "speculative", "seed": 4}
+def test_every_field_gives_what_python_gives(client, pipeline, fields, data, num_beams):
+    options = {"strategy": "speculative", "seed": 4}
     if num_beams > 1:
         options = {"strategy": "dsbd", "num_beams": num_beams, "seed": 4}
     wanted = pipeline.generate(PROMPT, max_new_tokens=60, constraint=data or None, **options)
-    common: dict[str, Any] = {"model": MODEL, "max_tokens": 60, "extra_body": {**fields, **options}}
+    common = {"model": MODEL, "max_tokens": 60, "extra_body": {**fields, **options}}
     (choice,) = client.completions.create(prompt=PROMPT, logprobs=0, **common).choices
     assert choice.text == wanted.sequences[0].text
     assert choice.logprobs.token_logprobs == pytest.approx(
@@ -94,48 +82,9 @@ def test_every_field_gives_what_python_gives(
     assert "".join(texts) == wanted.sequences[0].text
 
 
-def check_schemas(client: openai.OpenAI, pipeline: Pipeline, names: list[str]) -> None:
-    """Answers under schemas are valid once they end, and those of Python, for 1 and 4 beams."""
-    for seed, name in enumerate(names):
-        schema = SCHEMAS[name]
-        for num_beams in (1, 4):
-            options: dict[str, Any] = {
-                "strategy": "dsbd" if num_beams > 1 else "speculative",
-                "seed": seed,
-            }
-            width: dict[str, Any] = {"num_beams": num_beams} if num_beams > 1 else {}
-            (choice,) = client.completions.create(
-                model=MODEL,
-                prompt=PROMPT,
-                max_tokens=180,
-                extra_body={**options, **width, "structured_outputs": {"json": schema}},
-            ).choices
-            (sequence,) = pipeline.generate(
-                PROMPT,
-                max_new_tokens=180,
-                constraint={"json_schema": schema},
-                **options,
-                **width,
-            ).sequences
-            assert choice.text == sequence.text, name
-            if choice.finish_reason == "stop":
-                check_document(choice.text, schema)
-
-
-def test_schemas(client: openai.OpenAI, pipeline: Pipeline) -> None:
-    check_schemas(client, pipeline, list(SCHEMAS)[3:7])
-
-
-@pytest.mark.long
-def test_all_schemas(client: openai.OpenAI, pipeline: Pipeline) -> None:
-    check_schemas(client, pipeline, list(SCHEMAS))
-
-
 @pytest.mark.parametrize("num_beams", [1, 4])
-def test_a_trie_of_the_server(
-    trie_server: RunningServer, pipeline: Pipeline, trie: TokenTrie, num_beams: int
-) -> None:
-    body: dict[str, Any] = {"strategy": "sample", "seed": 1}
+def test_a_trie_of_the_server(trie_server, pipeline, trie, num_beams):
+    body = {"strategy": "sample", "seed": 1}
     if num_beams > 1:
         body |= {"strategy": "beam-sample", "num_beams": num_beams}
     with trie_server.client() as client:
@@ -146,7 +95,7 @@ def test_a_trie_of_the_server(
     assert choice.text == wanted.sequences[0].text in WORDS and choice.finish_reason == "stop"
 
 
-REFUSED: list[tuple[dict[str, Any], str, str]] = [  # fields, param, words
+REFUSED = [  # fields, param, words
     ({"response_format": {"type": "xml"}}, "response_format.type", "'json_schema'"),
     ({"response_format": {"type": "json_schema"}}, "response_format", "without a schema"),
     (
@@ -191,22 +140,23 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [  # fields, param, words
 ]
 
 
+ASKED = {
+    "completions": {"prompt": "a"},
+    "chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+}
+
+
 @pytest.mark.parametrize(("fields", "param", "words"), REFUSED)
-def test_a_fault_is_one_clear_400(
-    server: RunningServer, fields: dict[str, Any], param: str, words: str
-) -> None:
-    for path, body in (
-        ("completions", {"prompt": "a"}),
-        ("chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
-    ):
+def test_a_fault_is_one_clear_400(server, fields, param, words):
+    for path, body in ASKED.items():
         answer = server.http.post(f"/v1/{path}", json={"model": MODEL, **body, **fields})
         error = answer.json()["error"]
         assert answer.status_code == 400, error
         assert error["param"] == param and words in error["message"], error
 
 
-def test_a_path_with_nowhere_to_go_is_no_failure_of_the_server(server: RunningServer) -> None:
-    body: dict[str, Any] = {
+def test_a_path_with_nowhere_to_go_is_no_failure_of_the_server(server):
+    body = {
         "model": MODEL,
         "prompt": "a",
         "suppress_tokens": list(range(258)),
@@ -222,14 +172,14 @@ def test_a_path_with_nowhere_to_go_is_no_failure_of_the_server(server: RunningSe
     assert server.http.post("/v1/completions", json=body).status_code == 200
 
 
-def test_a_trie_beyond_the_vocabulary_ends_the_start(serve: Serve) -> None:
+def test_a_trie_beyond_the_vocabulary_ends_the_start(serve):
     trie = TokenTrie.from_sequences([[1, 5000]])
     with pytest.raises(ValueError, match="has the token id 5000; expected 0 to 257"):
         with serve(tries={"items": trie}):
             pass
 
 
-def test_a_search_returns_as_many_choices_as_there_are_answers(server: RunningServer) -> None:
+def test_a_search_returns_as_many_choices_as_there_are_answers(server):
     """Each choice is whole, is one that no other is, and is of the prompt that its index says."""
     body = {
         "model": MODEL,
@@ -250,8 +200,8 @@ def test_a_search_returns_as_many_choices_as_there_are_answers(server: RunningSe
     assert scores == pytest.approx(wanted, abs=1e-4)
 
 
-@pytest.mark.parametrize("path", ["completions", "chat/completions"])
-def test_a_choice_that_a_stream_begins_ends(server: RunningServer, path: str) -> None:
+@pytest.mark.parametrize("path", ASKED)
+def test_a_choice_that_a_stream_begins_ends(server, path):
     body = {
         "model": MODEL,
         "n": 4,
@@ -260,16 +210,9 @@ def test_a_choice_that_a_stream_begins_ends(server: RunningServer, path: str) ->
         "stream": True,
         "max_tokens": 4,
     }
-    asked = (
-        {"prompt": "a"}
-        if path == "completions"
-        else {"messages": [{"role": "user", "content": "a"}]}
-    )
-    answer = server.http.post(f"/v1/{path}", json={**body, **asked})
-    chunks = [
-        json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")
-    ]
-    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    answer = server.http.post(f"/v1/{path}", json={**body, **ASKED[path]})
+    chunks = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+    choices = [choice for chunk in chunks for choice in json.loads(chunk)["choices"]]
     assert sorted({choice["index"] for choice in choices}) == [0, 1]
     assert sorted(c["index"] for c in choices if c["finish_reason"] == "stop") == [0, 1]
     if path != "completions":
@@ -283,7 +226,7 @@ def test_a_grammar_that_no_process_could_try_may_be_sent_again():
     assert "Too many" not in response.message
 
 
-def test_a_schema_that_would_fail_midway_is_refused_at_the_start(server: RunningServer) -> None:
+def test_a_schema_that_would_fail_midway_is_refused_at_the_start(server):
     schema = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(200)}}
     body = {"model": MODEL, "prompt": PROMPT, "guided_json": {"$defs": {"x": schema}, **schema}}
     answer = server.http.post("/v1/completions", json=body)

@@ -1,17 +1,13 @@
 """Through the server, alone or with others, a request gets the tokens that it gets alone."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import httpx2
 import pytest
 
-from dsbd_ort import Pipeline
-from tests.openai_server.running_server import MODEL, RunningServer
+from tests.openai_server.running_server import MODEL
 
-STRATEGIES: tuple[dict[str, Any], ...] = (
+STRATEGIES = (
     {},
     {"strategy": "dsbd", "num_beams": 2, "width_policy": "fixed"},
     {"strategy": "speculative", "draft_length": 3},
@@ -31,12 +27,12 @@ BODIES = [
 ]
 
 
-def texts_and_logprobs(answer: dict[str, Any]) -> list[tuple[str, list[float]]]:
+def texts_and_logprobs(answer):
     return [(each["text"], each["logprobs"]["token_logprobs"]) for each in answer["choices"]]
 
 
 @pytest.fixture(scope="module")
-def alone(pipeline: Pipeline) -> list[list[tuple[str, list[float]]]]:
+def alone(pipeline):
     wanted = []
     for body in BODIES:
         options = {name: body[name] for name in body if name not in ("model", "prompt", "logprobs")}
@@ -47,9 +43,7 @@ def alone(pipeline: Pipeline) -> list[list[tuple[str, list[float]]]]:
 
 
 @pytest.mark.parametrize("num_clients", [1, 8])
-def test_fifty_prompts(
-    server: RunningServer, alone: list[list[tuple[str, list[float]]]], num_clients: int
-) -> None:
+def test_fifty_prompts(server, alone, num_clients):
     with (
         httpx2.Client(base_url=server.url, timeout=60) as http,
         ThreadPoolExecutor(num_clients) as threads,

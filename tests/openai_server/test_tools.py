@@ -1,11 +1,6 @@
 """Tools through OpenAI's client: required and named calls, streams, what text becomes calls."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import jsonschema
 import openai
@@ -13,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsbd_ort import Pipeline
-from dsbd_ort.openai_server.tools import Addition, CallReader, ToolUse, auto_fault
-from tests.openai_server.conftest import CHAT_TEMPLATE, TOOL_TEMPLATE, Serve, with_templates
+from dsbd_ort.openai_server.tools import ToolUse, auto_fault
+from tests.openai_server.conftest import CHAT_TEMPLATE, TOOL_TEMPLATE, num_prompt_tokens
 from tests.openai_server.running_server import MODEL
+from tests.runtime.bundle_edits import with_files
 
-MESSAGES: Any = [{"role": "user", "content": "go"}]
+MESSAGES = [{"role": "user", "content": "go"}]
 PLACE = {
     "type": "object",
     "properties": {
@@ -29,7 +24,7 @@ PLACE = {
     "additionalProperties": False,
     "$defs": {"city": {"enum": ['Rom"e', "Bonn]}", "Oslo\\"]}},
 }
-TOOLS: Any = [
+TOOLS = [
     {"type": "function", "function": {"name": "weather", "parameters": PLACE}},
     {"type": "function", "function": {"name": "now", "description": "the time"}},
 ]
@@ -37,27 +32,20 @@ SCHEMA_BY_NAME = {"weather": PLACE, "now": {"type": "object", "maxProperties": 0
 
 
 @pytest.fixture(scope="module")
-def own_client(serve: Serve) -> Iterator[openai.OpenAI]:
-    """Of a server that does not tell its model of tools, as its template has none."""
-    with serve(tool_template="own") as server, server.client() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def tool_client(serve: Serve, tool_bundle: Path) -> Iterator[openai.OpenAI]:
+def tool_client(serve, tool_bundle):
     with serve(bundle=tool_bundle) as server, server.client() as client:
         yield client
 
 
-def check_call(call: Any) -> None:
+def check_call(call):
     assert call.type == "function" and call.id.startswith("call_")
     jsonschema.validate(json.loads(call.function.arguments), SCHEMA_BY_NAME[call.function.name])
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
-def test_a_named_function(own_client: openai.OpenAI, pipeline: Pipeline, num_beams: int) -> None:
+def test_a_named_function(own_client, pipeline, num_beams):
     for seed in range(4):
-        options: dict[str, Any] = {"strategy": "dsbd", "num_beams": num_beams, "seed": seed}
+        options = {"strategy": "dsbd", "num_beams": num_beams, "seed": seed}
         (choice,) = own_client.chat.completions.create(
             model=MODEL,
             messages=MESSAGES,
@@ -66,62 +54,38 @@ def test_a_named_function(own_client: openai.OpenAI, pipeline: Pipeline, num_bea
             extra_body=options,
         ).choices
         assert choice.finish_reason == "stop" and choice.message.content is None
-        calls: Any = choice.message.tool_calls
-        (call,) = calls
-        assert call.type == "function" and call.function.name == "weather"
+        (call,) = choice.message.tool_calls
+        assert call.function.name == "weather"
         check_call(call)
-        constraint = {"json_schema": PLACE}
-        wanted = pipeline.generate(
-            pipeline.chat_prompt(MESSAGES), constraint=constraint, max_new_tokens=200, **options
-        )
+        options |= {"constraint": {"json_schema": PLACE}, "max_new_tokens": 200}
+        wanted = pipeline.generate(pipeline.chat_prompt(MESSAGES), **options)
         assert call.function.arguments == wanted.sequences[0].text
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
 @pytest.mark.parametrize("parallel", [True, False])
-def test_required_calls_streamed_or_not(
-    tool_client: openai.OpenAI, num_beams: int, parallel: bool
-) -> None:
+def test_required_calls(tool_client, num_beams, parallel):
     for seed in range(6):
-        common: dict[str, Any] = {
-            "model": MODEL,
-            "messages": MESSAGES,
-            "tools": TOOLS,
-            "tool_choice": "required",
-            "parallel_tool_calls": parallel,
-            "max_tokens": 1200,
-            "extra_body": {"num_beams": num_beams, "strategy": "dsbd", "seed": seed},
-        }
-        (choice,) = tool_client.chat.completions.create(**common).choices
-        calls: Any = choice.message.tool_calls
+        (choice,) = tool_client.chat.completions.create(
+            model=MODEL,
+            messages=MESSAGES,
+            tools=TOOLS,
+            tool_choice="required",
+            parallel_tool_calls=parallel,
+            max_tokens=1200,
+            extra_body={"num_beams": num_beams, "strategy": "dsbd", "seed": seed},
+        ).choices
+        calls = choice.message.tool_calls
         assert choice.finish_reason == "tool_calls" and choice.message.content is None
         assert 1 <= len(calls) <= (16 if parallel else 1)
         assert len({call.id for call in calls}) == len(calls)
         for call in calls:
             check_call(call)
-        streamed: dict[int, list[str]] = {}
-        reasons = []
-        for chunk in tool_client.chat.completions.create(stream=True, **common):
-            (part,) = chunk.choices
-            reasons.append(part.finish_reason)
-            assert not part.delta.content
-            for delta in part.delta.tool_calls or ():
-                if delta.index not in streamed:
-                    assert delta.id and delta.type == "function" and delta.function
-                    streamed[delta.index] = [delta.function.name or "", ""]
-                assert delta.function is not None
-                streamed[delta.index][1] += delta.function.arguments or ""
-        assert reasons[-1] == "tool_calls" and not any(reasons[:-1])
-        assert list(streamed.values()) == [
-            [call.function.name, call.function.arguments] for call in calls
-        ]
 
 
-def test_required_calls_of_schemas_with_ids_anchors_and_references_as_data(
-    own_client: openai.OpenAI,
-) -> None:
+def test_required_calls_of_schemas_with_ids_anchors_and_references_as_data(own_client):
     values = [{"$ref": "#/nowhere", "$id": "no uri %"}, "b", "c"]
-    tools: Any = [
+    tools = [
         tool(
             f"f{index}",
             {
@@ -148,38 +112,31 @@ def test_required_calls_of_schemas_with_ids_anchors_and_references_as_data(
     assert len(names) == 3
 
 
-def test_tools_are_told_to_the_template_unless_none(
-    tool_client: openai.OpenAI, tool_bundle: Path
-) -> None:
-    def prompt_tokens(**fields: Any) -> int:
-        answer = tool_client.chat.completions.create(
-            model=MODEL, messages=MESSAGES, max_tokens=300, **fields
-        )
-        assert answer.usage is not None
-        return answer.usage.prompt_tokens
-
-    bare = prompt_tokens()
-    assert prompt_tokens(tools=TOOLS, tool_choice="none") == bare
-    told = prompt_tokens(tools=TOOLS)
-    assert told > bare + 100
-    assert prompt_tokens(tools=TOOLS, tool_choice="required") == told
+def test_tools_are_told_to_the_template_unless_none(tool_client):
+    fields = {"messages": MESSAGES, "max_tokens": 300}
+    bare = num_prompt_tokens(tool_client, **fields)
+    assert num_prompt_tokens(tool_client, tools=TOOLS, tool_choice="none", **fields) == bare
+    for choice in ("auto", "required"):
+        told = num_prompt_tokens(tool_client, tools=TOOLS, tool_choice=choice, **fields)
+        assert told == bare + len(json.dumps(TOOLS))
+    hinted = [{**TOOLS[1], **hint} for hint in ({}, {"cache_control": {"type": "ephemeral"}})]
+    assert len({num_prompt_tokens(tool_client, tools=[each], **fields) for each in hinted}) == 1
 
 
-def test_a_conversation_goes_on_after_a_call(tool_client: openai.OpenAI) -> None:
+def test_a_conversation_goes_on_after_a_call(tool_client):
     call = {
         "id": "call_1",
         "type": "function",
         "function": {"name": "now", "arguments": '{"zone": "UTC"}'},
     }
-    messages: Any = [
+    messages = [
         *MESSAGES,
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": "noon"},
     ]
-    answer = tool_client.chat.completions.create(model=MODEL, messages=messages, max_tokens=4)
     with_call = 'assistant: <tool_call>{"name": "now", "arguments": {"zone": "UTC"}}</tool_call>\n'
     text = f"user: go\n{with_call}tool: noon\nassistant:"
-    assert answer.usage is not None and answer.usage.prompt_tokens in (len(text), len(text) + 1)
+    assert num_prompt_tokens(tool_client, messages) in (len(text), len(text) + 1)
 
 
 SYSTEM_AND_USER_ONLY = (
@@ -188,68 +145,46 @@ SYSTEM_AND_USER_ONLY = (
 )
 
 
-def test_no_message_vanishes(serve: Serve, chat_bundle: Path, tmp_path: Path) -> None:
-    bundle = with_templates(
-        chat_bundle, tmp_path / "tiny", {"chat_template.jinja": SYSTEM_AND_USER_ONLY}
-    )
+def test_no_message_vanishes(serve, chat_bundle, tmp_path):
+    sources = {"chat_template.jinja": SYSTEM_AND_USER_ONLY}
+    bundle = with_files(chat_bundle, tmp_path / "tiny", sources)
     with serve(bundle=bundle) as server, server.client() as client:
-
-        def num_prompt_tokens(messages: Any) -> int:
-            answer = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=2)
-            assert answer.usage is not None
-            return answer.usage.prompt_tokens
-
         first = {"role": "system", "content": "brief"}
-        alone = num_prompt_tokens(MESSAGES)
-        with_system = num_prompt_tokens([first, *MESSAGES])
-        assert num_prompt_tokens([{**first, "role": "developer"}, *MESSAGES]) == with_system > alone
+        alone, with_system, with_developer = (
+            num_prompt_tokens(client, messages)
+            for messages in (
+                MESSAGES,
+                [first, *MESSAGES],
+                [{**first, "role": "developer"}, *MESSAGES],
+            )
+        )
+        assert with_developer == with_system > alone
         for role in ("critic", "Tool"):
             with pytest.raises(openai.BadRequestError, match="leaves no trace") as caught:
-                num_prompt_tokens([*MESSAGES, {**first, "role": role}])
-            error: Any = caught.value.body
+                num_prompt_tokens(client, [*MESSAGES, {**first, "role": role}])
+            error = caught.value.body
             assert error["param"] == "messages.1" and repr(role) in error["message"]
 
 
-def tool(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
+def tool(name, parameters):
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
 def test_a_template_named_tool_use_is_that_of_conversations_with_tools(
-    serve: Serve, chat_bundle: Path, tmp_path: Path
-) -> None:
+    serve, chat_bundle, tmp_path
+):
     source_by_file = {"additional_chat_templates/tool_use.jinja": "with tools " + TOOL_TEMPLATE}
-    bundle = with_templates(chat_bundle, tmp_path / "tiny", source_by_file)
+    bundle = with_files(chat_bundle, tmp_path / "tiny", source_by_file)
+    fields = {"messages": MESSAGES, "max_tokens": 200}
     with serve(bundle=bundle) as server, server.client() as client:
-
-        def num_prompt_tokens(**fields: Any) -> int:
-            answer = client.chat.completions.create(
-                model=MODEL, messages=MESSAGES, max_tokens=200, **fields
-            )
-            assert answer.usage is not None
-            return answer.usage.prompt_tokens
-
-        bare = num_prompt_tokens()
-        assert num_prompt_tokens(tools=TOOLS, tool_choice="none") == bare
-        tools = json.dumps([TOOLS[1]])
+        bare = num_prompt_tokens(client, **fields)
+        assert num_prompt_tokens(client, tools=TOOLS, tool_choice="none", **fields) == bare
         for choice in ("auto", "required"):  # auto is refused by the default template
-            told = num_prompt_tokens(tools=TOOLS[1:], tool_choice=choice)
-            assert told == bare + len(f"with tools {tools}")
+            told = num_prompt_tokens(client, tools=TOOLS[1:], tool_choice=choice, **fields)
+            assert told == bare + len(f"with tools {json.dumps(TOOLS[1:])}")
 
 
-def test_tools_are_given_to_the_template_without_hints_of_other_servers(
-    tool_client: openai.OpenAI,
-) -> None:
-    counts = set()
-    for hint in ({}, {"cache_control": {"type": "ephemeral"}}):
-        answer = tool_client.chat.completions.create(
-            model=MODEL, messages=MESSAGES, tools=[{**TOOLS[1], **hint}], max_tokens=8
-        )
-        assert answer.usage is not None
-        counts.add(answer.usage.prompt_tokens)
-    assert len(counts) == 1
-
-
-REFUSED: list[tuple[dict[str, Any], str, str]] = [
+REFUSED = [
     ({"tool_choice": "required"}, "tool_choice", "tools is empty"),
     (
         {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}},
@@ -258,10 +193,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"tools": [TOOLS[1], TOOLS[1]], "tool_choice": "required"}, "tools", "have the same name"),
     (
-        {
-            "tools": [tool("f", {"type": "string"})],
-            "tool_choice": "required",
-        },
+        {"tools": [tool("f", {"type": "string"})], "tool_choice": "required"},
         "tools",
         "expected a schema of type 'object'",
     ),
@@ -282,16 +214,14 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param", "words"), REFUSED)
-def test_a_fault_is_one_clear_400(
-    client: openai.OpenAI, fields: dict[str, Any], param: str, words: str
-) -> None:
+def test_a_fault_is_one_clear_400(client, fields, param, words):
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model=MODEL, messages=MESSAGES, **fields)
-    error: Any = caught.value.body
+    error = caught.value.body
     assert error["param"] == param and words in error["message"], error
 
 
-def test_auto_needs_a_template_whose_calls_are_text() -> None:
+def test_auto_needs_a_template_whose_calls_are_text():
     assert auto_fault(TOOL_TEMPLATE, tag_is_text=True) is None
     for template, is_text, words in (
         (None, True, "does not read tools"),
@@ -307,11 +237,11 @@ def test_auto_needs_a_template_whose_calls_are_text() -> None:
         assert words in (auto_fault(template, is_text) or "")
 
 
-def read(reader: CallReader, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+def read(reader, pieces):
     """Return the content, and name and arguments of each call."""
     content = ""
-    calls: dict[int, tuple[str, str]] = {}
-    additions: list[Addition] = [reader.push(piece) for piece in pieces]
+    calls = {}
+    additions = [reader.push(piece) for piece in pieces]
     for addition in [*additions, reader.finish()]:
         content += addition.content
         for index, name, arguments in addition.calls:
@@ -356,14 +286,14 @@ LISTED = '[{"name":"now","arguments":{}},{"name":"weather","arguments":{"city":"
 
 
 @pytest.mark.parametrize(("text", "content", "calls"), AUTO, ids=range(len(AUTO)))
-def test_what_text_becomes_a_call(text: str, content: str, calls: list[tuple[str, str]]) -> None:
+def test_what_text_becomes_a_call(text, content, calls):
     use = ToolUse("auto", ("now",), None)
     assert read(use.reader(), [text]) == (content, calls)
     assert read(use.reader(), list(text)) == (content, calls)
 
 
 @given(st.data())
-def test_calls_are_the_same_however_the_text_is_cut(data: st.DataObject) -> None:
+def test_calls_are_the_same_however_the_text_is_cut(data):
     cases = [
         *((ToolUse("auto", ("now",), None), *case) for case in AUTO),
         (

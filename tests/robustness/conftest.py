@@ -4,8 +4,6 @@ All requests of these tests lose their rows again and again (``preempting``), ex
 they are compared with. The summary of a run says how often.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,8 +22,7 @@ def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target, draft = (
         TinyModel(seed=seed, num_layers=1, context_length=CONTEXT_LENGTH) for seed in (0, 1)
     )
-    write_tiny_bundle(path, target=target, draft=draft)
-    return path
+    return write_tiny_bundle(path, target=target, draft=draft)
 
 
 @pytest.fixture(scope="module")

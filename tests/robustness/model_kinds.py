@@ -4,8 +4,6 @@
 are made in seconds.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,14 +12,12 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
-from dsbd_export.config import ExportConfig
-from dsbd_export.pipeline import export_bundle
 from scripts.family_checkpoints import VOCAB_SIZE, WINDOW, write_checkpoint
 from scripts.shared_captures import SharedCaptures
 from tests.encoder_decoder_pair import LANGUAGES, exported, exported_translator
 from tests.export.conftest import SIZES
 from tests.export.feature_checkpoints import write_library, written
-from tests.exports import family_pair
+from tests.exports import export_quietly, family_pair
 from tests.made_once import made_once
 from tests.robustness.demo_requests import Texts
 from tests.runtime.bundle_edits import without_draft
@@ -94,8 +90,7 @@ def tiny_draftless(captures: SharedCaptures, folder: Path) -> Path:
 def eagle3(captures: SharedCaptures, folder: Path, **options: str) -> Path:
     target = write_checkpoint(folder / "target", LlamaConfig(**SIZES, num_hidden_layers=7))
     draft = written(folder, write_library, {})
-    config = ExportConfig(target=str(target), draft=str(draft), output=folder / "bundle", **options)
-    export_bundle(config, report=lambda _: None, source_of=captures)
+    export_quietly(captures, folder / "bundle", target, draft, **options)
     return folder
 
 

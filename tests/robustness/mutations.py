@@ -1,7 +1,5 @@
 """Damage done to a bundle: each kind changes one copy, chosen and placed by a generator."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

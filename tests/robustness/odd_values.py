@@ -1,7 +1,5 @@
 """Values that callers give by mistake, and sensible ones of every field of DecodingConfig."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

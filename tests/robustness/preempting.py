@@ -1,7 +1,5 @@
 """Preemption by force: requests that lose their rows again and again, and how often that was."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from typing import Any

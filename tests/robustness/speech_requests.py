@@ -1,7 +1,5 @@
 """Whole transcriptions drawn at random, and what must hold of each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass

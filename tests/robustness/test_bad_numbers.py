@@ -1,19 +1,14 @@
 """An engine that returns NaN or infinity is named and ends the request; the next is as if alone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from dsbd_forward.logits import TopLogits
 from dsbd_ort import DsbdError, Pipeline
 from dsbd_ort.decoding import DecodingConfig, ModelError, TableModel, decode
 from dsbd_ort.decoding.warp import Warp
-from dsbd_ort.results import GeneratedSequence
 from tests.robustness.preempting import PreemptedPipeline
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 from tests.runtime.tiny_tokenizer import tiny_tokenizer
@@ -34,24 +29,23 @@ class PoisonedModel(TinyModel):
 
     bad: float = np.nan
 
-    def weights(self) -> dict[str, NDArray[np.float32]]:
+    def weights(self):
         weights = super().weights()
         weights["tokens"][tiny_tokenizer().encode(POISON).ids] = self.bad
         return weights
 
 
-def poisoned_bundle(path: Path, role: str, bad: float, logits: str = "full") -> Path:
+def poisoned_bundle(path, role, bad, logits="full"):
     models = {
         name: PoisonedModel(seed=seed, bad=bad, logits=logits)
         if name == role
         else TinyModel(seed=seed, logits=logits)
         for name, seed in (("target", 0), ("draft", 1))
     }
-    write_tiny_bundle(path, **models)
-    return path
+    return write_tiny_bundle(path, **models)
 
 
-def assert_alike(found: list[GeneratedSequence], wanted: list[GeneratedSequence]) -> None:
+def assert_alike(found, wanted):
     """In fp32 with fused attention rows that are computed again differ in their last bits."""
     assert [s.token_ids for s in found] == [s.token_ids for s in wanted]
     for ours, theirs in zip(found, wanted, strict=True):

@@ -4,8 +4,6 @@ The damage is done and tried in a process of its own. ``pytest -m long tests/rob
 2,000 bundles instead of the few hundred of every run.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -30,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 NUM_EVERY_RUN = 20 * len(MUTATIONS)
 
 
-def outcomes(bundle: Path, work: Path, first: int, count: int) -> list[tuple[int, str, str]]:
+def outcomes(bundle, work, first, count):
     """Return seed, mutation and what came of it; "ended the process" where it does not say."""
     command = [sys.executable, "-m", "tests.robustness.try_bundles"]
     arguments = [str(bundle), str(work), str(first), str(count)]
@@ -43,7 +41,7 @@ def outcomes(bundle: Path, work: Path, first: int, count: int) -> list[tuple[int
         text=True,
         timeout=60 + count,
     )
-    found: dict[int, tuple[int, str, str]] = {}
+    found = {}
     for line in done.stdout.splitlines():
         kind, seed, text = json.loads(line)
         if kind == "preempted":
@@ -57,7 +55,7 @@ def outcomes(bundle: Path, work: Path, first: int, count: int) -> list[tuple[int
     return list(found.values())
 
 
-def assert_harmless(tried: list[tuple[int, str, str]]) -> None:
+def assert_harmless(tried):
     for seed, name, outcome in tried:
         is_refused = outcome.startswith("refused: ")
         assert is_refused or outcome == "works", (seed, name, outcome)
@@ -77,7 +75,7 @@ def test_two_thousand_damaged_bundles(small_bundle, tmp_path):
 
 
 @pytest.fixture
-def copy(small_bundle: Path, tmp_path: Path) -> Path:
+def copy(small_bundle, tmp_path):
     (tmp_path / "secret").write_bytes(bytes(2**20))
     return Path(shutil.copytree(small_bundle, tmp_path / "bundle"))
 
@@ -114,7 +112,7 @@ def test_a_file_that_the_manifest_does_not_list_is_not_read(copy, name):
 
 
 def test_an_operator_of_a_custom_library_is_refused(copy):
-    def edit(model: onnx.ModelProto) -> None:
+    def edit(model):
         model.graph.node[0].domain = "evil.ops"
         model.opset_import.append(onnx.helper.make_opsetid("evil.ops", 1))
 

@@ -1,10 +1,7 @@
 """Any options with any prompt either work or are refused by a DsbdError, and leave no trace."""
 
-from __future__ import annotations
-
 import json
 import math
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,7 +17,7 @@ WORKS = {"num_beams": 2, "max_new_tokens": 4, "seed": 7}
 NAMES = sorted(DecodingConfig.__dataclass_fields__)
 
 
-def values_of(name: str) -> st.SearchStrategy[Any]:
+def values_of(name):
     odd = st.sampled_from([*NUMBERS, *FLOATS, *ODD])
     return st.integers(0, 9).flatmap(
         lambda draw: st.sampled_from(SENSIBLE[name]) if draw else odd  # one in ten is odd

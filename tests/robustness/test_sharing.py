@@ -1,24 +1,22 @@
 """One pipeline for many threads and many requests: each gets what it would get alone."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from dsbd_ort import GenerationResult, Pipeline
+from dsbd_ort import Pipeline
+from dsbd_ort.decoding import WithResult
 from dsbd_ort.model_pair import BusyError
 from tests.robustness.preempting import TALLY, PreemptedPipeline
 
 ROOT = Path(__file__).parents[2]
 NUM_THREADS = 8
-REQUESTS: list[dict[str, Any]] = [
+REQUESTS = [
     {"prompt": "ab", "seed": 1},
     {"prompt": "abcd", "seed": 2, "num_beams": 2},
     {"prompt": "ab", "seed": 3, "strategy": "beam-sample"},
@@ -30,23 +28,20 @@ REQUESTS: list[dict[str, Any]] = [
 ]
 
 
-def ask(pipe: Pipeline, request: dict[str, Any], streamed: bool = False) -> GenerationResult:
+def ask(pipe, request, streamed=False):
     if not streamed:
         return pipe.generate(**request, max_new_tokens=8)
-    steps = pipe.stream(**request, max_new_tokens=8)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as stop:
-            return stop.value
+    stream = WithResult(pipe.stream(**request, max_new_tokens=8))
+    list(stream)
+    return stream.result
 
 
-def tokens(result: GenerationResult) -> list[list[int]]:
+def tokens(result):
     return [sequence.token_ids for sequence in result.sequences]
 
 
 @pytest.fixture(scope="module")
-def lone_tokens(small_bundle) -> list[list[list[int]]]:
+def lone_tokens(small_bundle):
     found = []
     for request in REQUESTS:
         with Pipeline.from_bundle(small_bundle, num_threads=1) as pipe:
@@ -57,7 +52,7 @@ def lone_tokens(small_bundle) -> list[list[list[int]]]:
 def test_eight_threads_get_what_lone_requests_get(small_pipe, lone_tokens):
     together = threading.Barrier(NUM_THREADS)
 
-    def work(first: int) -> list[tuple[int, list[list[int]]]]:
+    def work(first):
         together.wait()
         order = [(first + i) % len(REQUESTS) for i in range(2 * len(REQUESTS))]
         return [

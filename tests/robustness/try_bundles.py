@@ -5,8 +5,6 @@ The last line says how often requests were preempted, and of how many engine cal
 Arguments: a whole bundle, a folder to work in, the first seed, the number of seeds.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import sys

@@ -1,7 +1,5 @@
 """Checks of whole requests, computed independently of the decoder."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any
@@ -14,7 +12,6 @@ from dsbd_ort.decoding import (
     DecodedSequence,
     DecodeResult,
     DecodingConfig,
-    DecodingRequest,
     DecodingStats,
     RequestTrace,
     WithResult,
@@ -104,21 +101,7 @@ def begun(
     trace: RequestTrace | None = None,
     preempts: Preempts | None = None,
 ) -> Iterations:
-    asked = request.request(config, trace)
-    return decode_iterations(
-        DecodingRequest(
-            prompt_ids=asked.prompt_ids,
-            config=config,
-            rng=asked.rng,
-            stop=asked.stop,
-            costs=asked.costs,
-            estimator=asked.estimator,
-            trace=trace,
-            preempts=preempts,
-        ),
-        *models,
-        prefixes=prefixes,
-    )
+    return decode_iterations(request.request(config, trace, preempts), *models, prefixes=prefixes)
 
 
 def decoded(
@@ -156,9 +139,8 @@ def check_sequence(
     ids = sequence.token_ids
     assert 1 <= len(ids) <= config.max_new_tokens
     assert len(sequence.token_logprobs) == len(ids)
-    assert all(math.isfinite(p) and p <= 0.0 for p in sequence.token_logprobs), (
-        "an impossible token"
-    )
+    is_possible = [math.isfinite(p) and p <= 0.0 for p in sequence.token_logprobs]
+    assert all(is_possible), "an impossible token"
     check_top_logprobs(sequence, config, request)
     assert math.isclose(sequence.logprob, sum(sequence.token_logprobs), abs_tol=1e-9)
     if config.row.rule != "search" or not config.processes_logits:  # else by the processed one
@@ -228,7 +210,7 @@ def check_processing(ids: list[int], config: DecodingConfig, request: WholeReque
             check_times(token, before[len(request.prompt) :], config)
         if is_forced:
             continue
-        assert not any(path[: begin + 1][-len(word) :] == word for word in bad_words(config))
+        assert not any(path[: begin + 1][-len(word) :] == word for word in config.bad_words_ids)
         if size := config.no_repeat_ngram_size:
             ngrams = [path[i : i + size] for i in range(begin + 2 - size)]
             assert begin + 1 < size or ngrams.count(ngrams[-1]) == 1, "a repeated n-gram"
@@ -240,7 +222,6 @@ def check_processing(ids: list[int], config: DecodingConfig, request: WholeReque
 
 def check_times(token: int, before: tuple[int, ...], config: DecodingConfig) -> None:
     """Hold a token against the rules of times, the sum of their probabilities aside."""
-    assert config.no_timestamps_token_id is not None
     first = config.no_timestamps_token_id + 1
     assert token != first - 1
     last = config.last_timestamp_token_id or 10**9
@@ -259,17 +240,12 @@ def check_times(token: int, before: tuple[int, ...], config: DecodingConfig) -> 
         assert not first <= token <= max(times, default=-1), "a time again"
 
 
-def bad_words(config: DecodingConfig) -> tuple[tuple[int, ...], ...]:
-    return config.bad_words_ids
-
-
 def check_top_logprobs(
     sequence: DecodedSequence, config: DecodingConfig, request: WholeRequest
 ) -> None:
     if not config.top_logprobs:
         assert sequence.top_logprobs is None
         return
-    assert sequence.top_logprobs is not None
     number = min(config.top_logprobs, request.vocab_size)
     for token, own, top in zip(
         sequence.token_ids, sequence.token_logprobs, sequence.top_logprobs, strict=True
@@ -329,7 +305,9 @@ def on_dense_tables(request: WholeRequest, config: DecodingConfig) -> DecodeResu
         return None
     has_equal_scores = config.num_beams > 1 and request.table in ("equal", "rounded")
     has_ties = has_equal_scores or (config.row.rule == "search" and request.table != "smooth")
-    if has_ties or tosses_by_rounding(request, config):
+    # The last bit of a log-probability decides whether a coin is tossed if p = q.
+    tosses_by_rounding = config.coupling == "rejection" and request.draft == "itself"
+    if has_ties or tosses_by_rounding:
         return None
     looks_beyond = config.row.rule != "search" and not 1 <= config.top_k <= request.num_top
     is_another_draft = request.head == "proposed" or (
@@ -338,11 +316,6 @@ def on_dense_tables(request: WholeRequest, config: DecodingConfig) -> DecodeResu
     if is_another_draft and config_without_draft(config) is None:
         return None  # and visible: a draft never reads what its head has left out
     return decoded(request, config, request.models("full"), preempts=request.forced())[0]
-
-
-def tosses_by_rounding(request: WholeRequest, config: DecodingConfig) -> bool:
-    """Return whether the last bit of a log-probability decides if a coin is tossed: where p = q."""
-    return config.coupling == "rejection" and request.draft == "itself"
 
 
 def with_others(request: WholeRequest, config: DecodingConfig) -> DecodeResult:

@@ -1,7 +1,5 @@
 """Whole requests drawn at random, with every combination of options, on tables."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests that damage the tiny bundle take a copy."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,11 +1,9 @@
 """Write a bundle over and over, killed with -9 at one place after the other.
 
-Run by test_killed_exports in a process of its own: crashes.py FOLDER OLD SWAP, where OLD says
+Run by test_new_bundle in a process of its own: crashes.py FOLDER OLD SWAP, where OLD says
 whether a bundle stands there before and SWAP whether the file system can swap folders. Prints how
 often it was killed.
 """
-
-from __future__ import annotations
 
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The functions of cuda.bindings.runtime that a CudaDevice calls, over host memory."""
 
-from __future__ import annotations
-
 import ctypes
 from enum import IntEnum
 from typing import Any

@@ -1,7 +1,5 @@
 """A Session without an engine: its caches hold token ids, a function makes the logits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

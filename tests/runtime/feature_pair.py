@@ -1,7 +1,5 @@
 """A tiny target with features, a feature draft for it, and what both compute in plain numpy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

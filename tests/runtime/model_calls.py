@@ -1,7 +1,6 @@
 """Calls of an engine of any head, and whether two of its answers are the same."""
 
-from __future__ import annotations
-
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,14 @@ from dsbd_forward.engine import Engine
 from dsbd_forward.forward import Forward
 from dsbd_forward.logits import DenseLogits
 from dsbd_runtime.engine.causal_lm import CausalLM
+from dsbd_runtime.engine.settings import EngineSettings
+from dsbd_runtime.ort.ort_session import OrtSession
 from dsbd_runtime.parts.part import Call
 from tests.runtime.reference import ancestor_mask
+from tests.runtime.tiny_graph import TinyModel, write_engine
 from tests.runtime.tiny_tokenizer import VOCAB_SIZE
+
+ONE_THREAD = EngineSettings(num_threads=1)
 
 
 def logits_of(model: Engine, *arrays: Any, **wanted: Any) -> Any:
@@ -53,10 +57,25 @@ def engine_inputs(
     return Call(Forward(token_ids, positions, mask, logit_rows), first_row)
 
 
+def chain(num_rows: int, first: int = 0) -> tuple[NDArray[Any], ...]:
+    """Return tokens, positions and mask of rows that follow ``first`` others, in a chain."""
+    rows = np.arange(first, first + num_rows)
+    return rows * 7 % 250, rows, np.arange(first + num_rows) <= rows[:, None]
+
+
+def tiny_session(model: TinyModel, path: Path) -> OrtSession:
+    """Write a tiny model to a file; return its session, of one thread."""
+    write_engine(model, path)
+    return OrtSession(path, model.entry(), settings=ONE_THREAD)
+
+
+def tiny_engine(model: TinyModel, path: Path) -> CausalLM:
+    """Write a tiny model to a file; return it opened."""
+    return CausalLM(tiny_session(model, path), model.entry())
+
+
 def append_chain(model: CausalLM, num_new: int, logit_rows: NDArray[np.int64]) -> Any:
-    rows = np.arange(model.num_rows, model.num_rows + num_new)
-    mask = np.arange(rows[-1] + 1) <= rows[:, None]
-    return logits_of(model, rows % 250, rows, mask, logit_rows)
+    return logits_of(model, *chain(num_new, model.num_rows), logit_rows)
 
 
 def append_forest(model: CausalLM, parents: list[int]) -> Any:

@@ -1,7 +1,5 @@
 """The tiny model in plain numpy: all rows at once, no cache."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,24 +1,19 @@
 """CausalLM over a fake session: rows, chunks, masks, peaks, and what it refuses."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from dsbd_forward.forward import Forward, RowSources, Source
+from dsbd_forward.forward import Forward, RowSources
 from dsbd_runtime.engine.causal_lm import CausalLM, SourceReadingLM
 from dsbd_runtime.errors import CapacityError, DsbdError, InputError
 from dsbd_runtime.parts.attention_rows import (
     ATTENTION_MASK,
     MAX_FORWARD_ROWS,
 )
-from dsbd_runtime.parts.part import Call
 from dsbd_runtime.parts.sources import Sources
-from tests.runtime.fakes import BYTES_PER_ROW, FakeCall, FakeSession
+from tests.runtime.fakes import BYTES_PER_ROW, FakeSession
 from tests.runtime.model_calls import logits_of
 from tests.runtime.tiny_graph import TinyModel
 
@@ -26,20 +21,20 @@ VOCAB_SIZE = 2000
 ENTRY = TinyModel(vocab_size=VOCAB_SIZE).entry()
 
 
-def new_model(**changes: Any) -> tuple[FakeSession, CausalLM]:
+def new_model(**changes):
     entry = replace(ENTRY, **changes)
     session = FakeSession(entry)
     return session, CausalLM(session, entry)
 
 
-def append_chain(model: CausalLM, num_new: int, logit_rows: list[int] | None = None) -> Any:
+def append_chain(model, num_new, logit_rows=None):
     """Append rows whose token id and position are their row number."""
     rows = np.arange(model.num_rows, model.num_rows + num_new)
     mask = np.arange(rows[-1] + 1) <= rows[:, None]
     return logits_of(model, rows, rows, mask, np.array(logit_rows or [], np.int64))
 
 
-def test_a_long_step_goes_in_chunks_into_caches_reserved_at_once() -> None:
+def test_a_long_step_goes_in_chunks_into_caches_reserved_at_once():
     session, model = new_model()
     append_chain(model, 10)
     logits = append_chain(model, 1500, [1499, 0, 255, 256, 256])
@@ -68,9 +63,7 @@ KEEPS = [
 
 
 @pytest.mark.parametrize(("rows", "moves"), KEEPS)
-def test_keep_moves_only_the_rows_after_the_first_gap(
-    rows: list[int], moves: list[tuple[list[int], int]]
-) -> None:
+def test_keep_moves_only_the_rows_after_the_first_gap(rows, moves):
     session, model = new_model()
     append_chain(model, 8)
     model.keep(np.array(rows, np.int64))
@@ -79,7 +72,7 @@ def test_keep_moves_only_the_rows_after_the_first_gap(
     assert session.token_rows[: len(rows)].tolist() == rows
 
 
-def test_bytes_and_their_peak() -> None:
+def test_bytes_and_their_peak():
     _, model = new_model()
     assert model.kv_bytes == model.kv_bytes_peak == 64 * BYTES_PER_ROW
     append_chain(model, 65)
@@ -93,10 +86,10 @@ def test_bytes_and_their_peak() -> None:
 
 
 @pytest.mark.parametrize("num_new", [2, 1000])
-def test_a_failing_engine_leaves_the_rows_as_they_were(num_new: int) -> None:
+def test_a_failing_engine_leaves_the_rows_as_they_were(num_new):
     fail = [False]
 
-    def answer(inputs: FakeCall) -> None:
+    def answer(inputs):
         if fail[0] and inputs.first_row + inputs.forward.num_new == num_new + 4:
             raise RuntimeError("engine")
 
@@ -113,9 +106,9 @@ def test_a_failing_engine_leaves_the_rows_as_they_were(num_new: int) -> None:
     assert model.num_rows == num_new + 4
 
 
-def test_a_failing_move_leaves_the_rows_before_the_gap() -> None:
+def test_a_failing_move_leaves_the_rows_before_the_gap():
     class FailingMoves(FakeSession):
-        def move_rows(self, src_rows: Any, first_row: int) -> None:
+        def move_rows(self, src_rows, first_row):
             raise RuntimeError("move")
 
     model = CausalLM(FailingMoves(ENTRY), ENTRY)
@@ -130,30 +123,30 @@ class FewSources:
 
     num_bytes = 0
 
-    def __init__(self) -> None:
-        self.read_ones: list[Source] = []
-        self.released: list[Source] = []
+    def __init__(self):
+        self.read_ones = []
+        self.released = []
 
-    def most_together(self, sources: Sequence[Source]) -> int:
+    def most_together(self, sources):
         return 2
 
-    def read(self, source: Source) -> None:
+    def read(self, source):
         self.read_ones.append(source)
 
-    def release(self, source: Source) -> None:
+    def release(self, source):
         self.released.append(source)
 
 
 class BoundNowhere(Sources):
     """The sources of an engine whose calls read none."""
 
-    def bind(self, call: Call, binder: Any) -> None:
+    def bind(self, call, binder):
         pass
 
 
-def test_a_forward_of_more_sources_than_fit_goes_in_several_calls() -> None:
-    slots: Any = FewSources()
-    session = FakeSession(ENTRY, others=(BoundNowhere(None, slots),))  # type: ignore[arg-type]
+def test_a_forward_of_more_sources_than_fit_goes_in_several_calls():
+    slots = FewSources()
+    session = FakeSession(ENTRY, others=(BoundNowhere(None, slots),))
     model = SourceReadingLM(session, ENTRY)
     index = np.array([0, 0, 1, 0, 2, 1, 1, 2, 0])
     size = len(index)
@@ -183,7 +176,7 @@ def test_a_forward_of_more_sources_than_fit_goes_in_several_calls() -> None:
     assert len(session.calls) == 4
 
 
-def test_a_context_manager_closes_the_session() -> None:
+def test_a_context_manager_closes_the_session():
     session, model = new_model()
     with model as same:
         assert same is model
@@ -206,7 +199,7 @@ TWO = {
     "mask": np.tri(2, 6, 4, dtype=np.bool_),
     "logit_rows": np.array([0]),
 }
-BAD_STEPS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+BAD_STEPS = [
     (ONE, {"token_ids": [1]}, "token_ids is a list, expected a numpy array"),
     (ONE, {"token_ids": np.array([1], np.int32)}, "token_ids has shape .1,. and type int32"),
     (ONE, {"token_ids": np.array([[1]])}, "token_ids has shape .1, 1."),
@@ -224,9 +217,7 @@ BAD_STEPS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("good", "changes", "message"), BAD_STEPS)
-def test_a_bad_step_is_refused_and_changes_nothing(
-    good: dict[str, Any], changes: dict[str, Any], message: str
-) -> None:
+def test_a_bad_step_is_refused_and_changes_nothing(good, changes, message):
     session, model = new_model()
     append_chain(model, 4)
     with pytest.raises(InputError, match=message):
@@ -236,7 +227,7 @@ def test_a_bad_step_is_refused_and_changes_nothing(
     logits_of(model, **good)
 
 
-def test_a_long_step_may_not_look_ahead_across_chunks() -> None:
+def test_a_long_step_may_not_look_ahead_across_chunks():
     _, model = new_model()
     mask = np.tri(600, dtype=np.bool_)
     mask[3, 599] = True
@@ -245,7 +236,7 @@ def test_a_long_step_may_not_look_ahead_across_chunks() -> None:
         logits_of(model, rows, rows, mask, rows[:1])
 
 
-def test_a_position_beyond_the_context_is_a_capacity_error() -> None:
+def test_a_position_beyond_the_context_is_a_capacity_error():
     _, model = new_model(context_length=10)
     append_chain(model, 10)
     with pytest.raises(CapacityError, match=r"position 10 does not fit.* 10 positions \(0 to 9\)"):
@@ -255,7 +246,7 @@ def test_a_position_beyond_the_context_is_a_capacity_error() -> None:
     assert model.num_rows == 11  # rows may outnumber positions
 
 
-BAD_KEEPS: list[tuple[Any, str]] = [
+BAD_KEEPS = [
     ([0, 1], "rows is a list"),
     (np.array([0, 1], np.int32), "type int32"),
     (np.array([[0, 1]]), "has shape .1, 2."),
@@ -267,7 +258,7 @@ BAD_KEEPS: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("rows", "message"), BAD_KEEPS)
-def test_a_bad_keep_is_refused_and_changes_nothing(rows: Any, message: str) -> None:
+def test_a_bad_keep_is_refused_and_changes_nothing(rows, message):
     _, model = new_model()
     append_chain(model, 4)
     with pytest.raises(InputError, match=message):
@@ -275,7 +266,7 @@ def test_a_bad_keep_is_refused_and_changes_nothing(rows: Any, message: str) -> N
     assert model.num_rows == 4
 
 
-def test_shrink_gives_back_what_the_rows_in_use_do_not_need() -> None:
+def test_shrink_gives_back_what_the_rows_in_use_do_not_need():
     session, model = new_model()
     append_chain(model, 200)
     model.keep(np.arange(70))

@@ -1,21 +1,11 @@
 """Logits through ONNX Runtime and the cache equal the plain numpy model, whatever the forest."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from dsbd_runtime.engine.causal_lm import CausalLM
-from dsbd_runtime.engine.settings import EngineSettings
-from dsbd_runtime.ort.ort_session import OrtSession
-from tests.runtime.model_calls import logits_of
+from tests.runtime.model_calls import logits_of, tiny_engine
 from tests.runtime.reference import ancestor_mask, reference_logits
-from tests.runtime.tiny_graph import TinyModel, write_engine
+from tests.runtime.tiny_graph import TinyModel
 
 TOLERANCE = {"fp32": 2e-5, "fp16": 3e-2}
 
@@ -23,12 +13,12 @@ TOLERANCE = {"fp32": 2e-5, "fp16": 3e-2}
 class Forest:
     """Steps a model over a growing tree and keeps what the reference needs to say the same."""
 
-    def __init__(self, tiny: TinyModel, model: CausalLM) -> None:
+    def __init__(self, tiny, model):
         self.tiny, self.model = tiny, model
-        self.token_ids: list[int] = []
-        self.parents: list[int] = []
+        self.token_ids = []
+        self.parents = []
 
-    def grow(self, token_ids: list[int], parents: list[int], logit_rows: list[int]) -> None:
+    def grow(self, token_ids, parents, logit_rows):
         """Append rows whose parents are rows of the cache, then compare their logits."""
         first = len(self.token_ids)
         self.token_ids += token_ids
@@ -41,7 +31,7 @@ class Forest:
         np.testing.assert_allclose(found, wanted, atol=TOLERANCE[self.tiny.dtype])
         assert self.model.num_rows == len(self.token_ids)
 
-    def keep(self, rows: list[int]) -> None:
+    def keep(self, rows):
         """Keep rows that hold their ancestors."""
         self.model.keep(np.array(rows, np.int64))
         self.token_ids = [self.token_ids[row] for row in rows]
@@ -50,27 +40,17 @@ class Forest:
         ]
         assert self.model.num_rows == len(rows)
 
-    def with_ancestors(self, rows: list[int]) -> list[int]:
+    def with_ancestors(self, rows):
         mask = self._arrays()[2]
         return [int(row) for row in np.flatnonzero(mask[rows].any(axis=0))]
 
-    def _arrays(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    def _arrays(self):
         mask = ancestor_mask(self.parents)
         positions = mask.sum(axis=1).astype(np.int64) - 1
         return np.array(self.token_ids, np.int64), positions, mask
 
 
-@contextmanager
-def opened(tiny: TinyModel, folder: Path) -> Iterator[CausalLM]:
-    write_engine(tiny, folder / "model.onnx")
-    session = OrtSession(
-        folder / "model.onnx", tiny.entry(), settings=EngineSettings(num_threads=1)
-    )
-    with CausalLM(session, tiny.entry()) as model:
-        yield model
-
-
-def chain(num_rows: int, *, first: int = 0, seed: int = 0) -> tuple[list[int], list[int]]:
+def chain(num_rows, *, first=0, seed=0):
     """Return random tokens and parents, each row's parent the row before."""
     tokens = np.random.default_rng(seed).integers(0, 256, num_rows)
     return tokens.tolist(), [first + row - 1 for row in range(num_rows)]
@@ -86,11 +66,9 @@ MODELS = {
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("tiny", MODELS.values(), ids=MODELS.keys())
-def test_random_forests_give_the_reference_logits(
-    seed: int, tiny: TinyModel, tmp_path: Path
-) -> None:
+def test_random_forests_give_the_reference_logits(seed, tiny, tmp_path):
     rng = np.random.default_rng(seed)
-    with opened(tiny, tmp_path) as model:
+    with tiny_engine(tiny, tmp_path / "model.onnx") as model:
         forest = Forest(tiny, model)
         forest.grow(*chain(20, seed=seed), logit_rows=[19])
         for _ in range(12):
@@ -102,9 +80,9 @@ def test_random_forests_give_the_reference_logits(
             forest.keep(forest.with_ancestors(leaves))
 
 
-def test_values_survive_the_growth_of_the_caches(tmp_path: Path) -> None:
+def test_values_survive_the_growth_of_the_caches(tmp_path):
     tiny = TinyModel()
-    with opened(tiny, tmp_path) as model:
+    with tiny_engine(tiny, tmp_path / "model.onnx") as model:
         forest = Forest(tiny, model)
         forest.grow(*chain(100), logit_rows=[99])
         sizes = [model.kv_bytes]
@@ -121,27 +99,20 @@ def test_values_survive_the_growth_of_the_caches(tmp_path: Path) -> None:
         forest.grow(*chain(3), logit_rows=[2])
 
 
-def test_a_long_prompt_in_chunks_gives_the_reference_logits(tmp_path: Path) -> None:
+def test_a_long_prompt_in_chunks_gives_the_reference_logits(tmp_path):
     tiny = TinyModel(num_layers=2, sliding_window=300)
-    with opened(tiny, tmp_path) as model:
+    with tiny_engine(tiny, tmp_path / "model.onnx") as model:
         forest = Forest(tiny, model)
         forest.grow(*chain(3), logit_rows=[2])
         forest.grow(*chain(1500, first=3), logit_rows=[1499, 0, 255, 256, 700])
         forest.grow(*chain(2, first=1503), logit_rows=[0, 1])
+        forest.grow(*chain(300, first=1505), logit_rows=[])
+        forest.grow(*chain(1, first=1805), logit_rows=[0])
 
 
-def test_no_logit_rows_give_no_logits_but_append_rows(tmp_path: Path) -> None:
+def test_logits_are_the_callers_own(tmp_path):
     tiny = TinyModel()
-    with opened(tiny, tmp_path) as model:
-        forest = Forest(tiny, model)
-        forest.grow(*chain(5), logit_rows=[])
-        forest.grow(*chain(300, first=5), logit_rows=[])
-        forest.grow(*chain(1, first=305), logit_rows=[0])
-
-
-def test_logits_are_the_callers_own(tmp_path: Path) -> None:
-    tiny = TinyModel()
-    with opened(tiny, tmp_path) as model:
+    with tiny_engine(tiny, tmp_path / "model.onnx") as model:
         row = (np.array([1]), np.array([0]), np.ones((1, 1), np.bool_), np.array([0]))
         first = logits_of(model, *row)
         copy = first.copy()

@@ -1,10 +1,5 @@
 """Messages of a chat: none leaves no trace in a prompt, and arguments are what a template wants."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import jinja2
 import pytest
 from hypothesis import given, settings
@@ -47,12 +42,12 @@ PICKY = """{% for m in messages %}{% if m.content not in ('a', 'b') %}{{ raise_e
 TEMPLATES = [ROLES_BY_NAME, ALTERNATING, LINES, OPENAI_ROLES, PICKY]
 
 
-def call(name: str = "f", arguments: Any = "{}", **more: Any) -> dict[str, Any]:
+def call(name="f", arguments="{}", **more):
     function = {"name": name, "arguments": arguments}
     return {"id": "1", "type": "function", "function": function, **more}
 
 
-def message(role: str, content: Any = "a", *calls: dict[str, Any]) -> dict[str, Any]:
+def message(role, content="a", *calls):
     made = {"role": role, "content": content}
     return {**made, "tool_calls": list(calls)} if calls else made
 
@@ -60,7 +55,7 @@ def message(role: str, content: Any = "a", *calls: dict[str, Any]) -> dict[str, 
 S, U, A, T = (message(role) for role in ("system", "user", "assistant", "tool"))
 X, CALLS = message("critic"), message("assistant", "", call("f"), call("g"))
 THOUGHT = message("assistant", "<think>a</think>b")
-TAKEN: list[tuple[str, list[dict[str, Any]]]] = [
+TAKEN = [
     (ROLES_BY_NAME, [S, U, CALLS, T, T, A, U]),
     (ROLES_BY_NAME, [U, S, U]),
     (ROLES_BY_NAME, [message("system", ""), U, THOUGHT, U]),
@@ -72,7 +67,7 @@ TAKEN: list[tuple[str, list[dict[str, Any]]]] = [
     (OPENAI_ROLES, [message("developer"), S, U]),
     (PICKY, [U, U]),
 ]
-LOST: list[tuple[str, list[dict[str, Any]], str]] = [
+LOST = [
     (ROLES_BY_NAME, [S, U, X, U], "messages[2], of role 'critic'"),
     (ROLES_BY_NAME, [X, U], "messages[0], of role 'critic'"),
     (ROLES_BY_NAME, [U, message("critic", "")], "messages[1], of role 'critic'"),
@@ -92,9 +87,7 @@ LOST: list[tuple[str, list[dict[str, Any]], str]] = [
 
 
 @pytest.mark.parametrize(("source", "messages"), TAKEN)
-def test_messages_that_a_template_has_a_place_for(
-    source: str, messages: list[dict[str, Any]]
-) -> None:
+def test_messages_that_a_template_has_a_place_for(source, messages):
     given = [dict(each) for each in messages]
     theirs = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer())
     theirs.chat_template = source
@@ -104,15 +97,13 @@ def test_messages_that_a_template_has_a_place_for(
 
 
 @pytest.mark.parametrize(("source", "messages", "words"), LOST)
-def test_a_message_that_leaves_no_trace_is_refused(
-    source: str, messages: list[dict[str, Any]], words: str
-) -> None:
+def test_a_message_that_leaves_no_trace_is_refused(source, messages, words):
     with pytest.raises(InputError) as caught:
         ChatTemplate(source, {}).render(messages)
     assert str(caught.value).startswith(f"{words}, leaves no trace in the prompt: ")
 
 
-def with_objects(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_objects(messages):
     """Return messages as transformers takes them: with arguments that are objects."""
     return [
         {**each, "tool_calls": [call(c["function"]["name"], {}) for c in each["tool_calls"]]}
@@ -136,7 +127,7 @@ def with_objects(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         max_size=5,
     ),
 )
-def test_what_is_rendered_lacks_nothing(source: str, messages: list[dict[str, Any]]) -> None:
+def test_what_is_rendered_lacks_nothing(source, messages):
     """Against another way to see it: any other content, or none, makes another prompt."""
     template = ChatTemplate(source, {})
     try:
@@ -153,12 +144,12 @@ def test_what_is_rendered_lacks_nothing(source: str, messages: list[dict[str, An
         assert any(prompt != text for prompt in prompts)
 
 
-def jinja2_render(source: str) -> Callable[[list[dict[str, Any]]], str | None]:
+def jinja2_render(source):
     """Return a renderer without any of our checks; None where the template refuses messages."""
     theirs = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer())
     theirs.chat_template = source
 
-    def render(messages: list[dict[str, Any]]) -> str | None:
+    def render(messages):
         try:
             return str(theirs.apply_chat_template(with_objects(messages), tokenize=False))
         except (jinja2.TemplateError, TypeError, ValueError):
@@ -167,7 +158,7 @@ def jinja2_render(source: str) -> Callable[[list[dict[str, Any]]], str | None]:
     return render
 
 
-def test_a_long_conversation_is_rendered_twice() -> None:
+def test_a_long_conversation_is_rendered_twice():
     rendered = []
     template = ChatTemplate(ROLES_BY_NAME + "{{ count() }}", {})
     conversation = [S, *[U, CALLS, T, T, A] * 200]
@@ -175,7 +166,7 @@ def test_a_long_conversation_is_rendered_twice() -> None:
     assert len(rendered) == 2
 
 
-def test_the_developer_is_the_system_where_the_template_knows_no_developer() -> None:
+def test_the_developer_is_the_system_where_the_template_knows_no_developer():
     for source in (ROLES_BY_NAME, ALTERNATING, "{% for m in messages %}{{ m }}{% endfor %}"):
         template = ChatTemplate(source, {})
         assert template.render([message("developer"), U]) == template.render([S, U])
@@ -186,7 +177,7 @@ def test_the_developer_is_the_system_where_the_template_knows_no_developer() -> 
 WRITE = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}"
 END = "{% endfor %}{% endfor %}"
 FUNCTION = "{{ c.function.name }}"
-WANTED: list[tuple[str, str]] = [  # a template's way with arguments, what it makes of them
+WANTED = [  # a template's way with arguments, what it makes of them
     ("{{ c.function.arguments | tojson }}", '{"b": "ö", "a": [1.0, {}]}'),
     ("{{ c.function | tojson }}", '{"name": "f", "arguments": {"b": "ö", "a": [1.0, {}]}}'),
     ("{% set c = c.function %}{{ c.arguments|items|list }}", "[('b', 'ö'), ('a', [1.0, {}])]"),
@@ -210,7 +201,7 @@ WANTED: list[tuple[str, str]] = [  # a template's way with arguments, what it ma
 
 
 @pytest.mark.parametrize(("written", "expected"), WANTED)
-def test_arguments_are_what_the_template_wants(written: str, expected: str) -> None:
+def test_arguments_are_what_the_template_wants(written, expected):
     template = ChatTemplate(f"{WRITE}{FUNCTION}:{written}{END}", {})
     text = '{"b":"\\u00f6", "a":[1.0,{}]}'
     found = template.render([message("assistant", "", call("f", text))])
@@ -223,12 +214,12 @@ def test_arguments_are_what_the_template_wants(written: str, expected: str) -> N
     "written", ["{{ c.function.arguments }}", "{{ c.function.arguments|tojson }}"]
 )
 @pytest.mark.parametrize("arguments", ["", " ", "{}", {}])
-def test_no_arguments_are_an_empty_object(written: str, arguments: Any) -> None:
+def test_no_arguments_are_an_empty_object(written, arguments):
     template = ChatTemplate(f"{WRITE}{FUNCTION}{written}{END}", {})
     assert template.render([message("assistant", "", call("f", arguments))]) == "f{}"
 
 
-def test_calls_without_a_function_object() -> None:
+def test_calls_without_a_function_object():
     template = ChatTemplate(WRITE + "{{ c.name }}{{ c.arguments | tojson }}" + END, {})
     bare = {"name": "f", "arguments": '{"a":1}'}
     assert template.render([message("assistant", None, bare)]) == 'f{"a": 1}'  # a null is no field
@@ -244,17 +235,17 @@ NO_ARGUMENTS = [
     '{"a": 1e999}',
     "[" * 9**6,
 ]
-NO_CALLS: list[tuple[dict[str, Any], str]] = [
+NO_CALLS = [
     *((message("assistant", "", call("f", a)), ".arguments is ") for a in [*NO_ARGUMENTS, None, 5]),
     (message("assistant", "", call("f", {"a": float("nan")})), ".arguments is "),
     (message("assistant", "", call("f", {"a": {1, 2}})), ".arguments is "),
-    (message("assistant", "", 5), " is 5"),  # type: ignore[arg-type]
+    (message("assistant", "", 5), " is 5"),
     ({"role": "assistant", "tool_calls": "f"}, " is 'f'"),
 ]
 
 
 @pytest.mark.parametrize(("assistant", "words"), NO_CALLS)
-def test_calls_that_are_none_are_said(assistant: dict[str, Any], words: str) -> None:
+def test_calls_that_are_none_are_said(assistant, words):
     template = ChatTemplate(WRITE + FUNCTION + END, {})
     with pytest.raises(InputError) as caught:
         template.render([U, assistant])
@@ -262,7 +253,7 @@ def test_calls_that_are_none_are_said(assistant: dict[str, Any], words: str) -> 
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_template_that_reads_no_calls() -> None:
+def test_a_template_that_reads_no_calls():
     with pytest.raises(InputError, match=r"messages\[1\].tool_calls is given, but"):
         ChatTemplate(LINES, {}).render([U, CALLS])
 

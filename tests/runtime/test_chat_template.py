@@ -1,11 +1,7 @@
 """Chat templates: the text that transformers makes of the same messages; sandbox and refusals."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime
-from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -94,7 +90,7 @@ CONVERSATIONS = [
     [SYSTEM, USER, ASSISTANT, USER, ASSISTANT],
 ]
 TOOL = {"type": "function", "function": {"name": "add", "description": "a < b"}}
-VARIABLES: list[dict[str, Any]] = [
+VARIABLES = [
     {},
     {"tools": [TOOL]},
     {"enable_thinking": False, "date_string": "2020"},
@@ -105,14 +101,12 @@ VARIABLES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("messages", CONVERSATIONS, ids=len)
 @pytest.mark.parametrize("variables", VARIABLES, ids=lambda v: "+".join(v) or "plain")
 @pytest.mark.parametrize("adds_prompt", [True, False])
-def test_the_text_is_that_of_transformers(
-    name: str, messages: list[dict[str, str]], variables: dict[str, Any], adds_prompt: bool
-) -> None:
+def test_the_text_is_that_of_transformers(name, messages, variables, adds_prompt):
     theirs = PreTrainedTokenizerFast(
         tokenizer_object=tiny_tokenizer(), bos_token=BOS, eos_token=EOS
     )
     theirs.chat_template = TEMPLATES[name]
-    options: dict[str, Any] = {"add_generation_prompt": adds_prompt, **variables}
+    options = {"add_generation_prompt": adds_prompt, **variables}
     expected = theirs.apply_chat_template(messages, tokenize=False, **options)
     ours = ChatTemplate(TEMPLATES[name], {"bos_token": BOS, "eos_token": EOS})
     if messages[0] is SYSTEM and name in LEAVE_OUT_THE_SYSTEM:
@@ -124,7 +118,7 @@ def test_the_text_is_that_of_transformers(
     assert messages[-1]["content"].strip()[-4:] in found or name == "loops"
 
 
-CALLED: dict[str, Any] = {"role": "assistant", "content": None, "name": None}
+CALLED = {"role": "assistant", "content": None, "name": None}
 OTHER_TEMPLATES = [  # (template, messages)
     ("{% for m in messages %}{{ m.content }}{{ m.name is defined }};{% endfor %}", [USER, CALLED]),
     (
@@ -135,21 +129,19 @@ OTHER_TEMPLATES = [  # (template, messages)
 
 
 @pytest.mark.parametrize(("source", "messages"), OTHER_TEMPLATES)
-def test_nulls_and_dicts_are_as_in_transformers(
-    source: str, messages: list[dict[str, Any]]
-) -> None:
+def test_nulls_and_dicts_are_as_in_transformers(source, messages):
     theirs = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer())
     expected = theirs.apply_chat_template(messages, chat_template=source, tokenize=False)
     assert ChatTemplate(source, {}).render(messages, add_generation_prompt=False) == expected
 
 
-def test_the_clock_is_an_argument() -> None:
+def test_the_clock_is_an_argument():
     source = '{{ strftime_now("%d %b %Y") }}' + ALL
     template = ChatTemplate(source, {}, now=lambda: datetime(2024, 7, 26))
     assert template.render([HI]) == "26 Jul 2024hi"
 
 
-def folder_with(folder: Path, *, config: Any = None, template: str | None = None) -> Path:
+def folder_with(folder, *, config=None, template=None):
     if config is not None:
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
     if template is not None:
@@ -186,9 +178,7 @@ PLACES = [  # (tokenizer_config.json, files, text without tools, with two tools)
 
 
 @pytest.mark.parametrize(("config", "files", "plain", "with_tools"), PLACES)
-def test_the_template_is_the_one_that_transformers_uses(
-    tmp_path: Path, config: Any, files: dict[str, str], plain: str, with_tools: str
-) -> None:
+def test_the_template_is_the_one_that_transformers_uses(tmp_path, config, files, plain, with_tools):
     folder = folder_with(tmp_path, config=config, template=files.get("chat_template"))
     for name, source in files.items():
         if name != "chat_template":
@@ -208,7 +198,7 @@ def test_the_template_is_the_one_that_transformers_uses(
         assert theirs.apply_chat_template([HI], tools=tools, tokenize=False) == text
 
 
-def test_a_template_for_tools_alone(tmp_path: Path) -> None:
+def test_a_template_for_tools_alone(tmp_path):
     folder = folder_with(tmp_path, config={"chat_template": NAMED[2:]})
     ours = ChatTemplate.from_folder(folder)
     assert ours.render([HI], variables={"tools": []}) == "t0hi"
@@ -220,18 +210,18 @@ NO_TEMPLATE = [None, {}, {"chat_template": None}, {"chat_template": [{"name": "r
 
 
 @pytest.mark.parametrize("config", NO_TEMPLATE)
-def test_no_template_is_said(tmp_path: Path, config: Any) -> None:
+def test_no_template_is_said(tmp_path, config):
     with pytest.raises(BundleError, match=r"has no chat template: neither chat_template\.jinja"):
         ChatTemplate.from_folder(folder_with(tmp_path, config=config))
 
 
 @pytest.mark.parametrize("source", ["{% if %}", "{{ x", "{% nonsense %}", "{{" + "(" * 5000])
-def test_what_is_no_template_is_said(source: str) -> None:
+def test_what_is_no_template_is_said(source):
     with pytest.raises(BundleError, match="is not a jinja2 template"):
         ChatTemplate(source, {})
 
 
-def test_a_template_that_is_no_text_is_said(tmp_path: Path) -> None:
+def test_a_template_that_is_no_text_is_said(tmp_path):
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
     with pytest.raises(BundleError, match="cannot be read as UTF-8"):
         ChatTemplate.from_folder(tmp_path)
@@ -261,12 +251,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("source", "messages", "words"), REFUSED)
-def test_refusals_are_one_line(source: str, messages: Any, words: str) -> None:
+def test_refusals_are_one_line(source, messages, words):
     with pytest.raises(InputError, match=words) as caught:
         ChatTemplate(source, {}).render(messages)
     assert "\n" not in str(caught.value)
 
 
-def test_formatting_shows_nothing_of_the_inside() -> None:
+def test_formatting_shows_nothing_of_the_inside():
     template = ChatTemplate("{{ '{0.__class__}'.format(messages) }}" + ALL, {})
     assert "class" not in template.render([USER])

@@ -1,19 +1,15 @@
 """Slots of cross rows: what a call reads of its sources, when slots are used again, memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from dsbd_forward.forward import Source
 from dsbd_runtime.errors import CapacityError
 from dsbd_runtime.ort.ort_module import import_ort
 from dsbd_runtime.parts.attention_rows import places_of_rows
 from dsbd_runtime.parts.cache_entries import AttentionRows
-from dsbd_runtime.parts.cross_slots import CallSources, CrossSlots
+from dsbd_runtime.parts.cross_slots import CrossSlots
 from dsbd_runtime.parts.encoder_entry import EncoderEntry
 from dsbd_runtime.parts.ort_encoder import CrossRows, HeldSources
 from tests.runtime.test_speech_entry import ENTRY as SPEECH
@@ -38,7 +34,7 @@ ENTRY = EncoderEntry(
 ORT = import_ort()
 
 
-def rows_of(source: tuple[int, ...]) -> dict[str, np.ndarray]:
+def rows_of(source):
     """Cross rows that are a function of the source: (1, H, N, D) by name."""
     rng = np.random.default_rng(list(source))
     return {
@@ -50,17 +46,17 @@ def rows_of(source: tuple[int, ...]) -> dict[str, np.ndarray]:
 class FakeEncoder:
     """Keeps what it has read, as OrtEncoder, and counts what it reads."""
 
-    def __init__(self) -> None:
-        self.kept: dict[Source, CrossRows] = {}
+    def __init__(self):
+        self.kept = {}
         self.held = HeldSources()
         self.num_read = 0
         self.most_bytes = 2**80
 
     @property
-    def num_bytes(self) -> int:
+    def num_bytes(self):
         return sum(rows.num_bytes for rows in self.kept.values())
 
-    def cross_rows(self, source: Any) -> CrossRows:
+    def cross_rows(self, source):
         if source not in self.kept:
             self.num_read += 1
             found = rows_of(source)
@@ -71,34 +67,32 @@ class FakeEncoder:
             self.limit(self.most_bytes)
         return self.kept[source]
 
-    def take(self, source: Source) -> CrossRows:
+    def take(self, source):
         self.cross_rows(source)
         return self.kept.pop(source)
 
-    def put_back(self, source: Source, rows: CrossRows) -> None:
+    def put_back(self, source, rows):
         self.kept[source] = rows
 
-    def limit(self, most_bytes: int) -> None:
+    def limit(self, most_bytes):
         self.most_bytes = most_bytes
         while len(self.kept) > 1 and self.num_bytes > most_bytes:
             del self.kept[next(iter(self.kept))]
 
-    def forget(self) -> None:
+    def forget(self):
         self.kept = {source: rows for source, rows in self.kept.items() if source in self.held}
 
 
-def new_slots(
-    most_bytes: int = 2**20, entry: EncoderEntry = ENTRY
-) -> tuple[FakeEncoder, CrossSlots]:
+def new_slots(most_bytes=2**20, entry=ENTRY):
     encoder = FakeEncoder()
-    return encoder, CrossSlots(ORT, encoder, entry, most_bytes)  # type: ignore[arg-type]
+    return encoder, CrossSlots(ORT, encoder, entry, most_bytes)
 
 
-def source(number: int, length: int = 5) -> tuple[int, ...]:
+def source(number, length=5):
     return tuple(range(number, number + length))
 
 
-def check_rows(call: CallSources, sources: list[tuple[int, ...]]) -> None:
+def check_rows(call, sources):
     """Each source finds its own rows, and after them finite numbers."""
     assert call.items.dtype == call.lengths.dtype == np.int64
     assert len(set(call.items.tolist())) == len(sources)
@@ -111,13 +105,13 @@ def check_rows(call: CallSources, sources: list[tuple[int, ...]]) -> None:
             assert np.isfinite(found).all()
 
 
-def read(slots: CrossSlots, *sources: tuple[int, ...]) -> CallSources:
+def read(slots, *sources):
     call = slots.of_call(sources)
     check_rows(call, list(sources))
     return call
 
 
-def test_a_source_alone_is_read_as_its_encoder_left_it() -> None:
+def test_a_source_alone_is_read_as_its_encoder_left_it():
     encoder, slots = new_slots()
     for each in (source(1), source(2, 9), source(1)):
         call = read(slots, each)
@@ -128,7 +122,7 @@ def test_a_source_alone_is_read_as_its_encoder_left_it() -> None:
     assert slots.num_bytes == encoder.num_bytes == 14 * BYTES_OF_TOKEN
 
 
-def test_sources_of_a_call_lie_side_by_side_and_in_one_place_alone() -> None:
+def test_sources_of_a_call_lie_side_by_side_and_in_one_place_alone():
     encoder, slots = new_slots()
     first, second, third = source(1, 17), source(2, 3), source(30, 40)
     read(slots, first)
@@ -148,7 +142,7 @@ def test_sources_of_a_call_lie_side_by_side_and_in_one_place_alone() -> None:
     read(slots, first, second)
 
 
-def test_a_source_may_be_read_before_its_first_call() -> None:
+def test_a_source_may_be_read_before_its_first_call():
     encoder, slots = new_slots()
     for each in (source(1), source(2), source(1)):
         slots.read(each)
@@ -157,7 +151,7 @@ def test_a_source_may_be_read_before_its_first_call() -> None:
     assert encoder.num_read == 2 and not encoder.kept
 
 
-def test_a_slot_is_used_again_once_it_is_released_and_not_before() -> None:
+def test_a_slot_is_used_again_once_it_is_released_and_not_before():
     encoder, slots = new_slots()
     first, second, third, fourth = (source(number) for number in (1, 2, 3, 4))
     read(slots, first, second)
@@ -175,7 +169,7 @@ def test_a_slot_is_used_again_once_it_is_released_and_not_before() -> None:
     assert (slots.capacity, encoder.num_read) == ((4, 16), 5)
 
 
-def test_slots_become_fewer_and_shorter_once_most_are_unused() -> None:
+def test_slots_become_fewer_and_shorter_once_most_are_unused():
     encoder, slots = new_slots()
     many = [source(number) for number in range(1, 17)]
     long = source(20, 60)
@@ -190,7 +184,7 @@ def test_slots_become_fewer_and_shorter_once_most_are_unused() -> None:
     assert encoder.num_read == 18
 
 
-def test_a_call_reads_no_slots_far_after_its_own() -> None:
+def test_a_call_reads_no_slots_far_after_its_own():
     _, slots = new_slots()
     many = [source(number) for number in range(1, 9)]
     read(slots, *many)
@@ -200,7 +194,7 @@ def test_a_call_reads_no_slots_far_after_its_own() -> None:
     assert len(read(slots, many[2], many[7]).lengths) <= 3  # of the three that are left
 
 
-def test_a_source_that_is_held_is_not_read_again_after_its_release() -> None:
+def test_a_source_that_is_held_is_not_read_again_after_its_release():
     """Its next request begins once the others have made their calls."""
     encoder, slots = new_slots()
     one, two, three = (source(number, 6) for number in (1, 2, 3))
@@ -217,7 +211,7 @@ def test_a_source_that_is_held_is_not_read_again_after_its_release() -> None:
     assert encoder.num_read == 4
 
 
-def test_a_source_that_is_held_is_not_forgotten() -> None:
+def test_a_source_that_is_held_is_not_forgotten():
     """In slots, released or not, or as its encoder left it."""
     encoder, slots = new_slots()
     one, two, three = (source(number, 6) for number in (1, 2, 3))
@@ -238,7 +232,7 @@ def test_a_source_that_is_held_is_not_forgotten() -> None:
     assert encoder.num_read == 6
 
 
-def test_a_source_is_held_until_the_last_of_its_holders_has_let_go() -> None:
+def test_a_source_is_held_until_the_last_of_its_holders_has_let_go():
     held = HeldSources()
     with held.held("one"), held.held("two"):
         with held.held("one"):
@@ -250,14 +244,14 @@ def test_a_source_is_held_until_the_last_of_its_holders_has_let_go() -> None:
     assert "one" not in held
 
 
-def test_a_window_of_sound_has_half_as_many_rows_as_frames() -> None:
+def test_a_window_of_sound_has_half_as_many_rows_as_frames():
     size = 64 * BYTES_OF_TOKEN
     speech = replace(ENTRY, context_length=100, speech=SPEECH)
     assert new_slots(2 * size, speech)[1].most_together(["a window"]) == 2
     assert new_slots(2 * size - 1, speech)[1].most_together(["a window"]) == 1
 
 
-def test_memory_is_bounded_by_sources_that_are_read_again() -> None:
+def test_memory_is_bounded_by_sources_that_are_read_again():
     size = 16 * BYTES_OF_TOKEN
     encoder, slots = new_slots(3 * size)
     one, two, three, four = (source(number) for number in (1, 2, 3, 4))
@@ -273,10 +267,10 @@ def test_memory_is_bounded_by_sources_that_are_read_again() -> None:
     assert encoder.num_read == 5
 
 
-def test_no_memory_for_slots_is_a_capacity_error_after_which_all_is_read_again() -> None:
+def test_no_memory_for_slots_is_a_capacity_error_after_which_all_is_read_again():
     encoder = FakeEncoder()
     wide = replace(ENTRY, cross=[replace(ENTRY.cross[0], value_width=2**45)])
-    slots = CrossSlots(ORT, encoder, wide, 2**80)  # type: ignore[arg-type]
+    slots = CrossSlots(ORT, encoder, wide, 2**80)
     with pytest.raises(CapacityError, match=r"rows of 2 sources of up to 16 tokens: .*; run fewer"):
         slots.of_call((source(1), source(2)))
     assert slots.num_bytes == 0
@@ -284,10 +278,10 @@ def test_no_memory_for_slots_is_a_capacity_error_after_which_all_is_read_again()
     assert encoder.num_read == 3
 
 
-def test_random_requests_always_find_their_rows() -> None:
+def test_random_requests_always_find_their_rows():
     rng = np.random.default_rng(0)
     encoder, slots = new_slots(40 * 16 * BYTES_OF_TOKEN)
-    live: list[tuple[int, ...]] = []
+    live = []
     for step in range(300):
         if len(live) < 12 and rng.random() < 0.5:
             new = source(step, int(rng.integers(1, 60)))
@@ -310,7 +304,7 @@ PLACES = [  # items, number of items, rows, places
 
 
 @pytest.mark.parametrize(("items", "num_items", "rows", "places"), PLACES)
-def test_rows_of_each_source_and_their_places(items, num_items, rows, places) -> None:
+def test_rows_of_each_source_and_their_places(items, num_items, rows, places):
     found = places_of_rows(np.array(items), num_items)
     assert [array.tolist() for array in found] == [rows, places]
     assert all(array.dtype == np.int64 and array.flags.c_contiguous for array in found)

@@ -1,17 +1,13 @@
 """CUDA device over a runtime in host memory: every copy lands, every failure has its words."""
 
-from __future__ import annotations
-
 import inspect
 
 import numpy as np
 import pytest
 
-from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.device.bound_calls import LoadedModel
 from dsbd_runtime.device.cuda_device import CudaDevice, check_cuda_device, import_cuda_runtime
 from dsbd_runtime.device.device_session import DeviceSession
-from dsbd_runtime.devices import DeviceArray
 from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.errors import CapacityError, DsbdError, ProviderError
 from tests.runtime.fake_cuda import FakeCudaRuntime, cudaError_t, cudaMemcpyKind
@@ -19,7 +15,7 @@ from tests.runtime.fake_device import open_on_fake
 from tests.runtime.model_calls import logits_of
 
 
-def values_of(device: CudaDevice, array: DeviceArray) -> list[int]:
+def values_of(device, array):
     pinned = device.allocate_pinned(array.num_bytes)
     device.download(array, pinned)
     device.synchronize()
@@ -28,7 +24,7 @@ def values_of(device: CudaDevice, array: DeviceArray) -> list[int]:
     return values
 
 
-def test_arrays_begin_as_zeros_and_bytes_come_back() -> None:
+def test_arrays_begin_as_zeros_and_bytes_come_back():
     runtime = FakeCudaRuntime()
     device = CudaDevice(1, runtime)
     array = device.allocate((2, 3), "uint8")
@@ -46,7 +42,7 @@ def test_arrays_begin_as_zeros_and_bytes_come_back() -> None:
     assert (runtime.live, runtime.streams) == ({}, [])
 
 
-def test_rows_move_to_another_capacity_as_one_rectangle() -> None:
+def test_rows_move_to_another_capacity_as_one_rectangle():
     runtime = FakeCudaRuntime()
     device = CudaDevice(0, runtime)
     small, large = (device.allocate((1, 2, rows, 4), "fp16") for rows in (3, 5))
@@ -62,7 +58,7 @@ def test_rows_move_to_another_capacity_as_one_rectangle() -> None:
     assert not found[:, 2:].any()
 
 
-def test_every_call_names_its_device_first() -> None:
+def test_every_call_names_its_device_first():
     """Another session in the same thread may have made another device the current one."""
     runtime = FakeCudaRuntime()
     device = CudaDevice(1, runtime)
@@ -73,7 +69,7 @@ def test_every_call_names_its_device_first() -> None:
     assert "cudaSetDevice" not in {name for name, _ in calls[1::2]}
 
 
-def test_no_room_is_a_memory_error_and_all_else_names_the_function() -> None:
+def test_no_room_is_a_memory_error_and_all_else_names_the_function():
     runtime = FakeCudaRuntime()
     device = CudaDevice(0, runtime)
     for function, take in (
@@ -91,7 +87,7 @@ def test_no_room_is_a_memory_error_and_all_else_names_the_function() -> None:
         device.synchronize()
 
 
-def test_a_missing_driver_and_a_missing_device() -> None:
+def test_a_missing_driver_and_a_missing_device():
     runtime = FakeCudaRuntime(num_devices=2)
     check_cuda_device(runtime, 1)
     with pytest.raises(ProviderError, match=r"no device cuda:2, .* has 2; choose cuda:0 to cuda:1"):
@@ -103,7 +99,7 @@ def test_a_missing_driver_and_a_missing_device() -> None:
         CudaDevice(0, runtime)
 
 
-def test_a_session_runs_on_it(tiny_bundle: Bundle) -> None:
+def test_a_session_runs_on_it(tiny_bundle):
     """The engines of the fake device, with their memory from this one."""
     runtime = FakeCudaRuntime()
     wanted = open_on_fake(tiny_bundle)
@@ -128,7 +124,7 @@ def test_a_session_runs_on_it(tiny_bundle: Bundle) -> None:
     assert (runtime.live, runtime.streams) == ({}, [])
 
 
-def test_the_package_has_every_function_and_says_what_is_missing() -> None:
+def test_the_package_has_every_function_and_says_what_is_missing():
     runtime = pytest.importorskip("cuda.bindings.runtime")
     assert import_cuda_runtime("pip install it") is runtime
     for name, _ in inspect.getmembers(FakeCudaRuntime, inspect.isfunction):
@@ -144,7 +140,7 @@ def test_the_package_has_every_function_and_says_what_is_missing() -> None:
         check_cuda_device(runtime, 0)
 
 
-def test_work_is_recorded_launched_and_given_back() -> None:
+def test_work_is_recorded_launched_and_given_back():
     runtime = FakeCudaRuntime()
     device = CudaDevice(0, runtime)
     runtime.log.clear()
@@ -164,11 +160,15 @@ def test_work_is_recorded_launched_and_given_back() -> None:
     assert runtime.graphs == []
 
 
-def test_a_recording_that_fails_leaves_the_stream_as_it_was() -> None:
+def test_a_recording_that_fails_leaves_the_stream_as_it_was():
     runtime = FakeCudaRuntime()
     device = CudaDevice(0, runtime)
+
+    def fail():
+        raise CapacityError("no room")
+
     with pytest.raises(CapacityError, match="no room"):
-        device.record(lambda: _raise(CapacityError("no room")))
+        device.record(fail)
     runtime.fails = {"cudaGraphInstantiate": cudaError_t.cudaErrorMemoryAllocation}
     with pytest.raises(MemoryError):
         device.record(lambda: None)
@@ -177,11 +177,7 @@ def test_a_recording_that_fails_leaves_the_stream_as_it_was() -> None:
     assert begun == ["cudaStreamBeginCapture", "cudaStreamEndCapture"] * 2
 
 
-def _raise(error: Exception) -> None:
-    raise error
-
-
-def test_giving_back_raises_nothing_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+def test_giving_back_raises_nothing_after_a_failure(caplog):
     """CUDA answers every call after a kernel has failed with the error of the kernel."""
     runtime = FakeCudaRuntime()
     device = CudaDevice(0, runtime)

@@ -1,21 +1,15 @@
 """The whole loop over two fake devices: the tokens of the CPU, few copies, nothing allocated."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding import STRATEGIES, DecodeResult, DecodingConfig, decode
+from dsbd_ort.decoding import STRATEGIES, DecodingConfig, decode
 from dsbd_ort.pipeline import Pipeline
-from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
-from dsbd_runtime.engine.causal_lm import CausalLM
-from dsbd_runtime.engine.settings import EngineSettings
+from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.errors import InputError, ProviderError
 from dsbd_runtime.loading import load_pair
-from tests.runtime.fake_device import FakeMachine, open_on_fake
+from tests.runtime.fake_device import open_on_fake
+from tests.runtime.model_calls import ONE_THREAD
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 NUM_SMALL_ARRAYS = 6  # ids, positions, mask, write index, logit rows; logits
@@ -25,21 +19,20 @@ COUNTED = ("num_iterations", "target_calls", "target_rows", "draft_calls", "draf
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def bundle(tmp_path_factory):
     """The draft is the target without its last layer: it is accepted now and then."""
     path = tmp_path_factory.mktemp("device") / "bundle"
-    write_tiny_bundle(path, target=TinyModel(), draft=TinyModel(num_layers=1))
-    return open_bundle(path)
+    return open_bundle(write_tiny_bundle(path, target=TinyModel(), draft=TinyModel(num_layers=1)))
 
 
 @pytest.fixture(scope="module")
-def on_host(bundle: Bundle) -> Iterator[tuple[CausalLM, CausalLM]]:
-    target, draft = load_pair(bundle, settings=EngineSettings(num_threads=1))
+def on_host(bundle):
+    target, draft = load_pair(bundle, settings=ONE_THREAD)
     with target, draft:
         yield target, draft
 
 
-def generate(target: CausalLM, draft: CausalLM, seed: int, **options: Any) -> DecodeResult:
+def generate(target, draft, seed, **options):
     config = DecodingConfig(max_new_tokens=24, seed=seed, **options)
     for model in (target, draft):
         model.keep(np.arange(0))
@@ -47,7 +40,7 @@ def generate(target: CausalLM, draft: CausalLM, seed: int, **options: Any) -> De
     return decode(target, uses_draft, PROMPT, config, np.random.default_rng(seed))
 
 
-VARIANTS: list[dict[str, Any]] = [
+VARIANTS = [
     *({"strategy": name} for name in STRATEGIES),
     {"strategy": "dsbd", "width_policy": "fixed", "num_beams": 6},
     {"strategy": "dsbd", "memory": "single"},
@@ -57,12 +50,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", VARIANTS, ids=lambda o: "-".join(map(str, o.values())))
 @pytest.mark.parametrize("most_recorded", [0, 64])
-def test_every_strategy_gives_the_tokens_of_the_cpu(
-    bundle: Bundle,
-    on_host: tuple[CausalLM, CausalLM],
-    options: dict[str, Any],
-    most_recorded: int,
-) -> None:
+def test_every_strategy_gives_the_tokens_of_the_cpu(bundle, on_host, options, most_recorded):
     machines = [
         open_on_fake(
             bundle,
@@ -82,9 +70,7 @@ def test_every_strategy_gives_the_tokens_of_the_cpu(
     assert not any(machine.device.live for machine in machines)
 
 
-def test_a_request_copies_once_in_and_once_out_a_call_and_allocates_nothing(
-    bundle: Bundle,
-) -> None:
+def test_a_request_copies_once_in_and_once_out_a_call_and_allocates_nothing(bundle):
     machines = [open_on_fake(bundle, role) for role in ("target", "draft")]
     models = [machine.model for machine in machines]
     generate(*models, seed=1)  # every size of call, once
@@ -96,7 +82,7 @@ def test_a_request_copies_once_in_and_once_out_a_call_and_allocates_nothing(
         check_traffic(machine, num_steps, stats.num_iterations)
 
 
-def check_traffic(machine: FakeMachine, num_steps: int, num_iterations: int) -> None:
+def check_traffic(machine, num_steps, num_iterations):
     counts, num_bytes = machine.device.traffic.counts, machine.device.traffic.num_bytes
     num_moves = counts["call"] - num_steps
     assert 0 < num_moves <= num_iterations + 1
@@ -111,16 +97,14 @@ def check_traffic(machine: FakeMachine, num_steps: int, num_iterations: int) -> 
     assert num_bytes["upload"] < counts["upload"] * machine.session.rows.num_bytes
 
 
-def test_the_pipeline_hands_every_setting_on(bundle: Bundle) -> None:
+def test_the_pipeline_hands_every_setting_on(bundle):
     with pytest.raises(InputError, match="cuda_graphs is set, but provider 'cpu' has none"):
         Pipeline.from_bundle(bundle.path, cuda_graphs=True)
     with pytest.raises(ProviderError, match="provider 'cuda:x' names the device 'x'"):
         Pipeline.from_bundle(bundle.path, draft_provider="cuda:x")
 
 
-def test_where_calls_are_recorded_a_request_grows_its_caches_once_at_its_start(
-    bundle: Bundle,
-) -> None:
+def test_where_calls_are_recorded_a_request_grows_its_caches_once_at_its_start(bundle):
     machines = [open_on_fake(bundle, role, most_recorded=64) for role in ("target", "draft")]
     models = [machine.model for machine in machines]
     config = DecodingConfig(max_new_tokens=180, seed=1, strategy="dsbd")

@@ -1,24 +1,24 @@
 """Device session: padding that nobody sees, counted copies, growth in place, clean failures."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
+from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.device import bound_calls
 from dsbd_runtime.device.packed_buffer import fill_mask
-from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import CapacityError, DsbdError, InputError
 from dsbd_runtime.loading import load_causal_lm
 from dsbd_runtime.parts.attention_rows import ATTENTION_MASK, INPUT_IDS
-from tests.runtime.fake_device import FakeDevice, FakeMachine, open_on_fake
-from tests.runtime.model_calls import append_chain, append_forest, assert_same, engine_inputs
+from tests.runtime.fake_device import FakeDevice, open_on_fake
+from tests.runtime.model_calls import (
+    ONE_THREAD,
+    append_chain,
+    append_forest,
+    assert_same,
+    engine_inputs,
+)
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 from tests.runtime.tiny_tokenizer import VOCAB_SIZE
 
@@ -37,10 +37,9 @@ MODELS = [
 @pytest.mark.parametrize("tiny", MODELS, ids=["dense", "sliding", "topk", "topk alone"])
 @pytest.mark.parametrize("most_recorded", [0, 2, 64])
 def test_every_output_is_that_of_the_host_session_whatever_lies_in_unused_rows(
-    tmp_path: Path, tiny: TinyModel, most_recorded: int
-) -> None:
-    write_tiny_bundle(tmp_path / "bundle", target=tiny)
-    bundle = open_bundle(tmp_path / "bundle")
+    tmp_path, tiny, most_recorded
+):
+    bundle = open_bundle(write_tiny_bundle(tmp_path / "bundle", target=tiny))
     machine = open_on_fake(
         bundle,
         is_poisoned=True,
@@ -48,7 +47,7 @@ def test_every_output_is_that_of_the_host_session_whatever_lies_in_unused_rows(
     )
     with (
         machine.model as model,
-        load_causal_lm(bundle, "target", settings=EngineSettings(num_threads=1)) as on_host,
+        load_causal_lm(bundle, "target", settings=ONE_THREAD) as on_host,
     ):
         for num_new in (1, 100, 5, 33, 300):
             for parents in ([-1], [-1, -1, 0], [-1, 0, 0, 2, 1], [-1, 0, 1, 2, 3, 4, 5, 6, 7]):
@@ -61,7 +60,7 @@ def test_every_output_is_that_of_the_host_session_whatever_lies_in_unused_rows(
         assert model.num_rows == on_host.num_rows > 400
 
 
-def test_the_poison_would_be_seen(tiny_bundle: Bundle) -> None:
+def test_the_poison_would_be_seen(tiny_bundle):
     """Proves that the test above says something: a mask that looks too far changes the logits."""
     rows = np.arange(3)
     logits = []
@@ -77,15 +76,10 @@ def test_the_poison_would_be_seen(tiny_bundle: Bundle) -> None:
 
 
 @pytest.mark.parametrize("tiny", MODELS[:3], ids=["dense", "sliding", "topk"])
-def test_what_padding_rows_see_changes_no_bit(
-    tmp_path: Path, tiny: TinyModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_tiny_bundle(tmp_path / "bundle", target=tiny)
-    bundle = open_bundle(tmp_path / "bundle")
+def test_what_padding_rows_see_changes_no_bit(tmp_path, tiny, monkeypatch):
+    bundle = open_bundle(write_tiny_bundle(tmp_path / "bundle", target=tiny))
 
-    def fill_without_first_column(
-        target: NDArray[np.bool_], mask: NDArray[np.bool_], first_row: int
-    ) -> None:
+    def fill_without_first_column(target, mask, first_row):
         fill_mask(target, mask, first_row)
         padding = target[0, 0, mask.shape[2] :]
         assert padding[:, 0].all()
@@ -101,20 +95,20 @@ def test_what_padding_rows_see_changes_no_bit(
             np.testing.assert_array_equal(found, wanted)
 
 
-def arrays_of(logits: Any) -> list[NDArray[Any]]:
+def arrays_of(logits):
     if isinstance(logits, np.ndarray):
         return [logits]
     return [logits.top_logits, logits.top_ids, logits.logsumexp]
 
 
-def warm(machine: FakeMachine) -> None:
+def warm(machine):
     """Run every size of call that ``iterate`` uses, once."""
     append_chain(machine.model, 20, np.array([19]))
     iterate(machine)
     machine.device.traffic.clear()
 
 
-def iterate(machine: FakeMachine) -> None:
+def iterate(machine):
     """Calls of one iteration: three steps and a prune."""
     num_rows = machine.model.num_rows
     append_chain(machine.model, 1, np.array([0]))
@@ -123,7 +117,7 @@ def iterate(machine: FakeMachine) -> None:
     machine.model.keep(np.delete(np.arange(machine.model.num_rows), np.arange(8) + num_rows))
 
 
-def test_copies_of_an_iteration_are_counted(tiny_bundle: Bundle) -> None:
+def test_copies_of_an_iteration_are_counted(tiny_bundle):
     machine = open_on_fake(tiny_bundle)
     warm(machine)
     for num_iterations in (1, 2, 3):
@@ -137,11 +131,10 @@ def test_copies_of_an_iteration_are_counted(tiny_bundle: Bundle) -> None:
 
 
 @pytest.mark.parametrize("logits", ["full", "topk:8"])
-def test_bytes_of_a_step_are_its_small_inputs_and_the_asked_rows(
-    tmp_path: Path, logits: str
-) -> None:
-    write_tiny_bundle(tmp_path / "bundle", target=TinyModel(logits=logits))
-    machine = open_on_fake(open_bundle(tmp_path / "bundle"))
+def test_bytes_of_a_step_are_its_small_inputs_and_the_asked_rows(tmp_path, logits):
+    machine = open_on_fake(
+        open_bundle(write_tiny_bundle(tmp_path / "bundle", target=TinyModel(logits=logits)))
+    )
     for num_new, asked in ((5, [4, 1, 0]), (5, [4, 1, 0]), (16, [3]), (1, [])):
         machine.device.traffic.clear()
         append_chain(machine.model, num_new, np.array(asked, np.int64))
@@ -158,15 +151,17 @@ def test_bytes_of_a_step_are_its_small_inputs_and_the_asked_rows(
             assert (downloaded == 0) == (not asked)
 
 
-def open_topk(folder: Path, **options: Any) -> FakeMachine:
-    write_tiny_bundle(folder / "bundle", target=TinyModel(logits="topk:8"))
-    return open_on_fake(open_bundle(folder / "bundle"), **options)
+def open_topk(folder, **options):
+    return open_on_fake(
+        open_bundle(write_tiny_bundle(folder / "bundle", target=TinyModel(logits="topk:8"))),
+        **options,
+    )
 
 
 FULL_ROW_BYTES = 4 * VOCAB_SIZE
 
 
-def test_full_logits_cross_when_they_are_read(tmp_path: Path) -> None:
+def test_full_logits_cross_when_they_are_read(tmp_path):
     machine = open_topk(tmp_path)
     traffic = machine.device.traffic
     full = append_chain(machine.model, 20, np.arange(20)).full
@@ -180,7 +175,7 @@ def test_full_logits_cross_when_they_are_read(tmp_path: Path) -> None:
     assert full.read(NO_ROWS).shape == (0, VOCAB_SIZE)
 
 
-def test_rows_that_repeat_are_read_as_the_caller_counts_them(tmp_path: Path) -> None:
+def test_rows_that_repeat_are_read_as_the_caller_counts_them(tmp_path):
     machine = open_topk(tmp_path)
     found = append_chain(machine.model, 2, np.array([1, 0, 1, 1, 0]))
     full = found.full.read(np.arange(5))
@@ -191,7 +186,7 @@ def test_rows_that_repeat_are_read_as_the_caller_counts_them(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("most_recorded", [0, 2, 64])
-def test_full_logits_outlast_the_caches(tmp_path: Path, most_recorded: int) -> None:
+def test_full_logits_outlast_the_caches(tmp_path, most_recorded):
     machine = open_topk(tmp_path, most_recorded=most_recorded)
     full = append_chain(machine.model, 300, np.array([299])).full
     wanted = full.read(np.array([0]))
@@ -202,7 +197,7 @@ def test_full_logits_outlast_the_caches(tmp_path: Path, most_recorded: int) -> N
     assert np.abs(wanted).max() > 0
 
 
-def test_the_room_for_full_logits_is_bounded(tmp_path: Path) -> None:
+def test_the_room_for_full_logits_is_bounded(tmp_path):
     machine = open_topk(tmp_path, capacity=300)
     for num_new in (1, 200, 1, 7, 33, 20, 9, 13, 11, 5):  # the last without room for padding
         append_chain(machine.model, num_new, np.arange(num_new))
@@ -216,24 +211,7 @@ def test_the_room_for_full_logits_is_bounded(tmp_path: Path) -> None:
         append_chain(machine.model, 1, NO_ROWS)
 
 
-def test_without_memory_for_full_logits_the_rows_are_as_before(tmp_path: Path) -> None:
-    machine = open_topk(tmp_path)
-    append_chain(machine.model, 10, np.array([9]))
-    machine.device.room = 6 * FULL_ROW_BYTES
-    with pytest.raises(CapacityError, match="no memory for the outputs of 8 rows"):
-        append_chain(machine.model, 8, np.arange(8))
-    assert machine.model.num_rows == 10
-    append_chain(machine.model, 8, np.array([7])).full.read(np.array([0]))
-
-
-def test_closing_frees_the_full_logits(tmp_path: Path) -> None:
-    machine = open_topk(tmp_path)
-    append_chain(machine.model, 9, np.arange(9)).full.read(np.arange(9))
-    machine.model.close()
-    assert (machine.device.live, machine.device.pinned) == ({}, {})
-
-
-def test_bytes_of_a_move_are_its_row_numbers(tiny_bundle: Bundle) -> None:
+def test_bytes_of_a_move_are_its_row_numbers(tiny_bundle):
     machine = open_on_fake(tiny_bundle)
     append_chain(machine.model, 60, NO_ROWS)
     machine.model.keep(np.arange(20, 60))
@@ -247,7 +225,7 @@ def test_bytes_of_a_move_are_its_row_numbers(tiny_bundle: Bundle) -> None:
     assert machine.device.traffic.num_bytes["upload"] <= 8 * 64 + 256
 
 
-def test_growth_copies_the_used_rows_on_the_device_alone(tiny_bundle: Bundle) -> None:
+def test_growth_copies_the_used_rows_on_the_device_alone(tiny_bundle):
     machine = open_on_fake(tiny_bundle)
     append_chain(machine.model, 100, NO_ROWS)
     machine.device.traffic.clear()
@@ -263,7 +241,7 @@ def test_growth_copies_the_used_rows_on_the_device_alone(tiny_bundle: Bundle) ->
     assert traffic.num_bytes["copy_rows"] == 90 * ROW_BYTES
 
 
-def test_the_reserved_room_holds_the_padding(tiny_bundle: Bundle) -> None:
+def test_the_reserved_room_holds_the_padding(tiny_bundle):
     machine = open_on_fake(tiny_bundle)
     append_chain(machine.model, 120, NO_ROWS)
     append_chain(machine.model, 5, NO_ROWS)
@@ -277,7 +255,7 @@ def test_the_reserved_room_holds_the_padding(tiny_bundle: Bundle) -> None:
     assert sizes == [128, 8, 2, 1, 192]
 
 
-def test_a_fresh_start_forgets(tiny_bundle: Bundle) -> None:
+def test_a_fresh_start_forgets(tiny_bundle):
     machine = open_on_fake(tiny_bundle)
     for num_rows in (100, 300):
         append_chain(machine.model, num_rows, NO_ROWS)
@@ -286,12 +264,12 @@ def test_a_fresh_start_forgets(tiny_bundle: Bundle) -> None:
         assert not any(cache.any() for cache in caches_of(machine))
 
 
-def caches_of(machine: FakeMachine) -> list[NDArray[np.uint8]]:
+def caches_of(machine):
     arrays = machine.session.caches.bound.caches.inputs.values()
     return [machine.device.memory_of(array) for array in arrays]
 
 
-def test_where_calls_are_recorded_addresses_last(tiny_bundle: Bundle) -> None:
+def test_where_calls_are_recorded_addresses_last(tiny_bundle):
     machine = open_on_fake(tiny_bundle, most_recorded=64)
     append_chain(machine.model, 100, NO_ROWS)
     append_chain(machine.model, 200, NO_ROWS)
@@ -305,11 +283,11 @@ def test_where_calls_are_recorded_addresses_last(tiny_bundle: Bundle) -> None:
     assert machine.engine.num_released == num_bound - 1  # the one of the smaller caches
 
 
-def test_a_static_capacity_is_used_to_the_last_row(tiny_bundle: Bundle) -> None:
+def test_a_static_capacity_is_used_to_the_last_row(tiny_bundle):
     machine = open_on_fake(tiny_bundle, capacity=40)
     with (
         machine.model as model,
-        load_causal_lm(tiny_bundle, "target", settings=EngineSettings(num_threads=1)) as on_host,
+        load_causal_lm(tiny_bundle, "target", settings=ONE_THREAD) as on_host,
     ):
         for num_new in (35, 3, 2):
             asked = np.array([num_new - 1])
@@ -326,7 +304,7 @@ def test_a_static_capacity_is_used_to_the_last_row(tiny_bundle: Bundle) -> None:
     assert machine.session.rows.capacity == 0
 
 
-def test_without_memory_for_growth_all_is_as_before(tiny_bundle: Bundle) -> None:
+def test_without_memory_for_growth_all_is_as_before(tiny_bundle):
     machine = open_on_fake(tiny_bundle)
     append_chain(machine.model, 100, np.array([99]))
     live, pinned = len(machine.device.live), len(machine.device.pinned)
@@ -343,27 +321,30 @@ def test_without_memory_for_growth_all_is_as_before(tiny_bundle: Bundle) -> None
     append_chain(machine.model, 1, np.array([0]))
 
 
-def test_without_memory_for_outputs_the_rows_are_as_before(tiny_bundle: Bundle) -> None:
-    machine = open_on_fake(tiny_bundle)
+@pytest.mark.parametrize("num_rows_of_room", [1, 6])  # 6: enough for top logits alone
+def test_without_memory_for_outputs_the_rows_are_as_before(tiny_bundle, tmp_path, num_rows_of_room):
+    machine = open_on_fake(tiny_bundle) if num_rows_of_room == 1 else open_topk(tmp_path)
     append_chain(machine.model, 10, np.array([9]))
-    machine.device.room = 4 * VOCAB_SIZE
+    machine.device.room = num_rows_of_room * FULL_ROW_BYTES
     with pytest.raises(CapacityError, match=r"no memory for the outputs of 8 rows.*topk:K"):
         append_chain(machine.model, 8, np.arange(8))
     assert machine.model.num_rows == 10
-    append_chain(machine.model, 8, np.array([7]))
+    last = append_chain(machine.model, 8, np.array([7]))
+    if num_rows_of_room > 1:
+        last.full.read(np.array([0]))
 
 
-def test_without_memory_at_the_start_everything_is_closed(tiny_bundle: Bundle) -> None:
+def test_without_memory_at_the_start_everything_is_closed(tiny_bundle):
     device = FakeDevice(room=100 * ROW_BYTES)
     with pytest.raises(CapacityError, match="no memory for a key/value cache of 128 rows"):
         open_on_fake(tiny_bundle, device=device)
     assert (device.live, device.pinned, device.is_closed) == ({}, {}, True)
 
 
-def test_closing_frees_everything(tiny_bundle: Bundle) -> None:
-    machine = open_on_fake(tiny_bundle)
+def test_closing_frees_everything(tmp_path):
+    machine = open_topk(tmp_path)
     warm(machine)
-    append_chain(machine.model, 300, np.array([299]))
+    append_chain(machine.model, 300, np.array([299])).full.read(np.array([0]))
     machine.model.close()
     machine.model.close()
     assert (machine.device.live, machine.device.pinned) == ({}, {})
@@ -376,7 +357,7 @@ def test_closing_frees_everything(tiny_bundle: Bundle) -> None:
         append_chain(machine.model, 1, NO_ROWS)
 
 
-def test_a_step_beyond_the_largest_is_refused(tiny_bundle: Bundle) -> None:
+def test_a_step_beyond_the_largest_is_refused(tiny_bundle):
     session = open_on_fake(tiny_bundle, max_forward_rows=4).session
     rows = np.arange(5)
     inputs = engine_inputs(rows, rows, {ATTENTION_MASK: np.tri(5, 128, dtype=bool)}, 0, rows)
@@ -384,7 +365,7 @@ def test_a_step_beyond_the_largest_is_refused(tiny_bundle: Bundle) -> None:
         session.run(inputs)
 
 
-def test_outputs_belong_to_the_caller(tiny_bundle: Bundle) -> None:
+def test_outputs_belong_to_the_caller(tiny_bundle):
     machine = open_on_fake(tiny_bundle)
     first = append_chain(machine.model, 2, np.array([1]))
     kept = first.copy()
@@ -392,21 +373,18 @@ def test_outputs_belong_to_the_caller(tiny_bundle: Bundle) -> None:
     np.testing.assert_array_equal(first, kept)
 
 
-def test_half_precision_engines_return_float32(tmp_path: Path) -> None:
+def test_half_precision_engines_return_float32(tmp_path):
     half = replace(TinyModel(), dtype="fp16")
-    write_tiny_bundle(tmp_path / "bundle", target=half, draft=half)
-    bundle = open_bundle(tmp_path / "bundle")
+    bundle = open_bundle(write_tiny_bundle(tmp_path / "bundle", target=half, draft=half))
     machine = open_on_fake(bundle)
-    on_host = load_causal_lm(bundle, "target", settings=EngineSettings(num_threads=1))
+    on_host = load_causal_lm(bundle, "target", settings=ONE_THREAD)
     found, wanted = (append_chain(m, 9, np.arange(9)) for m in (machine.model, on_host))
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, wanted)
     assert machine.session.rows.num_bytes == 128 * ROW_BYTES // 2
 
 
-def test_a_size_that_returns_is_replayed_and_the_number_of_recordings_is_bounded(
-    tiny_bundle: Bundle,
-) -> None:
+def test_a_size_that_returns_is_replayed_and_the_number_of_recordings_is_bounded(tiny_bundle):
     machine = open_on_fake(tiny_bundle, most_recorded=2)
     for num_new in (1, 2, 4):  # the first run takes memory, the second is recorded, then it replays
         for num_replays in (0, 0, 1):
@@ -424,18 +402,18 @@ def test_a_size_that_returns_is_replayed_and_the_number_of_recordings_is_bounded
     assert machine.device.recorded == []
 
 
-def test_a_call_that_cannot_be_recorded_goes_on_piece_by_piece(tiny_bundle: Bundle) -> None:
+def test_a_call_that_cannot_be_recorded_goes_on_piece_by_piece(tiny_bundle):
     machine = open_on_fake(tiny_bundle, most_recorded=64)
     tried = []
 
-    def record(work: Any) -> Any:
+    def record(work):
         tried.append(work)
         raise CapacityError("no memory for the intermediate results of a call")
 
-    machine.device.record = record  # type: ignore[method-assign]
+    machine.device.record = record
     with (
         machine.model as model,
-        load_causal_lm(tiny_bundle, "target", settings=EngineSettings(num_threads=1)) as on_host,
+        load_causal_lm(tiny_bundle, "target", settings=ONE_THREAD) as on_host,
     ):
         for _ in range(8):
             found, wanted = (append_chain(m, 3, np.array([2])) for m in (model, on_host))
@@ -443,7 +421,7 @@ def test_a_call_that_cannot_be_recorded_goes_on_piece_by_piece(tiny_bundle: Bund
     assert len(tried) == 3
 
 
-def test_a_prune_waits_only_before_its_row_numbers_are_overwritten(tiny_bundle: Bundle) -> None:
+def test_a_prune_waits_only_before_its_row_numbers_are_overwritten(tiny_bundle):
     machine = open_on_fake(tiny_bundle)
     append_chain(machine.model, 20, np.array([19]))
     waits = machine.device.traffic.counts

@@ -1,30 +1,21 @@
 """Features on a device: they stay there, and every request gets the tokens of the CPU."""
 
-from __future__ import annotations
-
 import gc
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 
 from dsbd_forward.features import ParentFeatures
-from dsbd_ort.decoding import DecodeResult, DecodingConfig, decode
-from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
-from dsbd_runtime.engine.causal_lm import CausalLM
-from dsbd_runtime.engine.settings import EngineSettings
+from dsbd_ort.decoding import DecodingConfig, decode
 from dsbd_runtime.errors import CapacityError, InputError, ProviderError
 from dsbd_runtime.loading import load_causal_lm, load_pair
-from tests.runtime.fake_device import FakeDevice, FakeMachine, open_on_fake
-from tests.runtime.feature_pair import DRAFT, TARGET
-from tests.runtime.model_calls import logits_and_features
-from tests.runtime.test_feature_engines import chain
-from tests.runtime.tiny_graph import write_tiny_bundle
+from tests.runtime.fake_device import FakeDevice, open_on_fake
+from tests.runtime.feature_pair import TARGET
+from tests.runtime.model_calls import ONE_THREAD, chain, logits_and_features
 
 NONE = np.arange(0)
 PROMPT = [72, 101, 108, 108, 111]
-VARIANTS: list[dict[str, Any]] = [
+VARIANTS = [
     {"strategy": "dsbd", "num_beams": 3},
     {"strategy": "speculative", "draft_length": 4},
     {"strategy": "speculative-beam-search", "num_beams": 2},
@@ -34,29 +25,20 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    path = tmp_path_factory.mktemp("features") / "bundle"
-    write_tiny_bundle(path, target=TARGET, draft=DRAFT)
-    return open_bundle(path)
-
-
-@pytest.fixture(scope="module")
-def on_host(bundle: Bundle) -> Iterator[tuple[CausalLM, CausalLM]]:
-    target, draft = load_pair(bundle, settings=EngineSettings(num_threads=1))
+def on_host(feature_bundle):
+    target, draft = load_pair(feature_bundle, settings=ONE_THREAD)
     with target, draft:
         yield target, draft
 
 
-def on_fake(bundle: Bundle, **options: Any) -> tuple[FakeMachine, FakeMachine]:
+def on_fake(feature_bundle, **options):
     device = FakeDevice()  # one memory, as that of one GPU
-    return tuple(  # type: ignore[return-value]
-        open_on_fake(bundle, role, device=device, **options) for role in ("target", "draft")
+    return tuple(
+        open_on_fake(feature_bundle, role, device=device, **options) for role in ("target", "draft")
     )
 
 
-def generate(
-    target: CausalLM, draft: CausalLM, seed: int, prompt: list[int], **options: Any
-) -> DecodeResult:
+def generate(target, draft, seed, prompt, **options):
     config = DecodingConfig(max_new_tokens=20, **options)
     for model in (target, draft):
         model.keep(NONE)
@@ -65,13 +47,8 @@ def generate(
 
 @pytest.mark.parametrize("options", VARIANTS, ids=lambda o: o["strategy"])
 @pytest.mark.parametrize("most_recorded", [0, 64])
-def test_requests_get_the_tokens_of_the_cpu(
-    bundle: Bundle,
-    on_host: tuple[CausalLM, CausalLM],
-    options: dict[str, Any],
-    most_recorded: int,
-) -> None:
-    target, draft = on_fake(bundle, most_recorded=most_recorded, is_poisoned=True)
+def test_requests_get_the_tokens_of_the_cpu(feature_bundle, on_host, options, most_recorded):
+    target, draft = on_fake(feature_bundle, most_recorded=most_recorded, is_poisoned=True)
     with target.model, draft.model:
         for seed, prompt in enumerate([PROMPT, PROMPT[:1], PROMPT * 120]):
             found = generate(target.model, draft.model, seed, prompt, **options)
@@ -82,8 +59,8 @@ def test_requests_get_the_tokens_of_the_cpu(
     assert not target.device.live and not target.device.pinned
 
 
-def test_features_never_cross_to_the_host_and_their_memory_is_used_again(bundle: Bundle) -> None:
-    target, draft = on_fake(bundle)
+def test_features_never_cross_to_the_host_and_their_memory_is_used_again(feature_bundle):
+    target, draft = on_fake(feature_bundle)
     options = {"strategy": "dsbd", "num_beams": 3, "draft_length": 3}
     with target.model, draft.model:
         generate(target.model, draft.model, 0, PROMPT, **options)
@@ -98,12 +75,12 @@ def test_features_never_cross_to_the_host_and_their_memory_is_used_again(bundle:
         assert traffic.num_bytes["copy_rows"] >= 4 * stats.target_rows * 2 * TARGET.width
 
 
-def test_held_features_survive_later_calls_and_other_sizes(bundle: Bundle) -> None:
-    target, draft = on_fake(bundle)
+def test_held_features_survive_later_calls_and_other_sizes(feature_bundle):
+    target, draft = on_fake(feature_bundle)
     with (
         target.model,
         draft.model,
-        load_causal_lm(bundle, "target", settings=EngineSettings(num_threads=1)) as host,
+        load_causal_lm(feature_bundle, "target", settings=ONE_THREAD) as host,
     ):
         _, held = logits_and_features(target.model, *chain(5), NONE, feature_rows=np.array([1, 3]))
         _, wanted = logits_and_features(host, *chain(5), NONE, feature_rows=np.array([1, 3]))
@@ -119,23 +96,21 @@ def test_held_features_survive_later_calls_and_other_sizes(bundle: Bundle) -> No
         assert (len(held), len(one), one.role) == (2, 1, "target")
 
 
-def test_features_of_another_provider_are_refused(
-    bundle: Bundle, on_host: tuple[CausalLM, CausalLM]
-) -> None:
-    _, draft = on_fake(bundle)
+def test_features_of_another_provider_are_refused(feature_bundle, on_host):
+    _, draft = on_fake(feature_bundle)
     on_host[0].keep(NONE)
     _, features = logits_and_features(on_host[0], *chain(1), NONE, feature_rows=np.array([0]))
     parents = ParentFeatures((features,), np.array([0]), np.array([0]))
     with draft.model, pytest.raises(InputError, match="HostFeatures, this engine reads DeviceF"):
         logits_and_features(draft.model, *chain(1), NONE, parent_features=parents)
     with pytest.raises(InputError, match=r"draft_provider is 'cuda'.*leave draft_provider out"):
-        load_pair(bundle, provider="cpu", draft_provider="cuda")
+        load_pair(feature_bundle, provider="cpu", draft_provider="cuda")
     with pytest.raises(ProviderError, match="has features, which provider 'tensorrt' does not"):
-        load_causal_lm(bundle, "target", provider="tensorrt")
+        load_causal_lm(feature_bundle, "target", provider="tensorrt")
 
 
-def test_without_memory_for_features_rows_stay_as_they_were(bundle: Bundle) -> None:
-    target, _ = on_fake(bundle)
+def test_without_memory_for_features_rows_stay_as_they_were(feature_bundle):
+    target, _ = on_fake(feature_bundle)
     with target.model:
         logits_and_features(target.model, *chain(2), NONE, feature_rows=np.arange(2))
         target.device.room = 0

@@ -1,54 +1,46 @@
 """Engines with features: what a target returns, what a feature draft makes of it."""
 
-from __future__ import annotations
-
+import itertools
+import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from dsbd_forward.features import ParentFeatures
-from dsbd_runtime.engine.causal_lm import CausalLM
-from dsbd_runtime.engine.settings import EngineSettings
+from dsbd_ort.decoding.drafting.measured_costs import MEASURED_ROWS, measure_costs
+from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.errors import BundleError, InputError
+from dsbd_runtime.loading import load_pair
 from dsbd_runtime.ort.ort_session import OrtSession
 from dsbd_runtime.parts.feature_memory import HostFeatures, Piece, ReadFeatures, host_rows
 from dsbd_runtime.parts.features import FeatureEntry
+from tests.runtime.bundle_edits import edited
 from tests.runtime.feature_pair import (
     DRAFT,
     TARGET,
+    WIDTH,
     features_of_target,
     in_dtype,
     input_of_target,
     of_draft,
 )
-from tests.runtime.model_calls import logits_and_features, logits_of
+from tests.runtime.model_calls import ONE_THREAD, chain, logits_and_features, logits_of, tiny_engine
 from tests.runtime.reference import ancestor_mask, reference_logits
 from tests.runtime.tiny_graph import TinyModel, write_engine
 
 NONE = np.arange(0)
 
 
-def open_model(folder: Path, model: TinyModel) -> CausalLM:
+def open_model(folder, model):
     kind = "draft" if model.is_feature_draft else "target"
     path = folder / f"{kind}-{model.logits}-{model.dtype}.onnx"
-    write_engine(model, path)
-    return CausalLM(
-        OrtSession(path, model.entry(), settings=EngineSettings(num_threads=1)), model.entry()
-    )
-
-
-def chain(num_rows: int, first: int = 0) -> tuple[NDArray[Any], ...]:
-    rows = np.arange(first, first + num_rows)
-    mask = np.arange(first + num_rows) <= rows[:, None]
-    return rows * 7 % 250, rows, mask
+    return tiny_engine(model, path)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-def test_a_target_returns_what_enters_its_layers(tmp_path: Path, dtype: str) -> None:
+def test_a_target_returns_what_enters_its_layers(tmp_path, dtype):
     model = in_dtype(dtype)[0]
     target = open_model(tmp_path, model)
     assert (target.spec.returns_features, target.spec.reads_features) == (True, False)
@@ -71,7 +63,7 @@ def test_a_target_returns_what_enters_its_layers(tmp_path: Path, dtype: str) -> 
     np.testing.assert_allclose(features.array, expected[[0, 2, 4]], atol=atol)  # still its own
 
 
-def test_a_draft_computes_rows_from_features_of_either_engine(tmp_path: Path) -> None:
+def test_a_draft_computes_rows_from_features_of_either_engine(tmp_path):
     target, draft = open_model(tmp_path, TARGET), open_model(tmp_path, DRAFT)
     assert (draft.spec.returns_features, draft.spec.reads_features) == (False, True)
     prompt = chain(4)
@@ -99,7 +91,7 @@ def test_a_draft_computes_rows_from_features_of_either_engine(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("logits", ["full", "topk:5"])
-def test_a_long_forward_is_many_short_ones(tmp_path: Path, logits: str) -> None:
+def test_a_long_forward_is_many_short_ones(tmp_path, logits):
     """600 rows run in calls of 256: features are one array, and every row finds its parent's."""
     target = open_model(tmp_path, TARGET)
     draft = open_model(tmp_path, replace(DRAFT, logits=logits))
@@ -118,7 +110,7 @@ def test_a_long_forward_is_many_short_ones(tmp_path: Path, logits: str) -> None:
     np.testing.assert_allclose(own.array, wanted, atol=1e-4)
 
 
-def test_features_on_the_host_are_read_without_a_copy() -> None:
+def test_features_on_the_host_are_read_without_a_copy():
     features = HostFeatures("target", np.arange(12.0, dtype=np.float32).reshape(6, 2))
     rows = host_rows([Piece(features, np.array([2, 3, 4]))], 2, np.float32)
     assert np.shares_memory(rows, features.array) and rows.tolist() == [[4, 5], [6, 7], [8, 9]]
@@ -128,7 +120,7 @@ def test_features_on_the_host_are_read_without_a_copy() -> None:
     assert not np.shares_memory(features.copied(1).array, features.array)
 
 
-def test_the_targets_rows_come_before_the_own() -> None:
+def test_the_targets_rows_come_before_the_own():
     own, target = HostFeatures("draft", np.zeros((4, 2))), HostFeatures("target", np.zeros((4, 8)))
     sources, rows = np.array([2, 1, 2, -1]), np.array([3, 0, 1, 0])
     read = ReadFeatures.of(ParentFeatures((target, own, target), sources, rows))
@@ -151,9 +143,7 @@ REFUSED = [  # (sources, rows, what is said)
 
 
 @pytest.mark.parametrize(("sources", "rows", "said"), REFUSED)
-def test_features_that_are_not_there_are_refused(
-    tmp_path: Path, sources: list[int], rows: list[int], said: str
-) -> None:
+def test_features_that_are_not_there_are_refused(tmp_path, sources, rows, said):
     target, draft = open_model(tmp_path, TARGET), open_model(tmp_path, DRAFT)
     _, features = logits_and_features(target, *chain(3), NONE, feature_rows=np.arange(3))
     parents = ParentFeatures((features,), np.array(sources), np.array(rows))
@@ -162,7 +152,7 @@ def test_features_that_are_not_there_are_refused(
     assert draft.num_rows == 0
 
 
-def test_every_engine_says_which_call_it_takes(tmp_path: Path) -> None:
+def test_every_engine_says_which_call_it_takes(tmp_path):
     target, draft = open_model(tmp_path, TARGET), open_model(tmp_path, DRAFT)
     plain = open_model(tmp_path, TinyModel(logits="topk:3"))
     parents = ParentFeatures((), np.array([-1]), np.array([0]))
@@ -182,7 +172,7 @@ def test_every_engine_says_which_call_it_takes(tmp_path: Path) -> None:
         logits_and_features(draft, *chain(1), NONE, parent_features=other)
 
 
-def test_manifest_and_graph_must_agree(tmp_path: Path) -> None:
+def test_manifest_and_graph_must_agree(tmp_path):
     write_engine(TARGET, tmp_path / "target.onnx")
     write_engine(DRAFT, tmp_path / "draft.onnx")
     with pytest.raises(BundleError, match="has an input feature_rows that the manifest excludes"):
@@ -192,3 +182,53 @@ def test_manifest_and_graph_must_agree(tmp_path: Path) -> None:
     wide = replace(DRAFT, features=FeatureEntry(width=5, own_width=DRAFT.width))
     with pytest.raises(BundleError, match=r"target_features of shape .*expected \[None, 5\]"):
         OrtSession(tmp_path / "draft.onnx", wide.entry())
+
+
+def test_what_was_written_is_read(feature_bundle):
+    target, draft = feature_bundle.entry("target"), feature_bundle.entry("draft")
+    assert target.features == FeatureEntry(width=2 * WIDTH, layers=[2, 0])
+    assert draft.features == FeatureEntry(width=2 * WIDTH, own_width=WIDTH)
+    assert (target.is_feature_draft, draft.is_feature_draft) == (False, True)
+
+
+WRONG = [  # (role, features, what is said)
+    ("target", None, "features have width 64, but those of the target are null; export target and"),
+    (
+        "target",
+        {"width": 96, "layers": [0, 1]},
+        "width 64, but those of the target are of width 96",
+    ),
+    ("target", {"width": 64, "layers": [0, 3]}, "layers from 0 to 2"),
+    ("target", {"width": 64, "layers": [1, 1]}, "is [1, 1], expected different layers"),
+    ("target", {"width": 64, "layers": []}, "is [], expected different layers from 0 to 2"),
+    ("target", {"width": 64}, "is None, expected different layers from 0 to 2"),
+    ("target", {"width": 63, "layers": [0, 1]}, "is 63, expected a width for each layer"),
+    ("target", {"width": 0, "layers": [0]}, "is 0, expected a width for each layer"),
+    ("target", {"width": 64, "layers": [0, 1], "own_width": 8}, "null own_width: it is a draft's"),
+    ("target", {"layers": [0]}, "missing or unknown entries ['width']"),
+    ("target", {"width": "64", "layers": [0]}, "width is '64', expected int"),
+    ("target", [64], "features is [64], expected"),
+    ("draft", {"width": 64}, "expected own_width above 0, and null layers"),
+    ("draft", {"width": 64, "own_width": 0}, "expected own_width above 0"),
+    ("draft", {"width": 64, "own_width": 32, "layers": [1]}, "null layers: they are the target's"),
+    ("draft", {"width": 10**12, "own_width": 32}, "width 1000000000000, but those of the target"),
+]
+
+
+@pytest.mark.parametrize(("role", "features", "said"), WRONG)
+def test_features_that_do_not_fit_are_refused(feature_bundle, tmp_path, role, features, said):
+    folder = Path(shutil.copytree(feature_bundle.path, tmp_path / "copy"))
+    edited(folder, lambda data: data[role].update(features=features))
+    with pytest.raises(BundleError) as caught:
+        open_bundle(folder)
+    message = str(caught.value)
+    assert said in message and "\n" not in message and len(message) < 500
+
+
+def test_costs_of_a_feature_draft_can_be_measured(feature_bundle):
+    target, draft = load_pair(feature_bundle, settings=ONE_THREAD)
+    ticks = itertools.count()
+    with target, draft:
+        costs = measure_costs(target, draft, lambda: float(next(ticks)))
+    assert costs.target.seconds == costs.draft.seconds == (1.0,) * len(MEASURED_ROWS)
+    assert target.num_rows == draft.num_rows == 0

@@ -1,7 +1,5 @@
 """The kinds of output that a manifest may name."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +12,6 @@ from dsbd_runtime.parts.cache_entries import AttentionRows
 from dsbd_runtime.parts.encoder_entry import EncoderEntry
 from dsbd_runtime.parts.graph_check import check_graph
 from dsbd_runtime.parts.head import head_outputs, parse_num_top_logits
-from dsbd_runtime.parts.part import TensorSpec
 from tests.runtime.tiny_graph import TinyModel
 
 KINDS = [("full", 0), ("topk:1", 1), ("topk:64", 64), ("topk:128256", 128256)]
@@ -22,17 +19,17 @@ NO_KINDS = ["", "Full", "topk", "topk:", "topk:0", "topk:-1", "topk:08", "topk:4
 
 
 @pytest.mark.parametrize(("kind", "num_candidates"), KINDS)
-def test_kinds(kind: str, num_candidates: int) -> None:
+def test_kinds(kind, num_candidates):
     assert parse_num_top_logits(kind) == num_candidates
 
 
 @pytest.mark.parametrize("kind", [*NO_KINDS, "topk:²"])
-def test_what_is_no_kind(kind: str) -> None:
+def test_what_is_no_kind(kind):
     with pytest.raises(ValueError, match="neither 'full' nor topk:K"):
         parse_num_top_logits(kind)
 
 
-def test_outputs_and_their_shapes() -> None:
+def test_outputs_and_their_shapes():
     dense = head_outputs("full", 300)
     assert {o.name: (o.shape(3), o.dtype) for o in dense} == {"logits": ((3, 300), np.float32)}
     largest = head_outputs("topk:8", 300)
@@ -55,9 +52,7 @@ def test_outputs_and_their_shapes() -> None:
         ),
     ],
 )
-def test_the_full_logits_of_a_topk_engine_are_kept(
-    model: TinyModel, kept: str | None, outputs: list[str]
-) -> None:
+def test_the_full_logits_of_a_topk_engine_are_kept(model, kept, outputs):
     entry = model.entry()
     assert entry.head.keeps_full == (kept is not None)
     assert [name for name in entry.contract.outputs if "present" not in name] == outputs
@@ -71,18 +66,18 @@ class FoundTensor:
     shape: tuple[int | str | None, ...]
 
 
-def found_tensors(specs: dict[str, TensorSpec]) -> list[FoundTensor]:
+def found_tensors(specs):
     dynamic = {
         name: tuple(d if isinstance(d, int) else None for d in s.shape) for name, s in specs.items()
     }
     return [FoundTensor(name, spec.type, dynamic[name]) for name, spec in specs.items()]
 
 
-def session(inputs: list[FoundTensor], outputs: list[FoundTensor]) -> SimpleNamespace:
+def session(inputs, outputs):
     return SimpleNamespace(get_inputs=lambda: inputs, get_outputs=lambda: outputs)
 
 
-def test_a_decoder_that_reads_one_source_a_call_is_exported_again() -> None:
+def test_a_decoder_that_reads_one_source_a_call_is_exported_again():
     """As encoder-decoders were exported before calls had several sources."""
     cross = AttentionRows(layer=0, num_heads=2, key_width=4, value_width=4, dtype="fp32")
     encoder = EncoderEntry(vocab_size=9, context_length=9, start_token_id=0, cross=[cross])

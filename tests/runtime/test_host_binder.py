@@ -1,12 +1,7 @@
 """Arrays that stay bound between engine calls: values, changing sizes, large arrays."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import onnxruntime as ort
-import pytest
 from onnx import TensorProto, helper
 
 from dsbd_runtime.ort import host_binder
@@ -20,21 +15,21 @@ HEAD = (HeadOutput("doubled", np.float32, (3,)), HeadOutput("total", np.float32,
 class CountingBinding:
     """The binding of an engine, and how often something was bound."""
 
-    def __init__(self, binding: Any) -> None:
+    def __init__(self, binding):
         self.binding = binding
         self.num_bound = 0
 
-    def bind_ortvalue_input(self, name: str, value: Any) -> None:
+    def bind_ortvalue_input(self, name, value):
         self.num_bound += 1
         self.binding.bind_ortvalue_input(name, value)
 
-    def clear_binding_inputs(self) -> None:
+    def clear_binding_inputs(self):
         self.binding.clear_binding_inputs()
 
-    def clear_binding_outputs(self) -> None:
+    def clear_binding_outputs(self):
         self.binding.clear_binding_outputs()
 
-    def bind_ortvalue_output(self, name: str, value: Any) -> None:
+    def bind_ortvalue_output(self, name, value):
         self.num_bound += 1
         self.binding.bind_ortvalue_output(name, value)
 
@@ -42,7 +37,7 @@ class CountingBinding:
 class Engine:
     """rows (R, 3) float32 -> twice the rows; weights (N,) and index (1,) int64 -> their sum."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         tensor = helper.make_tensor_value_info
         graph = helper.make_graph(
             [
@@ -67,10 +62,10 @@ class Engine:
         self.binding = CountingBinding(self.session.io_binding())
         self.values = OrtBinder(ort, self.binding, "an engine")
 
-    def run_with_iobinding(self, binding: CountingBinding, options: Any) -> None:
+    def run_with_iobinding(self, binding, options):
         self.session.run_with_iobinding(binding.binding, options)
 
-    def check(self, num_rows: int, seed: int) -> dict[str, np.ndarray]:
+    def check(self, num_rows, seed):
         """Make a call and compare what it returns."""
         rng = np.random.default_rng(seed)
         rows = rng.normal(size=(3, num_rows)).astype(np.float32).T  # not contiguous
@@ -83,13 +78,13 @@ class Engine:
         return found
 
 
-def test_sizes_that_come_and_go() -> None:
+def test_sizes_that_come_and_go():
     engine = Engine()
     for seed, num_rows in enumerate([1, 4, 1, 0, 2, 4]):
         engine.check(num_rows, seed)
 
 
-def test_a_call_of_the_same_size_binds_nothing() -> None:
+def test_a_call_of_the_same_size_binds_nothing():
     engine = Engine()
     engine.check(4, 1)
     num_bound = engine.binding.num_bound
@@ -99,7 +94,7 @@ def test_a_call_of_the_same_size_binds_nothing() -> None:
     assert engine.binding.num_bound == num_bound + 4  # rows and weights in, both outputs
 
 
-def test_results_are_the_caller_s() -> None:
+def test_results_are_the_caller_s():
     engine = Engine()
     first = engine.check(2, 1)
     kept = {name: array.copy() for name, array in first.items()}
@@ -108,7 +103,7 @@ def test_results_are_the_caller_s() -> None:
         np.testing.assert_array_equal(array, kept[name])
 
 
-def test_large_arrays_are_bound_as_they_are() -> None:
+def test_large_arrays_are_bound_as_they_are():
     engine = Engine()
     num_rows = host_binder._MOST_BYTES // 12 + 1
     first = engine.check(num_rows, 1)
@@ -117,14 +112,14 @@ def test_large_arrays_are_bound_as_they_are() -> None:
     engine.check(1, 3)
 
 
-def test_other_sizes_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_sizes_than_are_kept(monkeypatch):
     monkeypatch.setattr(host_binder, "_MOST_KEPT", 7)
     engine = Engine()
     for seed in range(20):
         engine.check(1 + seed % 5, seed)
 
 
-def test_a_binding_that_was_cleared() -> None:
+def test_a_binding_that_was_cleared():
     engine = Engine()
     engine.check(2, 1)
     engine.values.clear()

@@ -1,7 +1,5 @@
 """Cache buffers: buckets, growth, moves, and memory that runs out."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import numpy as np
@@ -10,7 +8,6 @@ import pytest
 from dsbd_runtime.errors import CapacityError
 from dsbd_runtime.parts.cache_entries import (
     AttentionRows,
-    CacheEntry,
     ConvolutionRows,
     equal_caches,
 )
@@ -36,16 +33,16 @@ BUCKETS = [
 
 
 @pytest.mark.parametrize(("num_rows", "capacity"), BUCKETS)
-def test_buckets(num_rows: int, capacity: int) -> None:
+def test_buckets(num_rows, capacity):
     assert bucket_capacity(num_rows) == capacity
 
 
-def test_long_caches_have_at_most_a_ninth_free_and_always_fit() -> None:
+def test_long_caches_have_at_most_a_ninth_free_and_always_fit():
     for num_rows in range(513, 9000):
         assert num_rows <= bucket_capacity(num_rows) < 1.125 * num_rows
 
 
-def filled_cache(num_used: int, geometry: list[CacheEntry] = GEOMETRY) -> KVCache:
+def filled_cache(num_used, geometry=GEOMETRY):
     cache = KVCache(geometry)
     rng = np.random.default_rng(0)
     for buffer in cache.buffers.values():
@@ -53,7 +50,7 @@ def filled_cache(num_used: int, geometry: list[CacheEntry] = GEOMETRY) -> KVCach
     return cache
 
 
-def test_growth_holds_one_old_buffer_at_a_time() -> None:
+def test_growth_holds_one_old_buffer_at_a_time():
     geometry = equal_caches(8, num_heads=2, head_dim=64, dtype="fp16")
     cache = filled_cache(128, geometry)
     tracemalloc.start()
@@ -67,13 +64,13 @@ def test_growth_holds_one_old_buffer_at_a_time() -> None:
     assert peak < cache.num_bytes + one_buffer
 
 
-def test_too_little_memory_leaves_the_caches_as_they_were() -> None:
+def test_too_little_memory_leaves_the_caches_as_they_were():
     class ScarceCache(KVCache):
         """Has memory for three buffers of 256 rows."""
 
         num_large = 0
 
-        def _new_buffer(self, old: np.ndarray, capacity: int) -> np.ndarray:
+        def _new_buffer(self, old, capacity):
             if capacity == 256:
                 self.num_large += 1
                 if self.num_large > 3:
@@ -91,7 +88,7 @@ def test_too_little_memory_leaves_the_caches_as_they_were() -> None:
         assert (buffer[:, :, :50] == index + 1).all()
 
 
-def test_rows_that_nothing_has_written_may_be_other_than_zero() -> None:
+def test_rows_that_nothing_has_written_may_be_other_than_zero():
     """The export's gate fills them with noise, which no masked row may show."""
     numbers = iter(range(1, 100))
     cache = KVCache(GEOMETRY, new_rows=lambda shape, dtype: np.full(shape, next(numbers), dtype))
@@ -103,7 +100,7 @@ def test_rows_that_nothing_has_written_may_be_other_than_zero() -> None:
     assert all((buffer > 12).all() for buffer in cache.buffers.values())
 
 
-def test_a_refused_allocation_is_a_capacity_error() -> None:
+def test_a_refused_allocation_is_a_capacity_error():
     cache = KVCache(GEOMETRY)
     with pytest.raises(CapacityError, match="shorten the prompt"):
         cache.resize(1 << 50, 10)  # beyond the address space of any machine
@@ -117,7 +114,7 @@ MIXED = [  # a layer with latents, one without rows, one with wide heads in anot
 ]
 
 
-def test_layers_may_cache_rows_of_different_shapes() -> None:
+def test_layers_may_cache_rows_of_different_shapes():
     cache = KVCache(MIXED)
     assert {key: buffer.shape for key, buffer in cache.buffers.items()} == {
         (0, "key"): (1, 1, 128, 8),

@@ -1,19 +1,14 @@
 """Encoder outputs that are kept for sources: how long, and while a caller holds one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from dsbd_forward.forward import Source
 from dsbd_runtime.ort.ort_module import import_ort
 from dsbd_runtime.parts.encoder_entry import encoder_contract
 from dsbd_runtime.parts.ort_encoder import OrtEncoder
-from dsbd_runtime.parts.part import TensorSpec
 from tests.runtime.test_cross_slots import BYTES_OF_TOKEN, ENTRY, rows_of
 
 ORT = import_ort()
@@ -28,16 +23,16 @@ class FakeEngine:
         read: the sources so far.
     """
 
-    def __init__(self) -> None:
-        self.read: list[Source] = []
+    def __init__(self):
+        self.read = []
 
-    def get_inputs(self) -> list[SimpleNamespace]:
+    def get_inputs(self):
         return _described(encoder_contract(ENTRY).inputs)
 
-    def get_outputs(self) -> list[SimpleNamespace]:
+    def get_outputs(self):
         return _described(encoder_contract(ENTRY).outputs)
 
-    def run_with_ort_values(self, names: list[str], feeds: dict[str, Any]) -> list[Any]:
+    def run_with_ort_values(self, names, feeds):
         (tokens,) = feeds.values()
         source = tuple(tokens.numpy()[0].tolist())
         self.read.append(source)
@@ -45,21 +40,21 @@ class FakeEngine:
         return [ORT.OrtValue.ortvalue_from_numpy(rows[name]) for name in names]
 
 
-def _described(specs: dict[str, TensorSpec]) -> list[SimpleNamespace]:
+def _described(specs):
     return [SimpleNamespace(name=name, **vars(spec)) for name, spec in specs.items()]
 
 
 @pytest.fixture
-def engine() -> FakeEngine:
+def engine():
     return FakeEngine()
 
 
 @pytest.fixture
-def encoder(engine: FakeEngine) -> OrtEncoder:
+def encoder(engine):
     return OrtEncoder(ORT, Path("encoder.onnx"), ENTRY, lambda _: engine, 3 * BYTES)
 
 
-def test_sources_are_kept_until_the_memory_is_full(encoder: OrtEncoder, engine: FakeEngine) -> None:
+def test_sources_are_kept_until_the_memory_is_full(encoder, engine):
     for each in (ONE, TWO, THREE, ONE):
         rows = encoder.cross_rows(each).values
         assert all(
@@ -74,7 +69,7 @@ def test_sources_are_kept_until_the_memory_is_full(encoder: OrtEncoder, engine: 
     assert encoder.num_bytes == 0
 
 
-def test_what_is_held_is_not_forgotten(encoder: OrtEncoder, engine: FakeEngine) -> None:
+def test_what_is_held_is_not_forgotten(encoder, engine):
     with encoder.held.held(ONE), encoder.held.held(TWO):
         encoder.cross_rows(ONE)
         encoder.cross_rows(THREE)
@@ -93,7 +88,7 @@ def test_what_is_held_is_not_forgotten(encoder: OrtEncoder, engine: FakeEngine) 
     assert encoder.num_bytes == 0
 
 
-def test_what_was_let_go_makes_room_for_the_next(encoder: OrtEncoder, engine: FakeEngine) -> None:
+def test_what_was_let_go_makes_room_for_the_next(encoder, engine):
     """A window of an audio for the one after it."""
     with encoder.held.held(ONE):
         encoder.cross_rows(ONE)

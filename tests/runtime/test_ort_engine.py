@@ -1,11 +1,7 @@
 """Opening a bundle with the CUDA provider: options, reasons, no silent fallback."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -14,7 +10,6 @@ import pytest
 from dsbd_export.capture.cache_graphs import write_prune_graph
 from dsbd_export.capture.part import ExportContract
 from dsbd_export.parts.attention_rows import EVERY_ROW
-from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.device.cuda_device import CudaDevice
 from dsbd_runtime.device.ort_engine import (
     OrtEngine,
@@ -54,7 +49,7 @@ AZURE = Provider(
 )
 
 
-def test_options_name_the_device_and_its_queue() -> None:
+def test_options_name_the_device_and_its_queue():
     device = CudaDevice(1, FakeCudaRuntime())
     options = cuda_options(device)
     assert (options["device_id"], options["enable_cuda_graph"]) == ("1", "0")
@@ -62,34 +57,30 @@ def test_options_name_the_device_and_its_queue() -> None:
     assert options["use_tf32"] == "0"  # fp32 means fp32
 
 
-def test_what_onnxruntime_prints_of_libraries_is_kept_as_a_reason(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def preload() -> None:
+def test_what_onnxruntime_prints_of_libraries_is_kept_as_a_reason(capsys):
+    def preload():
         print("Failed to load libcublas.so.13: not found\nPlease follow the guide.")
 
-    reason = preload_libraries(SimpleNamespace(preload_dlls=preload))  # type: ignore[arg-type]
+    reason = preload_libraries(SimpleNamespace(preload_dlls=preload))
     assert reason == "Failed to load libcublas.so.13: not found Please follow the guide."
     assert capsys.readouterr().out == ""
 
 
-def test_a_session_may_not_fall_back(tiny_bundle: Bundle) -> None:
-    opened: list[Any] = []
+def test_a_session_may_not_fall_back(tiny_bundle):
+    opened = []
 
-    def inference_session(path: str, settings: Any, **arguments: Any) -> str:
+    def inference_session(path, settings, **arguments):
         opened.append((settings.get_session_config_entry(NO_FALLBACK), arguments))
         return path
 
-    module: Any = SimpleNamespace(
-        SessionOptions=ort.SessionOptions, InferenceSession=inference_session
-    )
+    module = SimpleNamespace(SessionOptions=ort.SessionOptions, InferenceSession=inference_session)
     path, options = tiny_bundle.model_path("target"), {"device_id": "1"}
     assert open_on_provider(module, path, CUDA, options, "", FREE) == str(path)
     providers = [("CUDAExecutionProvider", options)]
     assert opened == [("1", {"providers": providers, "enable_fallback": False})]
 
 
-def test_nodes_that_would_run_on_the_cpu_are_named(tiny_bundle: Bundle) -> None:
+def test_nodes_that_would_run_on_the_cpu_are_named(tiny_bundle):
     """On the real package: AzureExecutionProvider is in the session and takes no node."""
     with pytest.raises(
         ProviderError,
@@ -104,7 +95,7 @@ class OrtWithoutItsLibraries:
     SessionOptions = ort.SessionOptions
 
     @staticmethod
-    def InferenceSession(path: str, settings: Any, **arguments: Any) -> Any:
+    def InferenceSession(path, settings, **arguments):
         assert arguments == {"providers": [("CUDAExecutionProvider", {})], "enable_fallback": False}
         azure = ["AzureExecutionProvider"]
         return ort.InferenceSession(path, settings, providers=azure)
@@ -114,18 +105,16 @@ class OrtWithoutItsLibraries:
     ("libraries", "said"),
     [("Failed to load libcudnn.so.9", "Failed to load libcudnn.so.9"), ("", "log on stderr")],
 )
-def test_a_provider_that_was_left_out_is_an_error_with_the_reason(
-    tiny_bundle: Bundle, libraries: str, said: str
-) -> None:
-    fake: Any = OrtWithoutItsLibraries
+def test_a_provider_that_was_left_out_is_an_error_with_the_reason(tiny_bundle, libraries, said):
+    path = tiny_bundle.model_path("target")
     with pytest.raises(
         ProviderError,
         match=rf"without CUDAExecutionProvider: .*{said}.*; in a checkout .* '\.\[gpu\]'",
     ):
-        open_on_provider(fake, tiny_bundle.model_path("target"), CUDA, {}, libraries, FREE)
+        open_on_provider(OrtWithoutItsLibraries, path, CUDA, {}, libraries, FREE)
 
 
-def test_a_damaged_graph_is_a_bundle_error(tmp_path: Path) -> None:
+def test_a_damaged_graph_is_a_bundle_error(tmp_path):
     path = tmp_path / "model.onnx"
     path.write_bytes(b"hello")
     with pytest.raises(BundleError, match=r"cannot load .*model\.onnx on azure") as caught:
@@ -152,15 +141,11 @@ def test_a_damaged_graph_is_a_bundle_error(tmp_path: Path) -> None:
         ("Load model failed: Protobuf parsing failed", BundleError, "copy the bundle"),
     ],
 )
-def test_what_fails_at_the_opening_is_named_for_what_it_is(
-    tiny_bundle: Bundle, raised: str, error: type[DsbdError], said: str
-) -> None:
-    def inference_session(path: str, settings: Any, **arguments: Any) -> None:
+def test_what_fails_at_the_opening_is_named_for_what_it_is(tiny_bundle, raised, error, said):
+    def inference_session(path, settings, **arguments):
         raise RuntimeError(raised)
 
-    module: Any = SimpleNamespace(
-        SessionOptions=ort.SessionOptions, InferenceSession=inference_session
-    )
+    module = SimpleNamespace(SessionOptions=ort.SessionOptions, InferenceSession=inference_session)
     path = tiny_bundle.model_path("target")
     with pytest.raises(error, match=said):
         open_on_provider(
@@ -171,33 +156,33 @@ def test_what_fails_at_the_opening_is_named_for_what_it_is(
 class RecordingSession:
     """An InferenceSession that keeps whether it was told not to wait."""
 
-    def __init__(self, run: Callable[[], None] = lambda: None) -> None:
-        self.ran: list[str] = []
+    def __init__(self, run=lambda: None):
+        self.ran = []
         self._run = run
 
-    def io_binding(self) -> Any:
+    def io_binding(self):
         bind = lambda *arguments: None  # noqa: E731
         return SimpleNamespace(bind_input=bind, bind_output=bind)
 
-    def run_with_iobinding(self, binding: Any, options: Any) -> None:
+    def run_with_iobinding(self, binding, options):
         self.ran.append(options.get_run_config_entry("disable_synchronize_execution_providers"))
         self._run()
 
 
-def recording_engine(session: RecordingSession) -> OrtEngine:
+def recording_engine(session):
     return OrtEngine(ort, session, Path("m.onnx"), device_type="cuda")
 
 
-def test_a_call_does_not_wait() -> None:
+def test_a_call_does_not_wait():
     session = RecordingSession()
     recording_engine(session).bind({}, {}).run()
     assert session.ran == ["1"]
 
 
-def test_no_memory_in_a_call_is_a_capacity_error_and_all_else_stays_what_it_is() -> None:
+def test_no_memory_in_a_call_is_a_capacity_error_and_all_else_stays_what_it_is():
     messages = ["[E] Failed to allocate memory\nfor requested buffer of size 99", "bad shape"]
 
-    def fail() -> None:
+    def fail():
         raise RuntimeError(messages[0])
 
     call = recording_engine(RecordingSession(fail)).bind({}, {})
@@ -208,7 +193,7 @@ def test_no_memory_in_a_call_is_a_capacity_error_and_all_else_stays_what_it_is()
         call.run()
 
 
-def test_a_closed_engine_binds_nothing() -> None:
+def test_a_closed_engine_binds_nothing():
     engine = recording_engine(RecordingSession())
     engine.close()
     engine.close()
@@ -217,7 +202,7 @@ def test_a_closed_engine_binds_nothing() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
-def test_rows_of_every_type_move_in_place_after_an_address(tmp_path: Path, dtype: str) -> None:
+def test_rows_of_every_type_move_in_place_after_an_address(tmp_path, dtype):
     geometry = equal_caches(1, num_heads=2, head_dim=8, dtype=dtype)
     path = tmp_path / "prune.onnx"
     caches = tuple((entry, EVERY_ROW) for entry in geometry)

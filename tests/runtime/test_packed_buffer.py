@@ -1,16 +1,10 @@
 """Packed inputs: where each array lies, and what the padding says."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from dsbd_runtime.device.device_binder import forward_bucket, padded_rows, row_bucket
 from dsbd_runtime.device.packed_buffer import (
-    PackedArrays,
     PackedBuffer,
     fill_mask,
     fill_move,
@@ -28,7 +22,7 @@ from dsbd_runtime.parts.head import LOGIT_ROWS
 from tests.runtime.fake_device import FakeDevice
 
 
-def staged(parts: list[tuple[str, tuple[int, ...], str]]) -> PackedArrays:
+def staged(parts):
     """Return arrays for these parts, full of what an earlier call left."""
     arrays = PackedBuffer(FakeDevice(), packed_bytes(parts)).lay_out(parts)
     for array in arrays.on_host.values():
@@ -40,7 +34,7 @@ def staged(parts: list[tuple[str, tuple[int, ...], str]]) -> PackedArrays:
     ("num_rows", "bucket"),
     [(0, 1), (1, 1), (2, 2), (3, 4), (4, 4), (33, 64), (200, 256), (256, 256)],
 )
-def test_rows_are_rounded_up_to_powers_of_two(num_rows: int, bucket: int) -> None:
+def test_rows_are_rounded_up_to_powers_of_two(num_rows, bucket):
     assert row_bucket(num_rows, 256) == bucket
 
 
@@ -59,11 +53,11 @@ def test_rows_are_rounded_up_to_powers_of_two(num_rows: int, bucket: int) -> Non
         (257, 512),
     ],
 )
-def test_a_forward_is_padded_less_where_verifications_lie(num_rows: int, bucket: int) -> None:
+def test_a_forward_is_padded_less_where_verifications_lie(num_rows, bucket):
     assert forward_bucket(num_rows, 512) == bucket
 
 
-def test_the_bucket_never_exceeds_the_limit() -> None:
+def test_the_bucket_never_exceeds_the_limit():
     for bucket in (row_bucket, forward_bucket):
         assert bucket(5, 6) == 6
         assert bucket(3, 3) == 3
@@ -72,11 +66,11 @@ def test_the_bucket_never_exceeds_the_limit() -> None:
 @pytest.mark.parametrize(
     ("num_new", "padded"), [(0, 0), (1, 1), (3, 4), (256, 256), (257, 257), (300, 304), (600, 608)]
 )
-def test_only_the_last_call_of_a_long_step_is_padded(num_new: int, padded: int) -> None:
+def test_only_the_last_call_of_a_long_step_is_padded(num_new, padded):
     assert padded_rows(num_new, 256) == padded
 
 
-def test_padding_rows_see_themselves_and_the_first_row_and_nobody_sees_them() -> None:
+def test_padding_rows_see_themselves_and_the_first_row_and_nobody_sees_them():
     mask = np.array([[1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 0, 1, 0, 0, 0, 0]], np.bool_)
     target = np.full((1, 1, 4, 8), True)
     fill_mask(target, mask[None, None], 2)
@@ -93,22 +87,20 @@ def test_padding_rows_see_themselves_and_the_first_row_and_nobody_sees_them() ->
         (np.zeros(0, np.int64), (2,), [-1, -1]),
     ],
 )
-def test_padding_follows_the_numbers_of_a_call(
-    array: NDArray[np.int64], shape: tuple[int, ...], filled: list[Any]
-) -> None:
+def test_padding_follows_the_numbers_of_a_call(array, shape, filled):
     target = np.full(shape, 99)
     fill_padded(target, array, -1)
     assert target.tolist() == filled
 
 
-def test_the_padding_of_a_move_copies_a_row_that_moves_anyway() -> None:
+def test_the_padding_of_a_move_copies_a_row_that_moves_anyway():
     arrays = staged(move_parts(4))
     fill_move(arrays, np.array([5, 7, 8]), 2)
     assert arrays.on_host[SRC_ROWS].tolist() == [5, 7, 8, 8]
     assert arrays.on_host[WRITE_INDICES].tolist() == [2]
 
 
-def test_parts_are_aligned_and_the_same_on_both_sides() -> None:
+def test_parts_are_aligned_and_the_same_on_both_sides():
     device = FakeDevice()
     parts = [
         (WRITE_INDICES, (1,), "int64"),
@@ -130,9 +122,9 @@ def test_parts_are_aligned_and_the_same_on_both_sides() -> None:
         assert found.tobytes() == host.tobytes()
 
 
-def test_without_pinned_memory_nothing_is_taken() -> None:
+def test_without_pinned_memory_nothing_is_taken():
     class NoPinned(FakeDevice):
-        def allocate_pinned(self, num_bytes: int) -> np.ndarray:
+        def allocate_pinned(self, num_bytes):
             raise MemoryError
 
     device = NoPinned()
@@ -141,7 +133,7 @@ def test_without_pinned_memory_nothing_is_taken() -> None:
     assert not device.live
 
 
-def test_a_part_stays_within_its_array() -> None:
+def test_a_part_stays_within_its_array():
     array = FakeDevice().allocate((10,), "uint8")
     assert array.part(2, (1,), "int64").address == array.address + 2
     with pytest.raises(ValueError, match="bytes 3 to 11 of an array of 10"):

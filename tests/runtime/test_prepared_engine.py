@@ -1,7 +1,5 @@
 """Engines kept as ONNX Runtime runs them: the same bits, one copy, damage and lack of room."""
 
-from __future__ import annotations
-
 import json
 import logging
 import multiprocessing
@@ -10,14 +8,12 @@ import shutil
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from filelock import lock_descriptor
-from numpy.typing import NDArray
 
-from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
+from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.bundle_files.durable_files import checksum
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import BundleError, InputError
@@ -29,31 +25,31 @@ from tests.runtime.model_calls import append_chain
 PARTS = {"model.onnx", "model.bin", "whole.json"}
 
 
-def logits_of(bundle: Bundle, engine_cache: Path | None = None) -> NDArray[np.float32]:
+def logits_of(bundle, engine_cache=None):
     with load_causal_lm(bundle, "target", settings=settings_of(engine_cache)) as model:
         return np.asarray(append_chain(model, 9, np.arange(9)))
 
 
-def settings_of(folder: Path | None) -> EngineSettings:
+def settings_of(folder):
     return EngineSettings(num_threads=1, engine_cache=None if folder is None else str(folder))
 
 
-def logits_in_process(bundle: Path, folder: Path) -> bytes:
+def logits_in_process(bundle, folder):
     return logits_of(open_bundle(bundle), engine_cache=folder).tobytes()
 
 
-def only(folder: Path) -> Path:
+def only(folder):
     """The one prepared engine there is, and nothing else."""
     (place,) = folder.iterdir()
     assert {path.name for path in place.iterdir()} == PARTS
     return place
 
 
-def written(place: Path) -> dict[str, int]:
+def written(place):
     return {path.name: path.stat().st_mtime_ns for path in place.iterdir()}
 
 
-def test_a_prepared_engine_has_the_bits_of_the_bundle(tiny_bundle: Bundle, tmp_path: Path) -> None:
+def test_a_prepared_engine_has_the_bits_of_the_bundle(tiny_bundle, tmp_path):
     plain = logits_of(tiny_bundle)
     folder = tmp_path / "not" / "yet"
     np.testing.assert_array_equal(logits_of(tiny_bundle, engine_cache=folder), plain)
@@ -62,14 +58,14 @@ def test_a_prepared_engine_has_the_bits_of_the_bundle(tiny_bundle: Bundle, tmp_p
     assert written(only(folder)) == before  # the second opening only read
 
 
-def test_target_and_draft_have_one_each(tiny_bundle: Bundle, tmp_path: Path) -> None:
+def test_target_and_draft_have_one_each(tiny_bundle, tmp_path):
     for _ in range(2):
         target, draft = load_pair(tiny_bundle, settings=settings_of(tmp_path))
         with target, draft:
             assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_openers_at_the_same_time_leave_one(tiny_bundle: Bundle, tmp_path: Path) -> None:
+def test_openers_at_the_same_time_leave_one(tiny_bundle, tmp_path):
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(4, mp_context=spawn) as pool:
         found = pool.map(logits_in_process, [tiny_bundle.path] * 4, [tmp_path] * 4)
@@ -78,9 +74,7 @@ def test_openers_at_the_same_time_leave_one(tiny_bundle: Bundle, tmp_path: Path)
 
 
 @pytest.mark.parametrize("part", sorted(PARTS))
-def test_one_that_is_not_whole_is_made_again(
-    tiny_bundle: Bundle, tmp_path: Path, part: str
-) -> None:
+def test_one_that_is_not_whole_is_made_again(tiny_bundle, tmp_path, part):
     plain = logits_of(tiny_bundle, engine_cache=tmp_path)
     damaged = only(tmp_path) / part
     damaged.write_bytes(damaged.read_bytes()[:-7])
@@ -89,14 +83,14 @@ def test_one_that_is_not_whole_is_made_again(
 
 
 @pytest.fixture(scope="module")
-def made(tiny_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tiny_bundle, tmp_path_factory):
     """A folder with one prepared engine, to be copied."""
     folder = tmp_path_factory.mktemp("made")
     logits_of(tiny_bundle, engine_cache=folder)
     return folder
 
 
-def assert_made_again(bundle: Bundle, made: Path, folder: Path, caplog: Any) -> None:
+def assert_made_again(bundle, made, folder, caplog):
     """An opening says that the engine is damaged, gives its logits, and leaves it whole."""
     with caplog.at_level(logging.WARNING):
         found = logits_of(bundle, engine_cache=folder)
@@ -111,15 +105,7 @@ def assert_made_again(bundle: Bundle, made: Path, folder: Path, caplog: Any) -> 
 @pytest.mark.parametrize("verify", [False, True])
 @pytest.mark.parametrize("page", ["zeros", "stale", "one bit"])
 @pytest.mark.parametrize("part", ["model.bin", "model.onnx"])
-def test_a_lost_page_is_noticed(
-    tiny_bundle: Bundle,
-    made: Path,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    part: str,
-    page: str,
-    verify: bool,
-) -> None:
+def test_a_lost_page_is_noticed(tiny_bundle, made, tmp_path, caplog, part, page, verify):
     folder = Path(shutil.copytree(made, tmp_path / "engines"))
     with (only(folder) / part).open("r+b") as file:
         content = file.read()
@@ -143,21 +129,15 @@ RECORDS = [
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=range(len(RECORDS)))
-def test_a_damaged_record_is_noticed(
-    tiny_bundle: Bundle,
-    made: Path,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    record: bytes,
-) -> None:
+def test_a_damaged_record_is_noticed(tiny_bundle, made, tmp_path, caplog, record):
     folder = Path(shutil.copytree(made, tmp_path / "engines"))
     (only(folder) / "whole.json").write_bytes(record)
     assert_made_again(tiny_bundle, made, folder, caplog)
 
 
 def test_what_the_checksum_misses_is_noticed_when_hashes_are_checked(
-    tiny_bundle: Bundle, made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    tiny_bundle, made, tmp_path, caplog
+):
     folder = Path(shutil.copytree(made, tmp_path / "engines"))
     weights = only(folder) / "model.bin"
     before = checksum(weights)
@@ -171,9 +151,7 @@ def test_what_the_checksum_misses_is_noticed_when_hashes_are_checked(
     assert_made_again(open_bundle(tiny_bundle.path, verify=True), made, folder, caplog)
 
 
-def test_one_that_does_not_open_is_removed_and_said(
-    tiny_bundle: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_that_does_not_open_is_removed_and_said(tiny_bundle, tmp_path, caplog):
     plain = logits_of(tiny_bundle, engine_cache=tmp_path)
     graph = only(tmp_path) / "model.onnx"
     graph.write_bytes(b"x" * graph.stat().st_size)
@@ -186,9 +164,7 @@ def test_one_that_does_not_open_is_removed_and_said(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_is_synced_before_it_has_its_name(
-    tiny_bundle: Bundle, tmp_path: Path, synced: list[Path]
-) -> None:
+def test_it_is_synced_before_it_has_its_name(tiny_bundle, tmp_path, synced):
     logits_of(tiny_bundle, engine_cache=tmp_path)
     (folder,) = {path.parent for path in synced if path.name in PARTS}
     assert folder.parent.name.startswith(".new-")
@@ -196,32 +172,23 @@ def test_it_is_synced_before_it_has_its_name(
     assert synced[-1] == tmp_path  # the new name, after all that it names
 
 
-def test_other_files_of_a_bundle_have_another(bundle_copy: Path, tmp_path: Path) -> None:
+def test_other_files_of_a_bundle_have_another(bundle_copy, tmp_path):
     bundle = open_bundle(bundle_copy)
-    names = {
-        PreparedEngine.of_bundle(tmp_path, changed, "target").source_digest
-        for file in ("target/model.onnx", "target/model.onnx.data", "draft/model.onnx")
-        if file in bundle.manifest.files
-        for changed in [with_hash(bundle, file, "0" * 64)]
-    }
+    files, names = bundle.manifest.files, set()
+    for name in {"target/model.onnx", "target/model.onnx.data", "draft/model.onnx"} & set(files):
+        changed = {**files, name: replace(files[name], sha256="0" * 64)}
+        other = replace(bundle, manifest=replace(bundle.manifest, files=changed))
+        names.add(PreparedEngine.of_bundle(tmp_path, other, "target").source_digest)
     unchanged = PreparedEngine.of_bundle(tmp_path, bundle, "target").source_digest
     assert unchanged in names  # that whose draft differs
-    assert len(names) == sum(name.startswith("target/model") for name in bundle.manifest.files) + 1
-
-
-def with_hash(bundle: Bundle, name: str, sha256: str) -> Bundle:
-    files = dict(bundle.manifest.files)
-    files[name] = replace(files[name], sha256=sha256)
-    return replace(bundle, manifest=replace(bundle.manifest, files=files))
+    assert len(names) == sum(name.startswith("target/model") for name in files) + 1
 
 
 @pytest.mark.parametrize(
     ("lacking", "said"),
     [("room", "bytes are free, it may take"), ("folder", "Not a directory")],
 )
-def test_without_room_an_engine_opens_as_it_is(
-    tiny_bundle: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture, lacking: str, said: str
-) -> None:
+def test_without_room_an_engine_opens_as_it_is(tiny_bundle, tmp_path, caplog, lacking, said):
     prepared = PreparedEngine.of_bundle(tmp_path / "engines", tiny_bundle, "target")
     if lacking == "room":
         prepared = replace(prepared, num_bytes=10**18)
@@ -237,13 +204,13 @@ def test_without_room_an_engine_opens_as_it_is(
     assert not list(tmp_path.glob("engines/*"))
 
 
-def test_a_file_is_no_folder(tiny_bundle: Bundle, tmp_path: Path) -> None:
+def test_a_file_is_no_folder(tiny_bundle, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"engine_cache is .*, which is a file; expected a folder"):
         logits_of(tiny_bundle, engine_cache=tmp_path / "file")
 
 
-def test_a_damaged_bundle_is_the_bundles_error(bundle_copy: Path, tmp_path: Path) -> None:
+def test_a_damaged_bundle_is_the_bundles_error(bundle_copy, tmp_path):
     bundle = open_bundle(bundle_copy)
     (bundle_copy / "target" / "model.onnx").write_bytes(b"no graph")
     with pytest.raises(BundleError, match=r"cannot load .*target.model\.onnx"):
@@ -251,7 +218,7 @@ def test_a_damaged_bundle_is_the_bundles_error(bundle_copy: Path, tmp_path: Path
     assert list((tmp_path / "engines").iterdir()) == []
 
 
-def test_what_a_killed_opener_left_is_cleared(tiny_bundle: Bundle, tmp_path: Path) -> None:
+def test_what_a_killed_opener_left_is_cleared(tiny_bundle, tmp_path):
     left = tmp_path / ".new-killed" / "engine"
     left.mkdir(parents=True)
     (left / "model.bin").write_bytes(b"half")
@@ -259,7 +226,7 @@ def test_what_a_killed_opener_left_is_cleared(tiny_bundle: Bundle, tmp_path: Pat
     assert only(tmp_path)
 
 
-def test_what_another_opener_is_making_stays(tiny_bundle: Bundle, tmp_path: Path) -> None:
+def test_what_another_opener_is_making_stays(tiny_bundle, tmp_path):
     making = tmp_path / ".new-living"
     making.mkdir()
     descriptor = os.open(making, os.O_RDONLY)

@@ -1,7 +1,5 @@
 """Providers: known or refused, present or refused, never silently another one."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
@@ -14,7 +12,6 @@ import onnxruntime as ort
 import pytest
 
 import dsbd_runtime
-from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.engine.providers import (
     PROVIDERS,
     Placement,
@@ -36,7 +33,7 @@ ROWS = [
 ]
 
 
-def test_the_table() -> None:
+def test_the_table():
     assert [
         (
             row.name,
@@ -53,7 +50,7 @@ def test_the_table() -> None:
         assert find_provider(row.name) is row
 
 
-def test_where_there_is_no_wheel_pip_is_not_recommended() -> None:
+def test_where_there_is_no_wheel_pip_is_not_recommended():
     cuda, cpu = find_provider("cuda"), find_provider("cpu")
     assert "pip install" in cuda.install_line_on("x86_64")
     said = cuda.install_line_on("aarch64")
@@ -62,16 +59,14 @@ def test_where_there_is_no_wheel_pip_is_not_recommended() -> None:
 
 
 @pytest.mark.parametrize("name", ["directml", "CPU", ""])
-def test_an_unknown_provider_is_refused_and_the_known_are_named(
-    tiny_bundle: Bundle, name: str
-) -> None:
+def test_an_unknown_provider_is_refused_and_the_known_are_named(tiny_bundle, name):
     with pytest.raises(
         ProviderError, match=f"no execution provider '{name}'.*one of: cpu, cuda, tensorrt, tens"
     ):
         load_causal_lm(tiny_bundle, "target", provider=name)
 
 
-def test_a_provider_that_is_not_offered_is_refused() -> None:
+def test_a_provider_that_is_not_offered_is_refused():
     cuda = find_provider("cuda")
     check_offered(cuda, ["CUDAExecutionProvider", "CPUExecutionProvider"], "the session runs on")
     with pytest.raises(
@@ -83,9 +78,7 @@ def test_a_provider_that_is_not_offered_is_refused() -> None:
 
 
 @pytest.mark.parametrize("provider", ["cuda", "cuda:1"])
-def test_cuda_without_its_package_is_refused_and_never_another_provider(
-    tiny_bundle: Bundle, provider: str
-) -> None:
+def test_cuda_without_its_package_is_refused_and_never_another_provider(tiny_bundle, provider):
     if "CUDAExecutionProvider" in ort.get_available_providers():
         pytest.skip("this package has the provider")
     half = replace(tiny_bundle.manifest.target, dtype="fp16")
@@ -99,7 +92,7 @@ def test_cuda_without_its_package_is_refused_and_never_another_provider(
             load()
 
 
-def test_tensorrt_without_its_module_says_how_to_get_it() -> None:
+def test_tensorrt_without_its_module_says_how_to_get_it():
     if importlib.util.find_spec("tensorrt") is not None:
         pytest.skip("TensorRT is installed")
     with pytest.raises(
@@ -108,7 +101,7 @@ def test_tensorrt_without_its_module_says_how_to_get_it() -> None:
         check_available(parse_placement("tensorrt"))
 
 
-def test_without_the_cuda_bindings_the_mend_is_named() -> None:
+def test_without_the_cuda_bindings_the_mend_is_named():
     code = (
         "import sys; sys.modules['cuda.bindings.runtime'] = None\n"
         "from dsbd_runtime.device.cuda_device import import_cuda_runtime\n"
@@ -125,7 +118,7 @@ PLACES = [("cpu", "cpu", 0), ("cuda", "cuda", 0), ("cuda:0", "cuda", 0), ("cuda:
 
 
 @pytest.mark.parametrize(("text", "name", "device_id"), PLACES)
-def test_a_number_after_a_colon_is_the_device(text: str, name: str, device_id: int) -> None:
+def test_a_number_after_a_colon_is_the_device(text, name, device_id):
     assert parse_placement(text) == Placement(find_provider(name), device_id)
 
 
@@ -139,7 +132,7 @@ BAD_PLACES = [
 
 
 @pytest.mark.parametrize(("text", "said"), BAD_PLACES)
-def test_a_bad_device_is_refused(text: str, said: str) -> None:
+def test_a_bad_device_is_refused(text, said):
     with pytest.raises(ProviderError, match=said):
         parse_placement(text)
 
@@ -159,7 +152,7 @@ except ProviderError as error:
 """
 
 
-def output_of(code: str, *arguments: str) -> str:
+def output_of(code, *arguments):
     """Return what a fresh interpreter prints."""
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
@@ -171,13 +164,13 @@ def output_of(code: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_a_missing_package_is_the_line_that_mends_it(tiny_bundle: Bundle) -> None:
+def test_a_missing_package_is_the_line_that_mends_it(tiny_bundle):
     printed = output_of(WITHOUT_ONNXRUNTIME, str(tiny_bundle.path))
     assert printed.count("\n") == 1
     assert "in a checkout of dsbd-ort run: pip install -c constraints.txt -e '.[cpu]'" in printed
 
 
-def test_the_runtime_imports_nothing_heavy() -> None:
+def test_the_runtime_imports_nothing_heavy():
     code = (
         "import sys, dsbd_runtime.loading, dsbd_runtime.text.tokenizer\n"
         "print(sorted({'onnxruntime', 'onnx', 'torch', 'transformers', 'cuda'} & set(sys.modules)))"
@@ -186,7 +179,7 @@ def test_the_runtime_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(("given", "found"), [(None, "1"), ("0", "0")])
-def test_telemetry_is_off_unless_the_environment_decides(given: str | None, found: str) -> None:
+def test_telemetry_is_off_unless_the_environment_decides(given, found):
     code = (
         "import os, sys\n"
         f"os.environ.pop('ORT_DISABLE_TELEMETRY', None); given = {given!r}\n"
@@ -206,9 +199,7 @@ def test_telemetry_is_off_unless_the_environment_decides(given: str | None, foun
         ("tensorrt", "int8", "none: export with --quantize none --dtype fp16"),
     ],
 )
-def test_a_quantization_without_kernels_is_refused(
-    tiny_bundle: Bundle, provider: str, quantization: str, runs: str
-) -> None:
+def test_a_quantization_without_kernels_is_refused(tiny_bundle, provider, quantization, runs):
     row, path = find_provider(provider), Path("model.onnx")
     entry = replace(tiny_bundle.entry("target"), quantization=quantization)
     check_runnable(row, replace(entry, quantization=row.quantizations[-1]), path)
@@ -222,7 +213,7 @@ def test_a_quantization_without_kernels_is_refused(
 
 
 @pytest.mark.parametrize("provider", ["cuda", "tensorrt", "tensorrt-rtx"])
-def test_recent_rows_are_kept_on_the_cpu_alone(tiny_bundle: Bundle, provider: str) -> None:
+def test_recent_rows_are_kept_on_the_cpu_alone(tiny_bundle, provider):
     convolution = ConvolutionRows(layer=0, width=4, num_ancestors=2, dtype="fp16")
     entry = tiny_bundle.entry("target")
     entry = replace(entry, dtype="fp16", caches=[*entry.caches[1:], convolution])

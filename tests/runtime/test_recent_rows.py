@@ -1,70 +1,33 @@
 """Recent rows of random forests: what an engine is told reads every path whole, folded or not."""
 
-from __future__ import annotations
+import functools
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from dsbd_forward.forward import Forward
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.parts.fold_chains import FOLDED_TOGETHER, STAY_RECENT
-from dsbd_runtime.parts.recent_paths import MOST_HELD, NewRows, RecentPaths
+from dsbd_runtime.parts.recent_paths import MOST_HELD, RecentPaths
+from tests.state_tables import StateMemory, after
 
 NUM_ANCESTORS = 3
 MOST_NEW = 64
-FACTOR = 0.9  # of a state that decays: the order of a path matters
 
 
-class SumMemory:
-    """Memory of a recurrence of one number: a token is added to what is left of those before.
+class PathEngine:
+    """An engine over ``RecentPaths``: its output is the state of a path, and its last tokens."""
 
-    What was never written, or was dropped, is NaN.
-    """
-
-    def __init__(self) -> None:
-        self.rows = np.full(4096, np.nan)
-        self.states = np.zeros(1)
-        self.folds: list[int] = []  # rows of each
-
-    def reserve(self, num_rows: int, num_used: int) -> None:
-        assert num_rows <= len(self.rows)
-        self.rows[num_used:] = np.nan
-
-    def shrink(self, num_used: int) -> None:
-        self.rows[num_used:] = np.nan
-
-    def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
-        self.rows[first_row : first_row + len(src_rows)] = self.rows[src_rows]
-        self.rows[first_row + len(src_rows) :] = np.nan
-
-    def reserve_checkpoints(self, number: int) -> None:
-        states = np.full(number, np.nan)
-        kept = min(number, len(self.states))
-        states[:kept] = self.states[:kept]
-        self.states = states
-
-    def fold(self, rows: NDArray[np.int64], source: int, target: int) -> None:
-        self.folds.append(len(rows))
-        state = self.states[source]
-        for row in rows:
-            state = FACTOR * state + self.rows[row]
-        self.states[target] = state
-
-
-class SumEngine:
-    """An engine over ``RecentPaths``: its output is the sum of a path, and its last tokens."""
-
-    def __init__(self) -> None:
-        self.memory = SumMemory()
+    def __init__(self):
+        self.memory = StateMemory()
         self.recent = RecentPaths(self.memory, NUM_ANCESTORS)
-        self.paths: list[list[int]] = []  # by row of the cache, its tokens
+        self.paths = []  # by row of the cache, its tokens
         self.seen = np.zeros((0, 0), np.bool_)
         self.num_again = 0
 
-    def forward(self, forward: Forward) -> None:
+    def forward(self, forward):
         """Append rows and check what is read of all of them."""
         for start in range(0, forward.num_new, MOST_NEW):
             part = forward.part(start, min(start + MOST_NEW, forward.num_new))
@@ -80,28 +43,22 @@ class SumEngine:
             self._call(self.recent.new_rows(part), paths)
             self.paths += paths
 
-    def _call(self, new: NewRows, paths: list[list[int]]) -> None:
+    def _call(self, new, paths):
         inputs, rows, num_new = new.inputs, self.memory.rows, new.forward.num_new
         rows[inputs.first_row : inputs.first_row + num_new] = new.forward.token_ids
         places = inputs.checkpoint_rows.ravel()[inputs.row_places]
         assert np.array_equal(places, np.arange(num_new))
         numbers = inputs.row_places // inputs.checkpoint_rows.shape[1] + inputs.first_checkpoint
         for row, path in enumerate(paths):
-            total = self.memory.states[numbers[row]]
+            state = self.memory.states[numbers[row]]
             tokens = rows[inputs.mask[row].nonzero()[0]].tolist()
             assert tokens == path[len(path) - len(tokens) :]  # in the order of the path
-            for token in tokens:
-                total = FACTOR * total + token
-            wanted = 0.0
-            for token in path:
-                wanted = FACTOR * wanted + token
-            np.testing.assert_allclose(total, wanted, rtol=1e-9)
-            assert inputs.ancestors is not None
+            assert functools.reduce(after, tokens, state) == functools.reduce(after, path, 0)
             above = [rows[place] if place >= 0 else 0 for place in inputs.ancestors[row]]
             assert above == [0] * (NUM_ANCESTORS + 1 - len(path)) + path[-1 - NUM_ANCESTORS : -1]
         self.recent.append(new)
 
-    def keep(self, rows: NDArray[np.int64]) -> None:
+    def keep(self, rows):
         self.recent.keep(rows)
         self.paths = [self.paths[row] for row in rows]
 
@@ -109,12 +66,12 @@ class SumEngine:
 class Forest:
     """Rows of a cache and which of them each sees, as a decoder keeps them."""
 
-    def __init__(self, rng: np.random.Generator) -> None:
+    def __init__(self, rng):
         self.rng = rng
-        self.engine = SumEngine()
+        self.engine = PathEngine()
         self.seen = np.zeros((0, 0), np.bool_)
 
-    def append(self, parents: list[int]) -> None:
+    def append(self, parents):
         """Append rows below others, -1 for none, which may be new ones."""
         old, num_new = len(self.seen), len(parents)
         mask = np.zeros((num_new, old + num_new), np.bool_)
@@ -128,13 +85,13 @@ class Forest:
         tokens = self.rng.integers(1, 1 << 30, num_new)
         self.engine.forward(Forward(tokens, mask.sum(1) - 1, mask, np.arange(0)))
 
-    def chain(self, num_rows: int, parent: int) -> int:
+    def chain(self, num_rows, parent):
         """Append a chain; return its last row."""
         first = len(self.seen)
         self.append([parent, *range(first, first + num_rows - 1)])
         return len(self.seen) - 1
 
-    def keep(self, leaves: list[int]) -> list[int]:
+    def keep(self, leaves):
         """Keep the paths to these rows; return where they are now."""
         kept = self.seen[leaves].any(0).nonzero()[0]
         self.seen = self.seen[np.ix_(kept, kept)]
@@ -144,7 +101,7 @@ class Forest:
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 2**32 - 1))
-def test_random_forests_read_whole_paths(seed: int) -> None:
+def test_random_forests_read_whole_paths(seed):
     """Beams, drafts, requests that begin alike, rows dropped now and then."""
     rng = np.random.default_rng(seed)
     forest = Forest(rng)
@@ -167,7 +124,7 @@ def test_random_forests_read_whole_paths(seed: int) -> None:
     assert max(forest.engine.memory.folds, default=0) < 1000
 
 
-def test_what_is_kept_is_flat_in_the_length() -> None:
+def test_what_is_kept_is_flat_in_the_length():
     """Of one beam whose rejected drafts are dropped now and then."""
     forest = Forest(np.random.default_rng(0))
     recent, leaf = forest.engine.recent, forest.chain(300, -1)
@@ -186,7 +143,7 @@ def test_what_is_kept_is_flat_in_the_length() -> None:
     assert min(forest.engine.memory.folds) >= FOLDED_TOGETHER
 
 
-def test_beams_that_parted_are_folded_each() -> None:
+def test_beams_that_parted_are_folded_each():
     forest = Forest(np.random.default_rng(0))
     start = forest.chain(70, -1)
     leaves = [start] * 4
@@ -205,7 +162,7 @@ def test_beams_that_parted_are_folded_each() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 40, 300, 511, 640, 799, 800])
-def test_a_path_branches_off_anywhere(cut: int) -> None:
+def test_a_path_branches_off_anywhere(cut):
     """At most half of it is computed again, and never twice."""
     forest = Forest(np.random.default_rng(0))
     forest.chain(800, -1)
@@ -221,7 +178,7 @@ def test_a_path_branches_off_anywhere(cut: int) -> None:
         assert again[0] == 0  # none of the last rows is folded
 
 
-def test_a_forward_that_failed_is_forgotten() -> None:
+def test_a_forward_that_failed_is_forgotten():
     """Of its two calls the first has been made, and has folded rows that were there before."""
     forest = Forest(np.random.default_rng(0))
     leaf = forest.chain(60, -1)
@@ -235,7 +192,7 @@ def test_a_forward_that_failed_is_forgotten() -> None:
     forest.chain(40, 10)
 
 
-def test_half_a_path_is_refused() -> None:
+def test_half_a_path_is_refused():
     forest = Forest(np.random.default_rng(0))
     forest.chain(3, -1)
     mask = np.array([[1, 0, 1, 1]], np.bool_)
@@ -243,7 +200,7 @@ def test_half_a_path_is_refused() -> None:
         forest.engine.recent.new_rows(Forward(np.array([1]), np.array([3]), mask, np.arange(0)))
 
 
-def test_keeping_nothing_starts_again() -> None:
+def test_keeping_nothing_starts_again():
     forest = Forest(np.random.default_rng(0))
     forest.chain(200, -1)
     forest.keep([])

@@ -1,7 +1,5 @@
 """Entry of a speech model in the manifest, and windows of sound as sources."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -31,7 +29,7 @@ ENCODER = EncoderEntry(
 )
 
 
-def features(seed: int = 0, shape: tuple[int, ...] = (4, 100)) -> np.ndarray:
+def features(seed=0, shape=(4, 100)):
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 

@@ -1,30 +1,29 @@
 """A manifest can hold anything: what an error shows of it is short and one line."""
 
-from __future__ import annotations
-
 import copy
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+import sys
+from dataclasses import dataclass
 
 import pytest
 
-from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
+from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.errors import BundleError
+from dsbd_runtime.typed_json import in_short, json_from_file, typed
+from tests.runtime.bundle_edits import put
 
 MOST_CHARACTERS = 1000
 
 
-def nested(depth: int) -> Any:
-    value: Any = 1
+def nested(depth):
+    value = 1
     for _ in range(depth):
         value = [value]
     return value
 
 
 LONG = "x\n" * 5000
-VALUES: dict[str, Any] = {
+VALUES = {
     "text": LONG,
     "list of numbers": list(range(5000)),
     "list of texts": [LONG] * 3,
@@ -38,7 +37,7 @@ VALUES: dict[str, Any] = {
 NAMES = ["x" * 5000, "x" * 200, "a\nb", "../" + "y" * 5000, "z/" * 3000, "\ud800", "\0" * 3000]
 
 
-def places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+def places(value, place=()):
     """Yield every place of a manifest, that of objects and lists themselves as well."""
     if place:
         yield place
@@ -47,16 +46,14 @@ def places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str 
             yield from places(value[key], (*place, key))
 
 
-def set_at(data: Any, place: tuple[str | int, ...], value: Any) -> Any:
+def set_at(data, place, value):
     """Return a copy of ``data`` with another value at ``place``."""
-    data = changed = copy.deepcopy(data)
-    for key in place[:-1]:
-        data = data[key]
-    data[place[-1]] = value
+    changed = copy.deepcopy(data)
+    put(place, value)(changed)
     return changed
 
 
-def check_refusal(bundle: Path, manifest: Any) -> None:
+def check_refusal(bundle, manifest):
     """Open with another manifest; it may be right all the same, but an error must be short."""
     (bundle / "dsbd.json").write_text(json.dumps(manifest))
     try:
@@ -67,18 +64,16 @@ def check_refusal(bundle: Path, manifest: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", VALUES)
-def test_errors_of_any_value_anywhere_are_short(
-    tiny_bundle: Bundle, bundle_copy: Path, kind: str
-) -> None:
+def test_errors_of_any_value_anywhere_are_short(tiny_bundle, bundle_copy, kind):
     manifest = json.loads((tiny_bundle.path / "dsbd.json").read_text())
     for place in places(manifest):
         check_refusal(bundle_copy, set_at(manifest, place, VALUES[kind]))
 
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: repr(name[:5]))
-def test_errors_of_any_name_are_short(tiny_bundle: Bundle, bundle_copy: Path, name: str) -> None:
+def test_errors_of_any_name_are_short(tiny_bundle, bundle_copy, name):
     manifest = json.loads((tiny_bundle.path / "dsbd.json").read_text())
-    entries: list[Any] = [{"size": 1, "sha256": ""}, {"size": "1", "sha256": ""}, {}, None]
+    entries = [{"size": 1, "sha256": ""}, {"size": "1", "sha256": ""}, {}, None]
     for *above, _ in places(manifest):
         parent = manifest
         for key in above:
@@ -88,7 +83,27 @@ def test_errors_of_any_name_are_short(tiny_bundle: Bundle, bundle_copy: Path, na
                 check_refusal(bundle_copy, set_at(manifest, (*above, name), entry))
 
 
-def test_token_ids_that_differ_are_shown_in_short(tiny_bundle: Bundle, bundle_copy: Path) -> None:
+def test_token_ids_that_differ_are_shown_in_short(tiny_bundle, bundle_copy):
     manifest = json.loads((tiny_bundle.path / "dsbd.json").read_text())
     manifest["target"]["eos_token_ids"] = [i % 258 for i in range(5000)]
     check_refusal(bundle_copy, manifest)
+
+
+@dataclass(frozen=True)
+class Entry:
+    name: str
+
+
+def test_a_value_too_deep_or_too_long_to_show_is_named_by_its_type():
+    with pytest.raises(BundleError, match="entry: name is a list too large to show, expected str"):
+        typed(Entry, {"name": nested(sys.getrecursionlimit())}, "entry")
+    assert in_short(10**5000) == "a int too large to show"
+    assert in_short("x" * 200) == "'" + "x" * 96 + "..."
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5000])
+def test_a_file_too_deep_or_with_too_many_digits_is_no_json(tmp_path, text):
+    file = tmp_path / "dsbd.json"
+    file.write_text(text)
+    with pytest.raises(BundleError, match="cannot be read as JSON"):
+        json_from_file(file)

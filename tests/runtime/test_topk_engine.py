@@ -1,21 +1,16 @@
 """Engines with a top-k head: the candidates of the dense engine, and full logits when read."""
 
-from __future__ import annotations
-
 import tracemalloc
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from dsbd_forward.logits import TopLogits
-from dsbd_runtime.engine.causal_lm import CausalLM
-from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.ort.ort_session import OrtSession
-from tests.runtime.model_calls import logits_of
+from dsbd_runtime.parts.full_logits import HostLogits
+from dsbd_runtime.parts.head import full_output
+from tests.runtime.model_calls import chain, logits_of, tiny_engine
 from tests.runtime.reference import ancestor_mask
 from tests.runtime.tiny_graph import TinyModel, write_engine
 
@@ -25,20 +20,12 @@ TOPK = replace(DENSE, logits=f"topk:{NUM_CANDIDATES}")
 WITHOUT_FULL = replace(TOPK, full_logits=False)
 
 
-def open_model(folder: Path, model: TinyModel) -> CausalLM:
+def open_model(folder, model):
     path = folder / f"{model.logits.replace(':', '-')}-{model.dtype}-{model.full_logits}.onnx"
-    write_engine(model, path)
-    return CausalLM(
-        OrtSession(path, model.entry(), settings=EngineSettings(num_threads=1)), model.entry()
-    )
+    return tiny_engine(model, path)
 
 
-def chain(num_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-    rows = np.arange(num_rows)
-    return rows % 256, rows, np.tri(num_rows, dtype=np.bool_)
-
-
-def assert_candidates_of(found: TopLogits, logits: NDArray[np.float32]) -> None:
+def assert_candidates_of(found, logits):
     ids = np.argsort(-logits, axis=1, kind="stable")[:, :NUM_CANDIDATES]
     np.testing.assert_array_equal(found.top_ids, ids)
     np.testing.assert_array_equal(found.top_logits, np.take_along_axis(logits, ids, axis=1))
@@ -49,7 +36,7 @@ def assert_candidates_of(found: TopLogits, logits: NDArray[np.float32]) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-def test_candidates_are_the_largest_logits_of_the_dense_engine(tmp_path: Path, dtype: str) -> None:
+def test_candidates_are_the_largest_logits_of_the_dense_engine(tmp_path, dtype):
     dense, topk = (open_model(tmp_path, replace(m, dtype=dtype)) for m in (DENSE, TOPK))
     parents = [-1, 0, 0, 2, 1]
     step = (np.array([5, 6, 7, 8, 9]), np.array([0, 1, 1, 2, 2]), ancestor_mask(parents))
@@ -61,19 +48,7 @@ def test_candidates_are_the_largest_logits_of_the_dense_engine(tmp_path: Path, d
     assert (topk.spec.head.num_top_logits, dense.spec.head.num_top_logits) == (NUM_CANDIDATES, 0)
 
 
-def test_no_asked_row_gives_no_candidates(tmp_path: Path) -> None:
-    found = logits_of(open_model(tmp_path, TOPK), *chain(3), np.arange(0))
-    assert found.top_ids.shape == found.top_logits.shape == (0, NUM_CANDIDATES)
-    assert found.logsumexp.shape == (0,)
-
-
-def test_a_long_step_runs_in_chunks(tmp_path: Path) -> None:
-    dense, topk = open_model(tmp_path, DENSE), open_model(tmp_path, TOPK)
-    rows = np.array([299, 3, 255, 256])
-    assert_candidates_of(logits_of(topk, *chain(300), rows), logits_of(dense, *chain(300), rows))
-
-
-def test_manifest_and_head_must_agree(tmp_path: Path) -> None:
+def test_manifest_and_head_must_agree(tmp_path):
     write_engine(TOPK, tmp_path / "topk.onnx")
     write_engine(DENSE, tmp_path / "dense.onnx")
     write_engine(WITHOUT_FULL, tmp_path / "without.onnx")
@@ -93,7 +68,7 @@ LARGE = replace(TOPK, vocab_size=50_000, num_layers=1, num_kv_heads=1, context_l
 LARGE_ROW_BYTES = LARGE.vocab_size * 4
 
 
-def traced_peak(model: CausalLM, num_rows: int) -> int:
+def traced_peak(model, num_rows):
     """Return the most bytes that Python and numpy took in forwards of so many logit rows."""
     tracemalloc.start()
     for _ in range(3):
@@ -104,7 +79,7 @@ def traced_peak(model: CausalLM, num_rows: int) -> int:
     return peak
 
 
-def test_no_forward_takes_an_array_of_the_vocabularys_size(tmp_path: Path) -> None:
+def test_no_forward_takes_an_array_of_the_vocabularys_size(tmp_path):
     with open_model(tmp_path, replace(LARGE, logits="full")) as dense:
         assert traced_peak(dense, 4) > 4 * LARGE_ROW_BYTES  # the measure sees such arrays
     with open_model(tmp_path, replace(LARGE, full_logits=False)) as without:
@@ -115,7 +90,7 @@ def test_no_forward_takes_an_array_of_the_vocabularys_size(tmp_path: Path) -> No
             assert traced_peak(topk, num_rows) < LARGE_ROW_BYTES / 2
 
 
-def test_the_buffer_of_full_logits_is_that_of_the_largest_call(tmp_path: Path) -> None:
+def test_the_buffer_of_full_logits_is_that_of_the_largest_call(tmp_path):
     with open_model(tmp_path, LARGE) as topk:
         tracemalloc.start()
         for num_rows, num_held in ((3, 4), (20, 32), (2, 32), (300, 512), (30, 512)):
@@ -127,7 +102,7 @@ def test_the_buffer_of_full_logits_is_that_of_the_largest_call(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-def test_full_logits_are_those_of_the_dense_engine(tmp_path: Path, dtype: str) -> None:
+def test_full_logits_are_those_of_the_dense_engine(tmp_path, dtype):
     dense, topk = (open_model(tmp_path, replace(m, dtype=dtype)) for m in (DENSE, TOPK))
     step = (np.array([5, 6, 7, 8, 9]), np.array([0, 1, 1, 2, 2]), ancestor_mask([-1, 0, 0, 2, 1]))
     asked = np.array([4, 1, 1, 0])
@@ -142,17 +117,19 @@ def test_full_logits_are_those_of_the_dense_engine(tmp_path: Path, dtype: str) -
     np.testing.assert_array_equal(best, found.top_logits)
 
 
-def test_all_calls_of_a_forward_can_be_read(tmp_path: Path) -> None:
+def test_all_calls_of_a_forward_can_be_read(tmp_path):
     dense, topk = open_model(tmp_path, DENSE), open_model(tmp_path, TOPK)
     for logit_rows in ([299, 3, 255, 256, 280], [256, 257], [299, 255], [], [3, 255]):
         dense.keep(np.arange(0))
         topk.keep(np.arange(0))
         asked = np.array(logit_rows, np.int64)  # the last call begins with row 256
         logits = logits_of(dense, *chain(300), asked)
-        full = logits_of(topk, *chain(300), asked).full
+        found = logits_of(topk, *chain(300), asked)
+        assert_candidates_of(found, logits)
         rows = np.arange(len(asked))[::-1]
-        np.testing.assert_array_equal(full.read(rows), logits[rows])
-        np.testing.assert_array_equal(full.read_tokens(rows, rows + 7), logits[rows, rows + 7])
+        np.testing.assert_array_equal(found.full.read(rows), logits[rows])
+        tokens = found.full.read_tokens(rows, rows + 7)
+        np.testing.assert_array_equal(tokens, logits[rows, rows + 7])
 
 
 WRONG_ROWS = [
@@ -164,13 +141,13 @@ WRONG_ROWS = [
 
 
 @pytest.mark.parametrize(("rows", "said"), WRONG_ROWS)
-def test_other_rows_are_refused(tmp_path: Path, rows: NDArray[np.int64], said: str) -> None:
+def test_other_rows_are_refused(tmp_path, rows, said):
     full = logits_of(open_model(tmp_path, TOPK), *chain(3), np.arange(3)).full
     with pytest.raises(InputError, match=said):
         full.read(rows)
 
 
-def test_full_logits_end_with_the_next_forward_and_not_before(tmp_path: Path) -> None:
+def test_full_logits_end_with_the_next_forward_and_not_before(tmp_path):
     model = open_model(tmp_path, TOPK)
     first = logits_of(model, *chain(200), np.array([199])).full
     wanted = first.read(np.array([0]))
@@ -189,22 +166,73 @@ def test_full_logits_end_with_the_next_forward_and_not_before(tmp_path: Path) ->
         second.read(np.array([0]))
 
 
-def test_full_logits_follow_caches_that_grow(tmp_path: Path) -> None:
+def test_full_logits_follow_caches_that_grow(tmp_path):
     dense, topk = open_model(tmp_path, DENSE), open_model(tmp_path, TOPK)
     for num_rows in (10, 200, 3):  # as many logit rows each time, in caches of 128 and 256
         first = topk.num_rows
-        rows = np.arange(first, first + num_rows)
-        mask = np.tri(first + num_rows, dtype=np.bool_)[first:]
         asked = np.array([num_rows - 1, 0])
-        logits = logits_of(dense, rows % 256, rows, mask, asked)
-        full = logits_of(topk, rows % 256, rows, mask, asked).full
+        logits = logits_of(dense, *chain(num_rows, first), asked)
+        full = logits_of(topk, *chain(num_rows, first), asked).full
         np.testing.assert_array_equal(full.read(np.arange(2)), logits)
 
 
-def test_an_engine_without_the_output_has_no_full_logits(tmp_path: Path) -> None:
+def test_an_engine_without_the_output_has_no_full_logits(tmp_path):
     asked = np.array([2, 0])
     wanted = logits_of(open_model(tmp_path, TOPK), *chain(3), asked)
     found = logits_of(open_model(tmp_path, WITHOUT_FULL), *chain(3), asked)
     assert found.full is None
     for name in ("top_ids", "top_logits", "logsumexp"):
         np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name))
+
+
+class ValueBinder:
+    """Values are the arrays themselves: ``made`` has all, ``bound`` is the last that was bound."""
+
+    def __init__(self):
+        self.made = []
+
+    def value_on(self, array):
+        self.made.append(array)
+        return array
+
+    def write_value(self, name, value):
+        assert name == "logits"
+        self.bound = value
+
+
+def test_calls_of_sizes_that_come_again_have_one_value_each():
+    binder = ValueBinder()
+    logits = HostLogits(full_output(3))
+    logits.bind(binder, 0, 4)
+    first = binder.bound
+    for num_rows in (1, 4, 1, 4, 2):
+        logits.bind(binder, 0, num_rows)
+        value = binder.bound
+        assert value.shape == (num_rows, 3) and np.shares_memory(value, first)
+    assert [len(array) for array in binder.made] == [4, 1, 2]
+    value[:] = np.arange(6).reshape(2, 3)
+    np.testing.assert_array_equal(logits.read(np.array([1, 0])), [[3, 4, 5], [0, 1, 2]])
+
+
+def test_a_larger_call_leaves_no_value_on_the_memory_of_before():
+    binder = ValueBinder()
+    logits = HostLogits(full_output(3))
+    logits.bind(binder, 0, 2)
+    before = binder.bound
+    logits.bind(binder, 0, 5)
+    logits.bind(binder, 0, 2)
+    after = binder.bound
+    assert not np.shares_memory(before, after)
+    after[:] = 7.0
+    np.testing.assert_array_equal(logits.read(np.array([1])), np.full((1, 3), 7.0))
+
+
+def test_the_rows_of_a_forwards_earlier_calls_stay():
+    binder = ValueBinder()
+    logits = HostLogits(full_output(3))
+    logits.bind(binder, 0, 2)
+    binder.bound[:] = 1.0
+    logits.bind(binder, 2, 3)  # more than there is room for
+    binder.bound[:] = 2.0
+    assert logits.read(np.arange(5))[:, 0].tolist() == [1, 1, 2, 2, 2]
+    assert logits.read_tokens(np.array([4, 0]), np.array([2, 1])).tolist() == [2, 1]

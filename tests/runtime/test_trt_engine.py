@@ -1,16 +1,11 @@
 """TensorRT engines opened, refused, and run over a fake ``trt`` that computes with ONNX Runtime."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
-from dsbd_runtime.device.device_session import DeviceSession
+from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.engine.providers import Placement, find_provider, parse_placement
 from dsbd_runtime.engine.session import EngineOptions
@@ -18,36 +13,28 @@ from dsbd_runtime.errors import BundleError, CapacityError, DsbdError, ProviderE
 from dsbd_runtime.loading import load_causal_lm
 from dsbd_runtime.tensorrt.trt_engine import open_trt_session
 from tests.runtime.fake_trt import CAPACITY, STEPS, FakeGpu, FakeTrt, add_fake_engines
-from tests.runtime.model_calls import logits_of
+from tests.runtime.model_calls import chain, logits_of
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 RTX = find_provider("tensorrt-rtx")
 
 
-def opened(
-    bundle: Bundle, trt: Any = None, gpu: FakeGpu | None = None, provider: Any = RTX
-) -> DeviceSession:
+def opened(bundle, trt=None, gpu=None, provider=RTX):
     request = EngineOptions(bundle=bundle, role="target", placement=Placement(provider, 0))
     return open_trt_session(request, trt=trt or FakeTrt(), cuda_runtime=gpu or FakeGpu())
 
 
 @pytest.fixture(autouse=True)
-def no_kernels_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def no_kernels_of_the_user(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture
-def bundle(bundle_copy: Path) -> Bundle:
+def bundle(bundle_copy):
     return add_fake_engines(bundle_copy)
 
 
-def chain(first_row: int, num_rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens, positions and mask of a chain after ``first_row`` rows."""
-    rows = np.arange(first_row, first_row + num_rows)
-    return rows % 251, rows, np.tri(first_row + num_rows, dtype=np.bool_)[first_row:]
-
-
-def test_steps_and_moves_give_what_the_cpu_gives(bundle: Bundle) -> None:
+def test_steps_and_moves_give_what_the_cpu_gives(bundle):
     trt, gpu = FakeTrt(), FakeGpu()
     entry = bundle.entry("target")
     with (
@@ -55,7 +42,7 @@ def test_steps_and_moves_give_what_the_cpu_gives(bundle: Bundle) -> None:
         load_causal_lm(bundle, "target") as on_cpu,
     ):
         for num_rows in (300, 1, 5, 9):
-            tokens, positions, mask = chain(model.num_rows, num_rows)
+            tokens, positions, mask = chain(num_rows, model.num_rows)
             asked = np.array([num_rows - 1, 0])
             found, wanted = (logits_of(m, tokens, positions, mask, asked) for m in (model, on_cpu))
             np.testing.assert_allclose(found, wanted, atol=1e-5)
@@ -67,7 +54,7 @@ def test_steps_and_moves_give_what_the_cpu_gives(bundle: Bundle) -> None:
 
 
 @pytest.mark.parametrize("full_logits", [True, False])
-def test_full_logits_of_a_plan_with_a_topk_head(tmp_path: Path, full_logits: bool) -> None:
+def test_full_logits_of_a_plan_with_a_topk_head(tmp_path, full_logits):
     target = TinyModel(logits="topk:8", full_logits=full_logits)
     write_tiny_bundle(tmp_path / "bundle", target=target)
     bundle, gpu = add_fake_engines(tmp_path / "bundle"), FakeGpu()
@@ -78,7 +65,7 @@ def test_full_logits_of_a_plan_with_a_topk_head(tmp_path: Path, full_logits: boo
         for num_rows in (9, 1, 9):
             asked = np.arange(num_rows)
             found, wanted = (
-                logits_of(m, *chain(m.num_rows, num_rows), asked) for m in (model, on_cpu)
+                logits_of(m, *chain(num_rows, m.num_rows), asked) for m in (model, on_cpu)
             )
             np.testing.assert_array_equal(found.top_ids, wanted.top_ids)
             assert (found.full is not None) == (wanted.full is not None) == full_logits
@@ -88,19 +75,19 @@ def test_full_logits_of_a_plan_with_a_topk_head(tmp_path: Path, full_logits: boo
     assert gpu.live == {} and gpu.streams == []
 
 
-def test_a_size_is_set_once_and_then_only_executed(bundle: Bundle) -> None:
+def test_a_size_is_set_once_and_then_only_executed(bundle):
     trt = FakeTrt()
     with CausalLM(opened(bundle, trt), bundle.entry("target")) as model:
         for _ in range(3):
-            logits_of(model, *chain(model.num_rows, 5), np.array([0]))
+            logits_of(model, *chain(5, model.num_rows), np.array([0]))
         [context] = trt.plans[0].contexts
         methods = [method for method, _ in context.log]
         assert context.log[0] == ("set_optimization_profile_async", STEPS.index(8))
         assert methods[-3:] == ["execute_async_v3"] * 3 and methods.count("execute_async_v3") == 3
         assert methods.count("set_tensor_address") == len(trt.plans[0].infos)
-        logits_of(model, *chain(model.num_rows, 40), np.array([0]))  # another profile and context
+        logits_of(model, *chain(40, model.num_rows), np.array([0]))  # another profile and context
         assert trt.plans[0].contexts[1].log[0] == ("set_optimization_profile_async", 3)
-        logits_of(model, *chain(model.num_rows, 2), np.array([0]))  # the first one, another size
+        logits_of(model, *chain(2, model.num_rows), np.array([0]))  # the first one, another size
         assert context.log[-1][0] == "execute_async_v3" and len(context.log) > len(methods) + 1
 
 
@@ -114,8 +101,8 @@ MISFITS = [  # (what the record says, the machine, words of the message)
 
 @pytest.mark.parametrize(("changes", "machine", "words"), MISFITS)
 def test_an_engine_that_does_not_fit_is_refused_with_the_command(
-    bundle_copy: Path, changes: dict[str, Any], machine: dict[str, Any], words: str
-) -> None:
+    bundle_copy, changes, machine, words
+):
     bundle = add_fake_engines(bundle_copy, **changes)
     gpu = machine.get("gpu", FakeGpu())
     with pytest.raises(BundleError) as error:
@@ -129,13 +116,13 @@ def test_an_engine_that_does_not_fit_is_refused_with_the_command(
     assert gpu.streams == []
 
 
-def test_a_bundle_without_engines_names_the_command(tiny_bundle: Bundle) -> None:
+def test_a_bundle_without_engines_names_the_command(tiny_bundle):
     words = f"has no tensorrt engine; build it with: dsbd-export --bundle {tiny_bundle.path} "
     with pytest.raises(BundleError, match=words + "--engine tensorrt$"):
         opened(tiny_bundle, provider=find_provider("tensorrt"))
 
 
-def test_a_cache_that_is_not_updated_in_place_is_refused(bundle: Bundle) -> None:
+def test_a_cache_that_is_not_updated_in_place_is_refused(bundle):
     for wrong in (None, "past_key_values.1.key"):
         trt = FakeTrt()
         trt.aliases["present.1.value"] = wrong
@@ -143,7 +130,7 @@ def test_a_cache_that_is_not_updated_in_place_is_refused(bundle: Bundle) -> None
             opened(bundle, trt)
 
 
-def test_a_plan_with_other_sizes_than_its_record_is_refused(bundle_copy: Path) -> None:
+def test_a_plan_with_other_sizes_than_its_record_is_refused(bundle_copy):
     bundle = add_fake_engines(bundle_copy, capacity=512)
     with pytest.raises(BundleError, match=r"caches of 320 rows, engine\.json says 512"):
         opened(bundle)
@@ -152,7 +139,7 @@ def test_a_plan_with_other_sizes_than_its_record_is_refused(bundle_copy: Path) -
         opened(bundle)
 
 
-def test_what_tensorrt_refuses_is_an_error_with_its_reason(bundle: Bundle) -> None:
+def test_what_tensorrt_refuses_is_an_error_with_its_reason(bundle):
     trt = FakeTrt()
     trt.can_load = False
     with pytest.raises(BundleError, match=r"engine.plan \(another serialization version\)"):
@@ -161,33 +148,33 @@ def test_what_tensorrt_refuses_is_an_error_with_its_reason(bundle: Bundle) -> No
         trt = FakeTrt()
         trt.refuses.add(method)
         with CausalLM(opened(bundle), bundle.entry("target")) as model:
-            logits_of(model, *chain(0, 3), np.array([0]))
+            logits_of(model, *chain(3), np.array([0]))
         model = CausalLM(opened(bundle, trt), bundle.entry("target"))
         with pytest.raises(DsbdError, match=f"no {method}"):
-            logits_of(model, *chain(0, 3), np.array([0]))
+            logits_of(model, *chain(3), np.array([0]))
 
 
-def test_what_does_not_fit_is_a_capacity_error(bundle: Bundle) -> None:
+def test_what_does_not_fit_is_a_capacity_error(bundle):
     model = CausalLM(opened(bundle), bundle.entry("target"))
-    logits_of(model, *chain(0, CAPACITY), np.array([0]))  # full, the last rows without padding
+    logits_of(model, *chain(CAPACITY), np.array([0]))  # full, the last rows without padding
     with pytest.raises(CapacityError, match=f"{CAPACITY + 1} cache rows do not fit"):
-        logits_of(model, *chain(CAPACITY, 1), np.array([0]))
+        logits_of(model, *chain(1, CAPACITY), np.array([0]))
     assert model.num_rows == CAPACITY
     trt = FakeTrt()
     trt.has_memory = False
     model = CausalLM(opened(bundle, trt), bundle.entry("target"))
     with pytest.raises(CapacityError, match="no device memory to run"):
-        logits_of(model, *chain(0, 1), np.array([0]))
+        logits_of(model, *chain(1), np.array([0]))
 
 
-def test_a_missing_or_old_tensorrt_is_a_provider_error(bundle: Bundle) -> None:
+def test_a_missing_or_old_tensorrt_is_a_provider_error(bundle):
     with pytest.raises(ProviderError, match=r"in a checkout .* '\.\[tensorrt\]'"):
         open_trt_session(
             EngineOptions(bundle=bundle, role="target", placement=parse_placement("tensorrt"))
         )
 
 
-def test_a_record_that_cannot_be_right_is_refused(bundle_copy: Path) -> None:
+def test_a_record_that_cannot_be_right_is_refused(bundle_copy):
     for changes, words in (
         ({"step_profiles": [8, 1]}, "step_profiles is"),
         ({"move_profiles": [CAPACITY + 1]}, "move_profiles is"),
@@ -201,11 +188,11 @@ def test_a_record_that_cannot_be_right_is_refused(bundle_copy: Path) -> None:
         open_bundle(bundle_copy)
 
 
-def test_the_contexts_of_a_plan_share_scratch_of_the_largest_profile(bundle: Bundle) -> None:
+def test_the_contexts_of_a_plan_share_scratch_of_the_largest_profile(bundle):
     trt, gpu = FakeTrt(), FakeGpu()
     with CausalLM(opened(bundle, trt, gpu), bundle.entry("target")) as model:
         for num_rows in (200, 1, 20):
-            logits_of(model, *chain(model.num_rows, num_rows), np.array([0]))
+            logits_of(model, *chain(num_rows, model.num_rows), np.array([0]))
         model.keep(np.arange(1, 200))
         for plan, num_contexts in zip(trt.plans, (3, 1), strict=True):
             assert len(plan.contexts) == num_contexts
@@ -214,7 +201,7 @@ def test_the_contexts_of_a_plan_share_scratch_of_the_largest_profile(bundle: Bun
     assert gpu.live == {}
 
 
-def test_compiled_kernels_are_kept_for_the_next_opening(bundle: Bundle, tmp_path: Path) -> None:
+def test_compiled_kernels_are_kept_for_the_next_opening(bundle, tmp_path):
     opened(bundle).close()
     files = sorted(tmp_path.glob("cache/dsbd-ort/*"))
     assert len(files) == 2  # of the model and of the prune graph
@@ -225,7 +212,7 @@ def test_compiled_kernels_are_kept_for_the_next_opening(bundle: Bundle, tmp_path
     assert files[0].read_bytes() == b"compiled"
 
 
-def test_the_real_package_has_what_a_context_is_made_with() -> None:
+def test_the_real_package_has_what_a_context_is_made_with():
     trt = pytest.importorskip("tensorrt_rtx")
     for owner, names in (
         (trt.ICudaEngine, ("create_runtime_config", "device_memory_size_v2")),

@@ -1,7 +1,5 @@
 """A tiny attention model as a forest-contract ONNX graph made by hand, and a bundle around it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -261,8 +259,8 @@ def write_tiny_bundle(
     target: TinyModel | None = None,
     draft: TinyModel | None = None,
     tokenizer: tokenizers.Tokenizer | None = None,
-) -> None:
-    """Write a complete bundle at ``path``; without ``tokenizer`` each byte is a token."""
+) -> Path:
+    """Write a complete bundle at ``path``, and return it; by default each byte is a token."""
     models_by_role = {"target": target or TinyModel(), "draft": draft or TinyModel(seed=1)}
     with new_bundle(path) as folder:
         for role in ROLES:
@@ -276,6 +274,7 @@ def write_tiny_bundle(
             target=models_by_role["target"].entry(),
             draft=models_by_role["draft"].entry(),
         )
+    return path
 
 
 def _layer_nodes(model: TinyModel, layer: int) -> list[onnx.NodeProto]:

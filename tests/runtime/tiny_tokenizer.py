@@ -1,7 +1,5 @@
 """A byte-level tokenizer without merges: every byte is a token."""
 
-from __future__ import annotations
-
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 

@@ -1,7 +1,5 @@
 """Small tokenizers of every kind that checkpoints have: how tokens join into text differs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,6 @@
-"""Bytes of WAV files in every form that is read, and of such that are not."""
+"""Bytes of audio files: WAV in every form that is read, and in some that are not."""
 
-from __future__ import annotations
-
+import io
 import struct
 
 import numpy as np
@@ -35,6 +34,17 @@ def wav_bytes(
     said = len(data) if num_data_bytes is None else num_data_bytes
     chunks = chunk(b"fmt ", fields) + before + b"data" + struct.pack("<I", said) + data
     return b"RIFF" + struct.pack("<I", (4 + len(chunks)) & 0xFFFF_FFFF) + b"WAVE" + chunks
+
+
+def file_of(
+    samples: NDArray[np.floating], format: str, rate: int = 16_000, **options: object
+) -> bytes:
+    """Return a file of a format that soundfile writes."""
+    import soundfile
+
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format=format, **options)
+    return file.getvalue()
 
 
 def chunk(name: bytes, content: bytes) -> bytes:

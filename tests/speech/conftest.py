@@ -1,7 +1,5 @@
 """The tiny random Whisper, opened."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

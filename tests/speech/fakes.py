@@ -1,10 +1,10 @@
-"""A speech model that says what it hears by its loudness, and what was asked of it."""
+"""Transcripts that no model made, and a speech model that transcribes the loudness of sounds."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +17,43 @@ from dsbd_errors import DsbdError
 from dsbd_ort.engine import Cancelled, ServiceClosedError, ServiceLimits, ServiceStats
 from dsbd_ort.speech.transcript import Segment, SpokenWord, Transcript
 from dsbd_runtime.errors import InputError
+from tests.benchmark.fakes import stats
 from tests.speech.sounds import RATE
-from tests.speech.transcripts import transcript
+
+SEGMENTS = [  # start, end, text
+    (0.0, 2.5, " And so, my fellow Americans,"),
+    (2.5, 7.04, " ask not\n\nwhat <your> country --> can & do"),
+    (7.04, 8.0, "  "),
+    (3599.9996, 3723.0451, " for you."),
+]
+
+
+def segment(id: int, start: float, end: float, text: str, **changes: Any) -> Segment:
+    values: dict[str, Any] = {
+        "seek": 0,
+        "token_ids": (50_364, 400 + id, 50_365),
+        "temperature": 0.0,
+        "avg_logprob": -0.25,
+        "compression_ratio": 1.5,
+        "no_speech_prob": 0.01,
+    }
+    return Segment(id=id, start=start, end=end, text=text, **{**values, **changes})
+
+
+def transcript(
+    segments: Sequence[tuple[float, float, str]] = SEGMENTS, **changes: Any
+) -> Transcript:
+    made = tuple(segment(index, *each) for index, each in enumerate(segments))
+    values: dict[str, Any] = {
+        "text": "".join(each.text for each in made),
+        "language": "en",
+        "language_probability": 0.75,
+        "task": "transcribe",
+        "duration": 11.00006,
+        "segments": made,
+        "stats": stats(),
+    }
+    return Transcript(**{**values, **changes})
 
 
 def heard(samples: NDArray[np.float32], **changes: Any) -> Transcript:

@@ -1,7 +1,5 @@
 """Sounds made by numpy, which stand in for speech, and files of them."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

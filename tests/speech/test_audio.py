@@ -1,7 +1,5 @@
 """Audio files of every form: their samples, or one line that says what is wrong."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess
@@ -16,7 +14,7 @@ import pytest
 
 from dsbd_ort.speech.audio import read_audio
 from dsbd_runtime.errors import InputError
-from tests.speech.audio_files import FLOAT, MU_LAW, PCM, chunk, wav_bytes
+from tests.speech.audio_files import FLOAT, MU_LAW, PCM, chunk, file_of, wav_bytes
 from tests.speech.sounds import noise, speech_like, tone
 
 soundfile = pytest.importorskip("soundfile")
@@ -96,20 +94,8 @@ def test_other_chunks_are_passed_over() -> None:
     )
 
 
-@pytest.mark.parametrize("size", [0xFFFF_FFFF, 0x7FFF_FFFF, 0x7FFF_F000])
-def test_a_recorder_that_did_not_know_the_size(size: int) -> None:
-    data = wav_bytes(SPEECH, num_data_bytes=size)
-    np.testing.assert_array_equal(read_audio(data), read_audio(wav_bytes(SPEECH)))
-
-
-def _file(samples: np.ndarray, format: str, subtype: str | None = None) -> bytes:
-    file = io.BytesIO()
-    soundfile.write(file, samples, 16_000, format=format, subtype=subtype)
-    return file.getvalue()
-
-
 def _flac(samples: np.ndarray) -> bytes:
-    return _file(samples, "FLAC")
+    return file_of(samples, "FLAC")
 
 
 WHOLE = wav_bytes(SPEECH)
@@ -119,16 +105,17 @@ BAD = {  # what: (bytes of a file, the message)
     "JSON": (b'{"a": 1}', "is not audio that can be read"),
     "empty": (b"", "is an empty file"),
     "no samples": (wav_bytes(np.zeros(0)), "has no samples"),
-    "no samples, AIFF": (_file(np.zeros(0), "AIFF"), "has no samples"),
+    "no samples, but a list": (
+        wav_bytes(np.zeros(0)) + chunk(b"LIST", b"INFOISFT\5\0\0\0Lavf\0\0"),
+        "has no samples",
+    ),
+    "no samples, AIFF": (file_of(np.zeros(0), "AIFF"), "has no samples"),
     "1 kHz": (wav_bytes(SPEECH, 1_000), "sampling rate of 1000 Hz; expected 4000 to 384000"),
     "0 Hz": (wav_bytes(SPEECH, 0), "sampling rate of 0 Hz"),
     "4 GHz": (wav_bytes(SPEECH, 2**32 - 1, bits=8), "4294967295 Hz"),
     "12 channels": (wav_bytes(np.zeros((99, 12))), "has 12 channels; expected 1 to 8"),
     "0 channels": (WHOLE[:22] + b"\0\0" + WHOLE[24:], "has 0 channels"),
-    "NaN": (
-        wav_bytes(np.array([0.0, np.nan]), kind=FLOAT, bits=32),
-        "has the sample nan; expected numbers from -1 to 1",
-    ),
+    "NaN": (wav_bytes(np.array([0.0, np.nan]), kind=FLOAT, bits=32), "nan; expected numbers from "),
     "beyond float32": (wav_bytes(np.full(9, 1e300), kind=FLOAT, bits=64), r"sample 1e\+300; exp"),
     "infinity": (wav_bytes(np.array([0, -np.inf]), kind=FLOAT, bits=64), "has the sample -inf"),
     "cut": (WHOLE[:-1001], "is cut: its header has 22400 bytes of samples, the file 21399"),
@@ -138,10 +125,7 @@ BAD = {  # what: (bytes of a file, the message)
     "no format": (WHOLE[:12] + WHOLE[36:], "without a format before its samples"),
     "short format": (WHOLE[:12] + chunk(b"fmt ", b"\1\0") + WHOLE[36:], "has 2 bytes"),
     "contradiction": (WHOLE[:32] + b"\7\0" + WHOLE[34:], "1 channels of 16 bits take 2 bytes"),
-    "cut mu-law": (
-        wav_bytes(SPEECH, kind=MU_LAW, bits=8)[:60],
-        "is (damaged or )?cut|not audio",
-    ),
+    "cut mu-law": (wav_bytes(SPEECH, kind=MU_LAW, bits=8)[:60], "is (damaged or )?cut|not audio"),
 }
 
 
@@ -182,12 +166,9 @@ def test_an_audio_that_is_too_long(make) -> None:
     assert len(read_audio(data, max_seconds=3.0)) == 48_000
     with pytest.raises(InputError, match=r"lasts 3 s, more than the 2 s that are read at a time"):
         read_audio(data, max_seconds=2.0)
-
-
-def test_the_limit_holds_where_the_header_does_not_know() -> None:
-    data = wav_bytes(np.zeros(16_000 * 9), num_data_bytes=0xFFFF_FFFF)
+    endless = wav_bytes(np.zeros(16_000 * 9), num_data_bytes=0xFFFF_FFFF)
     with pytest.raises(InputError, match="more than the 2 s"):
-        read_audio(data, max_seconds=2.0)
+        read_audio(endless, max_seconds=2.0)
 
 
 def test_reading_stops_when_it_is_cancelled() -> None:
@@ -214,12 +195,12 @@ class _Failing(io.BytesIO):
 @pytest.mark.parametrize("format", ["WAV", "FLAC", "MP3", "OGG"])
 def test_a_file_that_fails_meanwhile(format: str, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InputError, match=r"^the audio cannot be read: Input/output error$"):
-        read_audio(_Failing(_file(noise(20.0), format)))
+        read_audio(_Failing(file_of(noise(20.0), format)))
     assert capfd.readouterr() == ("", "")
 
 
 def _damaged(format: str) -> Iterator[bytes]:
-    whole = _file(noise(0.1), format, subtype="DOUBLE" if format != "FLAC" else None)
+    whole = file_of(noise(0.1), format, subtype="DOUBLE" if format != "FLAC" else None)
     for length in range(0, 200, 4):
         yield whole[:length]
     for place in range(0, 200, 4):

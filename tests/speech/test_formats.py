@@ -1,7 +1,5 @@
 """Transcripts in every format, byte for byte."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
@@ -10,7 +8,7 @@ import pytest
 
 from dsbd_ort.speech.formats import FORMATS, remarks, transcript_object
 from dsbd_ort.speech.transcript import Skipped, SpokenWord
-from tests.speech.transcripts import transcript
+from tests.speech.fakes import transcript
 
 SRT = """\
 1

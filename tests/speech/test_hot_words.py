@@ -1,7 +1,5 @@
 """Hot words: what a text gains by them, token by token."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -10,7 +8,6 @@ import pytest
 from dsbd_ort import Pipeline
 from dsbd_ort.speech.hot_words import HotWords, read_hot_words
 from dsbd_runtime.errors import InputError
-from scripts.speech_checkpoint import speech_tokenizer
 
 VOCAB_SIZE = 8
 GAIN = 2.0
@@ -61,21 +58,8 @@ def test_what_is_forbidden_stays_so():
     assert np.isneginf(found).all()
 
 
-class Words:
-    """The tokenizer of the tiny model, as requests have it."""
-
-    def __init__(self):
-        self._tokenizer = speech_tokenizer()
-
-    def encode(self, text, add_special_tokens=True):
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-
-    def decode(self, token_ids):
-        return self._tokenizer.decode(token_ids)
-
-
-def test_words_are_read_as_they_stand_in_a_text():
-    words = Words()
+def test_words_are_read_as_they_stand_in_a_text(speech_pipe: Pipeline):
+    words = speech_pipe.tokenizer
     [found] = read_hot_words(["  brown fox "], words)
     assert words.decode([*found]) == " brown fox"
     assert read_hot_words(None, words) == ()

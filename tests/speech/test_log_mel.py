@@ -1,7 +1,5 @@
 """Log-mel features against those of transformers, and by windows against the whole."""
 
-from __future__ import annotations
-
 import tracemalloc
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Any options of a transcription work or are refused in one line, by pipeline and service."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +15,7 @@ from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.engine import Service
 from dsbd_ort.engine.errors import InternalError
 from dsbd_ort.speech.speech_request import SPEECH_OPTIONS
+from dsbd_runtime.errors import InputError
 from tests.robustness.odd_values import ODD_VALUES, SENSIBLE
 from tests.speech.sounds import speech_like
 
@@ -101,7 +100,34 @@ def test_many_transcriptions_work_or_are_refused(speech_pipe, options):
 
 
 FUNCTION = lambda path, scores: scores  # noqa: E731
-RAW: list[tuple[dict[str, Any], str]] = [  # what used to end raw, or to mean something else
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"language": "xx"}, "language is 'xx'; expected the code or the English name of one of the 3"),
+    ({"language": "engish"}, "did you mean 'english'"),
+    ({"language": 5}, "language is a int"),
+    ({"task": "sing"}, "task is 'sing'; expected one of transcribe, translate"),
+    ({"temperature": ()}, "temperature has 0 values"),
+    ({"temperature": (0.0, -1.0)}, "temperature is -1.0; expected a number from 0 to 10"),
+    ({"temperature": "hot"}, "temperature is 'hot'; expected a number"),
+    ({"logprob_threshold": float("nan")}, "logprob_threshold is nan"),
+    ({"return_timestamps": "yes"}, "'yes'; expected one of False, True, 'word'"),
+    ({"return_timestamps": np.ones(2)}, r"s is array\(\[1., 1.\]\); expected one of"),
+    ({"condition_on_previous_text": "word"}, "text is 'word'; expected one of False, True$"),
+    ({"initial_prompt": "<|startoftranscript|> now"}, "initial_prompt has the special token 281"),
+    ({"initial_prompt": 5}, "initial_prompt is a int; expected a text"),
+    ({"best_of": 0}, "best_of is 0; expected at least 1"),
+    ({"num_return_sequences": 0}, "num_return_sequences is 0; expected at least 1"),
+    ({"num_return_sequences": 6}, "num_return_sequences is 6, but num_beams is 5"),
+    ({"num_return_sequences": 2, "temperature": 0.5}, "sequences is 2, but best_of is 1"),
+    ({"hot_words": "Kafka"}, "hot_words is a str; expected a list of texts"),
+    ({"hot_words": [" "]}, "hot_words has ' '; expected words or phrases"),
+    ({"hot_words": ["fox " * 99]}, "hot_words has a text of .* tokens"),
+    ({"hot_words": ["<|en|>"]}, "hot_words has '<|en|>', with a special token"),
+    ({"hot_words": ["fox"], "hot_word_gain": -1.0}, "gain is -1.0; expected a number from 0 to"),
+    ({"no_timestamps_token_id": 5}, "no_timestamps_token_id is given, but transcribe decides it"),
+    ({"strategy": "speculative", "num_beams": 1}, "temperature is 0, but strategy speculative"),
+    ({"num_beams": 0}, "num_beams is 0; expected at least 1"),
+    ({"max_new_tokens": 1000}, "exceed the context of 96"),
+    ({"hotwords": ["Kafka"]}, "unknown option 'hotwords'"),
     ({"seed": "7"}, "seed is '7'; expected a whole number"),
     ({"seed": [7]}, r"seed is \[7\]; expected a whole number"),
     ({"seed": 2**128}, "seed is .*; expected at most"),
@@ -114,10 +140,36 @@ RAW: list[tuple[dict[str, Any], str]] = [  # what used to end raw, or to mean so
 ]
 
 
-@pytest.mark.parametrize(("options", "words"), RAW)
-def test_wrong_types_are_named(options, words, speech_pipe):
+@pytest.mark.parametrize(("options", "words"), WRONG)
+def test_wrong_options_are_named(options, words, speech_pipe):
     with pytest.raises(DsbdError, match=words):
-        speech_pipe.transcription(SAMPLES, options)
+        speech_pipe.transcribe(SAMPLES, **options)
+
+
+NO_SOUND = [
+    (np.zeros(0, np.float32), r"float32 of shape \(0,\)"),
+    (np.zeros((2, 100), np.float32), "expected floats from -1 to 1 in one dimension"),
+    (np.zeros(100, np.int16), "the samples are int16"),
+    (np.array([0.0, np.nan]), "sample 1 is nan"),
+]
+
+
+@pytest.mark.parametrize(("samples", "words"), NO_SOUND)
+def test_what_is_no_sound_is_refused(samples, words, speech_pipe):
+    with pytest.raises(InputError, match=words):
+        speech_pipe.transcribe(samples)
+
+
+def test_a_text_is_no_prompt_of_a_speech_model(speech_pipe):
+    for prompt in ("Hello", [1, 2]):
+        with pytest.raises(InputError, match=r"reads sound, a .* is given as its prompt; use"):
+            speech_pipe.generate(prompt)
+
+
+def test_a_model_of_texts_transcribes_nothing(demo_bundle):
+    with Pipeline.from_bundle(demo_bundle, num_threads=1) as pipe:
+        with pytest.raises(InputError, match="reads text, not sound"):
+            pipe.transcribe(SAMPLES)
 
 
 def test_numbers_of_numpy_are_those_of_python(speech_pipe):

@@ -1,7 +1,5 @@
 """Resampling against scipy's, against the tones it must keep, and by blocks against the whole."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Segments of a window, and the ratio of repetitions, are those of transformers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

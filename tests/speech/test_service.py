@@ -1,11 +1,8 @@
 """Transcriptions of a Service: those of the pipeline, several at a time, cancelled, at its end."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -46,20 +43,14 @@ REQUESTS: list[tuple[NDArray[np.float32], dict[str, Any]]] = [
 
 
 @pytest.fixture(scope="module")
-def pipe(speech_bundle: Path) -> Iterator[Pipeline]:
-    with Pipeline.from_bundle(speech_bundle, num_threads=1) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def alone(pipe: Pipeline) -> list[Transcript]:
+def alone(speech_pipe: Pipeline) -> list[Transcript]:
     """The pipeline's answer to each request."""
-    return [pipe.transcribe(audio, **options) for audio, options in REQUESTS]
+    return [speech_pipe.transcribe(audio, **options) for audio, options in REQUESTS]
 
 
 @pytest.fixture
-def service(pipe: Pipeline, alone: list[Transcript]) -> Iterator[Service]:
-    with Service(pipe, ServiceLimits(max_requests=8)) as opened:
+def service(speech_pipe: Pipeline, alone: list[Transcript]) -> Iterator[Service]:
+    with Service(speech_pipe, ServiceLimits(max_requests=8)) as opened:
         yield opened
 
 
@@ -75,20 +66,24 @@ def check_equal(found: Transcript, wanted: Transcript) -> None:
         assert one.no_speech_prob == pytest.approx(other.no_speech_prob, abs=1e-5)
 
 
-def test_eight_at_a_time_are_those_alone(service: Service, alone: list[Transcript]) -> None:
+def transcribed(
+    service: Service, asked: list[tuple[NDArray[np.float32], dict[str, Any]]]
+) -> list[Transcript]:
+    """Transcribe all at a time."""
     with ThreadPoolExecutor(8) as threads:
-        together = [
-            threads.submit(service.transcribe, audio, **options) for audio, options in REQUESTS
-        ]
-    for found, wanted in zip(together, alone, strict=True):
-        check_equal(found.result(), wanted)
+        return list(threads.map(lambda one: service.transcribe(one[0], **one[1]), asked))
+
+
+def test_eight_at_a_time_are_those_alone(service: Service, alone: list[Transcript]) -> None:
+    for found, wanted in zip(transcribed(service, REQUESTS), alone, strict=True):
+        check_equal(found, wanted)
     assert len({each.text for each in alone}) > 4
 
 
 def test_a_window_is_read_once_whatever_else_runs(
     service: Service, alone: list[Transcript]
 ) -> None:
-    """It has several requests, for its language and its text, and others between them.
+    """A window has several requests, for its language and its text, with others between them.
 
     The requests of all audios may end in one iteration, after which no row depends on a window.
     """
@@ -102,11 +97,7 @@ def test_a_window_is_read_once_whatever_else_runs(
     encoder._read = counted
     asked = [(audio, options) for audio, options in REQUESTS if "prompt" not in str(options)]
     try:
-        with ThreadPoolExecutor(8) as threads:
-            for each in [
-                threads.submit(service.transcribe, audio, **options) for audio, options in asked
-            ]:
-                each.result()
+        transcribed(service, asked)
     finally:
         del encoder._read
     assert len(sources) == len(set(sources)) >= len(asked) - 1
@@ -135,12 +126,9 @@ def test_an_exception_of_on_segment_cancels(service: Service) -> None:
 
 
 def test_invalid_requests_are_refused_at_once(service: Service) -> None:
-    for audio, options in [
-        (np.zeros(0, np.float32), {}),
-        (SHORT, {"language": "xx"}),
-        (SHORT, {"task": "sing"}),
-        (b"no audio", {}),
-    ]:
+    silent = np.zeros(0, np.float32)
+    wrong = [(silent, {}), (b"no audio", {}), (SHORT, {"language": "x"}), (SHORT, {"task": "sing"})]
+    for audio, options in wrong:
         with pytest.raises(InputError):
             service.submit_audio(audio, options, lambda event: None)
 
@@ -160,9 +148,11 @@ def test_a_transcription_is_cancelled(service: Service) -> None:
     live.join()
 
 
-def test_closing_finishes_those_that_there_are(pipe: Pipeline, alone: list[Transcript]) -> None:
+def test_closing_finishes_those_that_there_are(
+    speech_pipe: Pipeline, alone: list[Transcript]
+) -> None:
     events: SimpleQueue[SpeechEvent] = SimpleQueue()
-    with Service(pipe) as service:
+    with Service(speech_pipe) as service:
         service.submit_audio(LONG, PLAIN, events.put)
     while isinstance(event := events.get(timeout=60), Segment):
         pass
@@ -172,9 +162,9 @@ def test_closing_finishes_those_that_there_are(pipe: Pipeline, alone: list[Trans
         service.submit_audio(SHORT, PLAIN, events.put)
 
 
-def test_closing_without_them_cancels(pipe: Pipeline) -> None:
+def test_closing_without_them_cancels(speech_pipe: Pipeline) -> None:
     events: SimpleQueue[SpeechEvent] = SimpleQueue()
-    service = Service(pipe)
+    service = Service(speech_pipe)
     begun = threading.Event()
 
     def on_event(event: SpeechEvent) -> None:
@@ -189,9 +179,9 @@ def test_closing_without_them_cancels(pipe: Pipeline) -> None:
     assert isinstance(event, Cancelled)
 
 
-def test_a_callback_may_close_the_service(pipe: Pipeline) -> None:
+def test_a_callback_may_close_the_service(speech_pipe: Pipeline) -> None:
     is_over = threading.Event()
-    service = Service(pipe)
+    service = Service(speech_pipe)
 
     def on_event(event: SpeechEvent) -> None:
         if not isinstance(event, Segment):

@@ -1,7 +1,5 @@
 """Bundles of speech models: what they say, and what is refused when they are opened."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -40,13 +38,19 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
         lambda data: speech_of(data, "draft").update(n_fft=512),
         "read different sources, of which one alone is sound, or other features of it",
     ),
-    (
-        lambda data: data["draft"]["encoder"].update(speech=None),
-        "read different sources",
-    ),
+    (lambda data: data["draft"]["encoder"].update(speech=None), "read different sources"),
     (
         lambda data: speech_of(data).pop("hop_length"),
         r"missing or unknown entries \['hop_length'\]",
+    ),
+    (lambda data: data["files"].pop("target/alignment.onnx"), "lists no target/alignment.onnx"),
+    (
+        lambda data: speech_of(data)["alignment"].update(median_filter_width=8),
+        "median_filter_width is 8, expected an odd number from 1 to 99",
+    ),
+    (
+        lambda data: speech_of(data).update(alignment_heads=None),
+        "alignment_heads is None, expected the layer and head of each",
     ),
 ]
 

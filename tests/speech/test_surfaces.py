@@ -1,7 +1,5 @@
 """A tiny Whisper from the command line and over HTTP: the transcripts of the pipeline."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,12 +18,7 @@ from tests.openai_server.running_server import MODEL, RunningServer, running_ser
 from tests.speech.audio_files import FLOAT, wav_bytes
 from tests.speech.sounds import chirp, noise, speech_like, tone
 
-FILES = {
-    "long": chirp(2.1),
-    "short": speech_like(0.7),
-    "tone": tone(1.3),
-    "noise": noise(1.0),
-}
+FILES = {"long": chirp(2.1), "short": speech_like(0.7), "tone": tone(1.3), "noise": noise(1.0)}
 BYTES = {name: wav_bytes(samples, kind=FLOAT, bits=32) for name, samples in FILES.items()}
 QUICK: dict[str, Any] = {"num_beams": 2, "temperature": 0.0}
 QUICK_FLAGS = ["--num-beams", 2, "--temperature", 0, "--threads", 1]

@@ -1,6 +1,4 @@
-"""Attempts at a window that are given up, once their text is poor whatever follows."""
-
-from __future__ import annotations
+"""Attempts at a window that are given up, once no continuation can save their text."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,6 +16,7 @@ from dsbd_ort.prompts import RequestInputs
 from dsbd_ort.speech.segmentation import compression_ratio, least_compression_ratio
 from dsbd_ort.speech.speech_request import SpeechRequest
 from dsbd_ort.speech.window_texts import WindowTexts
+from dsbd_runtime.parts.speech_entry import SoundFeatures
 from tests.benchmark.fakes import stats
 from tests.speech.test_transcription import FEW, NO_FALLBACK, sound
 
@@ -158,7 +157,7 @@ def test_a_text_that_may_repeat_itself_is_not_given_up(changes):
 
 
 def test_a_good_sample_with_one_that_was_given_up():
-    """The best is the most probable: whether that is the poor one, its whole text tells."""
+    """The most probable is the best: only its whole text tells whether it is the poor one."""
     for of_loop, temperature in ((-0.5, 0.2), (-0.1, 0.8)):
         texts = {0.2: [(SHORT, -0.3), (LOOP, of_loop)], 0.8: [(SHORT, -0.4)] * 2}
         answer, attempts = decoded(texts)
@@ -227,8 +226,6 @@ def test_given_up_requests_return_what_they_have(speech_pipe):
 
 
 def _request(pipe: Any, options: dict[str, Any]) -> Callable[[Any], DecodingRequest]:
-    from dsbd_runtime.parts.speech_entry import SoundFeatures
-
     encoder = pipe.prompts.encoder
     shape = encoder.speech.num_mels, encoder.speech.num_frames
     source = SoundFeatures(np.zeros(shape, np.float32))

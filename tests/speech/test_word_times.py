@@ -1,7 +1,5 @@
 """Times of words are those that transformers gives for the same audio."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +24,7 @@ from dsbd_runtime.parts.alignment import Alignment
 from scripts.speech_checkpoint import SAMPLING_RATE, TOKENS
 from tests.runtime.bundle_edits import edited
 from tests.speech.sounds import noise, speech_like
-from tests.speech.test_transcription import FEW, NO_FALLBACK, model_of, sound
+from tests.speech.test_transcription import FEW, NO_FALLBACK, model_of, sound, theirs
 
 Words = list[tuple[str, float, float]]
 WORDS: dict[str, Any] = {"return_timestamps": "word", **NO_FALLBACK}
@@ -41,28 +39,9 @@ def their_words(
     Of the segments that ``found`` has: it ends with the last window in the audio.
     """
     with quiet_libraries():
-        extractor = WhisperFeatureExtractor.from_pretrained(folder)
         tokenizer = WhisperTokenizer.from_pretrained(folder)
-        features = extractor(
-            samples,
-            sampling_rate=SAMPLING_RATE,
-            return_tensors="pt",
-            truncation=False,
-            padding="max_length" if len(samples) <= SAMPLING_RATE else "longest",
-            return_attention_mask=True,
-        )
-        task = {} if "english" in folder.name else {"task": "transcribe"}
-        with torch.no_grad():
-            output = model_of(folder).generate(
-                features.input_features,
-                attention_mask=features.attention_mask,
-                return_segments=True,
-                return_timestamps=True,
-                return_token_timestamps=True,
-                temperature=0.0,
-                **{**task, **options},
-            )
-    segments = output["segments"][0][: len(found.segments)]
+    times = {"return_timestamps": True, "return_token_timestamps": True, "temperature": 0.0}
+    segments = theirs(folder, samples, with_mask=True, **times, **options)[: len(found.segments)]
     assert [tuple(each["tokens"].tolist()) for each in segments] == [
         each.token_ids for each in found.segments
     ]
@@ -245,27 +224,6 @@ def test_a_bundle_without_the_graph(edit, words, speech_bundle, tmp_path):
         assert pipe.transcribe(sound(0.5), **FEW, **{**WORDS, "return_timestamps": True}).text
         with pytest.raises(InputError, match="the engine has no alignment graph"):
             pipe._target.part(Alignment).align((1,), [1], [2])
-
-
-DAMAGED = [
-    (lambda data: data["files"].pop("target/alignment.onnx"), "lists no target/alignment.onnx"),
-    (
-        lambda data: data["target"]["encoder"]["speech"]["alignment"].update(median_filter_width=8),
-        "median_filter_width is 8, expected an odd number from 1 to 99",
-    ),
-    (
-        lambda data: data["target"]["encoder"]["speech"].update(alignment_heads=None),
-        "alignment_heads is None, expected the layer and head of each",
-    ),
-]
-
-
-@pytest.mark.parametrize(("edit", "words"), DAMAGED)
-def test_a_contradiction_is_refused(edit, words, speech_bundle, tmp_path):
-    folder = Path(shutil.copytree(speech_bundle, tmp_path / "bundle"))
-    edited(folder, edit)
-    with pytest.raises(BundleError, match=words):
-        Pipeline.from_bundle(folder)
 
 
 def test_a_graph_of_other_heads_is_refused(speech_bundle, tmp_path):

@@ -1,7 +1,5 @@
 """Traced requests to a tiny pair, once for all tests of the page."""
 
-from __future__ import annotations
-
 import pytest
 
 from dsbd_ort import GenerationResult, Pipeline, RequestTrace
@@ -20,7 +18,7 @@ def pipeline(tiny_bundle):
 
 @pytest.fixture(scope="package")
 def requests(pipeline) -> dict[str, tuple[RequestTrace, GenerationResult, dict]]:
-    """By strategy: what was recorded, what came back, and the page's JSON."""
+    """By strategy: the trace, the result, and the page's JSON."""
     done = {}
     for strategy in STRATEGIES:
         trace = RequestTrace()

@@ -1,9 +1,6 @@
 """Tokens that a constraint forbids, as a trace shows them."""
 
-from __future__ import annotations
-
 import json
-import re
 from typing import Any
 
 import numpy as np
@@ -14,6 +11,7 @@ from dsbd_ort.decoding import DecodingConfig, TableModel, decode
 from dsbd_ort.decoding.logits_processing.allowed_after import MOST_FORBIDDEN
 from dsbd_ort.trace_page.trace_file import page_html, trace_object
 from tests.trace_page.conftest import PROMPT
+from tests.trace_page.test_trace_file import embedded
 
 VOCAB = 50
 ALLOWED = {3, 7, 11}
@@ -76,9 +74,7 @@ def test_the_page_of_a_constrained_request(pipeline: Pipeline) -> None:
         root = fields["iterations"][0]["nodes"][0]
         assert len(root["forbidden"]) == MOST_FORBIDDEN
         assert all(token in fields["labels"] for token, _ in root["forbidden"])
-        (data,) = re.findall(
-            r'<script id="trace" type="application/json">(.*?)</script>', page_html(fields), re.S
-        )
+        (data,) = embedded(page_html(fields))
         assert json.loads(data) == json.loads(json.dumps(fields))
 
 

@@ -1,14 +1,14 @@
-"""The page in a browser: what it shows, keys, pointer, light and dark, a silent console."""
+"""The page in a browser: forest, texts, proposers, keys, pointer, light and dark, its console."""
 
-from __future__ import annotations
+from collections import Counter
+from typing import Any
 
 import pytest
 
-from dsbd_ort import RequestTrace, write_trace
+from dsbd_ort import Pipeline, RequestTrace, write_trace
+from dsbd_ort.trace_page.trace_file import trace_object
 from scripts.web_driver import browser, missing_browser
 from tests.trace_page.conftest import STRATEGIES
-
-pytestmark = pytest.mark.skipif(missing_browser() is not None, reason=missing_browser() or "")
 
 WHERE = "document.getElementById('where').textContent"
 DETAILS = "document.getElementById('details')"
@@ -26,6 +26,8 @@ def pages(requests, pipeline, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def window():
+    if missing := missing_browser():
+        pytest.skip(missing)
     with browser(width=1200, height=900) as opened:
         yield opened
 
@@ -128,4 +130,53 @@ def test_a_request_given_up_at_once_has_a_page_too(window, pipeline, tmp_path):
     write_trace(tmp_path / "empty.html", trace, pipeline.tokenizer)
     window.open((tmp_path / "empty.html").as_uri())
     assert "given up" in window.value("document.getElementById('totals').textContent")
+    assert window.console() == []
+
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "ngram": {"drafter": "ngram"},
+    "constraint": {"drafter": "model", "constraint": {"regex": "(abc|xyz){3}"}},
+    "model": {"drafter": "model"},
+}
+MARKS = "[...document.querySelectorAll('g.node text.proposer')].map(mark => mark.textContent)"
+
+
+@pytest.fixture(scope="module")
+def drafted(pipeline: Pipeline) -> dict[str, tuple[RequestTrace, dict[str, Any]]]:
+    """By proposer: a request's trace and the page's data."""
+    found = {}
+    for name, options in REQUESTS.items():
+        trace = RequestTrace()
+        shape: dict[str, Any] = {"num_beams": 2, "draft_length": 3, "max_new_tokens": 12, "seed": 0}
+        pipeline.generate("abababababab", trace=trace, **shape, **options)
+        found[name] = trace, trace_object(trace, pipeline.tokenizer)
+    return found
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_the_data_say_who_drafted(drafted, name):
+    _, fields = drafted[name]
+    by = Counter(node["proposer"] for each in fields["iterations"] for node in each["nodes"])
+    assert by[name] > 0 and by[None] > 0
+    assert set(by) <= {name, REQUESTS[name]["drafter"], None}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_the_page_marks_what_no_model_drafted(drafted, window, pipeline, tmp_path, name):
+    trace, fields = drafted[name]
+    write_trace(tmp_path / "page.html", trace, pipeline.tokenizer)
+    window.open((tmp_path / "page.html").as_uri())
+    legend = window.value("document.getElementById('legend').textContent")
+    assert (f"{name}: drafted without the model" in legend) == (name != "model")
+    for iteration in fields["iterations"]:
+        proposers = [node["proposer"] for node in iteration["nodes"]]
+        marked = sorted(each for each in proposers if each not in ("model", None))
+        assert sorted(window.value(MARKS)) == marked
+        drafted_now = {node for layer in iteration["drafted"] for node in layer}
+        ids = drafted_now - set(iteration["roots"])
+        counts = Counter(n["proposer"] for n in iteration["nodes"] if n["id"] in ids)
+        facts = window.value("document.getElementById('facts').textContent")
+        for proposer, count in counts.items():
+            assert f"{proposer} {count}" in facts
+        window.press("right")
     assert window.console() == []

@@ -1,7 +1,5 @@
 """The trace file: labels of tokens, what its JSON says, and a page that needs nothing else."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -17,8 +15,7 @@ from tests.trace_page.conftest import PROMPT, STRATEGIES
 
 
 def embedded(page):
-    elements = re.findall(r'<script id="trace" type="application/json">(.*?)</script>', page, re.S)
-    return elements
+    return re.findall(r'<script id="trace" type="application/json">(.*?)</script>', page, re.S)
 
 
 def test_page_holds_the_json_and_nothing_ends_it_early(requests):

@@ -1,7 +1,5 @@
 """A feature draft on a twin: the logits that it has on the trained target."""
 
-from __future__ import annotations
-
 import click
 import pytest
 import torch
@@ -17,7 +15,7 @@ from dsbd_export.opening import open_checkpoint
 from scripts.twin.feature_draft import widen_feature_draft
 from scripts.twin.pair import make_twin
 from tests.export.feature_checkpoints import random_weights, write_library
-from tests.twin.test_make_twin import OLD, SHAPES, trained, widened
+from tests.twin.test_make_twin import OLD, OPTIONS, SHAPES, trained, widened
 
 LAYERS = [0, 1, 1]
 VOCAB_SIZE, WIDTH = OLD["vocab_size"], OLD["hidden_size"]
@@ -49,10 +47,8 @@ def logits_of(target_folder, draft_folder, tokens):
 @pytest.mark.parametrize("has", [{"fc_norm": True}, {}], ids=["normed", "not normed"])
 def test_it_reads_the_twin_as_the_trained_target(tmp_path, has, vocab_size):
     source = trained(tmp_path / "source", is_tied=False)
-    changes = {**SHAPES["everything"]}
-    if vocab_size > VOCAB_SIZE:
-        changes["vocab_size"] = vocab_size
-    twin = widened(source, tmp_path / "twin", changes)
+    more = {"vocab_size": vocab_size} if vocab_size > VOCAB_SIZE else {}
+    twin = widened(source, tmp_path / "twin", {**SHAPES["everything"], **more})
     draft = feature_draft(tmp_path / "draft", **has)
     widen_feature_draft(draft, LlamaConfig.from_pretrained(twin), tmp_path / "of_twin")
     tokens = torch.randint(VOCAB_SIZE, (2, 24), generator=torch.Generator().manual_seed(0))
@@ -80,7 +76,7 @@ def test_a_pair_with_a_feature_draft_becomes_a_twin_with_more_tokens(tmp_path):
     weights = random_weights(old.vocab_size, old.vocab_size, 3 * old.hidden_size, fc_norm=True)
     config = {"target_hidden_size": old.hidden_size, "fc_norm": True}
     draft = write_library(tmp_path / "draft", weights, old.vocab_size, **config)
-    options = {"context": 512, "seed": 0, "report": lambda _: None, "vocab_size": 5000}
+    options = {**OPTIONS, "context": 512, "vocab_size": 5000}
     make_twin((target, draft), tmp_path / "twin", 8_000_000, **options)
     twin = LlamaConfig.from_pretrained(tmp_path / "twin" / "target")
     made = read_feature_config(tmp_path / "twin" / "draft")

@@ -1,7 +1,5 @@
 """Twins: the trained logits, the wanted shape, and weights that look real."""
 
-from __future__ import annotations
-
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -16,6 +14,7 @@ from dsbd_export.checkpoints.checkpoint import quiet_libraries
 from dsbd_export.config import ExportConfig
 from dsbd_export.demo import demo_pair
 from dsbd_export.pipeline import export_bundle
+from dsbd_export.progress import silent
 from dsbd_ort import Pipeline
 from scripts.twin.pair import checked, compare, make_twin, streamed_logits, write_twin
 from scripts.twin.weights import (
@@ -37,6 +36,7 @@ OLD = {
     "head_dim": 8,
     "max_position_embeddings": 128,
 }
+OPTIONS = {"context": None, "seed": 0, "report": silent}
 SHAPES = {  # what a twin changes
     "hidden size alone": {"hidden_size": 40},
     "layers alone": {"num_hidden_layers": 5},
@@ -44,18 +44,13 @@ SHAPES = {  # what a twin changes
     "heads alone": {"num_attention_heads": 8, "num_key_value_heads": 4},
     "width of heads alone": {"head_dim": 32},
     "everything": {
-        "hidden_size": 48,
-        "num_hidden_layers": 3,
-        "intermediate_size": 56,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 3,
-        "head_dim": 32,
+        **{"hidden_size": 48, "num_hidden_layers": 3, "intermediate_size": 56},
+        **{"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 32},
     },
 }
 
 
 def trained(folder, is_tied=True, dtype=torch.float16):
-    """A checkpoint in half precision whose every part matters."""
     torch.manual_seed(0)
     config = LlamaConfig(**OLD, tie_word_embeddings=is_tied, rms_norm_eps=1e-3)
     with quiet_libraries(), torch.no_grad():
@@ -72,7 +67,7 @@ def widened(source, folder, changes, shard_bytes=10**9):
     eps = norm_eps(old, changes.get("hidden_size", old.hidden_size), "vocab_size" in changes)
     config = LlamaConfig(**{**old.to_dict(), **changes, "rms_norm_eps": eps, "dtype": "float32"})
     with quiet_libraries():
-        write_twin(source, config, folder, 0, lambda _: None, shard_bytes)
+        write_twin(source, config, folder, 0, silent, shard_bytes)
     return folder
 
 
@@ -132,24 +127,19 @@ def test_added_tokens_that_are_heard_are_refused(tmp_path, weight, difference):
 
 def test_a_wrong_eps_is_noticed(tmp_path):
     source = trained(tmp_path / "source")
-    old = LlamaConfig.from_pretrained(source)
-    eps = {"rms_norm_eps": old.rms_norm_eps / 3}
     twin = widened(source, tmp_path / "twin", MORE_TOKENS)
     config = LlamaConfig.from_pretrained(twin)
-    LlamaConfig(**{**config.to_dict(), **eps}).save_pretrained(twin)
+    config.rms_norm_eps = LlamaConfig.from_pretrained(source).rms_norm_eps / 3
+    config.save_pretrained(twin)
     assert compare(source, twin, seed=0).difference > 1e-3
 
 
 def test_a_larger_vocabulary_is_for_both_models(tmp_path):
     with pytest.raises(click.UsageError, match="for both models; give --draft-params"):
-        make_twin(
-            demo_pair(), tmp_path / "twin", 8_000_000, context=None, seed=0,
-            report=lambda _: None, vocab_size=5000,
-        )  # fmt: skip
+        make_twin(demo_pair(), tmp_path / "twin", 8_000_000, **OPTIONS, vocab_size=5000)
     config = LlamaConfig.from_pretrained(demo_pair()[0])
-    with pytest.raises(
-        click.UsageError, match="a vocabulary of 4,096 was wanted, the trained model has"
-    ):
+    words = "a vocabulary of 4,096 was wanted, the trained model has"
+    with pytest.raises(click.UsageError, match=words):
         twin_config(config, 10**9, vocab_size=4096)
 
 
@@ -174,7 +164,10 @@ def test_a_twin_in_shards_loads_in_transformers_with_the_logits_that_were_checke
     torch.testing.assert_close(loaded, expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("part", ["model.layers.0.self_attn.o_proj", "model.layers.2.mlp.down_proj", "model.norm"])  # fmt: skip # noqa: E501
+HEARD = ["model.layers.0.self_attn.o_proj", "model.layers.2.mlp.down_proj", "model.norm"]
+
+
+@pytest.mark.parametrize("part", HEARD)
 def test_the_check_notices_a_weight_that_is_heard(tmp_path, part):
     source = trained(tmp_path / "source")
     twin = widened(source, tmp_path / "twin", SHAPES["everything"])
@@ -208,11 +201,11 @@ def test_seeds_differ_and_repeat(tmp_path):
     source = trained(tmp_path / "source")
     old = LlamaConfig.from_pretrained(source)
     found = []
+    config = LlamaConfig(**{**old.to_dict(), "intermediate_size": 32})
     for number, seed in enumerate((0, 0, 1)):
         folder = tmp_path / str(number)
-        config = LlamaConfig(**{**old.to_dict(), "intermediate_size": 32})
         with quiet_libraries():
-            write_twin(source, config, folder, seed, lambda _: None)
+            write_twin(source, config, folder, seed, silent)
             found.append(LlamaForCausalLM.from_pretrained(folder).state_dict()[name])
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
 
@@ -220,20 +213,20 @@ def test_seeds_differ_and_repeat(tmp_path):
 SIZES = [("8M", 320, 7), ("150M", 1024, 12), ("500M", 1280, 24), ("1B", 2048, 16), ("8B", 4096, 32)]
 
 
-@pytest.mark.parametrize(("text", "hidden_size", "num_layers"), SIZES)
-def test_shapes_have_the_wanted_size(text, hidden_size, num_layers):
-    wanted = params_from_text(text)
-    config = twin_config(LlamaConfig.from_pretrained(demo_pair()[0]), wanted)
-    assert num_params_of(config) == pytest.approx(wanted, rel=0.03)
-    assert (config.hidden_size, config.num_hidden_layers) == (hidden_size, num_layers)
-    assert 2 <= config.intermediate_size / config.hidden_size <= 4.5
-    assert config.num_attention_heads * config.head_dim == hidden_size
+def test_shapes_have_the_wanted_size():
+    for text, hidden_size, num_layers in SIZES:
+        wanted = params_from_text(text)
+        config = twin_config(LlamaConfig.from_pretrained(demo_pair()[0]), wanted)
+        assert num_params_of(config) == pytest.approx(wanted, rel=0.03)
+        assert (config.hidden_size, config.num_hidden_layers) == (hidden_size, num_layers)
+        assert 2 <= config.intermediate_size / config.hidden_size <= 4.5
+        assert config.num_attention_heads * config.head_dim == hidden_size
 
 
-@pytest.mark.parametrize("text", ["", "lots", "-5M", "0", "5T", "infB"])
-def test_a_size_that_is_no_number_is_refused(text):
-    with pytest.raises(click.BadParameter, match="not a number of parameters"):
-        params_from_text(text)
+def test_a_size_that_is_no_number_is_refused():
+    for text in ("", "lots", "-5M", "0", "5T", "infB"):
+        with pytest.raises(click.BadParameter, match="not a number of parameters"):
+            params_from_text(text)
 
 
 def test_three_heads_a_key_give_a_shape_that_transformers_takes():
@@ -257,46 +250,35 @@ def test_what_a_twin_cannot_be_made_of_is_refused():
 
 def test_a_twin_whose_logits_differ_is_not_left(tmp_path):
     with pytest.raises(click.ClickException, match="off the trained target's"):
-        make_twin(
-            demo_pair(), tmp_path / "twin", 8_000_000, context=None, seed=0,
-            report=lambda _: None, tolerance=0.0,
-        )  # fmt: skip
+        make_twin(demo_pair(), tmp_path / "twin", 8_000_000, **OPTIONS, tolerance=0.0)
     assert not list(tmp_path.iterdir())
 
 
-def command():
+def make_twin_by_command(*words):
     loader = SourceFileLoader("make_twin", str(SCRIPT))
     module = module_from_spec(spec_from_loader("make_twin", loader))
     loader.exec_module(module)
-    return module.main
+    return CliRunner().invoke(module.main, [*map(str, words)])
 
 
-TWINS = {
-    "of the target": ["--params", "8M"],
-    "of both, with more tokens": ["--params", "10M", "--vocab", "6000", "--draft-params", "7.2M"],
-}
+OF_BOTH = ["--params", "10M", "--vocab", "6000", "--draft-params", "7.2M"]
 
 
 @pytest.mark.parametrize(
-    "wanted",
-    [
-        TWINS["of the target"],
-        pytest.param(TWINS["of both, with more tokens"], marks=pytest.mark.slow),
-    ],
-    ids=TWINS.keys(),
+    "wanted", [["--params", "8M"], pytest.param(OF_BOTH, marks=pytest.mark.slow)], ids=" ".join
 )
-def test_the_command_makes_a_pair_that_exports_and_generates_what_the_demo_pair_does(
+def test_the_command_makes_a_pair_that_generates_what_the_demo_pair_does(
     demo_bundle, tmp_path, wanted
 ):
     output = tmp_path / "twin"
-    done = CliRunner().invoke(command(), [*wanted, "-o", str(output), "--context", "4096"])
+    done = make_twin_by_command(*wanted, "-o", output, "--context", 4096)
     assert done.exit_code == 0, done.output
     assert "7 layers" in done.stdout
     bundle = tmp_path / "bundle"
     pair = {role: str(output / role) for role in ("target", "draft")}
     # The logits of added tokens are in the hundreds, which round to steps of 3e-5.
     atol = 1e-3 if "--vocab" in wanted else 1e-4
-    export_bundle(ExportConfig(output=bundle, atol=atol, **pair), report=lambda _: None)
+    export_bundle(ExportConfig(output=bundle, atol=atol, **pair), report=silent)
     options = {"num_beams": 2, "max_new_tokens": 16, "seed": 3, "draft_length": 4}
     results = []
     for folder in (demo_bundle, bundle):
@@ -322,6 +304,6 @@ USER_ERRORS = [  # (arguments, words of the message)
 
 @pytest.mark.parametrize(("arguments", "words"), USER_ERRORS)
 def test_user_errors_name_what_is_wrong_and_leave_nothing(tmp_path, arguments, words):
-    done = CliRunner().invoke(command(), ["-o", str(tmp_path / "new"), *arguments])
+    done = make_twin_by_command("-o", tmp_path / "new", *arguments)
     assert done.exit_code == 2 and words in done.stderr
     assert not list(tmp_path.iterdir())

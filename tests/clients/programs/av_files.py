@@ -4,8 +4,6 @@ FFmpeg loses a frame where an MP3 file follows another, at the tag between them,
 packets of the second file with the state of the first: of these each file is read alone.
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 import sys

@@ -1,13 +1,22 @@
-"""The check from end to end on the CPU, with what no GPU is needed for."""
+"""The check from end to end on the CPU, wheels in parts, and what a machine lacks."""
 
-from __future__ import annotations
-
+import dataclasses
 import json
 import subprocess
 import sys
 import sysconfig
+from pathlib import Path
 
-from lab.gpu.environment import install, requirements, variables
+import pytest
+
+from lab.gpu.environment import (
+    install,
+    join_parts,
+    missing_requirements,
+    requirements,
+    variables,
+    wheel_names,
+)
 from lab.gpu.report import BITS_COLUMNS
 from lab.gpu.runner import PieceError, Runner
 from lab.gpu.settings import ROOT, Settings
@@ -78,10 +87,8 @@ def installed(work, wheels, **options):
 
 def test_an_environment_takes_what_needs_no_wheel_from_other_site_packages(tmp_path):
     (tmp_path / "wheels").mkdir()
-    packages = sysconfig.get_path("purelib")
-    settings, runner, make = installed(
-        tmp_path, tmp_path / "wheels", site_packages=ROOT.__class__(packages), bundles=(tmp_path,)
-    )
+    options = {"site_packages": Path(sysconfig.get_path("purelib")), "bundles": (tmp_path,)}
+    settings, runner, make = installed(tmp_path, tmp_path / "wheels", **options)
     found = make()
     words = "tensorrt>=10.15: exit code 1: ERROR: No matching distribution found"
     assert found["tensorrt"].startswith(words)
@@ -93,14 +100,49 @@ def test_an_environment_takes_what_needs_no_wheel_from_other_site_packages(tmp_p
 def test_a_folder_without_the_wheels_fails_with_the_package_that_is_missing(tmp_path):
     (tmp_path / "wheels").mkdir()
     _, _, make = installed(tmp_path, tmp_path / "wheels")
-    try:
+    with pytest.raises(PieceError, match="No matching distribution found for numpy"):
         make()
-    except PieceError as error:
-        assert "No matching distribution found for numpy" in str(error)
-    else:
-        raise AssertionError("installed from nothing")
 
 
 def test_requirements_are_those_of_the_extra():
     assert any(line.startswith("onnxruntime-gpu[cuda,cudnn]") for line in requirements("gpu"))
     assert any(line.startswith("tokenizers") for line in requirements("cpu"))
+
+
+PARTS = {"a-1.whl.part-00": b"one", "a-1.whl.part-01": b"two", "b-1.whl": b"whole", "notes": b""}
+
+
+def filled(folder, files):
+    folder.mkdir(exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def test_parts_are_put_together_in_order_and_missing_ones_named(tmp_path):
+    folder, output = filled(tmp_path / "wheels", PARTS), filled(tmp_path / "joined", {})
+    assert wheel_names(folder) == {"a-1.whl", "b-1.whl"}
+    assert [wheel.name for wheel in join_parts(folder, output)] == ["a-1.whl"]
+    assert (output / "a-1.whl").read_bytes() == b"onetwo"
+    (folder / "a-1.whl.part-01").rename(folder / "a-1.whl.part-02")
+    with pytest.raises(PieceError, match=r"a-1\.whl lacks part 01"):
+        join_parts(folder, tmp_path)
+
+
+def no_driver(name):
+    raise OSError(f"{name}: cannot open shared object file")
+
+
+def test_a_bare_machine_lacks_the_driver_and_both_packages(tmp_path):
+    settings = Settings(work=tmp_path, wheels=filled(tmp_path / "wheels", PARTS))
+    words = ("no NVIDIA driver: libcuda.so.1", "onnxruntime-gpu", "cuda-bindings")
+    for line, word in zip(missing_requirements(settings, no_driver), words, strict=True):
+        assert word in line and "\n" not in line
+    assert missing_requirements(dataclasses.replace(settings, provider="cpu"), no_driver) == []
+
+
+def test_a_package_is_there_as_wheel_in_parts_or_in_other_site_packages(tmp_path):
+    wheels = filled(tmp_path / "wheels", {"onnxruntime_gpu-1.31.1-cp312.whl.part-00": b""})
+    site_packages = filled(tmp_path / "site", {"cuda_bindings-13.5.0.dist-info": b""})
+    settings = Settings(work=tmp_path, wheels=wheels, site_packages=site_packages)
+    assert missing_requirements(settings, lambda name: None) == []

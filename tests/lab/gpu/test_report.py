@@ -1,7 +1,5 @@
 """The tables of the results, and when they go into the document."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 
@@ -25,50 +23,29 @@ SPEEDUP = {
     "baseline": "beam-sample W=2", "num_identical": 7, "num_pairs": 8,
     "speedup": {"value": 2.5, "low": 2.25, "high": 2.75},
 }  # fmt: skip
-BENCH = Result(
-    piece="bench-demo", state="done", began="2026-01-02T03:04:05",
-    values={
-        "provider": "cuda",
-        "runs": [run("beam-sample W=2", 0.01, 0.5), run("dsbd W=2", 0.004, 0.25, SPEEDUP)],
-    },
+
+
+def result(piece, began, **values):
+    return Result(piece=piece, state="done", began=f"2026-01-02T03:{began}", values=values)
+
+
+RUNS = [run("beam-sample W=2", 0.01, 0.5), run("dsbd W=2", 0.004, 0.25, SPEEDUP)]
+BENCH = result("bench-demo", "04:05", provider="cuda", runs=RUNS)
+PARITY = result(
+    *("parity-demo", "04:00"),
+    num_compared=6, num_identical=4, num_near_ties=1, gaps=[0.0005, None], gap_limit=0.001,
+    mean_variation=1e-6, max_variation=2e-5, variation_limit=1e-3, is_within_limits=False,
 )  # fmt: skip
-PARITY = Result(
-    piece="parity-demo", state="done", began="2026-01-02T03:04:00",
-    values={
-        "num_compared": 6, "num_identical": 4, "num_near_ties": 1, "gaps": [0.0005, None],
-        "gap_limit": 0.001, "mean_variation": 1e-6, "max_variation": 2e-5,
-        "variation_limit": 1e-3, "is_within_limits": False,
-    },
-)  # fmt: skip
-BITS = Result(
-    piece="bits-demo", state="done", began="2026-01-02T03:04:02",
-    values={
-        "provider": "cuda",
-        "counts": {
-            kind: {
-                "num_ways": 20,
-                "num_other_ways": n,
-                "num_logits": 1000,
-                "num_other_logits": 9 * n,
-            }
-            for n, kind in enumerate(BITS_COLUMNS[1:])
-        },
-    },
-)  # fmt: skip
-FORWARDS = Result(
-    piece="forwards-demo", state="done", began="2026-01-02T03:04:01",
-    values={
-        "provider": "cuda",
-        "milliseconds": {"as it is": {"1 row": 0.5}, "--no-cuda-graphs": {"1 row": 1.5}},
-    },
-)  # fmt: skip
-MACHINE = Result(
-    piece="machine", state="done", began="2026-01-02T03:03:00",
-    values={
-        "gpus": [{"name": "NVIDIA H200", "driver_version": "580.1"}],
-        "versions": {"python": "3.12.3", "onnxruntime-gpu": "1.31.1"},
-    },
-)  # fmt: skip
+COUNTS = {
+    kind: {"num_ways": 20, "num_other_ways": n, "num_logits": 1000, "num_other_logits": 9 * n}
+    for n, kind in enumerate(BITS_COLUMNS[1:])
+}
+BITS = result("bits-demo", "04:02", provider="cuda", counts=COUNTS)
+TIMES = {"as it is": {"1 row": 0.5}, "--no-cuda-graphs": {"1 row": 1.5}}
+FORWARDS = result("forwards-demo", "04:01", provider="cuda", milliseconds=TIMES)
+GPU = {"name": "NVIDIA H200", "driver_version": "580.1"}
+VERSIONS = {"python": "3.12.3", "onnxruntime-gpu": "1.31.1"}
+MACHINE = result("machine", "03:00", gpus=[GPU], versions=VERSIONS)
 BROKEN = Result(
     piece="bench-demo-no-graphs", state=FAILED, reason="exit code 2: Error: no", began="2026-01-03"
 )
@@ -84,10 +61,8 @@ def test_a_row_has_speed_up_identical_tokens_host_share_memory_and_energy():
 
 def test_energy_that_was_not_measured_is_left_out():
     runs = [run("beam-sample W=2", 0.01, None), run("dsbd W=2", 0.004, None, SPEEDUP)]
-    values = {**BENCH.values, "runs": runs}
-    assert [row[-2:] for row in bench_rows([dataclasses.replace(BENCH, values=values)])] == [
-        ("-", "-")
-    ] * 2
+    bench = dataclasses.replace(BENCH, values={**BENCH.values, "runs": runs})
+    assert [row[-2:] for row in bench_rows([bench])] == [("-", "-")] * 2
 
 
 def test_near_ties_and_the_largest_gap_are_shown():

@@ -1,7 +1,5 @@
 """Pieces one after another: time limits, failures, and going on where a call ended."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import sys
@@ -70,7 +68,8 @@ def test_a_failure_is_recorded_and_the_others_go_on_and_only_it_is_tried_again(t
     actions, said = Actions(), []
     settings = Settings(work=tmp_path, provider="cpu")
     assert not run_pieces(actions.pieces(), settings, said.append)
-    states = {result.piece: (result.state, result.reason) for result in found(tmp_path)}
+    results = ResultFolder(tmp_path / "results").all()
+    states = {result.piece: (result.state, result.reason) for result in results}
     assert states == {
         "a": (DONE, ""), "b": (FAILED, "broken"), "c": (NOT_RUN, "not here"), "table": (DONE, ""),
     }  # fmt: skip
@@ -78,10 +77,6 @@ def test_a_failure_is_recorded_and_the_others_go_on_and_only_it_is_tried_again(t
     assert run_pieces(actions.pieces(), settings, said.append)
     assert actions.log == ["a", "b", "c", "table", "b", "c", "table"]
     assert "a: done before" in said and any("broken" in line for line in said)
-
-
-def found(work):
-    return ResultFolder(work / "results").all()
 
 
 def test_what_has_no_time_left_is_left_for_the_next_call_but_not_the_table(tmp_path):
@@ -128,15 +123,12 @@ class RunnerOnHopper:
         raise PieceError(f"exit code 2: Error: {self.reason}")
 
 
+UNKNOWN_GPU = "engine='tensorrt-rtx' cannot be built for compute capability 9.0; it knows 8.0"
+
+
 @pytest.mark.parametrize(
     ("reason", "error"),
-    [
-        (
-            "engine='tensorrt-rtx' cannot be built for compute capability 9.0; it knows 8.0",
-            NotRunError,
-        ),
-        ("no space left on device", PieceError),
-    ],
+    [(UNKNOWN_GPU, NotRunError), ("no space left on device", PieceError)],
 )
 def test_a_gpu_that_tensorrt_does_not_know_is_no_failure(tmp_path, reason, error):
     settings = Settings(work=tmp_path, provider="cuda", bundles=(tmp_path / "demo",))

@@ -3,8 +3,6 @@
 It says what a schema names, and finds the first ids of a file.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -16,7 +14,6 @@ from lab.peers.runners.serve import Answered, Asked, Job, Opened, serve
 
 
 def convert(job: Job) -> None:
-    """Write the precision to a file."""
     if job.precision == "int8":
         raise ValueError("no int8 here")
     (Path(job.folder) / "model").write_text(job.precision)

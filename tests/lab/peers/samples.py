@@ -1,7 +1,5 @@
 """Small peers, requests and folders for the tests."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -20,15 +18,10 @@ def peer_of(*runs, source="checkpoints"):
     return Peer(name="fake", runner="fake_runner", source=source, runs=runs)
 
 
-def job_of(run, folder):
+def job_of(run, folder, target="t", draft="d"):
+    pair = {"target": str(target), "draft": str(draft), "folder": str(folder)}
     return Job(
-        target="t",
-        draft="d",
-        folder=str(folder),
-        precision=run.precision,
-        task=run.task,
-        options=dict(run.options),
-        num_threads=1,
+        **pair, precision=run.precision, task=run.task, options=dict(run.options), num_threads=1
     )
 
 
@@ -39,30 +32,13 @@ def ready_run(run, folder):
 
 
 def start_fake(run, log, **options):
-    """The process of tests/lab/peers/fake_runner.py, whatever the run's runner is."""
-    return RunnerProcess(
-        run.python,
-        "fake_runner",
-        run.job,
-        log,
-        package="tests.lab.peers",
-        import_from=(ROOT,),
-        **options,
-    )
+    options = {"package": "tests.lab.peers", "import_from": (ROOT,), **options}
+    return RunnerProcess(run.python, "fake_runner", run.job, log, **options)
 
 
 def request_of(peer, run, seconds, tokens=(1, 2), index=0, number=0, precision="fp32", **more):
-    return Request(
-        peer=peer,
-        run=run,
-        precision=precision,
-        prompt_index=index,
-        round=number,
-        seed=0,
-        seconds=seconds,
-        token_ids=list(tokens),
-        peak_bytes=10**6 * (1 + number),
-        version="1.2",
-        settings="counting",
-        **({"num_iterations": None, "is_valid": None} | more),
-    )
+    given = {"prompt_index": index, "round": number, "seed": 0, "seconds": seconds}
+    tool = {"peak_bytes": 10**6 * (1 + number), "version": "1.2", "settings": "counting"}
+    more = {"num_iterations": None, "is_valid": None} | more
+    names = {"peer": peer, "run": run, "precision": precision, "token_ids": list(tokens)}
+    return Request(**names, **given, **tool, **more)

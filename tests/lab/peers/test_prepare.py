@@ -1,21 +1,27 @@
-"""Runs that cannot be prepared are rows with a reason."""
-
-from __future__ import annotations
+"""Conversions, and runs that cannot be prepared: made once, or rows with a reason."""
 
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-from lab.peers.prepare import NotRun, Pair, environment_python, prepare
-from tests.lab.peers.samples import peer_of, run_of
+import pytest
+
+from lab.peers.catalog import PeerError
+from lab.peers.prepare import (
+    NotRun,
+    Pair,
+    checkpoint_key,
+    conversion_key,
+    converted_folder,
+    environment_python,
+    prepare,
+)
+from tests.lab.peers.samples import peer_of, ready_run, run_of, start_fake
 
 
 def prepared(peer, folder):
-    pair = Pair(
-        target=folder / "twin" / "target",
-        draft=folder / "twin" / "draft",
-        bundle_of=lambda precision: folder / f"bundle-{precision}",
-    )
+    checkpoints = {role: folder / "twin" / role for role in ("target", "draft")}
+    pair = Pair(**checkpoints, bundle_of=lambda precision: folder / f"bundle-{precision}")
     return prepare(peer, pair, folder / "work", 2)
 
 
@@ -29,25 +35,17 @@ def test_every_run_gets_the_checkpoints_and_what_its_tool_opens(tmp_path):
     assert second.job.folder == str(tmp_path / "bundle-int8")
 
 
-def made_by_hand(folder, installs):
-    """An environment whose Python is this one, so that no installation is needed."""
+def test_an_environment_that_has_what_is_wanted_stays(tmp_path):
+    installs, folder = (("torch==1",), ("tool==2", "torch==1")), tmp_path / "venv"
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "python").symlink_to(sys.executable)
     (folder / ".installed").write_text("\n".join(" ".join(words) for words in installs))
-    return folder
-
-
-def test_an_environment_that_has_what_is_wanted_stays(tmp_path):
-    installs = (("torch==1",), ("tool==2", "torch==1"))
-    folder = made_by_hand(tmp_path / "venv", installs)
     assert environment_python(folder, installs) == folder / "bin" / "python"
 
 
 def test_what_cannot_be_installed_is_named_in_every_row(tmp_path):
-    peer = replace(
-        peer_of(run_of("a"), run_of("b", precision="int8")),
-        installs=(("--no-index", "--no-deps", "dsbd-ort-nowhere==1"),),
-    )
+    peer = peer_of(run_of("a"), run_of("b", precision="int8"))
+    peer = replace(peer, installs=(("--no-index", "--no-deps", "dsbd-ort-nowhere==1"),))
     runs = prepared(peer, tmp_path)
     assert [run.run.name for run in runs] == ["a", "b"]
     for run in runs:
@@ -62,3 +60,57 @@ def test_what_a_tool_is_unable_to_do_needs_nothing_of_it(tmp_path):
     assert not (tmp_path / "work").exists()
     able, other = prepared(peer_of(unable, run_of("one beam")), tmp_path)[::-1]
     assert able.key == ("fake", "one beam", "fp32") and isinstance(other, NotRun)
+
+
+FILES = ("model.safetensors", "config.json", "tokenizer.json")
+
+
+def checkpoint(folder):
+    folder.mkdir()
+    for name in FILES:
+        (folder / name).write_text(name)
+    return folder
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_the_key_changes_with_every_file_of_both_checkpoints(tmp_path, role, name):
+    folders = [checkpoint(tmp_path / role) for role in ("target", "draft")]
+    before = checkpoint_key(*folders)
+    (tmp_path / role / "README.md").write_text("words")
+    assert checkpoint_key(*folders) == before
+    (tmp_path / role / name).write_text(name.upper())  # as long as before
+    assert checkpoint_key(*folders) != before
+
+
+def test_the_key_changes_with_versions_and_converter(tmp_path):
+    converter = tmp_path / "run.py"
+    converter.write_text("a")
+    before = conversion_key("k", (("tool==1",),), converter)
+    assert before == conversion_key("k", (("tool==1",),), converter)
+    assert before != conversion_key("k", (("tool==2",),), converter)
+    assert before != conversion_key("l", (("tool==1",),), converter)
+    converter.write_text("b")
+    assert before != conversion_key("k", (("tool==1",),), converter)
+
+
+def converting(log):
+    def convert(folder):
+        run = ready_run(run_of(precision=folder.name), folder)
+        with start_fake(run, log) as process:
+            process.convert()
+
+    return convert
+
+
+def test_a_conversion_is_made_once(tmp_path):
+    folder = converted_folder(tmp_path / "models" / "fp32", converting(tmp_path / "log"))
+    assert (folder / "model").read_text() == "fp32"
+    assert converted_folder(folder, lambda partial: pytest.fail("made again")) == folder
+    assert [item.name for item in folder.parent.iterdir()] == ["fp32"]
+
+
+def test_a_conversion_that_fails_leaves_nothing(tmp_path):
+    with pytest.raises(PeerError, match="convert: ValueError: no int8 here"):
+        converted_folder(tmp_path / "models" / "int8", converting(tmp_path / "log"))
+    assert list((tmp_path / "models").iterdir()) == []

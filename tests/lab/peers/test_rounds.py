@@ -1,7 +1,5 @@
 """Runs in processes of their own: interleaved, counted, and reported when they fail."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -50,13 +48,13 @@ def test_rounds_alternate_and_every_request_is_what_was_asked_for(tmp_path):
     assert first.tokens_per_s == 3 / first.seconds
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"missing": "no such model"}, "open: FileNotFoundError: no such model"),
-        ({"crash": True}, "generate: the process ended (exit code 3: segmentation fault)"),
-    ],
-)
+FAILING = [
+    ({"missing": "no such model"}, "open: FileNotFoundError: no such model"),
+    ({"crash": True}, "generate: the process ended (exit code 3: segmentation fault)"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), FAILING)
 def test_a_run_that_fails_is_reported_once_and_stops_nobody(tmp_path, options, words):
     found = outcomes(tmp_path, run_of("bad", **options), run_of("good"))
     failures = [item for item in found if isinstance(item, NotRun)]
@@ -64,24 +62,21 @@ def test_a_run_that_fails_is_reported_once_and_stops_nobody(tmp_path, options, w
     assert [r.run for r in found if isinstance(r, Request)] == ["good"] * 4
 
 
-def word_tokenizer(*words):
-    return Tokenizer(WordLevel({word: index for index, word in enumerate(words)}))
+ANSWERS = [  # (tokens, those before the end, whether they are a valid document)
+    ([0, 1, 2, 3, 4], [0, 1, 2], True),  # what follows the end is padding
+    ([0, 1, 2], [0, 1, 2], True),
+    ([0, 1], [0, 1], False),  # not whole
+    ([0, 4, 2, 3], [0, 4, 2], False),  # JSON, but nothing that the schema allows
+    ([3], [], False),
+]
 
 
-@pytest.mark.parametrize(
-    ("tokens", "kept", "is_valid"),
-    [
-        ([0, 1, 2, 3, 4], [0, 1, 2], True),  # what follows the end is padding
-        ([0, 1, 2], [0, 1, 2], True),
-        ([0, 1], [0, 1], False),  # not whole
-        ([0, 4, 2, 3], [0, 4, 2], False),  # JSON, but nothing that the schema allows
-        ([3], [], False),
-    ],
-)
+@pytest.mark.parametrize(("tokens", "kept", "is_valid"), ANSWERS)
 def test_answers_under_a_schema_are_judged(tmp_path, tokens, kept, is_valid):
     schema = {"type": "array", "items": {"type": "integer"}, "tokens": tokens}
     prompt = Prompt(token_ids=[0], json_schema=json.dumps(schema))
-    documents = Documents(word_tokenizer("[", "1", "]", "<end>", '"a"'), end_token=3)
+    tokenizer = Tokenizer(WordLevel({"[": 0, "1": 1, "]": 2, "<end>": 3, '"a"': 4}))
+    documents = Documents(tokenizer, end_token=3)
     plan = replace(PLAN, prompts=[prompt], num_rounds=1, documents=documents)
     (found,) = outcomes(tmp_path, run_of("a"), plan=plan)
     assert (found.token_ids, found.is_valid) == (kept, is_valid)
@@ -97,14 +92,10 @@ def test_ids_among_the_returned_sequences_are_counted(tmp_path):
     assert first.requests_per_s == 1 / first.seconds
 
 
-def test_an_answer_that_does_not_come_is_an_error(tmp_path):
-    run = ready_run(run_of(), tmp_path)
-    process = start_fake(run, tmp_path / "log", timeout_s=0.001)
+def test_no_answer_in_time_and_a_process_that_ended_are_errors(tmp_path):
+    process = start_fake(ready_run(run_of(), tmp_path), tmp_path / "log", timeout_s=0.001)
     with pytest.raises(PeerError, match=r"open: no answer within 0\.001 s"), process:
         process.open()
-
-
-def test_a_process_that_ended_before_it_was_asked_is_an_error(tmp_path):
     process = start_fake(ready_run(run_of(), tmp_path), tmp_path / "log")
     with pytest.raises(PeerError, match=r"open: the process ended \(exit code -9"), process:
         process._process.kill()

@@ -1,8 +1,16 @@
-"""The tables, from a report as JSON gives it back."""
+"""The tables of tools and those of their results: every ratio and every bar has a counterpart."""
 
-from __future__ import annotations
+import json
+import re
 
+import jsonschema
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from dsbd_ort.decoding import DecodingConfig
+from lab.peers.catalog import OURS, TORCH
 from lab.peers.comparison import COMPARISONS, STRATEGIES, next_to_busy
+from lab.peers.prepare import RUNNERS
 from lab.peers.report import tables_of
 
 ROW = {
@@ -51,15 +59,15 @@ REPORT = {
 }
 
 
+HEAD = "| tool | 1.2 | int8 | beam search W=4 | 50.0 (40.0 to 60.0) | 47.5 |"
+TAIL = "**1.50** (1.25 to 2.00) of ours W=4 | 600 | 23/24 as beam-search W=4 |"
+
+
 def test_rows_failures_settings_and_bars():
     lines = tables_of(REPORT).splitlines()
-    assert (
-        "| tool | 1.2 | int8 | beam search W=4 | 50.0 (40.0 to 60.0) | 47.5 | "
-        "**1.50** (1.25 to 2.00) of ours W=4 | 600 | 23/24 as beam-search W=4 |" in lines
-    )
-    assert (
-        r"| other |  | fp32 | sampling | not installed: no wheel for a \| b |  |  |  |  |" in lines
-    )
+    assert f"{HEAD} {TAIL}" in lines
+    failed = r"| other |  | fp32 | sampling | not installed: no wheel for a \| b |  |  |  |  |"
+    assert failed in lines
     assert "* tool, int8: type int8." in lines
     over = "| ours W=4 | tool, beam search W=4 | int8 |"
     assert f"{over} 1.5 | **1.50** (1.25 to 2.00) |" in lines
@@ -69,19 +77,13 @@ def test_rows_failures_settings_and_bars():
 
 def test_a_table_of_schemas_counts_valid_documents_and_has_no_bars():
     lines = tables_of(REPORT | {"comparison": "schemas", "bars": []}).splitlines()
-    assert (
-        "| tool | 1.2 | int8 | beam search W=4 | 50.0 (40.0 to 60.0) | 47.5 | 22/24 | "
-        "**1.50** (1.25 to 2.00) of ours W=4 | 600 | 23/24 as beam-search W=4 |" in lines
-    )
+    assert f"{HEAD} 22/24 | {TAIL}" in lines
     assert lines[-1] == "* tool, int8: type int8."
 
 
 def test_a_table_of_retrieval_has_times_of_requests_and_illegal_sequences():
-    row = ROW | {
-        "searches": SEARCHES,
-        "time_ratio": {"value": 2.5, "low": 2.0, "high": 3.0},
-        "same_search_as": "beam-search W=4",
-    }
+    row = ROW | {"searches": SEARCHES, "same_search_as": "beam-search W=4"}
+    row["time_ratio"] = {"value": 2.5, "low": 2.0, "high": 3.0}
     speedup = "**1.25** (1.00 to 1.50)"
     unchecked = row | {"searches": SEARCHES | {"num_same": None}, "time_ratio": None}
     unchecked["speedup"] = None
@@ -91,21 +93,88 @@ def test_a_table_of_retrieval_has_times_of_requests_and_illegal_sequences():
     head = "| tool | 1.2 | int8 | beam search W=4 | 250.0 (200.0 to 300.0) | 250.0 (240.0 to 260.0)"
     ratio = "**2.50** (2.00 to 3.00) of ours W=4"
     same = "as beam-search W=4"
-    assert (
-        f"{head} | 0.2% of 400 | {speedup} | {ratio} | 600 | 23/24 {same}, within 2e-06 |" in lines
-    )
-    assert f"{head} | 0.2% of 400 |  |  | 600 |  |" in lines
-    assert f"{head} | 0.2% of 400 | {speedup} | {ratio} | 600 | 0/24 {same} |" in lines
+    for cells in (
+        f"{speedup} | {ratio} | 600 | 23/24 {same}, within 2e-06",
+        " |  | 600 | ",
+        f"{speedup} | {ratio} | 600 | 0/24 {same}",
+    ):
+        assert f"{head} | 0.2% of 400 | {cells} |" in lines
 
 
-def test_tables_say_that_a_core_was_taken() -> None:
+def test_tables_say_that_a_core_was_taken():
     said = "2 threads, another process on one of the cores, 8 prompts"
     assert said in tables_of(REPORT | {"is_busy": True})
     assert said not in tables_of(REPORT)
 
 
-def test_on_a_busy_machine_the_aim_is_to_be_no_slower() -> None:
+def test_on_a_busy_machine_the_aim_is_to_be_no_slower():
     quiet = COMPARISONS[STRATEGIES]
     busy = next_to_busy(quiet)
     assert (quiet.section, busy.section) == ("peers", "peers, busy")
     assert {bar.aim for bar in busy.bars} == {1.0} and len(busy.bars) == len(quiet.bars) > 0
+
+
+CASES = [(comparison, peer) for comparison in COMPARISONS.values() for peer in comparison.peers]
+IDS = [f"{comparison.name}-{peer.name}" for comparison, peer in CASES]
+every_tool = pytest.mark.parametrize(("comparison", "peer"), CASES, ids=IDS)
+every_comparison = pytest.mark.parametrize("comparison", COMPARISONS.values(), ids=COMPARISONS)
+
+
+def our_runs(comparison):
+    (ours,) = (peer for peer in comparison.peers if peer.name == OURS)
+    return {(run.name, run.precision): run for run in ours.runs}
+
+
+@every_tool
+def test_runners_counterparts_and_names(comparison, peer):
+    ours = our_runs(comparison)
+    own = {(run.name, run.precision) for run in peer.runs}
+    assert len(own) == len(peer.runs)
+    for run in peer.runs:
+        assert run.unable is not None or (RUNNERS / f"{peer.runner}.py").is_file()
+        for name in (run.counterpart, run.same_tokens_as):
+            assert name is None or (name, run.precision) in ours
+        assert run.undrafted is None or (run.undrafted, run.precision) in own
+
+
+@every_comparison
+def test_our_runs_are_configurations(comparison):
+    for (name, _), run in our_runs(comparison).items():
+        config = DecodingConfig(**dict(run.options))
+        width = int((re.findall(r"W=(\d+)", name) or [1])[0])
+        assert config.num_beams == width
+        assert (config.width_policy == "threshold") == ("at least" in name)
+
+
+def test_bars_name_rows():
+    comparison = COMPARISONS[STRATEGIES]
+    keys = {(peer.name, run.name, run.precision) for peer in comparison.peers for run in peer.runs}
+    for bar in comparison.bars:
+        assert (bar.peer, bar.run, bar.precision) in keys
+        assert (bar.ours, bar.precision) in our_runs(comparison)
+
+
+@every_tool
+def test_torch_is_pinned_first_and_stays(comparison, peer):
+    calls = [words for words in peer.installs if "--no-deps" not in words]
+    assert all(TORCH in words for words in calls)
+
+
+def byte_tokenizer():
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+@every_comparison
+@pytest.mark.parametrize("number", [1, 8])
+def test_prompts_are_so_many_and_all_different(comparison, number):
+    prompts = comparison.prompts(byte_tokenizer(), number)
+    assert len(prompts) == number
+    given = [*prompts, comparison.warm_up(byte_tokenizer())]
+    assert len({(tuple(each.token_ids), each.json_schema) for each in given}) == number + 1
+    for schema in (prompt.json_schema for prompt in prompts):
+        if schema is not None:
+            jsonschema.Draft202012Validator.check_schema(json.loads(schema))

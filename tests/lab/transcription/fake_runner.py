@@ -1,23 +1,10 @@
 """A tool that hears how many samples there are."""
 
-from __future__ import annotations
-
-from lab.transcription.runners.serve import (
-    ENCODER,
-    Asked,
-    Job,
-    Opened,
-    Samples,
-    Stopwatch,
-    serve,
-)
+from lab.transcription.runners.serve import ENCODER, Asked, Job, Opened, Samples, Stopwatch, serve
 
 
 class Encoder:
-    """An encoder that takes one tick of the clock below."""
-
     def encode(self) -> str:
-        """Return a word."""
         return "samples"
 
 

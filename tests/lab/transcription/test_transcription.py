@@ -1,9 +1,9 @@
-"""Speech with known texts, errors of transcripts, and what tables say of tools."""
-
-from __future__ import annotations
+"""Speech with known texts: errors of transcripts, tables of tools, and equality of two of them."""
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,11 +15,22 @@ from lab.frame.page import ROOT
 from lab.peers.catalog import PeerError
 from lab.peers.runner_process import RunnerProcess
 from lab.transcription.comparison import COLUMNS, Transcribed, Work, lines_of, transcribed
+from lab.transcription.equality import (
+    Cases,
+    Outcome,
+    Part,
+    Words,
+    compared,
+    equality_table,
+    outcomes,
+)
 from lab.transcription.runners.serve import Asked, Job, read_samples
 from lab.transcription.sounds import sounds
-from lab.transcription.speech import Spoken, utterances, write_wav
+from lab.transcription.speech import Spoken, Utterance, utterances, write_wav
 from lab.transcription.tools import TOOLS, OpenTool, ct2_folder
 from lab.transcription.word_errors import num_errors, word_error_rate, words_of
+from tests.conftest import whisper
+from tests.speech.test_transcription import sound
 
 WORDS = [  # text, its words
     ("Don't stop, well-known Mr. X!", ["dont", "stop", "well", "known", "mr", "x"]),
@@ -36,21 +47,18 @@ ERRORS = [  # transcript, text, errors
 ]
 
 
-@pytest.mark.parametrize(("text", "words"), WORDS)
-def test_words_have_no_case_and_no_punctuation(text: str, words: list[str]) -> None:
-    assert words_of(text) == words
+def test_words_have_no_case_and_no_punctuation():
+    for text, words in WORDS:
+        assert words_of(text) == words
 
 
-@pytest.mark.parametrize(("found", "wanted", "number"), ERRORS)
-def test_errors_of_a_transcript(found: str, wanted: str, number: int) -> None:
-    assert num_errors(found.split(), wanted.split()) == number
-
-
-def test_the_rate_is_that_of_all_words() -> None:
+def test_errors_of_a_transcript_and_their_rate():
+    for found, wanted, number in ERRORS:
+        assert num_errors(found.split(), wanted.split()) == number
     assert word_error_rate([("A, b", "a b"), ("x y z", "x q")]) == 2 / 4
 
 
-def test_texts_are_as_every_model_writes_them() -> None:
+def test_texts_are_as_every_model_writes_them():
     texts = utterances()
     assert len({each.name for each in texts}) == len(texts) >= 22
     assert [each.is_long for each in texts].count(True) == 2
@@ -60,14 +68,14 @@ def test_texts_are_as_every_model_writes_them() -> None:
         assert not any(letter.isdigit() for letter in each.text)
 
 
-def test_samples_of_a_file(tmp_path: Path) -> None:
+def test_samples_of_a_file(tmp_path):
     samples = np.array([0.0, 0.5, -0.5, 1.5], np.float32)
     write_wav(tmp_path / "a.wav", samples)
     found = read_samples(str(tmp_path / "a.wav"))
     np.testing.assert_allclose(found, [0.0, 0.5, -0.5, 1.0], atol=1e-4)
 
 
-def test_sounds_are_finite_and_of_the_windows_that_they_say() -> None:
+def test_sounds_are_finite_and_of_the_windows_that_they_say():
     speech = [np.full(16_000 * n, 0.1, np.float32) for n in (3, 5, 4)]
     for name, samples, num_beams in sounds(speech):
         assert samples.dtype == np.float32 and np.isfinite(samples).all(), name
@@ -76,37 +84,26 @@ def test_sounds_are_finite_and_of_the_windows_that_they_say() -> None:
         assert num_beams == 1 or not is_long
 
 
-def test_a_folder_for_faster_whisper(tmp_path: Path) -> None:
+def test_a_folder_for_faster_whisper(tmp_path):
     given, checkpoint = tmp_path / "given", tmp_path / "checkpoint"
     given.mkdir()
     checkpoint.mkdir()
     (given / "model.bin").write_bytes(b"weights")
-    content = {
-        "model": {"vocab": {"b": 1, "a": 0}},
-        "added_tokens": [{"id": 2, "content": "<|end|>"}],
-    }
+    added = [{"id": 2, "content": "<|end|>"}]
+    content = {"model": {"vocab": {"b": 1, "a": 0}}, "added_tokens": added}
     (checkpoint / "tokenizer.json").write_text(json.dumps(content))
     folder = ct2_folder(given, checkpoint, tmp_path / "work")
-    assert sorted(file.name for file in folder.iterdir()) == [
-        "model.bin",
-        "tokenizer.json",
-        "vocabulary.json",
-    ]
+    names = {"model.bin", "tokenizer.json", "vocabulary.json"}
+    assert {file.name for file in folder.iterdir()} == names
     assert json.loads((folder / "vocabulary.json").read_text()) == ["a", "b", "<|end|>"]
     assert (folder / "model.bin").read_bytes() == b"weights"
 
 
-def test_a_tool_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_a_tool_in_a_process_of_its_own(tmp_path):
     write_wav(tmp_path / "a.wav", np.zeros(1600, np.float32))
     job = Job(folder="x", precision="int8", num_threads=1)
-    process = RunnerProcess(
-        Path(sys.executable),
-        "fake_runner",
-        job,
-        tmp_path / "log",
-        package="tests.lab.transcription",
-        import_from=(ROOT,),
-    )
+    own = {"package": "tests.lab.transcription", "import_from": (ROOT,)}
+    process = RunnerProcess(Path(sys.executable), "fake_runner", job, tmp_path / "log", **own)
     with process:
         tool = OpenTool(TOOLS[1], process)
         assert (tool.version, tool.settings) == ("1.0", "int8")
@@ -124,8 +121,6 @@ def test_a_tool_in_a_process_of_its_own(tmp_path: Path) -> None:
 
 
 class FakeTool:
-    """A tool that says its name, or fails."""
-
     def __init__(self, number: int, seconds: float) -> None:
         self.tool = TOOLS[number]
         self.version, self.settings = "1.0", ""
@@ -133,22 +128,15 @@ class FakeTool:
         self.asked: list[str] = []
 
     def transcribe(self, asked: Asked) -> dict[str, Any]:
-        """Return the text without its end."""
         self.asked.append(Path(asked.path).stem)
         if self.seconds < 0:
             raise PeerError("crashed")
         parts = {"features": 0.01, "encoder": self.seconds / 2}
-        text = "a text of five words"
-        return {
-            "text": text,
-            "num_tokens": 7,
-            "seconds": self.seconds,
-            "parts": parts,
-            "peak_bytes": 10**9,
-        }
+        found = {"text": "a text of five words", "num_tokens": 7, "peak_bytes": 10**9}
+        return {**found, "seconds": self.seconds, "parts": parts}
 
 
-def test_the_table_of_a_work() -> None:
+def test_the_table_of_a_work():
     ours, theirs, failing = FakeTool(0, 1.0), FakeTool(2, 1.5), FakeTool(4, -1.0)
     tools = cast(list[OpenTool], [ours, theirs, failing])
     text = utterances()[0]
@@ -166,3 +154,89 @@ def test_the_table_of_a_work() -> None:
     assert (rows[1]["encoder"], rows[1]["decoder"]) == ("375.0", "370.0")
     assert rows[1]["ours faster by"] == "**1.50** (1.50 to 1.50)"
     assert (rows[1]["tokens"], rows[1]["peak MB"]) == ("14", "1000")
+
+
+__all__ = ["whisper"]  # a fixture
+
+ONE = [Part(0.0, 2.0, (5, 6), -0.5), Part(2.0, 3.0, (7,), -0.5)]
+OTHERS = [  # segments, the difference, that of log-probabilities
+    (ONE, "", 0.0),
+    ([Part(0.0, 2.0, (5, 6), -0.5005), ONE[1]], "", 0.0005),
+    ([Part(0.0, 2.0, (5, 6), None), ONE[1]], "", 0.0),
+    (ONE[:1], "1 segments instead of 2", 0.0),
+    ([Part(0.0, 2.0, (5, 6), -0.6), ONE[1]], "log-probabilities differ by 0.1", 0.1),
+    ([ONE[0], Part(2.0, 3.5, (7,), -0.5)], "segment 1: Part(start=2.0, end=3.5", 0.0),
+    ([Part(0.0, 2.0, (5, 9), -0.5), ONE[1]], "segment 0: Part(start=0.0, end=2.0", 0.0),
+]
+
+
+@pytest.mark.parametrize(("found", "words", "error"), OTHERS)
+def test_segments_are_compared(found, words, error):
+    outcome = compared("kind", "name", found, ONE)
+    assert outcome.is_equal == (not words) and outcome.difference.startswith(words)
+    assert outcome.logprob_error == pytest.approx(error)
+
+
+TIMED = ((" a", 0.0, 0.5), (" b", 0.5, 2.0))
+OTHER_WORDS: list[tuple[Words | None, str]] = [
+    (TIMED, ""),
+    (None, ""),  # not asked for
+    ((TIMED[0], (" b", 0.5, 1.98)), "segment 0: the word (' b', 0.5, 1.98) instead of (' b', 0.5"),
+    ((TIMED[0], (" c", 0.5, 2.0)), "segment 0: the word (' c', 0.5, 2.0) instead of (' b', 0.5"),
+    (TIMED[:1], "segment 0: the word None instead of (' b'"),
+    ((), "segment 0: the word None instead of (' a'"),
+]
+
+
+@pytest.mark.parametrize(("found", "difference"), OTHER_WORDS)
+def test_words_are_compared_where_both_have_them(found, difference):
+    wanted = [replace(ONE[0], words=TIMED), ONE[1]]
+    outcome = compared("kind", "name", [replace(ONE[0], words=found), ONE[1]], wanted)
+    assert outcome.is_equal == (not difference) and outcome.difference.startswith(difference)
+
+
+def test_words_of_a_model(whisper, tmp_path):
+    files = []
+    for seed, (name, language) in enumerate(
+        (("a", "en"), ("b", "de"), ("c", "fr"), ("long", "en"))
+    ):
+        samples = sound(0.8 if name != "long" else 1.4, seed)
+        write_wav(tmp_path / f"{name}.wav", samples)
+        text = Utterance(name=name, language=language, voice="", words_per_minute=0, text="")
+        files.append(Spoken(text, tmp_path / f"{name}.wav", len(samples) / 16_000))
+    for have_words in (True, False):
+        cases = Cases(whisper / "target", whisper / "bundle", files, 1, have_words=have_words)
+        of_words = {
+            (kind, name): run for kind, name, run in cases.all() if kind.endswith("times of words")
+        }
+        assert len(of_words) == (2 * len(files) if have_words else 0)
+        for asked in (("an utterance, 5 beams", "b"), ("a long file, greedy", "long")):
+            if have_words:
+                outcome = of_words[f"{asked[0]}, times of words", asked[1]]()
+                assert outcome.is_equal, outcome.difference
+        cases.close()
+
+
+class FakeCases:
+    def __init__(self) -> None:
+        self.run: list[str] = []
+
+    def all(self) -> Iterator[tuple[str, str, Callable[[], Outcome]]]:
+        for name in ("a", "b", "c"):
+
+            def run(name: str = name) -> Outcome:
+                self.run.append(name)
+                return compared("kind", name, ONE[: 1 + (name != "b")], ONE)
+
+            yield "kind", name, run
+
+
+def test_cases_that_were_run_are_not_run_again(tmp_path):
+    kept, reported, cases = tmp_path / "kept.jsonl", list[str](), FakeCases()
+    assert outcomes(cast(Cases, cases), kept, -1.0, reported.append) == []
+    found = outcomes(cast(Cases, cases), kept, 60.0, reported.append)
+    assert [each.is_equal for each in found] == [True, False, True]
+    again = outcomes(cast(Cases, cases), kept, -1.0, reported.append)
+    assert again == found and cases.run == ["a", "b", "c"]
+    assert reported == ["kind, b: 1 segments instead of 2"] * 2
+    assert equality_table(found)[2:] == ["| kind | 2/3 | 0.0e+00 |"]

@@ -1,22 +1,20 @@
-"""GGUF files for llama.cpp, read back by transformers: the same model in Q8_0."""
+"""GGUF files for llama.cpp, and questions to distil from, for the real model."""
 
-from __future__ import annotations
+import json
 
 import numpy as np
 import torch
 from gguf import GGUFReader, GGUFWriter
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from dsbd_runtime.text.chat_template import ChatTemplate
+from lab.real_model.chats import write_chats, write_prompts
 from lab.real_model.gguf_files import _paired, draft_file, requantized
+from tests.export.gguf_files import close
 
 CONFIG = LlamaConfig(
-    vocab_size=96,
-    hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=2,
-    max_position_embeddings=64,
+    **{"vocab_size": 96, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
+    **{"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64},
     tie_word_embeddings=True,
     rope_parameters={"rope_type": "default", "rope_theta": 1e4},
 )
@@ -30,14 +28,10 @@ def write_target(file):
     writer.add_array("tokenizer.ggml.tokens", [f"t{i}" for i in range(96)])
     writer.add_array("tokenizer.ggml.token_type", [1] * 96)
     writer.add_array("tokenizer.ggml.merges", ["t 0"])
-    writer.add_tensor(
-        "token_embd.weight", np.linspace(-1, 1, 64 * 96, dtype=np.float32).reshape(96, 64)
-    )
+    embedding = np.linspace(-1, 1, 64 * 96, dtype=np.float32).reshape(96, 64)
+    writer.add_tensor("token_embd.weight", embedding)
     writer.add_tensor("output_norm.weight", np.ones(64, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    close(writer)
 
 
 def test_a_draft_is_the_same_model(tmp_path):
@@ -69,3 +63,36 @@ def test_rows_of_a_head_are_paired():
     found = _paired("model.layers.0.self_attn.q_proj.weight", weight, 2)
     assert found[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
     assert (_paired("model.layers.0.self_attn.v_proj.weight", weight, 2) == weight).all()
+
+
+TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+
+
+def test_prompts_are_the_beginning_of_a_turn_with_seeds_of_their_own(tmp_path):
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    write_prompts(tmp_path / "prompts.jsonl", ChatTemplate.from_folder(tmp_path), 3, seed=5)
+    lines = [json.loads(line) for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
+    assert [line["prompt"] for line in lines] == ["<|user|>"] * 3
+    assert [line["seed"] for line in lines] == [5, 6, 7]
+    assert {line["strategy"] for line in lines} == {"sample"}
+
+
+def test_questions_that_ended_are_chats_once_each(tmp_path):
+    answers = [
+        ("What is gravity?", "eos"),
+        ("And then I was cut off in the", "length"),
+        (" what is Gravity? ", "eos"),
+        ("Hi", "eos"),
+        ("Name three rivers of Europe.", "eos"),
+    ]
+    lines = [
+        json.dumps({"sequences": [{"text": text, "finish_reason": reason}]})
+        for text, reason in answers
+    ]
+    (tmp_path / "answers.jsonl").write_text("\n".join(lines))
+    assert write_chats(tmp_path / "answers.jsonl", tmp_path / "chats.jsonl") == 2
+    lines = (tmp_path / "chats.jsonl").read_text().splitlines()
+    chats = [json.loads(line)["messages"] for line in lines]
+    assert [chat[-1]["content"] for chat in chats] == [answers[0][0], answers[4][0]]
+    assert all(chat[0]["role"] == "user" for chat in chats)
