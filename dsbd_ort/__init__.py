@@ -61,23 +61,13 @@ __all__ = [
     "write_trace",
 ]
 
+_GRAMMARS = ("Canonical", "Choice", "JsonObject", "JsonSchema", "Lark", "Regex")
 _HOMES = {
-    "AllowedTokens": "constraints",
-    "Canonical": "constraints",
-    "Choice": "constraints",
-    "DecodingConfig": "decoding",
-    "GeneratedSequence": "results",
-    "GenerationResult": "results",
-    "JsonObject": "constraints",
-    "JsonSchema": "constraints",
-    "Lark": "constraints",
+    **dict.fromkeys(("AllowedTokens", *_GRAMMARS, "TokenTrie"), "constraints"),
+    **dict.fromkeys(("DecodingConfig", "RequestTrace"), "decoding"),
+    **dict.fromkeys(("GeneratedSequence", "GenerationResult", "StreamPiece"), "results"),
+    **dict.fromkeys(("Service", "ServiceLimits"), "engine"),
     "Pipeline": "pipeline",
-    "Regex": "constraints",
-    "RequestTrace": "decoding",
-    "Service": "engine",
-    "ServiceLimits": "engine",
-    "StreamPiece": "results",
-    "TokenTrie": "constraints",
     "write_trace": "trace_page.trace_file",
 }
 

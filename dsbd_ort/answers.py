@@ -65,7 +65,6 @@ class Interruption:
         self._signal: int | None = None
 
     def is_requested(self) -> bool:
-        """Return whether a signal has been received."""
         return self._signal is not None
 
     @property
@@ -75,11 +74,9 @@ class Interruption:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of a command that the signal ended; 0 without a signal."""
         return 0 if self._signal is None else 128 + self._signal
 
     def receive(self, number: int, _frame: FrameType | None = None) -> None:
-        """Handle a signal."""
         if self._signal is not None:
             raise SystemExit(128 + number)
         self._signal = number

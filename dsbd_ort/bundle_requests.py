@@ -9,12 +9,12 @@ import numpy as np
 
 from dsbd_ort.constraints.binding import ConstraintBinding, items_of
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest, TraceRecorder
+from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.logits_processing.allowed_after import AllowedMass
-from dsbd_ort.model_defaults import ModelDefaults
-from dsbd_ort.model_pair import KeptTexts, check_drafter
-from dsbd_ort.option_defaults import Options, resolve
+from dsbd_ort.model_pair import MOST_CALLERS, Recent, check_drafter
+from dsbd_ort.option_defaults import ModelDefaults, Options, resolve
 from dsbd_ort.pipeline_options import PipelineOptions
-from dsbd_ort.prompts import Prompt, check_context, new_seed
+from dsbd_ort.prompts import SRC_LANG, Prompt, PromptReader, RequestInputs, check_context, new_seed
 from dsbd_ort.results import (
     GeneratedSequence,
     GenerationResult,
@@ -22,10 +22,8 @@ from dsbd_ort.results import (
     TextStream,
     text_until_stop,
 )
-from dsbd_ort.sources import SRC_LANG, PromptReader, RequestInputs
 from dsbd_runtime.bundle_files.bundle import TOKENIZER_FILE, Bundle
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.text.chat_messages import Message
 from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.text.stream_decoder import TextWindow
 from dsbd_runtime.text.tokenizer import Tokenizer
@@ -35,7 +33,6 @@ class BundleRequests:
     """Makes the requests to a bundle, and texts of their results; it calls no engine."""
 
     def __init__(self, bundle: Bundle, options: PipelineOptions, *, has_draft: bool) -> None:
-        """Read what requests need of a bundle; without a draft, those that need one are refused."""
         self.bundle = bundle
         self.has_draft = has_draft
         self.tokenizer = Tokenizer.from_bundle(bundle)
@@ -44,7 +41,8 @@ class BundleRequests:
             bundle, reads_file=options.generation_config, of_chats=options.chat_defaults
         )
         self.defaults.log()
-        self._texts = KeptTexts(options.ngram_pool)
+        make_pool = functools.partial(NGramPool, options.ngram_pool)
+        self._pools = Recent(make_pool, MOST_CALLERS) if options.ngram_pool else None
         vocab_size, ends = bundle.manifest.target.vocab_size, bundle.manifest.target.eos_token_ids
         self.constraints = ConstraintBinding(bundle.path / TOKENIZER_FILE, vocab_size, ends)
 
@@ -56,10 +54,7 @@ class BundleRequests:
         trace: TraceRecorder | None = None,
         caller: str = "",
     ) -> DecodingRequest:
-        """Return the validated request that ``generate`` would decode; no engine is called.
-
-        caller: whose texts the n-gram drafter looks through.
-        """
+        """Return the validated request of ``generate``; it may draft by the caller's texts."""
         src_lang = options.get(SRC_LANG) if isinstance(options, Mapping) else None
         inputs = self.prompts.read(prompt, src_lang)
         return self.request_of(inputs, options, trace=trace, caller=caller)
@@ -88,7 +83,7 @@ class BundleRequests:
             rng=np.random.default_rng(config.seed),
             stop=StopSearch(start, stops) if stops else None,
             constraint=self.constraints.bound(config.constraint, start.num_dropped_spaces),
-            ngram_pool=self._texts.of(caller) if config.has_ngram_drafter else None,
+            ngram_pool=self._pools.of(caller) if self._pools and config.has_ngram_drafter else None,
             trace=trace,
             source=inputs.source,
             copied_ids=inputs.copied_ids,
@@ -101,7 +96,6 @@ class BundleRequests:
         return resolve({**known, **self._ends_and_seed(known)}, self.defaults)
 
     def _ends_and_seed(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the model's end-of-sequence tokens and a drawn seed, if they are left out."""
         own: dict[str, Any] = {}
         if options.get("eos_token_id") is None:
             own["eos_token_id"] = tuple(self.bundle.manifest.target.eos_token_ids)
@@ -112,9 +106,8 @@ class BundleRequests:
     def config(self, options: Options) -> DecodingConfig:
         """Return the config of a request on this bundle: ends, seed and drafter decided.
 
-        Raises:
-            ConfigError, ConstraintError: they are invalid, or contradict each other.
-            InputError: they need a draft model, and the bundle has none.
+        ConfigError, ConstraintError: the options are invalid, or contradict each other.
+        InputError: they need a draft model, and the bundle has none.
         """
         if isinstance(options, DecodingConfig):
             config = options
@@ -132,19 +125,16 @@ class BundleRequests:
         return config
 
     def text_start(self, prompt_ids: Sequence[int], config: DecodingConfig) -> TextWindow:
-        """Return the beginning of a request's text: after the text of its prompt."""
         skips = config.skip_special_tokens
         tokenizer = self.tokenizer if skips else self.tokenizer.with_special_tokens
         return TextWindow.after(tokenizer, prompt_ids)
 
     def text_stream(self, request: DecodingRequest) -> TextStream:
-        """Return the object that turns the iterations of a request into stream pieces."""
         config = request.config
         start = self.text_start(request.prompt_ids, config)
         return TextStream(start, config.stop_strings, config.min_new_tokens)
 
     def with_text(self, result: DecodeResult, request: DecodingRequest) -> GenerationResult:
-        """Return the result of a request with the text of its sequences."""
         sequences, config = [], request.config
         start = self.text_start(request.prompt_ids, config)
         for sequence in result.sequences:
@@ -153,33 +143,6 @@ class BundleRequests:
             sequences.append(GeneratedSequence(**vars(sequence), text=text, items=items))
         assert config.seed is not None  # drawn by ``prepare``
         return GenerationResult(sequences, result.stats, config.seed, result.prompt_logprobs)
-
-    def chat_prompt(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = True,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Return the token ids of a conversation, rendered with the checkpoint's chat template.
-
-        They are a prompt for ``generate`` and ``stream``. ``chat_template_kwargs`` are more
-        variables of the template, such as ``enable_thinking``. See ChatTemplate.render.
-
-        Raises:
-            BundleError: the bundle has no chat template.
-            InputError: the template refuses the messages, or would leave one out; or the model is
-                an encoder-decoder.
-        """
-        if self.prompts.encoder is not None:
-            raise InputError(
-                f"the model of {self.bundle.path} is an encoder-decoder, which has no chats; give "
-                "the text itself as the prompt: it is the source"
-            )
-        text = self.chat_template.render(
-            messages, add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs
-        )
-        return self.tokenizer.encode(text, add_special_tokens=False)
 
     @functools.cached_property
     def chat_template(self) -> ChatTemplate:

@@ -9,10 +9,6 @@ from dsbd_ort.commands import distill as distill_command
 from dsbd_ort.commands import export as export_command
 from dsbd_ort.commands import inspect as inspect_command
 from dsbd_ort.commands import run as run_command
-from dsbd_ort.commands.bench import BenchArguments
-from dsbd_ort.commands.distill import DistillArguments
-from dsbd_ort.commands.export import ExportArguments, print_families
-from dsbd_ort.commands.inspect import JSON_FIELDS, InspectArguments
 from dsbd_ort.commands.one_line import packages_of
 from dsbd_ort.commands.options import command, given_flags
 from dsbd_ort.commands.run_arguments import RunArguments
@@ -60,11 +56,11 @@ Examples:
 
 def _list_families(context: click.Context, _: click.Parameter, is_given: bool) -> None:
     if is_given and not context.resilient_parsing:
-        print_families()
+        export_command.print_families()
         context.exit()
 
 
-@command(ExportArguments, epilog=EXPORT_EXAMPLES)
+@command(export_command.ExportArguments, epilog=EXPORT_EXAMPLES)
 @click.option(
     "--list-families",
     is_flag=True,
@@ -73,7 +69,7 @@ def _list_families(context: click.Context, _: click.Parameter, is_given: bool) -
     callback=_list_families,
     help="Print which model families can be exported, and how.",
 )
-def export(arguments: ExportArguments) -> None:
+def export(arguments: export_command.ExportArguments) -> None:
     """Turn a target checkpoint, and a draft for it, into a bundle of engines.
 
     Without a draft model, requests draft by repeating what followed the same words earlier.
@@ -81,8 +77,8 @@ def export(arguments: ExportArguments) -> None:
     export_command.run(arguments, given_flags(click.get_current_context()))
 
 
-@command(DistillArguments, epilog=DISTILL_EXAMPLES)
-def distill(arguments: DistillArguments) -> None:
+@command(distill_command.DistillArguments, epilog=DISTILL_EXAMPLES)
+def distill(arguments: distill_command.DistillArguments) -> None:
     """Train a draft for a target.
 
     It learns from your texts and from the target's continuations of them. The same command resumes
@@ -102,14 +98,16 @@ def run(arguments: RunArguments) -> None:
     sys.exit(run_command.run(arguments))
 
 
-@command(BenchArguments, epilog=BENCH_EXAMPLES)
-def bench(arguments: BenchArguments) -> None:
+@command(bench_command.BenchArguments, epilog=BENCH_EXAMPLES)
+def bench(arguments: bench_command.BenchArguments) -> None:
     """Measure strategies side by side: speed, quality, and whether the tokens are the same."""
     bench_command.run(arguments)
 
 
-@command(InspectArguments, epilog=f"{INSPECT_EXAMPLES}\n\n{JSON_FIELDS}")
-def inspect(arguments: InspectArguments) -> None:
+@command(
+    inspect_command.InspectArguments, epilog=f"{INSPECT_EXAMPLES}\n\n{inspect_command.JSON_FIELDS}"
+)
+def inspect(arguments: inspect_command.InspectArguments) -> None:
     """Show the contents of a bundle, its memory, and which providers can run it here."""
     inspect_command.run(arguments)
 

@@ -7,7 +7,8 @@ Cache rows are kept for a next prompt that begins alike, acceptance estimators f
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -24,11 +25,11 @@ from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.loading import load_causal_lm, load_pair
 
+T = TypeVar("T")
+
 MOST_ESTIMATORS = 64
 """Settings (strategy, width, warping) for which draft_policy "throughput" stores how often drafts
 were accepted; the least recently used are dropped, and learned anew."""
-
-
 MOST_CALLERS = 64
 """Callers whose texts are kept for the n-gram drafter; the least recent one is dropped."""
 
@@ -61,7 +62,6 @@ class RequestLock:
 
     @property
     def is_own(self) -> bool:
-        """Whether this thread holds the lock."""
         return self._owner == threading.get_ident()
 
 
@@ -75,7 +75,6 @@ class KeptRows:
         self.forget()
 
     def forget(self) -> None:
-        """Reuse none of the rows in the caches."""
         self.prefixes = PrefixCache(), PrefixCache()
 
     def drop_except(self, identity: RowIdentity) -> None:
@@ -90,48 +89,29 @@ class KeptRows:
             model.reset_peak()
 
 
-class KeptEstimators:
-    """The acceptance estimators of the settings used last, at most MOST_ESTIMATORS of them."""
+class Recent(Generic[T]):
+    """Objects of the ``most`` latest used keys, made when they are missing; thread-safe."""
 
-    def __init__(self) -> None:
-        self._estimators: OrderedDict[object, AcceptanceEstimator] = OrderedDict()
-
-    @property
-    def settings(self) -> list[object]:
-        """The settings that have an estimator, the latest used last."""
-        return list(self._estimators)
-
-    def of(self, setting: object) -> AcceptanceEstimator:
-        """Return the estimator that all requests of a setting update."""
-        estimator = self._estimators.pop(setting, None) or AcceptanceEstimator()
-        self._estimators[setting] = estimator
-        if len(self._estimators) > MOST_ESTIMATORS:
-            self._estimators.popitem(last=False)
-        return estimator
-
-
-class KeptTexts:
-    """Texts of earlier requests for the n-gram drafter, a pool for each of the latest callers."""
-
-    def __init__(self, max_tokens: int) -> None:
-        """Keep ``max_tokens`` tokens for each of MOST_CALLERS callers; 0: none."""
-        self._max_tokens = max_tokens
-        self._pools: OrderedDict[str, NGramPool] = OrderedDict()
+    def __init__(self, make: Callable[[], T], most: int) -> None:
+        self._make = make
+        self._most = most
+        self._found: OrderedDict[Hashable, T] = OrderedDict()
         self._lock = threading.Lock()
 
-    def of(self, caller: str) -> NGramPool | None:
-        """Return the pool of a caller, which its requests look through and add to."""
-        if not self._max_tokens:
-            return None
+    @property
+    def keys(self) -> list[Hashable]:
+        """The keys that have an object, the latest used last."""
+        return list(self._found)
+
+    def of(self, key: Hashable) -> T:
         with self._lock:
-            pool = self._pools.pop(caller, None) or NGramPool(self._max_tokens)
-            self._pools[caller] = pool
-            if len(self._pools) > MOST_CALLERS:
-                self._pools.popitem(last=False)
-            return pool
+            found = self._found[key] = self._found.pop(key, None) or self._make()
+            if len(self._found) > self._most:
+                self._found.popitem(last=False)
+            return found
 
 
-def drafting_setting(config: DecodingConfig) -> object:
+def drafting_setting(config: DecodingConfig) -> Hashable:
     """Return the options of a request on which the acceptance of drafts depends."""
     warping = config.temperature, config.top_k, config.top_p
     return (config.strategy, config.num_beams, config.drafter, bool(config.constraint), *warping)

@@ -4,16 +4,184 @@ Of each option the first of these is used: what the caller gives; the server's o
 model's, of its generation_config.json; the usual one of chats; the default of the table. Only what
 the caller gives is refused: a default that means nothing to the strategy, or contradicts the other
 options, is left out.
+
+The sampling options of generation_config.json are used, not its strategy and widths; the
+end-of-sequence tokens are in the manifest.
 """
 
-from collections.abc import Iterable, Mapping
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingConfig
-from dsbd_ort.decoding.option_row import Chosen
-from dsbd_ort.decoding.option_table import OPTION_TABLE, read_options
-from dsbd_ort.decoding.strategies import named_strategy
-from dsbd_ort.model_defaults import DRAFTING, WARPING, ModelDefaults
+from dsbd_ort.decoding.option_row import NO_SEARCH, Chosen
+from dsbd_ort.decoding.option_table import OPTION_TABLE, read_option, read_options
+from dsbd_ort.decoding.strategies import Strategy, named_strategy
+from dsbd_runtime.bundle_files.bundle import GENERATION_CONFIG_FILE, Bundle
+from dsbd_runtime.errors import BundleError
+from dsbd_runtime.parts.head import parse_num_top_logits
+from dsbd_runtime.typed_json import in_short, json_from_file
+
+_log = logging.getLogger(__name__)
+READ = tuple(name for name, row in OPTION_TABLE.items() if row.of_model is not None)
+WARPING = tuple(name for name in READ if NO_SEARCH in OPTION_TABLE[name].needs)
+"""Options of the file that searches do not read."""
+DRAFTING = ("drafter", "draft_policy", "draft_length", "draft_beams")
+_SAID_AS_THEY_ARE = ("temperature", "top_k", "top_p", "max_new_tokens")
+"""Options of the file that say something with the table's default too."""
+_LENGTHS = {"max_new_tokens": "max_length", "min_new_tokens": "min_length"}
+"""The older names of lengths, which count the token that a target begins with."""
+CHAT_SAMPLING = {"temperature": 0.7, "top_p": 0.9}
+LONGEST_CHAT_ANSWER = 2048  # tokens, for a model that never ends its answer
+_NOT_BUILT: dict[str, tuple[Any, ...]] = {  # name: the values that change nothing
+    "encoder_repetition_penalty": (None, 1),
+    "epsilon_cutoff": (None, 0),
+    "eta_cutoff": (None, 0),
+    "sequence_bias": (None, {}, []),
+    "stop_strings": (None, []),
+}
+
+
+@dataclass
+class ModelDefaults:
+    """Defaults of the requests to one bundle.
+
+    options: of ``READ``, those that the file gives, in plain form.
+    chat_options: of chats, unless ``options`` has them; empty if requests are no chats.
+    not_built: options of the file that dsbd-ort does not support.
+    num_top_logits: K of a target that returns so many logits of a position and keeps no others; 0
+        if any can be read.
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+    chat_options: dict[str, Any] = field(default_factory=dict)
+    not_built: dict[str, Any] = field(default_factory=dict)
+    num_top_logits: int = 0
+    reads_source: bool = False
+    has_draft: bool = False
+    _told: set[str] = field(default_factory=set)
+
+    @classmethod
+    def from_bundle(
+        cls, bundle: Bundle, *, reads_file: bool = True, of_chats: bool = False
+    ) -> ModelDefaults:
+        """Return the defaults of a bundle; raise BundleError if its file is invalid."""
+        target = bundle.entry("target")
+        reads_source = target.encoder is not None
+        num_top_logits = 0 if target.head.keeps_full else parse_num_top_logits(target.logits)
+        content: dict[str, Any] = {}
+        if reads_file and GENERATION_CONFIG_FILE in bundle.manifest.files:
+            file = bundle.path / GENERATION_CONFIG_FILE
+            content = json_from_file(file)
+            if not isinstance(content, dict):
+                raise BundleError(f"{file} is {in_short(content)}, expected a JSON object")
+        if reads_source:
+            content |= _lengths_of_targets(content)
+        options = _options_of(content, bundle.path / GENERATION_CONFIG_FILE, reads_source)
+        asked = {name: content[name] for name in _NOT_BUILT if name in content}
+        not_built = {n: value for n, value in asked.items() if value not in _NOT_BUILT[n]}
+        if num_top_logits:  # no processor can work on them
+            not_built |= {
+                name: options.pop(name)
+                for name in [*options]
+                if OPTION_TABLE[name].is_processor and OPTION_TABLE[name].of_model == "any"
+            }
+        chat_options: dict[str, Any] = {}
+        if of_chats:  # a file with one option of sampling says all of it
+            sampling = {} if any(name in options for name in WARPING) else CHAT_SAMPLING
+            chat_options = {**sampling, "max_new_tokens": LONGEST_CHAT_ANSWER}
+        has_draft = "draft" in bundle.roles
+        return cls(options, chat_options, not_built, num_top_logits, reads_source, has_draft)
+
+    def log(self) -> None:
+        """Log what requests will get, and which options of the file have no effect."""
+        if self.options:
+            _log.info(
+                "defaults of %s, for requests that leave them out: %s",
+                GENERATION_CONFIG_FILE,
+                listed(self.options),
+            )
+        if self.not_built:
+            _log.warning(
+                "%s has options that dsbd-ort does not support and that have no effect: %s",
+                GENERATION_CONFIG_FILE,
+                listed(self.not_built),
+            )
+
+    def options_of(self, strategy: Strategy, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the defaults of requests with a strategy; ``given`` are their options so far."""
+        is_beam_search = strategy.rule == "search" and strategy.has_beams
+        defaults = {
+            name: value
+            for name, value in {**self.chat_options, **self.options}.items()
+            if is_beam_search or OPTION_TABLE[name].of_model != "search"
+        }
+        if self.num_top_logits and "top_k" not in given and strategy.rule != "search":
+            if not 1 <= defaults.get("top_k", 0) <= self.num_top_logits:
+                self._tell_top_k(defaults.get("top_k", 0))
+                defaults["top_k"] = self.num_top_logits
+        return defaults
+
+    def tell(self, used: Collection[str]) -> None:
+        """Log once how a chat is sampled if neither the model nor the caller says it."""
+        sampling = {n: v for n, v in self.chat_options.items() if n in used and n in WARPING}
+        if sampling:
+            self._warn_once(
+                "sampling",
+                f"no {GENERATION_CONFIG_FILE} says how to sample this chat: {listed(sampling)}; "
+                "give them to choose, or --no-chat-defaults",
+            )
+
+    def _tell_top_k(self, of_file: int) -> None:
+        said = f"{GENERATION_CONFIG_FILE} says {of_file}" if of_file else "nothing else is said"
+        self._warn_once(
+            "top_k",
+            f"top_k is {self.num_top_logits}, as many logits as the engine returns of a position "
+            f"({said}); give top_k to choose",
+        )
+
+    def _warn_once(self, subject: str, message: str) -> None:
+        if subject not in self._told:
+            self._told.add(subject)
+            _log.warning("%s", message)
+
+
+def _lengths_of_targets(content: Mapping[str, Any]) -> dict[str, int]:
+    found = {}
+    for name, older in _LENGTHS.items():
+        length = content.get(older)
+        if content.get(name) is None and type(length) is int and length > 1:
+            found[name] = length - 1
+    return found
+
+
+def _options_of(content: Mapping[str, Any], file: Path, reads_source: bool) -> dict[str, Any]:
+    options = {}
+    for name in READ:
+        row, value = OPTION_TABLE[name], content.get(name)
+        if value is None or (row.of_model != "any" and not reads_source):
+            continue
+        try:
+            value = read_option(name, value)
+        except ConfigError as error:
+            raise BundleError(
+                f"{file}: {error}; export the bundle again from a checkpoint whose file is "
+                "right, or open it without (--no-generation-config)"
+            ) from error
+        usual = 1 if name == "num_beams" else row.default
+        if name in _SAID_AS_THEY_ARE or value != usual:  # transformers writes what is off, too
+            options[name] = value
+    return options
+
+
+def listed(values: Mapping[str, Any]) -> str:
+    """Return options as "temperature 0.7, top_k 20"."""
+    return ", ".join(f"{name} {in_short(value)}" for name, value in values.items())
+
 
 Options = Mapping[str, Any] | DecodingConfig
 """The options that a caller gives, or a config, which is used unchanged."""
@@ -34,9 +202,7 @@ def given_options(config: DecodingConfig | None, options: Mapping[str, Any]) -> 
 class ServerDefaults:
     """The options that a server was started with, for requests that leave them out.
 
-    Attributes:
-        strategy: of requests that name none: ``speculative``, whose single beam streams evenly, by
-            default.
+    strategy: of requests that name none; ``speculative`` by default: its one beam streams evenly.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -131,7 +297,6 @@ def with_defaults(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> di
 
 
 def _is_taken(name: str, strategy: Any) -> bool:
-    """Return whether a strategy takes an option, whatever the others are."""
     if not isinstance(strategy, str) or strategy not in STRATEGIES:
         return False  # it will be refused
     chosen = Chosen(strategy=strategy)

@@ -12,8 +12,7 @@ from filelock import lock_descriptor
 def write_whole(file: Path, content: str | bytes) -> None:
     """Write a text or bytes in place of what the file holds, whichever link it is reached by.
 
-    The open file is locked meanwhile, if it is a regular one. Raises OSError if it cannot be
-    written or is locked.
+    A regular file is locked meanwhile. OSError: it cannot be written, or is locked.
     """
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o666)
     with open(descriptor, "wb") as opened:

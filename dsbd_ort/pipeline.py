@@ -24,12 +24,14 @@ from dsbd_ort.decoding import (
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.decoding.decode import Iterations, decode_iterations
+from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import Costs
 from dsbd_ort.decoding.kv_cache import RowIdentity
 from dsbd_ort.decoding.set_up import check_decodable
 from dsbd_ort.model_pair import (
-    KeptEstimators,
+    MOST_ESTIMATORS,
     KeptRows,
+    Recent,
     RequestLock,
     capacity_error,
     drafting_setting,
@@ -38,12 +40,8 @@ from dsbd_ort.model_pair import (
 )
 from dsbd_ort.option_defaults import Options, given_options
 from dsbd_ort.pipeline_options import OpeningOptions, PipelineOptions
-from dsbd_ort.prompts import Prompt, Prompts, is_several
-from dsbd_ort.results import (
-    GenerationResult,
-    StreamPiece,
-)
-from dsbd_ort.sources import SRC_LANG, TGT_LANG
+from dsbd_ort.prompts import SRC_LANG, TGT_LANG, Prompt, Prompts, is_several
+from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_ort.speech.speech_request import Audio, SpeechOptions, SpeechRequest, read_samples
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_ort.speech.transcription import Transcription, answered
@@ -65,7 +63,6 @@ class PipelineSettings(PipelineOptions):
     bundle: Path
 
     def open(self) -> Pipeline:
-        """Open the bundle."""
         return Pipeline.from_options(self.bundle, self)
 
 
@@ -103,7 +100,7 @@ class Pipeline:
         self._lock = RequestLock()
         self.reuses_prefix = options.prefix_cache
         self._rows = KeptRows(self._models, are_reused=options.prefix_cache)
-        self._estimators = KeptEstimators()
+        self._estimators = Recent(AcceptanceEstimator, MOST_ESTIMATORS)
 
     @classmethod
     def from_bundle(cls, path: BundlePath, **options: Unpack[OpeningOptions]) -> Pipeline:
@@ -187,7 +184,6 @@ class Pipeline:
         return answered(steps, self._decoded)
 
     def _decoded(self, requests: Sequence[DecodingRequest]) -> list[DecodeResult]:
-        """Return the results of independent requests, of which several share the engine calls."""
         if len(requests) == 1:
             return [result_of(self._iterations(requests[0]))]
         return self._decoded_together(requests)
@@ -326,19 +322,29 @@ class Pipeline:
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Return the token ids of a conversation; see BundleRequests.chat_prompt."""
-        return self.requests.chat_prompt(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            chat_template_kwargs=chat_template_kwargs,
+        """Return the token ids of a conversation, rendered with the checkpoint's chat template.
+
+        They are a prompt for ``generate`` and ``stream``. ``chat_template_kwargs`` are more
+        variables of the template, such as ``enable_thinking``. See ChatTemplate.render.
+
+        Raises:
+            BundleError: the bundle has no chat template.
+            InputError: the template refuses the messages, or would leave one out; or the model is
+                an encoder-decoder.
+        """
+        if self.prompts.encoder is not None:
+            raise InputError(
+                f"the model of {self.bundle.path} is an encoder-decoder, which has no chats; give "
+                "the text itself as the prompt: it is the source"
+            )
+        text = self.requests.chat_template.render(
+            messages, add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs
         )
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
     @contextlib.contextmanager
     def held_source(self, source: Source) -> Iterator[None]:
-        """Keep a source in the engines while several requests for it follow one another.
-
-        They may be those of this pipeline or of a service on it, and come from any thread.
-        """
+        """Keep a source in the engines while requests for it, of any thread, follow one another."""
         with contextlib.ExitStack() as held:
             for model in self._models:
                 for sources in model.parts_of(Sources):
@@ -355,10 +361,7 @@ class Pipeline:
 
     @contextlib.contextmanager
     def engines(self) -> Iterator[tuple[CausalLM, CausalLM | None]]:
-        """Hold target and draft with empty caches, while requests of other threads wait.
-
-        The second is None for a bundle without a draft.
-        """
+        """Hold target and draft (None without one) with empty caches; other threads wait."""
         with self._lock.held():
             try:
                 self._empty_caches()
@@ -367,7 +370,6 @@ class Pipeline:
                 self._empty_caches()
 
     def _iterations(self, request: DecodingRequest) -> Iterations:
-        """Hold the pipeline for one request."""
         with self._lock.held(), self._failures_cleaned_up():
             request = self.planned(request)
             self._rows.drop_except(request.reusable_prompt("draft"))

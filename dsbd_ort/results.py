@@ -74,10 +74,7 @@ class TextStream:
     """Turns the iterations of a request into stream pieces: the tokens and text each one adds."""
 
     def __init__(self, start: TextWindow, stop_texts: Sequence[str], num_exempt: int = 0) -> None:
-        """Begin at ``start``, after the prompt.
-
-        The stop strings are looked for after the first ``num_exempt`` tokens.
-        """
+        """``start``: after the prompt; stop strings are looked for after ``num_exempt`` tokens."""
         self._decoder = StreamDecoder(start)
         self._stops = StopFilter(stop_texts)
         self._num_exempt = num_exempt
@@ -95,7 +92,6 @@ class TextStream:
         return StreamPiece(tokens, text, output.agreed_logprobs(shown), output.stats, tops)
 
     def finish(self, best: GeneratedSequence) -> StreamPiece:
-        """Return the rest of the best sequence."""
         tokens = best.token_ids[self._num_shown :]
         text = self._text_of(tokens)
         text += self._stops.push(self._decoder.finish()) + self._stops.finish()
@@ -103,7 +99,6 @@ class TextStream:
         return StreamPiece(tokens, text, best.token_logprobs[self._num_shown :], None, tops)
 
     def _text_of(self, tokens: list[int]) -> str:
-        """Return the text of the next tokens, as far as no stop string has begun."""
         num_exempt = max(self._num_exempt - self._num_shown, 0)
         exempt = self._decoder.push(tokens[:num_exempt]) if num_exempt else ""
         return exempt + self._stops.push(self._decoder.push(tokens[num_exempt:]))
@@ -113,9 +108,8 @@ class TextStream:
 class StopSearch:
     """A decoding.StopState that searches the text of one path for stop strings.
 
-    Attributes:
-        window: the end of the path's tokens, at first of the prompt's.
-        tail: the end of its final text, in which a stop string may have begun.
+    window: the end of the path's tokens, at first of the prompt's.
+    tail: the end of its final text, in which a stop string may have begun.
     """
 
     window: TextWindow
@@ -179,7 +173,6 @@ class StopFilter:
         return rest
 
     def _num_begun(self, text: str) -> int:
-        """Return how many last characters of ``text`` begin a stop string."""
         return max(
             (
                 length
@@ -228,7 +221,6 @@ def json_text(fields: Any, *, ensure_ascii: bool = False, indent: int | None = N
 
 
 def _finite(value: Any) -> Any:
-    """Return a copy with None in place of every number that is not finite."""
     if isinstance(value, dict):
         return {_finite(name): _finite(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):

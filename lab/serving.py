@@ -15,8 +15,8 @@ import click
 import httpx2
 from rich.progress import track
 
+from dsbd_ort.benchmark.bench_run import PROMPTS
 from dsbd_ort.benchmark.bootstrap import bootstrap, spread
-from dsbd_ort.benchmark.prompts import PROMPTS
 from lab.frame.page import BUNDLES, RESULTS, Page, ratio_cell, spread_cell, writes
 from lab.frame.rounds import turn
 from lab.frame.server_process import MODEL, client_of

@@ -12,8 +12,7 @@ from dsbd_ort import Pipeline, Service
 from dsbd_ort.benchmark.bench_run import DEFAULT_STRATEGIES
 from dsbd_ort.cli import bench, inspect, run
 from dsbd_ort.decoding import STRATEGIES
-from dsbd_ort.embedding.arguments import opening
-from dsbd_ort.embedding.calls import OpenPipelines, answer
+from dsbd_ort.embedding.calls import OpenPipelines, answer, opening
 from dsbd_ort.openai_server.app import create_app
 from dsbd_ort.openai_server.settings import ServingSettings
 from dsbd_runtime.errors import InputError

@@ -10,8 +10,7 @@ from click.testing import CliRunner
 from dsbd_ort import Pipeline, Service
 from dsbd_ort.cli import inspect, run
 from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingConfig
-from dsbd_ort.model_defaults import ModelDefaults
-from dsbd_ort.option_defaults import resolve
+from dsbd_ort.option_defaults import ModelDefaults, resolve
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.errors import BundleError
 from tests.runtime.bundle_edits import with_files

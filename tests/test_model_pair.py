@@ -5,7 +5,8 @@ import pytest
 
 from dsbd_ort import Pipeline, Service
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
-from dsbd_ort.model_pair import MOST_CALLERS, MOST_ESTIMATORS, KeptTexts
+from dsbd_ort.decoding.drafting.ngram import NGramPool
+from dsbd_ort.model_pair import MOST_CALLERS, MOST_ESTIMATORS, Recent
 from dsbd_ort.pipeline_options import PipelineOptions
 from dsbd_runtime.loading import load_pair
 
@@ -85,7 +86,7 @@ def test_many_temperatures_are_not_remembered_for_ever(pipeline, is_service):
     for temperature in temperatures:
         asked.generate("x", temperature=temperature, **OPTIONS)
         asked.generate("x", temperature=temperatures[0], **OPTIONS)  # always of the latest used
-    kept = [setting[4] for setting in pipeline._estimators.settings]
+    kept = [setting[4] for setting in pipeline._estimators.keys]
     assert kept == [*temperatures[1 - MOST_ESTIMATORS :], temperatures[0]]
     asked.close()
     pipeline.close()
@@ -94,21 +95,20 @@ def test_many_temperatures_are_not_remembered_for_ever(pipeline, is_service):
 def test_requests_of_one_setting_learn_together(pipeline):
     for _ in range(3):
         pipeline.generate("x", **{**OPTIONS, "max_new_tokens": 8})
-    (setting,) = pipeline._estimators.settings
+    (setting,) = pipeline._estimators.keys
     estimator = pipeline._estimators.of(setting)
     assert pipeline._estimators.of(setting) is estimator
     pipeline.close()
 
 
 def test_texts_are_kept_for_each_caller_and_not_for_too_many():
-    texts = KeptTexts(100)
+    texts = Recent(lambda: NGramPool(100), MOST_CALLERS)
     first = texts.of("a")
     assert first is not None and texts.of("a") is first
     assert texts.of("b") is not first
     for number in range(MOST_CALLERS):
         texts.of(str(number))
     assert texts.of("a") is not first
-    assert KeptTexts(0).of("a") is None
 
 
 def test_texts_of_earlier_requests_are_drafted_from(demo_bundle):
@@ -127,6 +127,7 @@ def test_texts_of_earlier_requests_are_drafted_from(demo_bundle):
                 is not (pipeline.prepare("x", options).ngram_pool)
                 or not size
             )
+            assert (pipeline.prepare("x", options).ngram_pool is None) == (size == 0)
             assert pipeline.prepare("x", {"drafter": "model"}).ngram_pool is None
     assert iterations[0][1] >= 0.8 * iterations[0][0]
     assert iterations[4096][1] < 0.6 * iterations[4096][0]

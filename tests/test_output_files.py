@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dsbd_ort.batch.journal import open_journal
+from dsbd_ort.batch.job import open_journal
 from dsbd_ort.output_files import write_whole
 
 

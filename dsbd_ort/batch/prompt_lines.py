@@ -15,9 +15,8 @@ from dsbd_ort.answers import TextGenerator, answer
 from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE, OPTION_TABLE
 from dsbd_ort.decoding.option_values import did_you_mean
 from dsbd_ort.pipeline import PipelineSettings
-from dsbd_ort.prompts import new_seed, user_messages
+from dsbd_ort.prompts import LANGUAGE_OPTIONS, new_seed, user_messages
 from dsbd_ort.results import JSON_VERSION, error_object, result_object
-from dsbd_ort.sources import LANGUAGE_OPTIONS
 from dsbd_ort.version import __version__
 from dsbd_runtime.bundle_files.bundle import MANIFEST_NAME, open_bundle
 from dsbd_runtime.errors import InputError
@@ -41,8 +40,7 @@ class BatchSettings:
     """Settings shared by all lines of a batch."""
 
     pipeline: PipelineSettings
-    # fields of DecodingConfig that were given; a line may override them
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)  # that were given; a line overrides them
     is_chat: bool = False  # whether a prompt is a user message for the chat template
     system: str | None = None  # the system message before such a prompt, None for none
     chat_template_kwargs: dict[str, Any] | None = None  # more variables of the template
@@ -70,7 +68,6 @@ class BatchSettings:
 
 
 def _trie_digest(options: dict[str, Any]) -> str | None:
-    """Return a hash of the trie of the options' constraint, None without one."""
     constraint = options.get("constraint")
     if not isinstance(constraint, dict) or "trie" not in constraint:
         return None
@@ -86,7 +83,6 @@ class RawLine:
     content: bytes
 
     def request_hash(self, fingerprint: str) -> str:
-        """Return a hash that changes with the line and with the settings' ``fingerprint``."""
         parts = f"{fingerprint}\n{self.number}\n".encode() + self.content
         return hashlib.sha256(parts).hexdigest()[:24]
 
@@ -101,10 +97,8 @@ class PromptLine:
     """A parsed line."""
 
     prompt: str | None = None  # text to continue; None if there are messages
-    # a conversation for the chat template; None if there is a prompt
-    messages: list[Any] | None = None
-    # fields of DecodingConfig that this line sets
-    options: dict[str, Any] = field(default_factory=dict)
+    messages: list[Any] | None = None  # a conversation for the chat template
+    options: dict[str, Any] = field(default_factory=dict)  # that this line sets
 
 
 def read_lines(file: Path) -> Iterator[RawLine]:

@@ -1,14 +1,62 @@
-"""Runs of a benchmark: a strategy with its options, its baseline, and the default list."""
+"""Runs of a benchmark: strategies with options and baselines, prompts, timed requests."""
 
 import dataclasses
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from dsbd_ort.benchmark.prompts import BenchmarkError
-from dsbd_ort.decoding import STRATEGIES, DecodingConfig
+from dsbd_errors import DsbdError
+from dsbd_ort.benchmark.machine import EnergyMeter
+from dsbd_ort.decoding import STRATEGIES, DecodingConfig, DecodingStats
 from dsbd_ort.decoding.strategies import Strategy
+from dsbd_ort.pipeline import Pipeline
+
+# Signatures end where a token ends: a cut inside a word or an indent would leave half a token,
+# which the model never saw in training.
+PROMPTS = (
+    "def read_json(path):",
+    "def find_files(root, pattern):",
+    "class Connection:\n    def __init__(self, host, port):",
+    "def merge_sorted(left, right):",
+    "import os\nimport sys\n\ndef main(argv=None):",
+    "def parse_header(line):",
+    "async def fetch(self, url, timeout=None):",
+    "def test_empty_string(self):",
+)
+
+
+class BenchmarkError(DsbdError, ValueError):
+    """Runs or prompts that cannot be measured, files that cannot be written, a missing package."""
+
+
+def read_prompts(file: Path) -> list[str]:
+    """Return the prompts of a file: ``*.jsonl`` has objects with "prompt", others one per line."""
+    try:
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise BenchmarkError(f"{file} cannot be read as UTF-8 text: {error}") from error
+    if not lines:
+        raise BenchmarkError(f"{file} has no prompt; write one per line")
+    if file.suffix != ".jsonl":
+        return lines
+    return [_prompt_of(line, f"{file}, line {number}") for number, line in enumerate(lines, 1)]
+
+
+def _prompt_of(line: str, where: str) -> str:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise BenchmarkError(
+            f"{where} is invalid JSON ({error}); write one object per line"
+        ) from error
+    prompt = entry.get("prompt") if isinstance(entry, dict) else None
+    if not isinstance(prompt, str) or not prompt:
+        raise BenchmarkError(f'{where} has no text under "prompt"; write {{"prompt": "..."}}')
+    return prompt
+
 
 DEFAULT_STRATEGIES = (
     "sample",
@@ -55,7 +103,6 @@ class BenchRun:
 
     @property
     def config(self) -> DecodingConfig:
-        """The resolved options."""
         config = DecodingConfig(**self.options)
         return config.settled(costs_are_known=True, has_draft=self.has_draft)
 
@@ -139,7 +186,6 @@ class CommonSettings:
     max_new_tokens: int = 64
 
     def options_of(self, strategy: str) -> dict[str, Any]:
-        """Return the options that apply to a strategy, except the width."""
         row = _row(strategy)
         options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens}
         if row.rule == "sample":
@@ -172,3 +218,77 @@ def _row(strategy: str) -> Strategy:
     if strategy not in STRATEGIES:
         raise BenchmarkError(f"strategy is {strategy!r}; expected one of {', '.join(STRATEGIES)}")
     return STRATEGIES[strategy]
+
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One request."""
+
+    run: str
+    # prompt_index, repetition: they pair it with the measurements of the other runs
+    prompt_index: int
+    repetition: int
+    seed: int  # of the request, the same for all runs of a pair
+    seconds: float  # wall time of the whole request, tokenizer included
+    token_ids: list[int]  # new tokens of the best sequence; logprob: their sum under the target
+    logprob: float
+    energy_joules: float | None  # of the machine while the request ran, None without a counter
+    stats: DecodingStats
+
+    @property
+    def tokens_per_s(self) -> float:
+        return len(self.token_ids) / self.seconds
+
+    @property
+    def logprob_per_token(self) -> float:
+        return self.logprob / len(self.token_ids)
+
+
+def warm_up(pipeline: Pipeline, runs: Sequence[BenchRun], prompts: Sequence[str]) -> Iterator[str]:
+    """Run everything once on the longest prompt, as first calls allocate; yield each run's name."""
+    longest = max(prompts, key=len)
+    for run in runs:
+        pipeline.generate(longest, seed=0, **run.options)
+        yield run.name
+
+
+def measure(
+    pipeline: Pipeline,
+    runs: Sequence[BenchRun],
+    prompts: Sequence[str],
+    *,
+    repetitions: int,
+    seed: int,
+    clock: Clock,
+    energy: EnergyMeter,
+) -> Iterator[Measurement]:
+    """Yield a measurement for every repetition, prompt and run.
+
+    The order of runs alternates, so that a machine that slows down slows all. 3 prompts from seed
+    10 have the seeds 10, 11, 12; then 13, 14, 15.
+    """
+    for repetition in range(repetitions):
+        order = runs if repetition % 2 == 0 else runs[::-1]
+        for index, prompt in enumerate(prompts):
+            request_seed = seed + repetition * len(prompts) + index
+            for run in order:
+                joules_before = energy.joules()
+                began = clock()
+                result = pipeline.generate(prompt, seed=request_seed, **run.options)
+                seconds = clock() - began
+                joules_used = energy.joules_since(joules_before)
+                best = result.sequences[0]
+                yield Measurement(
+                    run=run.name,
+                    prompt_index=index,
+                    repetition=repetition,
+                    seed=request_seed,
+                    seconds=seconds,
+                    token_ids=best.token_ids,
+                    logprob=best.logprob,
+                    energy_joules=joules_used,
+                    stats=result.stats,
+                )

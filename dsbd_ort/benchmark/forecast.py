@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dsbd_forward.forward import Source
-from dsbd_ort.benchmark.prompts import BenchmarkError
+from dsbd_ort.benchmark.bench_run import BenchmarkError
 from dsbd_ort.decoding import (
     DecodingConfig,
     DecodingRequest,
@@ -66,9 +66,7 @@ def forecast(
 
     requests: sources (None for models without sources) and token ids; some are continued.
     are_chats: whether they are chats or have sources: answered at temperature 0.7 with top-p 0.9,
-    and greedily.
-
-    Raises BenchmarkError if the context is too short for the measured calls.
+        and greedily. BenchmarkError: the context is too short for the measured calls.
     """
     if bundle.context_length < MEASURED_ROWS[-1]:
         raise BenchmarkError(
@@ -92,10 +90,9 @@ def forecast(
             target,
             draft,
             costs,
-            [prompt for _, prompt in requests],
+            requests,
             min(_NEW_TOKENS, room),
             are_chats=are_chats,
-            sources=[source for source, _ in requests],
             ends=() if encoder is None else bundle.manifest.target.eos_token_ids,
         )
         return list(found)
@@ -105,15 +102,13 @@ def forecasts(
     target: StepModel,
     draft: StepModel,
     costs: EngineCosts,
-    prompts: Sequence[Sequence[int]],
+    requests: Sequence[tuple[Source, Sequence[int]]],
     new_tokens: int,
     *,
     are_chats: bool = False,
-    sources: Sequence[Source] | None = None,
     ends: Sequence[int] = (),
 ) -> Iterator[ExpectedSpeed]:
     """Yield the forecast of each width for engines with these costs."""
-    sources = [None] * len(prompts) if sources is None else sources
     kinds = [(width, False) for width in WIDTHS]
     kinds += [(width, True) for width in GREEDY_WIDTHS if are_chats]
     for width, is_greedy in kinds:
@@ -128,7 +123,7 @@ def forecasts(
         )
         calls, estimator = PricedCalls(costs), AcceptanceEstimator()
         num_iterations, num_layers = 0, 0
-        for seed, (prompt, source) in enumerate(zip(prompts, sources, strict=True)):
+        for seed, (source, prompt) in enumerate(requests):
             rng = np.random.default_rng(seed)
             request = DecodingRequest(
                 prompt_ids=prompt,

@@ -59,7 +59,6 @@ class CheckedRequest:
     options: dict[str, Any]
 
     def output(self, pipeline: Pipeline) -> Output:
-        """Return its output, computed alone."""
         return output_of(pipeline.generate(self.prompt, **self.options))
 
 
@@ -131,7 +130,6 @@ class CheckedRequests:
     seed: int
 
     def of(self, strategy: str, width: int) -> list[CheckedRequest]:
-        """Return the requests of a strategy, every prompt in turn."""
         options: dict[str, Any] = {"strategy": strategy, **self.common.options_of(strategy)}
         if STRATEGIES[strategy].has_beams:
             options["num_beams"] = width
@@ -144,7 +142,6 @@ class CheckedRequests:
         ]
 
     def mixed(self, *, has_draft: bool) -> list[CheckedRequest]:
-        """Return requests whose strategies follow each other in turn."""
         strategies = [drafted if has_draft else baseline for drafted, baseline in STRATEGY_PAIRS]
         of_each = [self.of(strategy, self.common.num_beams[0]) for strategy in strategies]
         return [
@@ -160,17 +157,12 @@ def _answer(pipeline: Pipeline) -> Answer:
 def _with_others(pipeline: Pipeline, prompts: Sequence[str]) -> Answer:
     """Return a function that answers a request in the engine calls of other prompts."""
     others = list(prompts[:_NUM_OTHERS])
-
-    def answer(request: CheckedRequest) -> Output:
-        *_, result = pipeline.generate([*others, request.prompt], **request.options)
-        return output_of(result)
-
-    return answer
+    return lambda request: output_of(
+        pipeline.generate([*others, request.prompt], **request.options)[-1]
+    )
 
 
 def _after_a_shorter_prompt(pipeline: Pipeline) -> Answer:
-    """Return a function that first answers half of the prompt, so that its rows are cached."""
-
     def answer(request: CheckedRequest) -> Output:
         half = request.prompt[: len(request.prompt) // 2] or request.prompt
         pipeline.generate(half, **request.options)
@@ -180,7 +172,6 @@ def _after_a_shorter_prompt(pipeline: Pipeline) -> Answer:
 
 
 def _at_a_time(pipeline: Pipeline, requests: Sequence[CheckedRequest]) -> list[Output]:
-    """Return the outputs of requests that join and leave the engine calls of a service."""
     limits = ServiceLimits(max_requests=AT_A_TIME)
     with Service(pipeline, limits) as service, ThreadPoolExecutor(AT_A_TIME) as threads:
         results = threads.map(

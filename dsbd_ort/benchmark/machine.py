@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 POWERCAP = Path("/sys/class/powercap")
 _PACKAGE = re.compile(r"intel-rapl:\d+")  # AMD's have this name too; parts of a package have 0:0
@@ -74,22 +74,10 @@ def _memory_bytes() -> int | None:
         return None
 
 
-class EnergyCounter(Protocol):
-    """Energy counter of one device of the machine."""
-
-    @property
-    def name(self) -> str:
-        """The device that is measured, such as "rapl intel-rapl:0"."""
-
-    def joules(self) -> float:
-        """Return the energy used since some fixed moment."""
-
-
 class RaplCounter:
     """A processor package, from the kernel's powercap files."""
 
     def __init__(self, folder: Path) -> None:
-        """Start counting; the folder holds energy_uj and max_energy_range_uj."""
         self.name = f"rapl {folder.name}"
         self._file = folder / "energy_uj"
         self._range = _number(folder / "max_energy_range_uj")
@@ -104,16 +92,31 @@ class RaplCounter:
         return self._total * 1e-6
 
 
+class NvmlCounter:
+    """The first GPU, since its driver was loaded."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self._device = nvml.nvmlDeviceGetHandleByIndex(0)
+        self.name = f"nvml 0: {nvml.nvmlDeviceGetName(self._device)}"
+        self.joules()  # raises if the GPU has no counter
+
+    def joules(self) -> float:
+        return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._device)) * 1e-3
+
+
+EnergyCounter = RaplCounter | NvmlCounter
+"""Counts the joules that one device of the machine has used since some fixed moment."""
+
+
 class EnergyMeter:
     """The sum of several energy counters."""
 
     def __init__(self, counters: Sequence[EnergyCounter]) -> None:
-        """Take the counters; none means that nothing can be measured."""
         self._counters = counters
 
     @property
     def names(self) -> list[str]:
-        """The names of the counters."""
         return [counter.name for counter in self._counters]
 
     def joules(self) -> float | None:
@@ -123,7 +126,6 @@ class EnergyMeter:
         return sum(counter.joules() for counter in self._counters)
 
     def joules_since(self, earlier: float | None) -> float | None:
-        """Return the energy used since ``joules()`` returned ``earlier``."""
         now = self.joules()
         return None if now is None or earlier is None else now - earlier
 
@@ -150,21 +152,6 @@ def rapl_counters(powercap: Path) -> list[RaplCounter]:
 
 def _number(file: Path) -> int:
     return int(file.read_text())
-
-
-class NvmlCounter:
-    """The first GPU, since its driver was loaded."""
-
-    def __init__(self, nvml: Any) -> None:
-        """Take the module pynvml, initialised."""
-        self._nvml = nvml
-        self._device = nvml.nvmlDeviceGetHandleByIndex(0)
-        self.name = f"nvml 0: {nvml.nvmlDeviceGetName(self._device)}"
-        self.joules()  # raises if the GPU has no counter
-
-    def joules(self) -> float:
-        """Return the energy used since the driver was loaded."""
-        return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._device)) * 1e-3
 
 
 def nvml_counters() -> list[NvmlCounter]:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from dsbd_ort.benchmark.prompts import BenchmarkError
+from dsbd_ort.benchmark.bench_run import BenchmarkError
 from dsbd_ort.benchmark.report import RunSummary
 from dsbd_ort.output_files import write_whole
 
@@ -46,7 +46,6 @@ def plot(runs: Sequence[RunSummary], title: str, file: Path) -> None:
 
 
 def _plot_speedups(axes: Axes, runs: Sequence[RunSummary]) -> None:
-    """Draw the speed-up over the baseline by width, one line per strategy and policy."""
     lines: dict[str, list[RunSummary]] = {}
     for run in runs:
         if run.comparison is not None:

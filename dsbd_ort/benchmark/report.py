@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from dsbd_ort.benchmark.bench_run import NO_BASELINE, BenchRun
+from dsbd_ort.benchmark.bench_run import NO_BASELINE, BenchRun, Measurement
 from dsbd_ort.benchmark.bootstrap import Estimate, Spread, bootstrap, spread
 from dsbd_ort.benchmark.machine import Machine
-from dsbd_ort.benchmark.measure import Measurement
 from dsbd_runtime.bundle_files.manifest import ModelEntry
 
 SCHEMA_VERSION = 1
@@ -38,11 +37,9 @@ class Comparison:
 
     baseline: str
     speedup: Estimate  # median ratio of tokens per second
-    # mean difference of log-probability per token, this run's minus the baseline's
-    logprob_difference: Estimate
-    # num_pairs, num_identical: pairs, and pairs with identical tokens
+    logprob_difference: Estimate  # mean, per token, this run's minus the baseline's
     num_pairs: int
-    num_identical: int
+    num_identical: int  # pairs with identical tokens
     is_identical: bool
 
 
@@ -177,7 +174,6 @@ class BenchReport:
     bundle: BundleInfo
     machine: Machine
     versions: dict[str, str]
-    # provider, draft_provider: where the target and the draft ran
     provider: str
     draft_provider: str
     threads: int | None  # of both engines; None: ONNX Runtime's choice
@@ -187,5 +183,4 @@ class BenchReport:
     seed: int
     prompts: list[str]  # ``prompt_index`` points here
     runs: list[RunSummary]
-    # one per repetition, prompt and run, in the order they were made
-    measurements: list[Measurement]
+    measurements: list[Measurement]  # in the order they were made

@@ -26,9 +26,9 @@ from dsbd_ort.batch.answer_sources import (
     Backlog,
     MayStop,
     answers_in_order,
+    usable_cores,
 )
 from dsbd_ort.batch.prompt_lines import BatchSettings, LineAnswer, RawLine
-from dsbd_ort.batch.workers import usable_cores
 from dsbd_ort.cluster.replica import ClusterError, Replica, cores_of_replica, num_gpus
 
 _MAX_RESTARTS = 10  # of a replica: one that cannot start must not be restarted for ever
@@ -42,20 +42,18 @@ _STORE_BYTES = 100_000_000  # lines and answers pass through it, never weights
 class Replicas:
     """AnswerSource: actors on a Ray cluster.
 
-    ``answers`` raises ClusterError if the cluster cannot be used, a replica cannot open the bundle,
-    or one ends again and again.
+    A call raises ClusterError if the cluster cannot be used, a replica cannot open the bundle, or
+    one ends again and again.
 
-    Attributes:
-        address: of the cluster, see ``connected``.
-        num_replicas: number of pipelines.
-        report: called with lines that name the cluster and the resources of a replica.
+    address: of the cluster, see ``connected``.
+    report: called with lines that name the cluster and the resources of a replica.
     """
 
     address: str
     num_replicas: int
     report: Callable[[str], None]
 
-    def answers(self, backlog: Backlog) -> Answers:
+    def __call__(self, backlog: Backlog) -> Answers:
         with connected(self.address, self.report):
             replicas = self._start(backlog.settings, backlog.fingerprint)
             yield from answers_in_order(replicas, _answer, backlog)
@@ -109,15 +107,10 @@ def _answer(replica: ActorHandle[Replica], line: RawLine, may_stop: MayStop) -> 
 
 @contextlib.contextmanager
 def connected(address: str, report: Callable[[str], None]) -> Iterator[None]:
-    """Connect to a cluster for as long as the block lasts.
+    """Connect to a cluster for as long as the block lasts; ClusterError: it is lost or unreachable.
 
-    Args:
-        address: of a cluster, see ``resolved_address``; if "auto" finds none, one is started on
-            this machine, and ended after the block.
-        report: is called with a line that names the cluster.
-
-    Raises:
-        ClusterError: it cannot be reached, or the connection was lost.
+    address: see ``resolved_address``; if "auto" finds none, a cluster is started on this machine,
+        and ended after the block.
     """
     # Ray prints messages of its workers to stdout, which is for results.
     with contextlib.redirect_stdout(sys.stderr):
@@ -136,12 +129,10 @@ def connected(address: str, report: Callable[[str], None]) -> Iterator[None]:
 
 
 def _cause(error: BaseException) -> str:
-    """Return the line with the cause; Ray puts whole reports into its errors."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _connect(given: str) -> str:
-    """Connect; return the name of the cluster."""
     address = resolved_address(given, os.environ)
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
@@ -165,12 +156,8 @@ def resolved_address(given: str, environment: Mapping[str, str]) -> str | None:
 
     Ray would look in the same places, but tries for minutes to reach an address without a cluster.
 
-    Args:
-        given: "auto", "host:port" or "ray://host:port".
-        environment: RAY_ADDRESS and RAY_TMPDIR are read.
-
-    Raises:
-        ClusterError: an address that was given is invalid, or nothing listens there.
+    given: "auto", "host:port" or "ray://host:port". environment: RAY_ADDRESS, RAY_TMPDIR are read.
+    ClusterError: an address that was given is invalid, or nothing listens there.
     """
     address, source = given, f"--cluster {given}"
     if given == "auto":

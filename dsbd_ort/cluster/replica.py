@@ -25,7 +25,9 @@ class Replica:
         self._fingerprint = fingerprint
         self._opened: Pipeline | ClusterError
         try:
-            self._opened = _open_same_bundle(settings, fingerprint)
+            if settings.fingerprint() != fingerprint:  # its answers would differ from others'
+                raise ClusterError(f"the bundle at {settings.pipeline.bundle} is another one there")
+            self._opened = settings.pipeline.open()
         except DsbdError as error:
             self._opened = ClusterError(
                 f"replica on node {socket.gethostname()}: {error}; every node needs the same "
@@ -33,19 +35,11 @@ class Replica:
             )
 
     def answer(self, line: RawLine) -> LineAnswer:
-        """Answer a line."""
         if isinstance(self._opened, ClusterError):
             raise self._opened
         answer = answer_line(self._opened, self._settings, self._fingerprint, line, lambda: False)
         assert answer is not None  # None only for an interrupted line
         return answer
-
-
-def _open_same_bundle(settings: BatchSettings, fingerprint: str) -> Pipeline:
-    """Open the bundle; raise if this node's answers would differ from those of others."""
-    if settings.fingerprint() != fingerprint:
-        raise ClusterError(f"the bundle at {settings.pipeline.bundle} is another one there")
-    return settings.pipeline.open()
 
 
 def num_gpus(pipeline: PipelineSettings) -> int:
@@ -61,15 +55,10 @@ def cores_of_replica(
     """Return the largest number of cores that every replica finds on one of the nodes.
 
     Two nodes of 3 cores have 3 cores for each of two replicas, 1 for three or four, and 0.5 for
-    seven to twelve.
+    seven to twelve. ClusterError: the nodes have too few GPUs, or no core.
 
-    Args:
-        nodes: "CPU" and "GPU" of each node, in use or not, as Ray counts them.
-        num_replicas: number of replicas.
-        num_gpus: that each needs as well, on the same node.
-
-    Raises:
-        ClusterError: the nodes have too few GPUs, or no core.
+    nodes: "CPU" and "GPU" of each node, in use or not, as Ray counts them.
+    num_gpus: that each replica needs as well, on the same node.
     """
     cpus, gpus = ([node.get(kind, 0.0) for node in nodes] for kind in ("CPU", "GPU"))
     wholes: list[float] = [*range(int(max(cpus, default=0)), 0, -1)]

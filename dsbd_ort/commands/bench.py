@@ -16,15 +16,18 @@ from rich.progress import track
 
 from dsbd_ort.benchmark.bench_run import (
     DEFAULT_STRATEGIES,
+    PROMPTS,
+    BenchmarkError,
     BenchRun,
     CommonSettings,
+    measure,
+    read_prompts,
     runs_of,
+    warm_up,
     with_baselines,
 )
 from dsbd_ort.benchmark.invariance import check_invariance
 from dsbd_ort.benchmark.machine import energy_meter, this_machine, versions
-from dsbd_ort.benchmark.measure import measure, warm_up
-from dsbd_ort.benchmark.prompts import PROMPTS, BenchmarkError, read_prompts
 from dsbd_ort.benchmark.report import (
     SCHEMA_VERSION,
     BenchReport,
@@ -34,12 +37,7 @@ from dsbd_ort.benchmark.report import (
     precision_name,
     summarize,
 )
-from dsbd_ort.commands.bench_table import (
-    VALUE_COLUMNS,
-    WORK_COLUMNS,
-    bench_table,
-    invariance_table,
-)
+from dsbd_ort.commands.bench_table import VALUE_COLUMNS, WORK_COLUMNS, bench_table, invariance_table
 from dsbd_ort.commands.one_line import packages_of
 from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, OptionText
 from dsbd_ort.commands.options import flag, group, option, pipeline_settings
@@ -138,7 +136,12 @@ def run(arguments: BenchArguments) -> None:
         if file is not None and not file.parent.is_dir():
             raise BenchmarkError(f"{file} cannot be written: no folder {file.parent}; make it")
     report = _measured(arguments, runs, prompts)
-    title = _title(report)
+    threads = "default" if report.threads is None else report.threads
+    title = (
+        f"{Path(report.bundle.path).name}, {precision_name(report.bundle.target)}, "
+        f"{report.provider}, threads: {threads}, "
+        f"{len(report.prompts)} prompts x {report.repetitions} repetitions"
+    )
     console = _stdout()
     console.print(bench_table(report.runs, title, VALUE_COLUMNS))
     console.print(bench_table(report.runs, title, WORK_COLUMNS))
@@ -191,17 +194,7 @@ def _plotter(file: Path | None) -> Callable[[Sequence[RunSummary], str], None] |
     return lambda runs, title: plot(runs, title, file)
 
 
-def _title(report: BenchReport) -> str:
-    precision = precision_name(report.bundle.target)
-    threads = "default" if report.threads is None else report.threads
-    return (
-        f"{Path(report.bundle.path).name}, {precision}, {report.provider}, threads: {threads}, "
-        f"{len(report.prompts)} prompts x {report.repetitions} repetitions"
-    )
-
-
 def _runs(arguments: BenchArguments) -> list[BenchRun]:
-    """Return the requested runs; refuse one whose draft model the bundle lacks."""
     strategies = arguments.strategies or (() if arguments.runs else DEFAULT_STRATEGIES)
     texts = [run_from_text(text, arguments.common) for text in arguments.runs]
     runs = [*runs_of(strategies, arguments.common), *texts]
@@ -289,7 +282,6 @@ def _measured(arguments: BenchArguments, runs: list[BenchRun], prompts: list[str
 
 
 def _uses_cuda_graphs(settings: PipelineSettings) -> bool:
-    """Return whether the target's calls were captured and replayed."""
     if settings.cuda_graphs is not None:
         return settings.cuda_graphs
     return parse_placement(settings.provider).provider.uses_cuda_graphs

@@ -1,11 +1,10 @@
 """Summary of a bundle as plain data: models, files, TensorRT engines, usable providers."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from dsbd_ort.model_defaults import ModelDefaults
+from dsbd_ort.option_defaults import ModelDefaults
 from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, MODEL_FILE, Bundle
 from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, read_record
 from dsbd_runtime.device.cuda_device import gpu_compute_capability, import_cuda_runtime
@@ -27,25 +26,6 @@ from dsbd_runtime.tensorrt.trt_record import (
 
 class Summary(SimpleNamespace):
     """An object that dsbd-inspect --json prints; ``inspect.JSON_FIELDS`` lists its fields."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineSummary:
-    """The engines of one model."""
-
-    role: str  # "target" or "draft"
-    built: EngineRecord  # content of its engine.json
-    problems: list[str]  # why they do not run on this machine
-    not_checked: list[str]  # facts that are unknown on this machine, so not compared
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProviderSummary:
-    """Whether an execution provider can run the bundle here, and if not, the problems to fix."""
-
-    name: str
-    can_run: bool
-    problems: list[str]
 
 
 def summarize_bundle(bundle: Bundle, *, verified: bool) -> Summary:
@@ -72,7 +52,11 @@ def summarize_bundle(bundle: Bundle, *, verified: bool) -> Summary:
         total_bytes=sum(files.values()),
         files=files,
         draft_record=read_record(bundle.path / record) if record in files else None,
-        engines=summarize_engines(bundle),
+        engines=[
+            _engine_summary(bundle, role, built)
+            for role in bundle.roles
+            if (built := find_record(bundle, role)) is not None
+        ],
         providers=[_provider_summary(provider, bundle) for provider in PROVIDERS],
     )
 
@@ -105,9 +89,9 @@ def _model_summary(bundle: Bundle, role: str) -> Summary:
     )
 
 
-def _provider_summary(provider: Provider, bundle: Bundle) -> ProviderSummary:
+def _provider_summary(provider: Provider, bundle: Bundle) -> Summary:
     problems = list(dict.fromkeys(_problems(provider, bundle)))
-    return ProviderSummary(name=provider.name, can_run=not problems, problems=problems)
+    return Summary(name=provider.name, can_run=not problems, problems=problems)
 
 
 def _problems(provider: Provider, bundle: Bundle) -> Iterator[str]:
@@ -122,24 +106,13 @@ def _problems(provider: Provider, bundle: Bundle) -> Iterator[str]:
         except ProviderError as error:
             yield str(error)
     if provider.backend == "tensorrt":
-        yield from engine_problems(bundle, provider)
-
-
-def summarize_engines(bundle: Bundle) -> list[EngineSummary]:
-    """Return a summary for each model with TensorRT engines."""
-    records = ((role, find_record(bundle, role)) for role in bundle.roles)
-    return [_engine_summary(bundle, role, record) for role, record in records if record is not None]
-
-
-def engine_problems(bundle: Bundle, provider: Provider) -> Iterator[str]:
-    """Yield for each model why it has no engine for a TensorRT provider here, with the fix."""
-    flavour = FLAVOURS[provider.name]
-    machine = _machine_here(flavour)
-    for role in bundle.roles:
-        try:
-            fitting_record(bundle, role, flavour, machine)
-        except BundleError as error:
-            yield str(error)
+        flavour = FLAVOURS[provider.name]
+        machine = _machine_here(flavour)
+        for role in bundle.roles:
+            try:
+                fitting_record(bundle, role, flavour, machine)
+            except BundleError as error:
+                yield str(error)
 
 
 def _machine_here(flavour: Flavour) -> TrtMachine:
@@ -156,14 +129,14 @@ def _machine_here(flavour: Flavour) -> TrtMachine:
     return TrtMachine(tensorrt_version=version, compute_capability=capability)
 
 
-def _engine_summary(bundle: Bundle, role: str, record: EngineRecord) -> EngineSummary:
+def _engine_summary(bundle: Bundle, role: str, record: EngineRecord) -> Summary:
     flavour = FLAVOURS[record.flavour]
     machine = _machine_here(flavour)
     facts = {
         f"version of {flavour.name}, which is not installed": machine.tensorrt_version,
         "compute capability, because no GPU is found": machine.compute_capability,
     }
-    return EngineSummary(
+    return Summary(
         role=role,
         built=record,
         problems=list(misfits(record, bundle, role, flavour, machine)),

@@ -125,7 +125,6 @@ class ExportArguments:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The fields of ExportConfig."""
         return {**self.models, **self.engines, **self.tensorrt, **self.parity}
 
 

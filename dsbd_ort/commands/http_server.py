@@ -6,9 +6,9 @@ import sys
 
 from dsbd_ort.commands.serve_arguments import ServeArguments
 from dsbd_ort.engine import Service
-from dsbd_ort.openai_server.api_keys import read_api_keys
 from dsbd_ort.openai_server.app import create_app
 from dsbd_ort.openai_server.generation import Gate
+from dsbd_ort.openai_server.middleware import read_api_keys
 from dsbd_ort.openai_server.server import GracefulServer, listening_socket
 from dsbd_ort.openai_server.settings import ServingSettings
 

@@ -13,10 +13,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from dsbd_ort.commands.bundle_summary import EngineSummary, Summary, summarize_bundle
+from dsbd_ort.commands.bundle_summary import Summary, summarize_bundle
 from dsbd_ort.commands.option_types import PATH
 from dsbd_ort.commands.options import argument, flag
-from dsbd_ort.model_defaults import WARPING, listed
+from dsbd_ort.option_defaults import WARPING, listed
 from dsbd_ort.results import json_text
 from dsbd_runtime.bundle_files.bundle import CacheEntry, open_bundle
 from dsbd_runtime.bundle_files.draft_record import DraftRecord
@@ -169,7 +169,6 @@ def _defaults_lines(summary: Summary) -> list[str]:
 
 
 def _record_lines(record: DraftRecord) -> list[str]:
-    """Return what dsbd-distill measured of the draft."""
     lines = [
         f"the draft was distilled from {record.target}: held-out acceptance "
         f"{record.acceptance:.3f} at temperature {record.temperature:g}, top-k {record.top_k}"
@@ -186,7 +185,7 @@ def _record_lines(record: DraftRecord) -> list[str]:
     return lines
 
 
-def _engine_lines(engine: EngineSummary) -> list[str]:
+def _engine_lines(engine: Summary) -> list[str]:
     built = engine.built
     calls = ", ".join(map(str, built.step_profiles))
     if engine.problems:

@@ -82,7 +82,6 @@ class OneLineCommand(click.Command):
             )
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the command as a program."""
         kwargs["standalone_mode"] = False
         try:
             try:
@@ -124,7 +123,6 @@ class OneLineCommand(click.Command):
                 formatter.write_dl(rows)
 
     def invoke(self, context: click.Context) -> Any:
-        """Run the command with its arguments."""
         try:
             return super().invoke(context)
         except BrokenPipeError:  # here, as click would exit with 1

@@ -1,13 +1,16 @@
-"""Types of command-line options: bounded numbers, lists, and the values of decoding options."""
+"""Types of command-line options: bounded numbers, decoding options, constraints."""
 
 import contextlib
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
+from dsbd_ort.constraints import TokenTrie
+from dsbd_ort.constraints.binding import TrieFiles
 from dsbd_ort.decoding.errors import ConfigError
 from dsbd_ort.decoding.option_table import OPTION_TABLE
 from dsbd_ort.decoding.option_values import (
@@ -31,7 +34,6 @@ class FiniteRange(click.FloatRange):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Parse the option's text."""
         number: float = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number", param, ctx)
@@ -60,15 +62,12 @@ class OptionText(click.ParamType[Any]):
 
     @property
     def is_number(self) -> bool:
-        """Whether the values are numbers."""
         return isinstance(self._domain, Whole | Wholes | Number)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """Return the values as the help shows them."""
         return self.name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse the option's text."""
         if not isinstance(value, str):
             return value
         name = self._option if param is None else param.opts[-1]
@@ -104,7 +103,6 @@ class JsonObjectType(click.ParamType[dict[str, Any]]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> dict[str, Any]:
-        """Parse the option's text."""
         try:
             parsed = json.loads(value) if isinstance(value, str) else value
         except (ValueError, RecursionError) as error:
@@ -137,3 +135,80 @@ SECONDS_OR_NONE = FiniteRange(0, MOST_SECONDS)
 WHOLE_SECONDS = click.IntRange(1, MOST_SECONDS)
 TOLERANCE = FiniteRange(max=1e6)
 PATH = click.Path(path_type=Path)
+
+
+class FileText(click.ParamType[Any]):
+    """The content of a file: its text, or what it holds as JSON."""
+
+    name = "FILE"
+
+    def __init__(self, *, is_json: bool) -> None:
+        self._is_json = is_json
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        name = "the file" if param is None else param.opts[-1]
+        try:
+            text = Path(value).read_text("utf-8")
+            return json.loads(text) if self._is_json else text
+        except OSError as error:
+            reason = error.strerror or error
+            raise click.UsageError(f"{name} {value} cannot be read: {reason}", ctx) from error
+        except (ValueError, RecursionError) as error:
+            form = "JSON" if self._is_json else "UTF-8 text"
+            raise click.UsageError(f"{name} {value} is invalid {form}: {error}", ctx) from error
+
+
+class NamedTrie(click.ParamType[tuple[str, TokenTrie]]):
+    """A trie read from a file, and the name that requests call it by."""
+
+    name = "NAME=FILE"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, TokenTrie]:
+        name, equals, file = value.partition("=")
+        if not (name and equals and file):
+            self.fail(f"{value!r} is not NAME=FILE, such as items=items.trie", param, ctx)
+        return name, TrieFiles()(file)
+
+
+def tries_by_name(
+    context: click.Context, parameter: click.Parameter, values: tuple[tuple[str, TokenTrie], ...]
+) -> dict[str, TokenTrie]:
+    """Return the tries by their names; refuse two of one name."""
+    tries = dict(values)
+    if len(tries) < len(values):
+        raise click.BadParameter("two tries have one name; rename one", context, parameter)
+    return tries
+
+
+def _settings(help: str, *, is_rare: bool = True, **settings: Any) -> dict[str, Any]:
+    return {"help": help, "is_rare": is_rare, **settings}
+
+
+CONSTRAINT_OPTIONS = {
+    "json_schema": _settings(
+        "JSON that fits the schema in this file.", type=FileText(is_json=True), is_rare=False
+    ),
+    "json_object": _settings("Any JSON object.", is_flag=True),
+    "regex": _settings("Text that this regular expression matches as a whole.", metavar="REGEX"),
+    "choice": _settings("One of these texts; repeat it for each.", metavar="TEXT", multiple=True),
+    "grammar": _settings("Text of the Lark grammar in this file.", type=FileText(is_json=False)),
+    "trie": _settings("A token sequence of this file (.trie, .npy).", type=PATH, metavar="FILE"),
+}
+"""The click settings of each kind of constraint."""
+
+
+def constraint_given(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the constraint as plain data, None without one; raise click.UsageError for several."""
+    given = {name: value for name, value in values.items() if value not in (None, False, ())}
+    if len(given) > 1:
+        first, second, *_ = ("--" + name.replace("_", "-") for name in given)
+        raise click.UsageError(
+            f"{first} and {second} contradict each other: a request has one constraint; give one "
+            "of them"
+        )
+    for name, value in given.items():
+        plain = str(value.absolute()) if isinstance(value, Path) else value
+        return {name: list(plain) if isinstance(plain, tuple) else plain}
+    return None

@@ -14,24 +14,33 @@ option is spelled once; a field may also be a group of options that make one val
 ``section`` is the heading of an option in the command's help.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 from click.core import ParameterSource
 
-from dsbd_ort.commands.constraint_options import CONSTRAINT_OPTIONS, constraint_given
 from dsbd_ort.commands.one_line import OneLineCommand, SectionedOption
-from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, TOLERANCE, OptionText
+from dsbd_ort.commands.option_types import (
+    CONSTRAINT_OPTIONS,
+    COUNT,
+    COUNT_OR_NONE,
+    PATH,
+    TOLERANCE,
+    OptionText,
+    constraint_given,
+)
 from dsbd_ort.decoding.option_row import OptionRow
 from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE, OPTIONS_BY_SECTION
 from dsbd_ort.decoding.option_values import Texts
 from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.pipeline_options import SERVER_NGRAM_POOL
-from dsbd_ort.sources import SRC_LANG, TGT_LANG
+from dsbd_ort.prompts import SRC_LANG, TGT_LANG
 from dsbd_ort.version import __version__
 
 Arguments = TypeVar("Arguments")
@@ -39,18 +48,10 @@ _KEY = "command line"  # of a field's metadata
 _HELP_WIDTH = 100  # most columns of a command's help
 
 
-class _Parameter(Protocol):
-    """The command-line side of one field."""
-
-    def add(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorate a command's function with the click parameters of the field ``name``."""
-
-    def value(self, name: str, values: dict[str, Any]) -> Any:
-        """Return the field's value from the values of all parameters."""
-
-
 @dataclasses.dataclass(frozen=True)
 class _Single:
+    """A field with one click parameter: ``add`` decorates the command's function with it."""
+
     flags: tuple[str, ...] | None  # None: an argument, by its position
     settings: dict[str, Any]
 
@@ -66,9 +67,11 @@ class _Single:
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
+    """A field whose value is made of several parameters."""
+
     make: Callable[..., Any]
     fixed: dict[str, Any]
-    members: dict[str, _Parameter]
+    members: dict[str, _Single | _Group]
 
     def add(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         for member in reversed(self.members):
@@ -123,10 +126,10 @@ def group(
     if record is None and dataclasses.is_dataclass(make):
         record = make if isinstance(make, type) else None
     derived = {} if record is None else _derived_settings(record)
-    parameters: dict[str, _Parameter] = {}
+    parameters: dict[str, _Single | _Group] = {}
     for name, member in members.items():
         field = option(help=member) if isinstance(member, str) else member
-        parameter: _Parameter = field.metadata[_KEY]
+        parameter: _Single | _Group = field.metadata[_KEY]
         if isinstance(parameter, _Single) and parameter.flags is not None:
             flags, usual = derived.get(name, ((), {}))
             if section is not None:
@@ -204,8 +207,7 @@ def flags_of_section(section: str) -> set[str]:
 def pipeline_settings(*, of_server: bool = False, **fixed: Any) -> Any:
     """Return a field of PipelineSettings; ``fixed`` are those that have no option.
 
-    of_server: no client's requests are drafted by the texts of others: how much is accepted, and
-        how fast, would tell it what they say.
+    of_server: a client could tell from its speed what the texts say that its requests draft from.
     """
     pool = "Tokens of earlier texts that drafter ngram searches; 0: none."
     options = {
@@ -256,7 +258,7 @@ _LANGUAGES = {
 def decoding_options(*, of_server: bool = False) -> Any:
     """Return a field with an option for each row of the table: a dict of those given.
 
-    of_server: they are its defaults: those that it may have, and no languages.
+    of_server: the defaults that a server may have, without languages.
     """
     options: dict[str, Any] = {}
     for section, rows in OPTIONS_BY_SECTION.items():

@@ -35,8 +35,6 @@ def shown_progress(
 
 
 class _Lines:
-    """Lines of two threads."""
-
     def __init__(self, console: Console) -> None:
         self._console = console
         self._lock = threading.Lock()
@@ -44,7 +42,6 @@ class _Lines:
         self._began = self._last = time.monotonic()
 
     def say(self, line: str) -> None:
-        """Print the line of a phase that begins, or of its result."""
         with self._lock:
             if self._phase is None or not line.startswith(f"{self._phase}: "):
                 self._phase, self._began = line, time.monotonic()

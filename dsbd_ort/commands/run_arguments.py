@@ -180,12 +180,11 @@ class RunArguments:
 
     @property
     def audio_files(self) -> tuple[Path, ...]:
-        """The files that are transcribed."""
         return self.audio + self.more_audio
 
     @property
     def streams_text(self) -> bool:
-        """Whether the text of an audio is printed as it is decoded: always at a terminal."""
+        """Whether text is printed as it is decoded: always at a terminal."""
         is_read_along = sys.stdout is not None and sys.stdout.isatty()
         return self.can_stream and (self.stream or is_read_along)
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from dsbd_ort.commands.constraint_options import NamedTrie, tries_by_name
 from dsbd_ort.commands.option_types import (
     BYTES,
     COUNT,
@@ -15,20 +14,17 @@ from dsbd_ort.commands.option_types import (
     SECONDS,
     SECONDS_OR_NONE,
     WHOLE_SECONDS,
+    NamedTrie,
+    tries_by_name,
 )
-from dsbd_ort.commands.options import (
-    decoding_options,
-    group,
-    no_flag,
-    option,
-    pipeline_settings,
-)
+from dsbd_ort.commands.options import decoding_options, group, no_flag, option, pipeline_settings
 from dsbd_ort.engine import ServiceLimits
 from dsbd_ort.openai_server.plain_tools import TOOL_TEMPLATES
 from dsbd_ort.openai_server.settings import ServingSettings
 from dsbd_ort.pipeline import PipelineSettings
 
-_SERVER, _CONNECTIONS = "Server", "Connections"  # sections of the help
+_SERVER = "Server"  # section of the help
+_CONNECTION: dict[str, Any] = {"section": "Connections", "is_rare": True, "show_default": True}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,36 +127,28 @@ class ServeArguments:
         "--idle-timeout",
         type=WHOLE_SECONDS,
         default=10,
-        show_default=True,
         help="Seconds for a connection to begin a request.",
-        section=_CONNECTIONS,
-        is_rare=True,
+        **_CONNECTION,
     )
     stuck_timeout_s: float = option(
         "--stuck-timeout",
         type=SECONDS,
         default=60.0,
-        show_default=True,
         help="Seconds after which a client that reads nothing of an answer is dropped.",
-        section=_CONNECTIONS,
-        is_rare=True,
+        **_CONNECTION,
     )
     shutdown_timeout_s: float = option(
         "--shutdown-timeout",
         type=SECONDS_OR_NONE,
         default=30.0,
-        show_default=True,
         help="Seconds for requests to finish after SIGTERM.",
-        section=_CONNECTIONS,
-        is_rare=True,
+        **_CONNECTION,
     )
     max_connections: int = option(
         type=COUNT,
         default=512,
-        show_default=True,
         help="Maximum open connections; one more gets a 503.",
-        section=_CONNECTIONS,
-        is_rare=True,
+        **_CONNECTION,
     )
     logs_access: bool = no_flag(
         "--no-access-log", help="Do not log requests.", section=_SERVER, is_rare=True

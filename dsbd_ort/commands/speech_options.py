@@ -16,8 +16,7 @@ from dsbd_ort.speech.transcript import TASKS
 SECTION = "Speech (models that read audio)"
 _FORMATS = ("txt", "json", "srt", "vtt")
 _TIMED = ("segment", WORD_TIMES)
-_ON_STDOUT = ("txt", "json")
-"""Formats of which several transcripts can follow one another."""
+_ON_STDOUT = ("txt", "json")  # formats of which several transcripts can follow one another
 
 NEVER_WITH_AUDIO = {
     "--prompt": "the audio is the prompt; --initial-prompt is text that came before it",

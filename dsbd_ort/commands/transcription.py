@@ -8,18 +8,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotDoneError
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from dsbd_errors import DsbdError
 from dsbd_ort.answers import Interruption, watched_signals
-from dsbd_ort.commands.prompt_session import print_stats
 from dsbd_ort.commands.run_arguments import STANDARD_STREAM, RunArguments
+from dsbd_ort.decoding import DecodingStats
 from dsbd_ort.engine import Service, ServiceLimits
 from dsbd_ort.output_files import write_whole
 from dsbd_ort.pipeline import Pipeline
@@ -29,6 +29,17 @@ from dsbd_ort.speech.formats import FORMATS, as_text, remarks, transcript_object
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_runtime.errors import InputError
 
+SHOWN_STATS = (
+    "num_output_tokens",
+    "num_iterations",
+    "mean_acceptance_length",
+    "draft_acceptance_rate",
+    "target_calls",
+    "time_to_first_token_s",
+    "tokens_per_s",
+    "kv_bytes_peak",
+)
+"""Statistics of ``--stats``; the others are for tools, which read ``--json``."""
 _POLL_SECONDS = 0.2  # within which a signal is seen
 
 
@@ -36,12 +47,8 @@ class _Interrupted(Exception):
     """A signal came between two windows."""
 
 
-@dataclass(frozen=True)
-class _Done:
-    """One file: its transcript, or why there is none."""
-
-    file: Path
-    transcript: Transcript | DsbdError
+_Done = tuple[Path, Transcript | DsbdError]
+"""A file and its transcript, or why there is none."""
 
 
 def run_audio(arguments: RunArguments) -> int:
@@ -64,8 +71,8 @@ def transcribe_files(pipeline: Pipeline, arguments: RunArguments) -> int:
     with watched_signals() as interruption:
         with _Shown(arguments, output_files) as shown:
             try:
-                for done in _transcribed(pipeline, files, arguments, interruption, shown):
-                    shown.write(done)
+                for file, found in _transcribed(pipeline, files, arguments, interruption, shown):
+                    shown.write(file, found)
             except _Interrupted:
                 click.echo("interrupted", err=True)
         return interruption.exit_code or (2 if shown.num_errors else 0)
@@ -100,8 +107,6 @@ def _transcribed(
     interruption: Interruption,
     shown: _Shown,
 ) -> Iterator[_Done]:
-    """Yield the files in their order, each with its transcript."""
-
     def transcribed(transcriber: Pipeline | Service, file: Path) -> _Done:
         if interruption.is_requested():
             raise _Interrupted
@@ -115,13 +120,11 @@ def _transcribed(
                         raise _Interrupted
                     advance(segment)
 
-                return _Done(
-                    file, transcriber.transcribe(samples, on_segment=on_segment, **options)
-                )
+                return file, transcriber.transcribe(samples, on_segment=on_segment, **options)
         except DsbdError as error:
             if len(files) == 1:
                 raise
-            return _Done(file, error)
+            return file, error
 
     num_threads = min(arguments.concurrency or 1, len(files))
     if num_threads == 1:
@@ -155,8 +158,6 @@ def _source_of(file: Path) -> Any:
 
 
 class _Shown:
-    """Transcripts on stdout or in files, and how far the audio is on stderr."""
-
     def __init__(self, arguments: RunArguments, output_files: dict[Path, Path]) -> None:
         self._arguments = arguments
         self._files = output_files
@@ -200,34 +201,33 @@ class _Shown:
         finally:
             self._bars.remove_task(task)
 
-    def write(self, done: _Done) -> None:
-        """Write the transcript of a file, or the reason why there is none."""
-        if isinstance(done.transcript, DsbdError):
+    def write(self, file: Path, transcript: Transcript | DsbdError) -> None:
+        if isinstance(transcript, DsbdError):
             self.num_errors += 1
-            message = " ".join(str(done.transcript).split())
+            message = " ".join(str(transcript).split())
             click.echo(
-                f"Error: {message if str(done.file) in message else f'{done.file}: {message}'}",
+                f"Error: {message if str(file) in message else f'{file}: {message}'}",
                 err=True,
             )
             return
-        output = self._files.get(done.file)
+        output = self._files.get(file)
         if output is not None:
-            content = self._content(done.file, done.transcript)
+            content = self._content(file, transcript)
             write_whole(output, content if content.endswith("\n") else f"{content}\n")
-            click.echo(f"{done.file}: {output}", err=True)
+            click.echo(f"{file}: {output}", err=True)
         elif not self._is_streamed:
-            heading = f"{done.file}:\n" * (len(self._arguments.audio_files) > 1)
+            heading = f"{file}:\n" * (len(self._arguments.audio_files) > 1)
             is_json = self._arguments.speech.output_format == "json"
-            content = self._content(done.file, done.transcript)
+            content = self._content(file, transcript)
             click.echo("" if is_json else heading, nl=False)
             click.echo(content, nl=not content.endswith("\n"))
         if self._begun:
             click.echo()
             self._begun = False
-        for remark in remarks(done.transcript):
-            click.echo(f"{done.file}: {remark}", err=True)
+        for remark in remarks(transcript):
+            click.echo(f"{file}: {remark}", err=True)
         if self._arguments.stats:
-            print_stats(done.transcript.stats, f"statistics of {done.file.name}")
+            print_stats(transcript.stats, f"statistics of {file.name}")
 
     def _content(self, file: Path, transcript: Transcript) -> str:
         kind = self._arguments.speech.output_format
@@ -239,7 +239,6 @@ class _Shown:
 
 
 def _timed_lines(transcript: Transcript) -> Iterator[str]:
-    """Yield a line for each segment, or for each word if words have times."""
     for segment in transcript.segments:
         if segment.words is None:
             yield _timed(segment.start, segment.end, segment.text)
@@ -249,3 +248,12 @@ def _timed_lines(transcript: Transcript) -> Iterator[str]:
 
 def _timed(start: float, end: float, text: str) -> str:
     return f"[{start:.2f} --> {end:.2f}] {text.strip()}"
+
+
+def print_stats(stats: DecodingStats, title: str) -> None:
+    """Print a row for each of ``SHOWN_STATS``."""
+    table = Table(title=title, caption="--json has all of them", show_header=False)
+    for name in SHOWN_STATS:
+        value = getattr(stats, name)
+        table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
+    Console(stderr=True).print(table)

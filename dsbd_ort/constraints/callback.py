@@ -18,9 +18,8 @@ class AllowedTokens:
     """Constraint to the tokens that a function returns for a path.
 
     The function gets prompt and new tokens as one read-only array, (length,) int64, and returns
-    the ids that may follow. An end-of-sequence token among them says that the text may end there.
-    It must depend on nothing but the path; it is called once for each node that is looked at, so
-    for drafted ones as well.
+    the ids that may follow; an end-of-sequence token among them says that the text may end there.
+    It must depend on nothing but the path; it is called once for each node, drafted ones as well.
 
     Attributes:
         function: ``allowed_tokens(path) -> ids``.

@@ -12,7 +12,7 @@ strings. If no token passes, all allowed tokens stay, so that a text can always 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
@@ -30,28 +30,28 @@ _FEW = 64  # allowed tokens; with more, spellings are not checked
 _MOST_PAIRS = 1 << 16  # of the cache
 _NO_TOKEN = -1
 
+Spelling = Callable[[int, NDArray[np.int64]], NDArray[np.int64]]
+"""Returns those of some tokens, (n,) int64, that the tokenizer writes after the first one."""
 
-class Spelling:
-    """Tells whether a tokenizer writes two tokens in sequence. Safe to use from several threads."""
 
-    def __init__(self, tokenizer: llguidance.LLTokenizer) -> None:
+def spelling_of(tokenizer: llguidance.LLTokenizer) -> Spelling:
+    """Return a Spelling of a tokenizer. Safe to use from several threads."""
 
-        @lru_cache(_MOST_PAIRS)
-        def writes(first: int, second: int) -> bool:
-            text = tokenizer.decode_bytes([first, second])
-            try:
-                text.decode()
-            except UnicodeDecodeError:
-                return True  # unknown for a part of a character
-            return tokenizer.tokenize_bytes(text) == [first, second]
+    @lru_cache(_MOST_PAIRS)
+    def writes(first: int, second: int) -> bool:
+        text = tokenizer.decode_bytes([first, second])
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            return True  # unknown for a part of a character
+        return tokenizer.tokenize_bytes(text) == [first, second]
 
-        self._writes = writes
-
-    def written_after(self, first: int, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the tokens, (n,) int64, that the tokenizer writes after ``first``."""
+    def written_after(first: int, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
         if first == _NO_TOKEN:
             return tokens
-        return tokens[[self._writes(first, token) for token in tokens.tolist()]]
+        return tokens[[writes(first, token) for token in tokens.tolist()]]
+
+    return written_after
 
 
 class MaskedConstraint(Constraint, Protocol):
@@ -63,8 +63,6 @@ class MaskedConstraint(Constraint, Protocol):
 
 @dataclass(slots=True, eq=False)
 class _State:
-    """State of a path: the grammar's state, and the last token; its mask once it is needed."""
-
     of_grammar: object
     token: int
     bits: NDArray[np.int32] | None = None
@@ -91,7 +89,6 @@ class CanonicalConstraint:
         return object_states([_State(state, token) for state, token in pairs])
 
     def allowed(self, states: States) -> TokenMasks:
-        """Return the tokens that the grammar allows, without other spellings."""
         masks = self._grammar.allowed(_of_grammar(states)).bits
         for state, bits in zip(states, masks, strict=True):
             if state.bits is None:
@@ -110,7 +107,7 @@ class CanonicalConstraint:
         tokens = _tokens_of(bits)
         if not 1 < len(tokens) <= _FEW:
             return bits.copy()
-        kept = self._spelling.written_after(state.token, tokens)
+        kept = self._spelling(state.token, tokens)
         if not len(kept):
             return bits.copy()
         goes_on = self._goes_on(state, kept)
@@ -124,9 +121,7 @@ class CanonicalConstraint:
         for place, bits in enumerate(self._grammar.allowed(states).bits):
             following = _tokens_of(bits)
             is_free = len(following) > _FEW
-            found[place] |= (
-                is_free or len(self._spelling.written_after(int(tokens[place]), following)) > 0
-            )
+            found[place] |= is_free or len(self._spelling(int(tokens[place]), following)) > 0
         return found
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dsbd_ort.constraints.canonical_spelling import CanonicalConstraint
 from dsbd_ort.constraints.grammar_matching import Grammar, GrammarTokenizer
-from dsbd_ort.constraints.large_integers import lark_of_schema
-from dsbd_ort.constraints.schema_nodes import crowded_parts
+from dsbd_ort.constraints.large_integers import crowded_parts, lark_of_schema
 from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.decoding.logits_processing.constraint import Constraint
 
@@ -22,17 +21,6 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 _MOST_SHOWN = 60
-
-
-class ConstraintSpec(Protocol):
-    """A constraint that needs a tokenizer before it can run."""
-
-    @property
-    def name(self) -> str:
-        """A short description for messages, such as "the regex '[0-9]+'"."""
-
-    def bind(self, tokenizer: GrammarTokenizer) -> Constraint:
-        """Return the running constraint; a ConstraintError names an invalid specification."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +44,7 @@ class Regex(Grammar):
 class Choice(Grammar):
     """One of some texts, in any spelling by tokens. ``TokenTrie`` holds millions, in one spelling.
 
-    Attributes:
-        texts: any iterable of strings; stored as a tuple.
+    texts: any iterable of strings; stored as a tuple.
     """
 
     texts: Iterable[str]
@@ -126,7 +113,6 @@ class JsonSchema(Grammar):
         return self._source_of(json.loads(str(self.schema)), library)
 
     def parts(self, library: type[LLMatcher]) -> list[str]:
-        """Return the objects within the schema that have the most properties."""
         parts = crowded_parts(json.loads(str(self.schema)))
         return [self._source_of(part, library) for part in parts]
 
@@ -163,14 +149,12 @@ class JsonObject(Grammar):
 
 @dataclass(frozen=True, slots=True)
 class FunctionCalls(Grammar):
-    """A JSON list of calls of functions, ``[{"name":"f","arguments":{...}}]``, on one line.
+    """A JSON list of 1 to ``most`` calls, ``[{"name":"f","arguments":{...}}]``, on one line.
 
     Each schema stays a separate document, so that its references, ``$id`` and anchors do not
     depend on the others.
 
-    Attributes:
-        functions: name of each (letters, digits, ``_``, ``.``, ``-``) and schema of its arguments.
-        most: maximum number of calls in a list; the minimum is one.
+    functions: name of each (letters, digits, ``_``, ``.``, ``-``) and schema of its arguments.
     """
 
     functions: tuple[tuple[str, JsonSchema], ...]
@@ -186,7 +170,8 @@ class FunctionCalls(Grammar):
             begin = json.dumps(f'{{"name":"{name}","arguments":')
             calls.append(f'{begin} @f{index} "}}"')
             try:
-                grammars.append(_named(f"f{index}", schema.source(library)))
+                (grammar,) = _document(schema.source(library))["grammars"]
+                grammars.append(json.dumps({**grammar, "name": f"f{index}"}))
             except RecursionError as error:
                 raise ConstraintError(f"{schema.name} of {name} nests too deep") from error
         more = f'("," call){{0,{self.most - 1}}}' if self.most > 1 else ""
@@ -194,19 +179,12 @@ class FunctionCalls(Grammar):
         return f'{{"grammars": [{", ".join([json.dumps({"lark_grammar": rules}), *grammars])}]}}'
 
     def parts(self, library: type[LLMatcher]) -> list[str]:
-        """Return the schemas of the functions, each by itself, and their own parts."""
         schemas = [schema for _, schema in self.functions]
         of_schemas = [part for schema in schemas for part in schema.parts(library)]
         return [schema.source(library) for schema in schemas] + of_schemas
 
 
-def _named(name: str, source: str) -> str:
-    (grammar,) = _document(source)["grammars"]
-    return json.dumps({**grammar, "name": name})
-
-
 def _document(source: str) -> dict[str, Any]:
-    """Return a source as a document of grammars; it is one, as JSON, or Lark's syntax."""
     if source.lstrip().startswith("{"):
         found: dict[str, Any] = json.loads(source)
         return found
@@ -228,7 +206,6 @@ class AfterSpaces(Grammar):
         return self.grammar.name
 
     def source(self, library: type[LLMatcher]) -> str:
-        """Return the grammar in the language of llguidance, as one of its rules."""
         whole = _document(self.grammar.source(library))
         first, *others = whole["grammars"]
         spaces = json.dumps(" " * self.number)
@@ -260,6 +237,10 @@ class Canonical:
 
     def bind(self, tokenizer: GrammarTokenizer) -> Constraint:
         return CanonicalConstraint(tokenizer.constraint(self.grammar), tokenizer.spelling)
+
+
+ConstraintSpec = Grammar | Canonical
+"""A constraint that needs a tokenizer before it can run."""
 
 
 def after_spaces(spec: ConstraintSpec, number: int) -> ConstraintSpec:

@@ -20,14 +20,9 @@ from numpy.typing import NDArray
 
 from dsbd_errors import install_hint
 from dsbd_ort.constraints import trial
-from dsbd_ort.constraints.canonical_spelling import Spelling, bits_of
+from dsbd_ort.constraints.canonical_spelling import bits_of, spelling_of
 from dsbd_ort.constraints.grammar_memory import MOST_BYTES, GrammarMemory, MemoryLimit
-from dsbd_ort.constraints.matcher_pool import (
-    MatcherPool,
-    TextMasks,
-    grammar_error,
-    not_followed,
-)
+from dsbd_ort.constraints.matcher_pool import MatcherPool, TextMasks, grammar_error, not_followed
 from dsbd_ort.constraints.position import Position, object_states
 from dsbd_ort.constraints.trial_worker import STACK_BYTES, error_in_following
 from dsbd_ort.decoding.errors import ConstraintError
@@ -40,8 +35,7 @@ _MOST_THREADS = 32
 _STACK_SIZE = threading.Lock()  # the size is one of the process
 T = TypeVar("T")
 
-MOST_COMPILED = 64
-"""Grammars that a tokenizer keeps compiled."""
+MOST_COMPILED = 64  # grammars that a tokenizer keeps compiled
 MOST_GRAMMAR_BYTES = 8 << 20
 """A grammar that has grown by more than this is compiled again for its next request."""
 
@@ -51,7 +45,7 @@ class Grammar:
 
     @property
     def name(self) -> str:
-        """A short description for messages."""
+        """A short description for messages, such as "the regex '[0-9]+'"."""
         raise NotImplementedError
 
     def source(self, library: type[llguidance.LLMatcher]) -> str:
@@ -69,7 +63,6 @@ class Grammar:
 
 @contextlib.contextmanager
 def _named(grammar: Grammar) -> Iterator[None]:
-    """Turn a ValueError into a ConstraintError with the name of a grammar."""
     try:
         yield
     except ConstraintError:
@@ -117,17 +110,13 @@ class GrammarTokenizer:
             num_threads = min(os.cpu_count() or 1, _MOST_THREADS)
         executor = library.LLExecutor(num_threads) if num_threads > 1 else None
         self._masks = TextMasks(self._tokenizer, executor, num_words, text_bits)
-        self.spelling = Spelling(self._tokenizer)
+        self.spelling = spelling_of(self._tokenizer)
         self._compiled: OrderedDict[Grammar, GrammarConstraint] = OrderedDict()
         self._lock = threading.RLock()
         self._memory_limit = MemoryLimit(MOST_BYTES if is_guarded else None, self._drop_one)
 
     def constraint(self, grammar: Grammar) -> GrammarConstraint:
-        """Return the constraint to a grammar, from the cache or compiled now.
-
-        Raises:
-            ConstraintError: the grammar is invalid, allows no text, or is too large.
-        """
+        """Return the constraint to a grammar, kept or compiled; ConstraintError: it is invalid."""
         with self._lock:
             kept = self._compiled.get(grammar)
             if kept is not None and not kept.is_spent:
@@ -177,16 +166,13 @@ class GrammarTokenizer:
         if matcher.is_error():
             raise grammar_error(grammar.name, matcher)
         if self._trial is None:
-            self._follow(grammar.name, matcher, parts)
+            library = _library()
+            error = on_deep_stack(
+                lambda: error_in_following(library, self._tokenizer, matcher, parts, self._limits)
+            )
+            if error is not None:
+                raise not_followed(grammar.name, error)
         return matcher
-
-    def _follow(self, name: str, matcher: llguidance.LLMatcher, parts: Sequence[str]) -> None:
-        library = _library()
-        error = on_deep_stack(
-            lambda: error_in_following(library, self._tokenizer, matcher, parts, self._limits)
-        )
-        if error is not None:
-            raise not_followed(name, error)
 
 
 def on_deep_stack(function: Callable[[], T]) -> T:
@@ -314,7 +300,6 @@ class GrammarConstraint:
 
     @property
     def is_spent(self) -> bool:
-        """Whether the next request needs a newly compiled grammar."""
         memory = self.memory
         return memory.has_failed or memory.is_over or memory.followed > MOST_GRAMMAR_BYTES
 
@@ -334,7 +319,6 @@ class GrammarConstraint:
         )
 
     def allowed(self, states: States) -> TokenMasks:
-        """Return the masks of these states; missing masks are computed together."""
         self._fill(states)
         bits = np.empty((len(states), len(self._start_bits)), dtype=np.int32)
         for row, state in zip(bits, states, strict=True):

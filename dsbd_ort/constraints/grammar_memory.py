@@ -19,8 +19,7 @@ from typing import Any
 
 from dsbd_ort.decoding.errors import ConstraintError
 
-MOST_BYTES = 256 << 20
-"""Limit of all grammars of a tokenizer together."""
+MOST_BYTES = 256 << 20  # limit of all grammars of a tokenizer together
 _LONG_LOOK = 5e-4
 _TRIM_SECONDS = 1.0  # between two trims
 _BYTES_OF_ONE_STEP = 64 << 20  # the masks of one step may add this before it is counted
@@ -44,7 +43,6 @@ class GrammarMemory:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the grammar uses."""
         return self.compiled + self.followed
 
     @contextlib.contextmanager
@@ -77,7 +75,6 @@ class GrammarMemory:
             self.num_requests += num_requests
 
     def check(self) -> None:
-        """Raise ConstraintError if the requests of the grammar must end."""
         if self.is_over:
             raise ConstraintError(
                 f"{self.name} uses {self.num_bytes >> 20} MiB, and all grammars in use together "
@@ -90,10 +87,7 @@ class MemoryLimit:
     """Bound of the memory of several grammars. Safe to use from several threads."""
 
     def __init__(self, most_bytes: int | None, drop_one: Callable[[], bool]) -> None:
-        """``drop_one`` drops a grammar that is over or unused, and returns whether it found one.
-
-        most_bytes: limit of all grammars; None: unlimited.
-        """
+        """``drop_one`` drops a grammar that is over or unused, and returns whether it found one."""
         self._most_bytes = most_bytes
         self._drop_one = drop_one
         self._memories: weakref.WeakSet[GrammarMemory] = weakref.WeakSet()
@@ -122,7 +116,6 @@ class MemoryLimit:
         return [memory for memory in self._memories if not memory.is_over]
 
     def _is_exceeded(self) -> bool:
-        """Return whether the limit is exceeded, after dropping grammars without requests."""
         if self._most_bytes is None:
             return False
         most = self._most_bytes - _BYTES_OF_ONE_STEP

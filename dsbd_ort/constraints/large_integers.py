@@ -12,12 +12,70 @@ an integer is written in Lark; everything else in the schema stays a schema:
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsbd_ort.constraints.schema_nodes import DEFINITIONS, referred, users_of_schemas
 from dsbd_ort.decoding.errors import ConstraintError
+
+LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+"""Keywords that may hold a list of schemas."""
+_ONE = ("items", "additionalItems", "additionalProperties", "not", "contains", "propertyNames")
+_MAPS = ("properties", "patternProperties", "dependentSchemas")
+DEFINITIONS = ("$defs", "definitions")
+_CROWDED = 50  # properties
+_MOST_CROWDED = 8
+
+
+def children(schema: Mapping[str, Any]) -> Iterator[Any]:
+    """Return the schemas directly within a schema, its definitions left out."""
+    yield from (schema[key] for key in _ONE if key in schema)
+    for key in LISTS:
+        if isinstance(schema.get(key), list):
+            yield from schema[key]
+    for key in _MAPS:
+        if isinstance(schema.get(key), Mapping):
+            yield from schema[key].values()
+
+
+def referred(root: Mapping[str, Any], reference: object) -> Any:
+    """Return the target of a reference within the document, None for any other reference."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    node: Any = root
+    for part in reference[1:].split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        node = node.get(name) if isinstance(node, Mapping) else None
+    return node
+
+
+def users_of_schemas(
+    root: Mapping[str, Any],
+) -> tuple[list[Mapping[str, Any]], dict[int, list[int]]]:
+    """Return the schemas of a document, and by the ``id`` of each the ids of its users."""
+    users: dict[int, list[int]] = {id(root): []}
+    found = [root]
+    for schema in found:  # which grows meanwhile
+        for child in (*children(schema), referred(root, schema.get("$ref"))):
+            if isinstance(child, Mapping):
+                if id(child) not in users:
+                    users[id(child)] = []
+                    found.append(child)
+                users[id(child)].append(id(schema))
+    return found, users
+
+
+def crowded_parts(root: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the objects with the most properties below the root, each a schema by itself."""
+    crowded = [
+        schema
+        for schema in users_of_schemas(root)[0][1:]
+        if isinstance(schema.get("properties"), Mapping) and len(schema["properties"]) > _CROWDED
+    ]
+    crowded.sort(key=lambda schema: -len(schema["properties"]))
+    definitions = {key: root[key] for key in (*DEFINITIONS, "x-guidance") if key in root}
+    return [{**definitions, **schema} for schema in crowded[:_MOST_CROWDED]]
+
 
 _LARGE, _LOWEST, _HIGHEST = 2**53, -(2**63), 2**64 - 1
 _BOUNDS = ("minimum", "maximum")
@@ -161,7 +219,6 @@ class _Writer:
         return f"({' | '.join(written.values())})"
 
     def object(self, schema: Mapping[str, Any]) -> str:
-        """Write an object: properties in the order of the schema, then others."""
         properties, required = schema.get("properties", {}), schema.get("required", [])
         others = schema.get("additionalProperties", True)
         names = [*dict.fromkeys([*properties, *required])]
@@ -178,7 +235,6 @@ class _Writer:
         return f'"{{" {whole} "}}"'
 
     def array(self, schema: Mapping[str, Any]) -> str:
-        """Write an array of ``minItems`` to ``maxItems`` items."""
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         item = self.line(self.schema(schema["items"]))
         more = f"{{{max(least - 1, 0)},{'' if most is None else max(most - 1, 0)}}}"

@@ -33,15 +33,11 @@ _MOST_STEPS = 32  # of a runner: they cost about as much as a copy after 1,000 t
 
 @dataclass(slots=True, eq=False)
 class _Runner:
-    """A matcher that moves forward, and its position."""
-
     matcher: llguidance.LLMatcher
     position: Position
 
 
 class _Guide:
-    """A matcher that moves to any position, and the positions on the way to its current one."""
-
     def __init__(self, name: str, root: llguidance.LLMatcher) -> None:
         """``root``: a matcher at the beginning, which has computed no mask. Not changed."""
         self._name = name
@@ -113,7 +109,6 @@ class TextMasks:
         return np.zeros((number, self.num_words), dtype=np.int32)
 
     def of_text(self, bits: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return written masks with only the text tokens of the model."""
         return bits[:, : len(self.text_bits)] & self.text_bits
 
     def write(self, matchers: Sequence[llguidance.LLMatcher], bits: NDArray[np.int32]) -> None:
@@ -154,7 +149,6 @@ class MatcherPool:
     """Matchers of one request. Safe to use from several threads."""
 
     def __init__(self, root: llguidance.LLMatcher, masks: TextMasks, memory: GrammarMemory) -> None:
-        """``root``: as of the guide."""
         self._name = memory.name
         self._memory = memory
         self._masks = masks
@@ -180,7 +174,6 @@ class MatcherPool:
         return found
 
     def _computed(self, positions: Sequence[Position]) -> list[tuple[NDArray[np.int32], bool]]:
-        """Compute masks in parallel, each by a runner of its own."""
         bits = self._masks.empty(len(positions))
         with self._memory.following():
             are_accepting = self._written(positions, bits)

@@ -21,7 +21,6 @@ class Position:
         self.depth: int = 0 if parent is None else parent.depth + 1
 
     def tokens(self) -> list[int]:
-        """Return the tokens of this path."""
         found = []
         position = self
         while position.parent is not None:

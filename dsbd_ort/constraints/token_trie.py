@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.constraints.trie_build import TrieArrays, joined, trie_of
+from dsbd_ort.constraints.trie_build import TrieArrays, TrieItems, check_number, joined, trie_of
 from dsbd_ort.constraints.trie_file import (
     ITEMS_SUFFIX,
     TRIE_SUFFIX,
@@ -32,7 +32,6 @@ from dsbd_ort.constraints.trie_file import (
     read_sequences,
     write_arrays,
 )
-from dsbd_ort.constraints.trie_items import TrieItems, check_number
 from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.decoding.logits_processing.constraint import States, TokenLists
 
@@ -93,7 +92,6 @@ class TokenTrie:
         end: End,
         items: Sequence[Any] | None,
     ) -> TokenTrie:
-        """Build the trie of the sequences ``flat[start:start + length]``."""
         check_number(items, len(lengths))
         trie = cls(trie_of(flat, starts, lengths), end=end)
         if items is None:
@@ -196,7 +194,6 @@ class TokenTrie:
 
     @property
     def has_items(self) -> bool:
-        """Whether its sequences stand for items."""
         return self._items is not None
 
     def items_of(self, token_ids: Sequence[int]) -> list[Any]:
@@ -227,19 +224,16 @@ class TokenTrie:
 
     @property
     def name(self) -> str:
-        """Name of the trie in errors."""
         if self.path is not None:
             return f"the token trie {str(self.path)!r}"
         return f"the token trie of {self.num_nodes} nodes"
 
     @property
     def num_nodes(self) -> int:
-        """Number of different prefixes of the sequences, the empty one included."""
         return len(self._is_end)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the arrays, mapped or not."""
         of_items = 0 if self._items is None else self._items.num_bytes
         return self._row_offsets.nbytes + self._tokens.nbytes + self._is_end.nbytes + of_items
 
@@ -318,7 +312,6 @@ class TokenTrie:
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Add the path of a file to errors about its content."""
     try:
         yield
     except ConstraintError as error:

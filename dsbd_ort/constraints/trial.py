@@ -20,11 +20,9 @@ from dsbd_ort.constraints import trial_worker
 from dsbd_ort.constraints.matcher_pool import not_followed
 from dsbd_ort.decoding.errors import ConstraintError
 
-MOST_SECONDS = 1.0
-"""CPU time of one grammar."""
+MOST_SECONDS = 1.0  # CPU time of one grammar
 MOST_BYTES = 256 << 20
-MOST_CHARACTERS = 1 << 18
-"""Of a grammar in the language of the library."""
+MOST_CHARACTERS = 1 << 18  # of a grammar in the language of the library
 LIMITS = {
     "verbose_errors": False,
     "max_items_in_row": 500,
@@ -53,7 +51,6 @@ class GrammarTrial:
     def __init__(
         self, tokenizer_json: str, vocab_size: int | None, eos_token_ids: Sequence[int] | None
     ) -> None:
-        """Start nothing yet; the arguments are those of the library's tokenizer."""
         self._head = {
             "tokenizer": tokenizer_json,
             "vocab_size": vocab_size,
@@ -69,8 +66,7 @@ class GrammarTrial:
         """Refuse a grammar that is invalid, cannot be followed, or exceeds the limits.
 
         parts: of the grammar, in the language of ``source``, that short paths may not reach.
-
-        ConstraintError: it is refused. GrammarTrialError: the trial itself failed.
+        GrammarTrialError: the trial itself failed.
         """
         if len(source) > MOST_CHARACTERS:
             raise ConstraintError(
@@ -88,7 +84,6 @@ class GrammarTrial:
             raise not_followed(name, verdict["error"])
 
     def close(self) -> None:
-        """End the process; another ``check`` starts a new one."""
         with self._lock:
             self._end()
 

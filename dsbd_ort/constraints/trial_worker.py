@@ -62,13 +62,6 @@ def _verdict(trial: Callable[[], str | None]) -> dict[str, Any]:
     }
 
 
-def _bound(most_seconds: float, most_bytes: int) -> None:
-    """Limit the CPU time and the memory that this process may use from now on."""
-    signal.setitimer(signal.ITIMER_PROF, most_seconds)  # SIGPROF ends it
-    if used := _address_space():
-        resource.setrlimit(resource.RLIMIT_AS, (used + most_bytes, used + most_bytes))
-
-
 def _tried(
     library: Any, tokenizer: Any, limits: Any, head: Mapping[str, Any], grammar: Mapping[str, Any]
 ) -> str | None:
@@ -78,7 +71,10 @@ def _tried(
         matcher = library.LLMatcher(tokenizer, grammar["source"], log_level=0, limits=limits)
         found.append(error_in_following(library, tokenizer, matcher, grammar["parts"], limits))
 
-    _bound(head["most_seconds"], head["most_bytes"])
+    signal.setitimer(signal.ITIMER_PROF, head["most_seconds"])  # SIGPROF ends this process
+    if used := _address_space():
+        most = used + head["most_bytes"]
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
     threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=try_it)
     thread.start()
@@ -89,14 +85,11 @@ def _tried(
 def error_in_following(
     library: Any, tokenizer: Any, matcher: Any, parts: Sequence[str], limits: Any
 ) -> str | None:
-    """Return the error of a grammar on some short paths, None without one.
+    """Return the error of a grammar on some short paths, None without one; ``matcher`` stays put.
 
     A grammar may exceed a limit only after its first tokens: an object of a schema may have more
-    optional properties than a position can hold.
-
-    matcher: at the beginning of the grammar, where it stays.
-    parts: sources of parts of the grammar, which short paths may not reach. A part that is not a
-        grammar by itself is skipped.
+    optional properties than a position can hold. So ``parts`` of it, which short paths may not
+    reach, are followed too; a part that is not a grammar by itself is skipped.
     """
     error = _error_on_paths(matcher, tokenizer)
     for source in parts if error is None else ():

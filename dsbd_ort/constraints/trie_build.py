@@ -1,11 +1,14 @@
-"""Arrays of a trie, built from token sequences: sorted once, then read level by level.
+"""Arrays of a trie, built from token sequences, and the items of its sequences.
 
 Each sequence is packed into one integer, so that millions are sorted in a second. The 63 bits hold
 few tokens; longer sequences are packed piece by piece, each piece after the number of the node that
 the sequence has reached.
 """
 
+from __future__ import annotations
+
 import itertools
+import json
 import operator
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,11 +28,9 @@ _KEY_BITS = 63
 class TrieArrays:
     """Arrays of a trie; ``token_trie`` says how they belong together.
 
-    Attributes:
-        row_offsets: (num_nodes + 1,) int32 or int64. Edges of node n are those from offset n to
-            offset n + 1.
-        tokens: (num_nodes - 1,) int32. The token of each edge.
-        is_end: (num_nodes,) bool. Whether a sequence ends at a node.
+    row_offsets: (num_nodes + 1,) int32 or int64. Edges of node n: from offset n to offset n + 1.
+    tokens: (num_nodes - 1,) int32, of each edge.
+    is_end: (num_nodes,) bool. Whether a sequence ends at a node.
     """
 
     row_offsets: NDArray[Any]
@@ -41,10 +42,8 @@ class TrieArrays:
 class _Level:
     """Nodes of one level, by parent, then token.
 
-    Attributes:
-        parents: (num_nodes,) int64. Number of each node's parent within its own level.
-        tokens: (num_nodes,) int32.
-        is_end: (num_nodes,) bool. Whether a sequence ends there.
+    parents: (num_nodes,) int64. Number of each node's parent within its own level.
+    tokens, is_end: (num_nodes,) int32 and bool.
     """
 
     parents: NDArray[np.int64]
@@ -194,3 +193,56 @@ def _levels_of(
         is_end[ranks[ends_here]] = True
         yield _Level(parents, tokens.astype(np.int32), is_end)
     return ranks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrieItems:
+    """JSON values by the node at which their sequence ends, any number for each sequence.
+
+    The items "a", "b" of node 4 and "c" of node 2 are the nodes [2, 4, 4], the offsets
+    [0, 3, 6, 9] and the text '"c""a""b"'.
+
+    nodes: (num_items,) int64, not decreasing.
+    offsets: (num_items + 1,) int64. Item i is the text from offset i to offset i + 1.
+    text: (num_bytes,) uint8. JSON in UTF-8.
+    """
+
+    nodes: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    text: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, nodes: NDArray[np.int64], items: Sequence[Any]) -> TrieItems:
+        """Return the items of sequences that end at ``nodes``, (num_items,) int64 each."""
+        order = nodes.argsort(kind="stable")
+        texts = [_json(items[index], index) for index in order.tolist()]
+        sizes = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
+        text = np.frombuffer(b"".join(texts), dtype=np.uint8)
+        return cls(nodes[order], np.concatenate([np.zeros(1, np.int64), sizes.cumsum()]), text)
+
+    def at(self, node: int) -> list[Any]:
+        first, last = self.nodes.searchsorted([node, node + 1]).tolist()
+        edges = self.offsets[first : last + 1].tolist()
+        return [json.loads(self.text[i:j].tobytes()) for i, j in itertools.pairwise(edges)]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.nodes.nbytes + self.offsets.nbytes + self.text.nbytes
+
+
+def check_number(items: Sequence[Any] | None, num_sequences: int) -> None:
+    """Raise ConstraintError unless there is an item for every sequence."""
+    if items is not None and len(items) != num_sequences:
+        raise ConstraintError(
+            f"{len(items)} items are given for {num_sequences} sequences; give one for each"
+        )
+
+
+def _json(item: Any, index: int) -> bytes:
+    try:
+        return json.dumps(item, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConstraintError(
+            f"item {index} is a {type(item).__name__} that is not valid JSON ({error}); give a "
+            "text, a number, or lists and dicts of them"
+        ) from error

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from dsbd_ort.constraints.trie_build import TrieArrays
-from dsbd_ort.constraints.trie_items import TrieItems
+from dsbd_ort.constraints.trie_build import TrieArrays, TrieItems
 from dsbd_ort.decoding.errors import ConstraintError
 
 TRIE_SUFFIX = ".trie"
@@ -109,7 +108,6 @@ def _check_seal(file: BinaryIO) -> int:
 
 
 def _is_trie(arrays: TrieArrays) -> bool:
-    """Return whether every path through the arrays stays in them, and ends."""
     row_offsets, tokens, is_end = arrays.row_offsets, arrays.tokens, arrays.is_end
     num_nodes = len(is_end)
     kinds = (row_offsets.dtype.kind, tokens.dtype.name, is_end.dtype.name)
@@ -128,7 +126,6 @@ def _is_trie(arrays: TrieArrays) -> bool:
 
 
 def _are_items(items: TrieItems, num_nodes: int) -> bool:
-    """Return whether every node has its items, and every item its text, in the arrays."""
     nodes, offsets, text = items.nodes, items.offsets, items.text
     return (
         [array.dtype.name for array in (nodes, offsets, text)] == ["int64", "int64", "uint8"]
@@ -152,10 +149,7 @@ def _map_next(file: BinaryIO, path: Path) -> NDArray[Any]:
 
 
 def read_items(path: Path) -> tuple[list[list[int]], list[Any]]:
-    """Return the sequences and the items of a .jsonl file.
-
-    Each line is an object such as {"token_ids": [5, 7], "item": "sku-1"}.
-    """
+    """Return sequences and items of a .jsonl file of {"token_ids": [5, 7], "item": "sku-1"}."""
     sequences, items = [], []
     try:
         with path.open(encoding="utf-8") as file:

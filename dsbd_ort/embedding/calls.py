@@ -7,26 +7,89 @@ the time of the call. ``ffi`` and ``lib`` are those of the library, see library_
 import contextlib
 import dataclasses
 import itertools
+import json
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from dsbd_errors import DsbdError
-from dsbd_ort.embedding.arguments import decoded, json_messages, json_object, opening
+from dsbd_ort.decoding.option_values import did_you_mean
 from dsbd_ort.engine import QueueFullError, Service, ServiceEvent, ServiceLimits
 from dsbd_ort.engine.async_stream import result_or_raise
 from dsbd_ort.engine.errors import InternalError
 from dsbd_ort.pipeline import PipelineSettings
+from dsbd_ort.pipeline_options import PipelineOptions
 from dsbd_ort.prompts import check_context
 from dsbd_ort.results import GenerationResult, StreamPiece, json_text, result_object
 from dsbd_ort.version import __version__
 from dsbd_runtime.errors import InputError
+from dsbd_runtime.typed_json import in_short
+
+
+def decoded(name: str, content: bytes) -> str:
+    """Decode UTF-8."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{name} is invalid UTF-8: byte 0x{content[error.start]:02x} at {error.start}"
+        ) from error
+
+
+def json_object(name: str, content: bytes | None) -> dict[str, Any]:
+    """Return the fields of a JSON object; None has none."""
+    if content is None:
+        return {}
+    fields = _json(name, content)
+    if not isinstance(fields, dict):
+        raise InputError(f"{name} is {_start(content)}; expected a JSON object")
+    return fields
+
+
+def json_messages(content: bytes) -> list[Any]:
+    """Return the messages of a chat."""
+    messages = _json("messages", content)
+    if not isinstance(messages, list):
+        raise InputError(
+            f"messages is {_start(content)}; expected a JSON array such as "
+            '[{"role": "user", "content": "Hello"}]'
+        )
+    return messages
+
+
+def opening(bundle: bytes, settings: bytes | None) -> tuple[PipelineSettings, ServiceLimits]:
+    """Return the arguments of dsbd_open; InputError, ConfigError: a setting is invalid."""
+    given = json_object("settings", settings)
+    of_limits = {field.name for field in fields(ServiceLimits)}
+    known = of_limits | {field.name for field in fields(PipelineOptions)}
+    for name in given.keys() - known:
+        expected = did_you_mean(name, known) or f"; expected one of {', '.join(sorted(known))}"
+        raise InputError(f"settings has {in_short(name)}{expected}")
+    limits = {name: given.pop(name) for name in of_limits & given.keys()}
+    options = PipelineOptions.of(given)
+    folder = Path(decoded("bundle", bundle))
+    return PipelineSettings(bundle=folder, **vars(options)), ServiceLimits(**limits)
+
+
+def _json(name: str, content: bytes) -> Any:
+    text = decoded(name, content)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name} is invalid JSON ({error}): {_start(content)}") from error
+
+
+def _start(content: bytes) -> str:
+    text = decoded("text", content)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
 
 _log = logging.getLogger(__name__)
-_MOST_BYTES = 2000
-"""Of a message; last_error of library.c holds a little more."""
+_MOST_BYTES = 2000  # of a message; last_error of library.c holds a little more
 
 
 class BuildError(DsbdError):
@@ -48,8 +111,6 @@ def join(ffi: Any, lib: Any, *, built_for: str) -> None:
 
 
 class _Calls:
-    """The four functions; ``with_status`` turns their exceptions into a status."""
-
     def __init__(self, ffi: Any, lib: Any) -> None:
         self._ffi = ffi
         self._lib = lib
@@ -151,14 +212,7 @@ def answer(
     options: Mapping[str, Any],
     on_step: Callable[[StreamPiece], bool],
 ) -> GenerationResult | None:
-    """Answer a request in the calling thread; return None if it was cancelled.
-
-    Args:
-        service: an open one.
-        prompt: text or token ids.
-        options: fields of DecodingConfig.
-        on_step: called with every step; False cancels the request.
-    """
+    """Answer a request in the calling thread; ``on_step`` returns False to cancel: None."""
     events: SimpleQueue[ServiceEvent] = SimpleQueue()
     request = service.submit(prompt, options, events.put)
     try:
@@ -179,7 +233,6 @@ class OpenPipelines:
         self._lock = threading.Lock()
 
     def open(self, settings: PipelineSettings, limits: ServiceLimits) -> int:
-        """Open a bundle, return its number."""
         with contextlib.ExitStack() as stack:
             service = Service(stack.enter_context(settings.open()), limits)
             stack.pop_all()  # it stays open
@@ -189,7 +242,6 @@ class OpenPipelines:
         return number
 
     def service(self, number: int) -> Service:
-        """Return the service of an open pipeline."""
         with self._lock:
             return _known(self._service_by_number.get(number))
 

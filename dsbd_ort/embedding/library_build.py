@@ -32,11 +32,8 @@ join(ffi, lib, built_for={__version__!r})
 class SharedPython:
     """The files of a Python installation that other programs can embed.
 
-    Attributes:
-        executable: of the environment, whose packages Python finds from its path.
-        headers: folder of Python.h.
-        library: libpython3.x.so.
-        name: of the library for the linker, "python3.x".
+    executable: of the environment, whose packages Python finds from its path.
+    headers: folder of Python.h. library: libpython3.x.so. name: "python3.x", for the linker.
     """
 
     executable: Path
@@ -46,10 +43,7 @@ class SharedPython:
 
 
 def shared_python(executable: Path, variables: Mapping[str, Any]) -> SharedPython:
-    """Return the files of a Python; raise BuildError if one is missing.
-
-    ``variables`` are those of its ``sysconfig.get_config_vars()``.
-    """
+    """Return the files of a Python with these config variables; BuildError: one is missing."""
     name = f"python{variables['LDVERSION']}"
     folders = [Path(variables["LIBDIR"]), Path(variables["installed_base"]) / "lib"]
     folders += [folder / (variables.get("MULTIARCH") or "") for folder in folders]
@@ -73,8 +67,7 @@ def shared_python(executable: Path, variables: Mapping[str, Any]) -> SharedPytho
 def build_library(output: Path, compiler: str = "cc") -> None:
     """Write the library and its header into ``output``.
 
-    Raises:
-        BuildError: the compiler or a shared Python is missing, or the compiler fails.
+    BuildError: the compiler or a shared Python is missing, or the compiler fails.
     """
     if shutil.which(compiler) is None:
         raise BuildError(f"the C compiler {compiler} is missing; install gcc or clang, or set CC")
@@ -123,7 +116,6 @@ def c_source() -> str:
 
 
 def _declarations(header: str) -> str:
-    """Return a header without preprocessor lines, which cffi does not read."""
     text = (FOLDER / header).read_text(encoding="utf-8")
     text = re.sub(r"#ifdef __cplusplus.*?#endif", "", text, flags=re.DOTALL)
     return re.sub(r"^#.*$", "", text, flags=re.MULTILINE).replace("DSBD_API ", "")

@@ -32,16 +32,13 @@ class AsyncEvents(Generic[Event]):
             self._loop.call_soon_threadsafe(self._queue.put_nowait, event)
 
     async def get(self) -> Event:
-        """Wait for the next event."""
         return await self._queue.get()
 
 
 def result_or_raise(ending: Result | DsbdError | Cancelled) -> Result:
-    """Return the result with which a request, or a transcription, ended.
+    """Return the result with which a request, or a transcription, ended; raise its DsbdError.
 
-    Raises:
-        ServiceClosedError: it was cancelled, because the service was closed.
-        DsbdError: it failed.
+    ServiceClosedError: it was cancelled, because the service was closed.
     """
     if isinstance(ending, Cancelled):
         raise ServiceClosedError("the service was closed before the request ended")
@@ -69,10 +66,7 @@ class AsyncStream:
         return self
 
     async def __anext__(self) -> StreamPiece:
-        """Return the next piece.
-
-        Raises ``StopAsyncIteration`` at the end, and the errors of ``Service.submit``.
-        """
+        """Return the next piece; raises the errors of ``Service.submit``."""
         event = await anext(self._events)
         if isinstance(event, StreamPiece):
             return event

@@ -15,7 +15,6 @@ from dsbd_ort.engine.scheduler import (
     Cancelled,
     Ending,
     LiveRequest,
-    RequestState,
     Scheduler,
     ServiceEvent,
 )
@@ -33,8 +32,7 @@ _Result = TypeVar("_Result")
 class EngineLoop:
     """Runs requests in a thread of its own, from ``start`` to ``close``.
 
-    Attributes:
-        models: target and draft (None without a draft), after ``start``.
+    models: target and draft (None without a draft), after ``start``.
     """
 
     models: tuple[CausalLM, CausalLM | None]
@@ -64,16 +62,10 @@ class EngineLoop:
 
     @property
     def is_own_thread(self) -> bool:
-        """Whether the caller runs in the engine loop's thread."""
         return threading.current_thread() is self._thread
 
     def enqueue(self, request: LiveRequest) -> None:
-        """Add a request to the queue.
-
-        Raises:
-            ServiceClosedError, EnginesEndedError: the loop accepts no more requests.
-            CapacityError, QueueFullError: see ``Scheduler.enqueue``.
-        """
+        """Add a request to the queue; raises as ``Scheduler.enqueue``, or if the loop ends."""
         with self._changed:
             self._check_is_open()
             self._scheduler.enqueue(request)
@@ -83,10 +75,7 @@ class EngineLoop:
         """Return the result of ``work(target)``, run in the loop's thread between two iterations.
 
         For another thread, which waits. If the work fails, the loop goes on.
-
-        Raises:
-            ServiceClosedError, EnginesEndedError: the loop has ended or is ending.
-            DsbdError: the work failed.
+        ServiceClosedError, EnginesEndedError: the loop has ended or is ending.
         """
         done: Future[_Result] = Future()
         with self._changed:
@@ -102,7 +91,6 @@ class EngineLoop:
             raise ServiceClosedError("the service is closed or closing; use another one")
 
     def wake(self) -> None:
-        """Wake the thread, if it is waiting, to look for cancelled requests."""
         with self._changed:
             self._changed.notify()
 
@@ -158,8 +146,7 @@ class EngineLoop:
     def _schedule(self, decoder: BatchedDecoder) -> bool:
         """Do the calls, end cancelled requests and admit waiting ones, until at least one runs.
 
-        Returns:
-            False when the loop is closing and no request is left.
+        False: the loop is closing and no request is left.
         """
         scheduler = self._scheduler
         while True:
@@ -200,7 +187,6 @@ class EngineLoop:
         return min((part.slots.most_together(sources) for part in readers), default=len(sources))
 
     def _join(self, decoder: BatchedDecoder, request: LiveRequest) -> None:
-        """Let an admitted request begin, or resume."""
         try:
             if request.member is None:
                 request.member = decoder.join(self._pipeline.planned(request.request))
@@ -210,10 +196,7 @@ class EngineLoop:
             self._end(request, _as_dsbd_error(error))
 
     def _deliver(self, decoder: BatchedDecoder, request: LiveRequest, progress: Progress) -> None:
-        """Deliver the result of an iteration to its request."""
-        if (
-            request.state is not RequestState.RUNNING
-        ):  # it failed at an earlier event of this iteration
+        if not request.is_running:  # it failed at an earlier event of this iteration
             return
         if isinstance(progress.event, Preempted):
             with self._changed:
@@ -237,7 +220,6 @@ class EngineLoop:
     def _as_events(
         self, request: LiveRequest, event: IterationOutput | Outcome
     ) -> tuple[StreamPiece | None, Ending | None]:
-        """Return the piece and the ending of an event; a result is an ending with a last piece."""
         if isinstance(event, IterationOutput):
             return request.texts.push(event), None
         if isinstance(event, BaseException):
@@ -246,13 +228,11 @@ class EngineLoop:
         return request.texts.finish(result.sequences[0]), result
 
     def _end(self, request: LiveRequest, ending: Ending) -> None:
-        """Release the rows of a request that has left the decoder; deliver its last event."""
         with self._changed:
             self._scheduler.release(request)
         _notify(request, ending)
 
     def _fail_all(self, error: BaseException) -> None:
-        """End every request with an error, because the thread ends."""
         self._start_error = error
         failure = (
             f"the thread that runs the engines has ended: {_shown(error)}; close the service and "
@@ -281,7 +261,6 @@ def _notify(request: LiveRequest, event: ServiceEvent) -> None:
 
 
 def _as_dsbd_error(error: BaseException) -> DsbdError:
-    """Return the error that the caller gets."""
     if isinstance(error, DsbdError):
         return error
     if isinstance(error, MemoryError):

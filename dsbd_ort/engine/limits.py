@@ -12,10 +12,8 @@ from dsbd_runtime.parts.kv_cache import bucket_capacity, row_bytes
 from dsbd_runtime.parts.recent_rows import path_bytes
 from dsbd_runtime.typed_json import in_short
 
-MOST = 2**31 - 1
-"""Upper bound of counts."""
-MOST_BYTES = 2**53
-"""Upper bound of cache and body sizes; exact in every JSON parser."""
+MOST = 2**31 - 1  # upper bound of counts
+MOST_BYTES = 2**53  # upper bound of cache and body sizes; exact in every JSON parser
 MOST_SECONDS = 7 * 24 * 3600
 """Upper bound of timeouts: a week, which clocks and sockets can count in milliseconds."""
 _DEFAULT_ROWS = 2048
@@ -65,12 +63,9 @@ class ServiceLimits:
 
 
 def cache_rows(limits: ServiceLimits, bundle: Bundle) -> int:
-    """Return the rows that each engine's cache may hold.
+    """Return the rows that each engine's cache may hold; InputError: ``kv_bytes`` is too small.
 
     Caches grow in steps (``bucket_capacity``): the largest step within ``kv_bytes``.
-
-    Raises:
-        InputError: ``kv_bytes`` is too small for the smallest caches.
     """
     if limits.kv_bytes is None:
         wanted = max(limits.max_requests * _DEFAULT_ROWS, 2 * bundle.context_length)

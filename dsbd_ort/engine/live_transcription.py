@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Protocol
 
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodeResult, DecodingRequest
@@ -27,17 +26,8 @@ SpeechEnding = Transcript | DsbdError | Cancelled
 SpeechEvent = Segment | SpeechEnding
 
 
-class Submit(Protocol):
-    """Submits an engine request whose events go to a function; see ``LiveRequest``."""
-
-    def __call__(
-        self,
-        request: DecodingRequest,
-        on_event: Callable[[ServiceEvent], None],
-        *,
-        is_further: bool,
-    ) -> LiveRequest:
-        """Return the request, which is in the queue."""
+Submit = Callable[[DecodingRequest, Callable[[ServiceEvent], None], bool], LiveRequest]
+"""Submits an engine request whose events go to a function; the last is its ``is_further``."""
 
 
 class _Cancellation(Exception):
@@ -45,10 +35,9 @@ class _Cancellation(Exception):
 
 
 class LiveTranscription:
-    """The transcription of one audio, in a thread of its own.
+    """The transcription of one audio, in a thread of its own, which waits for the engines.
 
-    The thread computes features and waits for the engines. Only the engine requests of one window
-    are in the service at a time: one, or one for each sample.
+    Only the engine requests of one window are in the service at a time, one for each sample.
     """
 
     def __init__(
@@ -59,10 +48,7 @@ class LiveTranscription:
         on_event: Callable[[SpeechEvent], None],
         on_end: Callable[[LiveTranscription], None],
     ) -> None:
-        """``on_event`` is called in the thread, ``on_end`` after the last event.
-
-        align: waits for the engines' attention to a window.
-        """
+        """``on_event`` is called in the thread, ``on_end`` after the last event."""
         self._transcription = transcription
         self._submit = submit
         self._align = align
@@ -73,7 +59,6 @@ class LiveTranscription:
         self._thread = threading.Thread(target=self._run, name="dsbd-transcription", daemon=True)
 
     def start(self) -> None:
-        """Begin with the first window."""
         self._thread.start()
 
     def cancel(self) -> None:
@@ -119,14 +104,13 @@ class LiveTranscription:
         return self._align(source, prompt_ids, token_ids)
 
     def _decoded(self, requests: Sequence[DecodingRequest]) -> list[DecodeResult]:
-        """Return the results of independent requests, which the service runs together."""
         if self._is_cancelled:
             raise _Cancellation
         self._live = []
         queues: list[SimpleQueue[ServiceEvent]] = [SimpleQueue() for _ in requests]
         try:
             for number, (request, events) in enumerate(zip(requests, queues, strict=True)):
-                self._live.append(self._submit(request, events.put, is_further=number > 0))
+                self._live.append(self._submit(request, events.put, number > 0))
                 if self._is_cancelled:
                     self._live[-1].cancel()
             return [_result(events) for events in queues]
@@ -137,7 +121,6 @@ class LiveTranscription:
 
 
 def _result(events: SimpleQueue[ServiceEvent]) -> DecodeResult:
-    """Wait for the ending of a request; return its result."""
     while isinstance(event := events.get(), StreamPiece):
         pass
     if isinstance(event, GenerationResult):

@@ -9,7 +9,6 @@ requests resume in the order of their arrival, and none starves.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 
 from dsbd_errors import DsbdError
 from dsbd_forward.forward import Source
@@ -32,31 +31,17 @@ Ending = GenerationResult | DsbdError | Cancelled
 ServiceEvent = StreamPiece | Ending
 
 
-class RequestState(Enum):
-    """Progress of a request through the service; only the scheduler sets it."""
-
-    WAITING = auto()  # in the queue; it has not begun
-    RUNNING = auto()  # admitted
-    PREEMPTED = auto()  # in the queue again: its member has given up its rows
-    ENDED = auto()
-
-
 @dataclass(eq=False, kw_only=True)
 class LiveRequest:
     """A request of a service, from its submission to its end.
 
-    Attributes:
-        request: the decoding request.
-        texts: turns its iterations into stream pieces.
-        most_rows: the most cache rows that it may need.
-        on_event: called with each of its events.
-        wake: makes the engine loop look for cancelled requests.
-        state: its progress.
-        member: of the decoder, from its beginning to its end; None before and after.
-        is_cancelled: whether it is to end without a result.
-        is_further: whether it is a second or later sample of an audio's window. The limit of the
-            queue counts only the first sample.
-        rows_reserved: cache rows that it was expected to need when it was last admitted.
+    texts: turns its iterations into stream pieces.
+    most_rows: the most cache rows that it may need.
+    wake: makes the engine loop look for cancelled requests.
+    member: of the decoder, from its beginning to its end; None before and after.
+    is_further: whether it is a second or later sample of an audio's window. The limit of the queue
+        counts only the first sample.
+    rows_reserved: cache rows that it was expected to need when it was last admitted.
     """
 
     request: DecodingRequest = field(repr=False)
@@ -64,7 +49,7 @@ class LiveRequest:
     most_rows: int
     on_event: Callable[[ServiceEvent], None] = field(repr=False)
     wake: Callable[[], None] = field(repr=False)
-    state: RequestState = RequestState.WAITING
+    is_running: bool = False  # only the scheduler sets it
     member: BatchMember | None = field(default=None, repr=False)
     is_cancelled: bool = False
     is_further: bool = False
@@ -72,7 +57,6 @@ class LiveRequest:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
         return len(self.request.prompt_ids)
 
     @property
@@ -90,18 +74,12 @@ class LiveRequest:
 _FIRST_ANSWER_ROWS = 256.0
 """Expected rows before any answer has ended, for up to ``_FEW_BEAMS`` beams; else in proportion."""
 _FEW_BEAMS = 8
-_LEAST_ANSWER_ROWS = 64.0
-"""About the rows of an iteration."""
-_WEIGHT = 1 / 8
-"""Of the last answer in the mean."""
+_LEAST_ANSWER_ROWS = 64.0  # about the rows of an iteration
+_WEIGHT = 1 / 8  # of the last answer in the mean
 
 
 class AnswerRows:
-    """Running mean of the cache rows of answers, without their prompts.
-
-    Attributes:
-        mean: of the answers that have ended; later answers have more weight.
-    """
+    """Running mean of the cache rows of ended answers, without prompts; later ones weigh more."""
 
     def __init__(self, first: float = _FIRST_ANSWER_ROWS) -> None:
         self.mean = first
@@ -121,11 +99,8 @@ class Scheduler:
 
     No request overtakes the first of the queue, so that a request with many rows does not starve.
 
-    Attributes:
-        max_rows: rows that the cache may hold.
-        waiting: requests in the order of their arrival; the first ones may have been preempted.
-        running: requests admitted and not ended, in the order of their arrival.
-        num_preemptions: of all requests so far.
+    waiting: in the order of their arrival; the first ones may have been preempted.
+    running: admitted and not ended, in the order of their arrival.
     """
 
     def __init__(self, limits: ServiceLimits, max_rows: int) -> None:
@@ -152,7 +127,6 @@ class Scheduler:
 
     @property
     def rows_reserved(self) -> int:
-        """Rows that the running requests were expected to need when they were admitted."""
         return sum(request.rows_reserved for request in self.running)
 
     @property
@@ -162,20 +136,16 @@ class Scheduler:
 
     @property
     def cancelled(self) -> list[LiveRequest]:
-        """Requests that are cancelled and have not ended."""
         return [request for request in self.unfinished if request.is_cancelled]
 
     @property
     def may_admit(self) -> bool:
-        """Whether a request waits and a place is free."""
         return bool(self.waiting) and len(self.running) < self._limits.max_requests
 
     def enqueue(self, request: LiveRequest) -> None:
         """Append a request to the queue.
 
-        Raises:
-            CapacityError: it may need more rows than there are.
-            QueueFullError: too many requests are waiting.
+        CapacityError: it may need more rows than there are. QueueFullError: too many wait.
         """
         if request.most_rows > self.max_rows:
             raise CapacityError(
@@ -200,10 +170,9 @@ class Scheduler:
 
         If no request runs, the first one always fits.
 
-        Args:
-            num_taken: rows that the running requests use or are expected to use.
-            most_sources: returns how many of the given sources the engines keep at a time. With one
-                more, sources would be encoded again in every iteration, which may take seconds.
+        num_taken: rows that the running requests use or are expected to use.
+        most_sources: returns how many of the given sources the engines keep at a time. With more,
+            sources would be encoded again in every iteration, which may take seconds.
         """
         admitted: list[LiveRequest] = []
         while self.may_admit:
@@ -211,32 +180,26 @@ class Scheduler:
             num_expected = self._expected_rows(request)
             if self.running and num_taken + num_expected > self.max_rows:
                 break
-            sources = self._sources_with(request)
+            of_each = dict.fromkeys(each.request.source for each in (*self.running, request))
+            sources = [source for source in of_each if source is not None]
             if self.running and 1 < len(sources) > most_sources(sources):
                 break
             num_taken += num_expected
             request.rows_reserved = num_expected
-            request.state = RequestState.RUNNING
+            request.is_running = True
             self.running.append(self.waiting.popleft())
             admitted.append(request)
         return admitted
 
     def preempt(self, request: LiveRequest) -> None:
-        """Make a running request the first of the queue."""
         self.running.remove(request)
-        request.state = RequestState.PREEMPTED
+        request.is_running = False
         self.waiting.appendleft(request)
         self.num_preemptions += 1
 
     def release(self, request: LiveRequest) -> None:
-        """Remove a request that ends, wherever it is; its rows are free again."""
-        (self.running if request.state is RequestState.RUNNING else self.waiting).remove(request)
-        request.state, request.member = RequestState.ENDED, None
-
-    def _sources_with(self, request: LiveRequest) -> list[Source]:
-        """Return the sources of the running requests and of one more, each once."""
-        sources = [each.request.source for each in (*self.running, request)]
-        return [source for source in dict.fromkeys(sources) if source is not None]
+        (self.running if request.is_running else self.waiting).remove(request)
+        request.is_running, request.member = False, None
 
     def _expected_rows(self, request: LiveRequest) -> int:
         """Return the rows of the prompt, or the rows so far, plus those of a mean answer.

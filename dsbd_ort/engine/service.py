@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, Unpack
 
 from dsbd_ort.decoding import (
@@ -37,15 +36,11 @@ from dsbd_runtime.text.chat_messages import Message
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceStats:
-    """Current load of a service.
+    """Current load of a service; rows are those of the target's cache.
 
-    Attributes:
-        num_running, num_waiting: engine requests.
-        rows_in_use: rows in the target's cache.
-        rows_reserved: rows that the running requests were expected to need when they were admitted.
-        max_rows: rows that the cache may hold.
-        kv_bytes: of the caches of all engines.
-        num_preemptions: how often a running request has given up its rows so far.
+    rows_reserved: that the running requests were expected to need when they were admitted.
+    max_rows: that the cache may hold. kv_bytes: of the caches of all engines.
+    num_preemptions: how often a running request has given up its rows so far.
     """
 
     num_running: int
@@ -119,7 +114,6 @@ class Service:
         self,
         request: DecodingRequest,
         on_event: Callable[[ServiceEvent], None],
-        *,
         is_further: bool = False,
     ) -> LiveRequest:
         target, draft = self._loop.models
@@ -322,10 +316,5 @@ class Service:
     def __enter__(self) -> Service:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         self.close(drain=error is None)

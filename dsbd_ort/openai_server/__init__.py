@@ -3,17 +3,15 @@
 A request passes through, in this order:
 
     server.py               sockets and connections; draining on SIGTERM
-    middleware.py           access log, body size and time
-    api_keys.py             authentication
-    routes.py               the endpoints; app.py puts them together
+    middleware.py           access log, body size and time, authentication
+    app.py                  the endpoints
     request_fields.py       the table of request fields: done, accepted, refused
     protocol.py             request fields and response parts of both endpoints
     chat.py completions.py  request and response of one endpoint each
     planner.py              request body -> engine requests; settings.py: their limits
     generation.py           engine requests of one HTTP request, run and cancelled together
     responses.py            engine results -> one response or a stream of chunks
-    speech_form.py          the form of a request with audio; transcription.py: its lifecycle
-    token_texts.py          tokens and log-probabilities -> their texts
+    transcription.py        the form of a request with audio, and its lifecycle
     errors.py  metrics.py   error responses; /metrics
 
 A new request field is a field of ``GenerationBody`` (or of one endpoint's body) and a ``Done`` row

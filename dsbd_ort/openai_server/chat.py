@@ -90,7 +90,6 @@ class ChatMessage(BaseModel):
     cache_control: dict[str, Any] | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message in the form that chat templates read."""
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
         message: dict[str, Any] = {"role": self.role, "content": text}

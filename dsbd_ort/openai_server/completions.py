@@ -128,7 +128,6 @@ class CompletionBuilder(ResponseBuilder):
 
 
 def _with_own(top: Sequence[ScoredToken] | None, own: ScoredToken) -> dict[str, float] | None:
-    """Return the most probable tokens and the token itself; the likeliest of equal names."""
     if top is None:
         return None
     found: dict[str, float] = {}

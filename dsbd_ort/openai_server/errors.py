@@ -29,8 +29,7 @@ _FIELDS = frozenset(field.name for field in dataclasses.fields(DecodingConfig)) 
     *SPEECH_OPTIONS,
 }
 _LATER = "/v1/responses"
-AUDIO_PREFIX = "/v1/audio/"
-"""Paths that begin with it take a form."""
+AUDIO_PREFIX = "/v1/audio/"  # paths that begin with it take a form
 _NO_OBJECT = ("dict_type", "model_type", "model_attributes_type")  # their texts name Python types
 _INDEX = re.compile(r"\[(\d+)\]")
 _RETRY = {"Retry-After": "1"}
@@ -59,10 +58,8 @@ class ErrorBody(BaseModel):
 class ErrorResponse(Exception):
     """An HTTP error response in OpenAI's format; not a DsbdError, which may be its cause.
 
-    Attributes:
-        message: the fault, the given value, the expected value, and the fix.
-        param: the invalid field of the body; None if no single field is invalid.
-        code: for programs.
+    message: the fault, the given value, the expected value, and the fix.
+    param: the invalid field of the body; None if no single field is invalid.
     """
 
     status: int
@@ -72,7 +69,6 @@ class ErrorResponse(Exception):
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def body(self) -> ErrorBody:
-        """Return the error as OpenAI's clients parse it."""
         default_type = "server_error" if self.status >= 500 else "invalid_request_error"
         return ErrorBody(
             error=ErrorFields(
@@ -223,8 +219,7 @@ def _located(fault: Mapping[str, Any], body: Any) -> _Located:
 def _fault(faults: Sequence[_Located]) -> tuple[_Place, str]:
     """Return place and reason of the first fault; in a union, of the deepest fault.
 
-    If several types fail at that place, for instance because the value fits none, their reasons are
-    joined.
+    The reasons of several types that fail at that place are joined.
     """
     place, union, reason = faults[0]
     if union is None:
@@ -236,5 +231,4 @@ def _fault(faults: Sequence[_Located]) -> tuple[_Place, str]:
 
 
 def _shortened(text: str, max_length: int) -> str:
-    """Return a text that may quote the request, cut to ``max_length``."""
     return text if len(text) <= max_length else f"{text[: max_length - 3]}..."

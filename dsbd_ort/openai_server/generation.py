@@ -32,11 +32,10 @@ from dsbd_ort.openai_server.metrics import Metrics, RequestMeter
 from dsbd_ort.openai_server.planner import GenerationPlan
 from dsbd_ort.openai_server.protocol import (
     GenerationBody,
-    ResponseBuilder,
     ResponseHead,
     StreamOptions,
 )
-from dsbd_ort.openai_server.responses import EventStream, full_response, streamed_events
+from dsbd_ort.openai_server.responses import Builder, EventStream, full_response, streamed_events
 from dsbd_ort.openai_server.settings import ServingSettings
 from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_ort.version import __version__
@@ -91,7 +90,7 @@ class GenerationHandler:
         request: Request,
         body: Body,
         plan_of: Callable[[Body], GenerationPlan],
-        builder_of: Callable[[ResponseHead, GenerationPlan], ResponseBuilder],
+        builder_of: Callable[[ResponseHead, GenerationPlan], Builder],
         id_prefix: str,
     ) -> Response:
         """Return the response in one piece or as a stream; raise ErrorResponse if it fails."""
@@ -151,7 +150,6 @@ def _submitted(
 
 
 def _caller(request: Request) -> str:
-    """Return a hash of the API key of a request, "" without a key."""
     key = request.headers.get("authorization", "")
     return hashlib.sha256(key.encode("latin-1")).hexdigest() if key else ""
 
@@ -167,7 +165,6 @@ class TimedEvents(AsyncEvents[Event]):
         self._deadline = asyncio.get_running_loop().time() + timeout_s
 
     async def get(self) -> Event:
-        """Wait for the next event; raises as ``in_time``."""
         async with self.in_time():
             return await super().get()
 
@@ -267,10 +264,7 @@ class Generation:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of ``work``; cancel it and raise ErrorResponse if the client disconnects.
-
-    receive: of a request whose body has been read.
-    """
+    """Return the result of ``work``; if the client disconnects, cancel it, raise ErrorResponse."""
     working = asyncio.ensure_future(work)
     disconnecting = asyncio.ensure_future(_disconnected(receive))
     try:

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dsbd_ort.constraints.plain_data import kind_of
+from dsbd_ort.constraints.binding import kind_of
 from dsbd_ort.decoding import DecodingStats
 from dsbd_ort.engine import Service
 from dsbd_ort.openai_server.protocol import FINISH_REASONS
@@ -48,7 +48,6 @@ class Metrics:
     """The metrics of one server, in a registry of their own."""
 
     def __init__(self, service: Service, model_name: str, clock: Clock) -> None:
-        """``clock`` counts seconds."""
         self.registry = CollectorRegistry()
         self.clock = clock
         self.registry.register(_ServiceCollector(service, model_name))
@@ -70,11 +69,9 @@ class Metrics:
         self._counters[name].labels(**self._model, **labels).inc(amount)
 
     def observe(self, name: str, value: float) -> None:
-        """Add a value to a histogram of ``_HISTOGRAMS``."""
         self._histograms[name].observe(value)
 
     def count_drafted(self, stats: DecodingStats) -> None:
-        """Count what a request drafted, if anything."""
         if stats.num_draft_tokens:
             self.count("vllm:spec_decode_num_drafts", stats.num_iterations)
             self.count("vllm:spec_decode_num_draft_tokens", stats.num_draft_tokens)
@@ -111,7 +108,6 @@ class RequestMeter:
         self._last_token_by_index[index] = now
 
     def result(self, result: GenerationResult, constraint: Any = None) -> None:
-        """Record a finished engine request and its constraint."""
         metrics, stats = self._metrics, result.stats
         metrics.observe("vllm:e2e_request_latency_seconds", metrics.clock() - self._arrived)
         metrics.count("vllm:prompt_tokens", stats.num_prompt_tokens)
@@ -135,8 +131,6 @@ class RequestMeter:
 
 
 class _ServiceCollector(Collector):
-    """Numbers of the engine, read at each scrape."""
-
     def __init__(self, service: Service, model_name: str) -> None:
         self._service = service
         self._model_name = model_name

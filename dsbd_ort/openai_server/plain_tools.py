@@ -93,14 +93,12 @@ def _with_calls(message: Message, place: str) -> Message:
 
 
 def _call(function: Message, place: str) -> str:
-    """Return a call in the form that the model is asked for; its arguments are unchanged."""
     arguments = str(call_arguments(function["arguments"], f"{place}.arguments"))
     name = _json(function["name"])
     return f'{CALL_BEGINS}{{"name": {name}, "arguments": {arguments}}}{CALL_ENDS}'
 
 
 def _result(message: Message, names: dict[str, str]) -> Message:
-    """Return the result of a call as a message of the user; its default name is the call's."""
     name = message.get("name") or names.get(message.get("tool_call_id", ""))
     named = {} if name is None else {"name": name}
     content = _json({**named, "content": message["content"]})

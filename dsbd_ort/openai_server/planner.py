@@ -12,7 +12,15 @@ from dsbd_ort.constraints import TokenTrie
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.engine import Service
 from dsbd_ort.openai_server.chat import ChatBody
-from dsbd_ort.openai_server.choices import Choices, choices_of, for_choices, with_seeds
+from dsbd_ort.openai_server.choices import (
+    Choices,
+    check_config,
+    check_limit,
+    check_prompt,
+    choices_of,
+    for_choices,
+    with_seeds,
+)
 from dsbd_ort.openai_server.completions import CompletionBody
 from dsbd_ort.openai_server.errors import bad_request, rejection
 from dsbd_ort.openai_server.plain_tools import (
@@ -24,12 +32,11 @@ from dsbd_ort.openai_server.plain_tools import (
     with_user_text,
 )
 from dsbd_ort.openai_server.protocol import GenerationBody
-from dsbd_ort.openai_server.request_limits import check_config, check_limit, check_prompt
 from dsbd_ort.openai_server.settings import ServingSettings
 from dsbd_ort.openai_server.structured import contradiction, read_constraint
 from dsbd_ort.openai_server.tools import ToolUse, auto_fault, tool_use
 from dsbd_ort.option_defaults import ServerDefaults, with_server
-from dsbd_ort.sources import SRC_LANG
+from dsbd_ort.prompts import SRC_LANG
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.text.stream_decoder import whole_text
 
@@ -40,15 +47,13 @@ _log = logging.getLogger(__name__)
 class GenerationPlan:
     """All engine requests of one HTTP request: those of the first prompt, then those of the next.
 
-    Attributes:
-        configs: of the engine requests, the same number for each prompt; see ``Pipeline.config``.
-        num_choices: different sequences to return for each prompt.
-        num_copies: how often each sequence is returned, as all of a greedy request are equal.
-        is_ranked: whether only the best sequences are returned, best first; else all, in the order
-            of their seeds.
-        echoes: the texts of the prompts if the response begins with them, else None.
-        tools: how answers become tool calls; None if they are plain text.
-        drops_new_tokens: whether only the prompts are returned (``max_tokens`` 0).
+    configs: of the engine requests, the same number for each prompt; see ``Pipeline.config``.
+    num_choices: different sequences to return for each prompt.
+    num_copies: how often each sequence is returned, as all of a greedy request are equal.
+    is_ranked: whether only the best sequences are returned, best first; else all, by their seeds.
+    echoes: the texts of the prompts if the response begins with them.
+    tools: how answers become tool calls; None if they are plain text.
+    drops_new_tokens: whether only the prompts are returned (``max_tokens`` 0).
     """
 
     prompts: list[list[int]]
@@ -70,11 +75,9 @@ class GenerationPlan:
 
     @property
     def num_samples(self) -> int:
-        """Engine requests of each prompt."""
         return len(self.configs) // len(self.prompts)
 
     def seed(self, request_index: int = 0) -> int:
-        """Return the seed of an engine request."""
         seed = self.configs[request_index].seed
         assert seed is not None  # decided by ``Pipeline.config``
         return seed
@@ -94,11 +97,7 @@ class Planner:
     def __init__(
         self, service: Service, settings: ServingSettings, new_seed: Callable[[], int]
     ) -> None:
-        """``new_seed`` returns the seed of a request without a seed.
-
-        Raises:
-            ConfigError, InputError, ConstraintError: a default option or a trie is invalid.
-        """
+        """``new_seed`` returns the seed of a request without one; raises for invalid defaults."""
         self._service = service
         self._pipeline = service.pipeline
         self._settings = settings
@@ -123,7 +122,8 @@ class Planner:
             )
         try:
             src_lang = body.decoding_options().get(SRC_LANG)
-            tokens = [self._tokens(prompt, body, src_lang) for prompt in prompts]
+            to_ids, adds = self._pipeline.prompts.token_ids, body.add_special_tokens is not False
+            tokens = [to_ids(prompt, src_lang, add_special_tokens=adds) for prompt in prompts]
             plan = self._plan(body, tokens, body.best_of, echo=bool(body.echo))
             if not body.echo:
                 return plan
@@ -137,12 +137,6 @@ class Planner:
             return replace(plan, echoes=texts, drops_new_tokens=has_none)
         except DsbdError as error:
             raise rejection(error) from error
-
-    def _tokens(
-        self, prompt: str | list[int], body: CompletionBody, src_lang: str | None
-    ) -> list[int]:
-        adds = body.add_special_tokens is not False
-        return self._pipeline.prompts.token_ids(prompt, src_lang, add_special_tokens=adds)
 
     def plan_chat(self, body: ChatBody) -> GenerationPlan:
         """Return the engine requests of /v1/chat/completions; raises as ``plan_completion``."""
@@ -205,7 +199,6 @@ class Planner:
     def _chat_prompt(
         self, body: ChatBody, messages: list[dict[str, Any]], tools: ToolUse | None
     ) -> list[int]:
-        """Return the token ids of a conversation, with the tools that are used."""
         ids = functools.partial(
             self._pipeline.chat_prompt,
             add_generation_prompt=body.add_generation_prompt is not False,
@@ -292,7 +285,7 @@ class Planner:
         """
         if config.longest_path is not None:  # a sequence is returned whole, or the request refused
             return config.longest_path
-        num_rows = self._pipeline.prompts.num_target_rows(num_prompt_tokens)
+        num_rows = num_prompt_tokens if self._pipeline.prompts.encoder is None else 1
         most = self._service.most_new_tokens(num_rows, config)
         own: int = self._pipeline.defaults.options.get("max_new_tokens", most)
         of_server: int = self._settings.max_new_tokens or most
@@ -312,7 +305,6 @@ class Planner:
 
 
 def _shortened(config: DecodingConfig, max_new_tokens: int | None) -> DecodingConfig:
-    """Return the config with another ``max_new_tokens``; itself for None."""
     return config if max_new_tokens is None else replace(config, max_new_tokens=max_new_tokens)
 
 

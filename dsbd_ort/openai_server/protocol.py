@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
 
@@ -15,23 +14,21 @@ from dsbd_ort.decoding.option_values import did_you_mean
 from dsbd_ort.openai_server.errors import bad_request
 from dsbd_ort.openai_server.request_fields import FIELDS, without_neutral
 from dsbd_ort.openai_server.structured import ConstraintFields
+from dsbd_ort.prompts import LANGUAGE_OPTIONS
 from dsbd_ort.results import GeneratedSequence
-from dsbd_ort.sources import LANGUAGE_OPTIONS
 
 OPTION_NAMES = frozenset(name for name, row in OPTION_TABLE.items() if row.http is not None) | {
     *LANGUAGE_OPTIONS
 }
 
+_OPTION_BY_FIELD = {
+    **{other: name for name, row in OPTION_TABLE.items() for other in row.http or ()},
+    **{name: name for name in OPTION_NAMES},
+}
+
 FinishReason = Literal["stop", "length", "tool_calls"]
 FINISH_REASONS: dict[str, FinishReason] = {"eos": "stop", "stop": "stop", "length": "length"}
 """OpenAI's finish reason by that of a GeneratedSequence."""
-
-
-def _names_of_options(fields: Iterable[str]) -> dict[str, str]:
-    """Return the options that are among the declared fields: the option's name by the field's."""
-    names = {other: name for name, row in OPTION_TABLE.items() for other in row.http or ()}
-    names |= {name: name for name in OPTION_NAMES}
-    return {field: names[field] for field in fields if field in names}
 
 
 def _describe_options(schema: dict[str, Any]) -> None:
@@ -86,19 +83,18 @@ class GenerationBody(ConstraintFields):
         """Return the fields that are options, by the names of DecodingConfig.
 
         ``n``, the end-of-sequence tokens and log-probabilities are left to the planner.
-
-        Raises:
-            ErrorResponse: a field is unknown or not supported, or contradicts another field.
+        ErrorResponse: a field is unknown or not supported, or contradicts another field.
         """
         options = without_neutral(self.model_extra or {})
         if unknown := sorted(set(options) - OPTION_NAMES):
             known = {*type(self).model_fields, *OPTION_NAMES, *FIELDS}
             expected = did_you_mean(unknown[0], known) or "; see docs/serving_reference.md"
             raise bad_request(f"unknown field {unknown[0]!r}{expected}", unknown[0])
-        for openai_name, name in _names_of_options(type(self).model_fields).items():
+        for openai_name in type(self).model_fields:
             value = getattr(self, openai_name)
-            if value is None:
+            if value is None or openai_name not in _OPTION_BY_FIELD:
                 continue
+            name = _OPTION_BY_FIELD[openai_name]
             if name in options and options[name] != value:
                 message = f"{openai_name} contradicts another field for {name}; use one of them"
                 raise bad_request(message, openai_name)
@@ -146,7 +142,6 @@ class ChoiceReport(BaseModel):
 
     @classmethod
     def of(cls, sequence: GeneratedSequence, *, names_tokens: bool) -> ChoiceReport:
-        """Return the report of a sequence; ``names_tokens``: whether it has the token ids."""
         return cls(
             score=sequence.score,
             logprob=sequence.logprob,
@@ -178,13 +173,10 @@ class ScoredToken:
 
 @dataclass(frozen=True)
 class TokenPieces:
-    """Consecutive tokens.
+    """Consecutive tokens, and the text that each adds.
 
-    Attributes:
-        texts: the text that each adds; together they are the text.
-        tokens: each token alone.
-        tops: the most probable tokens at the position of each; None for the first token of a
-            prompt, and for all if the request asks for none.
+    tops: the most probable tokens at the position of each; None for the first token of a prompt,
+        and for all if the request asks for none.
     """
 
     texts: Sequence[str]
@@ -192,10 +184,11 @@ class TokenPieces:
     tops: Sequence[Sequence[ScoredToken] | None]
 
 
-class ResponseBuilder(ABC):
+class ResponseBuilder:
     """The response format of one endpoint: a response in one piece, or the chunks of a stream.
 
-    An endpoint makes the choices; this class puts them into a response or chunk of the endpoint.
+    An endpoint makes the choices (``choice``, or ``first_choice``, ``text_choice``, ``last_choice``
+    of chunks); this class puts them into a response or chunk of the endpoint.
     """
 
     response: type[BaseModel]
@@ -205,7 +198,6 @@ class ResponseBuilder(ABC):
         self._head = head.model_dump()
 
     def full(self, choices: Sequence[BaseModel], usage: Usage, report: Report) -> BaseModel:
-        """Return the response without streaming."""
         return self.response(**self._head, choices=choices, usage=usage, dsbd=report)
 
     def event(
@@ -215,27 +207,6 @@ class ResponseBuilder(ABC):
         chunk = self.chunk(**self._head, choices=choices, usage=usage, dsbd=report)
         return f"data: {chunk.model_dump_json()}\n\n"
 
-    @abstractmethod
-    def choice(
-        self,
-        index: int,
-        text: str,
-        tokens: TokenPieces | None,
-        finish_reason: FinishReason,
-        report: ChoiceReport,
-    ) -> BaseModel:
-        """Return a whole choice; ``tokens`` is None without ``logprobs`` in the request."""
-
     def first_choice(self, index: int) -> BaseModel | None:
         """Return the choice of the first chunk; None if the endpoint has no such chunk."""
         return None
-
-    @abstractmethod
-    def text_choice(self, index: int, text: str, tokens: TokenPieces | None) -> BaseModel:
-        """Return the choice of a chunk with text."""
-
-    @abstractmethod
-    def last_choice(
-        self, index: int, finish_reason: FinishReason, report: ChoiceReport
-    ) -> BaseModel:
-        """Return the choice of the last chunk."""

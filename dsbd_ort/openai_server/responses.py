@@ -1,4 +1,4 @@
-"""Engine results to HTTP responses: in one piece, or as server-sent events."""
+"""Engine results to HTTP responses: texts of tokens, responses in one piece, server-sent events."""
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -7,7 +7,9 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from dsbd_ort.decoding.top_tokens import PromptLogprobs
+from dsbd_ort.decoding.top_tokens import PromptLogprobs, TokenLogprobs
+from dsbd_ort.openai_server.chat import ChatBuilder
+from dsbd_ort.openai_server.completions import CompletionBuilder
 from dsbd_ort.openai_server.errors import ErrorResponse
 from dsbd_ort.openai_server.planner import GenerationPlan
 from dsbd_ort.openai_server.protocol import (
@@ -15,16 +17,111 @@ from dsbd_ort.openai_server.protocol import (
     ChoiceReport,
     FinishReason,
     Report,
-    ResponseBuilder,
+    ScoredToken,
     StreamOptions,
     TokenPieces,
     Usage,
 )
-from dsbd_ort.openai_server.token_texts import Scored, TokenTexts, pieces_of
 from dsbd_ort.results import GeneratedSequence, GenerationResult, StreamPiece
 from dsbd_runtime.text.stream_decoder import TextWindow
 from dsbd_runtime.text.tokenizer import Tokenizer
 
+LEAST_LOGPROB = -9999.0
+"""Log-probability of an impossible token, as OpenAI returns it: JSON has no infinity."""
+
+Tops = Sequence[TokenLogprobs | None]
+Scored = tuple[Sequence[int], Sequence[float | None], Tops | None]
+"""Tokens, their log-probabilities, and the most probable tokens at their positions."""
+
+
+class TokenTexts:
+    """Texts of a growing sequence's tokens; concatenated they are the text of the sequence.
+
+    A character of several tokens belongs to the last of them; the texts of the others are empty.
+    Tokens are held back until their text is final (see ``stream_decoder``).
+    """
+
+    def __init__(self, start: TextWindow) -> None:
+        """Begin at ``start``: after the prompt, or before it if it is echoed."""
+        self._window = start
+        self._texts: list[str] = []
+        self._tokens: list[ScoredToken] = []
+        self._tops: list[list[ScoredToken] | None] = []
+        self._run: list[tuple[int, bool]] = []
+
+    def push(
+        self, token_ids: Sequence[int], logprobs: Sequence[float | None], tops: Tops | None = None
+    ) -> TokenPieces | None:
+        """Append tokens; return the tokens whose text is final now, None if there are none."""
+        num_certain = 0
+        of_each = [None] * len(token_ids) if tops is None else tops
+        for token_id, logprob, top in zip(token_ids, logprobs, of_each, strict=True):
+            self._add(token_id)
+            self._tokens.append(self._scored(token_id, logprob))
+            self._tops.append(None if top is None else [self._scored(*each) for each in top])
+            if self._window.is_certain:
+                num_certain = len(self._texts)
+        return self._take(num_certain)
+
+    def finish(self) -> TokenPieces | None:
+        """Return the tokens held back, the last one with the rest of the text; None for none."""
+        rest = self._end_run(self._window.rest(), is_text=not self._window.unfinished)
+        if self._texts:
+            self._texts[-1] += rest
+        return self._take(len(self._texts))
+
+    def _take(self, num_tokens: int) -> TokenPieces | None:
+        if not num_tokens:
+            return None
+        columns = self._texts, self._tokens, self._tops
+        pieces = TokenPieces(*(column[:num_tokens] for column in columns))  # type: ignore[arg-type]
+        for column in columns:
+            del column[:num_tokens]
+        self._run = [(index - num_tokens, completes) for index, completes in self._run]
+        return pieces
+
+    def _add(self, token_id: int) -> None:
+        before = self._window
+        self._window, text = before.extended((token_id,))
+        if len(self._window.run) > len(before.run):
+            self._run.append((len(self._texts), not self._window.unfinished))
+        elif before.run and not self._window.run:
+            is_text = not (before.unfinished or self._window.invalid)
+            text = self._end_run(text, is_text=is_text)
+        self._texts.append(text)
+
+    def _end_run(self, text: str, *, is_text: bool) -> str:
+        """Give the byte tokens of an ended run their characters of ``text``; return the rest.
+
+        ``is_text``: whether the run was valid UTF-8; else each of its bytes is one character.
+        """
+        begin = 0
+        for index, completes_character in self._run:
+            end = begin + int(completes_character or not is_text)
+            self._texts[index] += text[begin:end]
+            begin = end
+        self._run = []
+        return text[begin:]
+
+    def _scored(self, token_id: int, logprob: float | None) -> ScoredToken:
+        tokenizer = self._window.tokenizer
+        logprob = None if logprob is None else max(logprob, LEAST_LOGPROB)
+        return ScoredToken(tokenizer.name_of(token_id), tokenizer.bytes_of(token_id), logprob)
+
+
+def pieces_of(start: TextWindow, *parts: Scored) -> TokenPieces:
+    """Return the tokens of a whole text, which begins at ``start``, given in parts."""
+    texts = TokenTexts(start)
+    pieces = [*(texts.push(*part) for part in parts), texts.finish()]
+    found = [each for each in pieces if each is not None]
+    return TokenPieces(
+        [text for each in found for text in each.texts],
+        [token for each in found for token in each.tokens],
+        [top for each in found for top in each.tops],
+    )
+
+
+Builder = ChatBuilder | CompletionBuilder
 Results = AsyncIterator[tuple[int, StreamPiece | GenerationResult]]
 """Pieces and results of a plan's engine requests, each with the index of its engine request."""
 
@@ -33,12 +130,9 @@ _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 async def full_response(
-    results: Results, plan: GenerationPlan, builder: ResponseBuilder, tokenizer: Tokenizer | None
+    results: Results, plan: GenerationPlan, builder: Builder, tokenizer: Tokenizer | None
 ) -> BaseModel:
-    """Return the response with the best sequences of each prompt.
-
-    tokenizer: given if the response has log-probabilities.
-    """
+    """Return the best sequences of each prompt; ``tokenizer`` is given for log-probabilities."""
     result_by_index = {
         index: event async for index, event in results if isinstance(event, GenerationResult)
     }
@@ -114,7 +208,7 @@ class EventStream(StreamingResponse):
 async def streamed_events(
     results: Results,
     plan: GenerationPlan,
-    builder: ResponseBuilder,
+    builder: Builder,
     tokenizer: Tokenizer | None,
     options: StreamOptions,
 ) -> AsyncIterator[str]:
@@ -142,15 +236,12 @@ class _ChoiceStreams:
 
     An engine request with one sequence streams it, once for every copy. If it has several, neither
     they nor their number are known before the end: each is then sent whole.
-
-    Attributes:
-        num_new_tokens: tokens of all choices so far.
     """
 
     def __init__(
         self,
         plan: GenerationPlan,
-        builder: ResponseBuilder,
+        builder: Builder,
         tokenizer: Tokenizer | None,
         has_usage: bool,
     ) -> None:
@@ -200,7 +291,6 @@ class _ChoiceStreams:
                 yield self._text(index, piece.text, tokens)
 
     def result_chunks(self, request_index: int, result: GenerationResult) -> Iterator[str]:
-        """Yield the chunks that end the choices of an engine request."""
         report = _report(self._plan, self._plan.seed(request_index), [result])
         texts = self._texts[request_index]
         rest = texts.finish() if texts else None

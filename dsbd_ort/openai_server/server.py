@@ -87,7 +87,6 @@ class GracefulServer(uvicorn.Server):
         self._when_listening: Callable[[], None] = lambda: None
 
     def run_on(self, listener: socket.socket, *, when_listening: Callable[[], None]) -> None:
-        """Serve until a signal, then shut down."""
         self._when_listening = when_listening
         self.run(sockets=[listener])
         self._service.close(drain=False)

@@ -27,12 +27,11 @@ class ServingSettings:
         max_beams: limit of num_beams and of joint_beams.
         max_draft_nodes: candidates of one drafted forest, over all draft layers.
         max_best_of: limit of n and of best_of.
-        max_audio_bytes, audio_timeout_s: the same of a request with audio.
         max_audio_s: seconds of one audio: memory for its samples, 64 kB each.
         defaults: options of requests that leave them out, see ServerDefaults.
         tries: tries that requests may name, see dsbd_ort.TokenTrie.
-        tool_template: one of ``TOOL_TEMPLATES``: whether tools are plain text or refused, if the
-            model's own chat template has no known form of tools.
+        tool_template: whether tools are plain text (``PLAIN``) or refused (``OWN``), if the model's
+            own chat template has no known form of tools.
         request_timeout_s: from the arrival of a request to its last token, including the queue.
     """
 
@@ -57,16 +56,13 @@ class ServingSettings:
     tool_template: str = PLAIN
 
     def __post_init__(self) -> None:
-        for name in ("max_prompt_tokens", "max_new_tokens"):
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name), 1)
-        for name in _COUNTS:
-            check_count(name, getattr(self, name), 1)
+        for name in ("max_prompt_tokens", "max_new_tokens", *_COUNTS):
+            if (value := getattr(self, name)) is not None or name in _COUNTS:
+                check_count(name, value, 1)
         check_count("max_body_bytes", self.max_body_bytes, 1, MOST_BYTES)
         check_count("max_audio_bytes", self.max_audio_bytes, 1, MOST_BYTES)
-        for name in ("body_timeout_s", "audio_timeout_s", "max_audio_s"):
+        for name in ("body_timeout_s", "audio_timeout_s", "max_audio_s", "request_timeout_s"):
             check_seconds(name, getattr(self, name))
-        check_seconds("request_timeout_s", self.request_timeout_s)
         if self.tool_template not in TOOL_TEMPLATES:
             raise InputError(
                 f"tool_template is {in_short(self.tool_template)}; expected one of "

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from dsbd_ort.constraints import TokenTrie
-from dsbd_ort.constraints.plain_data import constraint_from_data
+from dsbd_ort.constraints.binding import constraint_from_data
 from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.openai_server.errors import ErrorResponse, bad_request
 
@@ -64,7 +64,6 @@ class StructuredOutputs(BaseModel):
     disable_fallback: bool | None = None
 
     def constraint(self) -> dict[str, Any] | None:
-        """Return the constraint as plain data."""
         given = {
             "json_schema": self.json_,
             "regex": self.regex,
@@ -120,7 +119,6 @@ def read_constraint(
     """Return the constraint of a request, None without one; raise ErrorResponse for several.
 
     given: the constraint, or its plain data, by the field that gives it.
-    tries: those that the server was started with; no request reads a file.
     bind: raises a ConstraintError if the model cannot follow a constraint.
     """
     if len(given) > 1:

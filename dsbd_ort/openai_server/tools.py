@@ -47,7 +47,6 @@ class Tool(BaseModel):
     cache_control: dict[str, Any] | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """Return the tool in the form that chat templates read."""
         return self.model_dump(exclude_unset=True, exclude={"cache_control"})
 
 
@@ -82,10 +81,9 @@ class Addition:
 
 @dataclass(frozen=True)
 class ToolUse:
-    """How the tools of a request are used.
+    """How the tools of a request are used; ``constraint`` None: the answer is any text.
 
     names: of the functions; of a named choice, the one name.
-    constraint: of the answer; None for any text.
     """
 
     choice: Literal["auto", "required", "named"]
@@ -140,7 +138,7 @@ def tool_use(
 
 
 def auto_fault(template: str | None, tag_is_text: bool) -> str | None:
-    """Return why calls cannot be distinguished from text, None if they can.
+    """Return why calls cannot be distinguished from text; None: they can.
 
     tag_is_text: whether the tokenizer keeps the tag that begins a call as text.
     """
@@ -175,8 +173,6 @@ def _arguments(tool: Tool) -> JsonSchema:
 
 
 class _Arguments:
-    """The whole text is the arguments of one call."""
-
     def __init__(self, name: str) -> None:
         self._name: str | None = name
 
@@ -192,8 +188,6 @@ _HEAD = re.compile(r'"name":"([^"]*)","arguments":')
 
 
 class _CallList:
-    """A list of calls on one line, as under the constraint ``FunctionCalls``."""
-
     def __init__(self) -> None:
         self._num_calls = 0
         self._head = ""  # of the text between two arguments
@@ -299,7 +293,8 @@ class _TaggedCalls:
                 json_from_text(text[:end])
                 return end
             except (ValueError, RecursionError) as error:
-                if not _is_open_string(error):
+                message = error.msg if isinstance(error, json.JSONDecodeError) else ""
+                if not message.startswith("Unterminated string"):
                     return text.find(CALL_ENDS)
             end = text.find(CALL_ENDS, end + 1)
         self._num_searched = max(len(text) - len(CALL_ENDS) + 1, self._num_searched)
@@ -321,11 +316,6 @@ class _TaggedCalls:
 
 CallReader = _Arguments | _CallList | _TaggedCalls
 """Reads the calls of one answer, piece of text by piece; ``finish`` returns the rest."""
-
-
-def _is_open_string(error: Exception) -> bool:
-    """Return whether a text is JSON that ends inside a string."""
-    return isinstance(error, json.JSONDecodeError) and error.msg.startswith("Unterminated string")
 
 
 def _overlap(text: str, tag: str) -> int:

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from dsbd_errors import install_hint
 from dsbd_ort.speech import wav
-from dsbd_ort.speech.mpeg_frames import MpegStream
-from dsbd_ort.speech.pieces import Section, pieces
+from dsbd_ort.speech.pieces import MpegStream, Section, pieces
 from dsbd_ort.speech.resampling import resampled
 from dsbd_runtime.errors import InputError
 
@@ -28,8 +27,7 @@ AudioSource = str | os.PathLike[str] | bytes | BinaryIO
 """A path, the bytes of a file, or an open binary file."""
 
 SAMPLING_RATE = 16_000
-MOST_SECONDS = 4 * 3600.0
-"""Longest audio that is read; its samples take 922 MB."""
+MOST_SECONDS = 4 * 3600.0  # longest audio that is read; its samples take 922 MB
 _LEAST_RATE, _MOST_RATE = 4_000, 384_000
 _MOST_CHANNELS = 8
 _LOUDEST = 2.0**31  # beyond 32-bit integers stored as floats
@@ -67,9 +65,8 @@ def read_audio(
     max_seconds: a longer audio is refused, as soon as it is known to be longer.
     is_cancelled: called for each block; once it returns True, reading ends with an InputError.
 
-    Raises:
-        InputError: it cannot be read, is not audio, is cut, has no samples, too many or some that
-            are not finite, or an unusual sampling rate or number of channels.
+    InputError: it cannot be read, is not audio, is cut, has no samples, too many or some that are
+    not finite, or an unusual sampling rate or number of channels.
     """
     with contextlib.ExitStack() as stack:
         file, name = _opened_file(source, stack)
@@ -87,7 +84,6 @@ def read_audio(
 def _resampled_pieces(
     file: BinaryIO, name: str, sampling_rate: int, max_seconds: float
 ) -> Iterator[Samples]:
-    """Yield the samples of all audio files within a file, in blocks."""
     if not file.read(1):
         raise InputError(f"{name} is an empty file")
     for index, (section, stream) in enumerate(pieces(file)):
@@ -212,7 +208,6 @@ def _reason(error: Any) -> str:
 
 
 def _check(opened: _Opened, name: str, max_seconds: float) -> None:
-    """Raise InputError for audio whose header shows that it cannot be read."""
     if not _LEAST_RATE <= opened.sampling_rate <= _MOST_RATE:
         raise InputError(
             f"{name} has a sampling rate of {opened.sampling_rate} Hz; expected {_LEAST_RATE} to "

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dsbd_ort.results import JSON_VERSION, json_text
-from dsbd_ort.speech.transcript import Segment, Skipped, SpokenWord, Transcript
+from dsbd_ort.speech.transcript import Segment, Skipped, Transcript
 
-UNCERTAIN = 0.5
-"""Probability of a detected language below which ``remarks`` name it."""
+UNCERTAIN = 0.5  # probability of a detected language below which ``remarks`` name it
 
 WITH_TIMES = ("srt", "vtt", "verbose_json")
 """Formats with times: a request for one requests timestamps."""
@@ -26,12 +25,14 @@ def as_json(transcript: Transcript) -> str:
 
 
 def as_verbose_json(transcript: Transcript) -> str:
-    """Return OpenAI's JSON with segments, and statistics in the field ``dsbd``.
-
-    ``words`` only if their times were requested.
-    """
+    """Return OpenAI's JSON with segments, requested words, and statistics in the field ``dsbd``."""
     segments = transcript.segments
-    words = [_word_fields(word) for segment in segments for word in segment.words or ()]
+    words = [
+        {**dataclasses.asdict(word), "word": word.word.strip()}  # as OpenAI, without a space
+        for segment in segments
+        for word in segment.words or ()
+    ]
+    alternatives = [dataclasses.asdict(each) for each in transcript.alternatives]
     has_words = any(segment.words is not None for segment in segments)
     fields = {
         "task": transcript.task,
@@ -45,7 +46,7 @@ def as_verbose_json(transcript: Transcript) -> str:
             "language_probability": transcript.language_probability,
             "stats": dataclasses.asdict(transcript.stats),
             "skipped": [dataclasses.asdict(window) for window in transcript.skipped],
-            **_alternatives(transcript),
+            **({"alternatives": alternatives} if alternatives else {}),
         },
     }
     return json_text(fields)
@@ -129,17 +130,6 @@ def _segment_fields(segment: Segment) -> dict[str, Any]:
     fields["tokens"] = list(fields.pop("token_ids"))
     del fields["words"]  # the words of all segments are in one list
     return fields
-
-
-def _word_fields(word: SpokenWord) -> dict[str, Any]:
-    """Return the fields of a word, as OpenAI without the space in front."""
-    return {**dataclasses.asdict(word), "word": word.word.strip()}
-
-
-def _alternatives(transcript: Transcript) -> dict[str, Any]:
-    """Return the field of the texts of each window, if several were requested."""
-    found = [dataclasses.asdict(each) for each in transcript.alternatives]
-    return {"alternatives": found} if found else {}
 
 
 def _cues(transcript: Transcript) -> Iterator[tuple[Segment, str]]:

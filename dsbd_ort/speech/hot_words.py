@@ -84,10 +84,8 @@ class HotWords:
             if token in self._next.get(begun[start:], ()):
                 word = (*begun[start:], token)
                 num_pending = pending + 1 if start == 0 else len(word)
-                is_complete = word in self._words
-                following = word if word in self._next else ()
-                if is_complete:
-                    return following, 0, num_pending
+                if word in self._words:
+                    return word if word in self._next else (), 0, num_pending
                 return word, num_pending, 0
         return (), 0, 0
 

@@ -34,11 +34,9 @@ OTHER_NAMES = {
     **{"letzeburgesch": "lb", "moldavian": "ro", "moldovan": "ro", "panjabi": "pa"},
     **{"pushto": "ps", "sinhalese": "si", "valencian": "ca"},
 }
-OTHER_CODES = {"jv": "jw", "nb": "no"}
-"""Current codes for which Whisper uses others."""
+OTHER_CODES = {"jv": "jw", "nb": "no"}  # current codes for which Whisper uses others
 ENGLISH = "en"
-DETECTED = "auto"
-"""Name of the detected language, as in other programs."""
+DETECTED = "auto"  # name of the detected language, as in other programs
 _TAG = re.compile(r"([a-z]{2,3})(-[a-z0-9]{2,8})*")  # en-us, zh-hant-tw
 
 

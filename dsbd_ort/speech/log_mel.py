@@ -32,10 +32,7 @@ _MELS_PER_LOG = 27.0 / np.log(6.4)
 
 @functools.cache
 def mel_filters(num_mels: int, n_fft: int, sampling_rate: int) -> Floats:
-    """Return the weights of every frequency in every filter, (n_fft // 2 + 1, num_mels) float64.
-
-    Each filter is a triangle of area 1 over the frequencies.
-    """
+    """Return weights of frequencies, triangles of area 1, (n_fft // 2 + 1, num_mels) float64."""
     lowest, highest = _mels(np.array([0.0, _MAX_HERTZ]))
     edges = _hertz(np.linspace(lowest, highest, num_mels + 2))
     frequencies = np.linspace(0, sampling_rate // 2, n_fft // 2 + 1)
@@ -109,7 +106,6 @@ class LogMel:
         return np.pad(checked, (0, missing)) if missing > 0 else checked
 
     def _blocks(self, padded: Samples) -> Iterator[tuple[int, Floats]]:
-        """Yield the logarithms of all frames by blocks, each with its first frame."""
         num_frames = len(padded) // self._hop
         for first in range(0, num_frames, _BLOCK):
             yield first, self._log_powers(padded, first, min(first + _BLOCK, num_frames))

@@ -1,12 +1,148 @@
-"""Audio files concatenated in one file, as ``cat`` and some recorders write them."""
+"""Audio files concatenated in one file, as ``cat`` and some recorders write them.
+
+The length of an MPEG stream (MP3, MP2) may be in its first frame (Xing, Info, VBRI). If not, its
+frames are counted, because their bit rate may change. Nothing is decoded here.
+"""
 
 import io
 import re
 import struct
 from collections.abc import Iterator
-from typing import BinaryIO
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import BinaryIO, NamedTuple
 
-from dsbd_ort.speech.mpeg_frames import MpegStream, after_id3, is_mpeg, mpeg_streams
+_SYNC = re.compile(rb"\xff[\xe2-\xe7\xf2-\xf7\xfa-\xff][\x10-\x1b\x20-\x2b\x30-\x3b\x40-\x4b"
+                   rb"\x50-\x5b\x60-\x6b\x70-\x7b\x80-\x8b\x90-\x9b\xa0-\xab\xb0-\xbb\xc0-\xcb"
+                   rb"\xd0-\xdb\xe0-\xeb]")  # fmt: skip
+"""Three bytes that may begin a frame: neither a reserved version, layer or rate nor free format."""
+_RATES = (44_100, 48_000, 32_000)
+_KBITS = {  # (whether version 1, layer): the bit rates of indices 1 to 14
+    (True, 1): tuple(range(32, 449, 32)),
+    (True, 2): (32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384),
+    (True, 3): (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
+    (False, 1): (32, 48, 56, 64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256),
+    (False, 2): (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+    (False, 3): (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+}
+_SIDE_BYTES = {(True, False): 32, (True, True): 17, (False, False): 17, (False, True): 9}
+"""Bytes between the header of a frame and its Xing header, by (version 1, mono)."""
+_HEAD_BYTES = 54  # of a frame, to the end of a number of frames
+_LEAST_SEARCH, _MOST_SEARCH = 2**10, 2**16  # bytes at a time; the next frame is near
+
+
+class _Frame(NamedTuple):
+    """A frame by its header: its bytes, its samples of a channel, and what its stream shares."""
+
+    num_bytes: int
+    num_samples: int
+    kind: tuple[bool, int, int, bool]  # version 1, layer, sampling rate, mono
+
+
+@dataclass(frozen=True)
+class MpegStream:
+    """Frames of one kind that follow each other, the bytes from ``begin`` to ``end``.
+
+    num_samples: of a channel in its complete frames, without its header.
+    said_samples: samples by its header; None without a header.
+    """
+
+    begin: int
+    end: int
+    num_samples: int
+    said_samples: int | None
+    frame_samples: int
+
+
+def after_id3(file: BinaryIO, begin: int) -> int:
+    """Return the place after the ID3v2 tag at ``begin``, which is ``begin`` without a tag."""
+    file.seek(begin)
+    head = file.read(10)
+    if len(head) < 10 or head[:3] != b"ID3":
+        return begin
+    size = sum((byte & 0x7F) << (7 * i) for i, byte in enumerate(reversed(head[6:])))
+    return begin + 10 + size + (10 if head[5] & 0x10 else 0)  # with a footer
+
+
+def mpeg_streams(file: BinaryIO, begin: int, end: int) -> Iterator[MpegStream]:
+    """Yield the streams among the bytes from ``begin`` to ``end``; tags between are skipped."""
+    place = _next_frame(file, begin, end)
+    while place is not None:
+        stream = _stream(file, place, end)
+        if stream.num_samples > stream.frame_samples:  # one frame: counts may include the header
+            yield stream
+        place = _next_frame(file, stream.end, end)
+
+
+def _stream(file: BinaryIO, begin: int, end: int) -> MpegStream:
+    file.seek(begin)
+    head = file.read(_HEAD_BYTES)
+    first = _frame(head[:4])
+    assert first is not None  # by ``_next_frame``
+    said = _said_frames(head, first)
+    place = begin if said is None else begin + first.num_bytes
+    num_frames = 0
+    while not said or num_frames < said:
+        file.seek(place)
+        head = file.read(_HEAD_BYTES)
+        frame = _frame(head[:4])
+        if frame is None or frame.kind != first.kind or place + frame.num_bytes > end:
+            break
+        if num_frames and _said_frames(head, frame) is not None:  # the header of the next stream
+            break
+        place, num_frames = place + frame.num_bytes, num_frames + 1
+    spf = first.num_samples
+    return MpegStream(begin, max(place, begin + 1), num_frames * spf, said and said * spf, spf)
+
+
+def _next_frame(file: BinaryIO, begin: int, end: int) -> int | None:
+    """Return the place of the first frame that another of its kind follows, None without any."""
+    first, size = after_id3(file, begin), _LEAST_SEARCH
+    while first < end:
+        file.seek(first)
+        data = file.read(size + 3)
+        for match in _SYNC.finditer(data):
+            place = match.start()
+            if (frame := _frame(data[place : place + 4])) is None:
+                continue
+            file.seek(first + place + frame.num_bytes)
+            after = _frame(file.read(4))
+            if after is not None and after.kind == frame.kind:
+                return first + place
+        first, size = first + size, min(2 * size, _MOST_SEARCH)
+    return None
+
+
+@lru_cache(maxsize=1024)
+def _frame(header: bytes) -> _Frame | None:
+    """Return the frame that four bytes begin, None if they begin none."""
+    if len(header) < 4 or not _SYNC.match(header):
+        return None
+    version, layer = header[1] >> 3 & 3, 4 - (header[1] >> 1 & 3)
+    is_first = version == 3
+    bits = 1000 * _KBITS[is_first, layer][(header[2] >> 4) - 1]
+    rate = _RATES[header[2] >> 2 & 3] >> {3: 0, 2: 1, 0: 2}[version]
+    padding = header[2] >> 1 & 1
+    kind = (is_first, layer, rate, header[3] >> 6 == 3)
+    if layer == 1:
+        return _Frame(4 * (12 * bits // rate + padding), 384, kind)
+    num_samples = 576 if layer == 3 and not is_first else 1152
+    return _Frame(num_samples // 8 * bits // rate + padding, num_samples, kind)
+
+
+def _said_frames(head: bytes, frame: _Frame) -> int | None:
+    """Return the number of frames in a header, 0 if unknown; None: the frame is not a header."""
+    is_first, layer, _, is_mono = frame.kind
+    if layer != 3:
+        return None
+    xing = head[4 + _SIDE_BYTES[is_first, is_mono] :]
+    if xing[:4] in (b"Xing", b"Info") and len(xing) >= 12:
+        flags, number = struct.unpack_from(">II", xing, 4)
+        return int(number) if flags & 1 else 0
+    if head[36:40] == b"VBRI" and len(head) >= 54:
+        return int.from_bytes(head[50:54], "big")
+    return None
+
 
 _SIZES = {b"RIFF": "<4xI", b"FORM": ">4xI", b".snd": ">4xII"}  # of the file, by its first bytes
 _PATTERNS = {  # of the first bytes, by which the beginning of another file is found
@@ -21,12 +157,10 @@ _ENDLESS = 2**40
 
 
 class Section:
-    """Some bytes of a file as a file of its own.
+    """Some bytes of a file as a file of its own; ``is_endless``: reports a size of 1 TiB.
 
     C code reads it by callbacks, which cannot raise exceptions: an error of reading is stored in
     ``error``, and the section ends there.
-
-    is_endless: report a size of 1 TiB, so that no length is guessed from it.
     """
 
     def __init__(self, file: BinaryIO, begin: int, end: int, *, is_endless: bool = False) -> None:
@@ -62,20 +196,16 @@ class Section:
         return self._place
 
     def tell(self) -> int:
-        """Return the position."""
         return self._place
 
 
 def pieces(file: BinaryIO) -> Iterator[tuple[Section, MpegStream | None]]:
-    """Yield the audio files within a file; for MPEG audio, with their stream.
-
-    A file of an unknown kind is yielded as a whole.
-    """
+    """Yield the audio files within a file, MPEG audio with its stream; unknown kinds whole."""
     end = file.seek(0, io.SEEK_END)
     begin = min(after_id3(file, 0), end)
     file.seek(begin)
     kind = file.read(4)
-    if is_mpeg(kind) or (begin and kind not in _KINDS):
+    if _SYNC.match(kind) or (begin and kind not in _KINDS):
         stream = None
         for stream in mpeg_streams(file, begin, end):
             is_endless = not stream.said_samples
@@ -90,7 +220,6 @@ def pieces(file: BinaryIO) -> Iterator[tuple[Section, MpegStream | None]]:
 
 
 def _later_beginnings(file: BinaryIO, kind: bytes, begin: int, end: int) -> Iterator[int]:
-    """Yield where further files of a kind begin, after the one at ``begin``."""
     if kind in _SIZES:
         yield from _after_sizes(file, kind, begin, end)
     elif kind in _PATTERNS:

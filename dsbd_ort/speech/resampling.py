@@ -26,13 +26,12 @@ _BLOCK_TAPS = 2**22
 class Taps(NamedTuple):
     """The filter of every phase.
 
-    Attributes:
-        table: (num_phases, 2 * half) float32. Tap j of an output in phase p weighs the input
-            ``half - 1 - j`` samples before the last one that is not after the output. If there are
-            too many phases, (n + 1, 2 * half): row r is for the phase r / n * num_phases.
-        num_phases: after so many outputs the phases are the same again.
-        step: outputs of a phase follow each other by so many inputs.
-        half: inputs on either side of an output.
+    table: (num_phases, 2 * half) float32. Tap j of an output in phase p weighs the input
+        ``half - 1 - j`` samples before the last one that is not after the output. If there are too
+        many phases, (n + 1, 2 * half): row r is for the phase r / n * num_phases.
+    num_phases: after so many outputs the phases are the same again.
+    step: outputs of a phase follow each other by so many inputs.
+    half: inputs on either side of an output.
     """
 
     table: Samples

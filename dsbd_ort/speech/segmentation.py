@@ -5,8 +5,7 @@ with a single time, nothing follows it in its window. If it ends with two times,
 the last two, the window's end cut it: the next window begins at the last time.
 
 A text requested without times may still have some, in any order, and need not begin with one. It is
-divided in the same way, but its segments have the times of the window. (In transformers they have
-the times of the tokens, whose ends may lie before their starts.)
+divided in the same way, but its segments have the times of the window, unlike in transformers.
 """
 
 import math

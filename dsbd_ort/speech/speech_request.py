@@ -31,8 +31,7 @@ COMPRESSION_RATIO = 1.35  # of token ids; about 2.4 for texts, which other progr
 LOGPROB = -1.0
 NO_SPEECH = 0.6
 NUM_BEAMS = 5
-WORD_TIMES = "word"
-"""Value of ``return_timestamps`` for which words have times too."""
+WORD_TIMES = "word"  # value of ``return_timestamps`` for which words have times too
 HOT_WORD_GAIN = 2.0
 _MOST_TEMPERATURES = 16
 _TEMPERATURE = Number(0.0, 10.0)
@@ -169,7 +168,6 @@ class SpeechRequest:
 
     @property
     def has_word_times(self) -> bool:
-        """Whether words are to have times."""
         return _is_word_times(self.return_timestamps)
 
     def _check_alternatives(self) -> None:
@@ -242,10 +240,7 @@ def read_language(language: str | None, speech: SpeechEntry) -> str | None:
 
 
 def read_prompt(text: str | None, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the tokens of an initial prompt, as ``get_prompt_ids`` of transformers.
-
-    Raises InputError for special tokens, or something that is not a text.
-    """
+    """Return the tokens of an initial prompt, as ``get_prompt_ids`` of transformers."""
     if text is None:
         return ()
     if not isinstance(text, str):

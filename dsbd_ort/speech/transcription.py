@@ -15,19 +15,12 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding import DecodeResult, DecodingConfig
 from dsbd_ort.decoding.stats import summed_stats
-from dsbd_ort.sources import RequestInputs
+from dsbd_ort.prompts import RequestInputs
 from dsbd_ort.speech.languages import ENGLISH
 from dsbd_ort.speech.log_mel import LogMel, Samples
 from dsbd_ort.speech.segmentation import WindowParts, parts_of_window, without_second_end
 from dsbd_ort.speech.speech_request import SpeechRequest
-from dsbd_ort.speech.transcript import (
-    TASKS,
-    Alternative,
-    Segment,
-    Skipped,
-    SpokenWord,
-    Transcript,
-)
+from dsbd_ort.speech.transcript import TASKS, Alternative, Segment, Skipped, SpokenWord, Transcript
 from dsbd_ort.speech.window_texts import Requests, SpeechPipeline, WindowText, WindowTexts
 from dsbd_ort.speech.words import Align, TokenTimes, token_times, words_of_segment
 from dsbd_runtime.parts.speech_entry import SoundFeatures, SpeechEntry
@@ -74,10 +67,7 @@ class Transcription:
         self._conditions = request.condition_on_previous_text
 
     def steps(self, on_segment: Callable[[Segment], None] | None, align: Align) -> Steps:
-        """Decode one window after another; call ``on_segment`` with each finished segment.
-
-        align: returns how the model attends to a window, for word times.
-        """
+        """Decode one window after another; call ``on_segment`` with each finished segment."""
         seek, num_frames = 0, self._windows.num_frames
         num_heard = -(-self._num_samples // self._speech.hop_length)  # the rest is padding
         while seek < min(num_frames, num_heard):
@@ -112,7 +102,6 @@ class Transcription:
         return self._transcript()
 
     def _previous(self) -> list[int]:
-        """Return the tokens before the start token: the prompt and the text before."""
         most = self._request.most_previous
         said = [token for segment in self._said for token in segment]
         if self._conditions and (said or self._prompt):
@@ -124,7 +113,6 @@ class Transcription:
     def _hear(
         self, source: SoundFeatures, before: list[int]
     ) -> Generator[Requests, list[DecodeResult], _Heard]:
-        """Return the no-speech probability and, in the first window, detect the language."""
         heard = yield from self._heard_after(source, [*before, self._start])
         if self._language is None and self._speech.languages is not None:
             first = heard
@@ -207,7 +195,6 @@ class Transcription:
     def _words(
         self, token_ids: tuple[int, ...], first: int, times: TokenTimes
     ) -> tuple[SpokenWord, ...]:
-        """Return the words of a segment; ``first``: index of its first token in the window."""
         language = self._language if self._request.task == TASKS[0] else ENGLISH
         tokenizer = self._pipeline.tokenizer
         return words_of_segment(token_ids, times, first, language, self._speech, tokenizer)

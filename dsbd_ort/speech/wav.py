@@ -38,7 +38,6 @@ class WavFormat:
 
     @property
     def frame_bytes(self) -> int:
-        """Bytes of one sample of every channel."""
         return self.num_channels * self.bits // 8
 
     @property

@@ -19,8 +19,8 @@ from dsbd_ort.decoding import STRATEGIES, DecodeResult, DecodingConfig, Decoding
 from dsbd_ort.decoding.logits_processing.allowed_after import AllowedMass
 from dsbd_ort.decoding.result import DecodedSequence
 from dsbd_ort.decoding.stats import DecodingStats
-from dsbd_ort.model_defaults import DRAFTING
-from dsbd_ort.sources import RequestInputs
+from dsbd_ort.option_defaults import DRAFTING
+from dsbd_ort.prompts import RequestInputs
 from dsbd_ort.speech.hot_words import HotWords
 from dsbd_ort.speech.segmentation import compression_ratio, least_compression_ratio
 from dsbd_ort.speech.speech_request import SpeechRequest
@@ -66,7 +66,6 @@ class WindowText:
     compression_ratio: float
 
     def is_poor(self, request: SpeechRequest) -> bool:
-        """Return whether the next temperature is tried."""
         most, least = request.compression_ratio_threshold, request.logprob_threshold
         return (most is not None and self.compression_ratio > most) or (
             least is not None and self.avg_logprob < least
@@ -88,10 +87,8 @@ def is_likely_silence(request: SpeechRequest, no_speech_prob: float) -> bool:
 class _Sample:
     """One request for a window's text.
 
-    Attributes:
-        request: its ``gives_up`` is a method of this object.
-        answers: the texts, the best first; set by ``take``.
-        is_given_up: whether the request was stopped before its text ended, because it is poor.
+    answers: the texts, the best first; set by ``take``.
+    is_given_up: whether the request was stopped before its text ended, because it is poor.
     """
 
     def __init__(
@@ -112,7 +109,6 @@ class _Sample:
         return self
 
     def again(self) -> _Sample:
-        """Return the same sample without stopping early."""
         mass, seed = AllowedMass(), self.request.config.seed
         request = dataclasses.replace(
             self.request, rng=np.random.default_rng(seed), allowed_mass=mass, gives_up=None
@@ -137,10 +133,7 @@ class _Sample:
         return self.is_given_up
 
     def _rated(self, sequence: DecodedSequence) -> WindowText:
-        """Return a window's text with its ratings.
-
-        Probabilities are relative to the tokens that the rules allow, as in transformers.
-        """
+        """Rate a text; probabilities are relative to the allowed tokens, as in transformers."""
         token_ids, config = tuple(sequence.token_ids), self.request.config
         logprob = sequence.logprob
         if config.row.rule == "search":  # as processors have it
@@ -196,7 +189,10 @@ class WindowTexts:
             if any(sample.is_given_up for sample in samples):
                 whole = _best_first(each for each in samples if not each.is_given_up)
                 if all(answer.is_poor(request) for answer in whole):
-                    if not self._may_be_silence(whole, no_speech_prob):
+                    # If one text is too probable to be silence, the best one is not silence either.
+                    if not is_likely_silence(request, no_speech_prob) or not all(
+                        answer.is_silence(request, no_speech_prob) for answer in whole
+                    ):
                         continue
                     if not request.condition_on_previous_text:  # which reads the temperature
                         unknown.append(samples)
@@ -213,18 +209,7 @@ class WindowTexts:
                     break
         return answers[: request.num_return_sequences]
 
-    def _may_be_silence(self, whole: Sequence[WindowText], no_speech_prob: float) -> bool:
-        """Return whether the best text of an attempt may be silence.
-
-        whole: the texts that were not stopped, all poor. If one is too probable to be silence, the
-        best text is not silence either.
-        """
-        return is_likely_silence(self.speech_request, no_speech_prob) and all(
-            answer.is_silence(self.speech_request, no_speech_prob) for answer in whole
-        )
-
     def _sampled(self, inputs: RequestInputs, temperature: float, *, may_give_up: bool) -> Samples:
-        """Return the decoded search at temperature 0, or ``best_of`` samples."""
         samples = []
         for number in range(1 if temperature == 0.0 else self.speech_request.best_of):
             mass, options = AllowedMass(), self._options_at(temperature)
@@ -236,7 +221,6 @@ class WindowTexts:
         return (yield from _decoded(samples))
 
     def _options_at(self, temperature: float) -> dict[str, Any]:
-        """Return the options of a window's request: a search at 0, samples above."""
         speech = self._speech
         options: dict[str, Any] = {
             "suppress_tokens": speech.suppress_tokens,

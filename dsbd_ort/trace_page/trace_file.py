@@ -26,8 +26,7 @@ _VISIBLE = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 def write_trace(path: str | os.PathLike[str], trace: RequestTrace, tokenizer: Tokenizer) -> None:
     """Write ``trace`` to a file whose name ends in .html or .json.
 
-    Raises:
-        InputError: another ending, or a place that cannot be written.
+    InputError: another ending, or a place that cannot be written.
     """
     file = Path(path)
     check_trace_path(file)
@@ -40,11 +39,7 @@ def write_trace(path: str | os.PathLike[str], trace: RequestTrace, tokenizer: To
 
 
 def check_trace_path(file: Path) -> None:
-    """Refuse a name or a folder to which no trace can be written, before anything is computed.
-
-    Raises:
-        InputError: with the fix.
-    """
+    """Raise InputError for a name or a folder to which no trace can be written."""
     if file.suffix not in (".html", ".json"):
         raise InputError(
             f"a trace cannot be written to {file}: expected a name that ends in .html (a page) "
@@ -95,7 +90,6 @@ def trace_object(trace: RequestTrace, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _config(config: DecodingConfig) -> dict[str, Any]:
-    """Return the options, with a constraint and a user's processors by their names."""
     plain = dataclasses.replace(config, constraint=None, logits_processors=())
     return dataclasses.asdict(plain) | {
         "constraint": getattr(config.constraint, "name", None),
@@ -110,13 +104,11 @@ class _HypothesisTable:
     """All hypotheses of a request, each once, as rows with the index of the parent's row."""
 
     def __init__(self, start: TextWindow) -> None:
-        """``start`` lies after the prompt."""
         self.rows: list[dict[str, Any]] = [{"parent": None, "text": "", "rest": start.rest()}]
         self._windows = [start]
         self._index: dict[Hypothesis, int] = {}
 
     def index(self, hypothesis: Hypothesis) -> int:
-        """Return the row of ``hypothesis``; if it is new, add it and its ancestors."""
         new = []
         link: Hypothesis | None = hypothesis
         while link is not None and link not in self._index and link.parent is not None:

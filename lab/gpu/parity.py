@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.benchmark.prompts import PROMPTS
+from dsbd_ort.benchmark.bench_run import PROMPTS
 from dsbd_ort.decoding import DecodingConfig, decode
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
 from dsbd_runtime.engine.causal_lm import CausalLM

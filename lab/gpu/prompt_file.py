@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from dsbd_ort.benchmark.prompts import PROMPTS
+from dsbd_ort.benchmark.bench_run import PROMPTS
 
 
 def main(file: Path, num_prompts: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from dsbd_ort.benchmark.prompts import PROMPTS
+from dsbd_ort.benchmark.bench_run import PROMPTS
 from dsbd_ort.decoding import DecodingStats
 from dsbd_ort.pipeline import Pipeline
 

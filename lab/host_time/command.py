@@ -16,7 +16,7 @@ from typing import Any
 import click
 import numpy as np
 
-from dsbd_ort.benchmark.prompts import PROMPTS
+from dsbd_ort.benchmark.bench_run import PROMPTS
 from dsbd_ort.decoding import (
     DecodingConfig,
     DecodingRequest,

@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 from tokenizers import Tokenizer
 
-from dsbd_ort.benchmark.prompts import PROMPTS
+from dsbd_ort.benchmark.bench_run import PROMPTS
 from lab.frame.page import BUILD, RESULTS, Page, writes
 from lab.frame.twins import bundle_of, twin_of
 from lab.peers.catalog import QUANTIZE_BY_PRECISION

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from tokenizers import Tokenizer
 
-from dsbd_ort.benchmark.prompts import PROMPTS
+from dsbd_ort.benchmark.bench_run import PROMPTS
 from lab.frame.twins import TOP_LOGITS
 from lab.peers.catalog import PEERS, Peer
 from lab.peers.ids import LENGTH

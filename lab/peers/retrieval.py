@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from dsbd_ort.benchmark.prompts import PROMPTS
+from dsbd_ort.benchmark.bench_run import PROMPTS
 from lab.peers.catalog import OURS, PRECISIONS, TORCH, Peer, PeerRun, peer_of
 from lab.peers.rounds import Prompt
 from lab.peers.summary import Bar

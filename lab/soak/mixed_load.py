@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import numpy as np
 
-from dsbd_ort.benchmark.prompts import PROMPTS
+from dsbd_ort.benchmark.bench_run import PROMPTS
 from scripts.document_sections import table
 
 MODEL = "soak"

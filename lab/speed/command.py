@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from dsbd_ort.benchmark.prompts import PROMPTS
+from dsbd_ort.benchmark.bench_run import PROMPTS
 from lab.frame.page import BUILD, DOCS, RESULTS, Page, writes
 from lab.frame.twins import DEMO, HOSTILE, TRAINED, TWIN_OPTIONS, bundle_of, call
 from lab.speed.report import (

@@ -4,7 +4,7 @@
     ├── dsbd_ort.decoding.errors: DecodingError, with ConfigError and ConstraintError
     ├── dsbd_forward.errors: ModelError
     ├── dsbd_ort.batch.prompt_lines: BatchError
-    ├── dsbd_ort.benchmark.prompts: BenchmarkError
+    ├── dsbd_ort.benchmark.bench_run: BenchmarkError
     ├── dsbd_ort.cluster.errors: ClusterError
     ├── dsbd_ort.embedding.calls: BuildError
     ├── dsbd_ort.model_pair: BusyError

@@ -36,7 +36,7 @@ def test_an_interrupted_batch_ends_at_once(tiny_bundle):
     backlog = Backlog(
         settings=settings, fingerprint="", lines=lines, is_interrupted=lambda: len(given) >= 2
     )
-    for answer in SharedCalls(4).answers(backlog):
+    for answer in SharedCalls(4)(backlog):
         given.append(answer)
     assert len(given) >= 2
     assert time.monotonic() - began < 60

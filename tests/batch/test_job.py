@@ -14,10 +14,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from dsbd_ort.batch.answer_sources import SharedCalls, ThisProcess
+from dsbd_ort.batch.answer_sources import SharedCalls, Workers, one_after_another
 from dsbd_ort.batch.job import Batch, run_batch
 from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings
-from dsbd_ort.batch.workers import Workers
 from dsbd_ort.decoding import ConfigError
 from dsbd_ort.pipeline import Pipeline, PipelineSettings
 from dsbd_runtime.errors import DsbdError
@@ -45,7 +44,7 @@ def batch_of(tmp_path, bundle, *, name="out.jsonl", source=None, options=OPTIONS
         input=tmp_path / "in.jsonl",
         output=tmp_path / name,
         settings=BatchSettings(pipeline=pipeline, options=options, **settings),
-        source=source or ThisProcess(),
+        source=source or one_after_another,
     )
 
 
@@ -77,7 +76,7 @@ def without_times(path):
     return found
 
 
-@pytest.mark.parametrize("source", [ThisProcess(), SharedCalls(3)])
+@pytest.mark.parametrize("source", [one_after_another, SharedCalls(3)])
 def test_every_line_has_its_answer_or_its_error(tiny_bundle, tmp_path, source):
     write_lines(tmp_path / "in.jsonl", LINES)
     batch = batch_of(tmp_path, tiny_bundle, source=source)
@@ -139,7 +138,7 @@ def test_what_no_line_could_take_is_refused_before_anything_is_written(tiny_bund
     assert [entry.name for entry in tmp_path.iterdir()] == ["in.jsonl"]
 
 
-@pytest.mark.parametrize("source", [ThisProcess(), Workers(2)])
+@pytest.mark.parametrize("source", [one_after_another, Workers(2)])
 def test_a_provider_that_is_not_here_is_named(tiny_bundle, tmp_path, source):
     write_lines(tmp_path / "in.jsonl", LINES)
     pipeline = PipelineSettings(bundle=tiny_bundle.path, provider="abacus")

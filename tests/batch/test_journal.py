@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from dsbd_ort.batch.journal import SYNC_SECONDS, open_journal
+from dsbd_ort.batch.job import SYNC_SECONDS, open_journal
 from dsbd_ort.batch.prompt_lines import BatchError
 
 HASHES = [f"hash{number}" for number in range(5)]
@@ -85,7 +85,7 @@ def test_a_longer_input_is_gone_on_with(tmp_path):
 HOLDER = """
 import sys
 from pathlib import Path
-from dsbd_ort.batch.journal import open_journal
+from dsbd_ort.batch.job import open_journal
 
 with open_journal(Path(sys.argv[1])) as journal:
     print("open", flush=True)

@@ -14,8 +14,9 @@ from dsbd_ort.batch.answer_sources import (
     Backlog,
     MayStop,
     SharedCalls,
-    ThisProcess,
+    Workers,
     answers_in_order,
+    one_after_another,
 )
 from dsbd_ort.batch.job import Batch, run_batch
 from dsbd_ort.batch.prompt_lines import (
@@ -26,7 +27,6 @@ from dsbd_ort.batch.prompt_lines import (
     prompt_line,
     read_lines,
 )
-from dsbd_ort.batch.workers import Workers
 from dsbd_ort.cluster.replica import Replica
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_runtime.errors import InputError
@@ -90,7 +90,7 @@ def answered(batch: Batch) -> list[dict[str, object]]:
 class ReplicasHere:
     """The work of a cluster without one: answers go through pickle."""
 
-    def answers(self, backlog: Backlog) -> Answers:
+    def __call__(self, backlog: Backlog) -> Answers:
         replica = Replica(backlog.settings, backlog.fingerprint)
 
         def ask(member: Replica, line: RawLine, may_stop: MayStop) -> LineAnswer:
@@ -111,8 +111,8 @@ class Stopping:
     source: AnswerSource
     num_answers: int
 
-    def answers(self, backlog: Backlog) -> Answers:
-        answers = self.source.answers(backlog)
+    def __call__(self, backlog: Backlog) -> Answers:
+        answers = self.source(backlog)
         try:
             for number, answer in enumerate(answers):
                 if number == self.num_answers:
@@ -123,7 +123,7 @@ class Stopping:
 
 
 SOURCES = {
-    "plain": (ThisProcess(), 3),
+    "plain": (one_after_another, 3),
     "concurrency": (SharedCalls(4), 3),
     "workers": (Workers(2), 1),
     "replicas": (ReplicasHere(), 1),

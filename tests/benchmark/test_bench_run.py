@@ -2,8 +2,15 @@
 
 import pytest
 
-from dsbd_ort.benchmark.bench_run import BenchRun, CommonSettings, runs_of, with_baselines
-from dsbd_ort.benchmark.prompts import PROMPTS, BenchmarkError, read_prompts
+from dsbd_ort.benchmark.bench_run import (
+    PROMPTS,
+    BenchmarkError,
+    BenchRun,
+    CommonSettings,
+    read_prompts,
+    runs_of,
+    with_baselines,
+)
 from dsbd_ort.decoding import STRATEGIES, ConfigError
 
 

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from dsbd_ort.benchmark.bench_run import BenchmarkError
 from dsbd_ort.benchmark.forecast import WIDTHS, PricedCalls, forecast, forecasts
-from dsbd_ort.benchmark.prompts import BenchmarkError
 from dsbd_ort.decoding import TableModel
 from dsbd_ort.decoding.drafting.cost_curve import FREE, CostCurve, EngineCosts
 from dsbd_runtime.bundle_files.bundle import open_bundle
@@ -15,13 +15,13 @@ from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 VOCAB_SIZE, NEW_TOKENS = 12, 30
 ANY_ROWS = CostCurve((1, 2), (1.0, 1.0))  # one second a call
-PROMPTS = [(1, 2, 3), (4, 5), (6, 7, 8, 9)]
+REQUESTS = [(None, ids) for ids in [(1, 2, 3), (4, 5), (6, 7, 8, 9)]]
 
 
 def forecasts_of(draft_seed, costs):
     target = TableModel(VOCAB_SIZE, random_table(0, VOCAB_SIZE))
     draft = TableModel(VOCAB_SIZE, random_table(draft_seed, VOCAB_SIZE))
-    return list(forecasts(target, draft, costs, PROMPTS, NEW_TOKENS))
+    return list(forecasts(target, draft, costs, REQUESTS, NEW_TOKENS))
 
 
 def test_with_free_drafts_and_rows_the_speed_up_is_the_tokens_an_iteration():
@@ -60,7 +60,7 @@ def test_a_context_too_short_to_measure_is_refused(tmp_path):
     short = TinyModel(context_length=40)
     write_tiny_bundle(tmp_path / "short", target=short, draft=short)
     with pytest.raises(BenchmarkError, match=r"context of 40 tokens, .* 48 rows; leave the speed"):
-        forecast(open_bundle(tmp_path / "short"), [(None, ids) for ids in PROMPTS])
+        forecast(open_bundle(tmp_path / "short"), REQUESTS)
 
 
 def test_the_engines_of_a_bundle(tiny_bundle):
@@ -73,7 +73,7 @@ def test_the_engines_of_a_bundle(tiny_bundle):
 def test_chats_are_forecast_as_people_use_them_sampled_and_greedy():
     target, draft = (TableModel(VOCAB_SIZE, random_table(0, VOCAB_SIZE)) for _ in range(2))
     costs = EngineCosts(ANY_ROWS, FREE)
-    found = list(forecasts(target, draft, costs, PROMPTS, NEW_TOKENS, are_chats=True))
+    found = list(forecasts(target, draft, costs, REQUESTS, NEW_TOKENS, are_chats=True))
     kinds = [(speed.num_beams, speed.is_greedy) for speed in found]
     assert kinds == [(1, False), (2, False), (4, False), (1, True), (4, True)]
     for speed in found:
@@ -97,10 +97,9 @@ def test_sources_are_given_to_the_engines_and_ends_end_a_target():
         found = forecasts(
             *models,
             EngineCosts(ANY_ROWS, FREE),
-            [[0]] * 4,
+            [((source,), [0]) for source in range(4)],
             NEW_TOKENS,
             are_chats=True,
-            sources=[(source,) for source in range(4)],
             ends=ends,
         )
         assert all(speed.tokens_per_iteration >= 1.0 for speed in found)

@@ -4,9 +4,8 @@ from itertools import count
 
 import pytest
 
-from dsbd_ort.benchmark.bench_run import BenchRun
+from dsbd_ort.benchmark.bench_run import BenchRun, measure, warm_up
 from dsbd_ort.benchmark.machine import EnergyMeter, NvmlCounter, energy_meter, rapl_counters
-from dsbd_ort.benchmark.measure import measure, warm_up
 from tests.benchmark.fakes import FakeClock, FakePipeline
 
 RUNS = [BenchRun(options={"strategy": name}) for name in ("sample", "greedy", "beam-sample")]

@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from dsbd_ort.batch.journal import open_journal
+from dsbd_ort.batch.job import open_journal
 from dsbd_ort.benchmark import plots
 from dsbd_ort.benchmark.bench_run import (
     DEFAULT_STRATEGIES,
     BenchRun,
     CommonSettings,
+    Measurement,
     runs_of,
     with_baselines,
 )
 from dsbd_ort.benchmark.bootstrap import Spread, bootstrap, spread
-from dsbd_ort.benchmark.measure import Measurement
 from dsbd_ort.benchmark.report import compare, summarize
 from tests.benchmark.fakes import stats
 

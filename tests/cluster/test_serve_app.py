@@ -14,8 +14,8 @@ import pytest
 from pydantic import ValidationError
 
 from dsbd_ort import Pipeline
-from dsbd_ort.cluster.http_replica import AppArguments, HttpReplica
 from dsbd_ort.cluster.replica import ClusterError
+from dsbd_ort.cluster.serve_app import AppArguments, HttpReplica
 from dsbd_ort.commands.options import command
 from dsbd_ort.commands.serve_arguments import ServeArguments
 from dsbd_ort.openai_server.settings import ServingSettings

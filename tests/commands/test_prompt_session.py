@@ -11,7 +11,7 @@ import time
 import pytest
 
 from dsbd_ort.answers import Answer
-from dsbd_ort.commands.prompt_session import responder_of, talk
+from dsbd_ort.commands.run import responder_of, talk
 from dsbd_ort.commands.run_arguments import RunArguments
 from dsbd_ort.commands.speech_options import SpeechArguments
 from dsbd_ort.pipeline import Pipeline, PipelineSettings

@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 
 from dsbd_ort.cli import run
-from dsbd_ort.commands.prompt_session import SHOWN_STATS
-from dsbd_ort.constraints.plain_data import KINDS
+from dsbd_ort.commands.transcription import SHOWN_STATS
+from dsbd_ort.constraints.binding import KINDS
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE
 from dsbd_ort.pipeline import Pipeline

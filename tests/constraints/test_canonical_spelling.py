@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dsbd_ort.constraints import Canonical, Choice, JsonObject, JsonSchema, Regex, TokenTrie
+from dsbd_ort.constraints.binding import constraint_from_data, kind_of
 from dsbd_ort.constraints.grammar import after_spaces
-from dsbd_ort.constraints.plain_data import constraint_from_data, kind_of
 from dsbd_ort.decoding.errors import ConstraintError
 from tests.constraints.forest_of_states import (
     TOKENIZER,

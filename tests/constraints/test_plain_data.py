@@ -11,8 +11,14 @@ import numpy as np
 import pytest
 
 from dsbd_ort.constraints import Choice, JsonObject, JsonSchema, Lark, Regex, TokenTrie
-from dsbd_ort.constraints.binding import ConstraintBinding, TrieFiles
-from dsbd_ort.constraints.plain_data import KINDS, constraint_from_data, kind_of, with_constraint
+from dsbd_ort.constraints.binding import (
+    KINDS,
+    ConstraintBinding,
+    TrieFiles,
+    constraint_from_data,
+    kind_of,
+    with_constraint,
+)
 from dsbd_ort.decoding.errors import ConstraintError
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

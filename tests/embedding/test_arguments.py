@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dsbd_errors import DsbdError
-from dsbd_ort.embedding.arguments import decoded, json_messages, json_object, opening
+from dsbd_ort.embedding.calls import decoded, json_messages, json_object, opening
 from dsbd_ort.engine import ServiceLimits
 from dsbd_ort.pipeline import PipelineSettings
 from dsbd_runtime.errors import InputError

@@ -4,8 +4,8 @@ import httpx2
 import openai
 import pytest
 
-from dsbd_ort.openai_server.api_keys import ApiKeys, read_api_keys
 from dsbd_ort.openai_server.errors import ServingError
+from dsbd_ort.openai_server.middleware import ApiKeys, read_api_keys
 from tests.openai_server.running_server import MODEL
 
 

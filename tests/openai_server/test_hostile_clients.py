@@ -8,7 +8,7 @@ import time
 import httpx2
 import pytest
 
-from dsbd_ort.openai_server.api_keys import ApiKeys
+from dsbd_ort.openai_server.middleware import ApiKeys
 from tests.openai_server.running_server import MODEL
 
 HEAD = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"

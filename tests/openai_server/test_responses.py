@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dsbd_ort.openai_server.token_texts import TokenTexts
+from dsbd_ort.openai_server.responses import TokenTexts
 from dsbd_runtime.text.stream_decoder import REPLACEMENT, TextWindow
 from tests.runtime.tokenizer_kinds import TEXTS
 

@@ -10,8 +10,7 @@ from transformers.models.whisper.generation_whisper import _dynamic_time_warping
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
 from dsbd_export.checkpoints.checkpoint import quiet_libraries
-from dsbd_ort.speech.token_times import smoothed, token_positions, warped
-from dsbd_ort.speech.words import grouped
+from dsbd_ort.speech.words import grouped, smoothed, token_positions, warped
 from scripts.speech_checkpoint import TOKENS, speech_tokenizer
 
 TEXTS = [  # code of the language, text
