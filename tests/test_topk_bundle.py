@@ -9,7 +9,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from dsbd_export.parts.topk_head import append_topk_head
+from dsbd_export.parts.head import append_topk_head
 from dsbd_ort import Pipeline
 from dsbd_ort.cli import run
 from dsbd_ort.decoding import ConfigError

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from dsbd_distill.lesson import NUM_TOP, Lesson
-from dsbd_distill.loss import selected
+from dsbd_distill.lesson import Lesson
+from dsbd_distill.loss import Best, selected
 from dsbd_distill.teacher import Sampling, Teacher, TorchDevice
 from dsbd_export.progress import Counter, Report
 
@@ -70,26 +70,6 @@ class HeldOutPrompts:
 def prompt_length(context_length: int, num_held_out: int) -> int:
     """Return the length of prompts of texts, and of the samples after them."""
     return min(MOST_HELD_OUT, context_length // 2, num_held_out // 2)
-
-
-@dataclass(frozen=True)
-class Best:
-    """The most probable tokens of a draft."""
-
-    # ids, logits: (n, K) int64 and float32, the best first; logits up to a constant
-    ids: Tensor
-    logits: Tensor
-
-    @classmethod
-    def of(cls, logits: Tensor, tokens: Tensor | None = None) -> Best:
-        """Return the best of logits, (n, V), of ``tokens``, (V,) int64; None: 0, 1, 2, ..."""
-        found = logits.float().topk(min(NUM_TOP, logits.shape[-1]))
-        return cls(found.indices if tokens is None else tokens[found.indices], found.values)
-
-    def probs_of(self, ids: Tensor, sampling: Sampling) -> Tensor:
-        """Return the probabilities of tokens, (n, J), if the draft samples from its best."""
-        probs = sampling.probs(self.logits)
-        return ((ids[:, :, None] == self.ids[:, None]) * probs[:, None]).sum(-1)
 
 
 BestByDepth = Callable[[Tensor, Tensor, Tensor | None], Iterable[Best]]

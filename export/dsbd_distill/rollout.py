@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dsbd_distill.draft_head import DraftHead
-from dsbd_distill.loss import Coverage, distance, selected
+from dsbd_distill.loss import Coverage, DraftHead, distance, selected
 from dsbd_distill.teacher import TorchDevice
 from dsbd_export.feature_draft.model import FeatureDraft
 

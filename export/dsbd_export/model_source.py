@@ -27,12 +27,18 @@ from dsbd_export.parity_cases import (
     reference_logits,
     text_case,
 )
+from dsbd_export.parts.alignment import ExportedAlignment, aligned_speech
+from dsbd_export.parts.attention_rows import ExportedAttention
 from dsbd_export.parts.draft_vocabulary import without_others
-from dsbd_export.parts.table import parts_of_engine
+from dsbd_export.parts.features import ExportedFeatures
+from dsbd_export.parts.head import ExportedHead
+from dsbd_export.parts.recent_rows import ExportedConvolutions, ExportedRecurrences
+from dsbd_export.parts.sources import ExportedSources
 from dsbd_export.passes.optimize import optimize_graph
 from dsbd_export.progress import Report
-from dsbd_export.quantization.product_rows import RowsOfProducts, calibration_case, observed_rows
+from dsbd_export.quantization.row_forms import RowsOfProducts, calibration_case, observed_rows
 from dsbd_runtime.bundle_files.bundle import MODEL_FILE, WEIGHTS_FILE
+from dsbd_runtime.parts.cache_entries import num_ancestors, recurrent
 
 
 @dataclass(frozen=True)
@@ -122,3 +128,25 @@ class ModelSource:
 
 
 SourceOf = Callable[[Checkpoint], ModelSource]
+
+
+HasKind = Callable[[Checkpoint, ModelOptions], object]
+PARTS: tuple[tuple[HasKind, Callable[[Checkpoint], ExportPart]], ...] = (
+    (lambda *_: True, ExportedAttention),
+    (lambda checkpoint, _: num_ancestors(checkpoint.caches), ExportedConvolutions),
+    (lambda checkpoint, _: recurrent(checkpoint.caches), ExportedRecurrences),
+    (lambda checkpoint, _: checkpoint.feature_layers, ExportedFeatures),
+    (lambda *_: True, ExportedHead),
+    (lambda checkpoint, _: checkpoint.encoder, ExportedSources),
+    (lambda checkpoint, _: aligned_speech(checkpoint), ExportedAlignment),
+)
+"""By kind whether an engine has it, once the checkpoint's model is loaded, and its class.
+
+Parts prepare a call and finish a model in this order: sources change the arguments of all others,
+a head changes the file that features are compared by.
+"""
+
+
+def parts_of_engine(checkpoint: Checkpoint, options: ModelOptions) -> list[ExportPart]:
+    """Return the parts that the engine of a checkpoint is made of, in their order."""
+    return [kind(checkpoint) for has_kind, kind in PARTS if has_kind(checkpoint, options)]

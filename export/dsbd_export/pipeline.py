@@ -34,14 +34,14 @@ from dsbd_export.pair import context_warning
 from dsbd_export.parity_cases import ForestCase
 from dsbd_export.parts.draft_vocabulary import shorter_head_advice, with_draft_vocabulary
 from dsbd_export.parts.features import default_layers
-from dsbd_export.parts.topk_head import check_num_top_logits
+from dsbd_export.parts.head import check_num_top_logits
 from dsbd_export.passes.cuda_graph import use_cuda_operators
 from dsbd_export.passes.exact_attention import attend_exactly, without_exact_form
 from dsbd_export.passes.merged_products import merge_products, transpose_before_split
 from dsbd_export.passes.optimize import group_query_heads
 from dsbd_export.progress import Counter, Report, counted
-from dsbd_export.quantization.product_rows import RowsOfProducts
 from dsbd_export.quantization.quantize import quantize_graph
+from dsbd_export.quantization.row_forms import RowsOfProducts
 from dsbd_export.tensorrt.tensorrt_build import build_engines
 from dsbd_export.tensorrt.tensorrt_options import build_place
 from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dsbd_distill.draft_head import DraftHead, head_log_probs
+from dsbd_distill.loss import DraftHead, head_log_probs
 from dsbd_distill.teacher import TorchDevice
 
 VOCAB_SIZE = 11

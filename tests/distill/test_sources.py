@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from dsbd_distill.config import DistillConfig
+from dsbd_distill.draft_kind import cut_decoder, decoder_parameters
 from dsbd_distill.draft_run import distill
 from dsbd_distill.lesson import NUM_TOP
-from dsbd_distill.source_draft import cut_decoder, decoder_parameters
 from dsbd_distill.sources import SourceRowReader, SourceRows, SourceTeacher
 from dsbd_distill.teacher import Sampling, TorchDevice
-from dsbd_distill.token_streams import SourceTokens, sources_of, target_begin
+from dsbd_distill.teaching import SourceTokens, sources_of, target_begin
 from dsbd_export.checkpoints.json_files import read_proposed_tokens
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig, ModelOptions
-from dsbd_export.encoder_decoder.reference import fingerprint
+from dsbd_export.encoder_decoder.source import fingerprint
 from dsbd_export.errors import ExportError
 from dsbd_export.opening import open_checkpoint, open_target
 from dsbd_export.pipeline import export_bundle

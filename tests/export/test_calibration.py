@@ -12,7 +12,7 @@ from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.opening import open_checkpoint
 from dsbd_export.pipeline import export_bundle
-from dsbd_export.quantization.product_rows import calibration_case
+from dsbd_export.quantization.row_forms import calibration_case
 
 
 @pytest.fixture(scope="module")

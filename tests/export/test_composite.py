@@ -6,8 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForMultimodalLM, Phi3Config, Phi3ForCausalLM
 
-from dsbd_export.checkpoints.composite import AbsentPart
-from dsbd_export.checkpoints.model_loading import load_model
+from dsbd_export.checkpoints.model_loading import AbsentPart, load_model
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.model_kinds import source_of

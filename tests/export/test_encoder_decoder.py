@@ -15,12 +15,12 @@ from transformers import T5Config
 from dsbd_export.capture.source_attention import source_attention
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig
-from dsbd_export.encoder_decoder.reference import source_cases
+from dsbd_export.encoder_decoder.source import source_cases
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import MAX_ABS_ERROR, ParityLimit
 from dsbd_export.opening import open_checkpoint
 from dsbd_export.parity_cases import Reference, reference_logits
-from dsbd_export.parts.shared_weights import share_weights
+from dsbd_export.parts.sources import share_weights
 from dsbd_export.pipeline import export_bundle, export_model
 from scripts.family_checkpoints import (
     FAMILY_CHECKPOINTS,

@@ -24,9 +24,9 @@ from dsbd_export.config import ExportConfig, ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import MAX_ABS_ERROR, ParityLimit
 from dsbd_export.model_kinds import source_of
+from dsbd_export.model_source import parts_of_engine
 from dsbd_export.opening import open_checkpoint
 from dsbd_export.parity_cases import forest_cases
-from dsbd_export.parts.table import parts_of_engine
 from dsbd_export.pipeline import export_model
 from dsbd_runtime.parts.cache_entries import recurrent
 from scripts.family_checkpoints import (

@@ -7,7 +7,7 @@ import onnx
 import torch
 from onnx import TensorProto, helper
 
-from dsbd_export.gate.bf16_twin import fp32_twin
+from dsbd_export.gate.unwritten_bundle import fp32_twin
 from tests.ort_sessions import cpu_session
 
 ROWS = [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]

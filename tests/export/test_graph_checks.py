@@ -9,7 +9,7 @@ from dsbd_export.capture.graph_checks import check_contract
 from dsbd_export.capture.part import joined
 from dsbd_export.checkpoints.families import AttentionForm
 from dsbd_export.errors import ExportError
-from dsbd_export.parts.table import parts_of_engine
+from dsbd_export.model_source import parts_of_engine
 from tests.export.exported_target import exported_target
 
 

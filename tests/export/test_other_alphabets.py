@@ -19,7 +19,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.opening import open_checkpoint
 from dsbd_export.parity_cases import num_drawn, text_case
 from dsbd_export.pipeline import export_bundle
-from dsbd_export.quantization.product_rows import calibration_case
+from dsbd_export.quantization.row_forms import calibration_case
 from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
 from dsbd_runtime.text.tokenizer import Tokenizer as RuntimeTokenizer
 from scripts.family_checkpoints import write_checkpoint

@@ -13,9 +13,8 @@ from dsbd_export.capture.part import NODES, Example, ExportContract, ExportPart,
 from dsbd_export.capture.replacements import prepare_for_capture
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ModelOptions
-from dsbd_export.model_source import ModelSource
+from dsbd_export.model_source import ModelSource, parts_of_engine
 from dsbd_export.opening import open_checkpoint
-from dsbd_export.parts.table import parts_of_engine
 from dsbd_export.passes.optimize import optimize_graph
 from dsbd_export.progress import silent
 from dsbd_runtime.parts.cache_entries import AttentionRows, ConvolutionRows

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from dsbd_export.passes.weighted_layers import find_linears
-from dsbd_export.quantization.quantize_dynamic import DynamicQuantizer
+from dsbd_export.quantization.quantize import DynamicQuantizer
 from tests.ort_sessions import cpu_session
 
 NUM_IN, NUM_OUT = 64, 40

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from dsbd_export.quantization.quantize import quantize_graph
+from dsbd_export.quantization.quantize import channel_integers, channel_scales, quantize_graph
 from dsbd_export.quantization.quantize_blockwise import (
     Blocks,
     block_integers,
@@ -15,7 +15,6 @@ from dsbd_export.quantization.quantize_blockwise import (
     blocks_of,
     pack_nibbles,
 )
-from dsbd_export.quantization.quantize_dynamic import channel_integers, channel_scales
 from tests.ort_sessions import cpu_session
 
 

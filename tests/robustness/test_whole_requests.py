@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dsbd_export.config import DraftConfig
 from dsbd_export.demo import demo_pair
 from dsbd_export.draft_export import export_draft
-from dsbd_export.parts.topk_head import append_topk_head
+from dsbd_export.parts.head import append_topk_head
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding import STRATEGIES
 from dsbd_runtime.bundle_files.bundle import MODEL_FILE, ROLES, open_bundle, write_manifest

@@ -12,12 +12,21 @@ from transformers import PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from dsbd_export.checkpoints.adapter import Adapter
-from dsbd_export.checkpoints.composite import unread_inputs
 from dsbd_export.checkpoints.quantized_weights import quantization_of
 from dsbd_export.progress import silenced_libraries
 from dsbd_runtime.parts.attention_rows import ATTENTION_MASK
 from dsbd_runtime.parts.cache_entries import CacheEntry
 from dsbd_runtime.parts.encoder_entry import EncoderEntry
+
+_KIND_BY_WORD = {  # in the name of a part's config
+    "vision": "image",
+    "vit": "image",
+    "image": "image",
+    "video": "image",
+    "audio": "audio",
+    "speech": "audio",
+    "encoder": "audio",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +81,14 @@ class Checkpoint:
     @property
     def unread_inputs(self) -> list[str] | None:
         """Return the kinds of input that only omitted parts read; None: nothing is omitted."""
-        return None if self.composite is None else unread_inputs(self.composite, self.config)
+        if self.composite is None:
+            return None
+        found = set()
+        for name in self.composite.sub_configs:
+            if getattr(self.composite, name, None) is not self.config:
+                kinds = [kind for word, kind in _KIND_BY_WORD.items() if word in name]
+                found.add(kinds[0] if kinds else name.removesuffix("_config"))
+        return sorted(found)
 
     @property
     def is_computed(self) -> bool:

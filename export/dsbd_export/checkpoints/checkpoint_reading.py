@@ -8,8 +8,12 @@ from typing import Any
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
-from dsbd_export.checkpoints.gguf_file import gguf_end_ids, gguf_refusal, read_gguf_config
-from dsbd_export.checkpoints.gguf_header import read_header
+from dsbd_export.checkpoints.gguf_file import (
+    gguf_end_ids,
+    gguf_refusal,
+    read_gguf_config,
+    read_header,
+)
 from dsbd_export.checkpoints.json_files import json_object, read_proposed_tokens
 from dsbd_export.checkpoints.model_config import (
     constant_rope_length,

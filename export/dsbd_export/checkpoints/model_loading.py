@@ -1,4 +1,9 @@
-"""Model of a checkpoint in memory: the unmodified text part, as transformers loads it."""
+"""Model of a checkpoint in memory: the unmodified text part, as transformers loads it.
+
+Of a composite model the wrapper's own forward is kept, without parts for pictures or sound: it may
+scale logits (Cohere2-Vision), give positions in rows for time, height and width (Qwen-VL), or have
+no text class.
+"""
 
 import contextlib
 import inspect
@@ -12,7 +17,6 @@ from transformers import PreTrainedModel
 
 from dsbd_export.checkpoints.adapter import merge_adapter
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
-from dsbd_export.checkpoints.composite import keep_text_part
 from dsbd_export.checkpoints.gguf_file import gguf_weights
 from dsbd_export.checkpoints.model_config import model_class_of
 from dsbd_export.checkpoints.quantized_weights import (
@@ -128,3 +132,41 @@ def _load(
         **options,
     )
     return loaded
+
+
+class AbsentPart(nn.Module):
+    """An omitted part of a composite model, which text never reaches."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        """Raise ExportError."""
+        raise ExportError(
+            f"the model calls its part {self._name!r} for text alone, but the export omits this "
+            "part; the family is not supported, choose another checkpoint"
+        )
+
+
+def keep_text_part(model: PreTrainedModel) -> None:
+    """Replace all parts except decoder and head, in place; raise ExportError without a decoder."""
+    decoder = model.get_decoder()
+    if decoder is None or decoder is model:
+        raise ExportError(
+            f"{type(model).__name__} has no text decoder of its own (get_decoder); choose "
+            "another checkpoint"
+        )
+    kept = [decoder, model.get_output_embeddings()]
+    _leave_out(model, [part for part in kept if part is not None])
+
+
+def _leave_out(module: nn.Module, kept: list[nn.Module]) -> None:
+    for name, child in list(module.named_children()):
+        if any(child is part for part in kept):
+            continue
+        inside = set(child.modules())
+        if any(part in inside for part in kept):
+            _leave_out(child, kept)
+        elif any(True for _ in child.parameters()):
+            setattr(module, name, AbsentPart(name))

@@ -40,7 +40,7 @@ _MOST_ROUNDING = 1e-3  # of the checkpoint's own that is believed: more is anoth
 # whose routers amplify rounding more than any other model that was tried.
 _KL_LIMITS = {
     ("fp16", "none"): 2e-3,  # 1.2e-6, 5.6e-4
-    ("bf16", "none"): 1e-2,  # 5.7e-5, 3.6e-3; weights alone: see ``bf16_twin``
+    ("bf16", "none"): 1e-2,  # 5.7e-5, 3.6e-3; weights alone: see ``fp32_twin``
     ("fp32", "int8-dynamic"): 5e-2,  # 1.3e-3, 2.0e-2
     ("fp32", "int8"): 2e-2,  # 7.0e-4
     ("fp16", "int8"): 2e-2,

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError, reason_of
-from dsbd_export.gate.bf16_twin import runnable_on_cpu
+from dsbd_export.gate.unwritten_bundle import runnable_on_cpu
 from dsbd_export.parity_cases import ForestCase
 from dsbd_forward.features import ParentFeatures
 from dsbd_forward.forward import Forward, ForwardResult, Source, joined_forward

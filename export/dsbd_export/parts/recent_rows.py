@@ -1,4 +1,8 @@
-"""Recent rows: inputs of convolutions, and rows of recurrences after their checkpoints."""
+"""Recent rows: inputs of convolutions, and rows of recurrences after their checkpoints.
+
+Short convolutions are over the paths of a forest (docs/algorithm.md 3.11): a token reads its own
+input and those of its last k - 1 ancestors, rows of a cache that an input of the graph names.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +25,6 @@ from dsbd_export.capture.part import (
     Made,
     RowSpace,
 )
-from dsbd_export.capture.path_convolutions import PathConvolutions
 from dsbd_export.capture.path_recurrences import (
     Checkpoints,
     PastRows,
@@ -32,6 +35,7 @@ from dsbd_export.capture.path_recurrences import (
 )
 from dsbd_export.capture.replacements import ReplaceTorchFunctions
 from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.errors import ExportError
 from dsbd_runtime.bundle_files.bundle import FOLD_FILE
 from dsbd_runtime.parts.cache_entries import (
     CONVOLUTION_ROWS,
@@ -48,6 +52,48 @@ from dsbd_runtime.parts.recent_rows import (
     ROW_PLACES,
     SRC_RECENT_ROWS,
 )
+
+
+class PathConvolutions:
+    """Replacement for torch's ``conv1d``: a convolution over each node's path."""
+
+    def __init__(self, ancestors: Tensor) -> None:
+        """ancestors: (S, A) int64, cache rows, the oldest first; -1 before the path begins."""
+        self._ancestors = ancestors
+        self._rows: Tensor | None = None
+        self._new: Tensor | None = None
+
+    def read(self, rows: Tensor, new: Tensor) -> None:
+        """Let the next convolution read rows of a cache, (1, 1, C, W), with new ones, (1, W, S)."""
+        self._rows, self._new = rows, new
+
+    def convolved(
+        self, states: Tensor, weight: Tensor, bias: Tensor | None = None, **options: Any
+    ) -> Tensor:
+        """Return (1, W, S): products of k rows and k weights, added in the order of the path."""
+        rows, new = self._rows, self._new
+        self._rows = self._new = None
+        num_channels, group, size = weight.shape
+        if rows is None or new is None or (group, options.get("groups")) != (1, num_channels):
+            raise ExportError(
+                "a convolution over the sequence reads inputs that are in no cache; the family is "
+                "not supported"
+            )
+        if size - 1 > self._ancestors.shape[1]:
+            raise ExportError(
+                f"a convolution reads {size} rows, expected {self._ancestors.shape[1] + 1} at most"
+            )
+        weight = weight[:, 0].to(new.dtype)
+        total = new[0].t() * weight[:, -1]  # (S, W)
+        for place in range(1, size):
+            above = self._ancestors[:, -place]
+            found = rows[0, 0][above.clamp(min=0)]
+            seen = torch.where(above[:, None] >= 0, found, torch.zeros((), dtype=found.dtype))
+            total = total + seen * weight[:, -1 - place]
+        if bias is not None:
+            total = total + bias
+        return total.t()[None]
+
 
 RECENT = RowSpace(Axis("M", 11), RECENT_WRITE_INDICES, SRC_RECENT_ROWS, "N")
 _CHECKPOINTS = Axis("B", 2)

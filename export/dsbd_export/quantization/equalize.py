@@ -18,8 +18,14 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from dsbd_export.passes.weighted_layers import Linear, Store, replace_node, shape_of, weight_chunks
-from dsbd_export.quantization.product_rows import RowsOfProducts, key_of
-from dsbd_export.quantization.row_forms import AS_IT_IS, FormChoice, RowForm, rotation
+from dsbd_export.quantization.row_forms import (
+    AS_IT_IS,
+    FormChoice,
+    RowForm,
+    RowsOfProducts,
+    key_of,
+    rotation,
+)
 
 _NORMS = ("RMSNormalization", "LayerNormalization")
 _JOINS_HEADS = ("Reshape", "Transpose")

@@ -31,7 +31,7 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerBase, TokenizersBackend
 from transformers.tokenization_utils_base import generate_merges
 
-from dsbd_export.checkpoints.gguf_header import GgufHeader, read_header
+from dsbd_export.checkpoints.gguf_file import GgufHeader, read_header
 from dsbd_export.errors import ExportError
 from dsbd_export.tokenizers.gguf_words import PRE_TOKENIZERS, PreTokenizer
 from dsbd_runtime.text.tokenizer import BYTE_BY_SYMBOL

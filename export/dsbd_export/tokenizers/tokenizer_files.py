@@ -22,17 +22,15 @@ from dsbd_export.checkpoints.json_files import json_object
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.progress import Report
 from dsbd_export.tokenizers.gguf_tokenizer import gguf_tokenizer, gguf_tokenizer_warning
-from dsbd_export.tokenizers.marian_tokenizer import (
-    is_marian,
-    target_tokenizer,
-    write_source_tokenizer,
-)
 from dsbd_export.tokenizers.older_tokenizers import (
     OLDER_FILES,
     has_older_files,
+    is_marian,
     lacks_chat_template,
     load_folder,
+    target_tokenizer,
     tiktoken_file,
+    write_source_tokenizer,
 )
 from dsbd_export.tokenizers.tokenizer_gate import ENGLISH, PLAIN_TEXTS, TokenizerGate, reads_little
 from dsbd_runtime.bundle_files.bundle import (

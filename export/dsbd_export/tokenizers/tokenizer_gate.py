@@ -15,8 +15,12 @@ from transformers import PreTrainedTokenizerBase
 from dsbd_errors import DsbdError
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError, reason_of
-from dsbd_export.tokenizers.marian_tokenizer import is_marian
-from dsbd_export.tokenizers.older_tokenizers import is_built, sentencepiece_file, sentencepiece_ids
+from dsbd_export.tokenizers.older_tokenizers import (
+    is_built,
+    is_marian,
+    sentencepiece_file,
+    sentencepiece_ids,
+)
 from dsbd_runtime.bundle_files.bundle import CHAT_TEMPLATE_FILE, TOKENIZER_CONFIG_FILE
 from dsbd_runtime.text.chat_messages import Message
 from dsbd_runtime.text.chat_template import ChatTemplate
