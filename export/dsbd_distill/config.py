@@ -99,7 +99,6 @@ class DistillConfig:
 
     @property
     def num_params(self) -> int | None:
-        """Return ``params`` as a number."""
         if self.params is None:
             return None
         match = _NUMBER.fullmatch(self.params.strip())
@@ -112,5 +111,4 @@ class DistillConfig:
 
     @property
     def model_options(self) -> ModelOptions:
-        """Return the options for opening the target."""
         return ModelOptions(revision=self.revision, trust_remote_code=self.trust_remote_code)

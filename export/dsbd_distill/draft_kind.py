@@ -112,8 +112,6 @@ class ProposingDrafts(DraftKind):
         return (mass * distance(log_q, log_p, tv_weight, self._coverage)).mean()
 
     def acceptance(self, draft: Any, samples: list[Lesson]) -> Acceptance:
-        """See DraftKind."""
-
         def best_of(tokens: Tensor, counted: Tensor, _: Tensor | None) -> Any:
             yield self._best(draft, self._read(draft, tokens, counted))
 
@@ -208,7 +206,6 @@ class SoundDrafts(SourceDrafts):
         return selected(out.last_hidden_state, rows.counted)
 
     def write(self, draft: Any, folder: Path) -> None:
-        """See DraftKind; with the settings of the sound features."""
         super().write(draft, folder)
         checkpoint = self._teaching.checkpoint
         made_by = feature_extractor("target", checkpoint.folder, checkpoint.config)
@@ -349,8 +346,6 @@ class FeatureDrafts(DraftKind):
         return rollout_loss(draft, batch, self._head, self._teaching.device, self._coverage)
 
     def acceptance(self, draft: Any, samples: list[Lesson]) -> Acceptance:
-        """See DraftKind."""
-
         def best_of(tokens: Tensor, counted: Tensor, features: Tensor | None) -> Any:
             assert features is not None  # the teacher keeps them
             for read in rollout_reads(draft, tokens, counted, features):

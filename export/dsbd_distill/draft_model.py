@@ -41,16 +41,13 @@ class DraftShape:
 
     @property
     def head_dim(self) -> int:
-        """Return the size of an attention head."""
         return head_dim_of(self.hidden_size)
 
     @property
     def intermediate_size(self) -> int:
-        """Return the width of the MLP."""
         return self.hidden_size * 11 // 5 // 32 * 32
 
     def num_parameters(self, vocab_size: int) -> int:
-        """Return the number of parameters with a vocabulary."""
         size = self.hidden_size
         layer = 4 * size**2 + 3 * size * self.intermediate_size + 2 * size
         return vocab_size * size + self.num_layers * layer + size
@@ -235,7 +232,6 @@ class FeatureShape:
 
     @property
     def intermediate_size(self) -> int:
-        """Return the width of the MLP."""
         return self.hidden_size * 3
 
     def num_parameters(self, vocab_size: int, num_proposed: int, feature_width: int) -> int:

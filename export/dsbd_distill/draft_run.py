@@ -20,15 +20,7 @@ from dsbd_distill.loss import tv_weight
 from dsbd_distill.pool import Pool
 from dsbd_distill.sounds import Hear, check_spoken
 from dsbd_distill.teaching import Teaching, learns_few_answers, prepare_teaching
-from dsbd_distill.training import (
-    Batch,
-    Budget,
-    Observer,
-    Point,
-    Schedule,
-    Trainer,
-    TrainingState,
-)
+from dsbd_distill.training import Batch, Budget, Observer, Point, Schedule, Trainer, TrainingState
 from dsbd_distill.work_folder import WorkFolder
 from dsbd_export.chats import MOST_NEW
 from dsbd_export.checkpoints.checkpoint import Checkpoint, limited_threads
@@ -122,7 +114,6 @@ def distill(
 
 
 def _plan(config: DistillConfig, *, measures_speed: bool) -> str:
-    """Return a line about the phases that take time."""
     training = f"{config.minutes:g} minutes" if config.steps is None else f"{config.steps:,} steps"
     return (
         f"training takes {training}; before it the data is tokenized and the target continues "
@@ -136,7 +127,6 @@ def _check_absent(output: Path) -> None:
 
 
 def _held_out_requests(teaching: Teaching) -> list[tuple[Source, list[int]]]:
-    """Return held-out prompts as requests; see ``TrainedDraft``."""
     prompts, reader = teaching.held_out.prompts[:_NUM_MEASURED], teaching.reader
     if reader is None:
         return [(None, prompt.tolist()) for prompt in prompts]
@@ -312,7 +302,6 @@ def _num_rounds(teaching: Teaching) -> int:
 def _observer(
     kind: DraftKind, draft: PreTrainedModel, teaching: Teaching, report: Report
 ) -> Observer:
-    """Return an observer that measures and reports acceptance from time to time."""
     samples = teaching.held_out.samples(_NUM_PROMPTS)
 
     def observe(state: TrainingState) -> Point | None:

@@ -114,7 +114,6 @@ class SourceTeacher(Teacher):
         device: TorchDevice,
         reader: SourceRowReader,
     ) -> None:
-        """Take a target, and the reader of its sources."""
         super().__init__(target, vocab_size, cache_bytes, device)
         self._reader = reader
         self.spread = reader.spread

@@ -25,7 +25,6 @@ class TeacherFeatures:
     """Takes features from the passes through a target."""
 
     def __init__(self, target: PreTrainedModel, layers: Sequence[int], hidden_size: int) -> None:
-        """Take a target, which of its layers the hidden states enter, and their width."""
         self.width = len(layers) * hidden_size
         modules = layers_of(target)
         self._modules = [modules[layer] for layer in layers]
@@ -166,7 +165,6 @@ class Teacher:
         return found if self.features is None else found.with_features(parts)
 
     def _features_taken(self) -> contextlib.AbstractContextManager[list[Tensor]]:
-        """Return a context with the features of each call of the target, if any are taken."""
         return contextlib.nullcontext([]) if self.features is None else self.features.taken()
 
     @torch.inference_mode()
@@ -212,7 +210,6 @@ class Teacher:
         return joined(parts).at(np.argsort(order))
 
     def _rows_at_once(self, length: int) -> int:
-        """Return how many rows of a length are sampled together."""
         of_caches = _MOST_CACHE_BYTES // (length * self._cache_bytes)
         return max(1, min(of_caches, _MOST_LOGITS // self.vocab_size))
 
@@ -287,7 +284,6 @@ class Draws:
         generator: torch.Generator,
         ends: Sequence[int],
     ) -> None:
-        """Take a teacher; see ``Teacher.continued``."""
         device = teacher.device.name
         self._teacher = teacher
         self._sampling = sampling
@@ -315,7 +311,6 @@ class Draws:
 
     @property
     def are_over(self) -> bool:
-        """Return whether all rows have ended."""
         return bool(self._is_over.all())
 
     def labels(self) -> tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.bool_]]:

@@ -144,7 +144,6 @@ def _held_out_prompts(
     work: WorkFolder,
     report: Report,
 ) -> HeldOutPrompts:
-    """Return held-out prompts: of chats or sources if there are any."""
     rng = np.random.default_rng((config.seed, 2))
     context = checkpoint.context_length
     if streams.has_chats:
@@ -350,7 +349,6 @@ class SourceTokens:
     """Turns sources into the tokens that the encoder reads, as requests do."""
 
     def __init__(self, folder: Path, checkpoint: Checkpoint, longest: int) -> None:
-        """Take the folder of the tokenizer, and the most tokens that a source may have."""
         has_own = (folder / SOURCE_TOKENIZER_FILE).is_file()
         self._tokenizer = Tokenizer(
             folder,

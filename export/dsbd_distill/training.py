@@ -97,12 +97,10 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(self, params: Sequence[nn.Parameter], lr: float, weight_decay: float) -> None:
-        """params: matrices."""
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Move all matrices that have a gradient."""
         for group in self.param_groups:
             for matrix in group["params"]:
                 if matrix.grad is None:

@@ -43,7 +43,6 @@ class WorkFolder:
 
     @classmethod
     def next_to(cls, output: Path) -> WorkFolder:
-        """Return the work folder for an output."""
         return cls(output.absolute().with_name(f"{output.name}.work"))
 
     @contextlib.contextmanager

@@ -40,7 +40,6 @@ class Chat:
 
     @property
     def ends_with_answer(self) -> bool:
-        """Return whether the last message is the model's."""
         return bool(self.messages) and self._is_answer(len(self.messages) - 1)
 
     def prompts(self) -> list[list[dict[str, Any]]]:
@@ -114,7 +113,6 @@ class Prompts:
         return self.at(rng.permutation(len(self))[:count])
 
     def at(self, indices: Sequence[int] | NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Return the prompts with these numbers."""
         begins = np.concatenate([[0], self.ends])
         return [
             np.array(self.tokens[begins[index] : begins[index + 1]], np.int64) for index in indices

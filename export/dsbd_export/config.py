@@ -153,7 +153,6 @@ class ModelOptions:
 
     @property
     def attention_form(self) -> str:
-        """Return the form of attention, chosen or by the precision."""
         if self.attention is not None:
             return self.attention
         return EXACT if self.rounds_rows else FUSED
@@ -339,7 +338,6 @@ class ExportConfig(DraftedOptions):
 
     @property
     def of_draft(self) -> ModelOptions:
-        """Return the options of the draft's engine."""
         if self.draft_quantize is None or self.draft_quantize == self.quantize:
             return self
         # The limits are those of the target's precision.

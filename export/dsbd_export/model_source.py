@@ -75,7 +75,6 @@ class ModelSource:
         return self._checkpoint
 
     def parts(self, options: ModelOptions) -> list[ExportPart]:
-        """Return the kinds of state that the engine is made of."""
         return parts_of_engine(self._checkpoint, options)
 
     def references(self, model: Any) -> list[Reference]:

@@ -46,7 +46,6 @@ def open_draft(options: DraftConfig) -> Checkpoint:
 
 
 def _opened(sources: Mapping[str, str], options: ModelOptions) -> dict[str, Checkpoint]:
-    """Return the checkpoints by role, "target" and "draft", for the given sources."""
     if options.revision is not None and all(Path(each).exists() for each in sources.values()):
         are = "are both local" if len(sources) == 2 else "is local"
         raise ExportError(

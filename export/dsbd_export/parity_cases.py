@@ -59,7 +59,6 @@ class ForestCase:
 
     @property
     def requests(self) -> tuple[ForestCase, ...]:
-        """Return the requests whose nodes are in one call."""
         return (self, *self.together)
 
     @property

@@ -199,7 +199,6 @@ def _in_float64(
 
 
 def _copy_record(checkpoint: Checkpoint, folder: Path) -> None:
-    """Copy dsbd-distill's record of a draft next to its engine, if there is one."""
     record = checkpoint.folder / RECORD_FILE
     if checkpoint.role == "draft" and record.is_file():
         write_record(folder, read_record(record))
@@ -303,7 +302,6 @@ def _graph_passes(
     seen: dict[int, NDArray[np.float32]] | None,
     rows: RowsOfProducts | None,
 ) -> list[GraphPass]:
-    """Return the passes that give a graph its form of attention and its precision."""
     is_exact = config.attention_form == EXACT
 
     def attend(graph: ir.Model) -> str:

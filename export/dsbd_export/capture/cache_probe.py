@@ -43,7 +43,6 @@ class RecordingCache(DynamicCache):  # type: ignore[misc]  # transformers has no
         *args: object,
         **more: object,
     ) -> tuple[Tensor, Tensor]:
-        """Record and append the rows of a layer."""
         self.rows[layer_idx] = key_states, value_states
         found: tuple[Tensor, Tensor] = super().update(
             key_states, value_states, layer_idx, *args, **more
@@ -56,12 +55,10 @@ class RecordingCache(DynamicCache):  # type: ignore[misc]  # transformers has no
     def update_conv_state(
         self, conv_states: Tensor, layer_idx: int, *, conv_kernel_size: int, **_: object
     ) -> Tensor:
-        """Record the inputs of a layer's convolution and return them."""
         self.convolutions[layer_idx] = conv_states.shape, conv_kernel_size
         return conv_states
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """Return None: a layer has seen nothing before."""
         self._recurrent_layer = layer_idx
 
     def update_recurrent_state(

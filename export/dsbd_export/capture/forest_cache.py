@@ -63,13 +63,11 @@ class ForestCache(Cache):  # type: ignore[misc]  # transformers has no types
         return 0
 
     def present(self) -> list[LayerCache]:
-        """Return the updated caches in their order."""
         if silent := [layer for layer, kind in self._past if (layer, kind) not in self._present]:
             raise ExportError(f"layers {silent} write no cache, though they have before")
         return [self._present[place] for place in self._past]
 
     def keep(self, layer: int, kind: str, present: LayerCache) -> None:
-        """Keep the updated rows of a layer."""
         self._present[layer, kind] = present
 
     def unwritten(self, layer: int, kind: str) -> LayerCache:

@@ -43,7 +43,6 @@ class ForestGraph(nn.Module):
         self._hooks = [part.hook(model, self) for part in parts]
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Return the outputs of the contract, of its inputs."""
         inputs = dict(zip(self.contract.inputs, tensors, strict=True))
         cache = _cache(self.contract, inputs)
         arguments: dict[str, Any] = {

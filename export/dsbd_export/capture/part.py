@@ -48,7 +48,6 @@ class Example:
 
     @property
     def axes(self) -> dict[int, Axis]:
-        """Return the dynamic axes by their place."""
         return {place: size for place, size in enumerate(self.shape) if isinstance(size, Axis)}
 
     @property

@@ -198,7 +198,6 @@ class ReplaceTorchFunctions(TorchFunctionMode):
     """Inside this context functions of torch that no graph can hold are replaced."""
 
     def __init__(self, more: Mapping[Callable[..., Any], Callable[..., Any]] | None = None) -> None:
-        """more: further functions, and what stands for them."""
         super().__init__()
         self._replacements: dict[Callable[..., Any], Callable[..., Any]] = {
             F.scaled_dot_product_attention: _attended,

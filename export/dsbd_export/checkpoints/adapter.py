@@ -197,7 +197,6 @@ def _check_rows(where: str, merged: PreTrainedModel, num_own: int) -> None:
 
 
 def _token_weights(model: PreTrainedModel) -> list[Tensor]:
-    """Return the weights of embedding and head, with one row for each token."""
     modules = (model.get_input_embeddings(), model.get_output_embeddings())
     return [each.weight for each in modules if each is not None]
 

@@ -142,7 +142,6 @@ class AbsentPart(nn.Module):
         self._name = name
 
     def forward(self, *_: Any, **__: Any) -> Any:
-        """Raise ExportError."""
         raise ExportError(
             f"the model calls its part {self._name!r} for text alone, but the export omits this "
             "part; the family is not supported, choose another checkpoint"

@@ -106,7 +106,6 @@ class ComputedWeight:
         self._compute = compute
 
     def get_shape(self) -> list[int]:
-        """Return its shape."""
         return self._shape
 
     def get_dtype(self) -> str:

@@ -310,7 +310,6 @@ def check_readers(
 
 
 def _in_words(encoder: EncoderEntry) -> str:
-    """Return the input of an encoder in words."""
     speech = encoder.speech
     if speech is None:
         return "text"

@@ -33,24 +33,13 @@ from dsbd_export.checkpoints.families import AttentionForm
 from dsbd_export.checkpoints.model_loading import cache_name
 from dsbd_export.errors import ExportError
 from dsbd_export.model_source import EngineGraph, ModelSource
-from dsbd_export.parity_cases import (
-    TREE,
-    ForestCase,
-    forest_cases,
-    num_drawn,
-    text_case,
-)
+from dsbd_export.parity_cases import TREE, ForestCase, forest_cases, num_drawn, text_case
 from dsbd_export.parts.sources import entry_of, heard_sounds
 from dsbd_export.passes.optimize import optimize_graph
 from dsbd_export.progress import Report
 from dsbd_export.wider_precision import ComputeIn
 from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, ENCODER_WEIGHTS_FILE
-from dsbd_runtime.parts.encoder_entry import (
-    HIDDEN_STATES,
-    INPUT_FEATURES,
-    SOURCE_IDS,
-    EncoderEntry,
-)
+from dsbd_runtime.parts.encoder_entry import HIDDEN_STATES, INPUT_FEATURES, SOURCE_IDS, EncoderEntry
 
 _OF_OTHERS = re.compile(
     r"_name_or_path|architectures|transformers_version|(torch_)?dtype|.*init.*|.*drop.*"
@@ -238,7 +227,6 @@ class EncoderDecoderSource(ModelSource):
     """An encoder-decoder of transformers, whose decoder is the engine."""
 
     def probed(self, model: Any, dtype: str) -> Checkpoint:
-        """See ModelSource; with cross rows."""
         self._checkpoint = probed_sources(model, self._checkpoint, dtype)
         return self._checkpoint
 
@@ -249,7 +237,6 @@ class EncoderDecoderSource(ModelSource):
         return with_own_source(super()._calibration_case(texts), self._checkpoint)
 
     def capture(self, model: Any, parts: Sequence[ExportPart], report: Report) -> list[EngineGraph]:
-        """See ModelSource; with the encoder."""
         graphs = super().capture(model, parts, report)
         self._prepare(model)
         module = EncoderGraph(model, entry_of(self._checkpoint))

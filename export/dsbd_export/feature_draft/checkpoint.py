@@ -60,12 +60,10 @@ class FeatureDraftConfig:
 
     @property
     def num_target_layers(self) -> int:
-        """Return how many hidden states of the target form a feature."""
         return NUM_LAYERS if self.layers is None else len(self.layers)
 
     @property
     def feature_width(self) -> int:
-        """Return the numbers of a feature of the target."""
         return self.num_target_layers * self.target_hidden_size
 
     def target_layers(self, num_layers: int) -> tuple[int, ...]:
@@ -127,7 +125,6 @@ def _refusals(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _layer_refusals(config: FeatureDraftConfig) -> Iterator[str]:
-    """Yield why the transformer layer cannot be exported."""
     layer = config.layer
     if layer.num_hidden_layers != 1:
         yield f"it has {layer.num_hidden_layers} transformer layers, expected 1"
@@ -189,7 +186,6 @@ class FeatureDraftCheckpoint(Checkpoint):
 
     @property
     def names_proposed(self) -> bool:
-        """See the base: d2t names them."""
         return True
 
 

@@ -105,11 +105,9 @@ class FeatureDraft(LlamaPreTrainedModel):  # type: ignore[misc]  # transformers 
         self.register_buffer("d2t", torch.zeros(features.draft_vocab_size, dtype=torch.int64))
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """Return the embedding of tokens."""
         return self.embed_tokens
 
     def get_output_embeddings(self) -> nn.Linear:
-        """Return the output head."""
         return self.lm_head
 
     def projected(self, target_features: Tensor) -> Tensor:

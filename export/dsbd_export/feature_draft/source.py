@@ -129,7 +129,6 @@ class FeatureGraph(ForestGraph):
     PLACE = "draft"
 
     def computed(self, call: CapturedCall) -> Tensor:
-        """See ForestGraph; own features are also an output."""
         draft: Any = self.draft
         normed, own = draft(**call.arguments)
         call.outputs[FEATURES] = lambda: own[0]
@@ -188,7 +187,6 @@ class FeatureDraftSource(ModelSource):
         return load_feature_draft(self._checkpoint)
 
     def probed(self, model: Any, dtype: str) -> Checkpoint:
-        """See ModelSource; the config determines the cache."""
         layer = self._checkpoint.config
         caches = equal_caches(
             1, num_heads=layer.num_key_value_heads, head_dim=layer.head_dim, dtype=dtype

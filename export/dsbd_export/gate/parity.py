@@ -114,7 +114,6 @@ def measured_parity(
 def _checked_cases(
     bundle: Bundle, checkpoint: Checkpoint, references: Sequence[Reference], report: Report
 ) -> list[ParityCase]:
-    """Return the errors of all cases, and check that the prune graph moves rows."""
     cases = []
     counter = Counter(f"{checkpoint.role}: comparing with the checkpoint", "cases", report)
     with parity_engine(bundle, checkpoint.role) as engine:
@@ -248,7 +247,6 @@ class ParityLimit:
     value: float  # the largest that passes, on the text or, of ``MAX_ABS_ERROR``, on any case
 
     def error_of(self, result: ParityCase) -> float:
-        """Return the error of a case in this measure."""
         return float(getattr(result, self.measure))
 
     def of_case(self, result: ParityCase) -> float:

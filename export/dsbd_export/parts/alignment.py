@@ -64,16 +64,13 @@ class ExportedAlignment(ExportPart):
         self._error = 0.0
 
     def contract(self) -> ExportContract:
-        """See ExportPart: nothing of the engine's own graph."""
         return ExportContract(entry={"encoder": with_alignment(self._checkpoint)})
 
     def refer(self, model: Any, references: list[Reference]) -> list[Reference]:
-        """See ExportPart; its own cases are kept."""
         self._cases = alignment_cases(model, self._checkpoint)
         return references
 
     def write(self, made: Made) -> None:
-        """See ExportPart; the graph is compared with the checkpoint."""
         checkpoint = self._checkpoint
         encoder = entry_of(checkpoint)
         made.report(f"{checkpoint.role}: comparing how it attends to the sound, for times of words")
@@ -82,7 +79,6 @@ class ExportedAlignment(ExportPart):
         self._error = alignment_error(made.judged, checkpoint, self._cases)
 
     def complete(self, made: Made) -> dict[str, Any]:
-        """See ExportPart; the entry of the encoder says that there is such a graph."""
         return {"encoder": with_alignment(self._checkpoint, self._error)}
 
 

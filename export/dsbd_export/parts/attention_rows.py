@@ -46,8 +46,6 @@ class ExportedAttention(ExportPart):
         )
 
     def hook(self, model: Any, graph: Any) -> Hook:
-        """See ExportPart."""
-
         @contextmanager
         def masked(call: CapturedCall) -> Iterator[None]:
             masks = [call.inputs[name] for name in self._checkpoint.masks]

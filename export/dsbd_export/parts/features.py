@@ -69,8 +69,6 @@ class ExportedFeatures(ExportPart):
         return [*others, replace(text, features=rows)]
 
     def hook(self, model: Any, graph: Any) -> Hook:
-        """See ExportPart."""
-
         def kept(call: CapturedCall) -> LayerInputs:
             inputs = LayerInputs(model, self._layers)
             call.outputs[FEATURES] = lambda: inputs.rows(call.inputs[FEATURE_ROWS])
@@ -79,7 +77,6 @@ class ExportedFeatures(ExportPart):
         return kept
 
     def complete(self, made: Made) -> dict[str, Any]:
-        """See ExportPart; the features are compared with the checkpoint's."""
         made.report(f"{self._checkpoint.role}: comparing its features with the checkpoint")
         check_features(made.judged, self._checkpoint, made.references, made.options)
         return {}

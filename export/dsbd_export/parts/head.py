@@ -62,7 +62,6 @@ class ExportedHead(ExportPart):
         )
 
     def hook(self, model: Any, graph: Any) -> Hook:
-        """See ExportPart; the head of the model is cut to the proposed tokens."""
         proposed, vocab_size = self._checkpoint.proposed_tokens, self._checkpoint.vocab_size
         graph._tokens = None
         if proposed is not None:
@@ -77,7 +76,6 @@ class ExportedHead(ExportPart):
         return chosen
 
     def complete(self, made: Made) -> dict[str, Any]:
-        """See ExportPart; the head is put on the finished file and compared with its logits."""
         checkpoint, options = self._checkpoint, made.options
         cases = [reference.case for reference in made.references]
         keeps_logits = True
@@ -172,7 +170,6 @@ def _remove_unused(graph: onnx.GraphProto) -> None:
 
 
 def _head_nodes(proposed: ProposedLogits | None) -> list[onnx.NodeProto]:
-    """Return the nodes from the logits to the three outputs of the head."""
     k, first, second, best_logit, best_id, own_ids, tokens, every = (
         _PREFIX + name
         for name in ("k", "first", "second", "best_logit", "best_id", "ids", "tokens", "all")

@@ -115,8 +115,6 @@ class ExportedConvolutions(ExportPart):
         )
 
     def hook(self, model: Any, graph: Any) -> Hook:
-        """See ExportPart."""
-
         def replaced(call: CapturedCall) -> ReplaceTorchFunctions:
             convolutions = PathConvolutions(call.inputs[ANCESTORS])
             call.cache.readers[CONVOLUTION_ROWS] = convolutions.read
@@ -147,8 +145,6 @@ class ExportedRecurrences(ExportPart):
         )
 
     def hook(self, model: Any, graph: Any) -> Hook:
-        """See ExportPart."""
-
         @contextmanager
         def replaced(call: CapturedCall) -> Iterator[None]:
             inputs = call.inputs

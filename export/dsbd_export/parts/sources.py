@@ -131,7 +131,6 @@ class ExportedSources(ExportPart):
         return reading
 
     def write(self, made: Made) -> None:
-        """See ExportPart; the encoder's own graph is captured with the decoder's."""
         if num_bytes := share_weights(made.folder):
             made.report(
                 f"{self._checkpoint.role}: {num_bytes:,} bytes of weights of both graphs are "

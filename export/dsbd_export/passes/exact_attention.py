@@ -69,7 +69,6 @@ class DoubleSums:
     def attended(
         self, tape: ir.tape.Tape, scores: ir.Value, value: ir.Value, *, has_sink: bool = False
     ) -> ir.Value:
-        """Return softmax(scores) @ value."""
         largest = tape.op("ReduceMax", [scores, self._last_axis], {"keepdims": 1})
         weights = tape.op("Exp", [tape.op("Sub", [scores, largest])])
         weights = tape.op("Cast", [weights], {"to": ir.DataType.DOUBLE})
@@ -80,7 +79,6 @@ class DoubleSums:
         return tape.op("Cast", [attended], {"to": ir.DataType.FLOAT})
 
     def prepare_value(self, tape: ir.tape.Tape, layer: int, new: ir.Value) -> ir.Value:
-        """Return the values as they are."""
         return new
 
 
@@ -113,7 +111,6 @@ class IntegerSums:
     def attended(
         self, tape: ir.tape.Tape, scores: ir.Value, value: ir.Value, *, has_sink: bool = False
     ) -> ir.Value:
-        """Return softmax(scores) @ value, the integers of ``value`` scaled back."""
         layer = self._layer_by_present[str(value.name)]
         largest = tape.op("ReduceMax", [scores, self._last_axis], {"keepdims": 1})
         exponent = self._number("exponent", self._weight_bits * math.log(2) - _BELOW)
@@ -129,7 +126,6 @@ class IntegerSums:
         return tape.op("Mul", [attended, scale])
 
     def prepare_value(self, tape: ir.tape.Tape, layer: int, new: ir.Value) -> ir.Value:
-        """Return the values over their scales, rounded and limited."""
         per_scale = self._store.constant(f"per_value_scale.{layer}", 1 / self._scales[layer])
         integers = tape.op("Round", [tape.op("Mul", [new, per_scale])])
         limits = [self._number("lowest", -self._limit), self._number("highest", self._limit)]

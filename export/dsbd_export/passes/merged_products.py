@@ -48,13 +48,11 @@ def merge_products(model: ir.Model) -> int:
 
 
 def _may_merge(group: Sequence[Linear]) -> bool:
-    """Return whether each weight and bias is known and belongs to one product."""
     values = [value for linear in group for value in (linear.weight, linear.bias) if value]
     return len({*values}) == len(values) and all(value.is_initializer() for value in values)
 
 
 def _merge(graph: ir.Graph, store: Store, group: Sequence[Linear]) -> None:
-    """Put one product and a Split in the place of several products."""
     first = group[0]
     out_axis = 0 if first.is_stored_by_output else 1
     weights = [linear.weight for linear in group]

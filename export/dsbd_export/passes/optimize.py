@@ -33,12 +33,10 @@ class FuseRMSNormalization(RewriteRuleClassBase):  # type: ignore[misc]  # untyp
     """``scale * (x / sqrt(mean(x^2) + epsilon))`` -> RMSNormalization."""
 
     def pattern(self, op: Any, x: ir.Value, scale: ir.Value, epsilon: ir.Value) -> Any:
-        """Return the pieces that torch makes of an RMS norm over the last axis."""
         mean_square = op.ReduceMean(op.Pow(x, 2.0), [-1], keepdims=1)
         return scale * (x * op.Reciprocal(op.Sqrt(mean_square + epsilon)))
 
     def check(self, context: Any, x: ir.Value, scale: ir.Value, epsilon: ir.Value) -> MatchResult:
-        """Accept a vector of scales and a constant epsilon."""
         result = MatchResult()
         if _scalar(epsilon) is None:
             return result.fail("epsilon is no constant", epsilon)
@@ -47,7 +45,6 @@ class FuseRMSNormalization(RewriteRuleClassBase):  # type: ignore[misc]  # untyp
         return result
 
     def rewrite(self, op: Any, x: ir.Value, scale: ir.Value, epsilon: ir.Value) -> Any:
-        """Return the single node."""
         return op.RMSNormalization(x, scale, axis=-1, epsilon=_scalar(epsilon), stash_type=1)
 
 
@@ -58,12 +55,10 @@ class FuseLowRMSNormalization(RewriteRuleClassBase):  # type: ignore[misc]  # un
     """
 
     def pattern(self, op: Any, x32: ir.Value, scale: ir.Value, epsilon: ir.Value) -> Any:
-        """Return the pieces that torch makes of an RMS norm in fp16 or bf16."""
         mean_square = op.ReduceMean(op.Pow(x32, 2.0), [-1], keepdims=1)
         return scale * op.Cast(x32 * op.Reciprocal(op.Sqrt(mean_square + epsilon)))
 
     def check(self, context: Any, x32: ir.Value, scale: ir.Value, epsilon: ir.Value) -> MatchResult:
-        """Accept a vector of scales of the type that x was cast from, and a constant epsilon."""
         result = MatchResult()
         cast = x32.producer()
         x = None if cast is None or cast.op_type != "Cast" else cast.inputs[0]
@@ -78,7 +73,6 @@ class FuseLowRMSNormalization(RewriteRuleClassBase):  # type: ignore[misc]  # un
         return result
 
     def rewrite(self, op: Any, x32: ir.Value, scale: ir.Value, epsilon: ir.Value) -> Any:
-        """Return the single node."""
         cast = x32.producer()
         assert cast is not None  # as checked
         return op.RMSNormalization(
@@ -123,7 +117,6 @@ class FuseRotaryEmbedding(RewriteRuleClassBase):  # type: ignore[misc]  # untype
         return x * op.Unsqueeze(cos, axis) + rotated * op.Unsqueeze(sin, axis)
 
     def check(self, context: Any, x: ir.Value, axis: ir.Value, **others: ir.Value) -> MatchResult:
-        """Accept x: (1, H, S, D) with known D, cut in the middle."""
         result = MatchResult()
         if x.shape is None or len(x.shape) != 4 or not isinstance(x.shape[3], int):
             return result.fail("x is not known as (1, H, S, D)", x)
@@ -142,7 +135,6 @@ class FuseRotaryEmbedding(RewriteRuleClassBase):  # type: ignore[misc]  # untype
         return result
 
     def rewrite(self, op: Any, x: ir.Value, angles: ir.Value, **others: ir.Value) -> Any:
-        """Return the node with its cos and sin, (1, S, D/2)."""
         cos, sin = op.Cos(angles), op.Sin(angles)
         if self._is_scaled:
             cos, sin = op.Mul(cos, others["scaling"]), op.Mul(sin, others["scaling"])
@@ -160,7 +152,6 @@ class GatherLogitRows(RewriteRuleClassBase):  # type: ignore[misc]  # untyped li
         return op.Transpose(by_row, perm=[1, 0, 2])
 
     def rewrite(self, op: Any, hidden: ir.Value, rows: ir.Value, axis: ir.Value) -> Any:
-        """Return one Gather."""
         return op.Gather(hidden, rows, axis=1)
 
 
@@ -172,7 +163,6 @@ class ReadTiedWeight(RewriteRuleClassBase):  # type: ignore[misc]  # untyped lib
         return op.MatMul(x, op.Transpose(weight, perm=[1, 0]))
 
     def check(self, context: Any, x: ir.Value, weight: ir.Value) -> MatchResult:
-        """Accept a weight that is an initializer and an x with one batch."""
         result = MatchResult()
         if weight.const_value is None:
             return result.fail("no weight", weight)
@@ -181,7 +171,6 @@ class ReadTiedWeight(RewriteRuleClassBase):  # type: ignore[misc]  # untyped lib
         return result
 
     def rewrite(self, op: Any, x: ir.Value, weight: ir.Value) -> Any:
-        """Return the product by rows."""
         batch = op.Constant(value=ir.tensor([0]))
         return op.Unsqueeze(op.Gemm(op.Squeeze(x, batch), weight, transB=1), batch)
 
@@ -190,11 +179,9 @@ class DropUnsqueezedSqueeze(RewriteRuleClassBase):  # type: ignore[misc]  # unty
     """``Squeeze(Unsqueeze(x, 0), 0)`` -> x."""
 
     def pattern(self, op: Any, x: ir.Value) -> Any:
-        """Return the pair."""
         return op.Squeeze(op.Unsqueeze(x, [0]), [0])
 
     def rewrite(self, op: Any, x: ir.Value) -> Any:
-        """Return x."""
         return op.Identity(x)
 
 
@@ -214,7 +201,6 @@ class ConcatenateParts(RewriteRuleClassBase):  # type: ignore[misc]  # untyped l
         second: ir.Value,
         swap: Any,
     ) -> Any:
-        """Return both assignments, to the places ``first`` and ``second``."""
         begun = op.ScatterND(op.Transpose(x, perm=swap), first, op.Transpose(a, perm=swap))
         begun = op.Transpose(op.Transpose(begun, perm=swap), perm=swap)
         done = op.ScatterND(begun, second, op.Transpose(b, perm=swap))
@@ -223,7 +209,6 @@ class ConcatenateParts(RewriteRuleClassBase):  # type: ignore[misc]  # untyped l
     def check(
         self, context: Any, a: ir.Value, b: ir.Value, x: ir.Value, swap: ir.Attr, **places: ir.Value
     ) -> MatchResult:
-        """Accept places that are the whole last axis, one after another."""
         result = MatchResult()
         axes = list(swap.as_ints())
         if axes != [len(axes) - 1, *range(1, len(axes) - 1), 0]:
@@ -236,7 +221,6 @@ class ConcatenateParts(RewriteRuleClassBase):  # type: ignore[misc]  # untyped l
         return result
 
     def rewrite(self, op: Any, a: ir.Value, b: ir.Value, **others: Any) -> Any:
-        """Return the parts side by side."""
         return op.Concat(a, b, axis=-1)
 
 
@@ -288,7 +272,6 @@ class GroupQueryHeads(RewriteRuleClassBase):  # type: ignore[misc]  # untyped li
     def pattern(
         self, op: Any, query: ir.Value, key: ir.Value, value: ir.Value, mask: ir.Value
     ) -> Any:
-        """Return the one node that the capture makes."""
         return op.Attention(
             query, key, value, mask, _outputs=["attended"], _allow_other_attributes=True
         )
@@ -296,7 +279,6 @@ class GroupQueryHeads(RewriteRuleClassBase):  # type: ignore[misc]  # untyped li
     def check(
         self, context: Any, query: ir.Value, key: ir.Value, **others: ir.Value
     ) -> MatchResult:
-        """Accept several query heads to a key head, all of known number and width."""
         result = MatchResult()
         for value in (query, key, others["value"]):
             if _heads_and_width(value) is None:
@@ -314,7 +296,6 @@ class GroupQueryHeads(RewriteRuleClassBase):  # type: ignore[misc]  # untyped li
         mask: ir.Value,
         attended: ir.Value,
     ) -> Any:
-        """Return the node between two reshapes."""
         num_heads, head_dim = known_heads_and_width(query)
         num_key_heads, value_dim = known_heads_and_width(value)
         node = attended.producer()

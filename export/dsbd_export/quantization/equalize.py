@@ -66,7 +66,6 @@ class Equalizer:
         seen: RowsOfProducts,
         choice: FormChoice,
     ) -> None:
-        """Take a graph with its products and lookups, observed rows, and a choice of forms."""
         self._graph = graph
         self._store = Store(graph, "equalize")
         self._linears = {linear.node: linear for linear in linears}
@@ -99,7 +98,6 @@ class Equalizer:
         return reader is linear.node or _is_read_by(reader.outputs[0], {linear.node})
 
     def _chosen(self, rows: ir.Value, group: Sequence[Linear]) -> RowForm:
-        """Return the form of products of the same rows."""
         weights = [_weight_by_output(linear) for linear in group]
         seen = next((self._seen[key] for key in map(key_of, weights) if key in self._seen), None)
         if seen is None:

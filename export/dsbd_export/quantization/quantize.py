@@ -86,7 +86,6 @@ class DynamicQuantizer:
         replace_node(self._graph, linear.node, tape, result)
 
     def quantize_embedding(self, node: ir.Node) -> None:
-        """Replace a Gather of tokens: the int8 rows of the tokens times their scales."""
         weight, token_ids = node.inputs[0], node.inputs[1]
         assert weight is not None  # as find_embeddings promises
         tape = ir.tape.Tape()

@@ -64,12 +64,10 @@ class _Metadata:
     ids: Mapping[str, int]  # of the special tokens that the file names, by ggml's names for them
 
     def flag(self, name: str, default: bool) -> bool:
-        """Return a flag of the file, or ``default``."""
         return bool(self.header.values.get(f"tokenizer.ggml.{name}", default))
 
     @property
     def adds_begin(self) -> bool:
-        """Return whether a prompt begins with a token of its own."""
         if self.kind == _GEMMA_4:  # some files say no, but the model was trained with it
             return True
         is_usual = self.words is None or (self.words.begins and "bos" in self.ids)

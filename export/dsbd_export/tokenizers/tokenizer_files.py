@@ -226,7 +226,6 @@ def _hide_times(tokenizer: Tokenizer, speech: SpeechEntry) -> None:
 
 
 def _warnings(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-    """Yield warnings about settings that agree with transformers but may be mistakes."""
     role, folder = checkpoint.role, checkpoint.tokenizer_folder
     size = checkpoint.vocab_size
     beyond = {token: i for token, i in tokenizer.get_vocab().items() if i >= size}

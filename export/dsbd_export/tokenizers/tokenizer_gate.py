@@ -88,7 +88,6 @@ class TokenizerGate:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, checkpoint: Checkpoint, folder: Path
     ) -> None:
-        """Take the tokenizer of ``checkpoint`` as transformers loads it, and the written files."""
         self._theirs = tokenizer
         self._ours = Tokenizer(folder, bos_token_id=checkpoint.bos_token_id)
         self._folder = folder
