@@ -5,14 +5,13 @@ trained: the target's encoder, which the export shares, and embeddings and head 
 them too, or in speech models.
 """
 
-import re
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -26,7 +25,6 @@ from dsbd_distill.config import FEATURE, DistillConfig
 from dsbd_distill.draft_model import (
     check_shape,
     feature_shape,
-    kept_layers,
     new_draft,
     new_feature_draft,
     shape_for,
@@ -34,15 +32,23 @@ from dsbd_distill.draft_model import (
     write_feature_draft,
 )
 from dsbd_distill.lesson import Lesson
-from dsbd_distill.loss import Best, Coverage, DraftHead, distance, distillation_loss, selected
-from dsbd_distill.rollout import rollout_loss, rollout_reads
-from dsbd_distill.sources import SourceRows
+from dsbd_distill.loss import (
+    Best,
+    Coverage,
+    DraftHead,
+    distance,
+    distillation_loss,
+    rollout_loss,
+    rollout_reads,
+    selected,
+)
+from dsbd_distill.sources import SourceRows, cut_decoder
 from dsbd_distill.teaching import Teaching, learns_few_answers
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
-from dsbd_export.checkpoints.json_files import write_proposed_tokens
+from dsbd_export.checkpoints.checkpoint_files import write_proposed_tokens
 from dsbd_export.checkpoints.model_config import num_decoder_layers
 from dsbd_export.encoder_decoder.checkpoint import feature_extractor
-from dsbd_export.errors import ExportError, reason_of
+from dsbd_export.errors import ExportError
 
 
 class DraftKind(ABC):
@@ -132,8 +138,6 @@ def check_draft_vocab(config: DistillConfig, target: Checkpoint) -> None:
         )
 
 
-_LAYER = re.compile(r"(?<=decoder\.)(layers|block)\.(\d+)\.")
-_COUNTS = ("num_decoder_layers", "decoder_layers")
 _DEFAULT_LAYERS = 1
 
 
@@ -213,63 +217,8 @@ class SoundDrafts(SourceDrafts):
             made_by.save_pretrained(folder)
 
 
-def cut_decoder(target: PreTrainedModel, checkpoint: Checkpoint, num_kept: int) -> PreTrainedModel:
-    """Return the target with some trainable layers of its decoder; or raise ExportError."""
-    kept = kept_layers(num_decoder_layers(checkpoint.config), num_kept)
-    content = checkpoint.config.to_dict()
-    content |= {name: num_kept for name in _COUNTS if content.get(name) is not None}
-    config = type(checkpoint.config).from_dict(content)
-    weights = target.state_dict()
-    try:
-        with quiet_libraries():
-            draft: PreTrainedModel = type(target)(config).float()
-        draft.load_state_dict(
-            {name: weights[_name_in_target(name, kept, weights)] for name in draft.state_dict()}
-        )
-    except Exception as error:
-        raise ExportError(
-            f"layers of the target's decoder (family {checkpoint.family}) make no draft: "
-            f"{reason_of(error)}; export the target with a smaller one of its tokenizer as draft"
-        ) from error
-    draft.generation_config = target.generation_config
-    frozen: list[nn.Module] = [draft.get_encoder()]
-    if checkpoint.encoder is not None and checkpoint.encoder.speech is not None:
-        frozen.append(draft.get_output_embeddings())
-    for parameter in {p for module in frozen for p in module.parameters()}:
-        parameter.requires_grad_(False)
-    return draft.eval()  # without dropout, which would not be reproducible
-
-
-def decoder_parameters(model: PreTrainedModel) -> int:
-    """Return the number of parameters in the engine of a model's decoder."""
-    if not model.config.is_encoder_decoder:
-        return int(model.num_parameters())
-    parts: list[nn.Module] = [model.get_decoder(), model.get_output_embeddings()]
-    return sum(p.numel() for p in {p for part in parts for p in part.parameters()})
-
-
-def decoder_layers(model: PreTrainedModel) -> int:
-    """Return the number of layers of a model, or of an encoder-decoder's decoder."""
-    is_reader = model.config.is_encoder_decoder
-    return num_decoder_layers(model.config) if is_reader else model.config.num_hidden_layers
-
-
 def _num_layers(config: DistillConfig) -> int:
     return _DEFAULT_LAYERS if config.target_layers is None else config.target_layers
-
-
-def _name_in_target(name: str, kept: list[int], weights: dict[str, Tensor]) -> str:
-    """Return the name of a draft's weight in the target.
-
-    T5 has biases by distance in its first layer alone; the draft's first layer gets these.
-    """
-    found = _LAYER.search(name)
-    if found is None:
-        return name
-    begin, end = name[: found.start()], name[found.end() :]
-    layer = kept[int(found[2])]
-    own = f"{begin}{found[1]}.{layer}.{end}"
-    return own if own in weights else f"{begin}{found[1]}.0.{end}"
 
 
 class LlamaDrafts(ProposingDrafts):

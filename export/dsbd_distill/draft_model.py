@@ -27,6 +27,7 @@ from dsbd_export.feature_draft.model import FeatureDraft
 from dsbd_export.parts.features import default_layers
 
 _HEAD_DIM, _WIDE_HEAD_DIM, _WIDE = 32, 64, 512  # from a hidden size of _WIDE on, heads are wide
+_HIDDEN_SIZES = [*range(32, _WIDE, 32), *range(_WIDE, 8193, 64)]
 _MOST_LAYERS = 16
 _DEFAULT_SHARE = 10  # a tenth of the target's parameters
 _LAYER = re.compile(r"(?<=\.)(layers|h|blocks)\.(\d+)\.")
@@ -38,10 +39,6 @@ class DraftShape:
 
     hidden_size: int
     num_layers: int
-
-    @property
-    def head_dim(self) -> int:
-        return head_dim_of(self.hidden_size)
 
     @property
     def intermediate_size(self) -> int:
@@ -75,7 +72,7 @@ def shape_for(wanted: int | None, num_of_target: int, vocab_size: int) -> DraftS
     """Return the largest shallow shape of at most ``wanted`` parameters; see ``largest_shape``."""
     shapes = [
         DraftShape(hidden_size=size, num_layers=min(2 + size // 128, _MOST_LAYERS))
-        for size in hidden_sizes()
+        for size in _HIDDEN_SIZES
     ]
     sizes = [(shape, shape.num_parameters(vocab_size)) for shape in shapes]
     return largest_shape(wanted, num_of_target, sizes, vocab_size)
@@ -101,16 +98,6 @@ def largest_shape(
             f"smallest draft has {least}; give at least that many"
         )
     return [shape for shape, size in sizes if size <= most][-1]
-
-
-def hidden_sizes() -> list[int]:
-    """Return the widths of drafts, the smallest first."""
-    return [*range(32, _WIDE, 32), *range(_WIDE, 8193, 64)]
-
-
-def head_dim_of(hidden_size: int) -> int:
-    """Return the size of an attention head at a width of the draft."""
-    return _WIDE_HEAD_DIM if hidden_size >= _WIDE else _HEAD_DIM
 
 
 def new_draft(
@@ -141,7 +128,7 @@ def llama_config(
 ) -> LlamaConfig:
     """Return a config with the target's vocabulary, context and base of rotary frequencies."""
     rope = getattr(checkpoint.config, "rope_parameters", None) or {}
-    head_dim = head_dim_of(hidden_size)
+    head_dim = _WIDE_HEAD_DIM if hidden_size >= _WIDE else _HEAD_DIM
     return LlamaConfig(
         vocab_size=checkpoint.vocab_size,
         hidden_size=hidden_size,
@@ -247,7 +234,7 @@ def feature_shape(
 ) -> FeatureShape:
     """Return the largest shape of at most ``wanted`` parameters; see ``largest_shape``."""
     width = len(feature_layers(target)) * feature_size(target)
-    shapes = [FeatureShape(hidden_size=size) for size in hidden_sizes()]
+    shapes = [FeatureShape(hidden_size=size) for size in _HIDDEN_SIZES]
     num_own = target.vocab_size if num_proposed is None else num_proposed
     sizes = [(shape, shape.num_parameters(target.vocab_size, num_own, width)) for shape in shapes]
     return largest_shape(wanted, num_of_target, sizes, target.vocab_size)

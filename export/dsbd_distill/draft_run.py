@@ -15,10 +15,11 @@ from transformers import PreTrainedModel
 
 from dsbd_distill.acceptance import COVERED, Acceptance
 from dsbd_distill.config import DistillConfig
-from dsbd_distill.draft_kind import DraftKind, decoder_layers, decoder_parameters, draft_kind
+from dsbd_distill.draft_kind import DraftKind, draft_kind
 from dsbd_distill.loss import tv_weight
 from dsbd_distill.pool import Pool
 from dsbd_distill.sounds import Hear, check_spoken
+from dsbd_distill.sources import decoder_layers, decoder_parameters
 from dsbd_distill.teaching import Teaching, learns_few_answers, prepare_teaching
 from dsbd_distill.training import Batch, Budget, Observer, Point, Schedule, Trainer, TrainingState
 from dsbd_distill.work_folder import WorkFolder
@@ -91,7 +92,11 @@ def distill(
     files = [] if work.tokens.exists() else find_files(config.data, config.exclude)
     if not reads_sound:
         check_readable(files)
-    report(_plan(config, measures_speed=measure_speed is not None))
+    training = f"{config.minutes:g} minutes" if config.steps is None else f"{config.steps:,} steps"
+    report(
+        f"training takes {training}; before it the data is tokenized and the target continues "
+        f"held-out prompts{', after it the engines are measured' if measure_speed else ''}"
+    )
     with limited_threads(config.num_threads), work.opened(config):
         teaching = prepare_teaching(config, checkpoint, files, work, report, hear)
         record = _train(config, teaching, work, report, save_every)
@@ -111,14 +116,6 @@ def distill(
         _check_absent(config.output)
         put_in_place(work.draft, config.output)
     return record
-
-
-def _plan(config: DistillConfig, *, measures_speed: bool) -> str:
-    training = f"{config.minutes:g} minutes" if config.steps is None else f"{config.steps:,} steps"
-    return (
-        f"training takes {training}; before it the data is tokenized and the target continues "
-        f"held-out prompts{', after it the engines are measured' if measures_speed else ''}"
-    )
 
 
 def _check_absent(output: Path) -> None:
@@ -305,8 +302,11 @@ def _observer(
     samples = teaching.held_out.samples(_NUM_PROMPTS)
 
     def observe(state: TrainingState) -> Point | None:
-        if state.progress < 1.0 and not _is_due(state):
-            return None
+        if state.progress < 1.0 and state.history:
+            last = state.history[-1]
+            share, seconds = state.progress - last["progress"], state.seconds - last["seconds"]
+            if share < _SHARE or seconds < _SECONDS:
+                return None
         acceptance = kind.acceptance(draft, samples)
         loss = sum(state.losses) / len(state.losses) if state.losses else None
         loss_text = "untrained" if loss is None else f"loss {loss:.3f}"
@@ -331,11 +331,3 @@ def _observer(
 def shown_acceptance(acceptance: Acceptance) -> str:
     """Return the rate in words, or the rates by depth."""
     return ", then ".join(f"{rate:.3f}" for rate in acceptance.by_depth)
-
-
-def _is_due(state: TrainingState) -> bool:
-    if not state.history:
-        return True
-    last = state.history[-1]
-    share, seconds = state.progress - last["progress"], state.seconds - last["seconds"]
-    return bool(share >= _SHARE and seconds >= _SECONDS)

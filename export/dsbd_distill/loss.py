@@ -3,18 +3,30 @@
 A head is a product with its weights: logits of some tokens, a few rows at a time. Logits over
 152,000 tokens need 1.2 GB for the 2,000 places of a step: ``TorchDevice.rows_at_once`` places are
 computed at a time, and again for the gradient.
+
+A feature draft has the target's features for committed tokens, and its own for drafted ones. So
+every position is computed several times (EAGLE-3's training-time test):
+
+    step 0: row t reads the target's feature of the token before it
+    step j: row t reads the own feature of row t - 1 in step j - 1
+
+Row t of step j follows j drafted tokens. With 4 rows, row 3 of step 2 sees rows 0 and 1 of step 0,
+row 2 of step 1, and itself.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dsbd_distill.lesson import NUM_TOP
 from dsbd_distill.teacher import Sampling, TorchDevice
+from dsbd_export.feature_draft.model import FeatureDraft
 
 _LEAST = 1e-6  # probability of the bucket of all other tokens
 _TV_BEGINS, _TV_RISES, _MOST_TV = 0.3, 0.3, 0.9
@@ -63,7 +75,6 @@ def distillation_loss(
     batch: tokens (B, length); ids and log-probabilities of the target's top tokens after the last
         of them, (B, num_labels, K); which of these count, (B, num_labels); the weight of the total
         variation, ().
-    device: of draft and batch.
     """
     tokens, ids, log_p, counted, tv_weight = batch
     with device.autocast():
@@ -91,10 +102,7 @@ def distance(
 
 
 def log_probs_of(logits: Tensor, ids: Tensor) -> Tensor:
-    """Return the log-probabilities of some tokens, (..., K), of logits (..., V).
-
-    ids: (..., K) int64, distinct within a row.
-    """
+    """Return the log-probabilities, (..., K), of ids, int64 and distinct in a row, by (..., V)."""
     found: Tensor = _LogProbs.apply(logits.flatten(0, -2), ids.flatten(0, -2))  # type: ignore[no-untyped-call]
     return found.view(ids.shape)
 
@@ -121,7 +129,6 @@ class _LogProbs(torch.autograd.Function):
 
 
 def _rows_of(logits: Tensor) -> int:
-    """Return how many rows of (n, V) are computed at a time; on a GPU all of them."""
     num_rows, vocab_size = logits.shape
     return max(1, _CACHED_LOGITS // vocab_size) if logits.device.type == "cpu" else num_rows
 
@@ -171,7 +178,8 @@ class DraftHead:
         """
         places = self._places[ids]
         rows = self._of_proposed(weight, axis=0)
-        found = head_log_probs(hidden, rows, places.clamp_min(0), self._device)
+        args = hidden, rows, places.clamp_min(0), self._device
+        found: Tensor = _HeadLogProbs.apply(*args)  # type: ignore[no-untyped-call]
         return torch.where(places >= 0, found, _NEVER)
 
     def log_probs_of_logits(self, logits: Tensor, ids: Tensor) -> Tensor:
@@ -204,17 +212,11 @@ class DraftHead:
         return values.index_select(axis, self._proposed)
 
 
-def head_log_probs(hidden: Tensor, weight: Tensor, ids: Tensor, device: TorchDevice) -> Tensor:
-    """Return the log-probabilities of some tokens, (n, K) float32, under softmax(hidden weight^T).
-
-    hidden: (n, H). weight: (V, H). ids: (n, K) int64.
-    """
-    found: Tensor = _HeadLogProbs.apply(hidden, weight, ids, device)  # type: ignore[no-untyped-call]
-    return found
-
-
 class _HeadLogProbs(torch.autograd.Function):
-    """``head_log_probs``, with logits for some places at a time."""
+    """Log-probabilities of tokens, (n, K) float32, under softmax(hidden weight^T), in parts.
+
+    hidden: (n, H). weight: (V, H). ids: (n, K) int64. Logits exist for some places at a time.
+    """
 
     @staticmethod
     def forward(
@@ -253,3 +255,97 @@ def _factor(weight: Tensor, device: TorchDevice) -> Tensor:
 
 def _split(at_once: int, *arrays: Tensor) -> Any:
     return zip(*(torch.split(array, at_once) for array in arrays), strict=True)
+
+
+NUM_STEPS = 4  # of the training, and of the acceptance in progress lines
+_MOST_ROWS = 512  # in one sequence; longer ones have only step 0, to bound attention
+_DECAY = 0.8  # weight of a step relative to the previous one, as in EAGLE-3
+_JUDGED = 2  # after step 0 every second row is judged: the head takes most of a step
+
+
+class RolloutCache:
+    """Keys and values of all steps so far, one after the other."""
+
+    def __init__(self) -> None:
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+
+    def update(self, key: Tensor, value: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """Add a step, (B, Hkv, T, D) each; return all of them, (B, Hkv, (step + 1) * T, D)."""
+        self._keys.append(key)
+        self._values.append(value)
+        return torch.cat(self._keys, dim=2), torch.cat(self._values, dim=2)
+
+
+def visible(num_rows: int, step: int, device: str) -> Tensor:
+    """Return which rows of steps 0 to ``step`` its rows see, (1, 1, T, (step + 1) * T) bool."""
+    own = torch.arange(num_rows, device=device)[:, None] - step
+    row = torch.arange(num_rows, device=device)
+    parts = [row <= own, *(row == own + earlier for earlier in range(1, step + 1))]
+    return torch.cat(parts, dim=1)[None, None]
+
+
+def rollout(
+    draft: FeatureDraft, tokens: Tensor, features: Tensor, num_steps: int
+) -> Iterator[Tensor]:
+    """Yield the head's input in each step, (B, T, H); rows below the step's number are meaningless.
+
+    tokens: (B, T + 1); the first has no row. features: (B, T, width) of the target, for the token
+    before each row.
+    """
+    num_rows = features.shape[1]
+    positions = torch.arange(1, num_rows + 1, device=tokens.device)[None]
+    read, cache = draft.projected(features), RolloutCache()
+    for step in range(num_steps):
+        mask = visible(num_rows, step, tokens.device.type)
+        normed, own = draft(tokens[:, 1:], positions, read, mask, cache)
+        yield normed
+        read = F.pad(own, (0, 0, 1, 0))[:, :-1]
+
+
+def rollout_loss(
+    draft: FeatureDraft,
+    batch: tuple[Tensor, ...],
+    head: DraftHead,
+    device: TorchDevice,
+    coverage: Coverage | None = None,
+) -> Tensor:
+    """Return the distance from the target's distributions, mean over the steps of a rollout.
+
+    A place is weighted by the total probability of the proposed tokens; see ``DraftHead``.
+
+    batch: as for ``distillation_loss``, and before the last item the target's features of all
+        tokens except the last, (B, length - 1, width).
+    """
+    tokens, ids, log_p, counted, features, tv_weight = batch
+    num_rows = tokens.shape[1] - 1
+    num_steps = NUM_STEPS if num_rows <= _MOST_ROWS else 1
+    total, weights = torch.zeros((), device=tokens.device), 0.0
+    with device.autocast():
+        steps = [*rollout(draft, tokens, features, min(num_steps, num_rows))]
+    for step, normed in enumerate(steps):
+        num_judged = min(ids.shape[1], num_rows - step)  # the last rows, which have a label
+        judged = slice(-num_judged, None, _JUDGED if step else 1)
+        where = counted[:, judged]
+        if not where.any():
+            continue
+        of_place = selected(ids[:, judged], where)
+        proposable, mass = head.proposable(of_place, selected(log_p[:, judged], where))
+        read = selected(normed[:, judged], where)
+        log_q = head.log_probs(read, draft.lm_head.weight, of_place)
+        of_step = mass * distance(log_q, proposable, tv_weight, coverage)
+        total = total + _DECAY**step * of_step.mean()
+        weights += _DECAY**step
+    return total / weights
+
+
+def rollout_reads(
+    draft: FeatureDraft, tokens: Tensor, counted: Tensor, features: Tensor
+) -> Iterator[Tensor]:
+    """Yield the head's input after the tokens that count, (n, H), in each step.
+
+    tokens: (B, length). counted: (B, num_new) bool, of the last. features: (B, length - 1, width).
+    """
+    num_new = counted.shape[1]
+    for normed in rollout(draft, tokens, features, min(NUM_STEPS, features.shape[1] - num_new + 1)):
+        yield selected(normed[:, -num_new:], counted)

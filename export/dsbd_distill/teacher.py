@@ -4,7 +4,6 @@ Its logits exist for a few rows at a time, ``_MOST_LOGITS`` numbers at most.
 """
 
 import contextlib
-import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -121,31 +120,25 @@ class Opened:
     arguments: dict[str, Any]
 
 
+@dataclass(frozen=True)
 class Teacher:
-    """A target, its vocabulary and its device; ``features`` collects what a draft reads, if any."""
+    """A target, its vocabulary and its device."""
 
-    spread = 64  # prompts answered together differ in length by less
+    target: nn.Module
+    vocab_size: int
+    cache_bytes: int  # of keys and values per token
+    device: TorchDevice
+    features: TeacherFeatures | None = None  # collects what a draft reads, if any
 
-    def __init__(
-        self,
-        target: nn.Module,
-        vocab_size: int,
-        cache_bytes: int,
-        device: TorchDevice,
-        features: TeacherFeatures | None = None,
-    ) -> None:
-        """Take a target; ``cache_bytes`` are of keys and values per token."""
-        self.target = target
-        self.vocab_size = vocab_size
-        self._cache_bytes = cache_bytes
-        self.device = device
-        self.features = features
+    @property
+    def spread(self) -> int:
+        """Return the number of tokens by less than which prompts answered together differ."""
+        return 64
 
     def exact(self) -> Self:
         """Return this teacher with products in the precision of the weights."""
-        other = copy.copy(self)
-        other.device = dataclasses.replace(self.device, uses_bf16=False)
-        return other
+        device = dataclasses.replace(self.device, uses_bf16=False)
+        return dataclasses.replace(self, device=device)
 
     @torch.inference_mode()
     def label(self, tokens: NDArray[np.int64], num_labels: int) -> Lesson:
@@ -210,7 +203,7 @@ class Teacher:
         return joined(parts).at(np.argsort(order))
 
     def _rows_at_once(self, length: int) -> int:
-        of_caches = _MOST_CACHE_BYTES // (length * self._cache_bytes)
+        of_caches = _MOST_CACHE_BYTES // (length * self.cache_bytes)
         return max(1, min(of_caches, _MOST_LOGITS // self.vocab_size))
 
     def continued(

@@ -5,10 +5,9 @@ of a file: a text, or in a ``.jsonl`` file a string, or an object with a field `
 ``text``.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from dsbd_distill.acceptance import MOST_HELD_OUT, HeldOutPrompts, prompt_length
 from dsbd_distill.config import FEATURE, DistillConfig
 from dsbd_distill.draft_model import feature_layers, feature_size
 from dsbd_distill.sounds import Hear, SoundSources, open_windows, write_windows
-from dsbd_distill.sources import SourceRowReader, SourceTeacher
+from dsbd_distill.sources import SourceRowReader, SourceTeacher, SourceTokens, sources_of
 from dsbd_distill.teacher import (
     CHAT_SAMPLING,
     TEXT_SAMPLING,
@@ -28,10 +27,10 @@ from dsbd_distill.teacher import (
     best_device,
 )
 from dsbd_distill.work_folder import WorkFolder
-from dsbd_export.capture.cache_probe import probed_caches
+from dsbd_export.capture.caches import probed_caches
 from dsbd_export.chats import MOST_NEW, MOST_PROMPT, ChatTokens
 from dsbd_export.checkpoints.checkpoint import Checkpoint
-from dsbd_export.checkpoints.json_files import json_object
+from dsbd_export.checkpoints.checkpoint_files import json_object
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.encoder_decoder.checkpoint import with_languages
 from dsbd_export.encoder_decoder.source import probed_sources
@@ -43,7 +42,6 @@ from dsbd_export.texts import (
     WINDOWS,
     TextFile,
     TokenStreams,
-    json_lines,
     open_streams,
     opened_sinks,
     windows,
@@ -52,8 +50,6 @@ from dsbd_export.texts import (
 from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
 from dsbd_runtime.bundle_files.bundle import (
     GENERATION_CONFIG_FILE,
-    SOURCE_TOKENIZER_FILE,
-    TOKENIZER_FILE,
 )
 from dsbd_runtime.text.tokenizer import Tokenizer
 
@@ -102,7 +98,7 @@ def prepare_teaching(
             features = TeacherFeatures(target, feature_layers(checkpoint), feature_size(checkpoint))
         teacher = Teacher(target, size, cache_bytes, device, features)
     else:
-        teacher = SourceTeacher(target, size, cache_bytes, device, reader)
+        teacher = SourceTeacher(target, size, cache_bytes, device, reader=reader)
     held_out = _held_out_prompts(config, checkpoint, streams, reader, teacher, work, report)
     return Teaching(checkpoint, target, teacher, streams, held_out, device, reader)
 
@@ -224,31 +220,26 @@ def token_streams(
         else:
             write_windows(remaining, hear, encoder.speech, work.features, work.tokens)
     if encoder is None:
-        streams = open_streams(work.tokens, CHATS)
-        report(f"{_sizes(streams)}: {streams.split}")
-        return streams
-    return _opened_sources(work, SOURCES if encoder.speech is None else WINDOWS, report)
+        return _opened_streams(work, CHATS, report)
+    return _opened_streams(work, SOURCES if encoder.speech is None else WINDOWS, report)
 
 
-def _sizes(streams: TokenStreams) -> str:
-    texts = f"{len(streams.train):,} tokens to learn from, {len(streams.held_out):,} held out"
-    prompts = (
-        f"{len(streams.train_prompts):,} prompts of chats to learn from, "
-        f"{len(streams.held_out_prompts):,} held out"
-    )
-    shown = {texts: streams.has_texts, prompts: streams.has_chats}
-    return "; ".join(text for text, is_shown in shown.items() if is_shown)
-
-
-def _opened_sources(work: WorkFolder, kind: str, report: Report) -> TokenStreams:
+def _opened_streams(work: WorkFolder, kind: str, report: Report) -> TokenStreams:
     streams = open_streams(work.tokens, kind)
-    if not len(streams.train_prompts):
+    if kind != CHATS and not streams.has_chats:
         wanted = "lines of text" if kind == SOURCES else "files of audio"
         raise ExportError(f"data contains no {kind}; give {wanted}")
-    report(
-        f"{len(streams.train_prompts):,} {kind} to learn from, "
-        f"{len(streams.held_out_prompts):,} held out: {streams.split}"
-    )
+    names = "prompts of chats" if kind == CHATS else kind
+    parts: list[tuple[str, Sized, Sized]] = [
+        ("tokens", streams.train, streams.held_out),
+        (names, streams.train_prompts, streams.held_out_prompts),
+    ]
+    sizes = [
+        f"{len(train):,} {name} to learn from, {len(held_out):,} held out"
+        for name, train, held_out in parts
+        if len(train)
+    ]
+    report(f"{'; '.join(sizes)}: {streams.split}")
     return streams
 
 
@@ -314,59 +305,3 @@ def target_begin(checkpoint: Checkpoint) -> list[int]:
             "draft is trained for one language of targets; write its token there"
         )
     return [encoder.start_token_id]
-
-
-def sources_of(file: TextFile) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of every source of a file; raise ExportError for a line without one."""
-    if file.path.suffix == ".jsonl":
-        for name, where, content in json_lines(file):
-            yield name, _source_in(content, where)
-        return
-    with file.path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield f"{file.name}:{number}", line.strip()
-
-
-def _source_in(content: Any, where: str) -> str:
-    if isinstance(content, dict):
-        if "messages" in content:
-            raise ExportError(
-                f"{where} is a chat, but the target is an encoder-decoder, which has no chats; "
-                'write {"source": "..."}'
-            )
-        if "source" in content and "text" in content:
-            raise ExportError(f"{where} has both a source and a text; write one of them")
-        content = content.get("source", content.get("text"))
-    if not isinstance(content, str):
-        raise ExportError(
-            f'{where} has no source; write a string, {{"source": "..."}} or {{"text": "..."}}'
-        )
-    return content
-
-
-class SourceTokens:
-    """Turns sources into the tokens that the encoder reads, as requests do."""
-
-    def __init__(self, folder: Path, checkpoint: Checkpoint, longest: int) -> None:
-        has_own = (folder / SOURCE_TOKENIZER_FILE).is_file()
-        self._tokenizer = Tokenizer(
-            folder,
-            bos_token_id=None if has_own else checkpoint.bos_token_id,
-            file=SOURCE_TOKENIZER_FILE if has_own else TOKENIZER_FILE,
-        )
-        assert checkpoint.encoder is not None  # the caller has asked
-        self._encoder = checkpoint.encoder
-        self.longest = longest
-        self.num_left_out = 0
-
-    def token_ids(self, text: str) -> list[int]:
-        """Return the tokens of a source, [] if it is too long."""
-        size, unknown = self._encoder.vocab_size, self._encoder.unknown_token_id
-        ids = self._tokenizer.encode(text)
-        if unknown is not None:
-            ids = [token if token < size else unknown for token in ids]
-        if len(ids) > self.longest:
-            self.num_left_out += 1
-            return []
-        return ids

@@ -9,10 +9,9 @@ import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 
-from dsbd_export.capture.cache_probe import largest_values, probed_caches
-from dsbd_export.capture.forest_graph import ForestGraph, captured_graph
+from dsbd_export.capture.caches import largest_values, probed_caches
+from dsbd_export.capture.forest_graph import ExportPart, ForestGraph, captured_graph
 from dsbd_export.capture.graph_checks import check_contract
-from dsbd_export.capture.part import ExportPart
 from dsbd_export.capture.replacements import choose_rope, prepare_for_capture
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.families import AttentionForm
@@ -28,11 +27,10 @@ from dsbd_export.parity_cases import (
     text_case,
 )
 from dsbd_export.parts.alignment import ExportedAlignment, aligned_speech
-from dsbd_export.parts.attention_rows import ExportedAttention
 from dsbd_export.parts.draft_vocabulary import without_others
 from dsbd_export.parts.features import ExportedFeatures
 from dsbd_export.parts.head import ExportedHead
-from dsbd_export.parts.recent_rows import ExportedConvolutions, ExportedRecurrences
+from dsbd_export.parts.rows import ExportedAttention, ExportedConvolutions, ExportedRecurrences
 from dsbd_export.parts.sources import ExportedSources
 from dsbd_export.passes.optimize import optimize_graph
 from dsbd_export.progress import Report

@@ -1,12 +1,13 @@
-"""Opening of checkpoints: they are found, recognized and described; no weights are read.
+"""Opening of checkpoints: kinds of models, and how each is found, recognized, read and paired.
 
-Adapters and quantized weights without a config, which transformers would accept silently, are
-refused.
+No weights are read. Adapters and quantized weights without a config, which transformers would
+accept silently, are refused.
 """
 
+import contextlib
 import shlex
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -14,13 +15,97 @@ from huggingface_hub import snapshot_download
 from dsbd_export.checkpoints.adapter import read_adapter
 from dsbd_export.checkpoints.adapter_files import CONFIG_FILE
 from dsbd_export.checkpoints.checkpoint import Checkpoint
-from dsbd_export.checkpoints.checkpoint_reading import CheckpointFiles, GgufFiles
+from dsbd_export.checkpoints.checkpoint_files import json_object_or_none, open_weights
 from dsbd_export.checkpoints.gguf_file import is_gguf
-from dsbd_export.checkpoints.json_files import json_object_or_none
-from dsbd_export.checkpoints.weights import open_weights
-from dsbd_export.config import DraftConfig, ExportConfig, ModelOptions
+from dsbd_export.checkpoints.model_config import CheckpointFiles, GgufFiles, read_decoder
+from dsbd_export.config import DraftConfig, DraftedOptions, ExportConfig, ModelOptions
+from dsbd_export.encoder_decoder.checkpoint import (
+    check_readers,
+    is_encoder_decoder,
+    read_encoder_decoder,
+    with_languages,
+)
+from dsbd_export.encoder_decoder.source import EncoderDecoderSource
 from dsbd_export.errors import ExportError, reason_of
-from dsbd_export.model_kinds import KINDS, kind_of
+from dsbd_export.feature_draft.checkpoint import (
+    FeatureDraftCheckpoint,
+    added_features,
+    check_features_pair,
+    has_feature_draft,
+    paired_features,
+    read_feature_draft,
+)
+from dsbd_export.feature_draft.source import FeatureDraftSource
+from dsbd_export.model_source import ModelSource, SourceOf
+from dsbd_export.pair import agreed_draft, agreed_pair
+from dsbd_export.progress import Report
+from dsbd_runtime.bundle_files.bundle import Bundle, ModelEntry
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelKind:
+    """One kind of model."""
+
+    # whether the files of a checkpoint are of this kind; the first kind that recognizes them reads
+    # them
+    recognizes: Callable[[CheckpointFiles], bool]
+    read: Callable[[CheckpointFiles], Checkpoint]
+    has: Callable[[Checkpoint], bool]
+    source: SourceOf
+    # raises ExportError for a pair, or options, that are not supported. The target is a checkpoint
+    # or a manifest entry; the draft may be None.
+    check: Callable[[Checkpoint | ModelEntry, Checkpoint | None, DraftedOptions], None] = (
+        lambda *_: None
+    )
+    paired: Callable[[Checkpoint, Checkpoint, Report], tuple[Checkpoint, Checkpoint]] = agreed_pair
+    # returns a draft of this kind, aligned with the target of a bundle
+    added: Callable[[Bundle, Checkpoint, Report], Checkpoint] = agreed_draft
+    as_target: Callable[[Checkpoint], Checkpoint] = lambda target: target
+    without_adapters: str = ""  # why adapters are not supported; "" if they are
+
+
+KINDS = (
+    ModelKind(
+        recognizes=has_feature_draft,
+        read=read_feature_draft,
+        has=lambda checkpoint: isinstance(checkpoint, FeatureDraftCheckpoint),
+        source=FeatureDraftSource,
+        check=check_features_pair,
+        paired=paired_features,
+        added=added_features,
+        without_adapters="a feature draft, for which there are no adapters; leave draft_adapter "
+        "out",
+    ),
+    ModelKind(
+        recognizes=is_encoder_decoder,
+        read=read_encoder_decoder,
+        has=lambda checkpoint: checkpoint.encoder is not None,
+        source=EncoderDecoderSource,
+        check=check_readers,
+        as_target=with_languages,
+        without_adapters="an encoder-decoder, for which adapters are not supported; merge it into "
+        "the checkpoint with PEFT, and export that",
+    ),
+    ModelKind(recognizes=lambda _: True, read=read_decoder, has=lambda _: True, source=ModelSource),
+)
+
+
+def kind_of(checkpoint: Checkpoint) -> ModelKind:
+    """Return the kind of a checkpoint."""
+    return next(kind for kind in KINDS if kind.has(checkpoint))
+
+
+def source_of(checkpoint: Checkpoint) -> ModelSource:
+    """Return the model source of a checkpoint."""
+    return kind_of(checkpoint).source(checkpoint)
+
+
+def check_pair(
+    target: Checkpoint | ModelEntry, draft: Checkpoint | None, config: DraftedOptions
+) -> None:
+    """Raise ExportError for a target, a draft if any, or options that are not supported."""
+    for kind in KINDS:
+        kind.check(target, draft, config)
 
 
 def open_pair(options: ExportConfig) -> tuple[Checkpoint, Checkpoint | None]:
@@ -54,7 +139,9 @@ def _opened(sources: Mapping[str, str], options: ModelOptions) -> dict[str, Chec
         )
     places = {role: located(source, options) for role, source in sources.items()}
     return {
-        role: (_open_gguf if place.is_file() else open_checkpoint)(role, place, options)
+        role: _read(GgufFiles(role, place.parent, options, place.name))
+        if place.is_file()
+        else open_checkpoint(role, place, options)
         for role, place in places.items()
     }
 
@@ -64,24 +151,16 @@ def open_checkpoint(role: str, folder: Path, options: ModelOptions) -> Checkpoin
     if reason := refusal_of_files(role, folder):
         raise ExportError(f"the {role} at {folder} {reason}")
     if not (folder / "config.json").is_file():
+        found = sorted(folder.glob("*.gguf"))
         raise ExportError(
             f"the {role} at {folder} has no config.json; give a checkpoint folder"
-            f"{_instead_of_folder(folder)}"
+            f"{f', or a GGUF file, such as {found[0]}' if found else ''}"
         )
     return _read(CheckpointFiles(role, folder, options))
 
 
-def _open_gguf(role: str, file: Path, options: ModelOptions) -> Checkpoint:
-    return _read(GgufFiles(role, file.parent, options, file.name))
-
-
 def _read(files: CheckpointFiles) -> Checkpoint:
     return next(kind for kind in KINDS if kind.recognizes(files)).read(files)
-
-
-def _instead_of_folder(folder: Path) -> str:
-    found = sorted(folder.glob("*.gguf"))
-    return f", or a GGUF file, such as {found[0]}" if found else ""
 
 
 def _adapted(checkpoint: Checkpoint, source: str | None) -> Checkpoint:
@@ -122,16 +201,7 @@ def _without_default_tokens(checkpoint: Checkpoint) -> Checkpoint:
     return checkpoint
 
 
-_HUB_FILES = [
-    "*.json",
-    "*.jinja",
-    "*.safetensors",
-    "vocab.txt",
-    "merges.txt",
-    "*.model",
-    "*.spm",
-    "*.tiktoken",
-]
+_HUB_FILES = "*.json *.jinja *.safetensors vocab.txt merges.txt *.model *.spm *.tiktoken".split()
 _HUB_CODE = ["*.py"]
 _HUB_OLD_WEIGHTS = ["pytorch_model*.bin"]
 _HUB_OLD_ADAPTERS = ["adapter_model.bin"]
@@ -240,7 +310,9 @@ def _quantized(folder: Path) -> str | None:
     parts = (config, *(part for part in config.values() if isinstance(part, dict)))
     if any(part.get("quantization_config") is not None for part in parts):
         return None
-    names = _weight_names(folder)
+    names: list[str] = []
+    with contextlib.suppress(Exception), open_weights(folder) as weights:
+        names = list(weights)  # errors are reported when the weights are loaded
     kinds = (f"{kind}: {n}" for n in names for e, kind in _KIND_BY_ENDING.items() if n.endswith(e))
     kind = next(kinds, None)
     if names and kind is None:
@@ -252,12 +324,3 @@ def _quantized(folder: Path) -> str | None:
             return f"{method}{f', {bits} bits' if isinstance(bits, int) else ''}: {name}"
     file = _first_file(folder, _QUANTIZED_FILES)
     return kind if file is None else f"GPTQ: {file}"
-
-
-def _weight_names(folder: Path) -> list[str]:
-    """Return the names of the stored weights, [] if they cannot be read."""
-    try:
-        with open_weights(folder) as weights:
-            return list(weights)
-    except Exception:  # reported when the weights are loaded
-        return []

@@ -19,9 +19,10 @@ from dsbd_distill.draft_model import (
 )
 from dsbd_distill.draft_run import distill
 from dsbd_distill.lesson import Lesson
-from dsbd_distill.loss import Best, DraftHead
-from dsbd_distill.rollout import (
+from dsbd_distill.loss import (
     NUM_STEPS,
+    Best,
+    DraftHead,
     rollout,
     rollout_loss,
     rollout_reads,
@@ -34,8 +35,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.feature_draft.checkpoint import FeatureDraftConfig
 from dsbd_export.feature_draft.model import FeatureDraft, load_feature_draft
 from dsbd_export.feature_draft.source import rolled_out
-from dsbd_export.model_kinds import kind_of
-from dsbd_export.opening import open_checkpoint
+from dsbd_export.opening import kind_of, open_checkpoint
 from dsbd_export.pipeline import export_model
 from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, read_record
 from scripts.family_checkpoints import VOCAB_SIZE

@@ -11,13 +11,20 @@ import pytest
 import torch
 
 from dsbd_distill.config import DistillConfig
-from dsbd_distill.draft_kind import cut_decoder, decoder_parameters
 from dsbd_distill.draft_run import distill
 from dsbd_distill.lesson import NUM_TOP
-from dsbd_distill.sources import SourceRowReader, SourceRows, SourceTeacher
+from dsbd_distill.sources import (
+    SourceRowReader,
+    SourceRows,
+    SourceTeacher,
+    SourceTokens,
+    cut_decoder,
+    decoder_parameters,
+    sources_of,
+)
 from dsbd_distill.teacher import Sampling, TorchDevice
-from dsbd_distill.teaching import SourceTokens, sources_of, target_begin
-from dsbd_export.checkpoints.json_files import read_proposed_tokens
+from dsbd_distill.teaching import target_begin
+from dsbd_export.checkpoints.checkpoint_files import read_proposed_tokens
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig, ModelOptions
 from dsbd_export.encoder_decoder.source import fingerprint
@@ -119,7 +126,7 @@ def test_the_teachers_targets_and_distributions(name, tmp_path):
         open_target(str(write_family_checkpoint(name, tmp_path / name)), ModelOptions())
     )
     reader = SourceRowReader(model, 2)
-    teacher = SourceTeacher(model, 300, 64, EXACT, reader)
+    teacher = SourceTeacher(model, 300, 64, EXACT, reader=reader)
     rng = np.random.default_rng(0)
     prompts = [np.array([*rng.integers(3, 290, n), 2, 9]) for n in (3, 9, 1, 20)]
     found = teacher.answer(prompts, 12, Sampling(temperature=1.0, top_k=5), ends=(1,), seed=3)

@@ -11,8 +11,8 @@ import pytest
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from dsbd_export.config import ExportConfig
-from dsbd_export.model_kinds import source_of
 from dsbd_export.model_source import SourceOf
+from dsbd_export.opening import source_of
 from dsbd_export.pipeline import ExportResult, export_bundle
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
 from scripts.shared_captures import SharedCaptures

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dsbd_export.capture.part import joined
+from dsbd_export.capture.forest_graph import joined
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import InFloat64, ParityLimit, measured_parity, refusal
 from dsbd_export.gate.unwritten_bundle import unwritten_bundle
-from dsbd_export.model_kinds import source_of
+from dsbd_export.opening import source_of
 from dsbd_export.parity_cases import Reference, forest_cases, reference_logits
 from dsbd_export.pipeline import manifest_entry
 from dsbd_runtime.bundle_files.bundle import Bundle, ModelEntry, ParityReport

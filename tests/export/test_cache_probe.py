@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dsbd_export.capture.cache_probe import probed_caches
+from dsbd_export.capture.caches import probed_caches
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.opening import open_checkpoint

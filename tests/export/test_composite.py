@@ -9,8 +9,7 @@ from transformers import AutoModelForMultimodalLM, Phi3Config, Phi3ForCausalLM
 from dsbd_export.checkpoints.model_loading import AbsentPart, load_model
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.model_kinds import source_of
-from dsbd_export.opening import open_checkpoint
+from dsbd_export.opening import open_checkpoint, source_of
 from dsbd_export.parity_cases import reference_logits, text_case
 from dsbd_export.pipeline import export_model
 from dsbd_export.progress import silent

@@ -19,9 +19,8 @@ from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.draft_export import export_draft
 from dsbd_export.errors import ExportError
-from dsbd_export.model_kinds import source_of
 from dsbd_export.model_source import SourceOf
-from dsbd_export.opening import open_draft
+from dsbd_export.opening import open_draft, source_of
 from dsbd_export.pair import agreed_draft, context_warning, resize_vocabulary
 from dsbd_export.pipeline import export_bundle
 from dsbd_export.tensorrt.tensorrt_build import add_engines

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dsbd_export.capture.forest_cache import ForestCache
+from dsbd_export.capture.caches import ForestCache
 from dsbd_export.capture.replacements import forest_attention
 from dsbd_export.errors import ExportError
 from dsbd_runtime.parts.cache_entries import ATTENTION_ROWS

@@ -18,8 +18,7 @@ from transformers import (
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig
 from dsbd_export.opening import open_pair
-from dsbd_export.parity_cases import forest_cases, reference_logits
-from dsbd_export.wider_precision import ComputeIn
+from dsbd_export.parity_cases import ComputeIn, forest_cases, reference_logits
 from tests.export.conftest import SIZES, write_checkpoint
 
 FAMILIES: list[PreTrainedConfig] = [

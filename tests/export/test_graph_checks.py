@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
+from dsbd_export.capture.forest_graph import joined
 from dsbd_export.capture.graph_checks import check_contract
-from dsbd_export.capture.part import joined
 from dsbd_export.checkpoints.families import AttentionForm
 from dsbd_export.errors import ExportError
 from dsbd_export.model_source import parts_of_engine

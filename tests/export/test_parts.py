@@ -7,9 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from dsbd_export.capture.forest_graph import ForestGraph, captured_graph
+from dsbd_export.capture.forest_graph import (
+    NODES,
+    Example,
+    ExportContract,
+    ExportPart,
+    ForestGraph,
+    captured_graph,
+    joined,
+)
 from dsbd_export.capture.graph_checks import check_contract
-from dsbd_export.capture.part import NODES, Example, ExportContract, ExportPart, joined
 from dsbd_export.capture.replacements import prepare_for_capture
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ModelOptions

@@ -17,8 +17,7 @@ from dsbd_export.config import ExportConfig, ModelOptions
 from dsbd_export.encoder_decoder.source import source_cases
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import MAX_ABS_ERROR, ParityLimit
-from dsbd_export.model_kinds import source_of
-from dsbd_export.opening import open_checkpoint
+from dsbd_export.opening import open_checkpoint, source_of
 from dsbd_export.parity_cases import Reference, reference_logits
 from dsbd_export.parts.alignment import alignment_cases, alignment_error, with_alignment
 from dsbd_export.parts.sources import heard_sounds

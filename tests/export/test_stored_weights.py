@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint
-from dsbd_export.checkpoints.model_loading import load_model, reference_dtype
-from dsbd_export.checkpoints.weights import (
+from dsbd_export.checkpoints.checkpoint_files import (
     convert_weights,
     open_weights,
     safetensors_files,
     stored_dtype,
 )
+from dsbd_export.checkpoints.model_loading import load_model, reference_dtype
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.opening import open_pair

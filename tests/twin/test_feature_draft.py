@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dsbd_distill.rollout import rollout_reads
+from dsbd_distill.loss import rollout_reads
 from dsbd_export.checkpoints.checkpoint import quiet_libraries
 from dsbd_export.config import ModelOptions
 from dsbd_export.demo import demo_pair

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
-from dsbd_export.capture.part import ExportContract
+from dsbd_export.capture.forest_graph import ExportContract
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.families import AttentionForm
 from dsbd_export.config import OPSET

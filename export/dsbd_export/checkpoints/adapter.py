@@ -25,7 +25,7 @@ from dsbd_export.checkpoints.adapter_files import (
     num_embedded,
     weight_shapes,
 )
-from dsbd_export.checkpoints.json_files import json_object_or_none
+from dsbd_export.checkpoints.checkpoint_files import json_object_or_none
 from dsbd_export.errors import ExportError, reason_of
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")

@@ -4,11 +4,10 @@ Of the header every count and length is checked against the file's size: nothing
 or allocated. A file that passes is complete: little-endian, one part, all bytes of all tensors.
 """
 
-import contextlib
 import math
 import mmap
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -217,7 +216,12 @@ def is_gguf(file: Path) -> bool:
 
 def read_gguf_config(role: str, file: Path, header: GgufHeader) -> PreTrainedConfig:
     """Return the config of a file; raise ExportError if transformers does not support it."""
-    _check_layers(role, file, header)
+    num_layers = header.of_architecture("block_count")
+    if num_layers is not None and num_layers != header.num_layers:
+        raise ExportError(
+            f"the {role} in {file} has weights of {header.num_layers} layers, and its block_count "
+            f"is {num_layers!r}; download the file again, or convert the model again"
+        )
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             file.parent, gguf_file=file.name, local_files_only=True
@@ -232,16 +236,6 @@ def read_gguf_config(role: str, file: Path, header: GgufHeader) -> PreTrainedCon
             "checkpoint folder that the file was made from, as the model's page names it, with "
             "--quantize int4 or int8 for small weights"
         ) from error
-
-
-def _check_layers(role: str, file: Path, header: GgufHeader) -> None:
-    """Raise ExportError unless a file has as many layers as its metadata say."""
-    num_layers = header.of_architecture("block_count")
-    if num_layers is not None and num_layers != header.num_layers:
-        raise ExportError(
-            f"the {role} in {file} has weights of {header.num_layers} layers, and its block_count "
-            f"is {num_layers!r}; download the file again, or convert the model again"
-        )
 
 
 def _take_rope_factors(config: PreTrainedConfig, file: Path, header: GgufHeader) -> None:
@@ -297,10 +291,14 @@ def gguf_weights(
             f"its metadata describe a model of {needs:,} weights, and it has {has:,}; download the "
             "file again, or convert the model again"
         )
-    with _counted_by(counter):
+    bar = gguf_reading.tqdm  # in its place the weights are counted that transformers dequantizes
+    gguf_reading.tqdm = lambda weights, **_: counted(weights, counter)
+    try:
         content = gguf_reading.load_gguf_checkpoint(
             str(file), return_tensors=True, model_to_load=model
         )
+    finally:
+        gguf_reading.tqdm = bar
     weights: dict[str, Tensor] = content["tensors"]
     for name, weight in weights.items():
         if wanted.get(name) != tuple(weight.shape):
@@ -309,14 +307,3 @@ def gguf_weights(
                 "metadata; download the file again, or convert the model again"
             )
     return weights
-
-
-@contextlib.contextmanager
-def _counted_by(counter: Counter) -> Iterator[None]:
-    """Count the weights that transformers dequantizes, instead of its progress bar."""
-    bar = gguf_reading.tqdm
-    gguf_reading.tqdm = lambda weights, **_: counted(weights, counter)
-    try:
-        yield
-    finally:
-        gguf_reading.tqdm = bar

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.pytorch_utils import Conv1D
 
-from dsbd_export.checkpoints.weights import ComputedWeight
+from dsbd_export.checkpoints.checkpoint_files import ComputedWeight
 from dsbd_export.errors import ExportError
 
 PLAIN = "export the model that they were made from, with --quantize int4 or int8 for small weights"
@@ -39,7 +39,7 @@ _OF_INPUTS = (
     *("output_scale", "output_zero_point", "k_scale", "v_scale"),
 )
 
-Weights = Mapping[str, Any]  # readers by name, as ``weights.open_weights`` yields them
+Weights = Mapping[str, Any]  # readers by name, as ``open_weights`` yields them
 
 
 def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:

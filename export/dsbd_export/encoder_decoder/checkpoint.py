@@ -12,10 +12,11 @@ from typing import Any
 from transformers import PreTrainedConfig, WhisperFeatureExtractor
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint
-from dsbd_export.checkpoints.checkpoint_reading import CheckpointFiles, read_checkpoint
 from dsbd_export.checkpoints.model_config import (
+    CheckpointFiles,
     decoder_vocab_size,
     positions,
+    read_checkpoint,
     reads_sound,
     text_config,
 )
@@ -267,7 +268,7 @@ def with_languages(checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint
     if is_marian(checkpoint.tokenizer_folder):
         size = checkpoint.encoder.vocab_size
-        unknown = source_tokenizer(checkpoint.tokenizer_folder, size).unknown
+        _, unknown = source_tokenizer(checkpoint.tokenizer_folder, size)
         return replace(checkpoint, encoder=replace(checkpoint.encoder, unknown_token_id=unknown))
     tokenizer = load_tokenizer(checkpoint)
     found = {

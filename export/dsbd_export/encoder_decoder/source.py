@@ -19,9 +19,14 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from dsbd_export.capture.cache_probe import RecordingCache, attention_rows
-from dsbd_export.capture.forest_graph import captured_graph
-from dsbd_export.capture.part import Axis, Example, ExportContract, ExportPart
+from dsbd_export.capture.caches import RecordingCache, attention_rows
+from dsbd_export.capture.forest_graph import (
+    Axis,
+    Example,
+    ExportContract,
+    ExportPart,
+    captured_graph,
+)
 from dsbd_export.capture.source_attention import (
     DistanceBiases,
     forest_positions,
@@ -33,11 +38,10 @@ from dsbd_export.checkpoints.families import AttentionForm
 from dsbd_export.checkpoints.model_loading import cache_name
 from dsbd_export.errors import ExportError
 from dsbd_export.model_source import EngineGraph, ModelSource
-from dsbd_export.parity_cases import TREE, ForestCase, forest_cases, num_drawn, text_case
+from dsbd_export.parity_cases import TREE, ComputeIn, ForestCase, forest_cases, num_drawn, text_case
 from dsbd_export.parts.sources import entry_of, heard_sounds
 from dsbd_export.passes.optimize import optimize_graph
 from dsbd_export.progress import Report
-from dsbd_export.wider_precision import ComputeIn
 from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, ENCODER_WEIGHTS_FILE
 from dsbd_runtime.parts.encoder_entry import HIDDEN_STATES, INPUT_FEATURES, SOURCE_IDS, EncoderEntry
 

@@ -20,9 +20,8 @@ from typing import Any
 from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint
-from dsbd_export.checkpoints.checkpoint_reading import CheckpointFiles
-from dsbd_export.checkpoints.json_files import json_object, json_object_or_none
-from dsbd_export.checkpoints.model_config import constant_rope_length, layer_masks
+from dsbd_export.checkpoints.checkpoint_files import json_object, json_object_or_none
+from dsbd_export.checkpoints.model_config import CheckpointFiles, constant_rope_length, layer_masks
 from dsbd_export.config import MIN_CONTEXT, ONNX, ModelOptions
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.pair import check_tokens

@@ -24,8 +24,8 @@ from transformers.models.llama.modeling_llama import (
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.checkpoints.checkpoint_files import open_weights, safetensors_files
 from dsbd_export.checkpoints.model_loading import cache_name
-from dsbd_export.checkpoints.weights import open_weights, safetensors_files
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.feature_draft.checkpoint import FeatureDraftCheckpoint, FeatureDraftConfig
 from dsbd_export.parts.draft_vocabulary import spread

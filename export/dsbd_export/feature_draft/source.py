@@ -23,27 +23,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dsbd_export.capture.forest_graph import ForestGraph
-from dsbd_export.capture.part import (
+from dsbd_export.capture.forest_graph import (
     NODES,
     Axis,
     CapturedCall,
     Example,
     ExportContract,
     ExportPart,
+    ForestGraph,
     Hook,
 )
 from dsbd_export.capture.replacements import fix_rope, take_over_attention
 from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.checkpoints.checkpoint_files import TORCH_DTYPES
 from dsbd_export.checkpoints.families import AttentionForm
-from dsbd_export.checkpoints.weights import TORCH_DTYPES
 from dsbd_export.config import ModelOptions
 from dsbd_export.feature_draft.checkpoint import FeatureDraftCheckpoint
 from dsbd_export.feature_draft.model import FeatureDraft, load_feature_draft
 from dsbd_export.model_source import ModelSource
-from dsbd_export.parity_cases import TREE, ForestCase, forest_cases, prefill_case
+from dsbd_export.parity_cases import TREE, ComputeIn, ForestCase, forest_cases, prefill_case
 from dsbd_export.progress import Report
-from dsbd_export.wider_precision import ComputeIn
 from dsbd_runtime.parts.cache_entries import equal_caches
 from dsbd_runtime.parts.feature_memory import FEATURE_INDEX, FEATURES, OWN_FEATURES, TARGET_FEATURES
 from dsbd_runtime.parts.features import FeatureEntry

@@ -42,12 +42,6 @@ def unwritten_bundle(
     return Bundle(path, manifest)
 
 
-def with_head(bundle: Bundle, role: str, logits: str, *, full_logits: bool = True) -> Bundle:
-    """Return the bundle of an engine to whose graph a head was added; see ``ModelEntry``."""
-    entry = replace(bundle.entry(role), logits=logits, full_logits=full_logits)
-    return unwritten_bundle(bundle.path, role, entry, bundle.manifest.target)
-
-
 _LOW, _HIGH = TensorProto.BFLOAT16, TensorProto.FLOAT
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from dsbd_export.capture.part import (
+from dsbd_export.capture.forest_graph import (
     Axis,
     CapturedCall,
     Example,
@@ -25,8 +26,7 @@ from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import ParityEngine, parity_engine
-from dsbd_export.parity_cases import ForestCase, Reference
-from dsbd_export.wider_precision import ComputeIn
+from dsbd_export.parity_cases import ComputeIn, ForestCase, Reference
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.parts.feature_memory import FEATURE_ROWS, FEATURES, HostFeatures
 from dsbd_runtime.parts.features import FeatureEntry
@@ -126,9 +126,8 @@ class LayerInputs:
 
     def __enter__(self) -> LayerInputs:
         for layer in self._layers:
-            handle = self._modules[layer].register_forward_pre_hook(
-                self._hook_of(layer), with_kwargs=True
-            )
+            keep = partial(self._keep, layer)
+            handle = self._modules[layer].register_forward_pre_hook(keep, with_kwargs=True)
             self._handles.append(handle)
         return self
 
@@ -141,17 +140,16 @@ class LayerInputs:
         parts = [self.seen[layer][0].index_select(0, feature_rows) for layer in self._layers]
         return torch.cat(parts, dim=-1)
 
-    def _hook_of(self, layer: int) -> Any:
-        def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            hidden = args[0] if args else kwargs.get("hidden_states")
-            if not isinstance(hidden, Tensor) or hidden.dim() != 3:
-                raise ExportError(
-                    f"the input of {type(module).__name__} {layer} is not a (1, S, H) tensor of "
-                    "hidden states, so its features cannot be taken; export it without --features"
-                )
-            self.seen[layer] = hidden
-
-        return keep
+    def _keep(
+        self, layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        hidden = args[0] if args else kwargs.get("hidden_states")
+        if not isinstance(hidden, Tensor) or hidden.dim() != 3:
+            raise ExportError(
+                f"the input of {type(module).__name__} {layer} is not a (1, S, H) tensor of "
+                "hidden states, so its features cannot be taken; export it without --features"
+            )
+        self.seen[layer] = hidden
 
 
 def check_features(

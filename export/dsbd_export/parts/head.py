@@ -16,7 +16,7 @@ ReduceLogSumExp of onnxruntime 1.31 on CPU adds up in float32 one after the othe
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from dsbd_export.capture.part import (
+from dsbd_export.capture.forest_graph import (
     Axis,
     CapturedCall,
     Example,
@@ -38,19 +38,16 @@ from dsbd_export.capture.part import (
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import parity_engine
-from dsbd_export.gate.unwritten_bundle import with_head
+from dsbd_export.gate.unwritten_bundle import unwritten_bundle
 from dsbd_export.parity_cases import ForestCase, differences
 from dsbd_export.parts.draft_vocabulary import cut_head, spread
-from dsbd_forward.logits import Logits, TopLogits
+from dsbd_forward.logits import TopLogits
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.parts.head import FULL, LOGIT_ROWS, LOGITS, LOGSUMEXP, TOP_IDS, TOP_LOGITS
 
 
 class ExportedHead(ExportPart):
     """Logits over the vocabulary, (R, V) float32; -inf for tokens that a draft does not propose."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint = checkpoint
 
     def contract(self) -> ExportContract:
         rows = Example((Axis("R", 3, least=0),))
@@ -170,16 +167,20 @@ def _remove_unused(graph: onnx.GraphProto) -> None:
 
 
 def _head_nodes(proposed: ProposedLogits | None) -> list[onnx.NodeProto]:
-    k, first, second, best_logit, best_id, own_ids, tokens, every = (
-        _PREFIX + name
-        for name in ("k", "first", "second", "best_logit", "best_id", "ids", "tokens", "all")
+    names = ("k", "first", "second", "best_logit", "best_id", "ids", "tokens", "all")
+    k, first, second, best_logit, best_id, own_ids, tokens, every = (_PREFIX + n for n in names)
+    log_probs, best_log_prob, row_sums = (
+        _PREFIX + name for name in ("log_probs", "best_log_prob", "row_sums")
     )
     logits, ids = (LOGITS, TOP_IDS) if proposed is None else (proposed.logits, own_ids)
     nodes = [
         helper.make_node("TopK", [logits, k], [TOP_LOGITS, ids], axis=-1, largest=1, sorted=1),
         helper.make_node("Slice", [TOP_LOGITS, first, second, second], [best_logit]),
         helper.make_node("Slice", [ids, first, second, second], [best_id]),
-        *logsumexp_nodes(_PREFIX, best_logit, best_id, second, logits),
+        helper.make_node("LogSoftmax", [logits], [log_probs], axis=-1),
+        helper.make_node("GatherElements", [log_probs, best_id], [best_log_prob], axis=1),
+        helper.make_node("Sub", [best_logit, best_log_prob], [row_sums]),
+        helper.make_node("Squeeze", [row_sums, second], [LOGSUMEXP]),
     ]
     if proposed is not None:
         nodes += [
@@ -187,21 +188,6 @@ def _head_nodes(proposed: ProposedLogits | None) -> list[onnx.NodeProto]:
             helper.make_node("Gather", [tokens, own_ids], [TOP_IDS]),
         ]
     return nodes
-
-
-def logsumexp_nodes(
-    prefix: str, best_logit: str, best_id: str, one: str, logits: str = LOGITS
-) -> list[onnx.NodeProto]:
-    """Return the nodes from logits, best logits and ids, (R, 1) each, to ``logsumexp``."""
-    log_probs, best_log_prob, row_sums = (
-        prefix + name for name in ("log_probs", "best_log_prob", "row_sums")
-    )
-    return [
-        helper.make_node("LogSoftmax", [logits], [log_probs], axis=-1),
-        helper.make_node("GatherElements", [log_probs, best_id], [best_log_prob], axis=1),
-        helper.make_node("Sub", [best_logit, best_log_prob], [row_sums]),
-        helper.make_node("Squeeze", [row_sums, one], [LOGSUMEXP]),
-    ]
 
 
 @dataclass(frozen=True)
@@ -219,33 +205,27 @@ def add_topk_head(
 ) -> bool:
     """As ``append_topk_head``; then compare with the logits, or raise ExportError."""
     role = checkpoint.role
-    cases = longest_cases(cases)
+    longest = max(case.prompt_length for case in cases)
+    cases = [case for case in cases if case.prompt_length == longest]
     with parity_engine(bundle, role) as dense:
         logits_by_case = [dense.logits(case) for case in cases]
     keeps_logits = append_topk_head(bundle.model_path(role), num_top_logits)
-    bundle = with_head(bundle, role, f"topk:{num_top_logits}", full_logits=keeps_logits)
+    entry = bundle.entry(role)
+    entry = replace(entry, logits=f"topk:{num_top_logits}", full_logits=keeps_logits)
+    bundle = unwritten_bundle(bundle.path, role, entry, bundle.manifest.target)
     with parity_engine(bundle, role) as engine:
         for case, logits in zip(cases, logits_by_case, strict=True):
-            found = _head_rows(engine.result(case).logits)
-            if problem := head_problem(found, logits, num_top_logits):
+            found = engine.result(case).logits
+            assert isinstance(found, TopLogits)  # as the manifest says
+            full = None if found.kept is None else found.kept.read(np.arange(len(found)))
+            rows = HeadRows(found.top_ids, found.top_logits, found.logsumexp, full)
+            if problem := head_problem(rows, logits, num_top_logits):
                 raise ExportError(
                     f"parity failed: the top-k head of the {role} (family "
                     f"{checkpoint.family}) is wrong in case {case.name}: {problem}; export with "
                     "--logits full"
                 )
     return keeps_logits
-
-
-def longest_cases(cases: Sequence[ForestCase]) -> list[ForestCase]:
-    """Return the cases with the longest prompt, which a head is judged by."""
-    longest = max(case.prompt_length for case in cases)
-    return [case for case in cases if case.prompt_length == longest]
-
-
-def _head_rows(found: Logits) -> HeadRows:
-    assert isinstance(found, TopLogits)  # as the manifest says
-    full = None if found.kept is None else found.kept.read(np.arange(len(found)))
-    return HeadRows(found.top_ids, found.top_logits, found.logsumexp, full)
 
 
 def head_problem(found: HeadRows, logits: NDArray[np.float32], num_top_logits: int) -> str | None:
@@ -256,13 +236,16 @@ def head_problem(found: HeadRows, logits: NDArray[np.float32], num_top_logits: i
     if found.logits is not None and found.logits.shape != logits.shape:
         return f"logits has shape {found.logits.shape}, expected {logits.shape}"
     ids = np.argsort(-logits, axis=1, kind="stable")[:, :num_top_logits]
-    limit = logit_limit(logits)
+    possible = np.abs(logits, where=logits > -np.inf, out=np.zeros_like(logits))
+    limit = RELATIVE_LIMIT * max(1.0, float(possible.max()))
+    largest = logits.max(axis=1).astype(np.float64)
+    log_sums = largest + np.log(np.exp(logits - largest[:, None]).sum(axis=1))
     best, chosen = (np.take_along_axis(logits, by, axis=1) for by in (ids, found.top_ids))
     errors = {
         "top_logits": differences(found.top_logits, best),
         # Two engines may round a tie differently: an id is right if its logit is.
         "top_ids": differences(found.top_logits, chosen),
-        "logsumexp": differences(found.logsumexp, log_sums(logits)),
+        "logsumexp": differences(found.logsumexp, log_sums),
     }
     if found.logits is not None:
         errors["logits"] = differences(found.logits, logits)
@@ -274,17 +257,3 @@ def head_problem(found: HeadRows, logits: NDArray[np.float32], num_top_logits: i
     if (in_order[:, 1:] == in_order[:, :-1]).any():
         return "top_ids names a token twice"
     return None
-
-
-def logit_limit(logits: NDArray[np.float32]) -> float:
-    """Return the largest error of a head over these logits, (R, V); some may be -inf."""
-    return RELATIVE_LIMIT * max(
-        1.0, float(np.abs(logits, where=logits > -np.inf, out=np.zeros_like(logits)).max())
-    )
-
-
-def log_sums(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return the log of the sum of exp(logit) of every row, (R,) float64, of (R, V)."""
-    largest = logits.max(axis=1).astype(np.float64)
-    sums: NDArray[np.float64] = largest + np.log(np.exp(logits - largest[:, None]).sum(axis=1))
-    return sums

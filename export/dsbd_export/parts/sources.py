@@ -21,8 +21,8 @@ from transformers import PreTrainedModel, WhisperFeatureExtractor
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from dsbd_export.capture.forest_cache import LayerCache
-from dsbd_export.capture.part import (
+from dsbd_export.capture.caches import LayerCache
+from dsbd_export.capture.forest_graph import (
     NODES,
     Axis,
     CapturedCall,
@@ -41,7 +41,7 @@ from dsbd_export.capture.source_attention import (
 )
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.model_loading import cache_name
-from dsbd_export.parts.attention_rows import EVERY_ROW
+from dsbd_export.parts.rows import EVERY_ROW
 from dsbd_runtime.bundle_files.bundle import (
     ENCODER_FILE,
     ENCODER_WEIGHTS_FILE,

@@ -268,33 +268,23 @@ def _softmaxes(graph: ir.Graph) -> list[tuple[ir.Node, ir.Node, list[ir.Node]]]:
     """Return each product with cached values, the Softmax before it, and what is between them."""
     found = []
     for node in graph:
-        softmax = None if node.op_type != "MatMul" else _softmax_before(node.inputs[0])
-        if softmax is not None and _is_scattered(node.inputs[1]):
-            found.append((node, softmax, _steps(node.inputs[0], softmax)))
+        if node.op_type != "MatMul" or not _is_scattered(node.inputs[1]):
+            continue
+        steps: list[ir.Node] = []  # which leave the last axis as it was, except for a sink
+        value = node.inputs[0]
+        while value is not None and (maker := value.producer()) is not None:
+            if maker.op_type == "Softmax":
+                found.append((node, maker, steps))
+            if maker.op_type not in _KEEPS_ROWS:
+                break
+            steps.insert(0, maker)
+            value = maker.inputs[0]
     return found
 
 
 def _drops_sink(steps: list[ir.Node]) -> bool:
     """Return whether the last column of a Softmax, that of a sink, is cut off afterwards."""
     return any(step.op_type == "Slice" for step in steps)
-
-
-def _softmax_before(value: ir.Value | None) -> ir.Node | None:
-    """Return the Softmax whose result reaches ``value`` with its last axis as it was."""
-    node = None if value is None else value.producer()
-    while node is not None and node.op_type in _KEEPS_ROWS and node.inputs[0] is not None:
-        node = node.inputs[0].producer()
-    return node if node is not None and node.op_type == "Softmax" else None
-
-
-def _steps(value: ir.Value | None, start: ir.Node) -> list[ir.Node]:
-    """Return the nodes between ``start`` and ``value``, in their order."""
-    steps: list[ir.Node] = []
-    node = None if value is None else value.producer()
-    while node is not None and node is not start:
-        steps.insert(0, node)
-        node = None if node.inputs[0] is None else node.inputs[0].producer()
-    return steps
 
 
 def _prepare_values(graph: ir.Graph, sums: Sums, layers: Sequence[int]) -> None:

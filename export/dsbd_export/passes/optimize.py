@@ -23,21 +23,36 @@ from typing import Any
 import onnx_ir as ir
 import onnxscript.optimizer
 from onnx_ir.passes import PassManager, common
-from onnxscript.rewriter import MatchResult, RewriteRuleClassBase, RewriteRuleSet
+from onnxscript.rewriter import MatchResult, RewriteRule, RewriteRuleClassBase, RewriteRuleSet
 
 from dsbd_export.config import HIDDEN
 from dsbd_export.passes.known_shapes import fix_expansions, fix_known_dimensions, fix_reshapes
 
 
 class FuseRMSNormalization(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
-    """``scale * (x / sqrt(mean(x^2) + epsilon))`` -> RMSNormalization."""
+    """``scale * (x / sqrt(mean(x^2) + epsilon))`` -> RMSNormalization.
+
+    ``is_cast``: ``scale * cast(x32 / sqrt(mean(x32^2) + epsilon))`` with x32 = cast(x). Scales
+    before the cast back (Gemma, OLMo2) round otherwise: such norms are those without.
+    """
+
+    def __init__(self, *, is_cast: bool) -> None:
+        super().__init__()
+        self._is_cast = is_cast
 
     def pattern(self, op: Any, x: ir.Value, scale: ir.Value, epsilon: ir.Value) -> Any:
         mean_square = op.ReduceMean(op.Pow(x, 2.0), [-1], keepdims=1)
-        return scale * (x * op.Reciprocal(op.Sqrt(mean_square + epsilon)))
+        normed = x * op.Reciprocal(op.Sqrt(mean_square + epsilon))
+        return scale * (op.Cast(normed) if self._is_cast else normed)
 
     def check(self, context: Any, x: ir.Value, scale: ir.Value, epsilon: ir.Value) -> MatchResult:
         result = MatchResult()
+        if self._is_cast:
+            low = _before_cast(x)
+            if low is None or x.dtype != ir.DataType.FLOAT:
+                return result.fail("x is not cast to fp32", x)
+            if scale.dtype is None or low.dtype != scale.dtype:
+                return result.fail("x and the scale differ in type", scale)
         if _scalar(epsilon) is None:
             return result.fail("epsilon is no constant", epsilon)
         if scale.shape is None or len(scale.shape) != 1:
@@ -45,39 +60,13 @@ class FuseRMSNormalization(RewriteRuleClassBase):  # type: ignore[misc]  # untyp
         return result
 
     def rewrite(self, op: Any, x: ir.Value, scale: ir.Value, epsilon: ir.Value) -> Any:
-        return op.RMSNormalization(x, scale, axis=-1, epsilon=_scalar(epsilon), stash_type=1)
+        rows = _before_cast(x) if self._is_cast else x
+        return op.RMSNormalization(rows, scale, axis=-1, epsilon=_scalar(epsilon), stash_type=1)
 
 
-class FuseLowRMSNormalization(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
-    """``scale * cast(x32 / sqrt(mean(x32^2) + epsilon))``, x32 = cast(x) -> RMSNormalization.
-
-    Scales before the cast back (Gemma, OLMo2) round otherwise: the rule above makes those norms.
-    """
-
-    def pattern(self, op: Any, x32: ir.Value, scale: ir.Value, epsilon: ir.Value) -> Any:
-        mean_square = op.ReduceMean(op.Pow(x32, 2.0), [-1], keepdims=1)
-        return scale * op.Cast(x32 * op.Reciprocal(op.Sqrt(mean_square + epsilon)))
-
-    def check(self, context: Any, x32: ir.Value, scale: ir.Value, epsilon: ir.Value) -> MatchResult:
-        result = MatchResult()
-        cast = x32.producer()
-        x = None if cast is None or cast.op_type != "Cast" else cast.inputs[0]
-        if x is None or x32.dtype != ir.DataType.FLOAT:
-            return result.fail("x is not cast to fp32", x32)
-        if scale.dtype is None or x.dtype != scale.dtype:
-            return result.fail("x and the scale differ in type", scale)
-        if _scalar(epsilon) is None:
-            return result.fail("epsilon is no constant", epsilon)
-        if scale.shape is None or len(scale.shape) != 1:
-            return result.fail("the scale is no vector", scale)
-        return result
-
-    def rewrite(self, op: Any, x32: ir.Value, scale: ir.Value, epsilon: ir.Value) -> Any:
-        cast = x32.producer()
-        assert cast is not None  # as checked
-        return op.RMSNormalization(
-            cast.inputs[0], scale, axis=-1, epsilon=_scalar(epsilon), stash_type=1
-        )
+def _before_cast(value: ir.Value) -> ir.Value | None:
+    cast = value.producer()
+    return None if cast is None or cast.op_type != "Cast" else cast.inputs[0]
 
 
 class FuseRotaryEmbedding(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
@@ -143,16 +132,14 @@ class FuseRotaryEmbedding(RewriteRuleClassBase):  # type: ignore[misc]  # untype
         return op.RotaryEmbedding(x, cos, sin)
 
 
-class GatherLogitRows(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
-    """``hidden[:, rows]``, which torch writes as GatherND between transposes -> Gather."""
+def _rows_by_transposes(op: Any, hidden: ir.Value, rows: ir.Value, axis: ir.Value) -> Any:
+    """Return ``hidden[:, rows]`` as torch writes it, hidden: (1, S, H), rows: (R,)."""
+    by_row = op.GatherND(op.Transpose(hidden, perm=[1, 0, 2]), op.Unsqueeze(rows, axis))
+    return op.Transpose(by_row, perm=[1, 0, 2])
 
-    def pattern(self, op: Any, hidden: ir.Value, rows: ir.Value, axis: ir.Value) -> Any:
-        """Return the pieces, hidden: (1, S, H), rows: (R,)."""
-        by_row = op.GatherND(op.Transpose(hidden, perm=[1, 0, 2]), op.Unsqueeze(rows, axis))
-        return op.Transpose(by_row, perm=[1, 0, 2])
 
-    def rewrite(self, op: Any, hidden: ir.Value, rows: ir.Value, axis: ir.Value) -> Any:
-        return op.Gather(hidden, rows, axis=1)
+def _rows_by_gather(op: Any, hidden: ir.Value, rows: ir.Value, axis: ir.Value) -> Any:
+    return op.Gather(hidden, rows, axis=1)
 
 
 class ReadTiedWeight(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
@@ -173,16 +160,6 @@ class ReadTiedWeight(RewriteRuleClassBase):  # type: ignore[misc]  # untyped lib
     def rewrite(self, op: Any, x: ir.Value, weight: ir.Value) -> Any:
         batch = op.Constant(value=ir.tensor([0]))
         return op.Unsqueeze(op.Gemm(op.Squeeze(x, batch), weight, transB=1), batch)
-
-
-class DropUnsqueezedSqueeze(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
-    """``Squeeze(Unsqueeze(x, 0), 0)`` -> x."""
-
-    def pattern(self, op: Any, x: ir.Value) -> Any:
-        return op.Squeeze(op.Unsqueeze(x, [0]), [0])
-
-    def rewrite(self, op: Any, x: ir.Value) -> Any:
-        return op.Identity(x)
 
 
 class ConcatenateParts(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
@@ -228,7 +205,7 @@ def fuse_norms(model: ir.Model) -> None:
     """Make single nodes of the RMS norms, in place."""
     common.InlinePass()(model)
     onnxscript.optimizer.fold_constants(model)
-    rules = [FuseRMSNormalization.rule(), FuseLowRMSNormalization.rule()]
+    rules = [FuseRMSNormalization.rule(is_cast=is_cast) for is_cast in (False, True)]
     RewriteRuleSet(rules, commute=True).apply_to_model(model)
 
 
@@ -243,8 +220,12 @@ def optimize_graph(model: ir.Model) -> None:
         for is_cast in (False, True)
     ]
     RewriteRuleSet(rotary, commute=True).apply_to_model(model)
-    RewriteRuleSet([GatherLogitRows.rule(), ReadTiedWeight.rule()]).apply_to_model(model)
-    RewriteRuleSet([DropUnsqueezedSqueeze.rule()]).apply_to_model(model)
+    by_gather = RewriteRule(_rows_by_transposes, _rows_by_gather)
+    RewriteRuleSet([by_gather, ReadTiedWeight.rule()]).apply_to_model(model)
+    unsqueezed = RewriteRule(
+        lambda op, x: op.Squeeze(op.Unsqueeze(x, [0]), [0]), lambda op, x: op.Identity(x)
+    )
+    RewriteRuleSet([unsqueezed]).apply_to_model(model)
     fix_reshapes(model)
     fix_expansions(model)
     PassManager(

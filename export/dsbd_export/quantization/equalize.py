@@ -29,12 +29,8 @@ from dsbd_export.quantization.row_forms import (
 
 _NORMS = ("RMSNormalization", "LayerNormalization")
 _JOINS_HEADS = ("Reshape", "Transpose")
-_KEEPS_CHANNELS = (
-    "Identity",
-    "Reshape",
-    "Squeeze",
-    "Gather",
-)  # the rows of the head are some of the norm's
+# The last: the rows of the head are some of the norm's.
+_KEEPS_CHANNELS = ("Identity", "Reshape", "Squeeze", "Gather")
 _LAST_AXIS = -1
 
 Divide = Callable[[NDArray[np.float32]], None]

@@ -100,7 +100,9 @@ class DynamicQuantizer:
         rows = linear.rows
         if rows not in self._rows:
             tape = ir.tape.Tape()
-            if is_by_row(rows) and not linear.may_lack_rows:
+            shape = rows.shape
+            is_by_row = shape is not None and len(shape) == 3 and shape[0] == 1
+            if is_by_row and not linear.may_lack_rows:
                 self._rows[rows] = self._by_row(rows, tape)
             else:
                 self._rows[rows] = self._by_last_axis(linear, tape)
@@ -185,11 +187,6 @@ class DynamicQuantizer:
         return self._store.constant("last_axis", np.array([-1], np.int64))
 
 
-def is_by_row(rows: ir.Value) -> bool:
-    """Return whether rows are known to be (1, S, in)."""
-    return rows.shape is not None and len(rows.shape) == 3 and rows.shape[0] == 1
-
-
 def channel_scales(weight: NDArray[Any], in_axis: int) -> NDArray[np.float32]:
     """Return the largest magnitude along ``in_axis`` over 127, that axis kept with size 1.
 
@@ -232,15 +229,8 @@ class Quantized:
 
     def __str__(self) -> str:
         done = f"{self.num_linears} products and {self.num_embeddings} embeddings quantized"
-        kept = [
-            f"{count} {name}"
-            for count, name in (
-                (self.num_routers, "routers"),
-                (self.num_expert_products, "expert products"),
-            )
-            if count
-        ]
-        if kept:
+        counts = {"routers": self.num_routers, "expert products": self.num_expert_products}
+        if kept := [f"{count} {name}" for name, count in counts.items() if count]:
             done += f", {' and '.join(kept)} left as they are"
         return done if self.equalized == NOTHING_EQUALIZED else f"{done}; {self.equalized}"
 
@@ -250,10 +240,9 @@ def quantize_graph(
 ) -> Quantized:
     """Quantize ``model`` in place; ``kind`` is one of ``QUANTIZED_FORMS``."""
     linears = find_linears(model.graph)
-    routers = [linear for linear in linears if linear.is_router]
     others = [linear for linear in linears if not linear.is_router]
     embeddings = find_embeddings(model.graph)
-    num_left, equalized = 0, NOTHING_EQUALIZED
+    num_routers, num_left, equalized = len(linears) - len(others), 0, NOTHING_EQUALIZED
     weights = _weights(others, embeddings)
     if (choice := _CHOICES.get(kind)) is not None:
         equalizer = Equalizer(model.graph, others, embeddings, rows or {}, choice)
@@ -261,15 +250,22 @@ def quantize_graph(
         equalized = equalizer.done
         weights += _weights(others, embeddings)
     if kind == "int8-dynamic":  # whose products are exact in any case
-        _dynamic(model, others, embeddings)
+        looked_up = {node.inputs[0] for node in embeddings}
+        dynamic = DynamicQuantizer(model.graph)
+        for linear in others:
+            dynamic.quantize_linear(linear, is_shared=linear.weight in looked_up)
+        for node in embeddings:
+            dynamic.quantize_embedding(node)
     else:
         num_left = _blockwise(model, others, embeddings, kind, is_exact=is_exact)
     PassManager([common.RemoveUnusedNodesPass(), common.RemoveUnusedOpsetsPass()])(model)
-    _release(model.graph, weights)
+    for weight in weights:  # those that left the graph are kept by tensors derived from them alone
+        if weight is not None and weight.name not in model.graph.initializers:
+            weight.const_value = None
     return Quantized(
         num_linears=len(others) - num_left,
         num_embeddings=len(embeddings),
-        num_routers=len(routers),
+        num_routers=num_routers,
         num_expert_products=num_left,
         equalized=equalized,
     )
@@ -277,22 +273,6 @@ def quantize_graph(
 
 def _weights(linears: list[Linear], embeddings: list[ir.Node]) -> list[ir.Value | None]:
     return [*(linear.weight for linear in linears), *(node.inputs[0] for node in embeddings)]
-
-
-def _release(graph: ir.Graph, weights: list[ir.Value | None]) -> None:
-    """Release the weights that left the graph: only the tensors derived from them keep them."""
-    for weight in weights:
-        if weight is not None and weight.name not in graph.initializers:
-            weight.const_value = None
-
-
-def _dynamic(model: ir.Model, linears: list[Linear], embeddings: list[ir.Node]) -> None:
-    looked_up = {node.inputs[0] for node in embeddings}
-    quantizer = DynamicQuantizer(model.graph)
-    for linear in linears:
-        quantizer.quantize_linear(linear, is_shared=linear.weight in looked_up)
-    for node in embeddings:
-        quantizer.quantize_embedding(node)
 
 
 def _blockwise(

@@ -69,8 +69,12 @@ def observed_rows(model: nn.Module) -> Iterator[RowsOfProducts]:
             last[:] = [(inputs[0], rows_of(rows.numpy()))]
         found[key_of(by_output[:1].detach().float().numpy())] = last[0][1]
 
-    products = [module for module in model.modules() if _is_product(module)]
-    hooks = [module.register_forward_pre_hook(observe) for module in products]
+    hooks = []
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        is_product = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+        if is_product and isinstance(weight, Tensor) and weight.dim() == 2:
+            hooks.append(module.register_forward_pre_hook(observe))
     try:
         yield found
     finally:
@@ -82,12 +86,6 @@ def rows_of(rows: NDArray[np.float32]) -> ProductRows:
     """Return the statistics of rows (n, in)."""
     some = np.linspace(0, len(rows) - 1, min(len(rows), _MOST_ROWS)).astype(np.int64)
     return ProductRows(rows[some], np.abs(rows).max(0))
-
-
-def _is_product(module: nn.Module) -> bool:
-    weight = getattr(module, "weight", None)
-    is_matrix = isinstance(weight, Tensor) and weight.dim() == 2
-    return is_matrix and (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D")
 
 
 CALIBRATION_FILE = Path(__file__).parent / "calibration_text.txt"
@@ -205,7 +203,11 @@ class FormChoice:
         logits. is_looked_up: outputs of the weight are also embeddings of tokens.
         """
         largest = np.maximum(weight.max(0), -weight.min(0)).astype(np.float32)
-        some = _likely_outputs(weight, seen.rows) if is_head else _some_outputs(weight)
+        if is_head:
+            some = _likely_outputs(weight, seen.rows)
+        else:  # outputs by which the error is judged
+            places = np.linspace(0, len(weight) - 1, min(len(weight), _MOST_OUTPUTS))
+            some = np.asarray(weight[places.astype(np.int64)], np.float32)
         scales: list[NDArray[np.float32] | None] = [None]
         if can_scale:
             scales += [_channel_scales(seen.largest, largest, power) for power in _POWERS]
@@ -213,8 +215,9 @@ class FormChoice:
         def best(forms: list[RowForm]) -> tuple[float, RowForm]:
             errors = [int8_error(each, seen.rows, some, self.shared) for each in forms]
             if is_looked_up:
-                lost = [_lookup_error(each, some, self.shared) for each in forms]
-                errors = [sum(pair) for pair in zip(errors, lost, strict=True)]
+                for index, each in enumerate(forms):
+                    stored = _as_int8(each.of_weight(some), self.shared)
+                    errors[index] += _mean_error(each.weight_of(stored), some, 0)
             chosen = int(np.argmin(errors))
             return errors[chosen], forms[chosen]
 
@@ -228,12 +231,6 @@ class FormChoice:
             if rotated[0] < _WORTH * error:
                 return rotated[1]
         return form
-
-
-def _some_outputs(weight: NDArray[Any]) -> NDArray[np.float32]:
-    """Return those of a weight (out, in) by which a product's error is judged."""
-    outputs = np.linspace(0, len(weight) - 1, min(len(weight), _MOST_OUTPUTS)).astype(np.int64)
-    return np.asarray(weight[outputs], np.float32)
 
 
 def _likely_outputs(weight: NDArray[Any], rows: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -262,25 +259,18 @@ def _quietest(channels: NDArray[np.float32]) -> float:
 
 
 def int8_error(
-    form: RowForm,
-    rows: NDArray[np.float32],
-    weight: NDArray[np.float32],
-    shared: int | None = None,
+    form: RowForm, rows: NDArray[np.float32], weight: NDArray[np.float32], shared: int | None = None
 ) -> float:
     """Return the square error of a row's product of int8s in a form over its square, their mean.
 
     rows: (n, in). weight: (out, in). shared: see ``FormChoice``.
     """
-    wanted = rows @ weight.T
     found = _as_int8(form.of_rows(rows), shared) @ _as_int8(form.of_weight(weight), shared).T
-    errors, squares = np.square(found - wanted).sum(1), np.square(wanted).sum(1)
-    return float((errors / np.maximum(squares, 1e-30)).mean())
+    return _mean_error(found, rows @ weight.T, 1)
 
 
-def _lookup_error(form: RowForm, weight: NDArray[np.float32], shared: int | None) -> float:
-    """Return the square error of outputs (out, in) that are looked up over their square."""
-    found = form.weight_of(_as_int8(form.of_weight(weight), shared))
-    errors, squares = np.square(found - weight).sum(0), np.square(weight).sum(0)
+def _mean_error(found: NDArray[np.float32], wanted: NDArray[np.float32], axis: int) -> float:
+    errors, squares = np.square(found - wanted).sum(axis), np.square(wanted).sum(axis)
     return float((errors / np.maximum(squares, 1e-30)).mean())
 
 

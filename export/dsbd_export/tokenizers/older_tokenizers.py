@@ -20,7 +20,6 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from transformers import (
     TokenizersBackend,
 )
 
-from dsbd_export.checkpoints.json_files import json_object
+from dsbd_export.checkpoints.checkpoint_files import json_object
 from dsbd_export.errors import ExportError
 from dsbd_runtime.bundle_files.bundle import (
     SOURCE_TOKENIZER_FILE,
@@ -112,18 +111,14 @@ def without_stacks(text: str) -> str:
     return text
 
 
-def lacks_chat_template(folder: Path, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether this is a tekken.json without a separate chat template."""
-    return _is_tekken(folder) and tokenizer.chat_template is None
-
-
-def _is_tekken(folder: Path) -> bool:
+def is_tekken(folder: Path) -> bool:
+    """Return whether a folder has the tokenizer of a tekken.json, without tokenizer.json."""
     return (folder / _TEKKEN_FILE).is_file() and is_built(folder)
 
 
 def _tekken_options(folder: Path) -> dict[str, Any]:
     """Return settings of tekken.json that transformers ignores and tokenizer_config.json lacks."""
-    if not _is_tekken(folder):
+    if not is_tekken(folder):
         return {}
     named = json_object(folder / _TEKKEN_FILE).get("special_tokens")
     known = {entry["token_str"] for entry in named or ()}
@@ -159,14 +154,6 @@ def is_marian(folder: Path) -> bool:
     return has_files and not (folder / TOKENIZER_FILE).is_file()
 
 
-@dataclass(frozen=True)
-class SourceTokenizer:
-    """Reads the sources of a Marian model."""
-
-    backend: Tokenizer
-    unknown: int  # token that replaces ids beyond the vocabulary
-
-
 def target_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """Return the tokenizer for targets of a Marian model."""
     own = folder / _TARGET_VOCABULARY
@@ -184,8 +171,8 @@ def target_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     )
 
 
-def source_tokenizer(folder: Path, vocab_size: int) -> SourceTokenizer:
-    """Return the tokenizer for sources of a Marian model."""
+def source_tokenizer(folder: Path, vocab_size: int) -> tuple[Tokenizer, int]:
+    """Return the tokenizer for sources of a Marian model, and the token for ids beyond."""
     id_by_piece = _vocabulary(folder / _VOCABULARY)
     content = _content(folder / _SOURCE)
     scores = dict(content["model"]["vocab"])
@@ -197,25 +184,26 @@ def source_tokenizer(folder: Path, vocab_size: int) -> SourceTokenizer:
     ]
     pieces += [[f"{_NO_TEXT}{index}", lowest] for index in range(len(pieces), vocab_size)]
     pieces += [[piece, score] for piece, score in scores.items() if piece not in id_by_piece]
-    return SourceTokenizer(_tokenizer(content, pieces, id_by_piece), id_by_piece["<unk>"])
+    return _tokenizer(content, pieces, id_by_piece), id_by_piece["<unk>"]
 
 
 def write_source_tokenizer(
     folder: Path, output: Path, vocab_size: int, texts: tuple[str, ...]
 ) -> None:
     """Write the tokenizer for sources; raise ExportError if one differs from transformers."""
-    source, target = source_tokenizer(folder, vocab_size), target_tokenizer(folder)
-    source.backend.save(str(output / SOURCE_TOKENIZER_FILE))
+    source, unknown = source_tokenizer(folder, vocab_size)
+    target = target_tokenizer(folder)
+    source.save(str(output / SOURCE_TOKENIZER_FILE))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # recommends sacremoses, which it does not use
         theirs = MarianTokenizer.from_pretrained(str(folder), local_files_only=True)
     ours = SourceReader(output, bos_token_id=None, file=SOURCE_TOKENIZER_FILE)
-    codes = [token.content for token in source.backend.get_added_tokens_decoder().values()]
+    codes = [token.content for token in source.get_added_tokens_decoder().values()]
     codes = [code for code in codes if code not in _SPECIAL][:1]
     of_codes = [text for code in codes for text in (f"{code} a b", f"a {code} b", f"{code}{code}")]
     for text in map(without_stacks, (*texts, *of_codes)):
         ids = ours.encode(text)
-        found = [index if index < vocab_size else source.unknown for index in ids]
+        found = [index if index < vocab_size else unknown for index in ids]
         _compare(text, "reads", found, _source_ids(theirs, text))
         if any(token in text for token in _SPECIAL):
             continue  # transformers has one id of each, that of sources

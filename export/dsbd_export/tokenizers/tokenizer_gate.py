@@ -93,9 +93,8 @@ class TokenizerGate:
         self._folder = folder
         self._source = checkpoint.folder
         has_file = checkpoint.gguf_file is not None or not is_built(checkpoint.folder)
-        self._is_built = not has_file and not is_marian(
-            checkpoint.folder
-        )  # compared by its own module
+        # Marian's is compared on its own.
+        self._is_built = not has_file and not is_marian(checkpoint.folder)
         self._whose = (
             f"the tokenizer of the {checkpoint.role} at {checkpoint.folder} "
             f"({type(tokenizer).__name__})"

@@ -1,7 +1,8 @@
-"""Recent rows: inputs of convolutions, and rows of recurrences after their checkpoints.
+"""Rows of the caches: masks, keys and values of every row, and recent rows.
 
-Short convolutions are over the paths of a forest (docs/algorithm.md 3.11): a token reads its own
-input and those of its last k - 1 ancestors, rows of a cache that an input of the graph names.
+Recent rows are inputs of convolutions, and rows of recurrences after their checkpoints. Short
+convolutions are over the paths of a forest (docs/algorithm.md 3.11): a token reads its own input
+and those of its last k - 1 ancestors, rows of a cache that an input of the graph names.
 """
 
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dsbd_export.capture.cache_graphs import write_fold_graph
-from dsbd_export.capture.part import (
+from dsbd_export.capture.forest_graph import (
     NODES,
     Axis,
     CapturedCall,
@@ -33,15 +34,20 @@ from dsbd_export.capture.path_recurrences import (
     path_outputs,
     replaced_recurrences,
 )
-from dsbd_export.capture.replacements import ReplaceTorchFunctions
+from dsbd_export.capture.replacements import ReplaceTorchFunctions, additive_mask
 from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.checkpoints.families import AttentionForm
+from dsbd_export.checkpoints.model_config import MASK_BY_LAYER_TYPE
 from dsbd_export.errors import ExportError
 from dsbd_runtime.bundle_files.bundle import FOLD_FILE
+from dsbd_runtime.parts.attention_rows import SRC_ROWS, WRITE_INDICES
 from dsbd_runtime.parts.cache_entries import (
     CONVOLUTION_ROWS,
     RECURRENT_ROWS,
     ConvolutionRows,
+    attending,
     num_ancestors,
+    recent,
     recurrent,
 )
 from dsbd_runtime.parts.recent_rows import (
@@ -52,6 +58,52 @@ from dsbd_runtime.parts.recent_rows import (
     ROW_PLACES,
     SRC_RECENT_ROWS,
 )
+
+EVERY_ROW = RowSpace(Axis("C", 13), WRITE_INDICES, SRC_ROWS, "K")
+
+
+class ExportedAttention(ExportPart):
+    """Masks and rows, which every engine has: a model with recurrences alone reads a mask too."""
+
+    def contract(self) -> ExportContract:
+        checkpoint = self._checkpoint
+        mask = Example((1, 1, NODES, EVERY_ROW.rows), torch.bool)
+        return ExportContract(
+            inputs={**dict.fromkeys(checkpoint.masks, mask), WRITE_INDICES: Example((1,))},
+            spaces=(EVERY_ROW,),
+            caches=tuple((entry, EVERY_ROW) for entry in attending(checkpoint.caches)),
+            attended=tuple(filter(None, checkpoint.layer_masks)),
+            entry={"masks": checkpoint.masks, "sliding_window": checkpoint.sliding_window},
+            is_leading=True,
+        )
+
+    def hook(self, model: Any, graph: Any) -> Hook:
+        @contextmanager
+        def masked(call: CapturedCall) -> Iterator[None]:
+            masks = [call.inputs[name] for name in self._checkpoint.masks]
+            if call.form is AttentionForm.OWN:
+                masks = [additive_mask(mask, model.dtype) for mask in masks]
+            call.arguments["attention_mask"] = self._mask_argument(masks)
+            with ReplaceTorchFunctions():
+                yield
+
+        return masked
+
+    def _mask_argument(self, masks: list[Tensor]) -> Tensor | dict[str, Tensor | None] | None:
+        """Return the masks as ``generate`` hands ready-made ones to a model.
+
+        One tensor where all layers share it, else a dict by layer type.
+        """
+        checkpoint = self._checkpoint
+        if not any(checkpoint.layer_masks):
+            return None
+        if len(masks) == 1 and not recent(checkpoint.caches):
+            return masks[0]
+        mask_by_name: dict[str | None, Tensor] = dict(zip(checkpoint.masks, masks, strict=True))
+        return {
+            kind: mask_by_name.get(name, masks[0]) if name else None
+            for kind, name in MASK_BY_LAYER_TYPE.items()
+        }
 
 
 class PathConvolutions:
@@ -102,12 +154,10 @@ _CHECKPOINTS = Axis("B", 2)
 class ExportedConvolutions(ExportPart):
     """Short convolutions over the paths of a forest."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._caches = checkpoint.caches
-
     def contract(self) -> ExportContract:
-        ancestors = Example((NODES, num_ancestors(self._caches)))
-        entries = (entry for entry in self._caches if isinstance(entry, ConvolutionRows))
+        caches = self._checkpoint.caches
+        ancestors = Example((NODES, num_ancestors(caches)))
+        entries = (entry for entry in caches if isinstance(entry, ConvolutionRows))
         return ExportContract(
             inputs={RECENT_WRITE_INDICES: Example((1,)), ANCESTORS: ancestors},
             spaces=(RECENT,),
