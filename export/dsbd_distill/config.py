@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsbd_export.config import LEAST_DRAFT_VOCAB, ModelOptions, check_num_threads
+from dsbd_export.config import LEAST_DRAFT_VOCAB, check_num_threads
 from dsbd_export.errors import ExportError
 
 _SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
@@ -88,7 +88,3 @@ class DistillConfig:
                 f"params={self.params!r} is not a number of parameters; use one such as 30M or 1.5M"
             )
         return int(count)
-
-    @property
-    def model_options(self) -> ModelOptions:
-        return ModelOptions(revision=self.revision, trust_remote_code=self.trust_remote_code)

@@ -84,11 +84,9 @@ _Shape = TypeVar("_Shape")
 def largest_shape(
     wanted: int | None, num_of_target: int, sizes: Sequence[tuple[_Shape, int]], vocab_size: int
 ) -> _Shape:
-    """Return the last shape of at most ``wanted`` parameters.
+    """Return the last shape of at most ``wanted`` parameters; raise ExportError if all have more.
 
     sizes: shapes and their parameters, the smallest first.
-
-    Raises ExportError if no shape has so few.
     """
     least = sizes[0][1]
     most = max(num_of_target // _DEFAULT_SHARE, least) if wanted is None else wanted

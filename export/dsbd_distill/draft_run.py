@@ -13,11 +13,10 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from dsbd_distill.acceptance import COVERED, Acceptance
+from dsbd_distill.acceptance import COVERED, Acceptance, Pool
 from dsbd_distill.config import DistillConfig
 from dsbd_distill.draft_kind import DraftKind, draft_kind
 from dsbd_distill.loss import tv_weight
-from dsbd_distill.pool import Pool
 from dsbd_distill.sounds import Hear, check_spoken
 from dsbd_distill.sources import decoder_layers, decoder_parameters
 from dsbd_distill.teaching import Teaching, learns_few_answers, prepare_teaching
@@ -25,6 +24,7 @@ from dsbd_distill.training import Batch, Budget, Observer, Point, Schedule, Trai
 from dsbd_distill.work_folder import WorkFolder
 from dsbd_export.chats import MOST_NEW
 from dsbd_export.checkpoints.checkpoint import Checkpoint, limited_threads
+from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.opening import open_target
 from dsbd_export.parts.draft_vocabulary import most_frequent_tokens
@@ -82,7 +82,8 @@ def distill(
     """
     _check_absent(config.output)
     report("reading the target's config and tokenizer")
-    checkpoint = open_target(config.target, config.model_options)
+    options = ModelOptions(revision=config.revision, trust_remote_code=config.trust_remote_code)
+    checkpoint = open_target(config.target, options)
     encoder = checkpoint.encoder
     reads_sound = encoder is not None and encoder.speech is not None
     _check_tokenizer(checkpoint)

@@ -216,8 +216,7 @@ class Teacher:
     ) -> tuple[NDArray[np.int64], Lesson]:
         """Return rows (num_rows, length), and all but their last token with the distributions.
 
-        length: of the longest prompt with its new tokens, or less. Tokens after a row's end do not
-        count.
+        length: of the longest prompt with its new tokens, or less; tokens after ends do not count.
         """
         opened, name, device = self._opened(prompts), cache_name(self.target), self.device.name
         begins = opened.begins

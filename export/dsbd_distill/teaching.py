@@ -48,9 +48,7 @@ from dsbd_export.texts import (
     write_streams,
 )
 from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
-from dsbd_runtime.bundle_files.bundle import (
-    GENERATION_CONFIG_FILE,
-)
+from dsbd_runtime.bundle_files.bundle import GENERATION_CONFIG_FILE
 from dsbd_runtime.text.tokenizer import Tokenizer
 
 _NUM_PROMPTS = 256  # held out

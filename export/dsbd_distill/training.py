@@ -162,11 +162,7 @@ class Trainer:
         loss_of: Loss,
         observe: Observer,
     ) -> TrainingState:
-        """Train to the end of the budget.
-
-        batches_at: returns the batches of a step, by step and progress alone: a resumed run sees
-        the same.
-        """
+        """Train to the end of the budget; ``batches_at`` takes step and progress alone."""
         state = self.state
         began, saved = self._clock() - state.seconds, state.seconds
         if not state.step:

@@ -171,16 +171,6 @@ class ModelOptions:
         return quantize == INT8_ROWS or (is_for_cpu and quantize in ("int8", "int8-blocks"))
 
     @property
-    def sums_integers(self) -> bool:
-        """Return whether attention adds up integers: it is exact, and weights are quantized."""
-        return self.attention_form == EXACT and self.quantize != "none"
-
-    @property
-    def bit_exact(self) -> str | bool:
-        """Return what the manifest says of it, one of ``BIT_EXACTNESS``."""
-        return "observed" if self.attention_form == EXACT else False
-
-    @property
     def is_exact(self) -> bool:
         """Return whether the export may differ from the checkpoint by rounding in fp32 only."""
         return (self.dtype, self.quantize) == ("fp32", "none")

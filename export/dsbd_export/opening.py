@@ -169,7 +169,11 @@ def _adapted(checkpoint: Checkpoint, source: str | None) -> Checkpoint:
         return _checked_tokens(checkpoint)
     if reason := kind_of(checkpoint).without_adapters:
         raise ExportError(f"the {checkpoint.role} at {checkpoint.folder} is {reason}")
-    adapter = read_adapter(source, located_adapter(source))
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        _check_hub_id("adapter", source, "adapter_config.json")
+        folder = _downloaded(source, None, _HUB_FILES, _HUB_OLD_ADAPTERS)
+    adapter = read_adapter(source, folder)
     grown = adapter.grown(checkpoint.vocab_size)
     return _checked_tokens(replace(checkpoint, adapter=adapter, vocab_size=grown))
 
@@ -221,15 +225,6 @@ def located(source: str, options: ModelOptions) -> Path:
     _check_hub_id("checkpoint", source, "config.json")
     wanted = [*_HUB_FILES, *(_HUB_CODE if options.trust_remote_code else [])]
     return _downloaded(source, options.revision, wanted, _HUB_OLD_WEIGHTS)
-
-
-def located_adapter(source: str) -> Path:
-    """Return an adapter's folder, downloaded from the hub if it is not local."""
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        return folder
-    _check_hub_id("adapter", source, "adapter_config.json")
-    return _downloaded(source, None, _HUB_FILES, _HUB_OLD_ADAPTERS)
 
 
 def _check_hub_id(what: str, source: str, file: str) -> None:

@@ -221,7 +221,8 @@ def _write_model(
     wanted = source.references(model)
     for part in parts:
         wanted = part.refer(model, wanted)
-    seen = source.largest_values(model) if config.sums_integers else None
+    sums_integers = config.attention_form == EXACT and config.quantize != "none"
+    seen = source.largest_values(model) if sums_integers else None
     rows = None
     if config.rounds_rows:
         rows = source.product_rows(model, config.calibration_texts)
@@ -354,7 +355,7 @@ def manifest_entry(
         caches=[cache for cache, _ in contract.caches],
         dtype=config.dtype,
         quantization=config.quantized_form,
-        bit_exact=config.bit_exact,
+        bit_exact="observed" if config.attention_form == EXACT else False,
         unread_inputs=checkpoint.unread_inputs,
         adapter=None if checkpoint.adapter is None else checkpoint.adapter.name,
         parity=NOT_MEASURED,

@@ -219,7 +219,12 @@ class ForestGraph(nn.Module):
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
         inputs = dict(zip(self.contract.inputs, tensors, strict=True))
-        cache = _cache(self.contract, inputs)
+        caches = self.contract.caches
+        past = {
+            (entry.layer, entry.kind): tuple(inputs[past_name(entry.layer, p)] for p in entry.parts)
+            for entry, _ in caches
+        }
+        cache = ForestCache(past, {e.kind: inputs[space.write_indices] for e, space in caches})
         arguments: dict[str, Any] = {
             "input_ids": inputs[INPUT_IDS],
             "position_ids": inputs[POSITION_IDS],
@@ -241,15 +246,6 @@ class ForestGraph(nn.Module):
         model: Any = self.model
         logits: Tensor = model(**call.arguments).logits.squeeze(0)
         return logits
-
-
-def _cache(contract: ExportContract, inputs: Mapping[str, Tensor]) -> ForestCache:
-    past = {
-        (entry.layer, entry.kind): tuple(inputs[past_name(entry.layer, p)] for p in entry.parts)
-        for entry, _ in contract.caches
-    }
-    kinds = {entry.kind: inputs[space.write_indices] for entry, space in contract.caches}
-    return ForestCache(past, kinds)
 
 
 def captured_graph(

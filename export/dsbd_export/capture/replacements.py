@@ -12,7 +12,7 @@ Rotary frequencies that depend on the length of the sequence: "longrope" switche
 factors, "dynamic" widens its base, both only beyond a limit that their config names.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from statistics import NormalDist
 from typing import Any
@@ -292,7 +292,9 @@ def choose_rope(model: nn.Module, context_length: int) -> None:
     for module in model.modules():
         rotary: Any = module
         kind = getattr(rotary, "rope_type", None)
-        for prefix, layer_type in _layer_types(kind, "longrope"):
+        kinds = kind if isinstance(kind, dict) else {None: kind}
+        for layer_type in (layer_type for layer_type, each in kinds.items() if each == "longrope"):
+            prefix = "" if layer_type is None else f"{layer_type}_"
             parameters = rotary.config.rope_parameters
             parameters = parameters if layer_type is None else parameters[layer_type]
             limit = parameters["original_max_position_embeddings"]
@@ -303,14 +305,6 @@ def choose_rope(model: nn.Module, context_length: int) -> None:
             )
             for name in ("inv_freq", "original_inv_freq"):
                 getattr(rotary, f"{prefix}{name}").data = frequencies.clone()
-
-
-def _layer_types(kind: Any, wanted: str) -> Iterator[tuple[str, str | None]]:
-    """Yield the prefix and the layer type of all rotary embeddings of a module that are wanted."""
-    kind_by_type = kind if isinstance(kind, dict) else {None: kind}
-    for layer_type, each in kind_by_type.items():
-        if each == wanted:
-            yield "" if layer_type is None else f"{layer_type}_", layer_type
 
 
 def fix_rope(model: nn.Module) -> None:

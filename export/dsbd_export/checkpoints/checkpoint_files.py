@@ -61,18 +61,13 @@ def read_proposed_tokens(folder: Path, vocab_size: int) -> NDArray[np.int64] | N
         raise ExportError(
             f"{file} is not JSON ({error}); copy it again from the trained draft"
         ) from error
-    if not _are_tokens(content, vocab_size):
+    is_list = isinstance(content, list) and all(type(each) is int for each in content)
+    if not is_list or not content or content != sorted(set(content) & set(range(vocab_size))):
         raise ExportError(
             f"{file} is not an ascending list of distinct token ids from 0 to {vocab_size - 1}; "
             "copy it again from the trained draft"
         )
     return np.array(content, np.int64)
-
-
-def _are_tokens(content: Any, vocab_size: int) -> bool:
-    if not isinstance(content, list) or any(type(each) is not int for each in content):
-        return False
-    return content == sorted(set(content) & set(range(vocab_size))) and bool(content)
 
 
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -114,19 +109,16 @@ def widen_constants(model: PreTrainedModel) -> None:
 def _widen(module: nn.Module, owner: PreTrainedModel) -> None:
     """Widen a module and its children; ``owner``: the model that computes their values."""
     owner = module if isinstance(module, PreTrainedModel) else owner
-    rounded = [name for name in module._non_persistent_buffers_set if _is_low(module, name)]
+    low = (torch.float16, torch.bfloat16)
+    buffers = {name: getattr(module, name) for name in module._non_persistent_buffers_set}
+    rounded = [name for name, each in buffers.items() if each is not None and each.dtype in low]
     for name in rounded:
-        setattr(module, name, torch.zeros_like(getattr(module, name), dtype=torch.float32))
+        setattr(module, name, torch.zeros_like(buffers[name], dtype=torch.float32))
     if rounded:
         with torch.no_grad():
             owner._init_weights(module)  # keeps loaded weights
     for child in module.children():
         _widen(child, owner)
-
-
-def _is_low(module: nn.Module, buffer: str) -> bool:
-    value = getattr(module, buffer)
-    return value is not None and value.dtype in (torch.float16, torch.bfloat16)
 
 
 def safetensors_files(folder: Path) -> list[Path]:

@@ -107,7 +107,12 @@ class _Reader:
             if key in values:
                 raise self._damaged(f"{key} is in it twice")
             values[key] = self._value(self._number(_U32, key), key)
-        self._refuse_part(values)
+        count, number = values.get("split.count", 0), values.get("split.no", 0)
+        if isinstance(count, int) and count > 1:
+            raise ExportError(
+                f"{self._file} begins as part {number + 1} of the {count} parts of a model, a "
+                f"whole one is needed; {_MERGE} (cat does not join them)"
+            )
         shapes, end = self._tensors(num_tensors, values)
         if self._data[end : end + len(MAGIC)] == MAGIC:
             raise ExportError(
@@ -115,16 +120,6 @@ class _Reader:
                 f"model; {_MERGE}"
             )
         return GgufHeader(file=self._file, values=values, shapes=shapes)
-
-    def _refuse_part(self, values: Mapping[str, Any]) -> None:
-        count = values.get("split.count", 0)
-        if not isinstance(count, int) or count <= 1:
-            return
-        number = values.get("split.no", 0) + 1
-        raise ExportError(
-            f"{self._file} begins as part {number} of the {count} parts of a model, a whole one is "
-            f"needed; {_MERGE} (cat does not join them)"
-        )
 
     def _tensors(
         self, number: int, values: Mapping[str, Any]

@@ -140,7 +140,10 @@ def _layer_refusals(config: FeatureDraftConfig) -> Iterator[str]:
 
 def _config_of(content: Mapping[str, Any]) -> FeatureDraftConfig:
     is_flat = LIBRARY_TYPE not in content
-    layer = _layer_config({"model_type": "llama", **content} if is_flat else content[_LAYER_CONFIG])
+    own = {"model_type": "llama", **content} if is_flat else dict(content[_LAYER_CONFIG])
+    if (kind := own.get("model_type")) not in _LAYER_CONFIGS:
+        raise ValueError(f"its layer has model_type {kind!r}, supported are {list(_LAYER_CONFIGS)}")
+    layer = _LAYER_CONFIGS[kind].from_dict(own)
     ids = (content.get("eagle_config") or {}).get(_LAYER_IDS) if is_flat else None
     num_own = content.get("draft_vocab_size") if is_flat else content["draft_vocab_size"]
     return FeatureDraftConfig(
@@ -155,13 +158,6 @@ def _config_of(content: Mapping[str, Any]) -> FeatureDraftConfig:
         fc_bias=is_flat and bool(content.get("bias")),
         ties_head=is_flat and bool(content.get("tie_word_embeddings")),
     )
-
-
-def _layer_config(content: Mapping[str, Any]) -> PreTrainedConfig:
-    kind = content.get("model_type")
-    if kind not in _LAYER_CONFIGS:
-        raise ValueError(f"its layer has model_type {kind!r}, supported are {list(_LAYER_CONFIGS)}")
-    return _LAYER_CONFIGS[kind].from_dict(dict(content))
 
 
 def _layers(ids: Any, offset: int) -> tuple[int, ...] | None:

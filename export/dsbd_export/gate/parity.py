@@ -83,7 +83,7 @@ def measured_parity(
 ) -> ParityReport:
     """Run every case on the engine of a bundle, then its prune.onnx; return the errors found.
 
-    in_float64: for a limit of the largest error: returns whether a case above it is rounding;
+    in_float64: for a limit of the largest error: returns whether a case above it is rounding.
 
     Raises ExportError if a case computes something else than the checkpoint (NaN, other tokens), or
     a row is moved wrongly.
@@ -120,13 +120,8 @@ def _checked_cases(
         for reference in counted(references, counter):
             case = reference.case
             found = divergence(engine.logits(case), reference.logits)
-            cases.append(
-                ParityCase(
-                    name=case.name,
-                    prompt_length=case.prompt_length,
-                    **vars(found),
-                )
-            )
+            length = case.prompt_length
+            cases.append(ParityCase(name=case.name, prompt_length=length, **vars(found)))
     check_prune(bundle, checkpoint)
     return cases
 
@@ -251,20 +246,15 @@ class ParityLimit:
 
     def of_case(self, result: ParityCase) -> float:
         """Return the largest error of a case that passes; infinite where a mean is of one row."""
-        if result.name == TEXT:
+        if result.name == TEXT or self.measure == MAX_ABS_ERROR:
             return self.value
-        return math.inf if self.measure == MEAN_KL and _has_one_row(result) else self.forest_value
+        if result.name == DECODE or (result.name == PREFILL and result.prompt_length == 1):
+            return math.inf
+        return min(self.value * _FOREST_FACTOR, max(self.value, _HIGHEST_FOREST_LIMIT))
 
     def admits(self, result: ParityCase) -> bool:
         """Return whether a case passes; not where its error is no number."""
         return self.error_of(result) <= self.of_case(result)
-
-    @property
-    def forest_value(self) -> float:
-        """Return the largest that passes on a forest of random tokens."""
-        if self.measure == MAX_ABS_ERROR:
-            return self.value
-        return min(self.value * _FOREST_FACTOR, max(self.value, _HIGHEST_FOREST_LIMIT))
 
     def needed_by(self, result: ParityCase) -> float:
         """Return the smallest ``value`` that admits a case."""
@@ -272,10 +262,6 @@ class ParityLimit:
         if self.measure == MAX_ABS_ERROR or result.name == TEXT or error > _HIGHEST_FOREST_LIMIT:
             return error
         return error / _FOREST_FACTOR
-
-
-def _has_one_row(result: ParityCase) -> bool:
-    return result.name == DECODE or (result.name == PREFILL and result.prompt_length == 1)
 
 
 def parity_limit(config: ModelOptions, shared: str = "none") -> ParityLimit:

@@ -186,11 +186,9 @@ def attend_exactly(
     layers: Sequence[int],
     largest_values: Mapping[int, NDArray[np.float32]] | None,
 ) -> int:
-    """Rewrite all attention of ``model`` in place; return the number of attentions.
+    """Rewrite all attention in place, or raise ExportError; return the number of attentions.
 
     largest_values: of each layer, (Hkv, D), for sums of integers; None for sums in double.
-
-    Raises ExportError if it has no exact form.
     """
     if reason := without_exact_form(model, layers):
         raise ExportError(f"attention='exact' has no form here: {reason}; use attention='fused'")

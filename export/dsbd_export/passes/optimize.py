@@ -262,7 +262,7 @@ class GroupQueryHeads(RewriteRuleClassBase):  # type: ignore[misc]  # untyped li
     ) -> MatchResult:
         result = MatchResult()
         for value in (query, key, others["value"]):
-            if _heads_and_width(value) is None:
+            if heads_and_width(value) is None:
                 return result.fail("heads are not known as (1, H, rows, D)", value)
         if query.shape[1] == key.shape[1]:  # type: ignore[index]  # as checked above
             return result.fail("every query head has a key head of its own", query)
@@ -315,7 +315,7 @@ def added_mask(tape: ir.tape.Tape, mask: ir.Value, dtype: ir.DataType | None) ->
     return tape.op("Cast", [added], {"to": dtype})
 
 
-def _heads_and_width(value: ir.Value) -> tuple[int, int] | None:
+def heads_and_width(value: ir.Value) -> tuple[int, int] | None:
     """Return H and D of a value (1, H, rows, D) where both are known numbers."""
     if value.shape is None or len(value.shape) != 4:
         return None
@@ -325,6 +325,6 @@ def _heads_and_width(value: ir.Value) -> tuple[int, int] | None:
 
 def known_heads_and_width(value: ir.Value) -> tuple[int, int]:
     """Return H and D of a value (1, H, rows, D), which are known numbers."""
-    found = _heads_and_width(value)
+    found = heads_and_width(value)
     assert found is not None  # as checked
     return found

@@ -94,10 +94,7 @@ _MOST_TEXTS = 32  # which share them
 
 
 def calibration_case(checkpoint: Checkpoint, data: Sequence[str]) -> ForestCase:
-    """Return text that the checkpoint reads once, as one prefill; the head reads every row.
-
-    Raises ExportError if they are no readable texts.
-    """
+    """Return text as one prefill, whose head reads every row; raise ExportError if unreadable."""
     if data:
         texts = list(itertools.islice(_texts(data), _MOST_TEXTS))
         if not texts:
