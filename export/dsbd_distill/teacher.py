@@ -233,11 +233,11 @@ class Teacher:
                 past = getattr(out, name)
                 logits = self._ruled(out.logits[:, -1:].float(), pieces)
                 drawn = draws.draw(logits, lengths <= position)
-                draws.end(position + 1 >= lengths + num_new)
+                draws.is_over |= position + 1 >= lengths + num_new
                 if position < longest:
                     drawn = torch.where(lengths <= position, drawn, given[:, position])
                 pieces.append(drawn[:, None])
-                if draws.are_over:
+                if draws.is_over.all():
                     break
         rows = torch.cat(pieces, dim=1).cpu().numpy()
         found = Lesson(rows[:, :-1].astype(np.uint32), *draws.labels())
@@ -281,7 +281,7 @@ class Draws:
         self._sampling = sampling
         self._generator = generator
         self._ends = torch.tensor([*ends], dtype=torch.int64, device=device)
-        self._is_over = torch.zeros(num_rows, dtype=torch.bool, device=device)
+        self.is_over = torch.zeros(num_rows, dtype=torch.bool, device=device)  # by row
         self._tops: list[tuple[NDArray[np.uint32], NDArray[np.float32]]] = []
         self._counted: list[Tensor] = []
 
@@ -289,21 +289,13 @@ class Draws:
         """Return a token for each row, (B,) int64, by logits (B, 1, V) and has_begun (B,) bool."""
         teacher, sampling = self._teacher, self._sampling
         self._tops.append(teacher.top(logits))
-        draws = has_begun & ~self._is_over
+        draws = has_begun & ~self.is_over
         self._counted.append(draws)
         best = logits[:, -1].topk(min(sampling.top_k, teacher.vocab_size))
         picked = torch.multinomial(sampling.probs(best.values), 1, generator=self._generator)
         drawn = best.indices.gather(-1, picked)[:, 0]
-        self._is_over = self._is_over | (draws & torch.isin(drawn, self._ends))
+        self.is_over |= draws & torch.isin(drawn, self._ends)
         return drawn
-
-    def end(self, rows: Tensor) -> None:
-        """End rows, (B,) bool."""
-        self._is_over = self._is_over | rows
-
-    @property
-    def are_over(self) -> bool:
-        return bool(self._is_over.all())
 
     def labels(self) -> tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.bool_]]:
         """Return ids and log-probabilities, (B, T, NUM_TOP), and which count, (B, T)."""

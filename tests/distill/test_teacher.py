@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from dsbd_distill import pool as pool_module
+from dsbd_distill import acceptance as pool_module
 from dsbd_distill import teacher as module
 from dsbd_distill.acceptance import STEPS_A_ROUND, Pool
 from dsbd_distill.lesson import NUM_TOP, Lesson, joined

@@ -67,7 +67,7 @@ def test_a_kind_of_state_is_one_class(checkpoint):
     model = load_model(checkpoint)
     source.probed(model, "fp32")
     form = prepare_for_capture(model)
-    module = ForestGraph(model, [*source.parts(ModelOptions()), Depths()], form)
+    module = ForestGraph(model, [*source.parts(ModelOptions()), Depths(checkpoint)], form)
     graph = captured_graph(module, checkpoint, module.contract, silent)
     optimize_graph(graph)
     check_contract(graph, module.contract, form)

@@ -23,11 +23,9 @@ from dsbd_export.capture.forest_graph import (
     Made,
 )
 from dsbd_export.checkpoints.checkpoint import Checkpoint
-from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import ParityEngine, parity_engine
 from dsbd_export.parity_cases import ComputeIn, ForestCase, Reference
-from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.parts.feature_memory import FEATURE_ROWS, FEATURES, HostFeatures
 from dsbd_runtime.parts.features import FeatureEntry
 
@@ -77,8 +75,19 @@ class ExportedFeatures(ExportPart):
         return kept
 
     def complete(self, made: Made) -> dict[str, Any]:
-        made.report(f"{self._checkpoint.role}: comparing its features with the checkpoint")
-        check_features(made.judged, self._checkpoint, made.references, made.options)
+        checkpoint, options = self._checkpoint, made.options
+        made.report(f"{checkpoint.role}: comparing its features with the checkpoint")
+        (text,) = (reference for reference in made.references if reference.features is not None)
+        assert text.features is not None
+        with parity_engine(made.judged, checkpoint.role) as engine:
+            error = relative_error(engine, text.case, text.features)
+        limit = _LIMITS.get((options.dtype, options.quantize), _LIMIT_QUANTIZED)
+        if not error <= limit:  # also when it is NaN
+            raise ExportError(
+                f"parity failed: the features of the {checkpoint.role} (family "
+                f"{checkpoint.family}) differ from the checkpoint's by {error:.3g} of their norm, "
+                f"the limit is {limit:.3g}; export it without --features"
+            )
         return {}
 
 
@@ -150,23 +159,6 @@ class LayerInputs:
                 "hidden states, so its features cannot be taken; export it without --features"
             )
         self.seen[layer] = hidden
-
-
-def check_features(
-    bundle: Bundle, checkpoint: Checkpoint, references: Sequence[Reference], config: ModelOptions
-) -> None:
-    """Raise ExportError unless the engine returns the references' features up to rounding."""
-    (text,) = (reference for reference in references if reference.features is not None)
-    assert text.features is not None
-    with parity_engine(bundle, checkpoint.role) as engine:
-        error = relative_error(engine, text.case, text.features)
-    limit = _LIMITS.get((config.dtype, config.quantize), _LIMIT_QUANTIZED)
-    if not error <= limit:  # also when it is NaN
-        raise ExportError(
-            f"parity failed: the features of the {checkpoint.role} (family {checkpoint.family}) "
-            f"differ from the checkpoint's by {error:.3g} of their norm, the limit is {limit:.3g}; "
-            "export it without --features"
-        )
 
 
 def relative_error(engine: ParityEngine, case: ForestCase, wanted: NDArray[np.float32]) -> float:

@@ -60,9 +60,10 @@ _CRASHING = frozenset({"diffllama"})
 def add_engines(bundle_path: Path, options: TensorrtOptions, *, report: Report) -> Manifest:
     """Build the engines of a bundle from its ONNX files, in place of those that it has.
 
-    The bundle is replaced as a whole at the end; after any error it is as it was. Raises ExportError
-    if TensorRT cannot build for the options, BundleError if there is no such bundle or it cannot be
-    written, ProviderError if TensorRT is not installed.
+    The bundle is replaced as a whole at the end; after any error it is as it was.
+
+    Raises ExportError if TensorRT cannot build for the options, BundleError if there is no such
+    bundle or it cannot be written, ProviderError if TensorRT is not installed.
     """
     bundle = open_bundle(bundle_path)
     manifest = bundle.manifest
