@@ -275,7 +275,10 @@ def tokens_to_propose(
         report(phase)
         pool = pool_of(config, teaching, work, splits_batches=False)
         expected = np.zeros(len(counts))
-        rounds = range(_num_rounds(teaching))
+        num_rounds = 1
+        if (reader := teaching.reader) is not None:  # no source is used twice
+            num_rounds = -(-len(streams.train_prompts) // reader.answers_a_round)
+        rounds = range(min(_FIRST_ROUNDS, num_rounds))
         for answers in map(pool.answers_of, counted(rounds, Counter(phase, "rounds", report))):
             ids, log_probs = answers.ids[answers.counted], answers.log_probs[answers.counted]
             expected += np.bincount(ids.ravel(), np.exp(log_probs).ravel(), len(counts))
@@ -287,14 +290,6 @@ def tokens_to_propose(
         f"the draft proposes {len(found):,} of {len(counts):,} tokens, {share:.2%} of what was seen"
     )
     return found
-
-
-def _num_rounds(teaching: Teaching) -> int:
-    """Return how many rounds the proposed tokens are chosen from: no source is used twice."""
-    if teaching.reader is None:
-        return 1
-    num_prompts, a_round = len(teaching.streams.train_prompts), teaching.reader.answers_a_round
-    return min(_FIRST_ROUNDS, -(-num_prompts // a_round))
 
 
 def _observer(

@@ -8,10 +8,9 @@ A feature draft has the target's features for committed tokens, and its own for 
 every position is computed several times (EAGLE-3's training-time test):
 
     step 0: row t reads the target's feature of the token before it
-    step j: row t reads the own feature of row t - 1 in step j - 1
+    step j: row t, after j drafted tokens, reads the own feature of row t - 1 in step j - 1
 
-Row t of step j follows j drafted tokens. With 4 rows, row 3 of step 2 sees rows 0 and 1 of step 0,
-row 2 of step 1, and itself.
+With 4 rows, row 3 of step 2 sees rows 0 and 1 of step 0, row 2 of step 1, and itself.
 """
 
 from collections.abc import Iterator

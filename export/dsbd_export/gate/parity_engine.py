@@ -191,7 +191,12 @@ class ParityEngine:
         """Return what the engine returns for the R compared nodes, one forward of all requests."""
         requests = case.requests
         if self._has_recent_rows:
-            requests = (_stranger(case), *requests)
+            # A request of one node, whose logits are not compared.
+            one, none, root = case.node_ids[:1], case.prefix_ids[:0], np.array([-1])
+            stranger = ForestCase(
+                name="stranger", prefix_ids=none, node_ids=one, parents=root, rows=none
+            )
+            requests = (stranger, *requests)
         with as_export_errors():
             self.model.keep(NO_INTS)
             self._hold(case)
@@ -256,18 +261,6 @@ class ParityEngine:
             found = replace(found, forwards=(target, own))
             num_known = int((case.parents < num_known).sum())
         return found
-
-
-def _stranger(case: ForestCase) -> ForestCase:
-    """Return a request of one node, whose logits are not compared."""
-    none = case.prefix_ids[:0]
-    return ForestCase(
-        name="stranger",
-        prefix_ids=none,
-        node_ids=case.node_ids[:1],
-        parents=np.array([-1]),
-        rows=none,
-    )
 
 
 @contextlib.contextmanager
