@@ -98,6 +98,11 @@ def largest_shape(
     return [shape for shape, size in sizes if size <= most][-1]
 
 
+def head_dim_of(hidden_size: int) -> int:
+    """Return the size of an attention head at a width of the draft."""
+    return _WIDE_HEAD_DIM if hidden_size >= _WIDE else _HEAD_DIM
+
+
 def new_draft(
     target: PreTrainedModel, checkpoint: Checkpoint, shape: DraftShape, seed: int
 ) -> PreTrainedModel:
@@ -126,7 +131,7 @@ def llama_config(
 ) -> LlamaConfig:
     """Return a config with the target's vocabulary, context and base of rotary frequencies."""
     rope = getattr(checkpoint.config, "rope_parameters", None) or {}
-    head_dim = _WIDE_HEAD_DIM if hidden_size >= _WIDE else _HEAD_DIM
+    head_dim = head_dim_of(hidden_size)
     return LlamaConfig(
         vocab_size=checkpoint.vocab_size,
         hidden_size=hidden_size,
