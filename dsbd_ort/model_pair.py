@@ -14,9 +14,7 @@ import numpy as np
 
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodingConfig
-from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import LearnedCosts, learn_from_first_calls
-from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.kv_cache import PrefixCache, RowIdentity
 from dsbd_ort.decoding.option_table import OPTION_TABLE
 from dsbd_ort.pipeline_options import PipelineOptions

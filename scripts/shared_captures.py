@@ -17,10 +17,10 @@ from typing import Any, Protocol, cast
 import onnx
 import onnx_ir as ir
 
-from dsbd_export.capture.part import ExportPart
+from dsbd_export.capture.forest_graph import ExportPart
 from dsbd_export.checkpoints.checkpoint import Checkpoint
-from dsbd_export.model_kinds import source_of
 from dsbd_export.model_source import EngineGraph, ModelSource
+from dsbd_export.opening import source_of
 from dsbd_export.progress import Report
 
 

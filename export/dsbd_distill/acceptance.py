@@ -1,7 +1,14 @@
-"""Held-out acceptance: how often speculative sampling would accept a token."""
+"""Rows that the target labels: the pool that a draft is trained on, and held-out acceptance.
+
+A pool has rounds on disk, made when they are needed. A round holds windows of the texts, samples of
+the target after such windows, and long windows; for chats and sources, the target's answers. It
+depends only on the seed and its number. Acceptance is how often speculative sampling would accept a
+token of a draft.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +19,145 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from dsbd_distill.lesson import NUM_TOP, Lesson
-from dsbd_distill.loss import selected
-from dsbd_distill.teacher import Sampling, Teacher, TorchDevice
+from dsbd_distill.lesson import BYTES_PER_FEATURE, Lesson
+from dsbd_distill.loss import Best, selected
+from dsbd_distill.teacher import (
+    CHAT_SAMPLING,
+    TEXT_SAMPLING,
+    Sampling,
+    Teacher,
+    TorchDevice,
+    num_labels,
+)
+from dsbd_export.chats import MOST_NEW, NO_PROMPTS, Prompts
 from dsbd_export.progress import Counter, Report
+from dsbd_export.texts import Tokens, windows
+
+STEPS_A_ROUND = 96
+_NUM_ROUNDS = 32  # kept
+_MOST_FEATURE_BYTES = 4 * 2**30  # of all rounds that are kept
+_LENGTH = {"texts": 256, "samples": 128, "long": 2048}  # of rows, if the context is long enough
+_ROWS = {"texts": 64, "samples": 128, "long": 4, "answers": 64}  # of a round
+_BATCH = {"texts": 4, "samples": 8, "long": 1, "answers": 16}  # of a step: small ones learn fastest
+_LONG_EVERY = 8  # one step in eight has long rows, the others both short kinds
+_LEAST_PROMPT = 8  # tokens before a sample; at most half of its row
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Rows by round."""
+
+    folder: Path  # of the rounds
+    texts: Tokens
+    teacher: Teacher  # labels and samples
+    context_length: int  # the longest row
+    seed: int  # of everything drawn
+    prompts: Prompts = NO_PROMPTS
+    ends: Sequence[int] = ()  # tokens that end an answer
+    # most tokens of an answer; None: what the longest prompt leaves, at most ``MOST_NEW``
+    most_new: int | None = None
+    num_answers: int = _ROWS["answers"]
+    answers_a_step: int = _BATCH["answers"]  # of a round's answers
+    steps_a_round: int = STEPS_A_ROUND  # steps until the next round is made
+    splits_batches: bool = True  # whether batches have few rows, to bound the draft's logits
+
+    def batches(self, step: int) -> list[tuple[Tensor, ...]]:
+        """Return the batches of a step, all of about the same number of labels."""
+        newest = step // self.steps_a_round
+        self._make(newest)
+        rng = np.random.default_rng((self.seed, step, 1))
+        number = int(rng.integers(max(0, newest - self.num_rounds + 1), newest + 1))
+        self._make(number)
+        kinds = self._kinds_of(step)
+        return [batch for kind in kinds for batch in self._drawn(number, kind, rng)]
+
+    @property
+    def num_rounds(self) -> int:
+        """Return how many rounds are kept: at least one, fewer if features are wide."""
+        features = self.teacher.features
+        if features is None:
+            return _NUM_ROUNDS
+        num_tokens = 0.0
+        if len(self.texts):
+            num_tokens += sum(_ROWS[kind] * self._length(kind) for kind in _LENGTH)
+        if len(self.prompts):
+            of_prompts = len(self.prompts.tokens) / len(self.prompts)
+            num_tokens += self.num_answers * (of_prompts + MOST_NEW)
+        a_round = num_tokens * features.width * BYTES_PER_FEATURE
+        return int(min(max(_MOST_FEATURE_BYTES // a_round, 1), _NUM_ROUNDS))
+
+    def answers_of(self, number: int) -> Lesson:
+        """Return the target's answers in a round, which is made if it is missing."""
+        self._make(number)
+        return self._read(number, "answers")
+
+    def _kinds_of(self, step: int) -> tuple[str, ...]:
+        """Return the kinds of rows of a step; chats and texts take turns."""
+        if len(self.prompts) and (not len(self.texts) or step % 2 == 0):
+            return ("answers",)
+        return ("long",) if step % _LONG_EVERY == _LONG_EVERY - 1 else ("texts", "samples")
+
+    def _drawn(self, number: int, kind: str, rng: np.random.Generator) -> list[tuple[Tensor, ...]]:
+        rows = self._read(number, kind)
+        most = self.answers_a_step if kind == "answers" else _BATCH[kind]
+        size = min(most, len(rows.tokens))
+        chosen = np.sort(rng.choice(len(rows.tokens), size, replace=False))
+        if not self.splits_batches:
+            return [rows.batch(chosen, self.teacher.device.name)]
+        at_once = self.teacher.device.rows_at_once(rows.ids.shape[1], self.teacher.vocab_size)
+        parts = np.array_split(chosen, -(-len(chosen) // at_once))
+        return [rows.batch(part, self.teacher.device.name) for part in parts]
+
+    def _file(self, number: int, kind: str) -> Path:
+        return self.folder / f"{number:06d}_{kind}.npz"
+
+    def _read(self, number: int, kind: str) -> Lesson:
+        has_features = self.teacher.features is not None
+        return Lesson.read(self._file(number, kind), with_features=has_features)
+
+    def _make(self, number: int) -> None:
+        """Write a round unless it is there."""
+        has_features = self.teacher.features is not None
+        kinds = [*_LENGTH] * bool(len(self.texts)) + ["answers"] * bool(len(self.prompts))
+        files = [self._file(number, kind) for kind in kinds]
+        if all(Lesson.is_stored(file, with_features=has_features) for file in files):
+            return
+        self.folder.mkdir(exist_ok=True)
+        rng = np.random.default_rng((self.seed, number, 0))
+        made = self._texts_round(rng) if len(self.texts) else {}
+        made |= self._chats_round(rng) if len(self.prompts) else {}
+        for kind, rows in made.items():
+            narrow = rows.log_probs.astype(np.float16)
+            dataclasses.replace(rows, log_probs=narrow).write(self._file(number, kind))
+        for old in self.folder.glob("*.np[yz]"):
+            if int(old.stem[:6]) <= number - self.num_rounds:
+                old.unlink()  # a resumed training that needs it makes it again
+
+    def _length(self, kind: str) -> int:
+        return min(_LENGTH[kind], self.context_length, len(self.texts))
+
+    def _texts_round(self, rng: np.random.Generator) -> dict[str, Lesson]:
+        labelled = {}
+        for kind in ("texts", "long"):
+            length = self._length(kind)
+            rows = windows(self.texts, _ROWS[kind], length, rng)
+            labelled[kind] = self.teacher.label(rows, num_labels(length, self.teacher.vocab_size))
+        length = self._length("samples")
+        prompt_length = int(rng.integers(min(_LEAST_PROMPT, length // 2), length // 2 + 1))
+        prompts = windows(self.texts, _ROWS["samples"], prompt_length, rng)
+        seed = int(rng.integers(2**62))
+        _, labelled["samples"] = self.teacher.sample(prompts, length, TEXT_SAMPLING, seed)
+        return labelled
+
+    def _chats_round(self, rng: np.random.Generator) -> dict[str, Lesson]:
+        prompts = self.prompts.chosen(self.num_answers, rng)
+        num_new = self.most_new
+        if num_new is None:
+            num_new = min(MOST_NEW, self.context_length - max(map(len, prompts)))
+        seed = int(rng.integers(2**62))
+        found = self.teacher.answer(prompts, num_new, CHAT_SAMPLING, self.ends, seed)
+        return {"answers": found}
+
 
 COVERED = 4  # best tokens of the target, looked up among as many of the draft
 MOST_HELD_OUT = 64  # tokens of a sample, and of the prompts of texts
@@ -70,26 +212,6 @@ class HeldOutPrompts:
 def prompt_length(context_length: int, num_held_out: int) -> int:
     """Return the length of prompts of texts, and of the samples after them."""
     return min(MOST_HELD_OUT, context_length // 2, num_held_out // 2)
-
-
-@dataclass(frozen=True)
-class Best:
-    """The most probable tokens of a draft."""
-
-    # ids, logits: (n, K) int64 and float32, the best first; logits up to a constant
-    ids: Tensor
-    logits: Tensor
-
-    @classmethod
-    def of(cls, logits: Tensor, tokens: Tensor | None = None) -> Best:
-        """Return the best of logits, (n, V), of ``tokens``, (V,) int64; None: 0, 1, 2, ..."""
-        found = logits.float().topk(min(NUM_TOP, logits.shape[-1]))
-        return cls(found.indices if tokens is None else tokens[found.indices], found.values)
-
-    def probs_of(self, ids: Tensor, sampling: Sampling) -> Tensor:
-        """Return the probabilities of tokens, (n, J), if the draft samples from its best."""
-        probs = sampling.probs(self.logits)
-        return ((ids[:, :, None] == self.ids[:, None]) * probs[:, None]).sum(-1)
 
 
 BestByDepth = Callable[[Tensor, Tensor, Tensor | None], Iterable[Best]]

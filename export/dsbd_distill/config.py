@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsbd_export.config import LEAST_DRAFT_VOCAB, ModelOptions, check_num_threads
+from dsbd_export.config import LEAST_DRAFT_VOCAB, check_num_threads
 from dsbd_export.errors import ExportError
 
 _SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
@@ -17,49 +17,34 @@ _MOST_COVERAGE = 16  # lessons have the 32 most probable tokens of the target
 
 @dataclass(frozen=True, kw_only=True)
 class DistillConfig:
-    """Options of a distillation.
+    """Options of a distillation."""
 
-    Attributes:
-        target: folder or Hugging Face hub id of the target checkpoint.
-        data: files, folders or patterns of data, see ``texts``.
-        exclude: patterns of files that ``data`` would otherwise include.
-        output: folder of the draft, which must not exist; work in progress is next to it.
-        kind: "model" for a small model of its own, "feature" for one transformer layer over the
-            target's hidden states (EAGLE-3).
-        params: most parameters of the draft, such as "30M"; None for a tenth of the target's.
-        target_layers: begin with this many transformer layers of the target instead, in its width.
-            Drafts for encoder-decoders always do, with layers of the decoder. None: 1.
-        draft_vocab: number of tokens that the draft proposes, the most frequent of the texts and of
-            the target's answers; None: all of the target's.
-        coverage: number of beams whose candidates the draft must propose, see ``loss.Coverage``;
-            None: the loss is that of the next token.
-        language: code of the language of all audio, for a target that reads sound; None: detected.
-        task: "transcribe" or "translate", for such a target that does both; None: the first.
-        learn_answers: learn the answers in chats as well, as texts.
-        minutes: of training, samples of the target included.
-        steps: optimizer steps instead of minutes, so that the draft does not depend on the
-            machine's speed.
-        num_threads: of torch; None for its default. May differ when a command resumes.
-    """
-
-    target: str
-    data: tuple[str, ...]
-    output: Path
-    exclude: tuple[str, ...] = ()
+    target: str  # folder or Hugging Face hub id of the target checkpoint
+    data: tuple[str, ...]  # files, folders or patterns of data, see ``texts``
+    output: Path  # folder of the draft, which must not exist; work in progress is next to it
+    exclude: tuple[str, ...] = ()  # patterns of files that ``data`` would otherwise include
+    # "model" for a small model of its own, "feature" for one transformer layer over the target's
+    # hidden states (EAGLE-3)
     kind: str = MODEL
-    params: str | None = None
+    params: str | None = None  # most parameters, such as "30M"; None for a tenth of the target's
+    # begin with this many transformer layers of the target instead, in its width; drafts for
+    # encoder-decoders always do, with layers of the decoder; None: 1
     target_layers: int | None = None
+    # number of tokens that the draft proposes, the most frequent of the texts and of the target's
+    # answers; None: all of the target's
     draft_vocab: int | None = None
+    # number of beams whose candidates the draft must propose, see ``loss.Coverage``; None: the loss
+    # is that of the next token
     coverage: int | None = None
-    language: str | None = None
-    task: str | None = None
-    learn_answers: bool = False
-    minutes: float = 60.0
-    steps: int | None = None
+    language: str | None = None  # code of the language of all audio; None: detected
+    task: str | None = None  # "transcribe" or "translate", if the target does both; None: the first
+    learn_answers: bool = False  # learn the answers in chats as well, as texts
+    minutes: float = 60.0  # of training, samples of the target included
+    steps: int | None = None  # instead of minutes: the draft does not depend on the machine's speed
     seed: int = 0
     revision: str | None = None
     trust_remote_code: bool = False
-    num_threads: int | None = None
+    num_threads: int | None = None  # of torch; may differ when a command resumes
 
     def __post_init__(self) -> None:
         check_num_threads(self.num_threads)
@@ -86,12 +71,7 @@ class DistillConfig:
                 f"coverage={self.coverage} is out of range; use the number of beams, 2 to "
                 f"{_MOST_COVERAGE}, or leave it out"
             )
-        least_of = {
-            "steps": 1,
-            "target_layers": 1,
-            "seed": 0,
-            "draft_vocab": LEAST_DRAFT_VOCAB,
-        }
+        least_of = {"steps": 1, "target_layers": 1, "seed": 0, "draft_vocab": LEAST_DRAFT_VOCAB}
         for name, least in least_of.items():
             value = getattr(self, name)
             if value is not None and not least <= value < 2**31:
@@ -99,7 +79,6 @@ class DistillConfig:
 
     @property
     def num_params(self) -> int | None:
-        """Return ``params`` as a number."""
         if self.params is None:
             return None
         match = _NUMBER.fullmatch(self.params.strip())
@@ -109,8 +88,3 @@ class DistillConfig:
                 f"params={self.params!r} is not a number of parameters; use one such as 30M or 1.5M"
             )
         return int(count)
-
-    @property
-    def model_options(self) -> ModelOptions:
-        """Return the options for opening the target."""
-        return ModelOptions(revision=self.revision, trust_remote_code=self.trust_remote_code)

@@ -1,4 +1,9 @@
-"""Kind of draft: its first weights, its loss, its acceptance and its files."""
+"""Kinds of drafts: the first weights of each, its loss, its acceptance and its files.
+
+Drafts for encoder-decoders are one or two layers of the target's decoder over its encoder. Not
+trained: the target's encoder, which the export shares, and embeddings and head if the encoder has
+them too, or in speech models.
+"""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -7,15 +12,42 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
 
-from dsbd_distill.acceptance import Acceptance, Best, BestByDepth, acceptance_by_depth
-from dsbd_distill.config import DistillConfig
-from dsbd_distill.draft_head import DraftHead
+from dsbd_distill.acceptance import (
+    Acceptance,
+    BestByDepth,
+    acceptance_by_depth,
+    acceptance_of_model,
+)
+from dsbd_distill.config import FEATURE, DistillConfig
+from dsbd_distill.draft_model import (
+    check_shape,
+    feature_shape,
+    new_draft,
+    new_feature_draft,
+    shape_for,
+    truncated_target,
+    write_feature_draft,
+)
 from dsbd_distill.lesson import Lesson
-from dsbd_distill.loss import Coverage, distance, selected
-from dsbd_distill.teaching import Teaching
+from dsbd_distill.loss import (
+    Best,
+    Coverage,
+    DraftHead,
+    distance,
+    distillation_loss,
+    rollout_loss,
+    rollout_reads,
+    selected,
+)
+from dsbd_distill.sources import SourceRows, cut_decoder
+from dsbd_distill.teaching import Teaching, learns_few_answers
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
-from dsbd_export.checkpoints.json_files import write_proposed_tokens
+from dsbd_export.checkpoints.checkpoint_files import write_proposed_tokens
+from dsbd_export.checkpoints.model_config import num_decoder_layers
+from dsbd_export.encoder_decoder.checkpoint import feature_extractor
 from dsbd_export.errors import ExportError
 
 
@@ -86,8 +118,6 @@ class ProposingDrafts(DraftKind):
         return (mass * distance(log_q, log_p, tv_weight, self._coverage)).mean()
 
     def acceptance(self, draft: Any, samples: list[Lesson]) -> Acceptance:
-        """See DraftKind."""
-
         def best_of(tokens: Tensor, counted: Tensor, _: Tensor | None) -> Any:
             yield self._best(draft, self._read(draft, tokens, counted))
 
@@ -106,3 +136,180 @@ def check_draft_vocab(config: DistillConfig, target: Checkpoint) -> None:
             f"draft_vocab={config.draft_vocab} leaves out none of {target.vocab_size} tokens; "
             "use fewer, or leave it out"
         )
+
+
+_DEFAULT_LAYERS = 1
+
+
+class SourceDrafts(ProposingDrafts):
+    """Decoders of few layers over the target's encoder; see DraftKind."""
+
+    @staticmethod
+    def check(config: DistillConfig, target: Checkpoint) -> None:
+        family = f"the target (family {target.family}), an encoder-decoder"
+        if config.kind == FEATURE:
+            raise ExportError(f"kind={FEATURE!r} is not supported for {family}; leave it out")
+        if config.params is not None:
+            raise ExportError(
+                f"params={config.params!r} is not supported for {family}, whose draft is some "
+                "layers of its decoder; give target_layers, 1 or 2, instead"
+            )
+        if config.learn_answers:
+            raise ExportError(f"learn_answers has no meaning for {family}; leave it out")
+        num_layers, wanted = num_decoder_layers(target.config), _num_layers(config)
+        if wanted >= num_layers:
+            raise ExportError(
+                f"target_layers={wanted} makes no draft: the target's decoder has {num_layers} "
+                "layers; use fewer, such as 1"
+            )
+        check_draft_vocab(config, target)
+
+    def first_draft(self) -> PreTrainedModel:
+        teaching = self._teaching
+        return cut_decoder(teaching.target, teaching.checkpoint, _num_layers(self._config))
+
+    def _rows(self, tokens: Tensor, counted: Tensor) -> tuple[SourceRows, Tensor, Tensor | None]:
+        """Return separated rows of a pool, and the encoder's output for their sources."""
+        reader = self._teaching.reader
+        assert reader is not None  # as the target reads sources
+        rows = SourceRows.of(tokens, counted, reader)
+        return rows, *reader.hidden_states(rows.sources, rows.is_source)
+
+
+class TextSourceDrafts(SourceDrafts):
+    """Drafts for targets that read text; each family has a head of its own."""
+
+    bounds_logits = False
+
+    def _read(self, draft: Any, tokens: Tensor, counted: Tensor) -> Tensor:
+        """Return the logits, (n, V)."""
+        rows, hidden, is_source = self._rows(tokens, counted)
+        out = draft(
+            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+            attention_mask=is_source,
+            decoder_input_ids=rows.targets,
+            use_cache=False,
+        )
+        return selected(out.logits, rows.counted)
+
+    def _log_probs(self, draft: Any, read: Tensor, ids: Tensor) -> Tensor:
+        return self._head.log_probs_of_logits(read.float(), ids)
+
+    def _best(self, draft: Any, read: Tensor) -> Best:
+        return self._head.best_of_logits(read)
+
+
+class SoundDrafts(SourceDrafts):
+    """Drafts for targets that read sound: Whisper's decoders, whose head is the embedding."""
+
+    def _read(self, draft: Any, tokens: Tensor, counted: Tensor) -> Tensor:
+        rows, hidden, _ = self._rows(tokens, counted)
+        out = draft.get_decoder()(
+            input_ids=rows.targets, encoder_hidden_states=hidden, use_cache=False
+        )
+        return selected(out.last_hidden_state, rows.counted)
+
+    def write(self, draft: Any, folder: Path) -> None:
+        super().write(draft, folder)
+        checkpoint = self._teaching.checkpoint
+        made_by = feature_extractor("target", checkpoint.folder, checkpoint.config)
+        with quiet_libraries():
+            made_by.save_pretrained(folder)
+
+
+def _num_layers(config: DistillConfig) -> int:
+    return _DEFAULT_LAYERS if config.target_layers is None else config.target_layers
+
+
+class LlamaDrafts(ProposingDrafts):
+    """Small Llamas of their own shape, which may propose some tokens only."""
+
+    @staticmethod
+    def check(config: DistillConfig, target: Checkpoint) -> None:
+        check_shape(config.num_params, None, target)
+        check_draft_vocab(config, target)
+
+    def first_draft(self) -> PreTrainedModel:
+        target, checkpoint = self._teaching.target, self._teaching.checkpoint
+        num_params = self._config.num_params
+        shape = shape_for(num_params, target.num_parameters(), checkpoint.vocab_size)
+        return new_draft(target, checkpoint, shape, self._config.seed)
+
+    def _read(self, draft: Any, tokens: Tensor, counted: Tensor) -> Tensor:
+        hidden = draft.model(input_ids=tokens, use_cache=False).last_hidden_state
+        return selected(hidden[:, -counted.shape[1] :], counted)
+
+
+class LayerDrafts(DraftKind):
+    """Some transformer layers of the target, in its family."""
+
+    bounds_logits = False
+
+    @staticmethod
+    def check(config: DistillConfig, target: Checkpoint) -> None:
+        if config.draft_vocab is not None:
+            raise ExportError(
+                f"draft_vocab={config.draft_vocab} is not supported with "
+                f"target_layers={config.target_layers}, whose draft has the target's head; give "
+                "params instead, or leave it out"
+            )
+        check_shape(None, config.target_layers, target)
+
+    def first_draft(self) -> PreTrainedModel:
+        num_layers = self._config.target_layers
+        assert num_layers is not None
+        return truncated_target(self._teaching.target, self._teaching.checkpoint, num_layers)
+
+    def loss(self, draft: Any, batch: tuple[Tensor, ...]) -> Tensor:
+        return distillation_loss(draft, batch, self._teaching.device, self._coverage)
+
+    def acceptance(self, draft: Any, samples: list[Lesson]) -> Acceptance:
+        teaching = self._teaching
+        sampling = teaching.held_out.sampling
+        return acceptance_of_model(draft, samples, sampling, teaching.device)
+
+
+class FeatureDrafts(DraftKind):
+    """Single transformer layers over hidden states of the target, which may propose some tokens."""
+
+    @staticmethod
+    def check(config: DistillConfig, target: Checkpoint) -> None:
+        check_draft_vocab(config, target)
+        if config.num_params is not None:
+            feature_shape(config.num_params, 0, target, config.draft_vocab)
+
+    def first_draft(self) -> PreTrainedModel:
+        target, checkpoint = self._teaching.target, self._teaching.checkpoint
+        config, num_of_target = self._config, target.num_parameters()
+        shape = feature_shape(config.num_params, num_of_target, checkpoint, config.draft_vocab)
+        return new_feature_draft(
+            target,
+            checkpoint,
+            shape,
+            config.seed,
+            self._proposed,
+            keeps_embedding=learns_few_answers(config, self._teaching.streams),
+        )
+
+    def loss(self, draft: Any, batch: tuple[Tensor, ...]) -> Tensor:
+        return rollout_loss(draft, batch, self._head, self._teaching.device, self._coverage)
+
+    def acceptance(self, draft: Any, samples: list[Lesson]) -> Acceptance:
+        def best_of(tokens: Tensor, counted: Tensor, features: Tensor | None) -> Any:
+            assert features is not None  # the teacher keeps them
+            for read in rollout_reads(draft, tokens, counted, features):
+                yield self._head.best(read, draft.lm_head.weight)
+
+        return self._measured(draft, best_of, samples)
+
+    def write(self, draft: Any, folder: Path) -> None:
+        write_feature_draft(draft, self._teaching.checkpoint, folder)
+
+
+def draft_kind(config: DistillConfig, target: Checkpoint) -> type[DraftKind]:
+    """Return the kind of draft that the options choose for a target."""
+    if target.encoder is not None:
+        return TextSourceDrafts if target.encoder.speech is None else SoundDrafts
+    if config.kind == FEATURE:
+        return FeatureDrafts
+    return LlamaDrafts if config.target_layers is None else LayerDrafts

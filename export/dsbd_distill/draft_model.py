@@ -1,19 +1,33 @@
-"""Shape and first weights of a draft: a Llama of some size, or some layers of the target."""
+"""Shape and first weights of a draft: a Llama, some layers of the target, or a feature draft.
 
+A feature draft has the layout of the speculators library with the norms of EAGLE 3.1: each hidden
+state of the target is normalized before the projection, and the draft's own feature is its
+normalized output.
+"""
+
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.checkpoints.model_config import normalized_config
 from dsbd_export.errors import ExportError, reason_of
+from dsbd_export.feature_draft.checkpoint import FeatureDraftConfig
+from dsbd_export.feature_draft.model import FeatureDraft
+from dsbd_export.parts.features import default_layers
 
 _HEAD_DIM, _WIDE_HEAD_DIM, _WIDE = 32, 64, 512  # from a hidden size of _WIDE on, heads are wide
+_HIDDEN_SIZES = [*range(32, _WIDE, 32), *range(_WIDE, 8193, 64)]
 _MOST_LAYERS = 16
 _DEFAULT_SHARE = 10  # a tenth of the target's parameters
 _LAYER = re.compile(r"(?<=\.)(layers|h|blocks)\.(\d+)\.")
@@ -27,17 +41,10 @@ class DraftShape:
     num_layers: int
 
     @property
-    def head_dim(self) -> int:
-        """Return the size of an attention head."""
-        return head_dim_of(self.hidden_size)
-
-    @property
     def intermediate_size(self) -> int:
-        """Return the width of the MLP."""
         return self.hidden_size * 11 // 5 // 32 * 32
 
     def num_parameters(self, vocab_size: int) -> int:
-        """Return the number of parameters with a vocabulary."""
         size = self.hidden_size
         layer = 4 * size**2 + 3 * size * self.intermediate_size + 2 * size
         return vocab_size * size + self.num_layers * layer + size
@@ -65,7 +72,7 @@ def shape_for(wanted: int | None, num_of_target: int, vocab_size: int) -> DraftS
     """Return the largest shallow shape of at most ``wanted`` parameters; see ``largest_shape``."""
     shapes = [
         DraftShape(hidden_size=size, num_layers=min(2 + size // 128, _MOST_LAYERS))
-        for size in hidden_sizes()
+        for size in _HIDDEN_SIZES
     ]
     sizes = [(shape, shape.num_parameters(vocab_size)) for shape in shapes]
     return largest_shape(wanted, num_of_target, sizes, vocab_size)
@@ -77,11 +84,9 @@ _Shape = TypeVar("_Shape")
 def largest_shape(
     wanted: int | None, num_of_target: int, sizes: Sequence[tuple[_Shape, int]], vocab_size: int
 ) -> _Shape:
-    """Return the last shape of at most ``wanted`` parameters.
+    """Return the last shape of at most ``wanted`` parameters; raise ExportError if all have more.
 
     sizes: shapes and their parameters, the smallest first.
-
-    Raises ExportError if no shape has so few.
     """
     least = sizes[0][1]
     most = max(num_of_target // _DEFAULT_SHARE, least) if wanted is None else wanted
@@ -91,11 +96,6 @@ def largest_shape(
             f"smallest draft has {least}; give at least that many"
         )
     return [shape for shape, size in sizes if size <= most][-1]
-
-
-def hidden_sizes() -> list[int]:
-    """Return the widths of drafts, the smallest first."""
-    return [*range(32, _WIDE, 32), *range(_WIDE, 8193, 64)]
 
 
 def head_dim_of(hidden_size: int) -> int:
@@ -209,3 +209,131 @@ def _truncated_config(checkpoint: Checkpoint, kept: list[int]) -> dict[str, Any]
         elif name in ("num_hidden_layers", "n_layer", "num_layers"):
             content[name] = len(kept)
     return content
+
+
+_LIBRARY_VERSION = "0.3.0"  # the layout is this version's
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureShape:
+    """Sizes of a feature draft."""
+
+    hidden_size: int
+
+    @property
+    def intermediate_size(self) -> int:
+        return self.hidden_size * 3
+
+    def num_parameters(self, vocab_size: int, num_proposed: int, feature_width: int) -> int:
+        """Return the number of parameters; embedding and head are separate."""
+        size = self.hidden_size
+        layer = 7 * size**2 + 3 * size * self.intermediate_size
+        norms = 4 * size + feature_width
+        return (vocab_size + num_proposed) * size + feature_width * size + layer + norms
+
+
+def feature_shape(
+    wanted: int | None, num_of_target: int, target: Checkpoint, num_proposed: int | None = None
+) -> FeatureShape:
+    """Return the largest shape of at most ``wanted`` parameters; see ``largest_shape``."""
+    width = len(feature_layers(target)) * feature_size(target)
+    shapes = [FeatureShape(hidden_size=size) for size in _HIDDEN_SIZES]
+    num_own = target.vocab_size if num_proposed is None else num_proposed
+    sizes = [(shape, shape.num_parameters(target.vocab_size, num_own, width)) for shape in shapes]
+    return largest_shape(wanted, num_of_target, sizes, target.vocab_size)
+
+
+def new_feature_draft(
+    target: PreTrainedModel,
+    checkpoint: Checkpoint,
+    shape: FeatureShape,
+    seed: int,
+    proposed: NDArray[np.int64] | None = None,
+    *,
+    keeps_embedding: bool = False,
+) -> FeatureDraft:
+    """Return a feature draft whose embedding and head are the target's, projected.
+
+    proposed: (n,) int64, ascending. Tokens that its head has logits for; None: all.
+    keeps_embedding: whether the embedding stays untrained, as in EAGLE-3.
+    """
+    torch.manual_seed(seed)
+    layer = llama_config(
+        checkpoint,
+        shape.hidden_size,
+        shape.intermediate_size,
+        num_hidden_layers=1,
+        tie_word_embeddings=False,
+    )
+    draft = FeatureDraft(
+        FeatureDraftConfig(
+            layer=layer,
+            draft_vocab_size=checkpoint.vocab_size if proposed is None else len(proposed),
+            target_hidden_size=feature_size(checkpoint),
+            layers=feature_layers(checkpoint),
+            norm_output=True,
+            fc_norm=True,
+        )
+    )
+    table = target.get_output_embeddings().weight.detach().cpu()
+    first = projected(table, shape.hidden_size, layer.initializer_range)
+    with torch.no_grad():
+        draft.embed_tokens.weight.copy_(first)
+        if proposed is not None:
+            tokens = torch.from_numpy(proposed)
+            draft.d2t.copy_(tokens - torch.arange(len(tokens)))
+            first = first[tokens]
+        draft.lm_head.weight.copy_(first)
+    if keeps_embedding:
+        draft.embed_tokens.weight.requires_grad_(False)
+    return draft
+
+
+def write_feature_draft(draft: FeatureDraft, target: Checkpoint, folder: Path) -> None:
+    """Write config and weights, in fp32."""
+    features = draft.features
+    content: dict[str, Any] = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": _LIBRARY_VERSION,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+            "verifier": {
+                "name_or_path": target.folder.resolve().name,
+                "architectures": list(target.config.architectures or []),
+            },
+        },
+        "draft_vocab_size": features.draft_vocab_size,
+        "target_hidden_size": features.target_hidden_size,
+        "eagle_aux_hidden_state_layer_ids": list(features.layers or ()),
+        "norm_before_residual": features.norm_before_residual,
+        "norm_before_fc": features.norm_before_fc,
+        "fc_norm": features.fc_norm,
+        "norm_output": features.norm_output,
+        "tie_word_embeddings": False,
+        "transformer_layer_config": features.layer.to_diff_dict(),
+    }
+    folder.mkdir(parents=True)
+    text = json.dumps(content, indent=2, allow_nan=False)
+    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+    weights = {name: value.cpu().contiguous() for name, value in draft.state_dict().items()}
+    if (tokens := draft.proposed_tokens()) is None:
+        del weights["d2t"]  # its tokens are the target's
+    else:
+        is_proposed = torch.zeros(features.layer.vocab_size, dtype=torch.bool)
+        is_proposed[tokens.cpu()] = True
+        weights["t2d"] = is_proposed
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def feature_layers(target: Checkpoint) -> tuple[int, ...]:
+    """Return the layers of a target whose input hidden states a draft reads."""
+    return default_layers(normalized_config(target.config).num_layers)
+
+
+def feature_size(target: Checkpoint) -> int:
+    """Return the width of one hidden state of a target."""
+    width: int = normalized_config(target.config).hidden_size
+    return width

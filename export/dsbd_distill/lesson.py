@@ -58,7 +58,6 @@ class Lesson:
         return (*tensors, _unpacked(chosen, length - 1, device))
 
     def at(self, rows: slice | NDArray[np.int64]) -> Lesson:
-        """Return some of the rows."""
         features = self.features
         if features is not None:
             features = tuple(features[row] for row in np.arange(len(self.tokens))[rows])
@@ -124,7 +123,6 @@ class Lesson:
 
     @staticmethod
     def is_stored(file: Path, *, with_features: bool) -> bool:
-        """Return whether ``write`` has written to a file."""
         return file.exists() and (not with_features or _features_file(file).exists())
 
 

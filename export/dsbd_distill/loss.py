@@ -1,12 +1,31 @@
-"""Loss of a draft: KL, then total variation, which is one minus the acceptance."""
+"""Loss of a draft: KL, then total variation, which is one minus the acceptance; and its head.
 
+A head is a product with its weights: logits of some tokens, a few rows at a time. Logits over
+152,000 tokens need 1.2 GB for the 2,000 places of a step: ``TorchDevice.rows_at_once`` places are
+computed at a time, and again for the gradient.
+
+A feature draft has the target's features for committed tokens, and its own for drafted ones. So
+every position is computed several times (EAGLE-3's training-time test):
+
+    step 0: row t reads the target's feature of the token before it
+    step j: row t, after j drafted tokens, reads the own feature of row t - 1 in step j - 1
+
+With 4 rows, row 3 of step 2 sees rows 0 and 1 of step 0, row 2 of step 1, and itself.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dsbd_distill.teacher import TorchDevice
+from dsbd_distill.lesson import NUM_TOP
+from dsbd_distill.teacher import Sampling, TorchDevice
+from dsbd_export.feature_draft.model import FeatureDraft
 
 _LEAST = 1e-6  # probability of the bucket of all other tokens
 _TV_BEGINS, _TV_RISES, _MOST_TV = 0.3, 0.3, 0.9
@@ -55,7 +74,6 @@ def distillation_loss(
     batch: tokens (B, length); ids and log-probabilities of the target's top tokens after the last
         of them, (B, num_labels, K); which of these count, (B, num_labels); the weight of the total
         variation, ().
-    device: of draft and batch.
     """
     tokens, ids, log_p, counted, tv_weight = batch
     with device.autocast():
@@ -83,10 +101,7 @@ def distance(
 
 
 def log_probs_of(logits: Tensor, ids: Tensor) -> Tensor:
-    """Return the log-probabilities of some tokens, (..., K), of logits (..., V).
-
-    ids: (..., K) int64, distinct within a row.
-    """
+    """Return the log-probabilities, (..., K), of ids, int64 and distinct in a row, by (..., V)."""
     found: Tensor = _LogProbs.apply(logits.flatten(0, -2), ids.flatten(0, -2))  # type: ignore[no-untyped-call]
     return found.view(ids.shape)
 
@@ -113,6 +128,223 @@ class _LogProbs(torch.autograd.Function):
 
 
 def _rows_of(logits: Tensor) -> int:
-    """Return how many rows of (n, V) are computed at a time; on a GPU all of them."""
     num_rows, vocab_size = logits.shape
     return max(1, _CACHED_LOGITS // vocab_size) if logits.device.type == "cpu" else num_rows
+
+
+_NEVER = -30.0  # log-probability of a token that is not proposed: it adds nothing to a sum
+_LEAST_MASS = 1e-6
+
+
+@dataclass(frozen=True)
+class Best:
+    """The most probable tokens of a draft."""
+
+    # ids, logits: (n, K) int64 and float32, the best first; logits up to a constant
+    ids: Tensor
+    logits: Tensor
+
+    @classmethod
+    def of(cls, logits: Tensor, tokens: Tensor | None = None) -> Self:
+        """Return the best of logits, (n, V), of ``tokens``, (V,) int64; None: 0, 1, 2, ..."""
+        found = logits.float().topk(min(NUM_TOP, logits.shape[-1]))
+        return cls(found.indices if tokens is None else tokens[found.indices], found.values)
+
+    def probs_of(self, ids: Tensor, sampling: Sampling) -> Tensor:
+        """Return the probabilities of tokens, (n, J), if the draft samples from its best."""
+        probs = sampling.probs(self.logits)
+        return ((ids[:, :, None] == self.ids[:, None]) * probs[:, None]).sum(-1)
+
+
+class DraftHead:
+    """The tokens that a draft proposes, (n,) int64 ascending or None: all; its logits for them."""
+
+    def __init__(
+        self, vocab_size: int, proposed: NDArray[np.int64] | None, device: TorchDevice
+    ) -> None:
+        self._device = device
+        self._proposed = None if proposed is None else torch.from_numpy(proposed).to(device.name)
+        places = torch.arange(vocab_size, device=device.name)
+        if self._proposed is not None:
+            places = torch.full_like(places, -1)
+            places[self._proposed] = torch.arange(len(self._proposed), device=device.name)
+        self._places = places
+
+    def log_probs(self, hidden: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
+        """Return log-probabilities of tokens, (n, K); ``_NEVER`` for those that are not proposed.
+
+        hidden: (n, H). weight: (V, H), or (Vd, H) for the proposed tokens. ids: (n, K) int64.
+        """
+        places = self._places[ids]
+        rows = self._of_proposed(weight, axis=0)
+        args = hidden, rows, places.clamp_min(0), self._device
+        found: Tensor = _HeadLogProbs.apply(*args)  # type: ignore[no-untyped-call]
+        return torch.where(places >= 0, found, _NEVER)
+
+    def log_probs_of_logits(self, logits: Tensor, ids: Tensor) -> Tensor:
+        """As ``log_probs``, for logits over the vocabulary, (n, V)."""
+        places = self._places[ids]
+        found = log_probs_of(self._of_proposed(logits, axis=-1), places.clamp_min(0))
+        return torch.where(places >= 0, found, _NEVER)
+
+    def best(self, hidden: Tensor, weight: Tensor) -> Best:
+        """Return the most probable of the proposed tokens; arguments as for ``log_probs``."""
+        return Best.of(hidden @ self._of_proposed(weight, axis=0).T, self._proposed)
+
+    def best_of_logits(self, logits: Tensor) -> Best:
+        """As ``best``, for logits over the vocabulary, (n, V)."""
+        return Best.of(self._of_proposed(logits, axis=-1), self._proposed)
+
+    def proposable(self, ids: Tensor, log_p: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the target's distribution p / m over the proposed tokens, and their sum m, (n,).
+
+        ids, log_p: (n, K), of the target's top tokens. The result has ``_NEVER`` for the others.
+        """
+        is_proposed = self._places[ids] >= 0
+        mass = 1 - (log_p.exp() * ~is_proposed).sum(-1)
+        mass = mass.clamp_min(_LEAST_MASS)
+        return torch.where(is_proposed, log_p - mass.log()[:, None], _NEVER), mass
+
+    def _of_proposed(self, values: Tensor, axis: int) -> Tensor:
+        if self._proposed is None or values.shape[axis] == len(self._proposed):
+            return values
+        return values.index_select(axis, self._proposed)
+
+
+class _HeadLogProbs(torch.autograd.Function):
+    """Log-probabilities of tokens, (n, K) float32, under softmax(hidden weight^T), in parts.
+
+    hidden: (n, H). weight: (V, H). ids: (n, K) int64. Logits exist for some places at a time.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, ids: Tensor, device: TorchDevice
+    ) -> Tensor:
+        at_once, factor = device.rows_at_once(1, len(weight)), _factor(weight, device)
+        found, normalizers = [], []
+        for rows, row_ids in _split(at_once, hidden, ids):
+            logits = (rows.to(factor.dtype) @ factor.T).float()
+            normalizers.append(logits.logsumexp(-1, keepdim=True))
+            found.append(logits.gather(-1, row_ids) - normalizers[-1])
+        ctx.save_for_backward(hidden, weight, ids, torch.cat(normalizers))
+        ctx.device = device
+        return torch.cat(found)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        hidden, weight, ids, normalizers = ctx.saved_tensors
+        at_once, factor = ctx.device.rows_at_once(1, len(weight)), _factor(weight, ctx.device)
+        of_hidden, of_weight = [], torch.zeros_like(weight)
+        for rows, row_ids, normalizer, of_ids in _split(
+            at_once, hidden, ids, normalizers, gradient
+        ):
+            rows = rows.to(factor.dtype)
+            slopes = (rows @ factor.T).float().sub_(normalizer).exp_()
+            slopes.mul_(-of_ids.sum(-1, keepdim=True)).scatter_add_(-1, row_ids, of_ids)
+            narrow = slopes.to(factor.dtype)
+            of_hidden.append((narrow @ factor).to(hidden.dtype))
+            of_weight += narrow.T @ rows
+        return torch.cat(of_hidden), of_weight, None, None
+
+
+def _factor(weight: Tensor, device: TorchDevice) -> Tensor:
+    return weight.bfloat16() if device.uses_bf16 else weight
+
+
+def _split(at_once: int, *arrays: Tensor) -> Any:
+    return zip(*(torch.split(array, at_once) for array in arrays), strict=True)
+
+
+NUM_STEPS = 4  # of the training, and of the acceptance in progress lines
+_MOST_ROWS = 512  # in one sequence; longer ones have only step 0, to bound attention
+_DECAY = 0.8  # weight of a step relative to the previous one, as in EAGLE-3
+_JUDGED = 2  # after step 0 every second row is judged: the head takes most of a step
+
+
+class RolloutCache:
+    """Keys and values of all steps so far, one after the other."""
+
+    def __init__(self) -> None:
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+
+    def update(self, key: Tensor, value: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """Add a step, (B, Hkv, T, D) each; return all of them, (B, Hkv, (step + 1) * T, D)."""
+        self._keys.append(key)
+        self._values.append(value)
+        return torch.cat(self._keys, dim=2), torch.cat(self._values, dim=2)
+
+
+def visible(num_rows: int, step: int, device: str) -> Tensor:
+    """Return which rows of steps 0 to ``step`` its rows see, (1, 1, T, (step + 1) * T) bool."""
+    own = torch.arange(num_rows, device=device)[:, None] - step
+    row = torch.arange(num_rows, device=device)
+    parts = [row <= own, *(row == own + earlier for earlier in range(1, step + 1))]
+    return torch.cat(parts, dim=1)[None, None]
+
+
+def rollout(
+    draft: FeatureDraft, tokens: Tensor, features: Tensor, num_steps: int
+) -> Iterator[Tensor]:
+    """Yield the head's input in each step, (B, T, H); rows below the step's number are meaningless.
+
+    tokens: (B, T + 1); the first has no row. features: (B, T, width) of the target, for the token
+    before each row.
+    """
+    num_rows = features.shape[1]
+    positions = torch.arange(1, num_rows + 1, device=tokens.device)[None]
+    read, cache = draft.projected(features), RolloutCache()
+    for step in range(num_steps):
+        mask = visible(num_rows, step, tokens.device.type)
+        normed, own = draft(tokens[:, 1:], positions, read, mask, cache)
+        yield normed
+        read = F.pad(own, (0, 0, 1, 0))[:, :-1]
+
+
+def rollout_loss(
+    draft: FeatureDraft,
+    batch: tuple[Tensor, ...],
+    head: DraftHead,
+    device: TorchDevice,
+    coverage: Coverage | None = None,
+) -> Tensor:
+    """Return the distance from the target's distributions, mean over the steps of a rollout.
+
+    A place is weighted by the total probability of the proposed tokens; see ``DraftHead``.
+
+    batch: as for ``distillation_loss``, and before the last item the target's features of all
+        tokens except the last, (B, length - 1, width).
+    """
+    tokens, ids, log_p, counted, features, tv_weight = batch
+    num_rows = tokens.shape[1] - 1
+    num_steps = NUM_STEPS if num_rows <= _MOST_ROWS else 1
+    total, weights = torch.zeros((), device=tokens.device), 0.0
+    with device.autocast():
+        steps = [*rollout(draft, tokens, features, min(num_steps, num_rows))]
+    for step, normed in enumerate(steps):
+        num_judged = min(ids.shape[1], num_rows - step)  # the last rows, which have a label
+        judged = slice(-num_judged, None, _JUDGED if step else 1)
+        where = counted[:, judged]
+        if not where.any():
+            continue
+        of_place = selected(ids[:, judged], where)
+        proposable, mass = head.proposable(of_place, selected(log_p[:, judged], where))
+        read = selected(normed[:, judged], where)
+        log_q = head.log_probs(read, draft.lm_head.weight, of_place)
+        of_step = mass * distance(log_q, proposable, tv_weight, coverage)
+        total = total + _DECAY**step * of_step.mean()
+        weights += _DECAY**step
+    return total / weights
+
+
+def rollout_reads(
+    draft: FeatureDraft, tokens: Tensor, counted: Tensor, features: Tensor
+) -> Iterator[Tensor]:
+    """Yield the head's input after the tokens that count, (n, H), in each step.
+
+    tokens: (B, length). counted: (B, num_new) bool, of the last. features: (B, length - 1, width).
+    """
+    num_new = counted.shape[1]
+    for normed in rollout(draft, tokens, features, min(NUM_STEPS, features.shape[1] - num_new + 1)):
+        yield selected(normed[:, -num_new:], counted)

@@ -110,7 +110,6 @@ class SoundSources(SourceRowReader):
         kept: Path,
         config: DistillConfig,
     ) -> None:
-        """Take a model, the features of all windows, and a folder for hidden states."""
         assert checkpoint.encoder is not None and checkpoint.encoder.speech is not None
         super().__init__(target, 2 if checkpoint.encoder.speech.languages is None else 4)
         self._speech = speech = checkpoint.encoder.speech

@@ -1,4 +1,4 @@
-"""Sources of an encoder-decoder, and the teacher that answers them.
+"""Sources of an encoder-decoder, the teacher that answers them, and drafts of its decoder.
 
 A prompt is a source's tokens, then those that every target begins with. A row that a draft learns
 from is the source, then the target; distributions are those after tokens of the target.
@@ -7,19 +7,29 @@ from is the source, then the target; distributions are those after tokens of the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from dsbd_distill.draft_model import kept_layers
 from dsbd_distill.lesson import Lesson, joined
-from dsbd_distill.teacher import Opened, Rows, Sampling, Teacher, TorchDevice, padded
+from dsbd_distill.teacher import Opened, Rows, Sampling, Teacher, padded
+from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
+from dsbd_export.checkpoints.model_config import num_decoder_layers
+from dsbd_export.errors import ExportError, reason_of
+from dsbd_export.texts import TextFile, json_lines
 from dsbd_forward.forward import Source
+from dsbd_runtime.bundle_files.bundle import SOURCE_TOKENIZER_FILE, TOKENIZER_FILE
+from dsbd_runtime.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -103,27 +113,21 @@ class SourceRowReader:
         return tuple(source.tolist()), begin.tolist()
 
 
+@dataclass(frozen=True)
 class SourceTeacher(Teacher):
     """A target that reads sources; its prompts are those of ``reader``. See Teacher."""
 
-    def __init__(
-        self,
-        target: Any,
-        vocab_size: int,
-        cache_bytes: int,
-        device: TorchDevice,
-        reader: SourceRowReader,
-    ) -> None:
-        """Take a target, and the reader of its sources."""
-        super().__init__(target, vocab_size, cache_bytes, device)
-        self._reader = reader
-        self.spread = reader.spread
+    reader: SourceRowReader = field(kw_only=True)
+
+    @property
+    def spread(self) -> int:
+        return self.reader.spread
 
     def answer(
         self, prompts: Rows, num_new: int, sampling: Sampling, ends: Sequence[int], seed: int
     ) -> Lesson:
         """See Teacher; prompts are sources alone."""
-        return super().answer(self._reader.begun(prompts, seed), num_new, sampling, ends, seed)
+        return super().answer(self.reader.begun(prompts, seed), num_new, sampling, ends, seed)
 
     def continued(
         self,
@@ -135,7 +139,7 @@ class SourceTeacher(Teacher):
     ) -> tuple[NDArray[np.int64], Lesson]:
         """See Teacher; rows begin with their sources."""
         rows, found = super().continued(prompts, num_new, sampling, generator, ends)
-        sources = [self._reader.parted(prompt)[0] for prompt in prompts]
+        sources = [self.reader.parted(prompt)[0] for prompt in prompts]
         lessons = [
             dataclasses.replace(
                 found.at(slice(index, index + 1)),
@@ -147,18 +151,133 @@ class SourceTeacher(Teacher):
         return padded(whole), joined(lessons)
 
     def _opened(self, prompts: Rows) -> Opened:
-        sources, begins = zip(*map(self._reader.parted, prompts), strict=True)
+        sources, begins = zip(*map(self.reader.parted, prompts), strict=True)
         ids = torch.from_numpy(padded(sources)).to(self.device.name)
         lengths = torch.tensor([len(source) for source in sources], device=ids.device)
         is_source = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
         with self.device.autocast():
-            hidden, mask = self._reader.hidden_states(ids, is_source.long())
+            hidden, mask = self.reader.hidden_states(ids, is_source.long())
         outputs = BaseModelOutput(last_hidden_state=hidden)
         arguments = {"encoder_outputs": outputs, "attention_mask": mask}
         return Opened(begins, "decoder_input_ids", arguments)
 
     def _ruled(self, logits: Tensor, pieces: Sequence[Tensor]) -> Tensor:
-        return self._reader.ruled(logits, torch.cat([*pieces], dim=1), pieces[0].shape[1])
+        return self.reader.ruled(logits, torch.cat([*pieces], dim=1), pieces[0].shape[1])
 
     def _rows_at_once(self, length: int) -> int:
-        return super()._rows_at_once(self._reader.num_rows(length))
+        return super()._rows_at_once(self.reader.num_rows(length))
+
+
+_LAYER = re.compile(r"(?<=decoder\.)(layers|block)\.(\d+)\.")
+_COUNTS = ("num_decoder_layers", "decoder_layers")
+
+
+def cut_decoder(target: PreTrainedModel, checkpoint: Checkpoint, num_kept: int) -> PreTrainedModel:
+    """Return the target with some trainable layers of its decoder; or raise ExportError."""
+    kept = kept_layers(num_decoder_layers(checkpoint.config), num_kept)
+    content = checkpoint.config.to_dict()
+    content |= {name: num_kept for name in _COUNTS if content.get(name) is not None}
+    config = type(checkpoint.config).from_dict(content)
+    weights = target.state_dict()
+    try:
+        with quiet_libraries():
+            draft: PreTrainedModel = type(target)(config).float()
+        draft.load_state_dict(
+            {name: weights[_name_in_target(name, kept, weights)] for name in draft.state_dict()}
+        )
+    except Exception as error:
+        raise ExportError(
+            f"layers of the target's decoder (family {checkpoint.family}) make no draft: "
+            f"{reason_of(error)}; export the target with a smaller one of its tokenizer as draft"
+        ) from error
+    draft.generation_config = target.generation_config
+    frozen: list[nn.Module] = [draft.get_encoder()]
+    if checkpoint.encoder is not None and checkpoint.encoder.speech is not None:
+        frozen.append(draft.get_output_embeddings())
+    for parameter in {p for module in frozen for p in module.parameters()}:
+        parameter.requires_grad_(False)
+    return draft.eval()  # without dropout, which would not be reproducible
+
+
+def decoder_parameters(model: PreTrainedModel) -> int:
+    """Return the number of parameters in the engine of a model's decoder."""
+    if not model.config.is_encoder_decoder:
+        return int(model.num_parameters())
+    parts: list[nn.Module] = [model.get_decoder(), model.get_output_embeddings()]
+    return sum(p.numel() for p in {p for part in parts for p in part.parameters()})
+
+
+def decoder_layers(model: PreTrainedModel) -> int:
+    """Return the number of layers of a model, or of an encoder-decoder's decoder."""
+    is_reader = model.config.is_encoder_decoder
+    return num_decoder_layers(model.config) if is_reader else model.config.num_hidden_layers
+
+
+def _name_in_target(name: str, kept: list[int], weights: dict[str, Tensor]) -> str:
+    """Return the name of a draft's weight in the target.
+
+    T5 has biases by distance in its first layer alone; the draft's first layer gets these.
+    """
+    found = _LAYER.search(name)
+    if found is None:
+        return name
+    begin, end = name[: found.start()], name[found.end() :]
+    layer = kept[int(found[2])]
+    own = f"{begin}{found[1]}.{layer}.{end}"
+    return own if own in weights else f"{begin}{found[1]}.0.{end}"
+
+
+def sources_of(file: TextFile) -> Iterator[tuple[str, str]]:
+    """Yield (name, text) of every source of a file; raise ExportError for a line without one."""
+    if file.path.suffix == ".jsonl":
+        for name, where, content in json_lines(file):
+            yield name, _source_in(content, where)
+        return
+    with file.path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield f"{file.name}:{number}", line.strip()
+
+
+def _source_in(content: Any, where: str) -> str:
+    if isinstance(content, dict):
+        if "messages" in content:
+            raise ExportError(
+                f"{where} is a chat, but the target is an encoder-decoder, which has no chats; "
+                'write {"source": "..."}'
+            )
+        if "source" in content and "text" in content:
+            raise ExportError(f"{where} has both a source and a text; write one of them")
+        content = content.get("source", content.get("text"))
+    if not isinstance(content, str):
+        raise ExportError(
+            f'{where} has no source; write a string, {{"source": "..."}} or {{"text": "..."}}'
+        )
+    return content
+
+
+class SourceTokens:
+    """Turns sources into the tokens that the encoder reads, as requests do."""
+
+    def __init__(self, folder: Path, checkpoint: Checkpoint, longest: int) -> None:
+        has_own = (folder / SOURCE_TOKENIZER_FILE).is_file()
+        self._tokenizer = Tokenizer(
+            folder,
+            bos_token_id=None if has_own else checkpoint.bos_token_id,
+            file=SOURCE_TOKENIZER_FILE if has_own else TOKENIZER_FILE,
+        )
+        assert checkpoint.encoder is not None  # the caller has asked
+        self._encoder = checkpoint.encoder
+        self.longest = longest
+        self.num_left_out = 0
+
+    def token_ids(self, text: str) -> list[int]:
+        """Return the tokens of a source, [] if it is too long."""
+        size, unknown = self._encoder.vocab_size, self._encoder.unknown_token_id
+        ids = self._tokenizer.encode(text)
+        if unknown is not None:
+            ids = [token if token < size else unknown for token in ids]
+        if len(ids) > self.longest:
+            self.num_left_out += 1
+            return []
+        return ids

@@ -4,7 +4,6 @@ Its logits exist for a few rows at a time, ``_MOST_LOGITS`` numbers at most.
 """
 
 import contextlib
-import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ class TeacherFeatures:
     """Takes features from the passes through a target."""
 
     def __init__(self, target: PreTrainedModel, layers: Sequence[int], hidden_size: int) -> None:
-        """Take a target, which of its layers the hidden states enter, and their width."""
         self.width = len(layers) * hidden_size
         modules = layers_of(target)
         self._modules = [modules[layer] for layer in layers]
@@ -122,31 +120,25 @@ class Opened:
     arguments: dict[str, Any]
 
 
+@dataclass(frozen=True)
 class Teacher:
-    """A target, its vocabulary and its device; ``features`` collects what a draft reads, if any."""
+    """A target, its vocabulary and its device."""
 
-    spread = 64  # prompts answered together differ in length by less
+    target: nn.Module
+    vocab_size: int
+    cache_bytes: int  # of keys and values per token
+    device: TorchDevice
+    features: TeacherFeatures | None = None  # collects what a draft reads, if any
 
-    def __init__(
-        self,
-        target: nn.Module,
-        vocab_size: int,
-        cache_bytes: int,
-        device: TorchDevice,
-        features: TeacherFeatures | None = None,
-    ) -> None:
-        """Take a target; ``cache_bytes`` are of keys and values per token."""
-        self.target = target
-        self.vocab_size = vocab_size
-        self._cache_bytes = cache_bytes
-        self.device = device
-        self.features = features
+    @property
+    def spread(self) -> int:
+        """Return the number of tokens by less than which prompts answered together differ."""
+        return 64
 
     def exact(self) -> Self:
         """Return this teacher with products in the precision of the weights."""
-        other = copy.copy(self)
-        other.device = dataclasses.replace(self.device, uses_bf16=False)
-        return other
+        device = dataclasses.replace(self.device, uses_bf16=False)
+        return dataclasses.replace(self, device=device)
 
     @torch.inference_mode()
     def label(self, tokens: NDArray[np.int64], num_labels: int) -> Lesson:
@@ -166,7 +158,6 @@ class Teacher:
         return found if self.features is None else found.with_features(parts)
 
     def _features_taken(self) -> contextlib.AbstractContextManager[list[Tensor]]:
-        """Return a context with the features of each call of the target, if any are taken."""
         return contextlib.nullcontext([]) if self.features is None else self.features.taken()
 
     @torch.inference_mode()
@@ -212,8 +203,7 @@ class Teacher:
         return joined(parts).at(np.argsort(order))
 
     def _rows_at_once(self, length: int) -> int:
-        """Return how many rows of a length are sampled together."""
-        of_caches = _MOST_CACHE_BYTES // (length * self._cache_bytes)
+        of_caches = _MOST_CACHE_BYTES // (length * self.cache_bytes)
         return max(1, min(of_caches, _MOST_LOGITS // self.vocab_size))
 
     def continued(
@@ -226,8 +216,7 @@ class Teacher:
     ) -> tuple[NDArray[np.int64], Lesson]:
         """Return rows (num_rows, length), and all but their last token with the distributions.
 
-        length: of the longest prompt with its new tokens, or less. Tokens after a row's end do not
-        count.
+        length: of the longest prompt with its new tokens, or less; tokens after ends do not count.
         """
         opened, name, device = self._opened(prompts), cache_name(self.target), self.device.name
         begins = opened.begins
@@ -244,11 +233,11 @@ class Teacher:
                 past = getattr(out, name)
                 logits = self._ruled(out.logits[:, -1:].float(), pieces)
                 drawn = draws.draw(logits, lengths <= position)
-                draws.end(position + 1 >= lengths + num_new)
+                draws.is_over |= position + 1 >= lengths + num_new
                 if position < longest:
                     drawn = torch.where(lengths <= position, drawn, given[:, position])
                 pieces.append(drawn[:, None])
-                if draws.are_over:
+                if draws.is_over.all():
                     break
         rows = torch.cat(pieces, dim=1).cpu().numpy()
         found = Lesson(rows[:, :-1].astype(np.uint32), *draws.labels())
@@ -287,13 +276,12 @@ class Draws:
         generator: torch.Generator,
         ends: Sequence[int],
     ) -> None:
-        """Take a teacher; see ``Teacher.continued``."""
         device = teacher.device.name
         self._teacher = teacher
         self._sampling = sampling
         self._generator = generator
         self._ends = torch.tensor([*ends], dtype=torch.int64, device=device)
-        self._is_over = torch.zeros(num_rows, dtype=torch.bool, device=device)
+        self.is_over = torch.zeros(num_rows, dtype=torch.bool, device=device)  # by row
         self._tops: list[tuple[NDArray[np.uint32], NDArray[np.float32]]] = []
         self._counted: list[Tensor] = []
 
@@ -301,22 +289,13 @@ class Draws:
         """Return a token for each row, (B,) int64, by logits (B, 1, V) and has_begun (B,) bool."""
         teacher, sampling = self._teacher, self._sampling
         self._tops.append(teacher.top(logits))
-        draws = has_begun & ~self._is_over
+        draws = has_begun & ~self.is_over
         self._counted.append(draws)
         best = logits[:, -1].topk(min(sampling.top_k, teacher.vocab_size))
         picked = torch.multinomial(sampling.probs(best.values), 1, generator=self._generator)
         drawn = best.indices.gather(-1, picked)[:, 0]
-        self._is_over = self._is_over | (draws & torch.isin(drawn, self._ends))
+        self.is_over |= draws & torch.isin(drawn, self._ends)
         return drawn
-
-    def end(self, rows: Tensor) -> None:
-        """End rows, (B,) bool."""
-        self._is_over = self._is_over | rows
-
-    @property
-    def are_over(self) -> bool:
-        """Return whether all rows have ended."""
-        return bool(self._is_over.all())
 
     def labels(self) -> tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.bool_]]:
         """Return ids and log-probabilities, (B, T, NUM_TOP), and which count, (B, T)."""

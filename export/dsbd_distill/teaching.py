@@ -1,6 +1,13 @@
-"""Teaching: the target on its device, tokens of the data, and held-out samples."""
+"""Teaching: the target on its device, tokens of the data, and held-out samples.
 
+The tokens of all data are streams on disk: texts and chats, sources, or sound. A source is a line
+of a file: a text, or in a ``.jsonl`` file a string, or an object with a field ``source`` or
+``text``.
+"""
+
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -8,9 +15,9 @@ from transformers import PreTrainedModel
 
 from dsbd_distill.acceptance import MOST_HELD_OUT, HeldOutPrompts, prompt_length
 from dsbd_distill.config import FEATURE, DistillConfig
-from dsbd_distill.feature_shape import feature_layers, feature_size
-from dsbd_distill.sounds import Hear, SoundSources, open_windows
-from dsbd_distill.sources import SourceRowReader, SourceTeacher
+from dsbd_distill.draft_model import feature_layers, feature_size
+from dsbd_distill.sounds import Hear, SoundSources, open_windows, write_windows
+from dsbd_distill.sources import SourceRowReader, SourceTeacher, SourceTokens, sources_of
 from dsbd_distill.teacher import (
     CHAT_SAMPLING,
     TEXT_SAMPLING,
@@ -19,16 +26,30 @@ from dsbd_distill.teacher import (
     TorchDevice,
     best_device,
 )
-from dsbd_distill.token_streams import target_begin, token_streams
 from dsbd_distill.work_folder import WorkFolder
-from dsbd_export.capture.cache_probe import probed_caches
+from dsbd_export.capture.caches import probed_caches
+from dsbd_export.chats import MOST_NEW, MOST_PROMPT, ChatTokens
 from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.checkpoints.checkpoint_files import json_object
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.encoder_decoder.checkpoint import with_languages
-from dsbd_export.encoder_decoder.reference import probed_sources
+from dsbd_export.encoder_decoder.source import probed_sources
 from dsbd_export.errors import ExportError
-from dsbd_export.progress import Report
-from dsbd_export.texts import TextFile, TokenStreams, windows
+from dsbd_export.progress import Counter, Report, counted
+from dsbd_export.texts import (
+    CHATS,
+    SOURCES,
+    WINDOWS,
+    TextFile,
+    TokenStreams,
+    open_streams,
+    opened_sinks,
+    windows,
+    write_streams,
+)
+from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
+from dsbd_runtime.bundle_files.bundle import GENERATION_CONFIG_FILE
+from dsbd_runtime.text.tokenizer import Tokenizer
 
 _NUM_PROMPTS = 256  # held out
 _BYTES_PER_NUMBER = 4  # in fp32, the widest
@@ -75,7 +96,7 @@ def prepare_teaching(
             features = TeacherFeatures(target, feature_layers(checkpoint), feature_size(checkpoint))
         teacher = Teacher(target, size, cache_bytes, device, features)
     else:
-        teacher = SourceTeacher(target, size, cache_bytes, device, reader)
+        teacher = SourceTeacher(target, size, cache_bytes, device, reader=reader)
     held_out = _held_out_prompts(config, checkpoint, streams, reader, teacher, work, report)
     return Teaching(checkpoint, target, teacher, streams, held_out, device, reader)
 
@@ -117,7 +138,6 @@ def _held_out_prompts(
     work: WorkFolder,
     report: Report,
 ) -> HeldOutPrompts:
-    """Return held-out prompts: of chats or sources if there are any."""
     rng = np.random.default_rng((config.seed, 2))
     context = checkpoint.context_length
     if streams.has_chats:
@@ -163,3 +183,123 @@ def _check_teaches(target: PreTrainedModel, checkpoint: Checkpoint, device: Torc
             f"the target at {checkpoint.folder} (family {checkpoint.family}) is no causal language "
             "model: its logits depend on later tokens; choose a decoder that continues text"
         )
+
+
+MOST_SOURCE = 512  # tokens of a source, if the encoder reads as many
+_LEFT_OUT = "are longer than {longest} tokens and are left out"
+
+
+def token_streams(
+    config: DistillConfig,
+    checkpoint: Checkpoint,
+    files: list[TextFile],
+    work: WorkFolder,
+    report: Report,
+    hear: Hear | None,
+) -> TokenStreams:
+    """Return the tokens of all data, stored before or now; raise ExportError for bad data."""
+    encoder = checkpoint.encoder
+    begin = target_begin(checkpoint) if encoder is not None and encoder.speech is None else []
+    if not work.tokens.exists():
+        reads_sound = encoder is not None and encoder.speech is not None
+        kind = "reading {:,} files of audio" if reads_sound else "tokenizing {:,} files"
+        phase = kind.format(len(files))
+        report(phase)
+        remaining = counted(files, Counter(phase, "files", report))
+        if encoder is None:
+            _write_texts(config, checkpoint, remaining, work, report)
+        elif encoder.speech is None:
+            _write_sources(checkpoint, remaining, begin, work, report)
+        elif hear is None:
+            raise ExportError(
+                f"the target at {checkpoint.folder} (family {checkpoint.family}) reads sound, and "
+                "hear is missing, which reads audio; use dsbd-distill, or pass it"
+            )
+        else:
+            write_windows(remaining, hear, encoder.speech, work.features, work.tokens)
+    if encoder is None:
+        return _opened_streams(work, CHATS, report)
+    return _opened_streams(work, SOURCES if encoder.speech is None else WINDOWS, report)
+
+
+def _opened_streams(work: WorkFolder, kind: str, report: Report) -> TokenStreams:
+    streams = open_streams(work.tokens, kind)
+    if kind != CHATS and not streams.has_chats:
+        wanted = "lines of text" if kind == SOURCES else "files of audio"
+        raise ExportError(f"data contains no {kind}; give {wanted}")
+    names = "prompts of chats" if kind == CHATS else kind
+    parts: list[tuple[str, Sized, Sized]] = [
+        ("tokens", streams.train, streams.held_out),
+        (names, streams.train_prompts, streams.held_out_prompts),
+    ]
+    sizes = [
+        f"{len(train):,} {name} to learn from, {len(held_out):,} held out"
+        for name, train, held_out in parts
+        if len(train)
+    ]
+    report(f"{'; '.join(sizes)}: {streams.split}")
+    return streams
+
+
+def _tokenizer_folder(checkpoint: Checkpoint, work: WorkFolder, report: Report) -> Path:
+    folder = work.path / "tokenizer"
+    folder.mkdir(exist_ok=True)
+    write_tokenizer_files(checkpoint, folder, report)
+    return folder
+
+
+def _write_texts(
+    config: DistillConfig,
+    checkpoint: Checkpoint,
+    files: Iterable[TextFile],
+    work: WorkFolder,
+    report: Report,
+) -> None:
+    folder = _tokenizer_folder(checkpoint, work, report)
+    tokenizer = Tokenizer(folder, bos_token_id=checkpoint.bos_token_id)
+    eos = checkpoint.eos_token_ids[0] if checkpoint.eos_token_ids else None
+    room = min(MOST_NEW, checkpoint.context_length // 2)
+    longest = min(MOST_PROMPT, checkpoint.context_length - room)
+    chats = ChatTokens(folder, tokenizer, longest=longest, learns_answers=config.learn_answers)
+    write_streams(files, tokenizer, chats, eos, work.tokens)
+    if chats.num_left_out:
+        what = _LEFT_OUT.format(longest=longest)
+        report(f"warning: {chats.num_left_out:,} prompts of chats {what}")
+
+
+def _write_sources(
+    checkpoint: Checkpoint,
+    files: Iterable[TextFile],
+    begin: list[int],
+    work: WorkFolder,
+    report: Report,
+) -> None:
+    """begin: the tokens that every target begins with, which are put after each source."""
+    assert checkpoint.encoder is not None  # the caller has asked
+    longest = min(MOST_SOURCE, checkpoint.encoder.context_length)
+    reader = SourceTokens(_tokenizer_folder(checkpoint, work, report), checkpoint, longest)
+    with opened_sinks(work.tokens) as sink_of:
+        for file in files:
+            for name, text in sources_of(file):
+                if ids := reader.token_ids(text):
+                    sink_of(name).write_prompt([*ids, *begin])
+    if reader.num_left_out:
+        report(f"warning: {reader.num_left_out:,} sources {_LEFT_OUT.format(longest=longest)}")
+
+
+def target_begin(checkpoint: Checkpoint) -> list[int]:
+    """Return the tokens that targets begin with; raise ExportError if their language is open."""
+    encoder = checkpoint.encoder
+    assert encoder is not None  # the caller has asked
+    file, name = checkpoint.folder / GENERATION_CONFIG_FILE, "forced_bos_token_id"
+    content = json_object(file) if file.is_file() else {}
+    forced = content.get(name, getattr(checkpoint.config, name, None))
+    if forced is not None:
+        return [encoder.start_token_id, int(forced)]
+    if encoder.languages is not None:
+        raise ExportError(
+            f"the target at {checkpoint.folder} (family {checkpoint.family}) translates between "
+            f"{len(encoder.languages)} languages, and its generation_config.json has no {name}: a "
+            "draft is trained for one language of targets; write its token there"
+        )
+    return [encoder.start_token_id]

@@ -97,12 +97,10 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(self, params: Sequence[nn.Parameter], lr: float, weight_decay: float) -> None:
-        """params: matrices."""
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Move all matrices that have a gradient."""
         for group in self.param_groups:
             for matrix in group["params"]:
                 if matrix.grad is None:
@@ -164,11 +162,7 @@ class Trainer:
         loss_of: Loss,
         observe: Observer,
     ) -> TrainingState:
-        """Train to the end of the budget.
-
-        batches_at: returns the batches of a step, by step and progress alone: a resumed run sees
-        the same.
-        """
+        """Train to the end of the budget; ``batches_at`` takes step and progress alone."""
         state = self.state
         began, saved = self._clock() - state.seconds, state.seconds
         if not state.step:

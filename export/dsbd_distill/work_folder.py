@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from dsbd_distill.config import DistillConfig
 from dsbd_export.changed_bundle import writing
+from dsbd_export.checkpoints.checkpoint_files import json_object_or_none
 from dsbd_export.errors import ExportError
 from dsbd_runtime.bundle_files.durable_files import put_in_place
 
@@ -43,7 +44,6 @@ class WorkFolder:
 
     @classmethod
     def next_to(cls, output: Path) -> WorkFolder:
-        """Return the work folder for an output."""
         return cls(output.absolute().with_name(f"{output.name}.work"))
 
     @contextlib.contextmanager
@@ -81,7 +81,7 @@ class WorkFolder:
             partial = file.with_suffix(".partial")
             partial.write_text(json.dumps(now), encoding="utf-8")
             put_in_place(partial, file)
-        before = _object_of(file)
+        before = json_object_or_none(file)
         if before is None:
             raise ExportError(f"{file} is damaged; remove {self.path} and train again")
         if before != now:
@@ -93,31 +93,23 @@ class WorkFolder:
             )
 
 
-def read_arrays(file: Path, names: Iterable[str]) -> list[NDArray[Any]]:
-    """Return the arrays of an .npz file by their names; raise ExportError if it is damaged."""
+@contextlib.contextmanager
+def _reading(file: Path) -> Iterator[None]:
     try:
-        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
-            return [arrays[name] for name in names]
+        yield
     except (ValueError, KeyError, EOFError, TypeError, BadZipFile, zlib.error) as error:
         raise ExportError(
             f"{file} is damaged ({error}); remove it, and the same command makes it again"
         ) from error
 
 
+def read_arrays(file: Path, names: Iterable[str]) -> list[NDArray[Any]]:
+    """Return the arrays of an .npz file by their names; raise ExportError if it is damaged."""
+    with _reading(file), file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
+        return [arrays[name] for name in names]
+
+
 def read_array(file: Path) -> NDArray[Any]:
     """Return the array of an .npy file, memory-mapped; raise ExportError if it is damaged."""
-    try:
+    with _reading(file):
         return np.load(file, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
-    except (ValueError, EOFError, TypeError) as error:
-        raise ExportError(
-            f"{file} is damaged ({error}); remove it, and the same command makes it again"
-        ) from error
-
-
-def _object_of(file: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file, None if it is damaged."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None

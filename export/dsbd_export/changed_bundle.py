@@ -17,11 +17,8 @@ from dsbd_runtime.errors import BundleError
 def changed_bundle(bundle: Bundle, kept: list[str]) -> Iterator[Path]:
     """Yield a folder with the files ``kept``, which replaces the bundle if the block succeeds.
 
-    After any error the bundle is as it was.
-
-    Raises:
-        BundleError: a kept file is not the one of the manifest.
-        ExportError: the bundle cannot be written.
+    After any error the bundle is as it was. Raises BundleError if a kept file is not the one of the
+    manifest, ExportError if the bundle cannot be written.
     """
     with writing(bundle.path, "free some space"), new_bundle(bundle.path) as folder:
         for name in kept:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,6 @@ class Chat:
 
     @property
     def ends_with_answer(self) -> bool:
-        """Return whether the last message is the model's."""
         return bool(self.messages) and self._is_answer(len(self.messages) - 1)
 
     def prompts(self) -> list[list[dict[str, Any]]]:
@@ -55,21 +55,19 @@ class Chat:
         return isinstance(message, dict) and message.get("role") == _ANSWERS
 
 
+@dataclass
 class ChatTokens:
-    """Converts chats to token ids, as for a request.
+    """Converts chats to token ids, as for a request."""
 
-    longest: most tokens of a prompt; longer ones are counted and left out.
-    """
+    folder: Path
+    tokenizer: Tokenizer
+    longest: int  # most tokens of a prompt; longer ones are counted and left out
+    learns_answers: bool
+    num_left_out: int = 0
 
-    def __init__(
-        self, folder: Path, tokenizer: Tokenizer, *, longest: int, learns_answers: bool
-    ) -> None:
-        self._folder = folder
-        self._tokenizer = tokenizer
-        self.longest = longest
-        self._learns_answers = learns_answers
-        self._template: ChatTemplate | None = None
-        self.num_left_out = 0
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate.from_folder(self.folder)
 
     def prompts(self, chat: Chat) -> list[list[int]]:
         """Return the prompts of a chat; raise ExportError if its template refuses them."""
@@ -80,14 +78,12 @@ class ChatTokens:
 
     def text(self, chat: Chat) -> list[int]:
         """Return the whole chat, if it is a text to learn from, else nothing."""
-        if not (self._learns_answers and chat.ends_with_answer):
+        if not (self.learns_answers and chat.ends_with_answer):
             return []
         return self._ids(chat, chat.messages, is_prompt=False)
 
     def _ids(self, chat: Chat, messages: list[dict[str, Any]], *, is_prompt: bool) -> list[int]:
         try:
-            if self._template is None:
-                self._template = ChatTemplate.from_folder(self._folder)
             text = self._template.render(messages, add_generation_prompt=is_prompt)
         except InputError as error:
             raise ExportError(f"{chat.where}: {error}") from error
@@ -96,7 +92,7 @@ class ChatTokens:
                 f"{chat.where} is a chat, but the target has no chat template that renders it "
                 f"({error}); give texts, or a target that chats"
             ) from error
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
 
 @dataclass(frozen=True)
@@ -114,7 +110,6 @@ class Prompts:
         return self.at(rng.permutation(len(self))[:count])
 
     def at(self, indices: Sequence[int] | NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Return the prompts with these numbers."""
         begins = np.concatenate([[0], self.ends])
         return [
             np.array(self.tokens[begins[index] : begins[index + 1]], np.int64) for index in indices

@@ -58,47 +58,36 @@ def check_num_threads(number: int | None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """Options of every model of an export: precision, outputs, and the limits of parity.
+    """Options of every model of an export: precision, outputs, and the limits of parity."""
 
-    Attributes:
-        dtype: precision of weights and caches: "fp32", "fp16" or "bf16".
-        quantize: weight compression: "none", "int8", "int8-blocks" or "int4"; "int8-dynamic" is
-            another name for "int8" in fp32. See ``quantization_of``.
-        calibration_texts: files, folders or patterns of texts, by which the forms of products are
-            chosen that round their rows to int8; none: by a text of ours.
-        logits: output of the engines: "full", "topk:K" for the K largest of a row, or "auto" for
-            "topk:64" with a large vocabulary and else "full": see ``for_vocabulary``.
-        attention: "fused", "grouped" (see ``optimize``) or "exact" (see ``exact_attention``); None
-            for "exact" with 8 bits in fp32, if the model has such a form, else "fused".
-        form: "portable", or "cuda" for operators of ONNX Runtime with fewer kernels on a GPU, see
-            ``cuda_graph``.
-        engine: "onnx", or "tensorrt" or "tensorrt-rtx" for engines in addition to the ONNX files.
-        compute_capability: of the GPU of a TensorRT engine, see ``tensorrt_options``.
-        capacity: cache rows of a TensorRT engine, see ``tensorrt_options``.
-        atol: largest absolute logit error that passes the parity gate, for fp32 without
-            quantization; None for the limit in ``parity``.
-        max_kl: largest mean KL divergence that passes, for all other exports; None likewise.
-        max_source: upper limit of the tokens of an encoder-decoder's source. Where positions are
-            relative, both are the numbers themselves.
-        num_threads: of torch, and of the engines that are compared.
-    """
-
-    dtype: str = "fp32"
+    dtype: str = "fp32"  # precision of weights and caches: "fp32", "fp16" or "bf16"
+    # weight compression: "none", "int8", "int8-blocks" or "int4"; "int8-dynamic" is another name
+    # for "int8" in fp32, see ``quantization_of``
     quantize: str = "none"
+    # files, folders or patterns of texts, by which the forms of products are chosen that round
+    # their rows to int8; none: by a text of ours
     calibration_texts: tuple[str, ...] = ()
+    # output of the engines: "full", "topk:K" for the K largest of a row, or "auto" for "topk:64"
+    # with a large vocabulary and else "full", see ``for_vocabulary``
     logits: str = AUTO
+    # "fused", "grouped" (see ``optimize``) or "exact" (see ``exact_attention``); None for "exact"
+    # with 8 bits in fp32, if the model has such a form, else "fused"
     attention: str | None = None
-    form: str = PORTABLE
-    engine: str = ONNX
-    compute_capability: str | None = None
-    capacity: int | None = None
+    form: str = PORTABLE  # or "cuda", with fewer kernels on a GPU, see ``cuda_graph``
+    engine: str = ONNX  # or "tensorrt" or "tensorrt-rtx" for engines in addition to the ONNX files
+    compute_capability: str | None = None  # see ``tensorrt_options``
+    capacity: int | None = None  # see ``tensorrt_options``
+    # largest absolute logit error that passes the parity gate, for fp32 without quantization, and
+    # largest mean KL divergence, for all other exports; None for the limits in ``parity``
     atol: float | None = None
     max_kl: float | None = None
+    # upper limits of tokens, those of an encoder-decoder's source by ``max_source``; the numbers
+    # themselves if positions are relative
     max_context: int | None = None
     max_source: int | None = None
     revision: str | None = None
     trust_remote_code: bool = False
-    num_threads: int | None = None
+    num_threads: int | None = None  # of torch, and of the engines that are compared
 
     def __post_init__(self) -> None:
         self._check_choices()
@@ -153,7 +142,6 @@ class ModelOptions:
 
     @property
     def attention_form(self) -> str:
-        """Return the form of attention, chosen or by the precision."""
         if self.attention is not None:
             return self.attention
         return EXACT if self.rounds_rows else FUSED
@@ -181,16 +169,6 @@ class ModelOptions:
         is_for_cpu = (self.dtype, self.form) == ("fp32", PORTABLE)
         # On a GPU products with blocks take rows of fp16 as they are.
         return quantize == INT8_ROWS or (is_for_cpu and quantize in ("int8", "int8-blocks"))
-
-    @property
-    def sums_integers(self) -> bool:
-        """Return whether attention adds up integers: it is exact, and weights are quantized."""
-        return self.attention_form == EXACT and self.quantize != "none"
-
-    @property
-    def bit_exact(self) -> str | bool:
-        """Return what the manifest says of it, one of ``BIT_EXACTNESS``."""
-        return "observed" if self.attention_form == EXACT else False
 
     @property
     def is_exact(self) -> bool:
@@ -339,7 +317,6 @@ class ExportConfig(DraftedOptions):
 
     @property
     def of_draft(self) -> ModelOptions:
-        """Return the options of the draft's engine."""
         if self.draft_quantize is None or self.draft_quantize == self.quantize:
             return self
         # The limits are those of the target's precision.

@@ -4,12 +4,11 @@ from dsbd_export.changed_bundle import changed_bundle
 from dsbd_export.checkpoints.adapter import report_adapter
 from dsbd_export.checkpoints.checkpoint import limited_threads
 from dsbd_export.config import DraftConfig
-from dsbd_export.model_kinds import check_pair, kind_of, source_of
 from dsbd_export.model_source import SourceOf
-from dsbd_export.opening import open_draft
+from dsbd_export.opening import check_pair, kind_of, open_draft, source_of
 from dsbd_export.pair import context_warning
 from dsbd_export.parts.draft_vocabulary import with_draft_vocabulary
-from dsbd_export.parts.topk_head import check_num_top_logits
+from dsbd_export.parts.head import check_num_top_logits
 from dsbd_export.pipeline import ExportResult, check_parity, export_model
 from dsbd_export.progress import Report
 from dsbd_export.tensorrt.tensorrt_build import build_engines, check_buildable, is_engine

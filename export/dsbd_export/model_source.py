@@ -9,10 +9,9 @@ import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 
-from dsbd_export.capture.cache_probe import largest_values, probed_caches
-from dsbd_export.capture.forest_graph import ForestGraph, captured_graph
+from dsbd_export.capture.caches import largest_values, probed_caches
+from dsbd_export.capture.forest_graph import ExportPart, ForestGraph, captured_graph
 from dsbd_export.capture.graph_checks import check_contract
-from dsbd_export.capture.part import ExportPart
 from dsbd_export.capture.replacements import choose_rope, prepare_for_capture
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.families import AttentionForm
@@ -27,12 +26,17 @@ from dsbd_export.parity_cases import (
     reference_logits,
     text_case,
 )
+from dsbd_export.parts.alignment import ExportedAlignment, aligned_speech
 from dsbd_export.parts.draft_vocabulary import without_others
-from dsbd_export.parts.table import parts_of_engine
+from dsbd_export.parts.features import ExportedFeatures
+from dsbd_export.parts.head import ExportedHead
+from dsbd_export.parts.rows import ExportedAttention, ExportedConvolutions, ExportedRecurrences
+from dsbd_export.parts.sources import ExportedSources
 from dsbd_export.passes.optimize import optimize_graph
 from dsbd_export.progress import Report
-from dsbd_export.quantization.product_rows import RowsOfProducts, calibration_case, observed_rows
+from dsbd_export.quantization.row_forms import RowsOfProducts, calibration_case, observed_rows
 from dsbd_runtime.bundle_files.bundle import MODEL_FILE, WEIGHTS_FILE
+from dsbd_runtime.parts.cache_entries import num_ancestors, recurrent
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,6 @@ class ModelSource:
         return self._checkpoint
 
     def parts(self, options: ModelOptions) -> list[ExportPart]:
-        """Return the kinds of state that the engine is made of."""
         return parts_of_engine(self._checkpoint, options)
 
     def references(self, model: Any) -> list[Reference]:
@@ -122,3 +125,25 @@ class ModelSource:
 
 
 SourceOf = Callable[[Checkpoint], ModelSource]
+
+
+HasKind = Callable[[Checkpoint, ModelOptions], object]
+PARTS: tuple[tuple[HasKind, Callable[[Checkpoint], ExportPart]], ...] = (
+    (lambda *_: True, ExportedAttention),
+    (lambda checkpoint, _: num_ancestors(checkpoint.caches), ExportedConvolutions),
+    (lambda checkpoint, _: recurrent(checkpoint.caches), ExportedRecurrences),
+    (lambda checkpoint, _: checkpoint.feature_layers, ExportedFeatures),
+    (lambda *_: True, ExportedHead),
+    (lambda checkpoint, _: checkpoint.encoder, ExportedSources),
+    (lambda checkpoint, _: aligned_speech(checkpoint), ExportedAlignment),
+)
+"""By kind whether an engine has it, once the checkpoint's model is loaded, and its class.
+
+Parts prepare a call and finish a model in this order: sources change the arguments of all others,
+a head changes the file that features are compared by.
+"""
+
+
+def parts_of_engine(checkpoint: Checkpoint, options: ModelOptions) -> list[ExportPart]:
+    """Return the parts that the engine of a checkpoint is made of, in their order."""
+    return [kind(checkpoint) for has_kind, kind in PARTS if has_kind(checkpoint, options)]

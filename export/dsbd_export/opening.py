@@ -1,17 +1,111 @@
-"""Opening of checkpoints: they are found, recognized and described; no weights are read."""
+"""Opening of checkpoints: kinds of models, and how each is found, recognized, read and paired.
 
-from collections.abc import Mapping
-from dataclasses import replace
+No weights are read. Adapters and quantized weights without a config, which transformers would
+accept silently, are refused.
+"""
+
+import contextlib
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from huggingface_hub import snapshot_download
+
 from dsbd_export.checkpoints.adapter import read_adapter
+from dsbd_export.checkpoints.adapter_files import CONFIG_FILE
 from dsbd_export.checkpoints.checkpoint import Checkpoint
-from dsbd_export.checkpoints.checkpoint_files import located, located_adapter
-from dsbd_export.checkpoints.checkpoint_reading import CheckpointFiles, GgufFiles
-from dsbd_export.checkpoints.other_weights import refusal_of_files
-from dsbd_export.config import DraftConfig, ExportConfig, ModelOptions
-from dsbd_export.errors import ExportError
-from dsbd_export.model_kinds import KINDS, kind_of
+from dsbd_export.checkpoints.checkpoint_files import json_object_or_none, open_weights
+from dsbd_export.checkpoints.gguf_file import is_gguf
+from dsbd_export.checkpoints.model_config import CheckpointFiles, GgufFiles, read_decoder
+from dsbd_export.config import DraftConfig, DraftedOptions, ExportConfig, ModelOptions
+from dsbd_export.encoder_decoder.checkpoint import (
+    check_readers,
+    is_encoder_decoder,
+    read_encoder_decoder,
+    with_languages,
+)
+from dsbd_export.encoder_decoder.source import EncoderDecoderSource
+from dsbd_export.errors import ExportError, reason_of
+from dsbd_export.feature_draft.checkpoint import (
+    FeatureDraftCheckpoint,
+    added_features,
+    check_features_pair,
+    has_feature_draft,
+    paired_features,
+    read_feature_draft,
+)
+from dsbd_export.feature_draft.source import FeatureDraftSource
+from dsbd_export.model_source import ModelSource, SourceOf
+from dsbd_export.pair import agreed_draft, agreed_pair
+from dsbd_export.progress import Report
+from dsbd_runtime.bundle_files.bundle import Bundle, ModelEntry
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelKind:
+    """One kind of model."""
+
+    # whether the files of a checkpoint are of this kind; the first kind that recognizes them reads
+    # them
+    recognizes: Callable[[CheckpointFiles], bool]
+    read: Callable[[CheckpointFiles], Checkpoint]
+    has: Callable[[Checkpoint], bool]
+    source: SourceOf
+    # raises ExportError for a pair, or options, that are not supported. The target is a checkpoint
+    # or a manifest entry; the draft may be None.
+    check: Callable[[Checkpoint | ModelEntry, Checkpoint | None, DraftedOptions], None] = (
+        lambda *_: None
+    )
+    paired: Callable[[Checkpoint, Checkpoint, Report], tuple[Checkpoint, Checkpoint]] = agreed_pair
+    # returns a draft of this kind, aligned with the target of a bundle
+    added: Callable[[Bundle, Checkpoint, Report], Checkpoint] = agreed_draft
+    as_target: Callable[[Checkpoint], Checkpoint] = lambda target: target
+    without_adapters: str = ""  # why adapters are not supported; "" if they are
+
+
+KINDS = (
+    ModelKind(
+        recognizes=has_feature_draft,
+        read=read_feature_draft,
+        has=lambda checkpoint: isinstance(checkpoint, FeatureDraftCheckpoint),
+        source=FeatureDraftSource,
+        check=check_features_pair,
+        paired=paired_features,
+        added=added_features,
+        without_adapters="a feature draft, for which there are no adapters; leave draft_adapter "
+        "out",
+    ),
+    ModelKind(
+        recognizes=is_encoder_decoder,
+        read=read_encoder_decoder,
+        has=lambda checkpoint: checkpoint.encoder is not None,
+        source=EncoderDecoderSource,
+        check=check_readers,
+        as_target=with_languages,
+        without_adapters="an encoder-decoder, for which adapters are not supported; merge it into "
+        "the checkpoint with PEFT, and export that",
+    ),
+    ModelKind(recognizes=lambda _: True, read=read_decoder, has=lambda _: True, source=ModelSource),
+)
+
+
+def kind_of(checkpoint: Checkpoint) -> ModelKind:
+    """Return the kind of a checkpoint."""
+    return next(kind for kind in KINDS if kind.has(checkpoint))
+
+
+def source_of(checkpoint: Checkpoint) -> ModelSource:
+    """Return the model source of a checkpoint."""
+    return kind_of(checkpoint).source(checkpoint)
+
+
+def check_pair(
+    target: Checkpoint | ModelEntry, draft: Checkpoint | None, config: DraftedOptions
+) -> None:
+    """Raise ExportError for a target, a draft if any, or options that are not supported."""
+    for kind in KINDS:
+        kind.check(target, draft, config)
 
 
 def open_pair(options: ExportConfig) -> tuple[Checkpoint, Checkpoint | None]:
@@ -37,7 +131,6 @@ def open_draft(options: DraftConfig) -> Checkpoint:
 
 
 def _opened(sources: Mapping[str, str], options: ModelOptions) -> dict[str, Checkpoint]:
-    """Return the checkpoints by role, "target" and "draft", for the given sources."""
     if options.revision is not None and all(Path(each).exists() for each in sources.values()):
         are = "are both local" if len(sources) == 2 else "is local"
         raise ExportError(
@@ -46,7 +139,9 @@ def _opened(sources: Mapping[str, str], options: ModelOptions) -> dict[str, Chec
         )
     places = {role: located(source, options) for role, source in sources.items()}
     return {
-        role: (_open_gguf if place.is_file() else open_checkpoint)(role, place, options)
+        role: _read(GgufFiles(role, place.parent, options, place.name))
+        if place.is_file()
+        else open_checkpoint(role, place, options)
         for role, place in places.items()
     }
 
@@ -56,24 +151,16 @@ def open_checkpoint(role: str, folder: Path, options: ModelOptions) -> Checkpoin
     if reason := refusal_of_files(role, folder):
         raise ExportError(f"the {role} at {folder} {reason}")
     if not (folder / "config.json").is_file():
+        found = sorted(folder.glob("*.gguf"))
         raise ExportError(
             f"the {role} at {folder} has no config.json; give a checkpoint folder"
-            f"{_instead_of_folder(folder)}"
+            f"{f', or a GGUF file, such as {found[0]}' if found else ''}"
         )
     return _read(CheckpointFiles(role, folder, options))
 
 
-def _open_gguf(role: str, file: Path, options: ModelOptions) -> Checkpoint:
-    return _read(GgufFiles(role, file.parent, options, file.name))
-
-
 def _read(files: CheckpointFiles) -> Checkpoint:
     return next(kind for kind in KINDS if kind.recognizes(files)).read(files)
-
-
-def _instead_of_folder(folder: Path) -> str:
-    found = sorted(folder.glob("*.gguf"))
-    return f", or a GGUF file, such as {found[0]}" if found else ""
 
 
 def _adapted(checkpoint: Checkpoint, source: str | None) -> Checkpoint:
@@ -82,7 +169,11 @@ def _adapted(checkpoint: Checkpoint, source: str | None) -> Checkpoint:
         return _checked_tokens(checkpoint)
     if reason := kind_of(checkpoint).without_adapters:
         raise ExportError(f"the {checkpoint.role} at {checkpoint.folder} is {reason}")
-    adapter = read_adapter(source, located_adapter(source))
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        _check_hub_id("adapter", source, "adapter_config.json")
+        folder = _downloaded(source, None, _HUB_FILES, _HUB_OLD_ADAPTERS)
+    adapter = read_adapter(source, folder)
     grown = adapter.grown(checkpoint.vocab_size)
     return _checked_tokens(replace(checkpoint, adapter=adapter, vocab_size=grown))
 
@@ -112,3 +203,119 @@ def _without_default_tokens(checkpoint: Checkpoint) -> Checkpoint:
     if isinstance(eos, int) and eos >= size and checkpoint.eos_token_ids == [eos]:
         checkpoint = replace(checkpoint, eos_token_ids=[])
     return checkpoint
+
+
+_HUB_FILES = "*.json *.jinja *.safetensors vocab.txt merges.txt *.model *.spm *.tiktoken".split()
+_HUB_CODE = ["*.py"]
+_HUB_OLD_WEIGHTS = ["pytorch_model*.bin"]
+_HUB_OLD_ADAPTERS = ["adapter_model.bin"]
+
+
+def located(source: str, options: ModelOptions) -> Path:
+    """Return a checkpoint's folder, downloaded from the hub if it is not local, or GGUF file."""
+    folder = Path(source).expanduser()
+    if folder.is_dir() or is_gguf(folder):
+        return folder
+    if folder.is_file() or source.endswith(".gguf"):
+        what = "is not a GGUF file" if folder.is_file() else "does not exist"
+        raise ExportError(
+            f"the file {source} {what}; give a folder with config.json, a hub id, or a GGUF file "
+            "on this machine"
+        )
+    _check_hub_id("checkpoint", source, "config.json")
+    wanted = [*_HUB_FILES, *(_HUB_CODE if options.trust_remote_code else [])]
+    return _downloaded(source, options.revision, wanted, _HUB_OLD_WEIGHTS)
+
+
+def _check_hub_id(what: str, source: str, file: str) -> None:
+    """Raise ExportError for a path, which cannot be an id on the hub."""
+    is_path = source.startswith(("/", ".", "~")) or Path(source).is_absolute()
+    if is_path or source.count("/") > 1:
+        raise ExportError(
+            f"no {what} at {source}: no such folder; give a folder with {file} or a hub id"
+        )
+
+
+def _downloaded(
+    source: str, revision: str | None, wanted: list[str], old_weights: list[str]
+) -> Path:
+    """Return the folder of a hub id's files; old weights only if there are no others."""
+    try:
+        folder = Path(snapshot_download(source, revision=revision, allow_patterns=wanted))
+        if not any(folder.glob("*.safetensors")):
+            snapshot_download(source, revision=revision, allow_patterns=old_weights)
+    except Exception as error:
+        raise ExportError(
+            f"{source} is no local folder and cannot be downloaded from the hub: "
+            f"{reason_of(error)}; check the name and the network, or give a folder"
+        ) from error
+    return folder
+
+
+_ADAPTER_FILES = (CONFIG_FILE, "adapter_model*.safetensors", "adapter_model*.bin")
+_FLAG_BY_ROLE = {"target": "--adapter", "draft": "--draft-adapter"}
+_QUANTIZED_FILES = ("gptq_model*.safetensors", "gptq_model*.bin", "gptq_model*.pt")
+_QUANTIZED_CONFIGS = {"quantize_config.json": "GPTQ", "quant_config.json": "AWQ"}
+_KIND_BY_ENDING = {
+    ".qweight": "GPTQ or AWQ",
+    ".weight_packed": "compressed-tensors",
+    ".absmax": "bitsandbytes",
+    ".SCB": "bitsandbytes",
+    ".weight_scale": "FP8 or 8 bits",
+    ".weight_scale_inv": "FP8",
+    ".weight_scale_2": "FP4",
+    "_blocks": "mxfp4",
+}
+
+
+def refusal_of_files(role: str, folder: Path) -> str | None:
+    """Return why the weights of a checkpoint cannot be used, and the fix; None if they can."""
+    if adapter := _first_file(folder, _ADAPTER_FILES):
+        content = json_object_or_none(folder / CONFIG_FILE) or {}
+        kind = f", {content['peft_type']}" if "peft_type" in content else ""
+        if (folder / "config.json").is_file():
+            return (
+                f"has an adapter next to its own weights ({adapter}{kind}); to merge it, move "
+                f"{', '.join(_ADAPTER_FILES)} to another folder and give that with "
+                f"{_FLAG_BY_ROLE[role]}; if it is merged already, remove {adapter}"
+            )
+        base = content.get("base_model_name_or_path") or "BASE_MODEL"
+        command = shlex.join([f"--{role}", str(base), _FLAG_BY_ROLE[role], str(folder)])
+        return (
+            f"is an adapter alone ({adapter}{kind}); give the model that it was trained for, into "
+            f"which it is merged: dsbd-export {command}"
+        )
+    if how := _quantized(folder):
+        return (
+            f"has weights that are already quantized ({how}); a checkpoint in fp32, fp16 or bf16 "
+            "is needed: export the model that they were made from, with --quantize int4 or "
+            "int8 for small weights"
+        )
+    return None
+
+
+def _first_file(folder: Path, patterns: Iterable[str]) -> str | None:
+    found = (file.name for pattern in patterns for file in sorted(folder.glob(pattern)))
+    return next(found, None)
+
+
+def _quantized(folder: Path) -> str | None:
+    """Return how the weights are quantized, and the file that shows it; None if they are not."""
+    config = json_object_or_none(folder / "config.json") or {}
+    parts = (config, *(part for part in config.values() if isinstance(part, dict)))
+    if any(part.get("quantization_config") is not None for part in parts):
+        return None
+    names: list[str] = []
+    with contextlib.suppress(Exception), open_weights(folder) as weights:
+        names = list(weights)  # errors are reported when the weights are loaded
+    kinds = (f"{kind}: {n}" for n in names for e, kind in _KIND_BY_ENDING.items() if n.endswith(e))
+    kind = next(kinds, None)
+    if names and kind is None:
+        return None  # a config may be left over next to restored weights
+    for name, method in _QUANTIZED_CONFIGS.items():
+        if (folder / name).is_file():
+            content = json_object_or_none(folder / name) or {}
+            bits = content.get("bits", content.get("w_bit"))
+            return f"{method}{f', {bits} bits' if isinstance(bits, int) else ''}: {name}"
+    file = _first_file(folder, _QUANTIZED_FILES)
+    return kind if file is None else f"GPTQ: {file}"

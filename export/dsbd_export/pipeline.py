@@ -16,32 +16,31 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from dsbd_export.capture.cache_graphs import write_prune_graph
+from dsbd_export.capture.forest_graph import ExportContract, ExportPart, Made, joined
 from dsbd_export.capture.graph_checks import check_for_tensorrt
-from dsbd_export.capture.part import ExportContract, ExportPart, Made, joined
 from dsbd_export.changed_bundle import writing
 from dsbd_export.checkpoints.adapter import report_adapter
 from dsbd_export.checkpoints.checkpoint import Checkpoint, limited_threads
-from dsbd_export.checkpoints.weights import convert_weights
+from dsbd_export.checkpoints.checkpoint_files import convert_weights
 from dsbd_export.config import CUDA, EXACT, FUSED, GROUPED, INT8_ROWS, ExportConfig, ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import advice, measured_parity, parity_limit, refusal
 from dsbd_export.gate.refused_bundle import keep_refused
 from dsbd_export.gate.unwritten_bundle import NOT_MEASURED, unwritten_bundle
-from dsbd_export.model_kinds import check_pair, kind_of, source_of
 from dsbd_export.model_source import EngineGraph, ModelSource, SourceOf
-from dsbd_export.opening import open_pair
+from dsbd_export.opening import check_pair, kind_of, open_pair, source_of
 from dsbd_export.pair import context_warning
 from dsbd_export.parity_cases import ForestCase
 from dsbd_export.parts.draft_vocabulary import shorter_head_advice, with_draft_vocabulary
 from dsbd_export.parts.features import default_layers
-from dsbd_export.parts.topk_head import check_num_top_logits
+from dsbd_export.parts.head import check_num_top_logits
 from dsbd_export.passes.cuda_graph import use_cuda_operators
 from dsbd_export.passes.exact_attention import attend_exactly, without_exact_form
 from dsbd_export.passes.merged_products import merge_products, transpose_before_split
 from dsbd_export.passes.optimize import group_query_heads
 from dsbd_export.progress import Counter, Report, counted
-from dsbd_export.quantization.product_rows import RowsOfProducts
 from dsbd_export.quantization.quantize import quantize_graph
+from dsbd_export.quantization.row_forms import RowsOfProducts
 from dsbd_export.tensorrt.tensorrt_build import build_engines
 from dsbd_export.tensorrt.tensorrt_options import build_place
 from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
@@ -178,7 +177,9 @@ def export_model(
         report(f"warning: {reason}; the export continues, and its result is kept apart")
     elif warning := advice(checkpoint, config, parity):
         report(f"warning: {warning}")
-    _copy_record(checkpoint, folder)
+    record = checkpoint.folder / RECORD_FILE  # of dsbd-distill
+    if role == "draft" and record.is_file():
+        write_record(folder, read_record(record))
     fields: dict[str, Any] = {"parity": parity}
     for part in parts:
         fields |= part.complete(made)
@@ -196,13 +197,6 @@ def _in_float64(
     counter = Counter(phase, "cases", report)
     for case in counted(cases, counter):
         yield source.logits_in_float64(model, case)
-
-
-def _copy_record(checkpoint: Checkpoint, folder: Path) -> None:
-    """Copy dsbd-distill's record of a draft next to its engine, if there is one."""
-    record = checkpoint.folder / RECORD_FILE
-    if checkpoint.role == "draft" and record.is_file():
-        write_record(folder, read_record(record))
 
 
 def _write_model(
@@ -227,7 +221,8 @@ def _write_model(
     wanted = source.references(model)
     for part in parts:
         wanted = part.refer(model, wanted)
-    seen = source.largest_values(model) if config.sums_integers else None
+    sums_integers = config.attention_form == EXACT and config.quantize != "none"
+    seen = source.largest_values(model) if sums_integers else None
     rows = None
     if config.rounds_rows:
         rows = source.product_rows(model, config.calibration_texts)
@@ -303,7 +298,6 @@ def _graph_passes(
     seen: dict[int, NDArray[np.float32]] | None,
     rows: RowsOfProducts | None,
 ) -> list[GraphPass]:
-    """Return the passes that give a graph its form of attention and its precision."""
     is_exact = config.attention_form == EXACT
 
     def attend(graph: ir.Model) -> str:
@@ -333,9 +327,8 @@ def _graph_passes(
         passes.append(("taking operators of CUDA", use_cuda_operators))
     if config.quantized_form != "none":
         passes.append(("quantizing products", quantize))
-    if (
-        config.quantization == INT8_ROWS
-    ):  # never on CUDA, whose Split copies sizes there unless by columns
+    # Never on CUDA, whose Split copies sizes there unless by columns.
+    if config.quantization == INT8_ROWS:
         passes.append(("turning heads", turn))
     return passes
 
@@ -362,7 +355,7 @@ def manifest_entry(
         caches=[cache for cache, _ in contract.caches],
         dtype=config.dtype,
         quantization=config.quantized_form,
-        bit_exact=config.bit_exact,
+        bit_exact="observed" if config.attention_form == EXACT else False,
         unread_inputs=checkpoint.unread_inputs,
         adapter=None if checkpoint.adapter is None else checkpoint.adapter.name,
         parity=NOT_MEASURED,

@@ -64,7 +64,6 @@ class TokenStreams:
 
     @property
     def has_texts(self) -> bool:
-        """Return whether there are texts, not only prompts."""
         return bool(len(self.train))
 
     @property
@@ -227,7 +226,6 @@ class Sink:
     """Files of the training side or of the held-out side, while they are written."""
 
     def __init__(self, folder: Path, side: str, opened: contextlib.ExitStack) -> None:
-        """Open the files of a side, "train" or "held_out", until ``opened`` is closed."""
         self._tokens, self._prompts, self._ends = (
             opened.enter_context((folder / f"{side}{ending}").open("wb"))
             for ending in (_TOKENS, _PROMPTS, _ENDS)
@@ -235,11 +233,9 @@ class Sink:
         self._end = 0
 
     def write(self, ids: list[int]) -> None:
-        """Write tokens of a text."""
         self._tokens.write(np.array(ids, dtype=np.uint32).tobytes())
 
     def write_prompt(self, ids: list[int]) -> None:
-        """Write the tokens of a prompt."""
         self._prompts.write(np.array(ids, dtype=np.uint32).tobytes())
         self._end += len(ids)
         self._ends.write(np.array([self._end], dtype=np.int64).tobytes())

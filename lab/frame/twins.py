@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from dsbd_export.demo import demo_pair
-from dsbd_export.feature_draft.config import is_feature_draft
+from dsbd_export.feature_draft.checkpoint import is_feature_draft
 from lab.frame.page import ROOT
 from scripts.twin.feature_draft import widen_feature_draft
 

@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from dsbd_export.checkpoints.checkpoint import quiet_libraries
-from dsbd_export.feature_draft.config import is_feature_draft
+from dsbd_export.feature_draft.checkpoint import is_feature_draft
 from scripts.twin.feature_draft import widen_feature_draft
 from scripts.twin.weights import AddedTokens, TwinWeights, twin_config
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from dsbd_distill.config import DistillConfig
-from dsbd_distill.feature_shape import FeatureShape, new_feature_draft
+from dsbd_distill.draft_model import FeatureShape, new_feature_draft
 from dsbd_export.chats import Chat, ChatTokens, Prompts
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig, ModelOptions

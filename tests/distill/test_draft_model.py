@@ -11,6 +11,7 @@ from dsbd_distill.config import DistillConfig
 from dsbd_distill.draft_model import (
     DraftShape,
     check_shape,
+    head_dim_of,
     kept_layers,
     new_draft,
     projected,
@@ -36,7 +37,7 @@ SHAPES = [  # (parameters, of the target, vocabulary, hidden size, layers)
 def test_shapes(wanted, of_target, vocab_size, hidden_size, layers):
     shape = shape_for(wanted, of_target, vocab_size)
     assert (shape.hidden_size, shape.num_layers) == (hidden_size, layers)
-    assert hidden_size % shape.head_dim == 0
+    assert hidden_size % head_dim_of(hidden_size) == 0
     if wanted is not None:
         assert 0.8 * wanted < shape.num_parameters(vocab_size) <= wanted
 

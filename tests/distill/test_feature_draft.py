@@ -9,25 +9,22 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig
 
 from dsbd_distill.acceptance import Best, acceptance_by_depth
-from dsbd_distill.draft_head import DraftHead
-from dsbd_distill.feature_shape import (
+from dsbd_distill.draft_model import (
     FeatureShape,
     feature_shape,
     new_feature_draft,
     write_feature_draft,
 )
 from dsbd_distill.lesson import Lesson
-from dsbd_distill.rollout import NUM_STEPS, rollout, rollout_loss, rollout_reads, visible
+from dsbd_distill.loss import NUM_STEPS, DraftHead, rollout, rollout_loss, rollout_reads, visible
 from dsbd_distill.teacher import Sampling, TeacherFeatures, TorchDevice
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
-from dsbd_export.feature_draft.config import FeatureDraftConfig
-from dsbd_export.feature_draft.model import FeatureDraft
-from dsbd_export.feature_draft.reference import rolled_out
-from dsbd_export.feature_draft.weights import load_feature_draft
-from dsbd_export.model_kinds import kind_of
-from dsbd_export.opening import open_checkpoint
+from dsbd_export.feature_draft.checkpoint import FeatureDraftConfig
+from dsbd_export.feature_draft.model import FeatureDraft, load_feature_draft
+from dsbd_export.feature_draft.source import rolled_out
+from dsbd_export.opening import kind_of, open_checkpoint
 from dsbd_export.pipeline import export_model
 from dsbd_export.progress import silent
 from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, read_record

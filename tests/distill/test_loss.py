@@ -9,9 +9,15 @@ from torch import nn
 
 from dsbd_distill import loss
 from dsbd_distill.acceptance import Best, HeldOutPrompts, acceptance_of_model
-from dsbd_distill.draft_head import DraftHead, head_log_probs
 from dsbd_distill.lesson import Lesson
-from dsbd_distill.loss import Coverage, distance, distillation_loss, log_probs_of, tv_weight
+from dsbd_distill.loss import (
+    Coverage,
+    DraftHead,
+    distance,
+    distillation_loss,
+    log_probs_of,
+    tv_weight,
+)
 from dsbd_distill.teacher import TEXT_SAMPLING, Sampling, TorchDevice
 
 EXACT = TorchDevice("cpu", uses_bf16=False)
@@ -212,7 +218,7 @@ def arrays():
 
 def test_log_probs_and_their_gradients_are_those_of_a_softmax(arrays):
     hidden, table, ids = arrays
-    found = head_log_probs(hidden, table, ids, DEVICE)
+    found = DraftHead(len(table), None, DEVICE).log_probs(hidden, table, ids)
     wanted = (hidden @ table.T).log_softmax(-1).gather(-1, ids)
     weights = torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     gradients = [
@@ -234,7 +240,7 @@ def test_logits_are_there_for_some_places_only(arrays, monkeypatch):
         return product(self, other)
 
     monkeypatch.setattr(torch.Tensor, "__matmul__", counted)
-    head_log_probs(hidden, table, ids, DEVICE).sum().backward()
+    DraftHead(len(table), None, DEVICE).log_probs(hidden, table, ids).sum().backward()
     assert max(most[:3]) == 3 and len(most) == 3 + 3 * 3  # rows of three parts, then each thrice
 
 

@@ -16,13 +16,12 @@ from transformers.generation.logits_process import (
 
 from dsbd_distill.config import DistillConfig
 from dsbd_distill.sounds import SoundSources, open_windows, write_windows
-from dsbd_distill.source_draft import cut_decoder
-from dsbd_distill.sources import SourceRows, SourceTeacher
+from dsbd_distill.sources import SourceRows, SourceTeacher, cut_decoder
 from dsbd_distill.teacher import Sampling, TorchDevice
-from dsbd_export.checkpoints.json_files import read_proposed_tokens
+from dsbd_export.checkpoints.checkpoint_files import read_proposed_tokens
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig
-from dsbd_export.encoder_decoder.reference import fingerprint
+from dsbd_export.encoder_decoder.source import fingerprint
 from dsbd_export.errors import ExportError
 from dsbd_export.pipeline import export_bundle
 from dsbd_export.progress import silent
@@ -137,7 +136,7 @@ def test_targets_begin_as_requests_have_it(target, model, tmp_path):
 def test_the_teachers_transcripts_and_distributions(has_times, target, model, tmp_path):
     sounds = [speech_like(0.9, seed=index) for index in range(3)]
     reader = sources_of(target, model, tmp_path, sounds, language="de")
-    teacher = SourceTeacher(model, TOKENS.number, 64, EXACT, reader)
+    teacher = SourceTeacher(model, TOKENS.number, 64, EXACT, reader=reader)
     begin = [TOKENS.of(name) for name in ("startoftranscript", "de", "transcribe")]
     begin += [] if has_times else [TOKENS.of("notimestamps")]
     prompts = [np.array([number, number, *begin]) for number in range(3)]

@@ -10,14 +10,21 @@ import torch
 
 from dsbd_distill.config import DistillConfig
 from dsbd_distill.lesson import NUM_TOP
-from dsbd_distill.source_draft import cut_decoder, decoder_parameters
-from dsbd_distill.sources import SourceRowReader, SourceRows, SourceTeacher
+from dsbd_distill.sources import (
+    SourceRowReader,
+    SourceRows,
+    SourceTeacher,
+    SourceTokens,
+    cut_decoder,
+    decoder_parameters,
+    sources_of,
+)
 from dsbd_distill.teacher import Sampling, TorchDevice
-from dsbd_distill.token_streams import SourceTokens, sources_of, target_begin
-from dsbd_export.checkpoints.json_files import read_proposed_tokens
+from dsbd_distill.teaching import target_begin
+from dsbd_export.checkpoints.checkpoint_files import read_proposed_tokens
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig
-from dsbd_export.encoder_decoder.reference import fingerprint
+from dsbd_export.encoder_decoder.source import fingerprint
 from dsbd_export.errors import ExportError
 from dsbd_export.pipeline import export_bundle
 from dsbd_export.progress import silent
@@ -111,7 +118,7 @@ def test_the_teachers_targets_and_distributions(name, tmp_path):
     """Of sources of several lengths together, they are those of each alone."""
     model = load_model(opened(write_family_checkpoint(name, tmp_path / name)))
     reader = SourceRowReader(model, 2)
-    teacher = SourceTeacher(model, 300, 64, EXACT, reader)
+    teacher = SourceTeacher(model, 300, 64, EXACT, reader=reader)
     rng = np.random.default_rng(0)
     prompts = [np.array([*rng.integers(3, 290, n), 2, 9]) for n in (3, 9, 1, 20)]
     found = teacher.answer(prompts, 12, Sampling(temperature=1.0, top_k=5), ends=(1,), seed=3)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from dsbd_distill import pool as pool_module
+from dsbd_distill import acceptance as pool_module
 from dsbd_distill import teacher as module
+from dsbd_distill.acceptance import STEPS_A_ROUND, Pool
 from dsbd_distill.lesson import NUM_TOP, Lesson, joined
 from dsbd_distill.loss import distillation_loss
-from dsbd_distill.pool import STEPS_A_ROUND, Pool
 from dsbd_distill.teacher import (
     CHAT_SAMPLING,
     Sampling,

@@ -15,9 +15,8 @@ from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.config import ExportConfig
-from dsbd_export.model_kinds import source_of
 from dsbd_export.model_source import SourceOf
-from dsbd_export.opening import open_checkpoint
+from dsbd_export.opening import open_checkpoint, source_of
 from dsbd_export.pipeline import ExportResult, export_bundle
 from dsbd_export.progress import silent
 from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files

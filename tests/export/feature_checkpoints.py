@@ -7,8 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from dsbd_export.config import ModelOptions
-from dsbd_export.model_kinds import kind_of
-from dsbd_export.opening import open_checkpoint
+from dsbd_export.opening import kind_of, open_checkpoint
 from scripts.family_checkpoints import VOCAB_SIZE
 from tests.export.conftest import SIZES as TARGET_SIZES
 

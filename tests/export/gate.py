@@ -8,15 +8,14 @@ from typing import Any
 import onnx
 import pytest
 
-from dsbd_export.capture.part import joined
+from dsbd_export.capture.forest_graph import joined
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.config import ExportConfig, ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import InFloat64, ParityLimit, measured_parity, refusal
 from dsbd_export.gate.unwritten_bundle import unwritten_bundle
-from dsbd_export.model_kinds import source_of
 from dsbd_export.model_source import SourceOf
-from dsbd_export.opening import open_checkpoint, open_pair
+from dsbd_export.opening import open_checkpoint, open_pair, source_of
 from dsbd_export.parity_cases import Reference, forest_cases, reference_logits
 from dsbd_export.pipeline import export_model, manifest_entry
 from dsbd_export.progress import silent

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from dsbd_export.capture.cache_probe import probed_caches
+from dsbd_export.capture.caches import probed_caches
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
 from dsbd_export.model_source import EngineGraph, ModelSource

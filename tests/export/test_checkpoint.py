@@ -15,14 +15,14 @@ from transformers import (
     MistralConfig,
 )
 
-from dsbd_export.checkpoints.model_config import layer_masks, window_within
-from dsbd_export.checkpoints.model_loading import load_model, reference_dtype
-from dsbd_export.checkpoints.weights import (
+from dsbd_export.checkpoints.checkpoint_files import (
     convert_weights,
     open_weights,
     safetensors_files,
     stored_dtype,
 )
+from dsbd_export.checkpoints.model_config import layer_masks, window_within
+from dsbd_export.checkpoints.model_loading import load_model, reference_dtype
 from dsbd_export.config import ExportConfig
 from dsbd_export.demo import demo_pair
 from dsbd_export.errors import ExportError

@@ -15,9 +15,8 @@ from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.draft_export import export_draft
 from dsbd_export.errors import ExportError
-from dsbd_export.model_kinds import source_of
 from dsbd_export.model_source import SourceOf
-from dsbd_export.opening import open_draft
+from dsbd_export.opening import open_draft, source_of
 from dsbd_export.pair import agreed_draft, resize_vocabulary
 from dsbd_export.pipeline import export_bundle
 from dsbd_export.progress import silent

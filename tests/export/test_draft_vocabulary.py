@@ -18,7 +18,7 @@ from dsbd_export.draft_export import export_draft
 from dsbd_export.errors import ExportError
 from dsbd_export.opening import open_draft
 from dsbd_export.parts.draft_vocabulary import most_frequent_tokens, shorter_head_advice
-from dsbd_export.parts.topk_head import proposed_logits
+from dsbd_export.parts.head import proposed_logits
 from dsbd_export.pipeline import export_bundle
 from dsbd_export.progress import silent
 from dsbd_runtime.bundle_files.bundle import open_bundle

@@ -13,10 +13,10 @@ from transformers import T5Config
 from dsbd_export.capture.source_attention import source_attention
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig
-from dsbd_export.encoder_decoder.reference import source_cases
+from dsbd_export.encoder_decoder.source import source_cases
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import MAX_ABS_ERROR, ParityLimit
-from dsbd_export.parts.shared_weights import share_weights
+from dsbd_export.parts.sources import share_weights
 from dsbd_export.pipeline import export_bundle
 from scripts.family_checkpoints import SOURCE_READERS, write_checkpoint, write_family_checkpoint
 from scripts.speech_checkpoint import write_whisper

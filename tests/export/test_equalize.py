@@ -10,11 +10,19 @@ from torch import nn
 from dsbd_export.config import MICROSOFT_DOMAIN
 from dsbd_export.passes.weighted_layers import Linear, find_embeddings, find_linears
 from dsbd_export.quantization.equalize import NOTHING_EQUALIZED, EqualizedProducts, Equalizer
-from dsbd_export.quantization.product_rows import RowsOfProducts, key_of, observed_rows, rows_of
-from dsbd_export.quantization.quantize import Quantized, quantize_graph
+from dsbd_export.quantization.quantize import DynamicQuantizer, Quantized, quantize_graph
 from dsbd_export.quantization.quantize_blockwise import BlockwiseQuantizer
-from dsbd_export.quantization.quantize_dynamic import DynamicQuantizer
-from dsbd_export.quantization.row_forms import FormChoice, RowForm, block_of, int8_error, rotation
+from dsbd_export.quantization.row_forms import (
+    FormChoice,
+    RowForm,
+    RowsOfProducts,
+    block_of,
+    int8_error,
+    key_of,
+    observed_rows,
+    rotation,
+    rows_of,
+)
 from tests.export.conftest import parsed_graph
 from tests.ort_sessions import cpu_session
 

@@ -9,18 +9,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMultimodalLM, HeliumConfig
 
-from dsbd_export.capture.cache_probe import probed_caches
+from dsbd_export.capture.caches import probed_caches
+from dsbd_export.capture.forest_graph import joined
 from dsbd_export.capture.graph_checks import check_contract
-from dsbd_export.capture.part import joined
 from dsbd_export.checkpoints.checkpoint import Checkpoint
-from dsbd_export.checkpoints.composite import AbsentPart
 from dsbd_export.checkpoints.families import FAMILIES, AttentionForm
-from dsbd_export.checkpoints.model_loading import load_model
+from dsbd_export.checkpoints.model_loading import AbsentPart, load_model
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import MAX_ABS_ERROR, ParityLimit
+from dsbd_export.model_source import parts_of_engine
 from dsbd_export.parity_cases import forest_cases, reference_logits, text_case
-from dsbd_export.parts.table import parts_of_engine
 from dsbd_runtime.parts.cache_entries import recurrent
 from scripts.family_checkpoints import (
     CONVOLUTIONAL,

@@ -12,8 +12,8 @@ from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.draft_export import export_draft
 from dsbd_export.errors import ExportError
-from dsbd_export.feature_draft.reference import feature_logits
-from dsbd_export.feature_draft.weights import load_feature_draft
+from dsbd_export.feature_draft.model import load_feature_draft
+from dsbd_export.feature_draft.source import feature_logits
 from dsbd_export.gate.parity import divergence
 from dsbd_export.gate.parity_engine import parity_engine
 from dsbd_export.gate.unwritten_bundle import unwritten_bundle

@@ -12,9 +12,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from dsbd_export.config import ModelOptions
 from dsbd_export.demo import demo_pair
 from dsbd_export.errors import ExportError
-from dsbd_export.feature_draft.checkpoint import check_form, check_target, layers_read
-from dsbd_export.feature_draft.config import FeatureDraftConfig, read_feature_config
-from dsbd_export.feature_draft.weights import load_feature_draft
+from dsbd_export.feature_draft.checkpoint import (
+    FeatureDraftConfig,
+    check_form,
+    check_target,
+    layers_read,
+    read_feature_config,
+)
+from dsbd_export.feature_draft.model import load_feature_draft
 from dsbd_export.gate.parity_engine import parity_engine
 from dsbd_export.opening import open_checkpoint
 from dsbd_export.parity_cases import text_case

@@ -9,7 +9,7 @@ from transformers import MixtralConfig, PreTrainedConfig
 from transformers.integrations.moe import use_experts_implementation
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
-from dsbd_export.capture.forest_cache import ForestCache
+from dsbd_export.capture.caches import ForestCache
 from dsbd_export.capture.latent_attention import absorb_expansions, latents_of
 from dsbd_export.capture.replacements import (
     ReplaceTorchFunctions,

@@ -19,10 +19,9 @@ from transformers import (
 
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig
-from dsbd_export.gate.bf16_twin import fp32_twin
+from dsbd_export.gate.unwritten_bundle import fp32_twin
 from dsbd_export.opening import open_pair
-from dsbd_export.parity_cases import forest_cases, reference_logits
-from dsbd_export.wider_precision import ComputeIn
+from dsbd_export.parity_cases import ComputeIn, forest_cases, reference_logits
 from tests.export.conftest import SIZES, parsed_graph, write_checkpoint
 from tests.ort_sessions import cpu_session
 

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
-from dsbd_export.checkpoints.gguf_header import read_header
+from dsbd_export.checkpoints.gguf_file import read_header
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError

@@ -7,17 +7,23 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from dsbd_export.capture.forest_graph import ForestGraph, captured_graph
+from dsbd_export.capture.forest_graph import (
+    NODES,
+    Example,
+    ExportContract,
+    ExportPart,
+    ForestGraph,
+    captured_graph,
+    joined,
+)
 from dsbd_export.capture.graph_checks import check_contract, lint_for_tensorrt
-from dsbd_export.capture.part import NODES, Example, ExportContract, ExportPart, joined
 from dsbd_export.capture.replacements import prepare_for_capture
 from dsbd_export.checkpoints.families import AttentionForm
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
-from dsbd_export.model_source import ModelSource
+from dsbd_export.model_source import ModelSource, parts_of_engine
 from dsbd_export.opening import open_checkpoint
-from dsbd_export.parts.table import parts_of_engine
 from dsbd_export.passes.optimize import optimize_graph
 from dsbd_export.progress import silent
 from dsbd_runtime.parts.cache_entries import AttentionRows, ConvolutionRows
@@ -220,7 +226,7 @@ def test_a_kind_of_state_is_one_class(checkpoint):
     model = load_model(checkpoint)
     source.probed(model, "fp32")
     form = prepare_for_capture(model)
-    module = ForestGraph(model, [*source.parts(ModelOptions()), Depths()], form)
+    module = ForestGraph(model, [*source.parts(ModelOptions()), Depths(checkpoint)], form)
     graph = captured_graph(module, checkpoint, module.contract, silent)
     optimize_graph(graph)
     check_contract(graph, module.contract, form)

@@ -15,7 +15,7 @@ from dsbd_export.checkpoints.checkpoint import quiet_libraries
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.pipeline import export_bundle
-from dsbd_export.tokenizers.marian_tokenizer import write_source_tokenizer
+from dsbd_export.tokenizers.older_tokenizers import write_source_tokenizer
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.text.tokenizer import Tokenizer
 from scripts.family_checkpoints import write_family_checkpoint

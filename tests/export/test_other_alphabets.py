@@ -15,7 +15,7 @@ from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.parity_cases import num_drawn, text_case
 from dsbd_export.pipeline import export_bundle
-from dsbd_export.quantization.product_rows import calibration_case
+from dsbd_export.quantization.row_forms import calibration_case
 from scripts.family_checkpoints import write_checkpoint
 from tests.export.conftest import SIZES, opened, write_merges, written_tokenizer
 from tests.tokenizer_corpus import write_tokenizer

@@ -17,7 +17,7 @@ from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import MEAN_KL, ParityLimit, advice, divergence
 from dsbd_export.gate.parity_engine import parity_engine, see_rows
-from dsbd_export.model_kinds import source_of
+from dsbd_export.opening import source_of
 from dsbd_export.parity_cases import TREE_PARENTS, ForestCase, forest_cases, reference_logits
 from dsbd_export.progress import silent
 from dsbd_export.tokenizers.tokenizer_files import highest_token_id, read_tokenizer

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dsbd_export.capture.cache_graphs import write_fold_graph
-from dsbd_export.capture.path_convolutions import PathConvolutions
 from dsbd_export.capture.path_recurrences import (
     Checkpoints,
     PastRows,
@@ -25,6 +24,7 @@ from dsbd_export.capture.path_recurrences import (
 from dsbd_export.capture.replacements import ReplaceTorchFunctions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import see_rows
+from dsbd_export.parts.rows import PathConvolutions
 from dsbd_forward.forward import Forward
 from dsbd_runtime.parts.cache_entries import RecurrentRows
 from tests.ort_sessions import cpu_session

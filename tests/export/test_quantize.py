@@ -14,8 +14,12 @@ from dsbd_export.errors import ExportError
 from dsbd_export.opening import open_checkpoint
 from dsbd_export.passes.weighted_layers import find_linears
 from dsbd_export.pipeline import export_bundle
-from dsbd_export.quantization.product_rows import calibration_case
-from dsbd_export.quantization.quantize import quantize_graph
+from dsbd_export.quantization.quantize import (
+    DynamicQuantizer,
+    channel_integers,
+    channel_scales,
+    quantize_graph,
+)
 from dsbd_export.quantization.quantize_blockwise import (
     Blocks,
     block_integers,
@@ -23,11 +27,7 @@ from dsbd_export.quantization.quantize_blockwise import (
     blocks_of,
     pack_nibbles,
 )
-from dsbd_export.quantization.quantize_dynamic import (
-    DynamicQuantizer,
-    channel_integers,
-    channel_scales,
-)
+from dsbd_export.quantization.row_forms import calibration_case
 from scripts.family_checkpoints import FAMILY_CHECKPOINTS, VOCAB_SIZE, write_family_checkpoint
 from tests.export.conftest import parsed_graph
 from tests.export.gate import export_alone

@@ -12,7 +12,7 @@ from transformers import (
 
 from dsbd_export.capture.replacements import fix_rope
 from dsbd_export.checkpoints.model_config import constant_rope_length
-from dsbd_export.model_kinds import source_of
+from dsbd_export.opening import source_of
 from dsbd_export.pair import context_warning
 from dsbd_export.progress import silent
 from scripts.family_checkpoints import FAMILY_CHECKPOINTS, write_checkpoint, write_family_checkpoint

@@ -10,7 +10,7 @@ import torch
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.draft_export import export_draft
-from dsbd_export.encoder_decoder.reference import fingerprint, source_cases
+from dsbd_export.encoder_decoder.source import fingerprint, source_cases
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import MAX_ABS_ERROR, MEAN_KL, ParityLimit
 from dsbd_export.pipeline import export_bundle

@@ -12,10 +12,10 @@ from tokenizers import Tokenizer
 
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig, ModelOptions
-from dsbd_export.encoder_decoder.reference import source_cases
+from dsbd_export.encoder_decoder.source import source_cases
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import MAX_ABS_ERROR, ParityLimit
-from dsbd_export.model_kinds import source_of
+from dsbd_export.opening import source_of
 from dsbd_export.parity_cases import reference_logits
 from dsbd_export.parts.alignment import alignment_cases, alignment_error, with_alignment
 from dsbd_export.parts.sources import heard_sounds

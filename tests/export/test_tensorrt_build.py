@@ -65,8 +65,8 @@ def inserted(graph: onnx.GraphProto, operator: str, tensor: str) -> None:
 def test_a_model_in_half_precision_gets_fused_attention_and_profiles(place, tmp_path):
     file = tmp_path / "model.onnx"
     write_engine(HALF, file)
-    built = build_plan(place, file, CAPACITY, (1, 8))
-    assert built.is_fused and built.plan.nbytes > 10_000
+    plan, is_fused = build_plan(place, file, CAPACITY, (1, 8))
+    assert is_fused and plan.nbytes > 10_000
     builder, network = network_of(place, tensorrt_graph(file, CAPACITY), file)
     config = builder.create_builder_config()
     profiles = []
@@ -108,7 +108,7 @@ class SpiedBuilder:
 def test_fp32_has_no_fused_attention_and_is_built_in_pieces(place, tmp_path):
     file = tmp_path / "model.onnx"
     write_engine(TinyModel(num_layers=2, head_dim=16, logits="topk:8"), file)
-    assert not build_plan(place, file, CAPACITY, (8,)).is_fused
+    assert not build_plan(place, file, CAPACITY, (8,))[1]
 
 
 def test_caches_that_are_not_updated_in_place_are_found(place, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.parts.topk_head import HeadRows, head_problem
+from dsbd_export.parts.head import HeadRows, head_problem
 from dsbd_export.pipeline import export_bundle
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dsbd_export.parts.topk_head import append_topk_head
+from dsbd_export.parts.head import append_topk_head
 from dsbd_runtime.bundle_files.bundle import MODEL_FILE, ROLES, Bundle, open_bundle, write_manifest
 from tests.runtime.tiny_graph import TinyModel
 

@@ -8,8 +8,8 @@ import onnxruntime as ort
 import pytest
 
 from dsbd_export.capture.cache_graphs import write_prune_graph
-from dsbd_export.capture.part import ExportContract
-from dsbd_export.parts.attention_rows import EVERY_ROW
+from dsbd_export.capture.forest_graph import ExportContract
+from dsbd_export.parts.rows import EVERY_ROW
 from dsbd_runtime.device.cuda_device import CudaDevice
 from dsbd_runtime.device.ort_engine import (
     OrtEngine,

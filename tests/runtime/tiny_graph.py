@@ -184,7 +184,7 @@ def write_engine(model: TinyModel, path: Path) -> None:
 def _append_head(model: TinyModel, path: Path) -> None:
     """Put the head on a graph that ``dsbd-export`` does, whose modules import torch."""
     if num_candidates := parse_num_top_logits(model.logits):
-        from dsbd_export.parts.topk_head import append_topk_head
+        from dsbd_export.parts.head import append_topk_head
 
         append_topk_head(path, num_candidates)
         if not model.full_logits:

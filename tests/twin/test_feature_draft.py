@@ -5,12 +5,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dsbd_distill.rollout import rollout_reads
+from dsbd_distill.loss import rollout_reads
 from dsbd_export.checkpoints.checkpoint import quiet_libraries
 from dsbd_export.config import ModelOptions
 from dsbd_export.demo import demo_pair
-from dsbd_export.feature_draft.config import read_feature_config
-from dsbd_export.feature_draft.weights import load_feature_draft
+from dsbd_export.feature_draft.checkpoint import read_feature_config
+from dsbd_export.feature_draft.model import load_feature_draft
 from dsbd_export.opening import open_checkpoint
 from scripts.twin.feature_draft import widen_feature_draft
 from scripts.twin.pair import make_twin

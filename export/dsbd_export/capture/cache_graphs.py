@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from dsbd_export.capture.part import ExportContract
+from dsbd_export.capture.forest_graph import ExportContract
 from dsbd_export.config import OPSET
 from dsbd_runtime.parts.cache_entries import (
     RECURRENT_DECAY,

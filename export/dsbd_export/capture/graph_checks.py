@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
-from dsbd_export.capture.part import ExportContract
+from dsbd_export.capture.forest_graph import ExportContract
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.families import AttentionForm
 from dsbd_export.config import OPSET
@@ -125,7 +125,6 @@ def _lint_operators(model: ir.Model) -> Iterator[str]:
 
 
 def _lint_scatter(node: ir.Node) -> Iterator[str]:
-    """Check a cache update: from a graph input straight to a graph output."""
     past, present = node.inputs[0], node.outputs[0]
     name = f"TensorScatter to {present.name}"
     if past is None or not past.is_graph_input():

@@ -12,7 +12,8 @@ Rotary frequencies that depend on the length of the sequence: "longrope" switche
 factors, "dynamic" widens its base, both only beyond a limit that their config names.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from statistics import NormalDist
 from typing import Any
 
@@ -39,16 +40,8 @@ EXPERTS_NAME = "dense"
 # Arguments of transformers' attention functions that cannot change the result here: masks are
 # complete, positions are in the rotated queries and keys, and the rest asks for further outputs.
 _WITHOUT_EFFECT = frozenset(
-    {
-        "sliding_window",
-        "position_ids",
-        "cache_position",
-        "use_cache",
-        "logits_to_keep",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-    }
+    "sliding_window position_ids cache_position use_cache logits_to_keep output_attentions "
+    "output_hidden_states output_router_logits".split()
 )
 _NEUTRAL: dict[str, object] = {"dropout": 0.0, "is_causal": True, "kwargs": {}}
 _NEVER = object()
@@ -60,7 +53,8 @@ def prepare_for_capture(model: PreTrainedModel) -> AttentionForm:
     """Give ``model`` what a graph can hold, in place; return how it attends then."""
     fix_rope(model)
     fix_sparsity(model)
-    use_dense_experts(model)
+    ALL_EXPERTS_FUNCTIONS.register(EXPERTS_NAME, dense_experts)
+    model.set_experts_implementation(EXPERTS_NAME)
     absorb_expansions(model)
     return take_over_attention(model)
 
@@ -198,7 +192,6 @@ class ReplaceTorchFunctions(TorchFunctionMode):
     """Inside this context functions of torch that no graph can hold are replaced."""
 
     def __init__(self, more: Mapping[Callable[..., Any], Callable[..., Any]] | None = None) -> None:
-        """more: further functions, and what stands for them."""
         super().__init__()
         self._replacements: dict[Callable[..., Any], Callable[..., Any]] = {
             F.scaled_dot_product_attention: _attended,
@@ -271,12 +264,6 @@ def dense_experts(
     return (outputs * routing.to(outputs.dtype).t()[..., None]).sum(0)
 
 
-def use_dense_experts(model: PreTrainedModel) -> None:
-    """Make all experts of ``model`` dense, in place; a model without experts stays as it is."""
-    ALL_EXPERTS_FUNCTIONS.register(EXPERTS_NAME, dense_experts)
-    model.set_experts_implementation(EXPERTS_NAME)
-
-
 def _product(module: Any, name: str, rows: Tensor) -> Tensor:
     """Return rows (1 or E, S, in) times the weights of each expert: (E, S, out)."""
     weight = getattr(module, name)
@@ -289,19 +276,15 @@ def fix_sparsity(model: nn.Module) -> None:
     for module in model.modules():
         mlp: Any = module
         if getattr(mlp, "activation_sparsity", 0.0) > 0 and hasattr(mlp, "_gaussian_topk"):
-            mlp._gaussian_topk = _gaussian_cutoff(NormalDist().inv_cdf(mlp.activation_sparsity))
+            mlp._gaussian_topk = partial(_cut, NormalDist().inv_cdf(mlp.activation_sparsity))
 
 
-def _gaussian_cutoff(deviations: float) -> Callable[[Tensor], Tensor]:
-    """Return the function that cuts rows off at so many deviations above their mean."""
-
-    def cut(inputs: Tensor) -> Tensor:
-        mean = inputs.mean(dim=-1, keepdim=True)
-        # Not by ``std``, whose graph computes shapes, which a GPU's engine refuses.
-        deviation = (inputs - mean).square().mean(dim=-1, keepdim=True).sqrt()
-        return F.relu(inputs - (mean + deviation * deviations))
-
-    return cut
+def _cut(deviations: float, inputs: Tensor) -> Tensor:
+    """Cut rows off at so many deviations above their mean."""
+    mean = inputs.mean(dim=-1, keepdim=True)
+    # Not by ``std``, whose graph computes shapes, which a GPU's engine refuses.
+    deviation = (inputs - mean).square().mean(dim=-1, keepdim=True).sqrt()
+    return F.relu(inputs - (mean + deviation * deviations))
 
 
 def choose_rope(model: nn.Module, context_length: int) -> None:
@@ -309,7 +292,9 @@ def choose_rope(model: nn.Module, context_length: int) -> None:
     for module in model.modules():
         rotary: Any = module
         kind = getattr(rotary, "rope_type", None)
-        for prefix, layer_type in _layer_types(kind, "longrope"):
+        kinds = kind if isinstance(kind, dict) else {None: kind}
+        for layer_type in (layer_type for layer_type, each in kinds.items() if each == "longrope"):
+            prefix = "" if layer_type is None else f"{layer_type}_"
             parameters = rotary.config.rope_parameters
             parameters = parameters if layer_type is None else parameters[layer_type]
             limit = parameters["original_max_position_embeddings"]
@@ -320,14 +305,6 @@ def choose_rope(model: nn.Module, context_length: int) -> None:
             )
             for name in ("inv_freq", "original_inv_freq"):
                 getattr(rotary, f"{prefix}{name}").data = frequencies.clone()
-
-
-def _layer_types(kind: Any, wanted: str) -> Iterator[tuple[str, str | None]]:
-    """Yield the prefix and the layer type of all rotary embeddings of a module that are wanted."""
-    kind_by_type = kind if isinstance(kind, dict) else {None: kind}
-    for layer_type, each in kind_by_type.items():
-        if each == wanted:
-            yield "" if layer_type is None else f"{layer_type}_", layer_type
 
 
 def fix_rope(model: nn.Module) -> None:

@@ -25,7 +25,7 @@ from dsbd_export.checkpoints.adapter_files import (
     num_embedded,
     weight_shapes,
 )
-from dsbd_export.checkpoints.json_files import json_object_or_none
+from dsbd_export.checkpoints.checkpoint_files import json_object_or_none
 from dsbd_export.errors import ExportError, reason_of
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
@@ -61,7 +61,10 @@ def report_adapter(adapter: Adapter | None, base: str, report: Callable[[str], N
     if adapter is None:
         return
     report(f"merging the adapter {adapter.name} ({adapter.kind}) into {base}")
-    if adapter.base_name is not None and not _is_same_name(adapter.base_name, base):
+    # Two names, on the hub or of folders, may mean one model, or its 4-bit copy.
+    names = (each.rstrip("/").rpartition("/")[2] for each in (adapter.base_name or base, base))
+    theirs, ours = (name.casefold() for name in names)
+    if theirs not in ours and ours not in theirs:
         report(f"warning: the adapter {adapter.name} was trained for {adapter.base_name}")
     if adapter.has_tokenizer:
         report(f"the tokenizer is that of the adapter {adapter.name}")
@@ -144,9 +147,10 @@ def _with_adapter(model: PreTrainedModel, adapter: Adapter) -> PeftModel:
         adapted = PeftModel(model, config, _NAME)
         loaded = adapted.load_adapter(str(adapter.folder), _NAME, torch_device="cpu")
     except Exception as error:
+        config = model.config.get_text_config(decoder=True)
+        shape = f"{config.num_hidden_layers} layers of width {config.hidden_size}"
         raise ExportError(
-            f"{where} does not fit {type(model).__name__} of {_shape(model)}: {_reason(error)}; "
-            f"{fix}"
+            f"{where} does not fit {type(model).__name__} of {shape}: {_reason(error)}; {fix}"
         ) from error
     unknown = _without_copies(loaded.unexpected_keys, adapter)
     for what, keys in (("has no", loaded.missing_keys), ("has unknown", unknown)):
@@ -197,15 +201,8 @@ def _check_rows(where: str, merged: PreTrainedModel, num_own: int) -> None:
 
 
 def _token_weights(model: PreTrainedModel) -> list[Tensor]:
-    """Return the weights of embedding and head, with one row for each token."""
     modules = (model.get_input_embeddings(), model.get_output_embeddings())
     return [each.weight for each in modules if each is not None]
-
-
-def _is_same_name(base: str, source: str) -> bool:
-    """Return whether two names, on the hub or of folders, may mean one model, or its 4-bit copy."""
-    names = [each.rstrip("/").rpartition("/")[2].casefold() for each in (base, source)]
-    return names[0] in names[1] or names[1] in names[0]
 
 
 def _untie(model: PreTrainedModel) -> None:
@@ -229,11 +226,6 @@ def _probed_logits(computes: nn.Module, model: PreTrainedModel) -> Tensor:
     ids = torch.randint(vocab_size, (1, _NUM_PROBED), generator=generator)
     logits: Tensor = computes(input_ids=ids, use_cache=False).logits[0].float()
     return logits
-
-
-def _shape(model: PreTrainedModel) -> str:
-    config = model.config.get_text_config(decoder=True)
-    return f"{config.num_hidden_layers} layers of width {config.hidden_size}"
 
 
 def _reason(error: Exception) -> str:

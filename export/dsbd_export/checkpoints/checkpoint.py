@@ -12,52 +12,42 @@ from transformers import PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from dsbd_export.checkpoints.adapter import Adapter
-from dsbd_export.checkpoints.composite import unread_inputs
 from dsbd_export.checkpoints.quantized_weights import quantization_of
 from dsbd_export.progress import silenced_libraries
 from dsbd_runtime.parts.attention_rows import ATTENTION_MASK
 from dsbd_runtime.parts.cache_entries import CacheEntry
 from dsbd_runtime.parts.encoder_entry import EncoderEntry
 
+_KIND_BY_WORD = {  # in the name of a part's config
+    **dict.fromkeys(("vision", "vit", "image", "video"), "image"),
+    **dict.fromkeys(("audio", "speech", "encoder"), "audio"),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """Description of a checkpoint before its weights are read.
+    """Description of a checkpoint before its weights are read."""
 
-    Attributes:
-        role: "target" or "draft".
-        folder: of config.json, the weights and tokenizer.json; or of ``gguf_file``.
-        composite: the whole config of a composite model; None for any other model.
-        context_length: of the checkpoint, or the shorter requested one.
-        layer_masks: name of each layer's mask input; None for a layer without attention.
-        gguf_file: name of the file in ``folder`` that is the whole checkpoint; None: not GGUF.
-        feature_layers: layers of a target whose inputs are its features; None: no features.
-        proposed_tokens: (n,) int64, ascending. Tokens that a draft may propose; None: all.
-        caches: of its layers; empty until the model is loaded.
-        adapter: merged into the weights when they are loaded; None: no adapter.
-        encoder: of an encoder-decoder, without cross rows until the model is loaded.
-        target_encoder: for a draft, the exported encoder of the target, which it may share.
-    """
-
-    role: str
-    folder: Path
+    role: str  # "target" or "draft"
+    folder: Path  # of config.json, the weights and tokenizer.json; or of ``gguf_file``
     config: PreTrainedConfig
     vocab_size: int
     bos_token_id: int | None
     eos_token_ids: list[int]
-    context_length: int
-    layer_masks: tuple[str | None, ...]
+    context_length: int  # of the checkpoint, or the shorter requested one
+    layer_masks: tuple[str | None, ...]  # each layer's mask input; None: it has no attention
     sliding_window: int | None
     trust_remote_code: bool
-    gguf_file: str | None = None
+    gguf_file: str | None = None  # the file in ``folder`` that is the whole checkpoint
     target_folder: Path | None = None
-    feature_layers: tuple[int, ...] | None = None
+    feature_layers: tuple[int, ...] | None = None  # of a target, whose inputs are its features
+    # (n,) int64, ascending: tokens that a draft may propose; None: all
     proposed_tokens: NDArray[np.int64] | None = None
-    caches: tuple[CacheEntry, ...] = ()
-    composite: PreTrainedConfig | None = None
-    adapter: Adapter | None = None
-    encoder: EncoderEntry | None = None
-    target_encoder: EncoderEntry | None = None
+    caches: tuple[CacheEntry, ...] = ()  # of its layers; empty until the model is loaded
+    composite: PreTrainedConfig | None = None  # the whole config of a composite model
+    adapter: Adapter | None = None  # merged into the weights when they are loaded
+    encoder: EncoderEntry | None = None  # without cross rows until the model is loaded
+    target_encoder: EncoderEntry | None = None  # exported, of the target; a draft may share it
 
     @property
     def family(self) -> str:
@@ -72,7 +62,14 @@ class Checkpoint:
     @property
     def unread_inputs(self) -> list[str] | None:
         """Return the kinds of input that only omitted parts read; None: nothing is omitted."""
-        return None if self.composite is None else unread_inputs(self.composite, self.config)
+        if self.composite is None:
+            return None
+        found = set()
+        for name in self.composite.sub_configs:
+            if getattr(self.composite, name, None) is not self.config:
+                kinds = [kind for word, kind in _KIND_BY_WORD.items() if word in name]
+                found.add(kinds[0] if kinds else name.removesuffix("_config"))
+        return sorted(found)
 
     @property
     def is_computed(self) -> bool:

@@ -1,73 +1,180 @@
-"""Location of a checkpoint's files: on this machine, or downloaded from the hub."""
+"""Files of a checkpoint: JSON, the tokens that a draft was trained to propose, and weights.
 
+Weights have a stored precision, and are converted in place.
+"""
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from huggingface_hub import snapshot_download
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from dsbd_export.checkpoints.gguf_file import is_gguf
-from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError, reason_of
 
-_HUB_FILES = [
-    "*.json",
-    "*.jinja",
-    "*.safetensors",
-    "vocab.txt",
-    "merges.txt",
-    "*.model",
-    "*.spm",
-    "*.tiktoken",
-]
-_HUB_CODE = ["*.py"]
-_HUB_OLD_WEIGHTS = ["pytorch_model*.bin"]
-_HUB_OLD_ADAPTERS = ["adapter_model.bin"]
 
-
-def located(source: str, options: ModelOptions) -> Path:
-    """Return a checkpoint's folder, downloaded from the hub if it is not local, or GGUF file."""
-    folder = Path(source).expanduser()
-    if folder.is_dir() or is_gguf(folder):
-        return folder
-    if folder.is_file() or source.endswith(".gguf"):
-        what = "is not a GGUF file" if folder.is_file() else "does not exist"
-        raise ExportError(
-            f"the file {source} {what}; give a folder with config.json, a hub id, or a GGUF file "
-            "on this machine"
-        )
-    _check_hub_id("checkpoint", source, "config.json")
-    wanted = [*_HUB_FILES, *(_HUB_CODE if options.trust_remote_code else [])]
-    return _downloaded(source, options.revision, wanted, _HUB_OLD_WEIGHTS)
-
-
-def located_adapter(source: str) -> Path:
-    """Return an adapter's folder, downloaded from the hub if it is not local."""
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        return folder
-    _check_hub_id("adapter", source, "adapter_config.json")
-    return _downloaded(source, None, _HUB_FILES, _HUB_OLD_ADAPTERS)
-
-
-def _check_hub_id(what: str, source: str, file: str) -> None:
-    """Raise ExportError for a path, which cannot be an id on the hub."""
-    is_path = source.startswith(("/", ".", "~")) or Path(source).is_absolute()
-    if is_path or source.count("/") > 1:
-        raise ExportError(
-            f"no {what} at {source}: no such folder; give a folder with {file} or a hub id"
-        )
-
-
-def _downloaded(
-    source: str, revision: str | None, wanted: list[str], old_weights: list[str]
-) -> Path:
-    """Return the folder of a hub id's files; old weights only if there are no others."""
+def json_object(file: Path) -> dict[str, Any]:
+    """Return the content of a file; raise ExportError unless it is an object."""
     try:
-        folder = Path(snapshot_download(source, revision=revision, allow_patterns=wanted))
-        if not any(folder.glob("*.safetensors")):
-            snapshot_download(source, revision=revision, allow_patterns=old_weights)
-    except Exception as error:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise ExportError(
-            f"{source} is no local folder and cannot be downloaded from the hub: "
-            f"{reason_of(error)}; check the name and the network, or give a folder"
+            f"{file} cannot be read as JSON: {reason_of(error)}; copy it again"
         ) from error
-    return folder
+    if not isinstance(content, dict):
+        raise ExportError(f"{file} has a {type(content).__name__}, expected an object of JSON")
+    return content
+
+
+def json_object_or_none(file: Path) -> dict[str, Any] | None:
+    """Return the content of a file, None unless it is there and an object."""
+    try:
+        return json_object(file)
+    except ExportError:
+        return None
+
+
+PROPOSED_TOKENS_FILE = "proposed_tokens.json"
+
+
+def write_proposed_tokens(folder: Path, tokens: NDArray[np.int64]) -> None:
+    """Write tokens, (n,) int64 ascending, into the folder of a draft."""
+    text = json.dumps(tokens.tolist())
+    (folder / PROPOSED_TOKENS_FILE).write_text(f"{text}\n", encoding="utf-8")
+
+
+def read_proposed_tokens(folder: Path, vocab_size: int) -> NDArray[np.int64] | None:
+    """Return the tokens that a draft was trained to propose, None for all; or raise ExportError."""
+    file = folder / PROPOSED_TOKENS_FILE
+    if not file.is_file():
+        return None
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ExportError(
+            f"{file} is not JSON ({error}); copy it again from the trained draft"
+        ) from error
+    is_list = isinstance(content, list) and all(type(each) is int for each in content)
+    if not is_list or not content or content != sorted(set(content) & set(range(vocab_size))):
+        raise ExportError(
+            f"{file} is not an ascending list of distinct token ids from 0 to {vocab_size - 1}; "
+            "copy it again from the trained draft"
+        )
+    return np.array(content, np.int64)
+
+
+TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+_SINGLE_FILE = "model.safetensors"
+_INDEX_FILE = "model.safetensors.index.json"
+_DTYPE_BY_SAFETENSORS_NAME = {"F64": "fp32", "F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+
+
+def convert_weights(model: PreTrainedModel, dtype: str) -> None:
+    """Convert the parameters in place, one at a time; raise ExportError if one is out of range."""
+    wanted = TORCH_DTYPES[dtype]
+    for name, parameter in model.named_parameters():  # tied ones come once
+        if not parameter.is_floating_point() or parameter.dtype == wanted:
+            continue
+        converted = parameter.data.to(wanted)
+        largest = _largest(parameter.data)
+        if _largest(converted) == torch.inf > largest:
+            raise ExportError(
+                f"weight {name} holds {largest:.3g}, beyond the range of {dtype} (up to "
+                f"{torch.finfo(wanted).max:.3g}); use bf16 or fp32"
+            )
+        parameter.data = converted
+
+
+def _largest(weight: Tensor) -> float:
+    """Return the largest absolute value, without a copy of the weight."""
+    if weight.numel() == 0:
+        return 0.0
+    low, high = torch.aminmax(weight)
+    return max(-low.item(), high.item())
+
+
+def widen_constants(model: PreTrainedModel) -> None:
+    """Restore buffers that no checkpoint stores, such as Gemma's embedding scale, in fp32."""
+    _widen(model, model)
+
+
+def _widen(module: nn.Module, owner: PreTrainedModel) -> None:
+    """Widen a module and its children; ``owner``: the model that computes their values."""
+    owner = module if isinstance(module, PreTrainedModel) else owner
+    low = (torch.float16, torch.bfloat16)
+    buffers = {name: getattr(module, name) for name in module._non_persistent_buffers_set}
+    rounded = [name for name, each in buffers.items() if each is not None and each.dtype in low]
+    for name in rounded:
+        setattr(module, name, torch.zeros_like(buffers[name], dtype=torch.float32))
+    if rounded:
+        with torch.no_grad():
+            owner._init_weights(module)  # keeps loaded weights
+    for child in module.children():
+        _widen(child, owner)
+
+
+def safetensors_files(folder: Path) -> list[Path]:
+    """Return the files that transformers would read, [] if it would read other formats."""
+    if (folder / _SINGLE_FILE).is_file():
+        return [folder / _SINGLE_FILE]
+    if not (folder / _INDEX_FILE).is_file():
+        return []
+    file_by_weight = json_object(folder / _INDEX_FILE).get("weight_map")
+    if not isinstance(file_by_weight, dict) or not all(
+        isinstance(name, str) for name in file_by_weight.values()
+    ):
+        raise ExportError(
+            f"{folder / _INDEX_FILE} has no weight_map from weights to files; copy it again"
+        )
+    return [folder / name for name in sorted(set(file_by_weight.values()))]
+
+
+@contextlib.contextmanager
+def open_weights(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield a reader by weight name; nothing is read before a reader is indexed.
+
+    Files are read, not mapped: pages of a mapped file would count as memory until it is closed.
+    """
+    with contextlib.ExitStack() as stack:
+        readers: dict[str, Any] = {}
+        for file in safetensors_files(folder):
+            tensors = stack.enter_context(safe_open(file, framework="pt", backend="pread"))
+            readers |= {name: tensors.get_slice(name) for name in tensors.keys()}
+        yield readers
+
+
+class ComputedWeight:
+    """Weight that is computed whenever it is read; has the methods of a safetensors reader."""
+
+    def __init__(self, shape: list[int], compute: Callable[[], Tensor]) -> None:
+        self._shape = shape
+        self._compute = compute
+
+    def get_shape(self) -> list[int]:
+        return self._shape
+
+    def get_dtype(self) -> str:
+        """Return its type in safetensors' names."""
+        return "F32"
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return self._compute()[index]
+
+
+def stored_dtype(folder: Path) -> str | None:
+    """Return the precision of most of the checkpoint's numbers, None if it is unknown."""
+    num_elements: Counter[str] = Counter()
+    with open_weights(folder) as readers:
+        for reader in readers.values():
+            dtype = _DTYPE_BY_SAFETENSORS_NAME.get(reader.get_dtype())
+            if dtype is not None:
+                num_elements[dtype] += torch.Size(reader.get_shape()).numel()
+    return num_elements.most_common(1)[0][0] if num_elements else None

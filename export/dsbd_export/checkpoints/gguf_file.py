@@ -1,20 +1,200 @@
-"""GGUF files: a checkpoint in one file, whose weights are mostly quantized."""
+"""GGUF files: a checkpoint in one file, whose weights are mostly quantized.
 
-import contextlib
+Of the header every count and length is checked against the file's size: nothing beyond it is read
+or allocated. A file that passes is complete: little-endian, one part, all bytes of all tensors.
+"""
+
 import math
-from collections.abc import Iterator
+import mmap
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from gguf import GGUFReader
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 from transformers import modeling_gguf_pytorch_utils as gguf_reading
 
-from dsbd_export.checkpoints.gguf_header import MAGIC, GgufHeader, read_header
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.progress import Counter, counted
+
+MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_DISPENSABLE = ("padding", "mask", "unknown")  # special tokens
+_MOST_DIMENSIONS = 4
+_LAYER = re.compile(r"(?:^|\.)blk\.(\d+)\.")
+_COPY_AGAIN = "download or copy it again"
+_MERGE = (
+    "join its parts with llama.cpp's 'llama-gguf-split --merge FIRST_PART WHOLE', and export WHOLE"
+)
+_Number = np.dtype[Any]
+_NUMBER_BY_KIND: dict[int, _Number] = {
+    int(kind): np.dtype(number).newbyteorder("<")
+    for kind, number in GGUFReader.gguf_scalar_to_np.items()
+}
+_U32, _U64 = (_NUMBER_BY_KIND[kind] for kind in (GGUFValueType.UINT32, GGUFValueType.UINT64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GgufHeader:
+    """Header of a GGUF file: everything before its weights."""
+
+    file: Path
+    # numbers, texts, lists of texts, and arrays (n,) of numbers, by their keys
+    values: Mapping[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]  # of the tensors by their names, in torch's order
+
+    def of_architecture(self, name: str) -> Any:
+        """Return a value of the architecture's metadata, such as ``block_count``, or None."""
+        return self.values.get(f"{self.values.get('general.architecture')}.{name}")
+
+    def token_id(self, name: str) -> int | None:
+        """Return the token that the file names as ``bos``, ``eos`` and so on, or None.
+
+        Ids beyond the vocabulary, as converters wrote them, are ignored or raise ExportError.
+        """
+        key = f"tokenizer.ggml.{name}_token_id"
+        index, size = self.values.get(key), len(self.values.get("tokenizer.ggml.tokens") or ())
+        if index is None or (isinstance(index, int) and 0 <= index < size):
+            return index
+        if name in _DISPENSABLE:
+            return None
+        raise ExportError(
+            f"{self.file} names token {index!r} as {key}, and its tokenizer has {size} tokens; "
+            "convert the model again"
+        )
+
+    @property
+    def num_layers(self) -> int:
+        """Return how many layers have tensors."""
+        return len({match[1] for name in self.shapes if (match := _LAYER.search(name))})
+
+
+def read_header(file: Path) -> GgufHeader:
+    """Return the header of a file; raise ExportError if it is not one complete file."""
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return _Reader(file, data).header()
+
+
+class _Reader:
+    """A place in the bytes of a file."""
+
+    def __init__(self, file: Path, data: mmap.mmap) -> None:
+        self._file, self._data = file, data
+        self._at = len(MAGIC)
+
+    def header(self) -> GgufHeader:
+        version = self._number(_U32, "its version")
+        if version & 0xFFFF == 0:
+            raise ExportError(
+                f"{self._file} is big-endian, a little-endian file is needed; convert it with "
+                f"'gguf-convert-endian {self._file} little' of the Python package gguf"
+            )
+        if version not in _VERSIONS:
+            raise ExportError(
+                f"{self._file} has version {version} of GGUF, versions 2 and 3 are read; "
+                "convert the model again with a current llama.cpp"
+            )
+        num_tensors, num_values = (self._number(_U64, "its counts") for _ in range(2))
+        values: dict[str, Any] = {}
+        for _ in range(num_values):
+            key = self._text("the name of a value")
+            if key in values:
+                raise self._damaged(f"{key} is in it twice")
+            values[key] = self._value(self._number(_U32, key), key)
+        count, number = values.get("split.count", 0), values.get("split.no", 0)
+        if isinstance(count, int) and count > 1:
+            raise ExportError(
+                f"{self._file} begins as part {number + 1} of the {count} parts of a model, a "
+                f"whole one is needed; {_MERGE} (cat does not join them)"
+            )
+        shapes, end = self._tensors(num_tensors, values)
+        if self._data[end : end + len(MAGIC)] == MAGIC:
+            raise ExportError(
+                f"{self._file} is several GGUF files joined by cat, which no reader takes for one "
+                f"model; {_MERGE}"
+            )
+        return GgufHeader(file=self._file, values=values, shapes=shapes)
+
+    def _tensors(
+        self, number: int, values: Mapping[str, Any]
+    ) -> tuple[dict[str, tuple[int, ...]], int]:
+        """Return the shapes of the tensors, and the end of the last one in the file."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        end = 0
+        for _ in range(number):
+            name = self._text("the name of a tensor")
+            num_dimensions = self._number(_U32, name)
+            if name in shapes or num_dimensions > _MOST_DIMENSIONS:
+                raise self._damaged(f"{name} is in it twice or has {num_dimensions} dimensions")
+            shapes[name] = tuple(self._numbers(_U64, num_dimensions, name).tolist())[::-1]
+            kind, offset = self._number(_U32, name), self._number(_U64, name)
+            end = max(end, offset + self._num_bytes(name, shapes[name], kind))
+        alignment = values.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+            raise self._damaged(f"general.alignment is {alignment!r}, no power of two")
+        whole = math.ceil(self._at / alignment) * alignment + end
+        if whole > len(self._data):
+            raise ExportError(
+                f"{self._file} is cut: it has {len(self._data):,} bytes, and its header names "
+                f"weights up to {whole:,}; {_COPY_AGAIN}, and join pieces such as .gguf-split-a "
+                "with cat"
+            )
+        return shapes, math.ceil(whole / alignment) * alignment
+
+    def _num_bytes(self, name: str, shape: tuple[int, ...], kind: int) -> int:
+        try:
+            sizes: tuple[int, int] = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+        except (ValueError, KeyError) as error:
+            raise ExportError(
+                f"{self._file} stores {name} as type {kind} of ggml, which is not supported; "
+                "choose another quantization of the model"
+            ) from error
+        values_per_block, bytes_per_block = sizes
+        return math.prod(shape) // values_per_block * bytes_per_block
+
+    def _value(self, kind: int, key: str) -> Any:
+        if kind in _NUMBER_BY_KIND:
+            return self._number(_NUMBER_BY_KIND[kind], key)
+        if kind == GGUFValueType.STRING:
+            return self._text(key)
+        if kind != GGUFValueType.ARRAY:
+            raise self._damaged(f"{key} has the unknown kind {kind}")
+        inner, count = self._number(_U32, key), self._number(_U64, key)
+        if inner in _NUMBER_BY_KIND:
+            return self._numbers(_NUMBER_BY_KIND[inner], count, key)
+        if inner != GGUFValueType.STRING:
+            raise self._damaged(f"{key} is a list of the unknown kind {inner}")
+        return [self._text(key) for _ in range(count)]  # the first one after the end raises
+
+    def _text(self, what: str) -> str:
+        try:
+            length = int.from_bytes(self._bytes(_U64.itemsize, what), "little")
+            return self._bytes(length, what).decode()
+        except UnicodeDecodeError as error:
+            raise self._damaged(f"{what} is not UTF-8") from error
+
+    def _number(self, kind: _Number, what: str) -> Any:
+        return self._numbers(kind, 1, what)[0].item()
+
+    def _numbers(self, kind: _Number, count: int, what: str) -> NDArray[Any]:
+        return np.frombuffer(self._bytes(count * kind.itemsize, what), kind)
+
+    def _bytes(self, number: int, what: str) -> bytes:
+        if self._at + number > len(self._data):
+            raise self._damaged(f"{what} ends after the end of the file, {len(self._data):,} bytes")
+        self._at += number
+        return self._data[self._at - number : self._at]
+
+    def _damaged(self, reason: str) -> ExportError:
+        in_one_line = " ".join(reason.split())  # a damaged name has anything in it
+        return ExportError(f"{self._file} is cut or damaged: {in_one_line}; {_COPY_AGAIN}")
+
 
 _ENDS = ("eos", "eot", "eom")
 _FACTORS = "rope_freqs.weight"
@@ -31,7 +211,12 @@ def is_gguf(file: Path) -> bool:
 
 def read_gguf_config(role: str, file: Path, header: GgufHeader) -> PreTrainedConfig:
     """Return the config of a file; raise ExportError if transformers does not support it."""
-    _check_layers(role, file, header)
+    num_layers = header.of_architecture("block_count")
+    if num_layers is not None and num_layers != header.num_layers:
+        raise ExportError(
+            f"the {role} in {file} has weights of {header.num_layers} layers, and its block_count "
+            f"is {num_layers!r}; download the file again, or convert the model again"
+        )
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             file.parent, gguf_file=file.name, local_files_only=True
@@ -46,16 +231,6 @@ def read_gguf_config(role: str, file: Path, header: GgufHeader) -> PreTrainedCon
             "checkpoint folder that the file was made from, as the model's page names it, with "
             "--quantize int4 or int8 for small weights"
         ) from error
-
-
-def _check_layers(role: str, file: Path, header: GgufHeader) -> None:
-    """Raise ExportError unless a file has as many layers as its metadata say."""
-    num_layers = header.of_architecture("block_count")
-    if num_layers is not None and num_layers != header.num_layers:
-        raise ExportError(
-            f"the {role} in {file} has weights of {header.num_layers} layers, and its block_count "
-            f"is {num_layers!r}; download the file again, or convert the model again"
-        )
 
 
 def _take_rope_factors(config: PreTrainedConfig, file: Path, header: GgufHeader) -> None:
@@ -111,10 +286,14 @@ def gguf_weights(
             f"its metadata describe a model of {needs:,} weights, and it has {has:,}; download the "
             "file again, or convert the model again"
         )
-    with _counted_by(counter):
+    bar = gguf_reading.tqdm  # in its place the weights are counted that transformers dequantizes
+    gguf_reading.tqdm = lambda weights, **_: counted(weights, counter)
+    try:
         content = gguf_reading.load_gguf_checkpoint(
             str(file), return_tensors=True, model_to_load=model
         )
+    finally:
+        gguf_reading.tqdm = bar
     weights: dict[str, Tensor] = content["tensors"]
     for name, weight in weights.items():
         if wanted.get(name) != tuple(weight.shape):
@@ -123,14 +302,3 @@ def gguf_weights(
                 "metadata; download the file again, or convert the model again"
             )
     return weights
-
-
-@contextlib.contextmanager
-def _counted_by(counter: Counter) -> Iterator[None]:
-    """Count the weights that transformers dequantizes, instead of its progress bar."""
-    bar = gguf_reading.tqdm
-    gguf_reading.tqdm = lambda weights, **_: counted(weights, counter)
-    try:
-        yield
-    finally:
-        gguf_reading.tqdm = bar

@@ -1,8 +1,14 @@
-"""Model of a checkpoint in memory: the unmodified text part, as transformers loads it."""
+"""Model of a checkpoint in memory: the unmodified text part, as transformers loads it.
+
+Of a composite model the wrapper's own forward is kept, without parts for pictures or sound: it may
+scale logits (Cohere2-Vision), give positions in rows for time, height and width (Qwen-VL), or have
+no text class.
+"""
 
 import contextlib
 import inspect
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +18,13 @@ from transformers import PreTrainedModel
 
 from dsbd_export.checkpoints.adapter import merge_adapter
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
-from dsbd_export.checkpoints.composite import keep_text_part
+from dsbd_export.checkpoints.checkpoint_files import (
+    TORCH_DTYPES,
+    open_weights,
+    safetensors_files,
+    stored_dtype,
+    widen_constants,
+)
 from dsbd_export.checkpoints.gguf_file import gguf_weights
 from dsbd_export.checkpoints.model_config import model_class_of
 from dsbd_export.checkpoints.quantized_weights import (
@@ -21,13 +33,6 @@ from dsbd_export.checkpoints.quantized_weights import (
     plain_config,
     plain_weights,
     quantization_of,
-)
-from dsbd_export.checkpoints.weights import (
-    TORCH_DTYPES,
-    open_weights,
-    safetensors_files,
-    stored_dtype,
-    widen_constants,
 )
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.progress import Counter, Report, silent
@@ -90,23 +95,23 @@ def _load(
     as_stored = checkpoint.composite or checkpoint.config
     config = plain_config(as_stored)
     model_class = model_class_of(config)
-    loaded: tuple[PreTrainedModel, dict[str, Any]]
+
+    def load(source: Path | None = None, **more: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+        found: tuple[PreTrainedModel, dict[str, Any]]
+        found = model_class.from_pretrained(source, dtype=dtype, **more, **options)
+        return found
+
     if model_class and checkpoint.gguf_file is not None:
         phase = f"{checkpoint.role}: dequantizing {checkpoint.gguf_file}"
         report(phase)
         counter = Counter(phase, "weights", report)
         dequantized = gguf_weights(checkpoint.source, model_class, config, counter)
-        loaded = model_class.from_pretrained(
-            None, config=config, state_dict=dequantized, dtype=dtype, **options
-        )
-        return loaded
+        return load(config=config, state_dict=dequantized)
     has_own_code = checkpoint.trust_remote_code and hasattr(config, "auto_map")
     if model_class and not has_own_code and safetensors_files(checkpoint.folder):
         with open_weights(checkpoint.folder) as weights:
             plain = plain_weights(weights, as_stored)
-            loaded = model_class.from_pretrained(
-                None, config=config, state_dict=plain, dtype=dtype, **options
-            )
+            loaded = load(config=config, state_dict=plain)
             check_plain(loaded[0], as_stored, plain, loaded[1]["unexpected_keys"])
         return loaded
     if quantization_of(as_stored) is not None:
@@ -116,9 +121,8 @@ def _load(
     # A model class of the checkpoint's own, or weights in another format: needs more memory.
     is_whole = checkpoint.composite is None and checkpoint.encoder is None
     if not is_whole and model_class and not has_own_code:
-        loaded = model_class.from_pretrained(checkpoint.folder, dtype=dtype, **options)
-        return loaded
-    loaded = TasksManager.get_model_from_task(
+        return load(checkpoint.folder)
+    whole: tuple[PreTrainedModel, dict[str, Any]] = TasksManager.get_model_from_task(
         "text-generation",
         str(checkpoint.folder),
         framework="pt",
@@ -127,4 +131,41 @@ def _load(
         trust_remote_code=checkpoint.trust_remote_code,
         **options,
     )
-    return loaded
+    return whole
+
+
+class AbsentPart(nn.Module):
+    """An omitted part of a composite model, which text never reaches."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        raise ExportError(
+            f"the model calls its part {self._name!r} for text alone, but the export omits this "
+            "part; the family is not supported, choose another checkpoint"
+        )
+
+
+def keep_text_part(model: PreTrainedModel) -> None:
+    """Replace all parts except decoder and head, in place; raise ExportError without a decoder."""
+    decoder = model.get_decoder()
+    if decoder is None or decoder is model:
+        raise ExportError(
+            f"{type(model).__name__} has no text decoder of its own (get_decoder); choose "
+            "another checkpoint"
+        )
+    kept = [decoder, model.get_output_embeddings()]
+    _leave_out(model, [part for part in kept if part is not None])
+
+
+def _leave_out(module: nn.Module, kept: list[nn.Module]) -> None:
+    for name, child in list(module.named_children()):
+        if any(child is part for part in kept):
+            continue
+        inside = set(child.modules())
+        if any(part in inside for part in kept):
+            _leave_out(child, kept)
+        elif any(True for _ in child.parameters()):
+            setattr(module, name, AbsentPart(name))

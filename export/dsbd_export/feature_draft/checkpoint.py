@@ -1,24 +1,172 @@
-"""Checkpoint of a feature draft, its agreement with a target, and unsupported options."""
+"""Checkpoint of a feature draft (EAGLE-3), in either published layout, and checks of its options.
 
+A feature draft predicts from the embedding of a token and the *feature* of the token before it. A
+feature is the concatenated hidden states that enter some layers of the target, or the draft's own
+output if the target has not computed that token. Two layouts are published:
+
+* SGLang's: architecture ``LlamaForCausalLMEagle3``, one flat config, weights ``midlayer.*``;
+* the speculators library's: ``speculators_model_type`` "eagle3", the transformer layer in
+  ``transformer_layer_config``, weights ``layers.0.*``.
+
+They number layers of the target differently: the second by the layer that a hidden state enters,
+the first by the layer that it leaves.
+"""
+
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from transformers import PreTrainedConfig
+from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint
-from dsbd_export.checkpoints.checkpoint_reading import CheckpointFiles
-from dsbd_export.checkpoints.model_config import constant_rope_length, layer_masks
+from dsbd_export.checkpoints.checkpoint_files import json_object, json_object_or_none
+from dsbd_export.checkpoints.model_config import CheckpointFiles, constant_rope_length, layer_masks
 from dsbd_export.config import MIN_CONTEXT, ONNX, ModelOptions
-from dsbd_export.errors import ExportError
-from dsbd_export.feature_draft.config import (
-    FEATURE_FAMILY,
-    FeatureDraftConfig,
-    is_feature_draft,
-    read_feature_config,
-)
+from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.pair import check_tokens
+from dsbd_export.parts.features import NUM_LAYERS, default_layers
 from dsbd_export.progress import Report
 from dsbd_export.tokenizers.tokenizer_files import read_tokenizer, tokenizer_content
 from dsbd_runtime.bundle_files.bundle import TOKENIZER_FILE, Bundle, ModelEntry
+
+FEATURE_FAMILY = "eagle3"
+ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
+LIBRARY_TYPE = "speculators_model_type"
+_LAYER_CONFIG = "transformer_layer_config"
+_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+_LAYER_CONFIGS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureDraftConfig:
+    """Computation of a feature draft, independent of its layout."""
+
+    layer: PreTrainedConfig  # config of its transformer layer; ``vocab_size`` is that of the target
+    draft_vocab_size: int  # number of tokens that it can propose
+    target_hidden_size: int  # width of one hidden state of the target
+    # layers of the target that the hidden states enter; None for ``default_layers``
+    layers: tuple[int, ...] | None = None
+    # the residual of the layer is the feature after its norm, not before
+    norm_before_residual: bool = False
+    # the draft's own feature is its output after the final norm, not before
+    norm_output: bool = False
+    # the concatenated hidden states are normalized before the projection
+    norm_before_fc: bool = False
+    fc_norm: bool = False  # each hidden state is normalized separately before the projection
+    fc_bias: bool = False
+    ties_head: bool = False
+
+    @property
+    def num_target_layers(self) -> int:
+        return NUM_LAYERS if self.layers is None else len(self.layers)
+
+    @property
+    def feature_width(self) -> int:
+        return self.num_target_layers * self.target_hidden_size
+
+    def target_layers(self, num_layers: int) -> tuple[int, ...]:
+        """Return which of ``num_layers`` layers are read; raise ExportError if absent."""
+        found = default_layers(num_layers) if self.layers is None else self.layers
+        if len(found) < self.num_target_layers or not all(0 <= i < num_layers for i in found):
+            read = f"{NUM_LAYERS} layers" if self.layers is None else f"layers {list(found)}"
+            raise ExportError(
+                f"the draft reads the inputs of {read} of its target, which has {num_layers} "
+                "layers; give the target that it was trained for"
+            )
+        return found
+
+
+def is_feature_draft(folder: Path) -> bool:
+    """Return whether the config in a checkpoint folder is that of a feature draft."""
+    content = json_object_or_none(folder / "config.json") or {}  # errors are raised when it is read
+    return LIBRARY_TYPE in content or any(
+        "eagle" in str(name).lower() for name in content.get("architectures") or []
+    )
+
+
+def read_feature_config(folder: Path) -> FeatureDraftConfig:
+    """Read the config in a checkpoint folder; raise ExportError if it is unsupported."""
+    content = json_object(folder / "config.json")
+    where = f"the draft at {folder}"
+    if reason := next(_refusals(content), None):
+        raise ExportError(f"{where} cannot be exported: {reason}; choose another checkpoint")
+    try:
+        found = _config_of(content)
+    except Exception as error:  # transformers raises many types
+        raise ExportError(
+            f"the config of {where} cannot be read: {reason_of(error)}; check config.json"
+        ) from error
+    if reason := next(_layer_refusals(found), None):
+        raise ExportError(f"{where} cannot be exported: {reason}; choose another checkpoint")
+    return found
+
+
+def _refusals(content: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why a config is another kind of draft, or a variant that is not supported."""
+    if LIBRARY_TYPE in content:
+        if (kind := content[LIBRARY_TYPE]) != FEATURE_FAMILY:
+            yield f"its {LIBRARY_TYPE} is {kind!r}, only {FEATURE_FAMILY!r} is supported"
+        if "norm_before_residual" not in content:
+            yield (
+                "its config lacks norm_before_residual, which engines read as true, but the "
+                "library that wrote it as false; add the value it was trained with"
+            )
+    elif not set(content["architectures"]) & set(ARCHITECTURES):
+        yield f"its architectures are {content['architectures']}, supported is {ARCHITECTURES[0]}"
+    if not (content.get("eagle_config") or {}).get("use_aux_hidden_state", True):
+        yield "it reads only the last hidden state, like EAGLE before version 3"
+    if content.get("quantization_config") is not None:
+        yield "its weights are already quantized, a checkpoint in fp32, fp16 or bf16 is needed"
+    for name, neutral in (("logit_scale", 1.0), ("parallel_drafting", False)):
+        if content.get(name, neutral) not in (None, neutral):
+            yield f"its config says {name}={content[name]!r}, which this version does not support"
+
+
+def _layer_refusals(config: FeatureDraftConfig) -> Iterator[str]:
+    layer = config.layer
+    if layer.num_hidden_layers != 1:
+        yield f"it has {layer.num_hidden_layers} transformer layers, expected 1"
+    if set(getattr(layer, "layer_types", None) or ()) - {"full_attention"}:
+        yield f"its layer attends by {layer.layer_types[0]!r}, expected 'full_attention'"
+    if config.norm_before_fc and config.fc_norm:
+        yield "its config sets both norm_before_fc and fc_norm, which exclude each other"
+    if config.ties_head and config.draft_vocab_size != layer.vocab_size:
+        yield (
+            f"its head is its embedding, but its vocabulary has {config.draft_vocab_size} of "
+            f"{layer.vocab_size} tokens"
+        )
+
+
+def _config_of(content: Mapping[str, Any]) -> FeatureDraftConfig:
+    is_flat = LIBRARY_TYPE not in content
+    own = {"model_type": "llama", **content} if is_flat else dict(content[_LAYER_CONFIG])
+    if (kind := own.get("model_type")) not in _LAYER_CONFIGS:
+        raise ValueError(f"its layer has model_type {kind!r}, supported are {list(_LAYER_CONFIGS)}")
+    layer = _LAYER_CONFIGS[kind].from_dict(own)
+    ids = (content.get("eagle_config") or {}).get(_LAYER_IDS) if is_flat else None
+    num_own = content.get("draft_vocab_size") if is_flat else content["draft_vocab_size"]
+    return FeatureDraftConfig(
+        layer=layer,
+        draft_vocab_size=int(num_own or layer.vocab_size),
+        target_hidden_size=int(content.get("target_hidden_size") or layer.hidden_size),
+        layers=_layers(content.get(_LAYER_IDS), 0) if ids is None else _layers(ids, 1),
+        norm_before_residual=bool(content.get("norm_before_residual")),
+        norm_output=bool(content.get("norm_output")),
+        norm_before_fc=bool(content.get("norm_before_fc")),
+        fc_norm=bool(content.get("fc_norm")),
+        fc_bias=is_flat and bool(content.get("bias")),
+        ties_head=is_flat and bool(content.get("tie_word_embeddings")),
+    )
+
+
+def _layers(ids: Any, offset: int) -> tuple[int, ...] | None:
+    """Return the layers that hidden states enter, from the numbers in a config."""
+    if ids is None:
+        return None
+    if not ids or not all(isinstance(number, int) for number in ids):
+        raise ValueError(f"{_LAYER_IDS} is {ids!r}, expected numbers of layers")
+    return tuple(number + offset for number in ids)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +181,6 @@ class FeatureDraftCheckpoint(Checkpoint):
 
     @property
     def names_proposed(self) -> bool:
-        """See the base: d2t names them."""
         return True
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError, reason_of
-from dsbd_export.gate.bf16_twin import runnable_on_cpu
+from dsbd_export.gate.unwritten_bundle import runnable_on_cpu
 from dsbd_export.parity_cases import ForestCase
 from dsbd_forward.features import ParentFeatures
 from dsbd_forward.forward import Forward, ForwardResult, Source, joined_forward
@@ -40,23 +40,10 @@ from dsbd_runtime.parts.recent_rows import RECENT_WRITE_INDICES, SRC_RECENT_ROWS
 from dsbd_runtime.parts.sources import Sources
 
 
-def prefix_forward(case: ForestCase, first_row: int) -> Forward:
-    """Return the forward that appends the prefix of a case as a path of its own."""
-    ids = case.prefix_ids
-    return _forward(case, ids, np.arange(-1, len(ids) - 1), first_row, (first_row, first_row))
-
-
-def nodes_forward(
-    case: ForestCase, first_row: int, prefix: tuple[int, int], num_nodes: int | None = None
-) -> Forward:
-    """Return the forward of a case's nodes after ``prefix``, its first and end row; no logits."""
-    nodes = slice(num_nodes)
-    return _forward(case, case.node_ids[nodes], case.parents[nodes], first_row, prefix)
-
-
 def _forward(
     case: ForestCase, token_ids: Ints, parents: Ints, first_row: int, prefix: tuple[int, int]
 ) -> Forward:
+    """Return the forward of nodes after ``prefix``, its first and end row; no logits."""
     mask, positions = see_rows(parents, first_row, first_row + len(parents), prefix)
     return Forward(token_ids, positions, mask, NO_INTS, source=source_of(case))
 
@@ -204,7 +191,12 @@ class ParityEngine:
         """Return what the engine returns for the R compared nodes, one forward of all requests."""
         requests = case.requests
         if self._has_recent_rows:
-            requests = (_stranger(case), *requests)
+            # A request of one node, whose logits are not compared.
+            one, none, root = case.node_ids[:1], case.prefix_ids[:0], np.array([-1])
+            stranger = ForestCase(
+                name="stranger", prefix_ids=none, node_ids=one, parents=root, rows=none
+            )
+            requests = (stranger, *requests)
         with as_export_errors():
             self.model.keep(NO_INTS)
             self._hold(case)
@@ -212,7 +204,7 @@ class ParityEngine:
             forwards: list[Forward] = []
             first_row = self.model.num_rows
             for request, prefix in zip(requests, prefixes, strict=True):
-                forward = nodes_forward(request, first_row, prefix)
+                forward = _forward(request, request.node_ids, request.parents, first_row, prefix)
                 forward.logit_rows = request.rows
                 forward.parent_features = self._features_of_nodes(request, prefix)
                 if with_features:
@@ -231,7 +223,8 @@ class ParityEngine:
         """Append the prefix of a request; return its first row, and the one after the last."""
         first_row, num_rows = self.model.num_rows, len(case.prefix_ids)
         if num_rows:
-            forward = prefix_forward(case, first_row)
+            parents, none = np.arange(-1, num_rows - 1), (first_row, first_row)
+            forward = _forward(case, case.prefix_ids, parents, first_row, none)
             if case.features is not None:
                 forward.parent_features = self._features(case.features[:num_rows])
             self.model.forward(forward)
@@ -258,7 +251,9 @@ class ParityEngine:
         )
         target, num_known = found.forwards[0], int(is_root.sum())
         while num_known < num_nodes:  # nodes stand in the order of their depths
-            forward = nodes_forward(case, prefix[1], prefix, num_known)
+            known = slice(num_known)
+            ids, parents = case.node_ids[known], case.parents[known]
+            forward = _forward(case, ids, parents, prefix[1], prefix)
             forward.parent_features = found.part(0, num_known)
             own = self.model.forward(forward).features
             assert own is not None  # of a feature draft
@@ -266,18 +261,6 @@ class ParityEngine:
             found = replace(found, forwards=(target, own))
             num_known = int((case.parents < num_known).sum())
         return found
-
-
-def _stranger(case: ForestCase) -> ForestCase:
-    """Return a request of one node, whose logits are not compared."""
-    none = case.prefix_ids[:0]
-    return ForestCase(
-        name="stranger",
-        prefix_ids=none,
-        node_ids=case.node_ids[:1],
-        parents=np.array([-1]),
-        rows=none,
-    )
 
 
 @contextlib.contextmanager

@@ -63,9 +63,8 @@ def keep_refused(folder: Path, output: Path, manifest: Manifest, reason: str) ->
 def accept_refused(kept: Path, limit: float, output: Path) -> Manifest:
     """Make a refused bundle, whose errors are at most ``limit``, the bundle at ``output``.
 
-    Raises:
-        ExportError: there is no refused bundle, or its errors are larger.
-        BundleError: it is damaged, or ``output`` cannot be replaced.
+    Raises ExportError if there is no refused bundle or its errors are larger, BundleError if it is
+    damaged or ``output`` cannot be replaced.
     """
     if not is_refused(kept):
         raise ExportError(

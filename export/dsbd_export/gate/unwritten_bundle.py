@@ -1,8 +1,19 @@
-"""Bundle of an engine in the parity gate: a folder without a manifest, and its future entry."""
+"""Bundles of the parity gate: a folder without a manifest, and the fp32 twin of a bf16 engine.
 
+The CPU provider has no MatMul, Add, ... in bf16. In the twin weights are widened, and all
+arithmetic is fp32: parity judges the graph and the rounded weights.
+"""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from dsbd_export.changed_bundle import link
 from dsbd_runtime.bundle_files.bundle import (
     SCHEMA_VERSION,
     Bundle,
@@ -31,7 +42,64 @@ def unwritten_bundle(
     return Bundle(path, manifest)
 
 
-def with_head(bundle: Bundle, role: str, logits: str, *, full_logits: bool = True) -> Bundle:
-    """Return the bundle of an engine to whose graph a head was added; see ``ModelEntry``."""
-    entry = replace(bundle.entry(role), logits=logits, full_logits=full_logits)
-    return unwritten_bundle(bundle.path, role, entry, bundle.manifest.target)
+_LOW, _HIGH = TensorProto.BFLOAT16, TensorProto.FLOAT
+
+
+@contextlib.contextmanager
+def runnable_on_cpu(bundle: Bundle, role: str) -> Iterator[Bundle]:
+    """Yield a bundle whose engine of ``role`` the CPU runs, in bf16 that of the twin."""
+    entry = bundle.entry(role)
+    if entry.dtype != "bf16":
+        yield bundle
+        return
+    with tempfile.TemporaryDirectory(dir=bundle.path) as name:
+        folder = Path(name) / role
+        folder.mkdir()
+        for file in (bundle.path / role).iterdir():
+            if file.suffix == ".onnx":
+                (folder / file.name).write_bytes(fp32_twin(file))
+            else:
+                link(file, folder / file.name)
+        caches = [replace(cache, dtype="fp32") for cache in entry.caches]
+        yield unwritten_bundle(folder.parent, role, replace(entry, dtype="fp32", caches=caches))
+
+
+def fp32_twin(model_file: Path) -> bytes:
+    """Return the twin; the weights in ``model_file``'s external data are widened where used."""
+    model = onnx.load(model_file, load_external_data=False)
+    graph = model.graph
+    for value in (*graph.input, *graph.output):
+        if value.type.tensor_type.elem_type == _LOW:
+            value.type.tensor_type.elem_type = _HIGH
+    del graph.value_info[:]
+    for attribute in (attribute for node in graph.node for attribute in node.attribute):
+        _widen_attribute(attribute)
+    stored = {weight.name for weight in graph.initializer if weight.data_type == _LOW}
+    nodes = [part for node in graph.node for part in _with_widened_weights(node, stored)]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    twin: bytes = model.SerializeToString()
+    return twin
+
+
+def _with_widened_weights(node: onnx.NodeProto, stored: set[str]) -> list[onnx.NodeProto]:
+    """Return a node between the Casts that it needs, one for each stored weight that it reads."""
+    if node.op_type == "Gather" and node.input[0] in stored:  # few rows of an embedding
+        rows, (result,) = f"{node.output[0]}.stored", node.output
+        node.output[0] = rows
+        return [node, helper.make_node("Cast", [rows], [result], to=_HIGH)]
+    casts = []
+    for index, name in enumerate(node.input):
+        if name in stored:
+            node.input[index] = f"{name}.for.{node.output[0]}.{index}"
+            casts.append(helper.make_node("Cast", [name], [node.input[index]], to=_HIGH))
+    return [*casts, node]
+
+
+def _widen_attribute(attribute: onnx.AttributeProto) -> None:
+    """Change the type that a Cast goes to, and the value of a constant."""
+    if attribute.name == "to" and attribute.i == _LOW:
+        attribute.i = _HIGH
+    if attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type == _LOW:
+        widened = numpy_helper.to_array(attribute.t).astype("float32")
+        attribute.t.CopyFrom(numpy_helper.from_array(widened, attribute.t.name))

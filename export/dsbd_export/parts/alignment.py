@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from transformers import PreTrainedModel
 
-from dsbd_export.capture.part import ExportContract, ExportPart, Made
+from dsbd_export.capture.forest_graph import ExportContract, ExportPart, Made
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import as_export_errors, parity_engine
-from dsbd_export.parity_cases import Reference, num_drawn
+from dsbd_export.parity_cases import ComputeIn, Reference, num_drawn
 from dsbd_export.parts.sources import entry_of, heard_sounds
-from dsbd_export.wider_precision import ComputeIn
 from dsbd_runtime.bundle_files.bundle import MODEL_FILE, Bundle
 from dsbd_runtime.parts.alignment import Alignment
 from dsbd_runtime.parts.encoder_entry import SOURCE_LENGTHS, EncoderEntry, cross_name
@@ -64,16 +63,13 @@ class ExportedAlignment(ExportPart):
         self._error = 0.0
 
     def contract(self) -> ExportContract:
-        """See ExportPart: nothing of the engine's own graph."""
         return ExportContract(entry={"encoder": with_alignment(self._checkpoint)})
 
     def refer(self, model: Any, references: list[Reference]) -> list[Reference]:
-        """See ExportPart; its own cases are kept."""
         self._cases = alignment_cases(model, self._checkpoint)
         return references
 
     def write(self, made: Made) -> None:
-        """See ExportPart; the graph is compared with the checkpoint."""
         checkpoint = self._checkpoint
         encoder = entry_of(checkpoint)
         made.report(f"{checkpoint.role}: comparing how it attends to the sound, for times of words")
@@ -82,7 +78,6 @@ class ExportedAlignment(ExportPart):
         self._error = alignment_error(made.judged, checkpoint, self._cases)
 
     def complete(self, made: Made) -> dict[str, Any]:
-        """See ExportPart; the entry of the encoder says that there is such a graph."""
         return {"encoder": with_alignment(self._checkpoint, self._error)}
 
 
@@ -149,7 +144,14 @@ def alignment_error(
     bundle: Bundle, checkpoint: Checkpoint, cases: Sequence[AlignmentCase]
 ) -> float:
     """Return the largest error of a weight; raise ExportError if the graph attends otherwise."""
-    error = max(_errors(bundle, checkpoint.role, cases))
+    errors = []
+    with parity_engine(bundle, checkpoint.role) as engine:
+        for case in cases:
+            first, *others = case.token_ids.tolist()
+            with as_export_errors():
+                found = engine.model.part(Alignment).align(case.sound, [first], [*others, first])
+            errors.append(float(np.abs(found.weights - case.weights[:, 1:]).max()))
+    error = max(errors)  # without the first row
     is_exact = bundle.entry(checkpoint.role).quantization == "none"
     if is_exact and not error <= LIMIT:  # also when it is NaN
         raise ExportError(
@@ -233,13 +235,3 @@ def _append_weights(
     scores = node("MatMul", [queries, turned], "products")
     scores = node("Mul", [scores, f"{prefix}scale"], "scores")
     return node("Softmax", [scores], "weights", axis=-1)
-
-
-def _errors(bundle: Bundle, role: str, cases: Sequence[AlignmentCase]) -> Iterator[float]:
-    """Yield the largest error of the engine's weights in each case, without the first row."""
-    with parity_engine(bundle, role) as engine:
-        for case in cases:
-            first, *others = case.token_ids.tolist()
-            with as_export_errors():
-                found = engine.model.part(Alignment).align(case.sound, [first], [*others, first])
-            yield float(np.abs(found.weights - case.weights[:, 1:]).max())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from dsbd_export.capture.part import (
+from dsbd_export.capture.forest_graph import (
     Axis,
     CapturedCall,
     Example,
@@ -22,12 +23,9 @@ from dsbd_export.capture.part import (
     Made,
 )
 from dsbd_export.checkpoints.checkpoint import Checkpoint
-from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import ParityEngine, parity_engine
-from dsbd_export.parity_cases import ForestCase, Reference
-from dsbd_export.wider_precision import ComputeIn
-from dsbd_runtime.bundle_files.bundle import Bundle
+from dsbd_export.parity_cases import ComputeIn, ForestCase, Reference
 from dsbd_runtime.parts.feature_memory import FEATURE_ROWS, FEATURES, HostFeatures
 from dsbd_runtime.parts.features import FeatureEntry
 
@@ -69,8 +67,6 @@ class ExportedFeatures(ExportPart):
         return [*others, replace(text, features=rows)]
 
     def hook(self, model: Any, graph: Any) -> Hook:
-        """See ExportPart."""
-
         def kept(call: CapturedCall) -> LayerInputs:
             inputs = LayerInputs(model, self._layers)
             call.outputs[FEATURES] = lambda: inputs.rows(call.inputs[FEATURE_ROWS])
@@ -79,9 +75,19 @@ class ExportedFeatures(ExportPart):
         return kept
 
     def complete(self, made: Made) -> dict[str, Any]:
-        """See ExportPart; the features are compared with the checkpoint's."""
-        made.report(f"{self._checkpoint.role}: comparing its features with the checkpoint")
-        check_features(made.judged, self._checkpoint, made.references, made.options)
+        checkpoint, options = self._checkpoint, made.options
+        made.report(f"{checkpoint.role}: comparing its features with the checkpoint")
+        (text,) = (reference for reference in made.references if reference.features is not None)
+        assert text.features is not None
+        with parity_engine(made.judged, checkpoint.role) as engine:
+            error = relative_error(engine, text.case, text.features)
+        limit = _LIMITS.get((options.dtype, options.quantize), _LIMIT_QUANTIZED)
+        if not error <= limit:  # also when it is NaN
+            raise ExportError(
+                f"parity failed: the features of the {checkpoint.role} (family "
+                f"{checkpoint.family}) differ from the checkpoint's by {error:.3g} of their norm, "
+                f"the limit is {limit:.3g}; export it without --features"
+            )
         return {}
 
 
@@ -129,9 +135,8 @@ class LayerInputs:
 
     def __enter__(self) -> LayerInputs:
         for layer in self._layers:
-            handle = self._modules[layer].register_forward_pre_hook(
-                self._hook_of(layer), with_kwargs=True
-            )
+            keep = partial(self._keep, layer)
+            handle = self._modules[layer].register_forward_pre_hook(keep, with_kwargs=True)
             self._handles.append(handle)
         return self
 
@@ -144,34 +149,16 @@ class LayerInputs:
         parts = [self.seen[layer][0].index_select(0, feature_rows) for layer in self._layers]
         return torch.cat(parts, dim=-1)
 
-    def _hook_of(self, layer: int) -> Any:
-        def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            hidden = args[0] if args else kwargs.get("hidden_states")
-            if not isinstance(hidden, Tensor) or hidden.dim() != 3:
-                raise ExportError(
-                    f"the input of {type(module).__name__} {layer} is not a (1, S, H) tensor of "
-                    "hidden states, so its features cannot be taken; export it without --features"
-                )
-            self.seen[layer] = hidden
-
-        return keep
-
-
-def check_features(
-    bundle: Bundle, checkpoint: Checkpoint, references: Sequence[Reference], config: ModelOptions
-) -> None:
-    """Raise ExportError unless the engine returns the references' features up to rounding."""
-    (text,) = (reference for reference in references if reference.features is not None)
-    assert text.features is not None
-    with parity_engine(bundle, checkpoint.role) as engine:
-        error = relative_error(engine, text.case, text.features)
-    limit = _LIMITS.get((config.dtype, config.quantize), _LIMIT_QUANTIZED)
-    if not error <= limit:  # also when it is NaN
-        raise ExportError(
-            f"parity failed: the features of the {checkpoint.role} (family {checkpoint.family}) "
-            f"differ from the checkpoint's by {error:.3g} of their norm, the limit is {limit:.3g}; "
-            "export it without --features"
-        )
+    def _keep(
+        self, layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        hidden = args[0] if args else kwargs.get("hidden_states")
+        if not isinstance(hidden, Tensor) or hidden.dim() != 3:
+            raise ExportError(
+                f"the input of {type(module).__name__} {layer} is not a (1, S, H) tensor of "
+                "hidden states, so its features cannot be taken; export it without --features"
+            )
+        self.seen[layer] = hidden
 
 
 def relative_error(engine: ParityEngine, case: ForestCase, wanted: NDArray[np.float32]) -> float:

@@ -69,7 +69,6 @@ class DoubleSums:
     def attended(
         self, tape: ir.tape.Tape, scores: ir.Value, value: ir.Value, *, has_sink: bool = False
     ) -> ir.Value:
-        """Return softmax(scores) @ value."""
         largest = tape.op("ReduceMax", [scores, self._last_axis], {"keepdims": 1})
         weights = tape.op("Exp", [tape.op("Sub", [scores, largest])])
         weights = tape.op("Cast", [weights], {"to": ir.DataType.DOUBLE})
@@ -80,7 +79,6 @@ class DoubleSums:
         return tape.op("Cast", [attended], {"to": ir.DataType.FLOAT})
 
     def prepare_value(self, tape: ir.tape.Tape, layer: int, new: ir.Value) -> ir.Value:
-        """Return the values as they are."""
         return new
 
 
@@ -113,7 +111,6 @@ class IntegerSums:
     def attended(
         self, tape: ir.tape.Tape, scores: ir.Value, value: ir.Value, *, has_sink: bool = False
     ) -> ir.Value:
-        """Return softmax(scores) @ value, the integers of ``value`` scaled back."""
         layer = self._layer_by_present[str(value.name)]
         largest = tape.op("ReduceMax", [scores, self._last_axis], {"keepdims": 1})
         exponent = self._number("exponent", self._weight_bits * math.log(2) - _BELOW)
@@ -129,7 +126,6 @@ class IntegerSums:
         return tape.op("Mul", [attended, scale])
 
     def prepare_value(self, tape: ir.tape.Tape, layer: int, new: ir.Value) -> ir.Value:
-        """Return the values over their scales, rounded and limited."""
         per_scale = self._store.constant(f"per_value_scale.{layer}", 1 / self._scales[layer])
         integers = tape.op("Round", [tape.op("Mul", [new, per_scale])])
         limits = [self._number("lowest", -self._limit), self._number("highest", self._limit)]
@@ -190,11 +186,9 @@ def attend_exactly(
     layers: Sequence[int],
     largest_values: Mapping[int, NDArray[np.float32]] | None,
 ) -> int:
-    """Rewrite all attention of ``model`` in place; return the number of attentions.
+    """Rewrite all attention in place, or raise ExportError; return the number of attentions.
 
     largest_values: of each layer, (Hkv, D), for sums of integers; None for sums in double.
-
-    Raises ExportError if it has no exact form.
     """
     if reason := without_exact_form(model, layers):
         raise ExportError(f"attention='exact' has no form here: {reason}; use attention='fused'")
@@ -272,33 +266,23 @@ def _softmaxes(graph: ir.Graph) -> list[tuple[ir.Node, ir.Node, list[ir.Node]]]:
     """Return each product with cached values, the Softmax before it, and what is between them."""
     found = []
     for node in graph:
-        softmax = None if node.op_type != "MatMul" else _softmax_before(node.inputs[0])
-        if softmax is not None and _is_scattered(node.inputs[1]):
-            found.append((node, softmax, _steps(node.inputs[0], softmax)))
+        if node.op_type != "MatMul" or not _is_scattered(node.inputs[1]):
+            continue
+        steps: list[ir.Node] = []  # which leave the last axis as it was, except for a sink
+        value = node.inputs[0]
+        while value is not None and (maker := value.producer()) is not None:
+            if maker.op_type == "Softmax":
+                found.append((node, maker, steps))
+            if maker.op_type not in _KEEPS_ROWS:
+                break
+            steps.insert(0, maker)
+            value = maker.inputs[0]
     return found
 
 
 def _drops_sink(steps: list[ir.Node]) -> bool:
     """Return whether the last column of a Softmax, that of a sink, is cut off afterwards."""
     return any(step.op_type == "Slice" for step in steps)
-
-
-def _softmax_before(value: ir.Value | None) -> ir.Node | None:
-    """Return the Softmax whose result reaches ``value`` with its last axis as it was."""
-    node = None if value is None else value.producer()
-    while node is not None and node.op_type in _KEEPS_ROWS and node.inputs[0] is not None:
-        node = node.inputs[0].producer()
-    return node if node is not None and node.op_type == "Softmax" else None
-
-
-def _steps(value: ir.Value | None, start: ir.Node) -> list[ir.Node]:
-    """Return the nodes between ``start`` and ``value``, in their order."""
-    steps: list[ir.Node] = []
-    node = None if value is None else value.producer()
-    while node is not None and node is not start:
-        steps.insert(0, node)
-        node = None if node.inputs[0] is None else node.inputs[0].producer()
-    return steps
 
 
 def _prepare_values(graph: ir.Graph, sums: Sums, layers: Sequence[int]) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from dsbd_export.passes.optimize import known_heads_and_width
+from dsbd_export.passes.optimize import heads_and_width, known_heads_and_width
 from dsbd_export.passes.weighted_layers import (
     Linear,
     Store,
@@ -48,13 +48,11 @@ def merge_products(model: ir.Model) -> int:
 
 
 def _may_merge(group: Sequence[Linear]) -> bool:
-    """Return whether each weight and bias is known and belongs to one product."""
     values = [value for linear in group for value in (linear.weight, linear.bias) if value]
     return len({*values}) == len(values) and all(value.is_initializer() for value in values)
 
 
 def _merge(graph: ir.Graph, store: Store, group: Sequence[Linear]) -> None:
-    """Put one product and a Split in the place of several products."""
     first = group[0]
     out_axis = 0 if first.is_stored_by_output else 1
     weights = [linear.weight for linear in group]
@@ -92,10 +90,11 @@ def transpose_before_split(graph: ir.Graph) -> int:
             continue
         found = [_reshaped_and_transposed(part) for part in split.outputs]
         pairs = [pair for pair in found if pair is not None]
-        if len(pairs) < len(found) or len({_heads_of(pair[1])[1] for pair in pairs}) != 1:
+        old = [transpose.outputs[0] for _, transpose in pairs]
+        shapes = [known_heads_and_width(heads) for heads in old]
+        if len(pairs) < len(found) or len({width for _, width in shapes}) != 1:
             continue
-        sizes = [_heads_of(transpose)[0] for _, transpose in pairs]
-        width = _heads_of(pairs[0][1])[1]
+        sizes, width = [number for number, _ in shapes], shapes[0][1]
         heads = "_".join(map(str, sizes))
         dims = np.array([1, -1, sum(sizes), width], np.int64)
         tape = ir.tape.Tape()
@@ -103,7 +102,6 @@ def transpose_before_split(graph: ir.Graph) -> int:
         together = tape.op("Transpose", [together], {"perm": _HEADS_FIRST})
         cuts = store.constant(f"cuts_{heads}", np.array(sizes, np.int64))
         parts = tape.op_multi_out("Split", [together, cuts], {"axis": 1}, num_outputs=len(sizes))
-        old = [transpose.outputs[0] for _, transpose in pairs]
         nodes = [split, *(node for pair in pairs for node in pair)]
         ir.convenience.replace_nodes_and_values(graph, split, nodes, tape.nodes, old, list(parts))
         num_changed += 1
@@ -122,15 +120,4 @@ def _reshaped_and_transposed(part: ir.Value) -> tuple[ir.Node, ir.Node] | None:
     reshape, transpose = nodes
     if list(transpose.attributes.get_ints("perm", ())) != _HEADS_FIRST or part.is_graph_output():
         return None
-    shape = part.shape
-    is_known = (
-        shape is not None
-        and len(shape) == 4
-        and all(isinstance(shape[axis], int) for axis in (1, 3))
-    )
-    return (reshape, transpose) if is_known else None
-
-
-def _heads_of(transpose: ir.Node) -> tuple[int, int]:
-    """Return h and D of the output of a Transpose, (1, h, S, D)."""
-    return known_heads_and_width(transpose.outputs[0])
+    return None if heads_and_width(part) is None else (reshape, transpose)

@@ -23,23 +23,36 @@ from typing import Any
 import onnx_ir as ir
 import onnxscript.optimizer
 from onnx_ir.passes import PassManager, common
-from onnxscript.rewriter import MatchResult, RewriteRuleClassBase, RewriteRuleSet
+from onnxscript.rewriter import MatchResult, RewriteRule, RewriteRuleClassBase, RewriteRuleSet
 
 from dsbd_export.config import HIDDEN
 from dsbd_export.passes.known_shapes import fix_expansions, fix_known_dimensions, fix_reshapes
 
 
 class FuseRMSNormalization(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
-    """``scale * (x / sqrt(mean(x^2) + epsilon))`` -> RMSNormalization."""
+    """``scale * (x / sqrt(mean(x^2) + epsilon))`` -> RMSNormalization.
+
+    ``is_cast``: ``scale * cast(x32 / sqrt(mean(x32^2) + epsilon))`` with x32 = cast(x). Scales
+    before the cast back (Gemma, OLMo2) round otherwise: such norms are those without.
+    """
+
+    def __init__(self, *, is_cast: bool) -> None:
+        super().__init__()
+        self._is_cast = is_cast
 
     def pattern(self, op: Any, x: ir.Value, scale: ir.Value, epsilon: ir.Value) -> Any:
-        """Return the pieces that torch makes of an RMS norm over the last axis."""
         mean_square = op.ReduceMean(op.Pow(x, 2.0), [-1], keepdims=1)
-        return scale * (x * op.Reciprocal(op.Sqrt(mean_square + epsilon)))
+        normed = x * op.Reciprocal(op.Sqrt(mean_square + epsilon))
+        return scale * (op.Cast(normed) if self._is_cast else normed)
 
     def check(self, context: Any, x: ir.Value, scale: ir.Value, epsilon: ir.Value) -> MatchResult:
-        """Accept a vector of scales and a constant epsilon."""
         result = MatchResult()
+        if self._is_cast:
+            low = _before_cast(x)
+            if low is None or x.dtype != ir.DataType.FLOAT:
+                return result.fail("x is not cast to fp32", x)
+            if scale.dtype is None or low.dtype != scale.dtype:
+                return result.fail("x and the scale differ in type", scale)
         if _scalar(epsilon) is None:
             return result.fail("epsilon is no constant", epsilon)
         if scale.shape is None or len(scale.shape) != 1:
@@ -47,43 +60,13 @@ class FuseRMSNormalization(RewriteRuleClassBase):  # type: ignore[misc]  # untyp
         return result
 
     def rewrite(self, op: Any, x: ir.Value, scale: ir.Value, epsilon: ir.Value) -> Any:
-        """Return the single node."""
-        return op.RMSNormalization(x, scale, axis=-1, epsilon=_scalar(epsilon), stash_type=1)
+        rows = _before_cast(x) if self._is_cast else x
+        return op.RMSNormalization(rows, scale, axis=-1, epsilon=_scalar(epsilon), stash_type=1)
 
 
-class FuseLowRMSNormalization(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
-    """``scale * cast(x32 / sqrt(mean(x32^2) + epsilon))``, x32 = cast(x) -> RMSNormalization.
-
-    Scales before the cast back (Gemma, OLMo2) round otherwise: the rule above makes those norms.
-    """
-
-    def pattern(self, op: Any, x32: ir.Value, scale: ir.Value, epsilon: ir.Value) -> Any:
-        """Return the pieces that torch makes of an RMS norm in fp16 or bf16."""
-        mean_square = op.ReduceMean(op.Pow(x32, 2.0), [-1], keepdims=1)
-        return scale * op.Cast(x32 * op.Reciprocal(op.Sqrt(mean_square + epsilon)))
-
-    def check(self, context: Any, x32: ir.Value, scale: ir.Value, epsilon: ir.Value) -> MatchResult:
-        """Accept a vector of scales of the type that x was cast from, and a constant epsilon."""
-        result = MatchResult()
-        cast = x32.producer()
-        x = None if cast is None or cast.op_type != "Cast" else cast.inputs[0]
-        if x is None or x32.dtype != ir.DataType.FLOAT:
-            return result.fail("x is not cast to fp32", x32)
-        if scale.dtype is None or x.dtype != scale.dtype:
-            return result.fail("x and the scale differ in type", scale)
-        if _scalar(epsilon) is None:
-            return result.fail("epsilon is no constant", epsilon)
-        if scale.shape is None or len(scale.shape) != 1:
-            return result.fail("the scale is no vector", scale)
-        return result
-
-    def rewrite(self, op: Any, x32: ir.Value, scale: ir.Value, epsilon: ir.Value) -> Any:
-        """Return the single node."""
-        cast = x32.producer()
-        assert cast is not None  # as checked
-        return op.RMSNormalization(
-            cast.inputs[0], scale, axis=-1, epsilon=_scalar(epsilon), stash_type=1
-        )
+def _before_cast(value: ir.Value) -> ir.Value | None:
+    cast = value.producer()
+    return None if cast is None or cast.op_type != "Cast" else cast.inputs[0]
 
 
 class FuseRotaryEmbedding(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
@@ -123,7 +106,6 @@ class FuseRotaryEmbedding(RewriteRuleClassBase):  # type: ignore[misc]  # untype
         return x * op.Unsqueeze(cos, axis) + rotated * op.Unsqueeze(sin, axis)
 
     def check(self, context: Any, x: ir.Value, axis: ir.Value, **others: ir.Value) -> MatchResult:
-        """Accept x: (1, H, S, D) with known D, cut in the middle."""
         result = MatchResult()
         if x.shape is None or len(x.shape) != 4 or not isinstance(x.shape[3], int):
             return result.fail("x is not known as (1, H, S, D)", x)
@@ -142,7 +124,6 @@ class FuseRotaryEmbedding(RewriteRuleClassBase):  # type: ignore[misc]  # untype
         return result
 
     def rewrite(self, op: Any, x: ir.Value, angles: ir.Value, **others: ir.Value) -> Any:
-        """Return the node with its cos and sin, (1, S, D/2)."""
         cos, sin = op.Cos(angles), op.Sin(angles)
         if self._is_scaled:
             cos, sin = op.Mul(cos, others["scaling"]), op.Mul(sin, others["scaling"])
@@ -151,17 +132,14 @@ class FuseRotaryEmbedding(RewriteRuleClassBase):  # type: ignore[misc]  # untype
         return op.RotaryEmbedding(x, cos, sin)
 
 
-class GatherLogitRows(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
-    """``hidden[:, rows]``, which torch writes as GatherND between transposes -> Gather."""
+def _rows_by_transposes(op: Any, hidden: ir.Value, rows: ir.Value, axis: ir.Value) -> Any:
+    """Return ``hidden[:, rows]`` as torch writes it, hidden: (1, S, H), rows: (R,)."""
+    by_row = op.GatherND(op.Transpose(hidden, perm=[1, 0, 2]), op.Unsqueeze(rows, axis))
+    return op.Transpose(by_row, perm=[1, 0, 2])
 
-    def pattern(self, op: Any, hidden: ir.Value, rows: ir.Value, axis: ir.Value) -> Any:
-        """Return the pieces, hidden: (1, S, H), rows: (R,)."""
-        by_row = op.GatherND(op.Transpose(hidden, perm=[1, 0, 2]), op.Unsqueeze(rows, axis))
-        return op.Transpose(by_row, perm=[1, 0, 2])
 
-    def rewrite(self, op: Any, hidden: ir.Value, rows: ir.Value, axis: ir.Value) -> Any:
-        """Return one Gather."""
-        return op.Gather(hidden, rows, axis=1)
+def _rows_by_gather(op: Any, hidden: ir.Value, rows: ir.Value, axis: ir.Value) -> Any:
+    return op.Gather(hidden, rows, axis=1)
 
 
 class ReadTiedWeight(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
@@ -172,7 +150,6 @@ class ReadTiedWeight(RewriteRuleClassBase):  # type: ignore[misc]  # untyped lib
         return op.MatMul(x, op.Transpose(weight, perm=[1, 0]))
 
     def check(self, context: Any, x: ir.Value, weight: ir.Value) -> MatchResult:
-        """Accept a weight that is an initializer and an x with one batch."""
         result = MatchResult()
         if weight.const_value is None:
             return result.fail("no weight", weight)
@@ -181,21 +158,8 @@ class ReadTiedWeight(RewriteRuleClassBase):  # type: ignore[misc]  # untyped lib
         return result
 
     def rewrite(self, op: Any, x: ir.Value, weight: ir.Value) -> Any:
-        """Return the product by rows."""
         batch = op.Constant(value=ir.tensor([0]))
         return op.Unsqueeze(op.Gemm(op.Squeeze(x, batch), weight, transB=1), batch)
-
-
-class DropUnsqueezedSqueeze(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
-    """``Squeeze(Unsqueeze(x, 0), 0)`` -> x."""
-
-    def pattern(self, op: Any, x: ir.Value) -> Any:
-        """Return the pair."""
-        return op.Squeeze(op.Unsqueeze(x, [0]), [0])
-
-    def rewrite(self, op: Any, x: ir.Value) -> Any:
-        """Return x."""
-        return op.Identity(x)
 
 
 class ConcatenateParts(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
@@ -214,7 +178,6 @@ class ConcatenateParts(RewriteRuleClassBase):  # type: ignore[misc]  # untyped l
         second: ir.Value,
         swap: Any,
     ) -> Any:
-        """Return both assignments, to the places ``first`` and ``second``."""
         begun = op.ScatterND(op.Transpose(x, perm=swap), first, op.Transpose(a, perm=swap))
         begun = op.Transpose(op.Transpose(begun, perm=swap), perm=swap)
         done = op.ScatterND(begun, second, op.Transpose(b, perm=swap))
@@ -223,7 +186,6 @@ class ConcatenateParts(RewriteRuleClassBase):  # type: ignore[misc]  # untyped l
     def check(
         self, context: Any, a: ir.Value, b: ir.Value, x: ir.Value, swap: ir.Attr, **places: ir.Value
     ) -> MatchResult:
-        """Accept places that are the whole last axis, one after another."""
         result = MatchResult()
         axes = list(swap.as_ints())
         if axes != [len(axes) - 1, *range(1, len(axes) - 1), 0]:
@@ -236,7 +198,6 @@ class ConcatenateParts(RewriteRuleClassBase):  # type: ignore[misc]  # untyped l
         return result
 
     def rewrite(self, op: Any, a: ir.Value, b: ir.Value, **others: Any) -> Any:
-        """Return the parts side by side."""
         return op.Concat(a, b, axis=-1)
 
 
@@ -244,7 +205,7 @@ def fuse_norms(model: ir.Model) -> None:
     """Make single nodes of the RMS norms, in place."""
     common.InlinePass()(model)
     onnxscript.optimizer.fold_constants(model)
-    rules = [FuseRMSNormalization.rule(), FuseLowRMSNormalization.rule()]
+    rules = [FuseRMSNormalization.rule(is_cast=is_cast) for is_cast in (False, True)]
     RewriteRuleSet(rules, commute=True).apply_to_model(model)
 
 
@@ -259,8 +220,12 @@ def optimize_graph(model: ir.Model) -> None:
         for is_cast in (False, True)
     ]
     RewriteRuleSet(rotary, commute=True).apply_to_model(model)
-    RewriteRuleSet([GatherLogitRows.rule(), ReadTiedWeight.rule()]).apply_to_model(model)
-    RewriteRuleSet([DropUnsqueezedSqueeze.rule()]).apply_to_model(model)
+    by_gather = RewriteRule(_rows_by_transposes, _rows_by_gather)
+    RewriteRuleSet([by_gather, ReadTiedWeight.rule()]).apply_to_model(model)
+    unsqueezed = RewriteRule(
+        lambda op, x: op.Squeeze(op.Unsqueeze(x, [0]), [0]), lambda op, x: op.Identity(x)
+    )
+    RewriteRuleSet([unsqueezed]).apply_to_model(model)
     fix_reshapes(model)
     fix_expansions(model)
     PassManager(
@@ -288,7 +253,6 @@ class GroupQueryHeads(RewriteRuleClassBase):  # type: ignore[misc]  # untyped li
     def pattern(
         self, op: Any, query: ir.Value, key: ir.Value, value: ir.Value, mask: ir.Value
     ) -> Any:
-        """Return the one node that the capture makes."""
         return op.Attention(
             query, key, value, mask, _outputs=["attended"], _allow_other_attributes=True
         )
@@ -296,10 +260,9 @@ class GroupQueryHeads(RewriteRuleClassBase):  # type: ignore[misc]  # untyped li
     def check(
         self, context: Any, query: ir.Value, key: ir.Value, **others: ir.Value
     ) -> MatchResult:
-        """Accept several query heads to a key head, all of known number and width."""
         result = MatchResult()
         for value in (query, key, others["value"]):
-            if _heads_and_width(value) is None:
+            if heads_and_width(value) is None:
                 return result.fail("heads are not known as (1, H, rows, D)", value)
         if query.shape[1] == key.shape[1]:  # type: ignore[index]  # as checked above
             return result.fail("every query head has a key head of its own", query)
@@ -314,7 +277,6 @@ class GroupQueryHeads(RewriteRuleClassBase):  # type: ignore[misc]  # untyped li
         mask: ir.Value,
         attended: ir.Value,
     ) -> Any:
-        """Return the node between two reshapes."""
         num_heads, head_dim = known_heads_and_width(query)
         num_key_heads, value_dim = known_heads_and_width(value)
         node = attended.producer()
@@ -353,7 +315,7 @@ def added_mask(tape: ir.tape.Tape, mask: ir.Value, dtype: ir.DataType | None) ->
     return tape.op("Cast", [added], {"to": dtype})
 
 
-def _heads_and_width(value: ir.Value) -> tuple[int, int] | None:
+def heads_and_width(value: ir.Value) -> tuple[int, int] | None:
     """Return H and D of a value (1, H, rows, D) where both are known numbers."""
     if value.shape is None or len(value.shape) != 4:
         return None
@@ -363,6 +325,6 @@ def _heads_and_width(value: ir.Value) -> tuple[int, int] | None:
 
 def known_heads_and_width(value: ir.Value) -> tuple[int, int]:
     """Return H and D of a value (1, H, rows, D), which are known numbers."""
-    found = _heads_and_width(value)
+    found = heads_and_width(value)
     assert found is not None  # as checked
     return found

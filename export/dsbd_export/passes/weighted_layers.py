@@ -85,28 +85,26 @@ def shape_of(value: ir.Value | None) -> tuple[int, ...]:
 
 def weight_of(node: ir.Node) -> tuple[ir.Value, bool] | None:
     """Return the weight of a product and whether it is stored by output, None for other nodes."""
-    if node.op_type == "Gemm" and _is_weight(node.inputs[1]) and _is_plain_gemm(node):
-        return _found(node.inputs[1], is_stored_by_output=node.attributes.get_int("transB", 0) == 1)
-    if node.op_type != "MatMul" or node.inputs[1] is None:
+    weight = node.inputs[1] if node.op_type in ("Gemm", "MatMul") else None
+    is_by_output = False
+    if node.op_type == "Gemm":
+        attributes = node.attributes
+        factors = [attributes.get_float(name, 1.0) for name in ("alpha", "beta")]
+        if factors != [1.0, 1.0] or attributes.get_int("transA", 0) != 0:
+            return None
+        is_by_output = attributes.get_int("transB", 0) == 1
+    elif weight is not None and not _is_weight(weight):
+        transpose = weight.producer()
+        if transpose is None or transpose.op_type != "Transpose":
+            return None
+        weight, is_by_output = transpose.inputs[0], True
+        num_axes = len(shape_of(weight)) if _is_weight(weight) else 2
+        swapped = [*range(num_axes - 2), num_axes - 1, num_axes - 2]
+        if list(transpose.attributes.get_ints("perm", ())) != swapped:
+            return None
+    if weight is None or not _is_weight(weight) or len(shape_of(weight)) not in (2, 3):
         return None
-    if _is_weight(node.inputs[1]):
-        return _found(node.inputs[1], is_stored_by_output=False)
-    transpose = node.inputs[1].producer()
-    if transpose is None or transpose.op_type != "Transpose" or not _is_weight(transpose.inputs[0]):
-        return None
-    num_axes = len(shape_of(transpose.inputs[0]))
-    swapped = [*range(num_axes - 2), num_axes - 1, num_axes - 2]
-    if list(transpose.attributes.get_ints("perm", ())) != swapped:
-        return None
-    return _found(transpose.inputs[0], is_stored_by_output=True)
-
-
-def _found(value: ir.Value | None, *, is_stored_by_output: bool) -> tuple[ir.Value, bool] | None:
-    return (
-        None
-        if value is None or len(shape_of(value)) not in (2, 3)
-        else (value, is_stored_by_output)
-    )
+    return weight, is_by_output
 
 
 def _is_token_ids(value: ir.Value | None) -> bool:
@@ -115,14 +113,6 @@ def _is_token_ids(value: ir.Value | None) -> bool:
     if producer is not None and producer.op_type in _KEEPS_VALUES:
         return _is_token_ids(producer.inputs[0])
     return value is not None and value.name == INPUT_IDS
-
-
-def _is_plain_gemm(node: ir.Node) -> bool:
-    attributes = node.attributes
-    return (
-        attributes.get_float("alpha", 1.0) == attributes.get_float("beta", 1.0) == 1.0
-        and attributes.get_int("transA", 0) == 0
-    )
 
 
 def _is_weight(value: ir.Value | None) -> bool:
@@ -157,7 +147,7 @@ class Store:
     def constant(self, name: str, array: NDArray[Any]) -> ir.Value:
         """Return a small initializer, one per name."""
         name = f"{self._prefix}.{name}"
-        return self._known(name) or self._added(name, ir.tensor(array))
+        return self._graph.initializers.get(name) or self._added(name, ir.tensor(array))
 
     def derived(
         self,
@@ -172,7 +162,7 @@ class Store:
         tensor = weight.const_value
         assert tensor is not None  # a weight is an initializer
         lazy = ir.LazyTensor(lambda: ir.tensor(compute(tensor.numpy())), dtype, ir.Shape(shape))
-        return self._known(name) or self._added(name, lazy)
+        return self._graph.initializers.get(name) or self._added(name, lazy)
 
     def joined(self, weights: Sequence[ir.Value], axis: int) -> ir.Value:
         """Return the initializer of several weights side by side, computed when it is written."""
@@ -186,9 +176,6 @@ class Store:
 
         lazy = ir.LazyTensor(together, dtype, ir.Shape(shape))
         return self._added(f"{self._prefix}.{weights[0].name}", lazy)
-
-    def _known(self, name: str) -> ir.Value | None:
-        return self._graph.initializers.get(name)
 
     def _added(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
         tensor.name = name

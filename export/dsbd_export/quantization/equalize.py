@@ -18,17 +18,19 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from dsbd_export.passes.weighted_layers import Linear, Store, replace_node, shape_of, weight_chunks
-from dsbd_export.quantization.product_rows import RowsOfProducts, key_of
-from dsbd_export.quantization.row_forms import AS_IT_IS, FormChoice, RowForm, rotation
+from dsbd_export.quantization.row_forms import (
+    AS_IT_IS,
+    FormChoice,
+    RowForm,
+    RowsOfProducts,
+    key_of,
+    rotation,
+)
 
 _NORMS = ("RMSNormalization", "LayerNormalization")
 _JOINS_HEADS = ("Reshape", "Transpose")
-_KEEPS_CHANNELS = (
-    "Identity",
-    "Reshape",
-    "Squeeze",
-    "Gather",
-)  # the rows of the head are some of the norm's
+# The last: the rows of the head are some of the norm's.
+_KEEPS_CHANNELS = ("Identity", "Reshape", "Squeeze", "Gather")
 _LAST_AXIS = -1
 
 Divide = Callable[[NDArray[np.float32]], None]
@@ -60,7 +62,6 @@ class Equalizer:
         seen: RowsOfProducts,
         choice: FormChoice,
     ) -> None:
-        """Take a graph with its products and lookups, observed rows, and a choice of forms."""
         self._graph = graph
         self._store = Store(graph, "equalize")
         self._linears = {linear.node: linear for linear in linears}
@@ -93,8 +94,11 @@ class Equalizer:
         return reader is linear.node or _is_read_by(reader.outputs[0], {linear.node})
 
     def _chosen(self, rows: ir.Value, group: Sequence[Linear]) -> RowForm:
-        """Return the form of products of the same rows."""
-        weights = [_weight_by_output(linear) for linear in group]
+        weights: list[NDArray[Any]] = []  # (out, in) each
+        for linear in group:
+            tensor = linear.weight.const_value
+            assert tensor is not None  # a weight is an initializer
+            weights.append(tensor.numpy() if linear.is_stored_by_output else tensor.numpy().T)
         seen = next((self._seen[key] for key in map(key_of, weights) if key in self._seen), None)
         if seen is None:
             return AS_IT_IS
@@ -257,13 +261,6 @@ def _reader(linear: Linear) -> tuple[ir.Node, int]:
     weight = linear.node.inputs[1]
     transpose = None if weight is linear.weight or weight is None else weight.producer()
     return (linear.node, 1) if transpose is None else (transpose, 0)
-
-
-def _weight_by_output(linear: Linear) -> NDArray[Any]:
-    """Return the weight of a product as (out, in)."""
-    tensor = linear.weight.const_value
-    assert tensor is not None  # a weight is an initializer
-    return tensor.numpy() if linear.is_stored_by_output else tensor.numpy().T
 
 
 def _formed(form: RowForm, weight: NDArray[np.float32], *, by_output: bool) -> NDArray[np.float32]:

@@ -8,19 +8,111 @@ leave the others few integers. Apart from rounding, neither of these changes a p
                                                          SmoothQuant)
     rows @ weight = (rows R) @ (R^T weight)              R orthogonal (Ashkboos et al. 2024, QuaRot)
 
-Channels become alike by s, which a norm's weight takes in at no cost at run time.
-
-``FormChoice`` tries them on rows of a text, and takes the form with the smallest error.
+Channels become alike by s, which a norm's weight takes in at no cost at run time. ``FormChoice``
+tries them on rows that a checkpoint makes of a text, and takes the form with the smallest error.
 """
 
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
+from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.errors import ExportError
+from dsbd_export.parity_cases import ForestCase, own_text_ids, prefill_case, text_ids
 from dsbd_export.passes.weighted_layers import weight_chunks
-from dsbd_export.quantization.product_rows import ProductRows
+from dsbd_export.texts import readable_files, texts_of
+
+_MOST_ROWS = 128  # of a run that are kept: of 7 B parameters 0.5 GB
+_FIRST_WEIGHTS = 64
+
+
+@dataclass(frozen=True)
+class ProductRows:
+    """Statistics of the rows of one product, seen over a text."""
+
+    rows: NDArray[np.float32]  # (n, in) float32. Some of them, evenly spread.
+    # (in,) float32. The largest magnitude of every channel, in all of them.
+    largest: NDArray[np.float32]
+
+
+RowsOfProducts = dict[bytes, ProductRows]
+"""Rows by the first weights of a product; see ``key_of``."""
+
+
+def key_of(weight: NDArray[Any]) -> bytes:
+    """Return the key of a product with weight (out, in): its first weights, and its width."""
+    first = np.ascontiguousarray(weight[0, :_FIRST_WEIGHTS], dtype=np.float32)
+    return bytes(first.tobytes()) + int(weight.shape[1]).to_bytes(8, "little")
+
+
+@contextmanager
+def observed_rows(model: nn.Module) -> Iterator[RowsOfProducts]:
+    """Yield the rows of every product of the runs in the block; the last run counts."""
+    found: RowsOfProducts = {}
+    last: list[tuple[Tensor, ProductRows]] = []  # query, key and value multiply one tensor
+
+    def observe(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        weight: Any = module.weight
+        by_output = weight if isinstance(module, nn.Linear) else weight.T
+        if not inputs[0].numel():
+            return
+        if not last or last[0][0] is not inputs[0]:
+            rows = inputs[0].detach().float().reshape(-1, by_output.shape[1])
+            last[:] = [(inputs[0], rows_of(rows.numpy()))]
+        found[key_of(by_output[:1].detach().float().numpy())] = last[0][1]
+
+    hooks = []
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        is_product = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+        if is_product and isinstance(weight, Tensor) and weight.dim() == 2:
+            hooks.append(module.register_forward_pre_hook(observe))
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def rows_of(rows: NDArray[np.float32]) -> ProductRows:
+    """Return the statistics of rows (n, in)."""
+    some = np.linspace(0, len(rows) - 1, min(len(rows), _MOST_ROWS)).astype(np.int64)
+    return ProductRows(rows[some], np.abs(rows).max(0))
+
+
+CALIBRATION_FILE = Path(__file__).parent / "calibration_text.txt"
+_MOST_TOKENS = 512
+_MOST_TEXTS = 32  # which share them
+
+
+def calibration_case(checkpoint: Checkpoint, data: Sequence[str]) -> ForestCase:
+    """Return text as one prefill, whose head reads every row; raise ExportError if unreadable."""
+    if data:
+        texts = list(itertools.islice(_texts(data), _MOST_TEXTS))
+        if not texts:
+            raise ExportError(f"calibration_texts={data[0]!r} has no text; give a file with some")
+        token_ids = text_ids(checkpoint, texts, _MOST_TOKENS)
+    else:
+        token_ids = own_text_ids(checkpoint, CALIBRATION_FILE, _MOST_TOKENS)
+    case = prefill_case(checkpoint, token_ids)
+    return dataclasses.replace(case, rows=np.arange(len(case.node_ids)))
+
+
+def _texts(data: Sequence[str]) -> Iterator[str]:
+    """Yield the beginning of each text; of a chat, all that is said in it."""
+    for file in readable_files("calibration_texts", data):
+        for _name, pieces in texts_of(file):
+            if text := "\n".join(itertools.islice(pieces, _MOST_TOKENS)):
+                yield text
+
 
 _POWERS = (0.4, 0.5, 0.6, 0.7, 0.8)  # of a channel's rows in s; its weights have the rest
 _EVEN = 1 + _POWERS.index(0.5)  # the first is for no scales
@@ -108,7 +200,11 @@ class FormChoice:
         logits. is_looked_up: outputs of the weight are also embeddings of tokens.
         """
         largest = np.maximum(weight.max(0), -weight.min(0)).astype(np.float32)
-        some = _likely_outputs(weight, seen.rows) if is_head else _some_outputs(weight)
+        if is_head:
+            some = _likely_outputs(weight, seen.rows)
+        else:  # outputs by which the error is judged
+            places = np.linspace(0, len(weight) - 1, min(len(weight), _MOST_OUTPUTS))
+            some = np.asarray(weight[places.astype(np.int64)], np.float32)
         scales: list[NDArray[np.float32] | None] = [None]
         if can_scale:
             scales += [_channel_scales(seen.largest, largest, power) for power in _POWERS]
@@ -116,8 +212,9 @@ class FormChoice:
         def best(forms: list[RowForm]) -> tuple[float, RowForm]:
             errors = [int8_error(each, seen.rows, some, self.shared) for each in forms]
             if is_looked_up:
-                lost = [_lookup_error(each, some, self.shared) for each in forms]
-                errors = [sum(pair) for pair in zip(errors, lost, strict=True)]
+                for index, each in enumerate(forms):
+                    stored = _as_int8(each.of_weight(some), self.shared)
+                    errors[index] += _mean_error(each.weight_of(stored), some, 0)
             chosen = int(np.argmin(errors))
             return errors[chosen], forms[chosen]
 
@@ -131,12 +228,6 @@ class FormChoice:
             if rotated[0] < _WORTH * error:
                 return rotated[1]
         return form
-
-
-def _some_outputs(weight: NDArray[Any]) -> NDArray[np.float32]:
-    """Return those of a weight (out, in) by which a product's error is judged."""
-    outputs = np.linspace(0, len(weight) - 1, min(len(weight), _MOST_OUTPUTS)).astype(np.int64)
-    return np.asarray(weight[outputs], np.float32)
 
 
 def _likely_outputs(weight: NDArray[Any], rows: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -165,25 +256,18 @@ def _quietest(channels: NDArray[np.float32]) -> float:
 
 
 def int8_error(
-    form: RowForm,
-    rows: NDArray[np.float32],
-    weight: NDArray[np.float32],
-    shared: int | None = None,
+    form: RowForm, rows: NDArray[np.float32], weight: NDArray[np.float32], shared: int | None = None
 ) -> float:
     """Return the square error of a row's product of int8s in a form over its square, their mean.
 
     rows: (n, in). weight: (out, in). shared: see ``FormChoice``.
     """
-    wanted = rows @ weight.T
     found = _as_int8(form.of_rows(rows), shared) @ _as_int8(form.of_weight(weight), shared).T
-    errors, squares = np.square(found - wanted).sum(1), np.square(wanted).sum(1)
-    return float((errors / np.maximum(squares, 1e-30)).mean())
+    return _mean_error(found, rows @ weight.T, 1)
 
 
-def _lookup_error(form: RowForm, weight: NDArray[np.float32], shared: int | None) -> float:
-    """Return the square error of outputs (out, in) that are looked up over their square."""
-    found = form.weight_of(_as_int8(form.of_weight(weight), shared))
-    errors, squares = np.square(found - weight).sum(0), np.square(weight).sum(0)
+def _mean_error(found: NDArray[np.float32], wanted: NDArray[np.float32], axis: int) -> float:
+    errors, squares = np.square(found - wanted).sum(axis), np.square(wanted).sum(axis)
     return float((errors / np.maximum(squares, 1e-30)).mean())
 
 

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +62,8 @@ def add_engines(bundle_path: Path, options: TensorrtOptions, *, report: Report) 
 
     The bundle is replaced as a whole at the end; after any error it is as it was.
 
-    Raises:
-        ExportError: TensorRT cannot build for the requested options.
-        BundleError: there is no such bundle, or it cannot be written.
-        ProviderError: TensorRT is not installed.
+    Raises ExportError if TensorRT cannot build for the options, BundleError if there is no such
+    bundle or it cannot be written, ProviderError if TensorRT is not installed.
     """
     bundle = open_bundle(bundle_path)
     manifest = bundle.manifest
@@ -112,10 +109,10 @@ def build_engines(
 def build_model_engines(folder: Path, place: BuildPlace, capacity: int) -> EngineRecord:
     """Write engine.plan, prune.plan and engine.json into the folder of a model."""
     moves = move_profiles(capacity)
-    model = build_plan(place, folder / MODEL_FILE, capacity, FORWARD_PROFILES)
-    (folder / ENGINE_FILE).write_bytes(model.plan)
-    prune = build_plan(place, folder / PRUNE_FILE, capacity, moves)
-    (folder / PRUNE_ENGINE_FILE).write_bytes(prune.plan)
+    plan, is_fused = build_plan(place, folder / MODEL_FILE, capacity, FORWARD_PROFILES)
+    (folder / ENGINE_FILE).write_bytes(plan)
+    prune, _ = build_plan(place, folder / PRUNE_FILE, capacity, moves)
+    (folder / PRUNE_ENGINE_FILE).write_bytes(prune)
     record = EngineRecord(
         flavour=place.flavour.name,
         tensorrt_version=place.trt.__version__,
@@ -123,7 +120,7 @@ def build_model_engines(folder: Path, place: BuildPlace, capacity: int) -> Engin
         capacity=capacity,
         step_profiles=list(FORWARD_PROFILES),
         move_profiles=list(moves),
-        attention="fused" if model.is_fused else "decomposed",
+        attention="fused" if is_fused else "decomposed",
         onnx_sha256={
             name: sha256_of(folder / name) for name in SOURCE_FILES if (folder / name).is_file()
         },
@@ -162,24 +159,16 @@ def default_capacity(context_length: int) -> int:
     return max(MIN_CAPACITY, -(-num_rows // CAPACITY_STEP) * CAPACITY_STEP)
 
 
-@dataclass(frozen=True)
-class BuiltPlan:
-    """A serialized engine."""
-
-    plan: memoryview
-    is_fused: bool  # whether every attention has a kernel of its own
-
-
 def build_plan(
     place: BuildPlace, file: Path, capacity: int, profiles: tuple[int, ...]
-) -> BuiltPlan:
-    """Build the plan of a graph, its attention fused if possible; or raise ExportError."""
+) -> tuple[memoryview, bool]:
+    """Return the plan of a graph, and whether every attention is fused; or raise ExportError."""
     model = tensorrt_graph(file, capacity)
     has_attention = any(node.op_type == "Attention" for node in model.graph.node)
     errors: list[str] = []
     plan = _built(place, model, file, profiles, errors, is_decomposed=False)
     if plan is not None:
-        return BuiltPlan(plan, is_fused=has_attention)
+        return plan, has_attention
     if has_attention and any(_NO_KERNEL in error for error in errors):
         errors.clear()
         plan = _built(place, model, file, profiles, errors, is_decomposed=True)
@@ -188,7 +177,7 @@ def build_plan(
             f"TensorRT cannot build {file} for compute capability {place.compute_capability}: "
             f"{first_reason(errors)}; export with engine='onnx'"
         )
-    return BuiltPlan(plan, is_fused=False)
+    return plan, False
 
 
 def _built(
@@ -213,13 +202,12 @@ def _built(
         config.num_compute_capabilities = 1
         capability = getattr(trt.ComputeCapability, capability_name(place.compute_capability))
         config.set_compute_capability(capability, 0)
-    if not place.flavour.has_timing_cache:
-        return _serialized(builder, network, config)
     times_file = timing_cache_file(place)
-    times = load_timing_cache(config, times_file)
-    plan = _serialized(builder, network, config)
-    save_timing_cache(times, times_file)
-    return plan
+    times = load_timing_cache(config, times_file) if place.flavour.has_timing_cache else None
+    plan = builder.build_serialized_network(network, config)
+    if times is not None:
+        save_timing_cache(times, times_file)
+    return None if plan is None else memoryview(plan)
 
 
 def builder_config(trt: Any, builder: Any) -> Any:
@@ -227,11 +215,6 @@ def builder_config(trt: Any, builder: Any) -> Any:
     config = builder.create_builder_config()
     config.clear_flag(trt.BuilderFlag.TF32)
     return config
-
-
-def _serialized(builder: Any, network: Any, config: Any) -> memoryview | None:
-    plan = builder.build_serialized_network(network, config)
-    return None if plan is None else memoryview(plan)
 
 
 def move_profiles(capacity: int) -> tuple[int, ...]:

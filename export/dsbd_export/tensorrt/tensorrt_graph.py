@@ -66,7 +66,9 @@ def _caches(graph: onnx.GraphProto) -> dict[str, str]:
 
 def parse_network(trt: ModuleType, builder: Any, model: onnx.ModelProto, file: Path) -> Any:
     """Return the network of a graph whose weights are next to ``file``; or raise ExportError."""
-    network = builder.create_network(_creation_flags(trt))
+    # 10.x must be told that it is strongly typed, later versions always are.
+    flag = trt.NetworkDefinitionCreationFlag.__members__.get("STRONGLY_TYPED")
+    network = builder.create_network(0 if flag is None else 1 << int(flag))
     parser = trt.OnnxParser(network, builder.logger)
     if not parser.parse(model.SerializeToString(), str(file)):
         reason = "; ".join(str(parser.get_error(i)) for i in range(parser.num_errors))
@@ -108,9 +110,3 @@ def decompose_attention(trt: ModuleType, network: Any) -> None:
 
 def _layers(network: Any) -> Iterator[Any]:
     return (network.get_layer(index) for index in range(network.num_layers))
-
-
-def _creation_flags(trt: ModuleType) -> int:
-    """Return "strongly typed", which 10.x must be told and later versions always are."""
-    flag = trt.NetworkDefinitionCreationFlag.__members__.get("STRONGLY_TYPED")
-    return 0 if flag is None else 1 << int(flag)

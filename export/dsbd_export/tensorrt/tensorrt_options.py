@@ -70,9 +70,7 @@ def build_place(
 ) -> BuildPlace:
     """Return the TensorRT to build with; called before the export, which takes longer.
 
-    Raises:
-        ProviderError: it is not installed.
-        ExportError: it cannot build for the requested options.
+    Raises ProviderError if it is not installed, ExportError if it cannot build for the options.
     """
     flavour = FLAVOURS[options.engine]
     trt = import_module(flavour)

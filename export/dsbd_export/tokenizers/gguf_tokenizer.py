@@ -31,7 +31,7 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerBase, TokenizersBackend
 from transformers.tokenization_utils_base import generate_merges
 
-from dsbd_export.checkpoints.gguf_header import GgufHeader, read_header
+from dsbd_export.checkpoints.gguf_file import GgufHeader, read_header
 from dsbd_export.errors import ExportError
 from dsbd_export.tokenizers.gguf_words import PRE_TOKENIZERS, PreTokenizer
 from dsbd_runtime.text.tokenizer import BYTE_BY_SYMBOL
@@ -64,12 +64,10 @@ class _Metadata:
     ids: Mapping[str, int]  # of the special tokens that the file names, by ggml's names for them
 
     def flag(self, name: str, default: bool) -> bool:
-        """Return a flag of the file, or ``default``."""
         return bool(self.header.values.get(f"tokenizer.ggml.{name}", default))
 
     @property
     def adds_begin(self) -> bool:
-        """Return whether a prompt begins with a token of its own."""
         if self.kind == _GEMMA_4:  # some files say no, but the model was trained with it
             return True
         is_usual = self.words is None or (self.words.begins and "bos" in self.ids)

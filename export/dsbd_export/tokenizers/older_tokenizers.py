@@ -5,18 +5,43 @@ vocab.json and merges.txt    by the class that tokenizer_config.json names  deco
 tekken.json (Mistral)        by transformers, special tokens from the file  decoding its own ids
 tokenizer.model              by the settings of the file, not its class     sentencepiece itself
 tiktoken, any name           not: it has neither a splitting into words nor special tokens
+source.spm and target.spm    from both and vocab.json                       MarianTokenizer
+
+The last are Marian's (OPUS-MT): two sentencepiece files with separate ids. source.spm splits
+sources, target.spm writes targets, and vocab.json has the ids of pieces (target_vocab.json those of
+targets, if the vocabularies differ). In the tokenizer of sources, pieces of targets alone have
+names that occur in no text, and pieces without an id in vocab.json have ids after all others, which
+are read as the unknown token.
 """
 
+import json
 import re
+import shutil
+import tempfile
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import sentencepiece
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, TokenizersBackend
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    AutoTokenizer,
+    MarianTokenizer,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    TokenizersBackend,
+)
 
-from dsbd_export.checkpoints.json_files import json_object
-from dsbd_runtime.bundle_files.bundle import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from dsbd_export.checkpoints.checkpoint_files import json_object
+from dsbd_export.errors import ExportError
+from dsbd_runtime.bundle_files.bundle import (
+    SOURCE_TOKENIZER_FILE,
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+)
+from dsbd_runtime.text.tokenizer import Tokenizer as SourceReader
 
 OLDER_FILES = ("vocab.json", "vocab.txt", "merges.txt", "*.model", "*.tiktoken", "tekken.json")
 """Patterns of tokenizer files other than tokenizer.json."""
@@ -86,18 +111,14 @@ def without_stacks(text: str) -> str:
     return text
 
 
-def lacks_chat_template(folder: Path, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether this is a tekken.json without a separate chat template."""
-    return _is_tekken(folder) and tokenizer.chat_template is None
-
-
-def _is_tekken(folder: Path) -> bool:
+def is_tekken(folder: Path) -> bool:
+    """Return whether a folder has the tokenizer of a tekken.json, without tokenizer.json."""
     return (folder / _TEKKEN_FILE).is_file() and is_built(folder)
 
 
 def _tekken_options(folder: Path) -> dict[str, Any]:
     """Return settings of tekken.json that transformers ignores and tokenizer_config.json lacks."""
-    if not _is_tekken(folder):
+    if not is_tekken(folder):
         return {}
     named = json_object(folder / _TEKKEN_FILE).get("special_tokens")
     known = {entry["token_str"] for entry in named or ()}
@@ -118,3 +139,152 @@ def _has_other_files(folder: Path) -> bool:
 def _is_tiktoken(file: Path) -> bool:
     with file.open("rb") as content:
         return _TIKTOKEN_LINE.match(content.readline()) is not None
+
+
+_SOURCE, _TARGET = "source.spm", "target.spm"
+_VOCABULARY, _TARGET_VOCABULARY = "vocab.json", "target_vocab.json"
+_SPECIAL = ("</s>", "<unk>", "<pad>")
+_NO_TEXT = "\N{REPLACEMENT CHARACTER}"  # begins the names of pieces that occur in no source
+
+
+def is_marian(folder: Path) -> bool:
+    """Return whether a folder has Marian's own tokenizer files, without tokenizer.json."""
+    files = (_SOURCE, _TARGET, _VOCABULARY)
+    has_files = all((folder / name).is_file() for name in files)
+    return has_files and not (folder / TOKENIZER_FILE).is_file()
+
+
+def target_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """Return the tokenizer for targets of a Marian model."""
+    own = folder / _TARGET_VOCABULARY
+    id_by_piece = _vocabulary(own if own.is_file() else folder / _VOCABULARY)
+    content = _content(folder / _TARGET)
+    scores = dict(content["model"]["vocab"])
+    lowest = min(scores.values())
+    pieces = [[piece, scores.get(piece, lowest)] for piece in _in_order(id_by_piece)]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=_tokenizer(content, pieces, id_by_piece),
+        eos_token="</s>",
+        unk_token="<unk>",
+        pad_token="<pad>",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def source_tokenizer(folder: Path, vocab_size: int) -> tuple[Tokenizer, int]:
+    """Return the tokenizer for sources of a Marian model, and the token for ids beyond."""
+    id_by_piece = _vocabulary(folder / _VOCABULARY)
+    content = _content(folder / _SOURCE)
+    scores = dict(content["model"]["vocab"])
+    lowest = min(scores.values())
+    readable = {*scores, *_whole(id_by_piece)}
+    pieces = [
+        [piece if piece in readable else f"{_NO_TEXT}{index}", scores.get(piece, lowest)]
+        for index, piece in enumerate(_in_order(id_by_piece))
+    ]
+    pieces += [[f"{_NO_TEXT}{index}", lowest] for index in range(len(pieces), vocab_size)]
+    pieces += [[piece, score] for piece, score in scores.items() if piece not in id_by_piece]
+    return _tokenizer(content, pieces, id_by_piece), id_by_piece["<unk>"]
+
+
+def write_source_tokenizer(
+    folder: Path, output: Path, vocab_size: int, texts: tuple[str, ...]
+) -> None:
+    """Write the tokenizer for sources; raise ExportError if one differs from transformers."""
+    source, unknown = source_tokenizer(folder, vocab_size)
+    target = target_tokenizer(folder)
+    source.save(str(output / SOURCE_TOKENIZER_FILE))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # recommends sacremoses, which it does not use
+        theirs = MarianTokenizer.from_pretrained(str(folder), local_files_only=True)
+    ours = SourceReader(output, bos_token_id=None, file=SOURCE_TOKENIZER_FILE)
+    codes = [token.content for token in source.get_added_tokens_decoder().values()]
+    codes = [code for code in codes if code not in _SPECIAL][:1]
+    of_codes = [text for code in codes for text in (f"{code} a b", f"a {code} b", f"{code}{code}")]
+    for text in map(without_stacks, (*texts, *of_codes)):
+        ids = ours.encode(text)
+        found = [index if index < vocab_size else unknown for index in ids]
+        _compare(text, "reads", found, _source_ids(theirs, text))
+        if any(token in text for token in _SPECIAL):
+            continue  # transformers has one id of each, that of sources
+        ids = theirs(text_target=text)["input_ids"]
+        wanted = theirs.decode(ids, skip_special_tokens=True, use_source_tokenizer=False)
+        _compare(text, "writes", target.decode(ids, skip_special_tokens=True), wanted)
+
+
+def _source_ids(theirs: Any, text: str) -> list[int]:
+    """Return the ids of a text in transformers; characters that source.spm lacks are unknown."""
+    splitter, is_whole = theirs.spm_source, theirs.get_added_vocab()
+    ids = [
+        theirs.unk_token_id
+        if splitter.is_unknown(splitter.piece_to_id(piece))
+        and piece not in is_whole
+        and not piece.startswith(">>")
+        else theirs.convert_tokens_to_ids(piece)
+        for piece in theirs.tokenize(text)
+    ]
+    return [*ids, theirs.eos_token_id]
+
+
+def _compare(text: str, verb: str, ours: Any, theirs: Any) -> None:
+    if isinstance(ours, str):  # transformers strips what it writes
+        ours, theirs = ours.strip(), theirs.strip()
+    if ours != theirs:
+        raise ExportError(
+            f"Marian's tokenizer cannot be exported: built from {_SOURCE} and {_TARGET} it {verb} "
+            f"{text!r} as {ours!r}, in transformers as {theirs!r}; give a converted copy of the "
+            f"model, with {TOKENIZER_FILE}"
+        )
+
+
+def _vocabulary(file: Path) -> dict[str, int]:
+    content: dict[str, int] = json_object(file)
+    if (
+        not all(type(i) is int for i in content.values())
+        or sorted(content.values()) != list(range(len(content)))
+        or "<unk>" not in content
+    ):
+        raise ExportError(
+            f"{file} has {len(content)} pieces, expected one for each id from 0 on, and <unk>; "
+            "copy the file again"
+        )
+    return content
+
+
+def _in_order(id_by_piece: dict[str, int]) -> list[str]:
+    return sorted(id_by_piece, key=id_by_piece.__getitem__)
+
+
+def _whole(id_by_piece: dict[str, int]) -> list[str]:
+    """Return the pieces that are never split: special tokens, and codes of languages."""
+    codes = [piece for piece in id_by_piece if piece.startswith(">>") and piece.endswith("<<")]
+    return [piece for piece in (*_SPECIAL, *codes) if piece in id_by_piece]
+
+
+def _content(file: Path) -> dict[str, Any]:
+    """Return a sentencepiece file as transformers reads it, in the form of tokenizer.json."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copyfile(file, Path(folder) / SENTENCEPIECE_FILE)
+        built = TokenizersBackend.from_pretrained(folder, local_files_only=True)
+    content: dict[str, Any] = json.loads(built.backend_tokenizer.to_str())
+    if content["model"]["type"] != "Unigram":
+        raise ExportError(
+            f"{file} is a sentencepiece model of type {content['model']['type']}, expected "
+            f"Unigram; give a converted copy of the model, with {TOKENIZER_FILE}"
+        )
+    return content
+
+
+def _tokenizer(
+    content: dict[str, Any], pieces: list[list[Any]], id_by_piece: dict[str, int]
+) -> Tokenizer:
+    """Return the tokenizer of these pieces, (text, score) in the order of their ids."""
+    model = {**content["model"], "vocab": pieces, "unk_id": id_by_piece["<unk>"]}
+    tokenizer = Tokenizer.from_str(json.dumps({**content, "model": model, "added_tokens": []}))
+    whole = [AddedToken(piece, normalized=False) for piece in _whole(id_by_piece)]
+    tokenizer.add_special_tokens([token for token in whole if token.content in _SPECIAL])
+    tokenizer.add_tokens([token for token in whole if token.content not in _SPECIAL])
+    tokenizer.post_processor = TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", id_by_piece["</s>"])]
+    )
+    return tokenizer

@@ -18,21 +18,19 @@ from tokenizers import AddedToken, Tokenizer, decoders
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
-from dsbd_export.checkpoints.json_files import json_object
+from dsbd_export.checkpoints.checkpoint_files import json_object
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.progress import Report
 from dsbd_export.tokenizers.gguf_tokenizer import gguf_tokenizer, gguf_tokenizer_warning
-from dsbd_export.tokenizers.marian_tokenizer import (
-    is_marian,
-    target_tokenizer,
-    write_source_tokenizer,
-)
 from dsbd_export.tokenizers.older_tokenizers import (
     OLDER_FILES,
     has_older_files,
-    lacks_chat_template,
+    is_marian,
+    is_tekken,
     load_folder,
+    target_tokenizer,
     tiktoken_file,
+    write_source_tokenizer,
 )
 from dsbd_export.tokenizers.tokenizer_gate import ENGLISH, PLAIN_TEXTS, TokenizerGate, reads_little
 from dsbd_runtime.bundle_files.bundle import (
@@ -42,7 +40,6 @@ from dsbd_runtime.bundle_files.bundle import (
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
 )
-from dsbd_runtime.parts.speech_entry import SpeechEntry
 
 _PLAIN = "Hello, world! It's 3.14159 and\n    def read(path): return [path]"
 _TEMPLATE_NAME = re.compile(r"[\w.-]*\w[\w.-]*")
@@ -74,7 +71,10 @@ def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, report: Report) 
     tokenizer = load_tokenizer(checkpoint)
     backend = _backend(tokenizer)
     if checkpoint.encoder is not None and checkpoint.encoder.speech is not None:
-        _hide_times(backend, checkpoint.encoder.speech)
+        added = backend.get_added_tokens_decoder()
+        times = [added[id_] for id_ in sorted(added) if checkpoint.encoder.speech.is_time(id_)]
+        # special tokens, as transformers omits times from texts
+        backend.add_special_tokens([AddedToken(each.content, normalized=False) for each in times])
     backend.save(str(folder / TOKENIZER_FILE))
     text = json.dumps(_config(tokenizer), ensure_ascii=False, indent=2)
     (folder / TOKENIZER_CONFIG_FILE).write_text(f"{text}\n", encoding="utf-8")
@@ -174,20 +174,15 @@ def _backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_truncation()
     backend.no_padding()
-    if _cleans_up(tokenizer):
+    # Some are made to remove spaces before punctuation from decoded text.
+    forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+    is_bpe = type(tokenizer.backend_tokenizer.model).__name__ == "BPE"
+    cleans_up = bool(tokenizer.clean_up_tokenization_spaces)
+    if cleans_up and (not is_bpe or getattr(tokenizer, forced, False)):
         own = [] if backend.decoder is None else [backend.decoder]
         steps = [decoders.Replace(text, text.strip(" ")) for text in _CLEANED]
         backend.decoder = decoders.Sequence([*own, decoders.Fuse(), *steps])
     return backend
-
-
-def _cleans_up(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether transformers removes spaces before punctuation from decoded text."""
-    forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
-    is_bpe = type(tokenizer.backend_tokenizer.model).__name__ == "BPE"
-    return bool(tokenizer.clean_up_tokenization_spaces) and (
-        not is_bpe or bool(getattr(tokenizer, forced, False))
-    )
 
 
 def _config(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
@@ -220,15 +215,7 @@ def _templates(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> di
     }
 
 
-def _hide_times(tokenizer: Tokenizer, speech: SpeechEntry) -> None:
-    """Make the times special tokens, in place: transformers omits them from texts."""
-    added = tokenizer.get_added_tokens_decoder()
-    times = [added[token] for token in sorted(added) if speech.is_time(token)]
-    tokenizer.add_special_tokens([AddedToken(time.content, normalized=False) for time in times])
-
-
 def _warnings(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-    """Yield warnings about settings that agree with transformers but may be mistakes."""
     role, folder = checkpoint.role, checkpoint.tokenizer_folder
     size = checkpoint.vocab_size
     beyond = {token: i for token, i in tokenizer.get_vocab().items() if i >= size}
@@ -255,7 +242,7 @@ def _warnings(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> Ite
         if warning := gguf_tokenizer_warning(checkpoint.source):
             yield warning
         return
-    if lacks_chat_template(folder, tokenizer):
+    if is_tekken(folder) and tokenizer.chat_template is None:
         yield (
             f"the {role} at {folder} has a tekken.json, which has no chat template, and the bundle "
             f"will have none; for chats add one next to it as {CHAT_TEMPLATE_FILE} and export again"

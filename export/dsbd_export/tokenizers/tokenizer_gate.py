@@ -15,8 +15,12 @@ from transformers import PreTrainedTokenizerBase
 from dsbd_errors import DsbdError
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError, reason_of
-from dsbd_export.tokenizers.marian_tokenizer import is_marian
-from dsbd_export.tokenizers.older_tokenizers import is_built, sentencepiece_file, sentencepiece_ids
+from dsbd_export.tokenizers.older_tokenizers import (
+    is_built,
+    is_marian,
+    sentencepiece_file,
+    sentencepiece_ids,
+)
 from dsbd_runtime.bundle_files.bundle import CHAT_TEMPLATE_FILE, TOKENIZER_CONFIG_FILE
 from dsbd_runtime.text.chat_messages import Message
 from dsbd_runtime.text.chat_template import ChatTemplate
@@ -84,15 +88,13 @@ class TokenizerGate:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, checkpoint: Checkpoint, folder: Path
     ) -> None:
-        """Take the tokenizer of ``checkpoint`` as transformers loads it, and the written files."""
         self._theirs = tokenizer
         self._ours = Tokenizer(folder, bos_token_id=checkpoint.bos_token_id)
         self._folder = folder
         self._source = checkpoint.folder
         has_file = checkpoint.gguf_file is not None or not is_built(checkpoint.folder)
-        self._is_built = not has_file and not is_marian(
-            checkpoint.folder
-        )  # compared by its own module
+        # Marian's is compared on its own.
+        self._is_built = not has_file and not is_marian(checkpoint.folder)
         self._whose = (
             f"the tokenizer of the {checkpoint.role} at {checkpoint.folder} "
             f"({type(tokenizer).__name__})"
