@@ -38,7 +38,7 @@ CostKind = Literal["target", "draft", "source"]
 
 @dataclass(frozen=True)
 class CostCurve:
-    """Seconds of one call by its rows, (num_points,) each, increasing: linear between and beyond."""
+    """Seconds of a call by its rows, (num_points,) each, increasing: linear between and beyond."""
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
