@@ -204,7 +204,11 @@ def block_integers(weight: NDArray[Any], blocks: Blocks, bits: int) -> NDArray[n
 
 
 def _divisors(scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return scales to divide by, 1 for those of blocks of zeros, which are 0."""
+    """Return scales to divide by, 1 for those of blocks of zeros, which are 0.
+
+    They are stored as 0: ONNX Runtime subtracts 128 times the sum of a row's block in fp32, and
+    with a scale of 1 the rounding of that would be a thousand times that of other blocks.
+    """
     return np.where(scales != 0, scales, np.float32(1))
 
 

@@ -96,9 +96,9 @@ class ModelEntry:
         num_layers: transformer layers, including those without a cache.
         dtype: one of ``DTYPES``, the type of weights that are not quantized.
         quantization: one of ``QUANTIZED_FORMS``: "int4" has zero points, "int4-symmetric" none.
-        logits: "full", or "topk:K" with K up to the vocabulary; see ``graph``.
+        logits: "full", or "topk:K" with K up to the vocabulary; see ``head``.
         full_logits: whether the graph has the output ``logits``; always, except with "topk:K".
-        masks: the mask inputs of the graph, a subset of the two names in ``graph``.
+        masks: the mask inputs of the graph, a subset of the two in ``attention_rows``.
         sliding_window: positions that a sliding-window layer sees, None without such layers.
         bit_exact: one of ``BIT_EXACTNESS``: whether a row's logits depend only on its path, bit for
             bit, independent of the call and the cache. None: no claim.

@@ -83,7 +83,7 @@ def cuda_options(device: CudaDevice) -> dict[str, str]:
     """Return the options of the provider: the device and its queue.
 
     ONNX Runtime's own CUDA graphs are off: each belongs to one thread and one size, and its first
-    call runs several times (``recorded_calls`` replaces them). The memory for intermediate results
+    call runs several times (``bound_calls`` replaces them). The memory for intermediate results
     grows as needed, not to the next power of two, because the caches need the room. By default
     ONNX Runtime multiplies fp32 matrices in TF32, with 10 bits of mantissa, so that an fp32 bundle
     would not give the CPU's tokens. Attention is two products and a softmax: a mask excludes the

@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from lab.gpu.report import BITS_COLUMNS, bench_rows, bits_rows, main, parity_rows
+from lab.gpu.families import Case, difference
+from lab.gpu.report import BITS_COLUMNS, bench_rows, bits_rows, family_rows, main, parity_rows
 from lab.gpu.runner import FAILED, Result, ResultFolder
 
 BEFORE = "# GPUs\n\n<!-- gpu -->\nNothing was run.\n<!-- end of gpu -->\n\nthe rest\n"
@@ -76,6 +77,20 @@ def test_ways_that_differ_are_shown_by_kind():
     assert bits_rows([PARITY, BITS, BROKEN]) == [
         ("demo", "0/20 (0.0e+00)", "1/20 (9.0e-03)", "2/20 (1.8e-02)", "3/20 (2.7e-02)"),
     ]  # fmt: skip
+
+
+def test_families_show_the_largest_difference_and_what_is_beyond_the_limit():
+    found = [("a fp32", 1e-6, ""), ("b fp32", 2e-3, ""), ("c fp32", None, "refused")]
+    cases = [{"case": c, "dtype": "fp32", "difference": d, "reason": r} for c, d, r in found]
+    result = dataclasses.replace(BITS, piece="families", values={"cases": cases})
+    assert family_rows([result]) == [("fp32", "3", "2.0e-03 (b fp32)", "b fp32", "c fp32: refused")]
+
+
+def test_a_family_is_compared_with_the_cpu_or_has_a_reason():
+    same = difference(Case(family="llama", dtype="fp32"), "cpu")
+    assert same == {"case": "llama fp32", "dtype": "fp32", "difference": 0.0, "reason": ""}
+    refused = difference(Case(family="llama", dtype="fp32"), "cuda")
+    assert refused["difference"] is None and "cuda" in refused["reason"]
 
 
 @pytest.mark.parametrize("provider", ["cuda", "cpu"])
