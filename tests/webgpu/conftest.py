@@ -1,10 +1,16 @@
-"""The adapter, for the processes that run these tests."""
+"""The adapter, and tiny pairs of WebGPU's form, for the processes that run these tests."""
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 
+from scripts.shared_captures import SharedCaptures
 from scripts.software_adapter import Unavailable, put_in_place
+from tests.exports import family_pair
+from tests.made_once import made_once
+
+HEADS = ("full", "topk:16")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -16,3 +22,16 @@ def adapter() -> None:
         put_in_place()
     except Unavailable as reason:
         pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="session")
+def bundle_by_head(
+    tmp_path_factory: pytest.TempPathFactory, captures: SharedCaptures
+) -> dict[str, Path]:
+    """A pair whose heads are grouped and whose draft has windows, with each kind of head."""
+    found = {}
+    for head in HEADS:
+        name, make = family_pair("llama", "gemma2", form="webgpu", logits=head)
+        folder = made_once(tmp_path_factory, name, lambda to, make=make: make(captures, to))
+        found[head] = folder / "bundle"
+    return found
