@@ -19,17 +19,16 @@ from numpy.typing import NDArray
 
 from dsbd_errors import DsbdError
 from dsbd_runtime.bundle_files.manifest import ModelEntry
-from dsbd_runtime.device.packed_buffer import (
-    PackedArrays,
-    PackedBuffer,
+from dsbd_runtime.device.padded_inputs import fill_mask, fill_move, fill_padded, move_parts
+from dsbd_runtime.devices import (
+    BoundCall,
+    Device,
+    DeviceEngine,
     PackedPart,
-    fill_mask,
-    fill_move,
-    fill_padded,
-    move_parts,
-    packed_bytes,
+    RecordedWork,
+    StagedArrays,
+    Staging,
 )
-from dsbd_runtime.devices import BoundCall, Device, DeviceEngine, RecordedWork
 from dsbd_runtime.parts.device_binder import StagedCall
 from dsbd_runtime.parts.kv_cache import DeviceCaches
 from dsbd_runtime.parts.part import BOOL, INT64
@@ -70,7 +69,7 @@ class BoundCaches:
         }
         self._forwards: dict[tuple[int, ...], BoundForward] = {}
         self._moves: dict[int, BoundMove] = {}
-        self._buffers: dict[Hashable, PackedBuffer] = {}
+        self._buffers: dict[Hashable, Staging] = {}
         self.caches = DeviceCaches(model.device, model.entry.caches, capacity)
         dims = {dim for spec in self._packed.values() for dim in spec.shape}
         most = {dim: model.max_forward_rows for dim in dims if isinstance(dim, str)}
@@ -118,8 +117,7 @@ class BoundCaches:
             (output.name, output.shape(call.sizes["R"]), _ELEMENT_BY_NUMPY[output.dtype])
             for output in call.outputs
         )
-        output_buffer = self._buffer(output_parts, output_parts)
-        outputs = output_buffer.lay_out(output_parts)
+        outputs = self._buffer(output_parts, output_parts).lay_out(output_parts)
         contract = self._model.entry.contract
         read = {name: array for name, array in call.used.items() if name in contract.inputs}
         written = {name: array for name, array in call.used.items() if name in contract.outputs}
@@ -129,18 +127,11 @@ class BoundCaches:
         )
 
         def queue() -> None:
-            input_buffer.upload(inputs.num_bytes)
+            inputs.upload()
             bound.run()
 
-        return BoundForward(
-            self._model.device,
-            bound,
-            self._repeated(queue),
-            input_buffer,
-            inputs,
-            output_buffer,
-            outputs,
-        )
+        device = self._model.device
+        return BoundForward(device, bound, self._repeated(queue), input_buffer, inputs, outputs)
 
     def _repeated(self, work: Callable[[], None]) -> RepeatedWork:
         model = self._model
@@ -156,10 +147,10 @@ class BoundCaches:
             for name, spec in self._packed.items()
         ]
 
-    def _buffer(self, use: Hashable, parts: Sequence[PackedPart]) -> PackedBuffer:
+    def _buffer(self, use: Hashable, parts: Sequence[PackedPart]) -> Staging:
         """Return the buffer of a use, as large as its first parts; raise MemoryError."""
         if use not in self._buffers:
-            self._buffers[use] = PackedBuffer(self._model.device, packed_bytes(parts))
+            self._buffers[use] = self._model.device.staging(parts)
         return self._buffers[use]
 
     def _bind_move(self, num_rows: int) -> BoundMove:
@@ -170,7 +161,7 @@ class BoundCaches:
         )
 
         def queue() -> None:
-            buffer.upload(inputs.num_bytes)
+            inputs.upload()
             call.run()
 
         return BoundMove(call, self._repeated(queue), buffer, inputs)
@@ -183,10 +174,9 @@ class BoundForward:
     device: Device
     call: BoundCall
     queue: RepeatedWork
-    input_buffer: PackedBuffer
-    inputs: PackedArrays
-    output_buffer: PackedBuffer
-    outputs: PackedArrays
+    input_buffer: Staging
+    inputs: StagedArrays
+    outputs: StagedArrays
 
     def run(self, call: StagedCall) -> dict[str, NDArray[Any]]:
         """Make the call; return the outputs of its logit rows."""
@@ -204,8 +194,7 @@ class BoundForward:
             work()
         num_returned = call.num_logit_rows
         if num_returned:
-            last = next(reversed(self.outputs.on_host.values()))
-            self.output_buffer.download(self.outputs.num_bytes - last[num_returned:].nbytes)
+            self.outputs.download(num_returned)
         self.device.synchronize()
         return {
             output.name: self.outputs.on_host[output.name][:num_returned].copy()
@@ -219,8 +208,8 @@ class BoundMove:
 
     call: BoundCall
     queue: RepeatedWork
-    input_buffer: PackedBuffer
-    inputs: PackedArrays
+    input_buffer: Staging
+    inputs: StagedArrays
 
     def run(self, src_rows: NDArray[np.int64], first_row: int) -> None:
         """Copy at most K rows to ``first_row`` and the rows after it."""

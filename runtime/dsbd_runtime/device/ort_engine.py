@@ -220,7 +220,7 @@ class OrtEngine:
         for bind, arrays in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
             for name, array in arrays.items():
                 element_type = _ELEMENT_TYPES[array.dtype]
-                bind(name, *self._place, element_type, array.shape, array.address)
+                bind(name, *self._place, element_type, array.shape, array.memory)
         options = self._ort.RunOptions()
         options.add_run_config_entry(*_NO_WAIT)
         return OrtCall(self._path, self._session, binding, options)
