@@ -7,7 +7,7 @@ import pytest
 
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.device import bound_calls
-from dsbd_runtime.device.padded_inputs import fill_mask
+from dsbd_runtime.device.bound_calls import fill_mask
 from dsbd_runtime.errors import CapacityError, DsbdError, InputError
 from dsbd_runtime.loading import load_causal_lm
 from dsbd_runtime.parts.attention_rows import ATTENTION_MASK, INPUT_IDS

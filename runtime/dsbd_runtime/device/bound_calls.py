@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from dsbd_errors import DsbdError
 from dsbd_runtime.bundle_files.manifest import ModelEntry
-from dsbd_runtime.device.padded_inputs import fill_mask, fill_move, fill_padded, move_parts
 from dsbd_runtime.devices import (
     BoundCall,
     Device,
@@ -29,7 +28,8 @@ from dsbd_runtime.devices import (
     StagedArrays,
     Staging,
 )
-from dsbd_runtime.parts.device_binder import StagedCall
+from dsbd_runtime.parts.attention_rows import SRC_ROWS, WRITE_INDICES
+from dsbd_runtime.parts.device_binder import StagedCall, row_bucket
 from dsbd_runtime.parts.kv_cache import DeviceCaches
 from dsbd_runtime.parts.part import BOOL, INT64
 
@@ -48,6 +48,7 @@ class LoadedModel:
     entry: ModelEntry
     max_forward_rows: int
     most_recorded: int = 0  # calls; 0: none is recorded
+    grows_by_moves: bool = False  # the prune graph copies rows of other caches, its sources
 
 
 class BoundCaches:
@@ -95,8 +96,18 @@ class BoundCaches:
     def move(self, num_rows: int) -> BoundMove:
         """Return the prune graph bound for K rows, up to the capacity."""
         if num_rows not in self._moves:
-            self._moves[num_rows] = self._bind_move(num_rows)
+            self._moves[num_rows] = self._bind_move(num_rows, self.caches)
         return self._moves[num_rows]
+
+    def take_rows(self, other: BoundCaches, num_rows: int) -> None:
+        """Queue the copy of the first rows of caches of another capacity."""
+        if not self._model.grows_by_moves:
+            self.caches.copy_from(other.caches, num_rows)
+            return
+        padded = row_bucket(num_rows, min(self.capacity, other.capacity))
+        move = self._bind_move(padded, other.caches)
+        move.run(np.arange(num_rows), 0)
+        move.call.release()
 
     def free(self) -> None:
         bound: list[BoundForward | BoundMove] = [*self._forwards.values(), *self._moves.values()]
@@ -153,12 +164,13 @@ class BoundCaches:
             self._buffers[use] = self._model.device.staging(parts)
         return self._buffers[use]
 
-    def _bind_move(self, num_rows: int) -> BoundMove:
+    def _bind_move(self, num_rows: int, source: DeviceCaches) -> BoundMove:
         buffer = self._buffers[_MOVES]
         inputs = buffer.lay_out(move_parts(num_rows))
-        call = self._model.prune_engine.bind(
-            {**inputs.on_device, **self.caches.inputs}, self.caches.outputs
-        )
+        read = {**inputs.on_device, **self.caches.inputs}
+        if self._model.grows_by_moves:
+            read |= source.sources
+        call = self._model.prune_engine.bind(read, self.caches.outputs)
 
         def queue() -> None:
             inputs.upload()
@@ -216,6 +228,42 @@ class BoundMove:
         self.input_buffer.begin_write()
         fill_move(self.inputs, src_rows, first_row)
         self.queue.run()
+
+
+def move_parts(num_rows: int) -> list[PackedPart]:
+    """Return the parts of the inputs of the prune graph, without caches."""
+    return [(WRITE_INDICES, (1,), "int64"), (SRC_ROWS, (num_rows,), "int64")]
+
+
+def fill_move(staged: StagedArrays, src_rows: NDArray[np.int64], first_row: int) -> None:
+    """Write the inputs of a move; the padding copies the last source row again."""
+    staged.on_host[WRITE_INDICES][0] = first_row
+    fill_padded(staged.on_host[SRC_ROWS], src_rows, int(src_rows[-1]))
+
+
+def fill_padded(target: NDArray[Any], array: NDArray[Any], padding: int) -> None:
+    """Write an array to the beginning of a larger one, and ``padding`` to the rest."""
+    target[tuple(map(slice, array.shape))] = array
+    if target.shape != array.shape:
+        axis = next(n for n, size in enumerate(array.shape) if size < target.shape[n])
+        target[(*[slice(None)] * axis, slice(array.shape[axis], None))] = padding
+
+
+def fill_mask(target: NDArray[np.bool_], mask: NDArray[np.bool_], first_row: int) -> None:
+    """Write a mask (1, 1, S, C) to a larger one (1, 1, padded S, C).
+
+    Padding rows are written to the cache after the call's own rows, where they are masked and the
+    next call overwrites them. Each attends to itself: a row without visible columns may become
+    NaN, and a NaN in the cache reaches every row, because masked rows are multiplied by 0, not
+    skipped. It also attends to column 0, which is in use: on CUDA, ONNX Runtime searches each row
+    of a mask sequentially for the first visible column.
+    """
+    num_new, padded = mask.shape[2], target[0, 0]
+    padding = np.arange(num_new, len(padded))
+    padded[:num_new] = mask[0, 0]
+    padded[num_new:] = False
+    padded[num_new:, 0] = True
+    padded[padding, first_row + padding] = True
 
 
 MOST_RECORDED = 64

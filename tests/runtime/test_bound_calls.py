@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from dsbd_runtime.device.bound_calls import fill_mask, fill_move, fill_padded, move_parts
 from dsbd_runtime.device.cuda_device import PackedBuffer, packed_bytes
-from dsbd_runtime.device.padded_inputs import fill_mask, fill_move, fill_padded, move_parts
 from dsbd_runtime.parts.attention_rows import (
     ATTENTION_MASK,
     INPUT_IDS,
