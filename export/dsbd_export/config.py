@@ -26,7 +26,7 @@ FULL, AUTO = "full", "auto"
 LARGE_VOCABULARY = 16_384  # from here on the head of a row costs more than the tokens of it
 USUAL_TOP_LOGITS = 64
 FUSED, GROUPED, EXACT = ATTENTIONS = ("fused", "grouped", "exact")
-PORTABLE, CUDA = FORMS = ("portable", "cuda")
+PORTABLE, CUDA, WEBGPU = FORMS = ("portable", "cuda", "webgpu")
 ONNX = "onnx"
 _QUANTIZED_DTYPES = {  # those of onnxruntime's CPU provider, on which parity runs
     "none": DTYPES,
@@ -73,7 +73,9 @@ class ModelOptions:
     # "fused", "grouped" (see ``optimize``) or "exact" (see ``exact_attention``); None for "exact"
     # with 8 bits in fp32, if the model has such a form, else "fused"
     attention: str | None = None
-    form: str = PORTABLE  # or "cuda", with fewer kernels on a GPU, see ``cuda_graph``
+    # "portable"; "cuda", with fewer kernels on a GPU, see ``cuda_graph``; or "webgpu", for ONNX
+    # Runtime's plug-in of that name, see ``webgpu_graph``
+    form: str = PORTABLE
     engine: str = ONNX  # or "tensorrt" or "tensorrt-rtx" for engines in addition to the ONNX files
     compute_capability: str | None = None  # see ``tensorrt_options``
     capacity: int | None = None  # see ``tensorrt_options``
@@ -171,9 +173,14 @@ class ModelOptions:
         return quantize == INT8_ROWS or (is_for_cpu and quantize in ("int8", "int8-blocks"))
 
     @property
+    def sums_integers(self) -> bool:
+        """Return whether exact attention rounds weights and values to integers: no doubles."""
+        return self.attention_form == EXACT and (self.quantize, self.form) != ("none", PORTABLE)
+
+    @property
     def is_exact(self) -> bool:
         """Return whether the export may differ from the checkpoint by rounding in fp32 only."""
-        return (self.dtype, self.quantize) == ("fp32", "none")
+        return (self.dtype, self.quantize) == ("fp32", "none") and not self.sums_integers
 
     def _check_choices(self) -> None:
         choices = (
@@ -211,18 +218,26 @@ class ModelOptions:
             )
 
     def _check_form(self) -> None:
-        if self.form != CUDA:
+        if self.form == PORTABLE:
             return
         if self.engine != ONNX:
             raise ExportError(
-                f"form={CUDA!r} has operators of ONNX Runtime, which engine={self.engine!r} does "
-                f"not know; use form={PORTABLE!r}, or engine={ONNX!r}"
+                f"form={self.form!r} has operators of ONNX Runtime, which engine={self.engine!r} "
+                f"does not know; use form={PORTABLE!r}, or engine={ONNX!r}"
             )
-        if self.attention_form == EXACT:
+        if self.form == CUDA and self.attention_form == EXACT:
             raise ExportError(
                 f"form={CUDA!r} is for a GPU, where attention={EXACT!r} (the default with "
                 f"quantize='int8-dynamic') keeps no bits; use form={PORTABLE!r}, or quantize='int8'"
                 f" with attention={FUSED!r}"
+            )
+        if self.form == WEBGPU and self.dtype == "bf16":
+            raise ExportError(f"form={WEBGPU!r} has no bf16, as WebGPU; use dtype='fp16'")
+        if self.form == WEBGPU and self.quantization == INT8_ROWS:
+            raise ExportError(
+                f"form={WEBGPU!r} has no product of int8 rows and weights (MatMulInteger), which "
+                f"quantize={self.quantize!r} needs; use quantize='int8', which is blocks of "
+                f"weights there, or form={PORTABLE!r}"
             )
 
     def _check_engine(self) -> None:

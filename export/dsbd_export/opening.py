@@ -18,7 +18,14 @@ from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.checkpoint_files import json_object_or_none, open_weights
 from dsbd_export.checkpoints.gguf_file import is_gguf
 from dsbd_export.checkpoints.model_config import CheckpointFiles, GgufFiles, read_decoder
-from dsbd_export.config import DraftConfig, DraftedOptions, ExportConfig, ModelOptions
+from dsbd_export.config import (
+    PORTABLE,
+    WEBGPU,
+    DraftConfig,
+    DraftedOptions,
+    ExportConfig,
+    ModelOptions,
+)
 from dsbd_export.encoder_decoder.checkpoint import (
     check_readers,
     is_encoder_decoder,
@@ -40,6 +47,7 @@ from dsbd_export.model_source import ModelSource, SourceOf
 from dsbd_export.pair import agreed_draft, agreed_pair
 from dsbd_export.progress import Report
 from dsbd_runtime.bundle_files.bundle import Bundle, ModelEntry
+from dsbd_runtime.parts.cache_entries import recent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +114,29 @@ def check_pair(
     """Raise ExportError for a target, a draft if any, or options that are not supported."""
     for kind in KINDS:
         kind.check(target, draft, config)
+    for each in (target, draft):
+        if isinstance(each, Checkpoint):
+            check_form(each, config)
+
+
+_WITH_STATE = {"conv", "hybrid", "linear_attention"}  # types of layers
+
+
+def check_form(checkpoint: Checkpoint, options: ModelOptions) -> None:
+    """Raise ExportError for a model without the form of ``options``; no caches may be known yet."""
+    if options.form != WEBGPU:
+        return
+    layer_types = getattr(checkpoint.config.get_text_config(), "layer_types", None) or ()
+    if checkpoint.encoder is not None:
+        reason = "its encoder has"
+    elif not _WITH_STATE.isdisjoint(layer_types) or recent(checkpoint.caches):
+        reason = "convolutions and recurrences have"
+    else:
+        return
+    raise ExportError(
+        f"the {checkpoint.role} (family {checkpoint.family}) cannot be exported with form="
+        f"{WEBGPU!r}: {reason} no such form; use form={PORTABLE!r}"
+    )
 
 
 def open_pair(options: ExportConfig) -> tuple[Checkpoint, Checkpoint | None]:

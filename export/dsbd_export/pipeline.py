@@ -22,13 +22,23 @@ from dsbd_export.changed_bundle import writing
 from dsbd_export.checkpoints.adapter import report_adapter
 from dsbd_export.checkpoints.checkpoint import Checkpoint, limited_threads
 from dsbd_export.checkpoints.checkpoint_files import convert_weights
-from dsbd_export.config import CUDA, EXACT, FUSED, GROUPED, INT8_ROWS, ExportConfig, ModelOptions
+from dsbd_export.config import (
+    CUDA,
+    EXACT,
+    FUSED,
+    GROUPED,
+    INT8_ROWS,
+    PORTABLE,
+    WEBGPU,
+    ExportConfig,
+    ModelOptions,
+)
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import advice, measured_parity, parity_limit, refusal
 from dsbd_export.gate.refused_bundle import keep_refused
 from dsbd_export.gate.unwritten_bundle import NOT_MEASURED, unwritten_bundle
 from dsbd_export.model_source import EngineGraph, ModelSource, SourceOf
-from dsbd_export.opening import check_pair, kind_of, open_pair, source_of
+from dsbd_export.opening import check_form, check_pair, kind_of, open_pair, source_of
 from dsbd_export.pair import context_warning
 from dsbd_export.parity_cases import ForestCase
 from dsbd_export.parts.draft_vocabulary import shorter_head_advice, with_draft_vocabulary
@@ -38,6 +48,7 @@ from dsbd_export.passes.cuda_graph import use_cuda_operators
 from dsbd_export.passes.exact_attention import attend_exactly, without_exact_form
 from dsbd_export.passes.merged_products import merge_products, transpose_before_split
 from dsbd_export.passes.optimize import group_query_heads
+from dsbd_export.passes.webgpu_graph import read_rows_of_sources, use_webgpu_operators
 from dsbd_export.progress import Counter, Report, counted
 from dsbd_export.quantization.quantize import quantize_graph
 from dsbd_export.quantization.row_forms import RowsOfProducts
@@ -165,6 +176,8 @@ def export_model(
     gc.collect()  # the capture leaves cycles with the weights; parity needs that memory
     report(f"{role}: writing the prune graph")
     write_prune_graph(joined(parts), folder / PRUNE_FILE)
+    if config.form == WEBGPU:
+        read_rows_of_sources(folder / PRUNE_FILE)
     report(f"{role}: comparing with the checkpoint")
     in_float64 = None if config.atol is not None else partial(_in_float64, checkpoint, report)
     limit = parity_limit(config)
@@ -214,6 +227,7 @@ def _write_model(
     if advice := shorter_head_advice(model, checkpoint):
         report(advice)
     checkpoint = source.probed(model, config.dtype)
+    check_form(checkpoint, config)
     parts = source.parts(config)
     contract = joined(parts)
     config = _with_attention(checkpoint, contract.inexact, config, report)
@@ -221,8 +235,7 @@ def _write_model(
     wanted = source.references(model)
     for part in parts:
         wanted = part.refer(model, wanted)
-    sums_integers = config.attention_form == EXACT and config.quantize != "none"
-    seen = source.largest_values(model) if sums_integers else None
+    seen = source.largest_values(model) if config.sums_integers else None
     rows = None
     if config.rounds_rows:
         rows = source.product_rows(model, config.calibration_texts)
@@ -258,7 +271,7 @@ def _write_graph(
     for phase, graph_pass in passes:
         report(f"{whose}: {phase}")
         report(f"{whose}: {graph_pass(graph)}")
-    if config.quantize == "none" and config.dtype != "fp32" and config.form != CUDA:
+    if config.quantize == "none" and config.dtype != "fp32" and config.form == PORTABLE:
         check_for_tensorrt(graph, checkpoint)
     phase = f"{role}: saving the {captured.name} and its weights"
     report(phase)
@@ -308,6 +321,9 @@ def _graph_passes(
     def quantize(graph: ir.Model) -> str:
         return str(quantize_graph(graph, config.quantized_form, is_exact=is_exact, rows=rows))
 
+    def take(graph: ir.Model) -> str:
+        return use_webgpu_operators(graph, checkpoint.context_length)
+
     def turn(graph: ir.Model) -> str:
         return f"heads of {transpose_before_split(graph.graph)} layers are transposed at once"
 
@@ -330,6 +346,8 @@ def _graph_passes(
     # Never on CUDA, whose Split copies sizes there unless by columns.
     if config.quantization == INT8_ROWS:
         passes.append(("turning heads", turn))
+    if config.form == WEBGPU:
+        passes.append(("taking operators of WebGPU", take))
     return passes
 
 

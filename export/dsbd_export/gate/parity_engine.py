@@ -22,6 +22,7 @@ from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.gate.unwritten_bundle import runnable_on_cpu
 from dsbd_export.parity_cases import ForestCase
+from dsbd_export.passes.webgpu_graph import source_name
 from dsbd_forward.features import ParentFeatures
 from dsbd_forward.forward import Forward, ForwardResult, Source, joined_forward
 from dsbd_forward.rows import NO_INTS, Ints
@@ -306,7 +307,7 @@ def _moves_rows(
         options = ort.SessionOptions()
         options.log_severity_level = LOG_ERRORS
         session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        binding = session.io_binding()
+        names, binding = {each.name for each in session.get_inputs()}, session.io_binding()
         for name, array in inputs.items():
             binding.bind_cpu_input(name, np.ascontiguousarray(array))
         for cache, part in parts_of(entry.caches):
@@ -316,7 +317,9 @@ def _moves_rows(
             wanted, moved = found.copy(), recent_rows if is_recent else rows
             wanted[:, :, _FIRST_ROW : _FIRST_ROW + len(moved)] = found[:, :, moved]
             value = ort.OrtValue.ortvalue_from_numpy(found)  # shares its memory
-            binding.bind_ortvalue_input(past_name(cache.layer, part), value)
+            past = past_name(cache.layer, part)
+            for name in names & {past, source_name(past)}:
+                binding.bind_ortvalue_input(name, value)
             binding.bind_ortvalue_output(present_name(cache.layer, part), value)
             pairs.append((found, wanted))
         session.run_with_iobinding(binding)

@@ -4,7 +4,8 @@ The top-k head is put on the finished file, and judged against the logits; shape
 ``dsbd_runtime.parts.head``.
 
     top_logits, top_ids = TopK(logits, K)                  largest first, ties by lower id
-    logsumexp           = top_logits[0] - LogSoftmax(logits)[top_ids[0]]
+    logsumexp           = top_logits[0] - LogSoftmax(logits)[top_ids[0]], or for WebGPU
+                          top_logits[0] + log(sum(exp(logits - top_logits[0])))
 
 The logits that it reads stay an output, which costs nothing: a host copies the rows that it needs.
 Of a draft with a vocabulary of its own (``draft_vocabulary``) the head reads the logits before they
@@ -36,6 +37,7 @@ from dsbd_export.capture.forest_graph import (
     Made,
 )
 from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.config import WEBGPU, ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import parity_engine
 from dsbd_export.gate.unwritten_bundle import unwritten_bundle
@@ -80,7 +82,7 @@ class ExportedHead(ExportPart):
             made.report(
                 f"{checkpoint.role}: adding the top-k head and comparing it with the logits"
             )
-            keeps_logits = add_topk_head(made.judged, checkpoint, cases, options.num_top_logits)
+            keeps_logits = add_topk_head(made.judged, checkpoint, cases, options)
         return {"logits": options.logits, "full_logits": keeps_logits}
 
 
@@ -109,7 +111,7 @@ class ProposedLogits:
     number: int  # n
 
 
-def append_topk_head(model_file: Path, num_top_logits: int) -> bool:
+def append_topk_head(model_file: Path, num_top_logits: int, *, for_webgpu: bool = False) -> bool:
     """Put the head on a graph file; return whether ``logits`` is an output still."""
     model = onnx.load(model_file, load_external_data=False)
     graph = model.graph
@@ -128,7 +130,7 @@ def append_topk_head(model_file: Path, num_top_logits: int) -> bool:
     caches = [output for output in graph.output if output.name != LOGITS]
     del graph.output[:]
     graph.output.extend([*outputs, *caches])
-    graph.node.extend(_head_nodes(proposed))
+    graph.node.extend(_head_nodes(proposed, for_webgpu=for_webgpu))
     graph.initializer.extend(
         numpy_helper.from_array(np.array([value], np.int64), _PREFIX + name)
         for name, value in (("k", num_top_logits), ("first", 0), ("second", 1), ("all", -1))
@@ -166,20 +168,17 @@ def _remove_unused(graph: onnx.GraphProto) -> None:
         graph.initializer.remove(value)
 
 
-def _head_nodes(proposed: ProposedLogits | None) -> list[onnx.NodeProto]:
-    names = ("k", "first", "second", "best_logit", "best_id", "ids", "tokens", "all")
-    k, first, second, best_logit, best_id, own_ids, tokens, every = (_PREFIX + n for n in names)
-    log_probs, best_log_prob, row_sums = (
-        _PREFIX + name for name in ("log_probs", "best_log_prob", "row_sums")
+def _head_nodes(proposed: ProposedLogits | None, *, for_webgpu: bool) -> list[onnx.NodeProto]:
+    k, first, second, best_logit, own_ids, tokens, every, row_sums = (
+        _PREFIX + name
+        for name in ("k", "first", "second", "best_logit", "ids", "tokens", "all", "row_sums")
     )
     logits, ids = (LOGITS, TOP_IDS) if proposed is None else (proposed.logits, own_ids)
+    log_sum = _log_sum_by_exponentials if for_webgpu else _log_sum_by_softmax
     nodes = [
         helper.make_node("TopK", [logits, k], [TOP_LOGITS, ids], axis=-1, largest=1, sorted=1),
         helper.make_node("Slice", [TOP_LOGITS, first, second, second], [best_logit]),
-        helper.make_node("Slice", [ids, first, second, second], [best_id]),
-        helper.make_node("LogSoftmax", [logits], [log_probs], axis=-1),
-        helper.make_node("GatherElements", [log_probs, best_id], [best_log_prob], axis=1),
-        helper.make_node("Sub", [best_logit, best_log_prob], [row_sums]),
+        *log_sum(logits, best_logit, ids, row_sums),
         helper.make_node("Squeeze", [row_sums, second], [LOGSUMEXP]),
     ]
     if proposed is not None:
@@ -188,6 +187,36 @@ def _head_nodes(proposed: ProposedLogits | None) -> list[onnx.NodeProto]:
             helper.make_node("Gather", [tokens, own_ids], [TOP_IDS]),
         ]
     return nodes
+
+
+def _log_sum_by_softmax(
+    logits: str, best_logit: str, ids: str, row_sums: str
+) -> list[onnx.NodeProto]:
+    first, second, best_id, log_probs, best_log_prob = (
+        _PREFIX + name for name in ("first", "second", "best_id", "log_probs", "best_log_prob")
+    )
+    return [
+        helper.make_node("Slice", [ids, first, second, second], [best_id]),
+        helper.make_node("LogSoftmax", [logits], [log_probs], axis=-1),
+        helper.make_node("GatherElements", [log_probs, best_id], [best_log_prob], axis=1),
+        helper.make_node("Sub", [best_logit, best_log_prob], [row_sums]),
+    ]
+
+
+def _log_sum_by_exponentials(
+    logits: str, best_logit: str, ids: str, row_sums: str
+) -> list[onnx.NodeProto]:
+    """Return nodes for best + log(sum(exp(logits - best))), see ``webgpu_graph``."""
+    second, below, powers, total, log_total = (
+        _PREFIX + name for name in ("second", "below", "powers", "total", "log_total")
+    )
+    return [
+        helper.make_node("Sub", [logits, best_logit], [below]),
+        helper.make_node("Exp", [below], [powers]),
+        helper.make_node("ReduceSum", [powers, second], [total], keepdims=1),
+        helper.make_node("Log", [total], [log_total]),
+        helper.make_node("Add", [best_logit, log_total], [row_sums]),
+    ]
 
 
 @dataclass(frozen=True)
@@ -201,15 +230,17 @@ class HeadRows:
 
 
 def add_topk_head(
-    bundle: Bundle, checkpoint: Checkpoint, cases: Sequence[ForestCase], num_top_logits: int
+    bundle: Bundle, checkpoint: Checkpoint, cases: Sequence[ForestCase], options: ModelOptions
 ) -> bool:
     """As ``append_topk_head``; then compare with the logits, or raise ExportError."""
-    role = checkpoint.role
+    role, num_top_logits = checkpoint.role, options.num_top_logits
     longest = max(case.prompt_length for case in cases)
     cases = [case for case in cases if case.prompt_length == longest]
     with parity_engine(bundle, role) as dense:
         logits_by_case = [dense.logits(case) for case in cases]
-    keeps_logits = append_topk_head(bundle.model_path(role), num_top_logits)
+    keeps_logits = append_topk_head(
+        bundle.model_path(role), num_top_logits, for_webgpu=options.form == WEBGPU
+    )
     entry = bundle.entry(role)
     entry = replace(entry, logits=f"topk:{num_top_logits}", full_logits=keeps_logits)
     bundle = unwritten_bundle(bundle.path, role, entry, bundle.manifest.target)
