@@ -1,31 +1,33 @@
 """Device interface of a DeviceSession: memory, copies, and graphs bound to memory.
 
-``DeviceSession`` is written against these Protocols alone. Device memory is named by address, as
-CUDA, ONNX Runtime (``bind_input`` with a pointer) and TensorRT (``set_tensor_address``) need it;
-the host never accesses such memory directly.
+``DeviceSession`` is written against these Protocols alone. The memory of an array has an address
+(CUDA, TensorRT), or is a value of ONNX Runtime (plug-ins); the host never accesses it directly.
 
-Work on a device is queued in order: copies and calls return before they are done, and only
+Work on a device is queued in order: copies and calls may return before they are done, and only
 ``synchronize`` waits for them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int64": 8, "bool": 1, "uint8": 1}
+
+
+PackedPart = tuple[str, tuple[int, ...], str]
+"""Name, shape and type (a key of ``ELEMENT_BYTES``) of one array."""
 
 
 @dataclass(frozen=True)
 class DeviceArray:
     """A C-contiguous array in device memory, or a part of one; its allocator frees it."""
 
-    address: int
+    memory: Any  # of its device: an address, or an object with a value of ONNX Runtime
     shape: tuple[int, ...]
     dtype: str  # a key of ``ELEMENT_BYTES``, because numpy has no bf16
 
@@ -33,14 +35,36 @@ class DeviceArray:
     def num_bytes(self) -> int:
         return math.prod(self.shape) * ELEMENT_BYTES[self.dtype]
 
-    def part(self, offset: int, shape: tuple[int, ...], dtype: str) -> DeviceArray:
-        """Return the array of another shape and type that begins ``offset`` bytes into this one."""
-        part = DeviceArray(self.address + offset, shape, dtype)
-        if offset < 0 or offset + part.num_bytes > self.num_bytes:
-            raise ValueError(
-                f"bytes {offset} to {offset + part.num_bytes} of an array of {self.num_bytes}"
-            )
-        return part
+
+class StagedArrays(Protocol):
+    """Arrays of one call on the host, each with its array on the device."""
+
+    @property
+    def on_host(self) -> Mapping[str, NDArray[Any]]:
+        """By name; they last as long as their buffer."""
+
+    @property
+    def on_device(self) -> Mapping[str, DeviceArray]:
+        """By name; the same in all calls."""
+
+    def upload(self) -> None:
+        """Queue the copy of all arrays to the device."""
+
+    def download(self, num_rows: int) -> None:
+        """Queue the copy of all arrays to the host, of the last one its first rows."""
+
+
+class Staging(Protocol):
+    """Memory in which calls of different sizes lay out their arrays, one call at a time."""
+
+    def lay_out(self, parts: Sequence[PackedPart]) -> StagedArrays:
+        """Return arrays of these parts; they may share memory with those of other layouts."""
+
+    def begin_write(self) -> None:
+        """Wait until the device has read the last write, before the host writes again."""
+
+    def free(self) -> None:
+        """Release the memory, once the work in the queue is done."""
 
 
 class RecordedWork(Protocol):
@@ -56,8 +80,8 @@ class RecordedWork(Protocol):
 class Device(Protocol):
     """One device's memory and its queue of work.
 
-    ``free``, ``free_pinned`` and ``close`` raise nothing: they are also called after another error,
-    which the caller must see.
+    ``free`` and ``close`` raise nothing: they are also called after another error, which the caller
+    must see.
     """
 
     @property
@@ -74,25 +98,20 @@ class Device(Protocol):
     def free(self, array: DeviceArray) -> None:
         """Free a result of ``allocate``, once the work in the queue is done."""
 
-    def allocate_pinned(self, num_bytes: int) -> NDArray[np.uint8]:
-        """Return host memory (num_bytes,) that the device copies from and to directly."""
+    def staging(self, parts: Sequence[PackedPart]) -> Staging:
+        """Return memory for these parts, or smaller layouts; raise MemoryError without room."""
 
-    def free_pinned(self, buffer: NDArray[np.uint8]) -> None:
-        """Free a result of ``allocate_pinned``, once the work in the queue is done."""
+    def copy_rows(
+        self,
+        source: DeviceArray,
+        target: DeviceArray,
+        num_rows: int,
+        source_row: int = 0,
+        target_row: int = 0,
+    ) -> None:
+        """Queue a copy of neighbouring rows of an array to another one with other rows.
 
-    def upload(self, source: NDArray[np.uint8], target: DeviceArray) -> None:
-        """Queue a copy of pinned bytes to the first ``source.nbytes`` bytes of ``target``.
-
-        ``source`` must not change before ``synchronize``.
-        """
-
-    def download(self, source: DeviceArray, target: NDArray[np.uint8]) -> None:
-        """Queue a copy of the first ``target.nbytes`` bytes of ``source`` to pinned memory."""
-
-    def copy_rows(self, source: DeviceArray, target: DeviceArray, num_rows: int) -> None:
-        """Queue a copy of the first rows of a cache to another one of a different capacity.
-
-        Both are [1, num_heads, capacity, width]: rows 0 to num_rows - 1 of every head.
+        Both are [..., rows, width]: the same rows of every head.
         """
 
     def fill_zero(self, array: DeviceArray) -> None:
@@ -133,7 +152,7 @@ class DeviceEngine(Protocol):
     ) -> BoundCall:
         """Return the call with these inputs and outputs, by name in the graph.
 
-        A cache is in both, at the same address: past_key_values.0.key and present.0.key. Shapes
+        A cache is in both, the same array: past_key_values.0.key and present.0.key. Shapes
         are whole numbers: S is one of ``device_binder.forward_bucket``, R (logit_rows) and K
         (src_rows) are powers of two up to the largest forward, or any smaller number where padding
         had no room in the caches.
@@ -141,22 +160,3 @@ class DeviceEngine(Protocol):
 
     def close(self) -> None:
         """Release the graph; calling it again does nothing. All calls have been released before."""
-
-
-def copy_array_rows(
-    device: Device,
-    source: DeviceArray,
-    source_row: int,
-    target: DeviceArray,
-    target_row: int,
-    num_rows: int,
-) -> None:
-    """Queue the copy of neighbouring rows of one (n, width) array to another."""
-    width = source.shape[1]
-    row_bytes = width * ELEMENT_BYTES[source.dtype]
-    shape = (1, 1, num_rows, width)
-    device.copy_rows(
-        source.part(source_row * row_bytes, shape, source.dtype),
-        target.part(target_row * row_bytes, shape, target.dtype),
-        num_rows,
-    )

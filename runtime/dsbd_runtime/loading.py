@@ -7,12 +7,14 @@ from dsbd_runtime.bundle_files.bundle import WEIGHTS_FILE, Bundle
 from dsbd_runtime.device.cuda_device import check_cuda_device, import_cuda_runtime
 from dsbd_runtime.device.ort_engine import open_cuda_session
 from dsbd_runtime.engine.causal_lm import CausalLM, language_model
-from dsbd_runtime.engine.providers import Placement, parse_placement
+from dsbd_runtime.engine.providers import PLUGIN, Placement, parse_placement
 from dsbd_runtime.engine.session import EngineOptions, Session
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import InputError, ProviderError
 from dsbd_runtime.ort.ort_module import import_ort_for
 from dsbd_runtime.ort.ort_session import open_host_session
+from dsbd_runtime.plugin.plugin_engine import open_plugin_session
+from dsbd_runtime.plugin.plugin_module import plugin_device
 from dsbd_runtime.tensorrt.trt_engine import open_trt_session
 from dsbd_runtime.tensorrt.trt_module import FLAVOURS, import_trt
 
@@ -22,6 +24,7 @@ SMALL_DRAFT_BYTES = 32 * 2**20
 BACKENDS: dict[str, Callable[[EngineOptions], Session]] = {
     "onnxruntime-host": open_host_session,
     "onnxruntime-device": open_cuda_session,
+    PLUGIN: open_plugin_session,
     "tensorrt": open_trt_session,
 }
 """Functions that open a session, by the ``backend`` of a provider."""
@@ -120,8 +123,10 @@ def check_available(placement: Placement) -> None:
     """Raise ProviderError naming the first missing package or device and how to install it."""
     provider = placement.provider
     if provider.ort_name is not None:
-        import_ort_for(provider)
+        ort = import_ort_for(provider)
     else:
         import_trt(FLAVOURS[provider.name])
-    if provider.has_device_caches:
+    if provider.is_plugin:
+        plugin_device(ort, provider, placement.device_id)
+    elif provider.has_device_caches:
         check_cuda_device(import_cuda_runtime(provider.install_line), placement.device_id)

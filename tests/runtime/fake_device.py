@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.device.bound_calls import LoadedModel
+from dsbd_runtime.device.cuda_device import PackedBuffer, packed_bytes
 from dsbd_runtime.device.device_session import DeviceSession
 from dsbd_runtime.device.ort_engine import OrtEngine
-from dsbd_runtime.devices import ELEMENT_BYTES, BoundCall, DeviceArray, DeviceEngine
+from dsbd_runtime.devices import ELEMENT_BYTES, BoundCall, DeviceArray, DeviceEngine, PackedPart
 from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.errors import CapacityError
 from dsbd_runtime.parts.attention_rows import INPUT_IDS, MAX_FORWARD_ROWS, WRITE_INDICES
@@ -86,9 +87,12 @@ class FakeDevice:
 
     def free(self, array: DeviceArray) -> None:
         self._drain()
-        memory = self.live.pop(array.address)
+        memory = self.live.pop(array.memory)
         self.room += memory.nbytes
         memory[:] = 0x7F
+
+    def staging(self, parts: Sequence[PackedPart]) -> PackedBuffer:
+        return PackedBuffer(self, packed_bytes(parts))  # type: ignore[arg-type]
 
     def allocate_pinned(self, num_bytes: int) -> NDArray[np.uint8]:
         self.traffic.add("allocate_pinned", num_bytes)
@@ -110,9 +114,19 @@ class FakeDevice:
         self.traffic.add("download", target.nbytes)
         self._queue.append((target, self.memory_of(source)[: target.nbytes]))
 
-    def copy_rows(self, source: DeviceArray, target: DeviceArray, num_rows: int) -> None:
+    def copy_rows(
+        self,
+        source: DeviceArray,
+        target: DeviceArray,
+        num_rows: int,
+        source_row: int = 0,
+        target_row: int = 0,
+    ) -> None:
         self._drain()
-        views = [self._rows_of(array)[:, :num_rows] for array in (target, source)]
+        views = [
+            self._rows_of(array)[:, first : first + num_rows]
+            for array, first in ((target, target_row), (source, source_row))
+        ]
         self.traffic.add("copy_rows", views[0].nbytes)
         views[0][:] = views[1]
 
@@ -149,14 +163,16 @@ class FakeDevice:
     def memory_of(self, array: DeviceArray) -> NDArray[np.uint8]:
         """Return the live memory after an array, which may be a part of an allocation."""
         for address, memory in self.live.items():
-            if address <= array.address < address + memory.nbytes:
-                start = array.address - address
+            if address <= array.memory < address + memory.nbytes:
+                start = array.memory - address
                 return memory[start : start + array.num_bytes]
         raise AssertionError(f"{array} is not allocated")
 
     def _rows_of(self, array: DeviceArray) -> NDArray[np.uint8]:
-        """Return a cache as (num_heads, capacity, bytes of a row)."""
-        return self.memory_of(array).reshape(array.shape[1], array.shape[2], -1)
+        """Return an array [..., rows, width] as (heads, rows, bytes of a row)."""
+        return self.memory_of(array).reshape(
+            -1, array.shape[-2], array.num_bytes // int(np.prod(array.shape[:-1]))
+        )
 
     def _drain(self) -> None:
         for target, source in self._queue:

@@ -19,18 +19,17 @@ from numpy.typing import NDArray
 
 from dsbd_errors import DsbdError
 from dsbd_runtime.bundle_files.manifest import ModelEntry
-from dsbd_runtime.device.packed_buffer import (
-    PackedArrays,
-    PackedBuffer,
+from dsbd_runtime.devices import (
+    BoundCall,
+    Device,
+    DeviceEngine,
     PackedPart,
-    fill_mask,
-    fill_move,
-    fill_padded,
-    move_parts,
-    packed_bytes,
+    RecordedWork,
+    StagedArrays,
+    Staging,
 )
-from dsbd_runtime.devices import BoundCall, Device, DeviceEngine, RecordedWork
-from dsbd_runtime.parts.device_binder import StagedCall
+from dsbd_runtime.parts.attention_rows import SRC_ROWS, WRITE_INDICES
+from dsbd_runtime.parts.device_binder import StagedCall, row_bucket
 from dsbd_runtime.parts.kv_cache import DeviceCaches
 from dsbd_runtime.parts.part import BOOL, INT64
 
@@ -49,6 +48,7 @@ class LoadedModel:
     entry: ModelEntry
     max_forward_rows: int
     most_recorded: int = 0  # calls; 0: none is recorded
+    grows_by_moves: bool = False  # the prune graph copies rows of other caches, its sources
 
 
 class BoundCaches:
@@ -70,7 +70,7 @@ class BoundCaches:
         }
         self._forwards: dict[tuple[int, ...], BoundForward] = {}
         self._moves: dict[int, BoundMove] = {}
-        self._buffers: dict[Hashable, PackedBuffer] = {}
+        self._buffers: dict[Hashable, Staging] = {}
         self.caches = DeviceCaches(model.device, model.entry.caches, capacity)
         dims = {dim for spec in self._packed.values() for dim in spec.shape}
         most = {dim: model.max_forward_rows for dim in dims if isinstance(dim, str)}
@@ -96,8 +96,18 @@ class BoundCaches:
     def move(self, num_rows: int) -> BoundMove:
         """Return the prune graph bound for K rows, up to the capacity."""
         if num_rows not in self._moves:
-            self._moves[num_rows] = self._bind_move(num_rows)
+            self._moves[num_rows] = self._bind_move(num_rows, self.caches)
         return self._moves[num_rows]
+
+    def take_rows(self, other: BoundCaches, num_rows: int) -> None:
+        """Queue the copy of the first rows of caches of another capacity."""
+        if not self._model.grows_by_moves:
+            self.caches.copy_from(other.caches, num_rows)
+            return
+        padded = row_bucket(num_rows, min(self.capacity, other.capacity))
+        move = self._bind_move(padded, other.caches)
+        move.run(np.arange(num_rows), 0)
+        move.call.release()
 
     def free(self) -> None:
         bound: list[BoundForward | BoundMove] = [*self._forwards.values(), *self._moves.values()]
@@ -118,8 +128,7 @@ class BoundCaches:
             (output.name, output.shape(call.sizes["R"]), _ELEMENT_BY_NUMPY[output.dtype])
             for output in call.outputs
         )
-        output_buffer = self._buffer(output_parts, output_parts)
-        outputs = output_buffer.lay_out(output_parts)
+        outputs = self._buffer(output_parts, output_parts).lay_out(output_parts)
         contract = self._model.entry.contract
         read = {name: array for name, array in call.used.items() if name in contract.inputs}
         written = {name: array for name, array in call.used.items() if name in contract.outputs}
@@ -129,18 +138,11 @@ class BoundCaches:
         )
 
         def queue() -> None:
-            input_buffer.upload(inputs.num_bytes)
+            inputs.upload()
             bound.run()
 
-        return BoundForward(
-            self._model.device,
-            bound,
-            self._repeated(queue),
-            input_buffer,
-            inputs,
-            output_buffer,
-            outputs,
-        )
+        device = self._model.device
+        return BoundForward(device, bound, self._repeated(queue), input_buffer, inputs, outputs)
 
     def _repeated(self, work: Callable[[], None]) -> RepeatedWork:
         model = self._model
@@ -156,21 +158,22 @@ class BoundCaches:
             for name, spec in self._packed.items()
         ]
 
-    def _buffer(self, use: Hashable, parts: Sequence[PackedPart]) -> PackedBuffer:
+    def _buffer(self, use: Hashable, parts: Sequence[PackedPart]) -> Staging:
         """Return the buffer of a use, as large as its first parts; raise MemoryError."""
         if use not in self._buffers:
-            self._buffers[use] = PackedBuffer(self._model.device, packed_bytes(parts))
+            self._buffers[use] = self._model.device.staging(parts)
         return self._buffers[use]
 
-    def _bind_move(self, num_rows: int) -> BoundMove:
+    def _bind_move(self, num_rows: int, source: DeviceCaches) -> BoundMove:
         buffer = self._buffers[_MOVES]
         inputs = buffer.lay_out(move_parts(num_rows))
-        call = self._model.prune_engine.bind(
-            {**inputs.on_device, **self.caches.inputs}, self.caches.outputs
-        )
+        read = {**inputs.on_device, **self.caches.inputs}
+        if self._model.grows_by_moves:
+            read |= source.sources
+        call = self._model.prune_engine.bind(read, self.caches.outputs)
 
         def queue() -> None:
-            buffer.upload(inputs.num_bytes)
+            inputs.upload()
             call.run()
 
         return BoundMove(call, self._repeated(queue), buffer, inputs)
@@ -183,10 +186,9 @@ class BoundForward:
     device: Device
     call: BoundCall
     queue: RepeatedWork
-    input_buffer: PackedBuffer
-    inputs: PackedArrays
-    output_buffer: PackedBuffer
-    outputs: PackedArrays
+    input_buffer: Staging
+    inputs: StagedArrays
+    outputs: StagedArrays
 
     def run(self, call: StagedCall) -> dict[str, NDArray[Any]]:
         """Make the call; return the outputs of its logit rows."""
@@ -204,8 +206,7 @@ class BoundForward:
             work()
         num_returned = call.num_logit_rows
         if num_returned:
-            last = next(reversed(self.outputs.on_host.values()))
-            self.output_buffer.download(self.outputs.num_bytes - last[num_returned:].nbytes)
+            self.outputs.download(num_returned)
         self.device.synchronize()
         return {
             output.name: self.outputs.on_host[output.name][:num_returned].copy()
@@ -219,14 +220,50 @@ class BoundMove:
 
     call: BoundCall
     queue: RepeatedWork
-    input_buffer: PackedBuffer
-    inputs: PackedArrays
+    input_buffer: Staging
+    inputs: StagedArrays
 
     def run(self, src_rows: NDArray[np.int64], first_row: int) -> None:
         """Copy at most K rows to ``first_row`` and the rows after it."""
         self.input_buffer.begin_write()
         fill_move(self.inputs, src_rows, first_row)
         self.queue.run()
+
+
+def move_parts(num_rows: int) -> list[PackedPart]:
+    """Return the parts of the inputs of the prune graph, without caches."""
+    return [(WRITE_INDICES, (1,), "int64"), (SRC_ROWS, (num_rows,), "int64")]
+
+
+def fill_move(staged: StagedArrays, src_rows: NDArray[np.int64], first_row: int) -> None:
+    """Write the inputs of a move; the padding copies the last source row again."""
+    staged.on_host[WRITE_INDICES][0] = first_row
+    fill_padded(staged.on_host[SRC_ROWS], src_rows, int(src_rows[-1]))
+
+
+def fill_padded(target: NDArray[Any], array: NDArray[Any], padding: int) -> None:
+    """Write an array to the beginning of a larger one, and ``padding`` to the rest."""
+    target[tuple(map(slice, array.shape))] = array
+    if target.shape != array.shape:
+        axis = next(n for n, size in enumerate(array.shape) if size < target.shape[n])
+        target[(*[slice(None)] * axis, slice(array.shape[axis], None))] = padding
+
+
+def fill_mask(target: NDArray[np.bool_], mask: NDArray[np.bool_], first_row: int) -> None:
+    """Write a mask (1, 1, S, C) to a larger one (1, 1, padded S, C).
+
+    Padding rows are written to the cache after the call's own rows, where they are masked and the
+    next call overwrites them. Each attends to itself: a row without visible columns may become
+    NaN, and a NaN in the cache reaches every row, because masked rows are multiplied by 0, not
+    skipped. It also attends to column 0, which is in use: on CUDA, ONNX Runtime searches each row
+    of a mask sequentially for the first visible column.
+    """
+    num_new, padded = mask.shape[2], target[0, 0]
+    padding = np.arange(num_new, len(padded))
+    padded[:num_new] = mask[0, 0]
+    padded[num_new:] = False
+    padded[num_new:, 0] = True
+    padded[padding, first_row + padding] = True
 
 
 MOST_RECORDED = 64

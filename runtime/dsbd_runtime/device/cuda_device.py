@@ -1,11 +1,16 @@
-"""Device on the CUDA runtime: plain allocations, pinned memory and one stream."""
+"""Device on the CUDA runtime: plain allocations, pinned memory and one stream.
+
+The small inputs or outputs of a call are packed: one after the other in pinned memory and in memory
+of the device, moved by a single copy.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import importlib
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,8 +18,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_runtime.devices import ELEMENT_BYTES, DeviceArray
+from dsbd_runtime.devices import ELEMENT_BYTES, DeviceArray, PackedPart
 from dsbd_runtime.errors import EngineError, ProviderError
+
+_ALIGNMENT = 256  # as cudaMalloc: addresses are aligned like those of separate arrays
+_NUMPY_DTYPES: dict[str, type[np.generic]] = {
+    "fp32": np.float32,
+    "int64": np.int64,
+    "bool": np.bool_,
+}
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +97,10 @@ class CudaDevice:
         return array
 
     def free(self, array: DeviceArray) -> None:
-        self._release("cudaFree", array.address)
+        self._release("cudaFree", array.memory)
+
+    def staging(self, parts: Sequence[PackedPart]) -> PackedBuffer:
+        return PackedBuffer(self, packed_bytes(parts))
 
     def allocate_pinned(self, num_bytes: int) -> NDArray[np.uint8]:
         address = int(self._call("cudaMallocHost", num_bytes))
@@ -98,30 +113,37 @@ class CudaDevice:
     def upload(self, source: NDArray[np.uint8], target: DeviceArray) -> None:
         kind = self._runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
         address = source.ctypes.data
-        self._call("cudaMemcpyAsync", target.address, address, source.nbytes, kind, self.stream)
+        self._call("cudaMemcpyAsync", target.memory, address, source.nbytes, kind, self.stream)
 
     def download(self, source: DeviceArray, target: NDArray[np.uint8]) -> None:
         kind = self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
         address = target.ctypes.data
-        self._call("cudaMemcpyAsync", address, source.address, target.nbytes, kind, self.stream)
+        self._call("cudaMemcpyAsync", address, source.memory, target.nbytes, kind, self.stream)
 
-    def copy_rows(self, source: DeviceArray, target: DeviceArray, num_rows: int) -> None:
-        _, num_heads, _, head_dim = source.shape
-        row_bytes = head_dim * ELEMENT_BYTES[source.dtype]
+    def copy_rows(
+        self,
+        source: DeviceArray,
+        target: DeviceArray,
+        num_rows: int,
+        source_row: int = 0,
+        target_row: int = 0,
+    ) -> None:
+        *heads, num_source, width = source.shape
+        row_bytes = width * ELEMENT_BYTES[source.dtype]
         self._call(
             "cudaMemcpy2DAsync",
-            target.address,
-            target.shape[2] * row_bytes,
-            source.address,
-            source.shape[2] * row_bytes,
+            target.memory + target_row * row_bytes,
+            target.shape[-2] * row_bytes,
+            source.memory + source_row * row_bytes,
+            num_source * row_bytes,
             num_rows * row_bytes,
-            num_heads,
+            math.prod(heads),
             self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice,
             self.stream,
         )
 
     def fill_zero(self, array: DeviceArray) -> None:
-        self._call("cudaMemsetAsync", array.address, 0, array.num_bytes, self.stream)
+        self._call("cudaMemsetAsync", array.memory, 0, array.num_bytes, self.stream)
 
     def synchronize(self) -> None:
         self._call("cudaStreamSynchronize", self.stream)
@@ -202,3 +224,74 @@ class RecordedGraph:
 def _reason(runtime: Any, status: Any) -> str:
     _, text = runtime.cudaGetErrorString(status)
     return f"{text.decode()} ({getattr(status, 'name', status)})"
+
+
+@dataclass(frozen=True)
+class PackedArrays:
+    """Arrays by name, one after the other in a ``PackedBuffer``: ``num_bytes`` from its start."""
+
+    buffer: PackedBuffer
+    on_host: dict[str, NDArray[Any]]
+    on_device: dict[str, DeviceArray]
+    num_bytes: int
+
+    def upload(self) -> None:
+        self.buffer.upload(self.num_bytes)
+
+    def download(self, num_rows: int) -> None:
+        last = next(reversed(self.on_host.values()))
+        self.buffer.download(self.num_bytes - last[num_rows:].nbytes)
+
+
+class PackedBuffer:
+    """Pinned and device memory of one size: a ``Staging``."""
+
+    def __init__(self, device: CudaDevice, num_bytes: int) -> None:
+        """Allocate both sides; raise MemoryError, with nothing allocated, without room."""
+        self._device = device
+        self._written_at = -1  # ``num_waits`` of the device at the last write
+        self._memory = device.allocate((num_bytes,), "uint8")
+        try:
+            self._pinned = device.allocate_pinned(num_bytes)
+        except MemoryError:
+            device.free(self._memory)
+            raise
+
+    def lay_out(self, parts: Sequence[PackedPart]) -> PackedArrays:
+        """Return arrays of these parts, in this order; they share memory with other layouts."""
+        on_host: dict[str, NDArray[Any]] = {}
+        on_device: dict[str, DeviceArray] = {}
+        for (name, shape, dtype), (start, stop) in zip(parts, _extents(parts), strict=True):
+            on_host[name] = self._pinned[start:stop].view(_NUMPY_DTYPES[dtype]).reshape(shape)
+            on_device[name] = DeviceArray(self._memory.memory + start, shape, dtype)
+        return PackedArrays(self, on_host, on_device, packed_bytes(parts))
+
+    def begin_write(self) -> None:
+        """Wait until the device has read the last write, before the host writes again."""
+        if self._written_at == self._device.num_waits:
+            self._device.synchronize()
+        self._written_at = self._device.num_waits
+
+    def upload(self, num_bytes: int) -> None:
+        self._device.upload(self._pinned[:num_bytes], self._memory)
+
+    def download(self, num_bytes: int) -> None:
+        self._device.download(self._memory, self._pinned[:num_bytes])
+
+    def free(self) -> None:
+        self._device.free(self._memory)
+        self._device.free_pinned(self._pinned)
+
+
+def packed_bytes(parts: Sequence[PackedPart]) -> int:
+    """Return the bytes from the start of the first part to the end of the last."""
+    return _extents(parts)[-1][1]
+
+
+def _extents(parts: Sequence[PackedPart]) -> list[tuple[int, int]]:
+    extents, stop = [], 0
+    for _, shape, dtype in parts:
+        start = -(-stop // _ALIGNMENT) * _ALIGNMENT
+        stop = start + math.prod(shape) * ELEMENT_BYTES[dtype]
+        extents.append((start, stop))
+    return extents

@@ -150,7 +150,7 @@ class DeviceRows:
         old, new = self.bound, self._allocate(capacity)
         try:
             if num_used:
-                new.caches.copy_from(old.caches, num_used)
+                new.take_rows(old, num_used)
             self._model.device.synchronize()
         except BaseException:
             new.free()

@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -115,21 +116,24 @@ def open_on_provider(
     path: Path,
     provider: Provider,
     options: dict[str, str],
-    libraries: str,
-    free_bytes: Callable[[], int],
+    libraries: str = "",
+    free_bytes: Callable[[], int] = lambda: 0,
+    plugin_device: Any = None,
 ) -> Any:
     """Return an InferenceSession of which every node runs on the provider.
 
     By itself ONNX Runtime falls back to the CPU, for the whole graph or for single nodes, with only
     a line in its log. libraries: of ``preload_libraries``. free_bytes: returns those of the device.
+    plugin_device: of a provider that is a plug-in.
     """
     num_free = free_bytes()
+    opened = partial(_open, ort, path, provider, options, plugin_device)
     try:
-        return _open(ort, path, provider, options, {**_NO_FALLBACK, **_INTEGER_PRODUCTS})
+        return opened({**_NO_FALLBACK, **_INTEGER_PRODUCTS})
     except Exception as error:  # its exceptions share no base but this one
         reason = " ".join(str(error).split())
         if _FALLBACK_REFUSED in reason:
-            raise _fallback_error(ort, path, provider, options, libraries) from error
+            raise _fallback_error(opened(_RECORD_NODES), path, provider, libraries) from error
         if any(sign in reason for sign in _NO_MEMORY):
             raise CapacityError(
                 f"no memory on {provider.name}:{options['device_id']} for {path}, which takes "
@@ -154,11 +158,8 @@ def _engine_bytes(path: Path) -> int:
     return path.stat().st_size + (weights.stat().st_size if has_weights else 0)
 
 
-def _fallback_error(
-    ort: ModuleType, path: Path, provider: Provider, options: dict[str, str], libraries: str
-) -> ProviderError:
+def _fallback_error(session: Any, path: Path, provider: Provider, libraries: str) -> ProviderError:
     """Return the error for nodes on the CPU: all, if the provider did not load, or some."""
-    session = _open(ort, path, provider, options, _RECORD_NODES)
     if provider.ort_name not in session.get_providers():
         missing = libraries or "a library of its own did not load, see ONNX Runtime's log on stderr"
         return ProviderError(
@@ -173,8 +174,7 @@ def _fallback_error(
     }
     return ProviderError(
         f"{provider.ort_name} does not run every node of {path}, the CPU would run "
-        f"{', '.join(sorted(on_cpu))}; use provider 'cpu', or export with another --dtype or "
-        "--quantize"
+        f"{', '.join(sorted(on_cpu))}; use provider 'cpu', or export with {provider.export_hint}"
     )
 
 
@@ -183,6 +183,7 @@ def _open(
     path: Path,
     provider: Provider,
     options: dict[str, str],
+    plugin_device: Any,
     entries: dict[str, str],
 ) -> Any:
     settings = ort.SessionOptions()
@@ -192,9 +193,12 @@ def _open(
     settings.enable_mem_pattern = False
     for name, value in entries.items():
         settings.add_session_config_entry(name, value)
-    return ort.InferenceSession(
-        str(path), settings, providers=[(provider.ort_name, options)], enable_fallback=False
-    )
+    if plugin_device is None:
+        providers = [(provider.ort_name, options)]
+    else:
+        providers = None
+        settings.add_provider_for_devices([plugin_device], options)
+    return ort.InferenceSession(str(path), settings, providers=providers, enable_fallback=False)
 
 
 class OrtEngine:
@@ -214,16 +218,19 @@ class OrtEngine:
     def bind(
         self, inputs: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]
     ) -> OrtCall:
-        if self._session is None:
-            raise EngineError(f"the engine {self._path} is closed; load it again")
-        binding = self._session.io_binding()
+        binding = self._opened().io_binding()
         for bind, arrays in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
             for name, array in arrays.items():
                 element_type = _ELEMENT_TYPES[array.dtype]
-                bind(name, *self._place, element_type, array.shape, array.address)
+                bind(name, *self._place, element_type, array.shape, array.memory)
         options = self._ort.RunOptions()
         options.add_run_config_entry(*_NO_WAIT)
         return OrtCall(self._path, self._session, binding, options)
+
+    def _opened(self) -> Any:
+        if self._session is None:
+            raise EngineError(f"the engine {self._path} is closed; load it again")
+        return self._session
 
     def close(self) -> None:
         self._session = None

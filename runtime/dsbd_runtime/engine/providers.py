@@ -19,10 +19,14 @@ class Provider:
     extra: the extra of dsbd-ort that installs it.
     no_wheels_for: processors for which the package index has no wheel of its package.
     backend: the kind of session, a key of ``loading.BACKENDS``.
+    export_hint: options of dsbd-export that give a bundle which it runs.
+    options: of ONNX Runtime's plug-in, for every engine.
+    is_tried: whether this project has run it. One that has not may fail, or be wrong.
     dtypes: types of bundles that it runs, the usual one first.
     quantizations: kinds of quantized bundles that it runs, a part of ``QUANTIZED_FORMS``.
     has_device_caches: whether the caches lie in the memory of a GPU.
-    uses_cuda_graphs: whether calls of a size are captured and replayed by default.
+    uses_cuda_graphs: whether calls of a size are captured and replayed by default, by CUDA graphs
+        or those of a plug-in.
     """
 
     name: str
@@ -35,6 +39,14 @@ class Provider:
     quantizations: tuple[str, ...]
     has_device_caches: bool
     uses_cuda_graphs: bool
+    export_hint: str = "another --dtype or --quantize"
+    options: tuple[tuple[str, str], ...] = ()
+    is_tried: bool = True
+
+    @property
+    def is_plugin(self) -> bool:
+        """Whether it is a plug-in of ONNX Runtime, which ``module`` brings."""
+        return self.backend == PLUGIN
 
     @property
     def install_line(self) -> str:
@@ -49,6 +61,20 @@ class Provider:
         return install_hint(self.extra)
 
 
+PLUGIN = "onnxruntime-plugin"
+_WEBGPU = Provider(
+    name="webgpu",
+    module="onnxruntime_ep_webgpu",
+    ort_name="WebGpuExecutionProvider",
+    extra="webgpu",
+    backend=PLUGIN,
+    dtypes=("fp32", "fp16"),
+    quantizations=tuple(form for form in QUANTIZED_FORMS if form != "int8-dynamic"),
+    has_device_caches=True,
+    uses_cuda_graphs=True,
+    export_hint="--form webgpu",
+    options=(("enableInt64", "1"),),
+)
 _TENSORRT = Provider(
     name="tensorrt",
     module="tensorrt",
@@ -84,6 +110,7 @@ PROVIDERS = (
         has_device_caches=True,
         uses_cuda_graphs=True,
     ),
+    _WEBGPU,
     _TENSORRT,
     replace(_TENSORRT, name="tensorrt-rtx", module="tensorrt_rtx", extra="tensorrt-rtx"),
 )

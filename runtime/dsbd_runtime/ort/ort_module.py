@@ -51,7 +51,8 @@ def import_ort_for(provider: Provider) -> ModuleType:
             f"provider {provider.name!r} needs ONNX Runtime, which cannot be imported ({error}); "
             f"{provider.install_line}"
         ) from error
-    check_offered(provider, ort.get_available_providers(), "this onnxruntime package offers")
+    if not provider.is_plugin:  # a plug-in is offered once it is registered
+        check_offered(provider, ort.get_available_providers(), "this onnxruntime package offers")
     return ort
 
 

@@ -28,6 +28,11 @@ def present_name(layer: int, part: str) -> str:
     return f"present.{layer}.{part}"
 
 
+def source_name(layer: int, part: str) -> str:
+    """Return the input name of a cache that a prune graph of WebGPU's form reads rows of."""
+    return f"source.{layer}.{part}"
+
+
 def state_name(layer: int) -> str:
     """Return the input name of the states of a layer's checkpoints."""
     return f"state.{layer}"

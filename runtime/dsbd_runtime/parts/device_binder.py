@@ -17,7 +17,7 @@ _MOST = 2**40  # beyond any memory, for dimensions without a bound
 class StagedCall:
     """One call of an engine, before it is bound to the device's memory, once for each size.
 
-    S is rounded up to one of ``forward_bucket``, other dimensions to powers of two.
+    S and R are rounded up to one of ``forward_bucket``, other dimensions to powers of two.
 
     sizes: of the dimensions so far, by name; calls of equal sizes are bound once.
     first_row: cache row of the first of the call's rows.
@@ -53,8 +53,8 @@ class StagedCall:
     def size(self, dim: str, number: int) -> int:
         """Return the size that a dimension has in the call, of which ``number`` rows are used."""
         if dim not in self.sizes:
-            most = self.sizes["S"] if dim == "R" else _MOST
-            self.sizes[dim] = row_bucket(number, most)
+            bucket = forward_bucket if dim == "R" else row_bucket
+            self.sizes[dim] = bucket(number, _MOST)
         return self.sizes[dim]
 
     def write(self, arrays: Mapping[str, NDArray[Any]], padding: int = 0) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dsbd_forward.features import ParentFeatures
 from dsbd_forward.rows import Ints
-from dsbd_runtime.devices import Device, DeviceArray, copy_array_rows
+from dsbd_runtime.devices import Device, DeviceArray
 from dsbd_runtime.errors import CapacityError
 from dsbd_runtime.parts.device_binder import StagedCall
 from dsbd_runtime.parts.host_binder import HostBinder
@@ -199,7 +199,7 @@ class DeviceFeatureMemory:
 
     def copied(self, array: DeviceArray, row: int) -> DeviceFeatures:
         copy = self.take(1)
-        copy_array_rows(self._device, array, row, copy.array, 0, 1)
+        self._device.copy_rows(array, copy.array, 1, row)
         self._device.synchronize()  # another engine's queue may read it next
         return copy
 
@@ -210,7 +210,7 @@ class DeviceFeatureMemory:
         written = self._use(binder, FEATURES, dim, number)
         if number:
             binder.after(
-                lambda: copy_array_rows(self._device, written, 0, kept.array, first, number)
+                lambda: self._device.copy_rows(written, kept.array, number, target_row=first)
             )
 
     def bind_read(self, binder: StagedCall, read: ReadFeatures) -> None:
@@ -252,5 +252,5 @@ def gather_rows(device: Device, pieces: Sequence[Piece], target: DeviceArray) ->
     for piece in pieces:
         breaks = (np.diff(piece.rows) != 1).nonzero()[0] + 1
         for run in np.split(piece.rows, breaks):
-            copy_array_rows(device, piece.features.array, int(run[0]), target, first, len(run))
+            device.copy_rows(piece.features.array, target, len(run), int(run[0]), first)
             first += len(run)

@@ -7,13 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.rows import Ints
-from dsbd_runtime.devices import ELEMENT_BYTES, Device, DeviceArray, copy_array_rows
+from dsbd_runtime.devices import Device, DeviceArray, StagedArrays, Staging
 from dsbd_runtime.errors import CapacityError
 from dsbd_runtime.parts.device_binder import StagedCall
 from dsbd_runtime.parts.host_binder import HeadOutput, HostBinder
 
 _STAGED_ROWS = 8
-"""Rows that a read copies from a device at a time, which bounds the pinned memory."""
+"""Rows that a read copies from a device at a time, which bounds the memory for it."""
 
 
 class HostLogits:
@@ -50,12 +50,12 @@ class HostLogits:
 
 
 class DeviceLogits:
-    """Full logits of the last forward in device memory: an array for each power of two of rows.
+    """Full logits of the last forward in device memory: an array for each size of call.
 
     They outlast the caches, so a read between two calls finds the rows even if the caches were
-    replaced, and captured calls find their addresses. All together hold at most twice the rows of
-    the largest. A forward of several calls also has its rows copied, after each call, to a further
-    array, because the next call of the same size overwrites them.
+    replaced, and captured calls find their arrays. The sizes are those of ``forward_bucket``. A
+    forward of several calls also has its rows copied, after each call, to a further array, because
+    the next call of the same size overwrites them.
     """
 
     def __init__(self, device: Device, output: HeadOutput) -> None:
@@ -65,27 +65,26 @@ class DeviceLogits:
         self._arrays: dict[int, DeviceArray] = {}
         self._joined: dict[int, DeviceArray] = {}  # of forwards of several calls
         self._last: DeviceArray | None = None  # with the rows of the last forward
-        self._staging: NDArray[np.uint8] | None = None
+        self._staging: tuple[Staging, StagedArrays] | None = None
 
     def bind(self, binder: StagedCall, first_row: int, num_logit_rows: int) -> None:
         num_rows, before = binder.size("R", num_logit_rows), self._last
         own = self._last = self._array(self._arrays, num_rows)
-        binder.use(self._name, own.part(0, (num_rows, self._vocab_size), "fp32"))
+        binder.use(self._name, own)
         if not first_row:
             return
-        joined = self._last = self._array(self._joined, first_row + num_logit_rows)
+        joined = self._last = self._array(self._joined, _room(first_row + num_logit_rows))
+        copy = self._device.copy_rows
 
         def copy_before() -> None:
             if before is not None and before is not joined:
-                copy_array_rows(self._device, before, 0, joined, 0, min(first_row, before.shape[0]))
+                copy(before, joined, min(first_row, before.shape[0]))
 
         binder.before(copy_before)
-        binder.after(
-            lambda: copy_array_rows(self._device, own, 0, joined, first_row, num_logit_rows)
-        )
+        binder.after(lambda: copy(own, joined, num_logit_rows, target_row=first_row))
 
     def read(self, rows: Ints) -> NDArray[np.float32]:
-        """See HostLogits; raise CapacityError without pinned memory."""
+        """See HostLogits; raise CapacityError without memory for the copies."""
         logits = np.empty((len(rows), self._vocab_size), np.float32)
         for start, some in self._downloaded(rows):
             logits[start : start + len(some)] = some
@@ -102,31 +101,32 @@ class DeviceLogits:
 
     def _downloaded(self, rows: Ints) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Yield some rows, valid until the next, with the place of the first of them."""
-        row_bytes = self._vocab_size * ELEMENT_BYTES["fp32"]
         if self._staging is None:
+            parts = [(self._name, (_STAGED_ROWS, self._vocab_size), "fp32")]
             try:
-                self._staging = self._device.allocate_pinned(_STAGED_ROWS * row_bytes)
+                staging = self._device.staging(parts)
+                self._staging = staging, staging.lay_out(parts)
             except MemoryError as error:
                 raise CapacityError(
                     f"{self._device.name} has no memory to copy full logits ({error}); close "
                     "other programs that use the memory"
                 ) from error
         assert self._last is not None  # a call has been bound
-        staged = self._staging.reshape(_STAGED_ROWS, row_bytes)
+        staged = self._staging[1]
+        target = staged.on_device[self._name]
         for start in range(0, len(rows), _STAGED_ROWS):
             part = rows[start : start + _STAGED_ROWS]
-            for row, target in zip(part.tolist(), staged, strict=False):
-                source = self._last.part(row * row_bytes, (self._vocab_size,), "fp32")
-                self._device.download(source, target)
+            for place, row in enumerate(part.tolist()):
+                self._device.copy_rows(self._last, target, 1, row, place)
+            staged.download(len(part))
             self._device.synchronize()
-            yield start, staged[: len(part)].view(np.float32)
+            yield start, staged.on_host[self._name][: len(part)]
 
     def _array(self, arrays: dict[int, DeviceArray], num_rows: int) -> DeviceArray:
-        """Return one of the arrays, with room for so many rows; raise MemoryError without room."""
-        room = _room(num_rows)
-        if room not in arrays:
-            arrays[room] = self._device.allocate((room, self._vocab_size), "fp32")
-        return arrays[room]
+        """Return one of the arrays, of so many rows; raise MemoryError without room."""
+        if num_rows not in arrays:
+            arrays[num_rows] = self._device.allocate((num_rows, self._vocab_size), "fp32")
+        return arrays[num_rows]
 
     def close(self) -> None:
         """Release the memory; the calls bound to it have been released."""
@@ -135,7 +135,7 @@ class DeviceLogits:
                 self._device.free(array)
             arrays.clear()
         if self._staging is not None:
-            self._device.free_pinned(self._staging)
+            self._staging[0].free()
             self._staging = None
 
 

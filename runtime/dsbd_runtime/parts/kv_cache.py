@@ -9,7 +9,13 @@ from numpy.typing import NDArray
 
 from dsbd_runtime.devices import Device, DeviceArray
 from dsbd_runtime.errors import CapacityError, EngineError
-from dsbd_runtime.parts.cache_entries import CacheEntry, parts_of, past_name, present_name
+from dsbd_runtime.parts.cache_entries import (
+    CacheEntry,
+    parts_of,
+    past_name,
+    present_name,
+    source_name,
+)
 from dsbd_runtime.parts.host_binder import HostBinder
 from dsbd_runtime.parts.part import HostPlace, NewRows
 
@@ -185,6 +191,11 @@ class DeviceCaches:
     @property
     def outputs(self) -> dict[str, DeviceArray]:
         return {present_name(*key): array for key, array in self._arrays.items()}
+
+    @property
+    def sources(self) -> dict[str, DeviceArray]:
+        """Inputs of a prune graph that copies rows of these caches to others."""
+        return {source_name(*key): array for key, array in self._arrays.items()}
 
     def copy_from(self, other: DeviceCaches, num_rows: int) -> None:
         """Queue the copy of the first rows of caches of another capacity."""

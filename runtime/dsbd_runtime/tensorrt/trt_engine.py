@@ -117,7 +117,7 @@ class TrtEngine:
             for name, array in call.inputs.items():
                 self._check(context.set_input_shape(name, array.shape), f"shape of {name}")
             for name, array in (*call.inputs.items(), *call.outputs.items()):
-                self._check(context.set_tensor_address(name, array.address), f"address of {name}")
+                self._check(context.set_tensor_address(name, array.memory), f"address of {name}")
             self._last_call[call.profile] = call
         self._check(context.execute_async_v3(self._stream), "call")
 
@@ -286,7 +286,7 @@ class TrtContexts:
             self._scratch = self._device.allocate((num_bytes,), "uint8")
         context = self._plan.create_execution_context(self._config)
         if context is not None and self._scratch is not None:
-            context.set_device_memory(self._scratch.address, num_bytes)
+            context.set_device_memory(self._scratch.memory, num_bytes)
         return context
 
     def close(self) -> None:

@@ -1,0 +1,1 @@
+"""Providers that are plug-ins of ONNX Runtime, and engines on their devices."""
