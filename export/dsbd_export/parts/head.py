@@ -179,7 +179,10 @@ def _head_nodes(proposed: ProposedLogits | None, *, for_webgpu: bool) -> list[on
         helper.make_node("TopK", [logits, k], [TOP_LOGITS, ids], axis=-1, largest=1, sorted=1),
         helper.make_node("Slice", [TOP_LOGITS, first, second, second], [best_logit]),
         *log_sum(logits, best_logit, ids, row_sums),
-        helper.make_node("Squeeze", [row_sums, second], [LOGSUMEXP]),
+        # of one number: for WebGPU outputs are computed, see ``webgpu_graph.compute_outputs``
+        helper.make_node("ReduceSum", [row_sums, second], [LOGSUMEXP], keepdims=0)
+        if for_webgpu
+        else helper.make_node("Squeeze", [row_sums, second], [LOGSUMEXP]),
     ]
     if proposed is not None:
         nodes += [

@@ -35,6 +35,7 @@ LACKING = frozenset({
     "MatMulInteger", "Or", "QuantizeLinear", "ReduceLogSumExp", "Round", "Sin", "TensorScatter",
 })  # fmt: skip
 """Operators that the plug-in lacks, or has with wrong results, among those of other forms."""
+_COPYING = ("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 _ACCURACY_LEVEL = 1  # of MatMulNBits: at 4 the CPU provider rounds rows to int8, WebGPU does not
 _LOW_BITS = 7  # half of those of the weights of exact attention: 2^17 rows of either fit 24 bits
 _MOST_ROWS = 2**17
@@ -52,6 +53,7 @@ def use_webgpu_operators(model: ir.Model, context_length: int) -> str:
     for node in model.graph:
         if node.op_type == "MatMulNBits":
             node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", _ACCURACY_LEVEL)
+    compute_outputs(model)
     _lift_constants(model)
     PassManager([
         common.CommonSubexpressionEliminationPass(),
@@ -241,6 +243,19 @@ def _sum_in_parts(
     low = tape.op("Sub", [integers, tape.op("Mul", [high, step])])
     sums = [tape.op("ReduceSum", [part, axes], {"keepdims": 1}) for part in (high, low)]
     return tape.op("Add", [tape.op("Mul", [sums[0], step]), sums[1]])
+
+
+def compute_outputs(model: ir.Model) -> None:
+    """Have outputs computed: others are copied, and a recorded call replays no copies."""
+    for output in list(model.graph.outputs):
+        node = output.producer()
+        if node is None or node.op_type not in _COPYING:
+            continue
+        assert output.dtype is not None
+        tape = ir.tape.Tape()
+        copied = tape.op(node.op_type, node.inputs, node.attributes)
+        one = _constant(tape, np.array(1, output.dtype.numpy()))
+        replace_node(model.graph, node, tape, tape.op("Mul", [copied, one]))
 
 
 def _input(graph: ir.Graph, name: str) -> ir.Value:

@@ -1,7 +1,7 @@
 """Check of an engine's numbers when it is opened: drivers of GPUs differ, and some are wrong.
 
-A prompt, a forest of more rows than a subgroup has, a prune and another row: the engine must give
-what the CPU gives.
+A prompt, a forest of more rows than a subgroup has, a prune and further rows, the last of which are
+replayed calls: the engine must give the CPU's numbers.
 """
 
 import numpy as np
@@ -19,6 +19,7 @@ from dsbd_runtime.ort.ort_module import without_packing
 from dsbd_runtime.ort.ort_session import OrtSession
 
 _NUM_PROMPT, _NUM_NODES = 9, 35
+_NUM_LAST = 4  # calls of one size: two are queued, one is recorded, one is replayed
 _MOST_DIFFERENCE = {"fp32": 1e-3, "fp16": 5e-2}  # of the largest logit, for numbers of a type
 
 
@@ -56,7 +57,7 @@ def _numbers_on_cpu(request: EngineOptions) -> NDArray[np.float32]:
 
 
 def _numbers(model: CausalLM) -> NDArray[np.float32]:
-    """Return logits of a prompt's last row, a forest, and a row after a prune, (rows, n)."""
+    """Return logits of a prompt's last row, a forest, and rows after a prune, (rows, n)."""
     nodes = np.arange(_NUM_NODES)
     prompt, forest = np.arange(_NUM_PROMPT) - 1, _NUM_PROMPT + (nodes - 1) // 2  # a binary tree
     forest[0] = _NUM_PROMPT - 1
@@ -69,7 +70,8 @@ def _numbers(model: CausalLM) -> NDArray[np.float32]:
         _logits(model, seen[_NUM_PROMPT:], nodes),
     ]
     model.keep(seen[-1].nonzero()[0])
-    found.append(_logits(model, np.ones((1, model.num_rows + 1), np.bool_), np.array([0])))
+    for _ in range(_NUM_LAST):
+        found.append(_logits(model, np.ones((1, model.num_rows + 1), np.bool_), np.array([0])))
     return np.concatenate(found)
 
 

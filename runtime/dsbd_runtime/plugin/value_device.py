@@ -1,7 +1,7 @@
 """Device of a plug-in of ONNX Runtime: its memory is values, which have no addresses.
 
-Each array is a value. A value that the host reads or writes also has its numbers on the host, and is
-copied when the other side is newer: before a call that reads it, or when the host reads it.
+Each array is a value. One that the host reads or writes has its numbers on the host as well, and is
+copied when the other side is newer: before a call reads it, or when the host does.
 """
 
 from __future__ import annotations
