@@ -150,7 +150,7 @@ def test_no_device_is_offered_unless_software_is_allowed(bundle):
 def test_no_package(bundle):
     before = "sys.modules['onnxruntime_ep_webgpu'] = None"
     error = opened_after(before, bundle)
-    assert error.startswith("ProviderError: provider 'webgpu' needs the package"), error
+    assert error.startswith("ProviderError: provider 'webgpu' needs the plug-in"), error
     assert "[webgpu]'" in error  # the extra
 
 
