@@ -118,9 +118,10 @@ class Device(Protocol):
         """Queue setting every byte of ``array`` to zero."""
 
     def record(self, work: Callable[[], None]) -> RecordedWork:
-        """Return the work that ``work`` queues, as one unit; none of it is run.
+        """Return the work that ``work`` queues, as one unit.
 
-        ``work`` must not wait or allocate. Raises MemoryError, EngineError or an error of ``work``
+        A device that can only record what it runs also runs it. ``work`` must not wait or allocate.
+        Raises MemoryError, EngineError or an error of ``work``
         if it cannot be recorded; the queue is then as before.
         """
 

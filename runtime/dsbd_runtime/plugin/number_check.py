@@ -19,7 +19,7 @@ from dsbd_runtime.ort.ort_module import without_packing
 from dsbd_runtime.ort.ort_session import OrtSession
 
 _NUM_PROMPT, _NUM_NODES = 9, 35
-_NUM_LAST = 4  # calls of one size: two are queued, one is recorded, one is replayed
+_NUM_LAST = 4  # calls of one size: two are queued and the second is recorded, two are replayed
 _MOST_DIFFERENCE = {"fp32": 1e-3, "fp16": 5e-2}  # of the largest logit, for numbers of a type
 
 

@@ -123,11 +123,13 @@ class ValueDevice:
         array.memory.set_zero()
 
     def record(self, work: Callable[[], None]) -> RecordedValues:
-        """See Device; MemoryError: so many are recorded that their memory is enough."""
+        """See Device: the work is run, twice. MemoryError: enough memory is in recorded work."""
         if self._num_recorded == _MOST_RECORDED:
             raise MemoryError(f"{self.name}: {_MOST_RECORDED} calls are recorded")
         self._num_recorded += 1
-        return RecordedValues(self, work, str(self._num_recorded))
+        recorded = RecordedValues(self, work, str(self._num_recorded))
+        recorded.run()
+        return recorded
 
     def run_recorded(self, work: Callable[[], None], graph_id: str) -> None:
         self._graph_id = graph_id
@@ -151,7 +153,7 @@ class ValueDevice:
 
 @dataclass(frozen=True)
 class RecordedValues:
-    """Work whose call ONNX Runtime records in its first run, and replays in the others."""
+    """Work whose call ONNX Runtime records when it first runs, and replays afterwards."""
 
     device: ValueDevice
     work: Callable[[], None]
