@@ -77,7 +77,10 @@ class DemoRequest:
 
 @dataclass(frozen=True)
 class Pipes:
-    """One bundle opened twice: as anybody would, and with requests that are preempted by force."""
+    """One bundle opened twice: as anybody would, and with requests that are preempted by force.
+
+    The second may be on another provider, whose tokens are then those of the CPU.
+    """
 
     calm: Pipeline
     forced: PreemptedPipeline

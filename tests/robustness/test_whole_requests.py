@@ -38,12 +38,16 @@ NUM_TOP = 8
 
 
 @contextlib.contextmanager
-def opened(bundle):
-    """Open a bundle for plain requests and for preempted ones; some must have been preempted."""
+def opened(bundle, provider="cpu"):
+    """Open a bundle for plain requests on the CPU, and on a provider for preempted ones.
+
+    Some must have been preempted.
+    """
     num_before = TALLY.num_preempted
+    threads = {"num_threads": 1} if provider == "cpu" else {}
     with (
         Pipeline.from_bundle(bundle, num_threads=1) as calm,
-        PreemptedPipeline.from_bundle(bundle, num_threads=1) as forced,
+        PreemptedPipeline.from_bundle(bundle, provider=provider, **threads) as forced,
     ):
         yield Pipes(calm, forced)
     assert TALLY.num_preempted > num_before

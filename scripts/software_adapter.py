@@ -1,0 +1,110 @@
+"""A GPU in software, for WebGPU on a machine without one: SwiftShader, out of Debian's Chromium.
+
+    eval "$(python -m scripts.software_adapter)"    # variables for the commands of this shell
+
+The first call downloads 50 MB with apt-get, of which 6 MB are kept in build/webgpu, or in the
+folder that DSBD_WEBGPU names. It needs no root. DSBD_WEBGPU=own uses the drivers of this machine.
+"""
+
+import ctypes
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import filelock
+
+PACKAGE = "chromium-common"
+LOADER = "libvulkan.so.1"
+DRIVER = "vk_swiftshader_icd.json"
+OWN = "own"
+_FILES = (DRIVER, "libvk_swiftshader.so", LOADER)
+_ROOT = Path(__file__).parents[1]
+_LONGEST_REASON = 300
+
+
+class Unavailable(Exception):
+    """Why the adapter cannot be had here; tests are skipped with it."""
+
+
+def folder() -> Path:
+    """Return the folder of the driver."""
+    return Path(os.environ.get("DSBD_WEBGPU", _ROOT / "build" / "webgpu"))
+
+
+def variables() -> dict[str, str]:
+    """Return the environment variables of a process that finds the adapter; download it once.
+
+    Empty for the machine's own drivers.
+
+    Raises:
+        Unavailable: not Linux on x86-64, or no package.
+    """
+    if os.environ.get("DSBD_WEBGPU") == OWN:
+        return {}
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        raise Unavailable(f"the adapter is for Linux on x86-64, this is {platform.platform()}")
+    for tool in ("apt-get", "dpkg-deb", "tar"):
+        if shutil.which(tool) is None:
+            raise Unavailable(f"there is no {tool}, which brings the adapter out of {PACKAGE}")
+    place = folder().resolve()
+    place.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(place / "lock"):
+        if not (place / "driver").is_dir():
+            _download(place)
+    libraries = [str(place / "driver"), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    return {
+        "VK_DRIVER_FILES": str(place / "driver" / DRIVER),
+        "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER": "1",
+        "LD_LIBRARY_PATH": os.pathsep.join(libraries),
+    }
+
+
+def put_in_place() -> None:
+    """Let this process find the adapter; before ONNX Runtime's plug-in is registered."""
+    found = variables()
+    if found:
+        os.environ.update(found)
+        # LD_LIBRARY_PATH is read when a process starts; a loaded library is found by its name
+        ctypes.CDLL(str(folder() / "driver" / LOADER), mode=ctypes.RTLD_GLOBAL)
+
+
+def _download(place: Path) -> None:
+    """Take the files out of the package; apt's lists are made anew, in a folder of their own."""
+    partial = place / "partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    for name in ("state/lists/partial", "cache/archives/partial", "driver"):
+        (partial / name).mkdir(parents=True)
+    options = [f"Dir::State={partial}/state", f"Dir::Cache={partial}/cache"]
+    options += ["Dir::State::status=/var/lib/dpkg/status", "Acquire::Languages=none"]
+    apt = ["apt-get", "-qq", *(word for option in options for word in ("-o", option))]
+    _run([*apt, "update"], partial, is_needed=False)  # a list that is not needed may be missing
+    _run([*apt, "download", PACKAGE], partial)
+    (package,) = partial.glob("*.deb")
+    (partial / "data.tar").write_bytes(_run(["dpkg-deb", "--fsys-tarfile", package.name], partial))
+    names = [f"./usr/lib/chromium/{name}" for name in _FILES]
+    _run(["tar", "-xf", "data.tar", "-C", "driver", "--strip-components=4", *names], partial)
+    (partial / "driver").rename(place / "driver")
+    shutil.rmtree(partial)
+
+
+def _run(command: list[str], place: Path, is_needed: bool = True) -> bytes:
+    """Return the output of a command."""
+    try:
+        done = subprocess.run(command, cwd=place, capture_output=True, timeout=300)
+    except subprocess.TimeoutExpired as error:
+        raise Unavailable(f"{command[0]} took over {error.timeout:.0f} s") from error
+    if done.returncode and is_needed:
+        reason = " ".join(done.stderr.decode(errors="replace").split())[-_LONGEST_REASON:]
+        raise Unavailable(f"{command[0]} cannot give {PACKAGE}: {reason}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    try:
+        for name, value in variables().items():
+            print(f"export {name}='{value}'")
+    except Unavailable as error:
+        sys.exit(f"no software adapter: {error}")
