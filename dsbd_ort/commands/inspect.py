@@ -20,6 +20,7 @@ from dsbd_ort.option_defaults import WARPING, listed
 from dsbd_ort.results import json_text
 from dsbd_runtime.bundle_files.bundle import CacheEntry, open_bundle
 from dsbd_runtime.bundle_files.draft_record import DraftRecord
+from dsbd_runtime.engine.providers import find_provider
 from dsbd_runtime.parts.cache_entries import AttentionRows, ConvolutionRows, RecurrentRows
 from dsbd_runtime.parts.features import FeatureEntry
 from dsbd_runtime.parts.head import FULL
@@ -62,6 +63,7 @@ The object that --json prints has these fields:
 """The end of the command's help; \\b keeps click from wrapping the lines."""
 
 _DRIVER = "libcuda.so.1"
+_OF_NVIDIA = ("cuda", "tensorrt", "tensorrt-rtx")
 _PRINTED_WIDTH = 100  # without a terminal; rich would cut lines at 80 columns
 
 
@@ -142,17 +144,21 @@ def has_driver() -> bool:
 
 
 def providers_lines(summary: Summary, *, shows_all: bool) -> Iterator[list[str]]:
-    """Yield the lines of every provider; without ``shows_all`` a single one for GPU providers."""
-    unusable = []
+    """Yield the lines of every provider; without ``shows_all`` a single one for NVIDIA's."""
+    unusable, not_tried = [], []
     for provider in summary.providers:
-        if provider.name != "cpu" and not provider.can_run and not shows_all:
+        if provider.name in _OF_NVIDIA and not provider.can_run and not shows_all:
             unusable.append(provider.name)
+            continue
+        if not find_provider(provider.name).is_tried:
+            not_tried.append(provider.name)
             continue
         verdict = "runs this bundle here" if provider.can_run else "cannot run this bundle here"
         yield [f"provider {provider.name}: {verdict}", *provider.problems]
     if unusable:
         names = ", ".join(unusable)
         yield [f"providers {names}: no NVIDIA driver ({_DRIVER}) here; all problems: --json"]
+    yield [f"plug-ins of ONNX Runtime, not tried: {', '.join(not_tried)}"]
 
 
 def _print_lines(console: Console, lines: list[str]) -> None:

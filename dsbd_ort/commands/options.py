@@ -212,7 +212,7 @@ def pipeline_settings(*, of_server: bool = False, **fixed: Any) -> Any:
     pool = "Tokens of earlier texts that drafter ngram searches; 0: none."
     options = {
         "bundle": argument(type=PATH),
-        "provider": "What runs the engines: cpu, cuda, tensorrt or tensorrt-rtx.",
+        "provider": "What runs the engines: cpu, cuda, webgpu, tensorrt or tensorrt-rtx.",
         "draft_provider": option(help="The same of the draft [as the target].", is_rare=True),
         "num_threads": option(
             "--threads", help="Threads of the target, and of a draft that is not small."
@@ -229,7 +229,8 @@ def pipeline_settings(*, of_server: bool = False, **fixed: Any) -> Any:
             is_rare=True,
         ),
         "cuda_graphs": option(
-            help="On a GPU: capture each size of call once and replay it [on cuda].", is_rare=True
+            help="On a GPU: capture each size of call once and replay it [on cuda, webgpu].",
+            is_rare=True,
         ),
         "verify": option(help="Check the hash of every file first.", is_rare=True),
         "prefix_cache": option(help="Do not reuse cache rows of earlier prompts.", is_rare=True),

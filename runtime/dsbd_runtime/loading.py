@@ -7,7 +7,7 @@ from dsbd_runtime.bundle_files.bundle import WEIGHTS_FILE, Bundle
 from dsbd_runtime.device.cuda_device import check_cuda_device, import_cuda_runtime
 from dsbd_runtime.device.ort_engine import open_cuda_session
 from dsbd_runtime.engine.causal_lm import CausalLM, language_model
-from dsbd_runtime.engine.providers import PLUGIN, Placement, parse_placement
+from dsbd_runtime.engine.providers import PLUGIN, Placement, check_tried, parse_placement
 from dsbd_runtime.engine.session import EngineOptions, Session
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import InputError, ProviderError
@@ -122,6 +122,7 @@ def _open_session(request: EngineOptions) -> Session:
 def check_available(placement: Placement) -> None:
     """Raise ProviderError naming the first missing package or device and how to install it."""
     provider = placement.provider
+    check_tried(provider)
     if provider.ort_name is not None:
         ort = import_ort_for(provider)
     else:

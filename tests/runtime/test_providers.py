@@ -28,6 +28,7 @@ ROWS = [
     # name, what offers it, extra, dtypes, device caches, CUDA graphs
     ("cpu", "CPUExecutionProvider", "cpu", ("fp32", "fp16"), False, False),
     ("cuda", "CUDAExecutionProvider", "gpu", ("fp16", "bf16", "fp32"), True, True),
+    ("webgpu", "WebGpuExecutionProvider", "webgpu", ("fp32", "fp16"), True, True),
     ("tensorrt", None, "tensorrt", ("fp16", "bf16", "fp32"), True, False),
     ("tensorrt-rtx", None, "tensorrt-rtx", ("fp16", "bf16", "fp32"), True, False),
 ]
@@ -44,10 +45,17 @@ def test_the_table():
             row.uses_cuda_graphs,
         )
         for row in PROVIDERS
+        if row.is_tried
     ] == ROWS
     assert {row.backend for row in PROVIDERS} == set(BACKENDS)
     for row in PROVIDERS:
         assert find_provider(row.name) is row
+
+
+@pytest.mark.parametrize("name", [row.name for row in PROVIDERS if not row.is_tried])
+def test_a_plug_in_that_was_never_run_is_refused(tiny_bundle, name):
+    with pytest.raises(ProviderError, match=f"provider '{name}', the plug-in .* is not tried"):
+        load_causal_lm(tiny_bundle, "target", provider=name)
 
 
 def test_where_there_is_no_wheel_pip_is_not_recommended():
@@ -61,7 +69,7 @@ def test_where_there_is_no_wheel_pip_is_not_recommended():
 @pytest.mark.parametrize("name", ["directml", "CPU", ""])
 def test_an_unknown_provider_is_refused_and_the_known_are_named(tiny_bundle, name):
     with pytest.raises(
-        ProviderError, match=f"no execution provider '{name}'.*one of: cpu, cuda, tensorrt, tens"
+        ProviderError, match=f"no execution provider '{name}'.*one of: cpu, cuda, webgpu, tens"
     ):
         load_causal_lm(tiny_bundle, "target", provider=name)
 

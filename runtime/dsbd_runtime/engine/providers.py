@@ -3,6 +3,7 @@
 import platform
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from dsbd_errors import install_hint
 from dsbd_runtime.bundle_files.manifest import QUANTIZED_FORMS, ModelEntry
@@ -21,7 +22,7 @@ class Provider:
     backend: the kind of session, a key of ``loading.BACKENDS``.
     export_hint: options of dsbd-export that give a bundle which it runs.
     options: of ONNX Runtime's plug-in, for every engine.
-    is_tried: whether this project has run it. One that has not may fail, or be wrong.
+    is_tried: whether this project has run it; one that has not is refused.
     dtypes: types of bundles that it runs, the usual one first.
     quantizations: kinds of quantized bundles that it runs, a part of ``QUANTIZED_FORMS``.
     has_device_caches: whether the caches lie in the memory of a GPU.
@@ -75,6 +76,7 @@ _WEBGPU = Provider(
     export_hint="--form webgpu",
     options=(("enableInt64", "1"),),
 )
+_UNTRIED: dict[str, Any] = {"extra": "", "options": (), "export_hint": "", "is_tried": False}
 _TENSORRT = Provider(
     name="tensorrt",
     module="tensorrt",
@@ -113,6 +115,17 @@ PROVIDERS = (
     _WEBGPU,
     _TENSORRT,
     replace(_TENSORRT, name="tensorrt-rtx", module="tensorrt_rtx", extra="tensorrt-rtx"),
+    *(
+        replace(
+            _WEBGPU, name=name, module=module, ort_name=f"{ort_name}ExecutionProvider", **_UNTRIED
+        )
+        for name, module, ort_name in (
+            ("nv-tensorrt-rtx", "onnxruntime_ep_nv_tensorrt_rtx", "NvTensorRTRTX"),
+            ("openvino", "onnxruntime_ep_openvino", "OpenVINO"),
+            ("qnn", "onnxruntime_qnn", "QNN"),
+            ("mlx", "onnxruntime_ep_mlx", "MLX"),
+        )
+    ),
 )
 
 
@@ -121,10 +134,19 @@ def find_provider(name: str) -> Provider:
     for provider in PROVIDERS:
         if provider.name == name:
             return provider
-    known = ", ".join(provider.name for provider in PROVIDERS)
+    known = ", ".join(provider.name for provider in PROVIDERS if provider.is_tried)
     raise ProviderError(
         f"no execution provider {in_short(name)} in this version; choose one of: {known}"
     )
+
+
+def check_tried(provider: Provider) -> None:
+    """Raise ProviderError for a plug-in that this project has never run."""
+    if not provider.is_tried:
+        raise ProviderError(
+            f"provider {provider.name!r}, the plug-in {provider.module}, is not tried with "
+            "dsbd-ort; use 'webgpu', which runs on most GPUs, or 'cpu'"
+        )
 
 
 def check_runnable(provider: Provider, entry: ModelEntry, model_path: Path) -> None:
@@ -166,6 +188,7 @@ def parse_placement(text: str) -> Placement:
     """Return the placement of "cpu", "cuda" (the first GPU) or "cuda:1", or raise ProviderError."""
     name, colon, number = text.partition(":")
     provider = find_provider(name)
+    check_tried(provider)
     if not colon:
         return Placement(provider, 0)
     if not provider.has_device_caches:

@@ -21,7 +21,7 @@ class EngineSettings:
         engine_cache: on the CPU, a cache folder of prepared engines, which later openings map, see
             ``prepared_engine``; None: every opening optimizes and packs them.
         cuda_graphs: on a GPU, capture calls of a size that occurs again and replay them; None: on
-            "cuda" yes, on TensorRT no.
+            "cuda" and "webgpu" yes, on TensorRT no.
     """
 
     num_threads: int | None = None
