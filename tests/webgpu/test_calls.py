@@ -92,7 +92,7 @@ def test_bits_by_neighbours_place_and_repetition(
     attention, cuda_graphs, captures, tmp_path_factory
 ):
     """As far as they are the same here, on one adapter: no bundle claims it."""
-    name, make = family_pair("llama", "llama", form="webgpu", attention=attention)
+    name, make = family_pair("llama", "gemma2", form="webgpu", attention=attention)
     bundle = made_once(tmp_path_factory, name, lambda to: make(captures, to)) / "bundle"
     with opened(bundle, cuda_graphs=cuda_graphs) as model:
         counts = count_by_kind(model, num_tokens=40, num_ways=5)
