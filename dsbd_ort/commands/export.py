@@ -94,7 +94,8 @@ class ExportArguments:
         attention="fused; grouped: query heads that share a key head become rows of one head; "
         "exact: logits depend on a row's path alone, bit for bit [exact with int8 in fp32, "
         "if the model has that form; else fused].",
-        form="portable; cuda: fewer kernels on a GPU, by operators of ONNX Runtime.",
+        form="portable; cuda: fewer kernels on a GPU, by operators of ONNX Runtime; webgpu: for "
+        "its WebGPU plug-in. With both int8 is int8-blocks.",
         max_context="Cap the context length of the bundle.",
         max_source="Cap the sources of an encoder-decoder likewise.",
     )

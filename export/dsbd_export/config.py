@@ -231,6 +231,11 @@ class ModelOptions:
                 f"quantize='int8-dynamic') keeps no bits; use form={PORTABLE!r}, or quantize='int8'"
                 f" with attention={FUSED!r}"
             )
+        if (self.form, self.attention, self.quantize) == (WEBGPU, EXACT, "int4"):
+            raise ExportError(
+                f"attention={EXACT!r} has no form for quantize='int4' and form={WEBGPU!r}, whose "
+                "products of 4 bits depend on the number of rows; use quantize='int8' or 'none'"
+            )
         if self.form == WEBGPU and self.dtype == "bf16":
             raise ExportError(f"form={WEBGPU!r} has no bf16, as WebGPU; use dtype='fp16'")
         if self.form == WEBGPU and self.quantization == INT8_ROWS:

@@ -127,16 +127,11 @@ def check_form(checkpoint: Checkpoint, options: ModelOptions) -> None:
     if options.form != WEBGPU:
         return
     layer_types = getattr(checkpoint.config.get_text_config(), "layer_types", None) or ()
-    if checkpoint.encoder is not None:
-        reason = "its encoder has"
-    elif not _WITH_STATE.isdisjoint(layer_types) or recent(checkpoint.caches):
-        reason = "convolutions and recurrences have"
-    else:
-        return
-    raise ExportError(
-        f"the {checkpoint.role} (family {checkpoint.family}) cannot be exported with form="
-        f"{WEBGPU!r}: {reason} no such form; use form={PORTABLE!r}"
-    )
+    if not _WITH_STATE.isdisjoint(layer_types) or recent(checkpoint.caches):
+        raise ExportError(
+            f"the {checkpoint.role} (family {checkpoint.family}) cannot be exported with form="
+            f"{WEBGPU!r}, which has no convolutions and recurrences; use form={PORTABLE!r}"
+        )
 
 
 def open_pair(options: ExportConfig) -> tuple[Checkpoint, Checkpoint | None]:

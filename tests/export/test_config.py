@@ -15,7 +15,7 @@ from dsbd_runtime.errors import DsbdError
 REFUSED: list[tuple[dict[str, Any], str]] = [  # (options, words of the message)
     ({"dtype": "fp8"}, "dtype='fp8' is not known; use one of fp32, fp16, bf16"),
     ({"quantize": "int3"}, "use one of none, int8, int8-blocks, int8-dynamic, int4"),
-    ({"form": "rocm"}, "form='rocm' is not known; use one of portable, cuda"),
+    ({"form": "rocm"}, "form='rocm' is not known; use one of portable, cuda, webgpu"),
     ({"attention": "flash"}, "attention='flash' is not known; use one of fused, gr"),
     ({"engine": "openvino"}, "engine='openvino' is not known; use one of onnx, tensorrt, "),
     ({"max_kl": 0.5}, "max_kl=0.5 has no meaning for dtype='fp32' with quantize='none'; use atol"),
@@ -40,6 +40,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [  # (options, words of the message)
     ({"form": "cuda", "engine": "tensorrt"}, "form='cuda' has operators of ONNX Runtime"),
     ({"form": "cuda", "attention": "exact"}, "form='cuda' is for a GPU"),
     ({"form": "cuda", "quantize": "int8-dynamic"}, "form='cuda' is for a GPU"),
+    ({"form": "webgpu", "engine": "tensorrt"}, "form='webgpu' has operators of ONNX Runtime"),
+    ({"form": "webgpu", "dtype": "bf16"}, "form='webgpu' has no bf16, as WebGPU; use dtype='fp16'"),
+    ({"form": "webgpu", "quantize": "int8-dynamic"}, "MatMulInteger), which quantize='int8-dynam"),
+    ({"form": "webgpu", "draft_quantize": "int8-dynamic"}, "use quantize='int8', which is blocks"),
+    ({"form": "webgpu", "quantize": "int4", "attention": "exact"}, "products of 4 bits depend on"),
+    ({"form": "webgpu", "attention": "exact", "atol": 0.1}, "atol=0.1 has no meaning"),
     *(
         ({"attention": "exact", **options}, f"attention='exact' has no form for {named}")
         for options, named in (
@@ -95,6 +101,8 @@ QUANTIZATIONS = [  # (options, the kind in the manifest, whether rows are rounde
     ({"quantize": "int8-blocks"}, "int8", True),
     ({"quantize": "int8", "dtype": "fp16"}, "int8", False),
     ({"quantize": "int8", "form": "cuda"}, "int8", False),
+    ({"quantize": "int8", "form": "webgpu"}, "int8", False),
+    ({"quantize": "int8-blocks", "form": "webgpu"}, "int8", False),
     ({"quantize": "int8-blocks", "dtype": "fp16"}, "int8", False),
     ({"quantize": "int4"}, "int4", False),
     ({"quantize": "int4", "dtype": "fp16"}, "int4-symmetric", False),

@@ -1,17 +1,13 @@
-"""WebGPU's form of a graph: only operators that ONNX Runtime's WebGPU plug-in 0.4.0 has.
+"""WebGPU's form of a graph: only operators that ONNX Runtime's WebGPU plug-in has.
 
-| missing | in its place |
-|---|---|
-| TensorScatter | ScatterElements, with indices that are made once a call |
-| Attention | MatMul, Add, Softmax, MatMul; query heads of a key head are rows of one head |
-| Cos, Sin | tables of the rotary angles, a row for each position of the context |
-| Round | Floor(x + 0.5) |
-| Or | the sum of both as integers, compared with 0 |
-| sums in double (exact attention) | sums of high and low bits of the integers, each exact in fp32 |
+* Rows are written by ScatterElements, whose indices are made once a call.
+* Query heads that share a key head are rows of one head, masks are numbers to add.
+* Cosines and sines of positions are tables, a row for each position of the context.
+* Single nodes are replaced by ``webgpu_operators``.
 
-The top-k head of this form is in ``parts.head``: LogSoftmax in fp32 is missing too, and
-ReduceLogSumExp overflows. The plug-in has most operators of int64 with its option ``enableInt64``.
-A bundle of this form runs on the CPU provider as well, so the parity gate judges it there.
+The top-k head of this form is in ``parts.head``. The plug-in has the operators of int64 that are
+left with its option ``enableInt64``. A bundle of this form runs on the CPU provider as well, so the
+parity gate judges it there.
 """
 
 from collections.abc import Sequence
@@ -19,37 +15,30 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 from onnx_ir.passes import PassManager, common
 
-from dsbd_export.config import CUDA, PORTABLE, WEBGPU
+from dsbd_export.config import PORTABLE, WEBGPU
 from dsbd_export.errors import ExportError
 from dsbd_export.passes.cuda_graph import add_masks
 from dsbd_export.passes.optimize import group_query_heads, known_heads_and_width
+from dsbd_export.passes.webgpu_operators import check_operators, constant, replace_operators
 from dsbd_export.passes.weighted_layers import replace_node
 from dsbd_runtime.ort.ort_module import import_ort
 from dsbd_runtime.parts.attention_rows import POSITION_IDS, SRC_ROWS
 
-LACKING = frozenset({
-    "Attention", "Cos", "DequantizeLinear", "DynamicQuantizeLinear", "IsNaN", "LogSoftmax",
-    "MatMulInteger", "Or", "QuantizeLinear", "ReduceLogSumExp", "Round", "Sin", "TensorScatter",
-})  # fmt: skip
-"""Operators that the plug-in lacks, or has with wrong results, among those of other forms."""
 _COPYING = ("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 _ACCURACY_LEVEL = 1  # of MatMulNBits: at 4 the CPU provider rounds rows to int8, WebGPU does not
-_LOW_BITS = 7  # half of those of the weights of exact attention: 2^17 rows of either fit 24 bits
-_MOST_ROWS = 2**17
 
 
 def use_webgpu_operators(model: ir.Model, context_length: int) -> str:
     """Give a graph WebGPU's form in place; return what was done, as progress.
 
-    Raises ExportError if it has an operator that the plug-in lacks.
+    Raises ExportError if an operator is left that the plug-in lacks.
     """
     num_grouped, num_masks = group_query_heads(model), add_masks(model)
     num_tables = tabulate_angles(model, context_length)
     write_by_elements(model, POSITION_IDS)
-    num_replaced = sum([_replace(node, context_length) for node in list(model.graph)])
+    num_replaced = replace_operators(model, context_length)
     for node in model.graph:
         if node.op_type == "MatMulNBits":
             node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", _ACCURACY_LEVEL)
@@ -65,18 +54,6 @@ def use_webgpu_operators(model: ir.Model, context_length: int) -> str:
         f"{num_grouped} attention nodes grouped, {num_masks} masks are added, {num_tables} tables "
         f"of angles, {num_replaced} other operators replaced"
     )
-
-
-def check_operators(model: ir.Model) -> None:
-    """Raise ExportError if a graph has operators that the plug-in lacks."""
-    found = {node.op_type for node in model.graph if node.op_type in LACKING}
-    if any(node.attributes.get_int("to", 0) == ir.DataType.DOUBLE for node in model.graph):
-        found.add("Cast to double")
-    if found:
-        raise ExportError(
-            f"form={WEBGPU!r} has no operators in place of {', '.join(sorted(found))}; use form="
-            f"{PORTABLE!r}, or form={CUDA!r} for a GPU of NVIDIA"
-        )
 
 
 def read_rows_of_sources(file: Path) -> None:
@@ -129,12 +106,12 @@ def _element_places(
 
     Rows are counted by a running sum over ``counted``, S int64: the plug-in has no Shape.
     """
-    rows = tape.op("Reshape", [counted, _constant(tape, [1, 1, -1, 1])])
-    zeros = tape.op("Mul", [tape.op("Cast", [rows], {"to": ir.DataType.INT32}), _int32(tape, 0)])
-    ones = tape.op("Add", [zeros, _int32(tape, 1)])
-    numbers = tape.op("CumSum", [ones, _int32(tape, 2)], {"exclusive": 1})
+    rows = tape.op("Reshape", [counted, constant(tape, [1, 1, -1, 1])])
+    zero, one, axis = (constant(tape, np.array(number, np.int32)) for number in range(3))
+    zeros = tape.op("Mul", [tape.op("Cast", [rows], {"to": ir.DataType.INT32}), zero])
+    numbers = tape.op("CumSum", [tape.op("Add", [zeros, one]), axis], {"exclusive": 1})
     places = tape.op("Add", [numbers, tape.op("Cast", [first], {"to": ir.DataType.INT32})])
-    return tape.op("Add", [places, _constant(tape, np.zeros((1, num_heads, 1, width), np.int32))])
+    return tape.op("Add", [places, constant(tape, np.zeros((1, num_heads, 1, width), np.int32))])
 
 
 def tabulate_angles(model: ir.Model, context_length: int) -> int:
@@ -153,8 +130,8 @@ def tabulate_angles(model: ir.Model, context_length: int) -> int:
     for value, table, output in zip(found, tables, session.get_outputs(), strict=True):
         axis = _row_axis(output.shape)
         tape = ir.tape.Tape()
-        rows = tape.op("Reshape", [positions, _constant(tape, [-1])])
-        read = tape.op("Gather", [_constant(tape, table), rows], {"axis": axis})
+        rows = tape.op("Reshape", [positions, constant(tape, [-1])])
+        read = tape.op("Gather", [constant(tape, table), rows], {"axis": axis})
         node = value.producer()
         assert node is not None  # as it is no input
         replace_node(graph, node, tape, read)
@@ -188,63 +165,6 @@ def _row_axis(shape: Sequence[int | str | None]) -> int:
     return axes[0]
 
 
-def _replace(node: ir.Node, context_length: int) -> bool:
-    """Replace a node by operators that the plug-in has; return whether it was one to replace."""
-    tape = ir.tape.Tape()
-    if node.op_type == "Attention":
-        result = _attended(tape, node)
-    elif node.op_type == "Or":
-        counts = [tape.op("Cast", [each], {"to": ir.DataType.INT32}) for each in node.inputs]
-        result = tape.op("Greater", [tape.op("Add", counts), _int32(tape, 0)])
-    elif node.op_type == "Round":
-        result = tape.op("Floor", [tape.op("Add", [node.inputs[0], _float(tape, 0.5)])])
-    elif node.op_type == "ReduceSum" and (integers := _before_double(node.inputs[0])) is not None:
-        result = _sum_in_parts(tape, node, integers, context_length)
-    else:
-        return False
-    assert node.graph is not None
-    replace_node(node.graph, node, tape, result)
-    return True
-
-
-def _attended(tape: ir.tape.Tape, node: ir.Node) -> ir.Value:
-    """Return softmax(scale q k^T + mask) v; query and key have the same heads, (1, H, rows, D)."""
-    query, key, value, mask = node.inputs[:4]
-    assert query is not None and key is not None and key.dtype is not None
-    _, width = known_heads_and_width(key)
-    scale = np.array(node.attributes.get_float("scale", width**-0.5), key.dtype.numpy())
-    turned = tape.op("Transpose", [key], {"perm": [0, 1, 3, 2]})
-    scores = tape.op("MatMul", [tape.op("Mul", [query, _constant(tape, scale)]), turned])
-    weights = tape.op("Softmax", [tape.op("Add", [scores, mask])], {"axis": -1})
-    return tape.op("MatMul", [weights, value])
-
-
-def _before_double(value: ir.Value | None) -> ir.Value | None:
-    """Return the fp32 numbers that were cast to double, None for other values."""
-    cast = None if value is None else value.producer()
-    is_cast = cast is not None and cast.attributes.get_int("to", 0) == ir.DataType.DOUBLE
-    return cast.inputs[0] if cast is not None and is_cast else None
-
-
-def _sum_in_parts(
-    tape: ir.tape.Tape, node: ir.Node, integers: ir.Value, context_length: int
-) -> ir.Value:
-    """Return the sum that double gives, rounded to fp32: 128 times that of w // 128, and the rest.
-
-    integers: weights of ``exact_attention``, at most 2^14.
-    """
-    if context_length > _MOST_ROWS:
-        raise ExportError(
-            f"form={WEBGPU!r} with attention='exact' adds up {_MOST_ROWS} rows at most, the "
-            f"context is {context_length}; use max_context={_MOST_ROWS}, or attention='fused'"
-        )
-    step, axes = _float(tape, 2.0**_LOW_BITS), node.inputs[1]
-    high = tape.op("Floor", [tape.op("Mul", [integers, _float(tape, 2.0**-_LOW_BITS)])])
-    low = tape.op("Sub", [integers, tape.op("Mul", [high, step])])
-    sums = [tape.op("ReduceSum", [part, axes], {"keepdims": 1}) for part in (high, low)]
-    return tape.op("Add", [tape.op("Mul", [sums[0], step]), sums[1]])
-
-
 def compute_outputs(model: ir.Model) -> None:
     """Have outputs computed: others are copied, and a recorded call replays no copies."""
     for output in list(model.graph.outputs):
@@ -254,7 +174,7 @@ def compute_outputs(model: ir.Model) -> None:
         assert output.dtype is not None
         tape = ir.tape.Tape()
         copied = tape.op(node.op_type, node.inputs, node.attributes)
-        one = _constant(tape, np.array(1, output.dtype.numpy()))
+        one = constant(tape, np.array(1, output.dtype.numpy()))
         replace_node(model.graph, node, tape, tape.op("Mul", [copied, one]))
 
 
@@ -264,15 +184,3 @@ def _input(graph: ir.Graph, name: str) -> ir.Value:
 
 def _lift_constants(model: ir.Model) -> None:
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-
-
-def _constant(tape: ir.tape.Tape, array: Sequence[int] | NDArray[np.generic]) -> ir.Value:
-    return tape.op("Constant", [], {"value": ir.tensor(np.asarray(array))})
-
-
-def _int32(tape: ir.tape.Tape, number: int) -> ir.Value:
-    return _constant(tape, np.array(number, np.int32))
-
-
-def _float(tape: ir.tape.Tape, number: float) -> ir.Value:
-    return _constant(tape, np.array(number, np.float32))

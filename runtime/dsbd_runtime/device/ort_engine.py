@@ -30,6 +30,7 @@ from dsbd_runtime.parts.kv_cache import bucket_capacity
 _NO_FALLBACK = {"session.disable_cpu_ep_fallback": "1"}
 _INTEGER_PRODUCTS = {"ep.cuda.fpa_intb_gemm": "1"}  # of fp16 rows, without dequantizing weights
 _FALLBACK_REFUSED = "fallback to CPU EP has been explicitly disabled"
+_NO_ADAPTER = "Failed to get a WebGPU adapter"
 _NO_WAIT = ("disable_synchronize_execution_providers", "1")  # DeviceSession waits, once a forward
 _RECORD_NODES = {"session.record_ep_graph_assignment_info": "1"}
 
@@ -134,6 +135,11 @@ def open_on_provider(
         reason = " ".join(str(error).split())
         if _FALLBACK_REFUSED in reason:
             raise _fallback_error(opened(_RECORD_NODES), path, provider, libraries) from error
+        if _NO_ADAPTER in reason:
+            raise ProviderError(
+                f"provider {provider.name!r} finds no adapter that it can use ({reason}); install "
+                "the GPU's driver, or use provider 'cpu'"
+            ) from error
         if any(sign in reason for sign in _NO_MEMORY):
             raise CapacityError(
                 f"no memory on {provider.name}:{options['device_id']} for {path}, which takes "
