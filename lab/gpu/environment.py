@@ -89,7 +89,8 @@ def variables(settings: Settings) -> dict[str, str]:
     ONNX Runtime looks for CUDA's libraries next to itself; those of other site-packages are found
     by LD_LIBRARY_PATH, which a process reads when it starts.
     """
-    found = {"PYTHONPATH": os.pathsep.join(map(str, _SOURCES)), "HF_HUB_OFFLINE": "1"}
+    paths = [*map(str, _SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])]
+    found = {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
     if settings.site_packages is not None:
         folders = sorted(settings.site_packages.glob("nvidia/*/lib"))
         before = os.environ.get("LD_LIBRARY_PATH")

@@ -53,13 +53,17 @@ def main(work: Path, document: Path) -> None:
         console = Console(file=file, width=_WIDTH)
         if results:
             console.print(_machine_line(results), highlight=False, markup=False, soft_wrap=True)
-        console.print(_rich("compared with the CPU", PARITY_COLUMNS, parity_rows(results)))
-        console.print(_rich("families", FAMILY_COLUMNS, family_rows(results)))
-        console.print(_rich("ways to compute a path", BITS_COLUMNS, bits_rows(results)))
-        console.print(_rich("measured", BENCH_COLUMNS, bench_rows(results)))
-        console.print(_rich("forwards, ms", FORWARD_COLUMNS, forward_rows(results)))
         chosen = compared_choices(results)
-        console.print(_rich("settings side by side, ms", choices.COLUMNS, choices.rows(chosen)))
+        for title, columns, rows in (
+            ("compared with the CPU", PARITY_COLUMNS, parity_rows(results)),
+            ("families", FAMILY_COLUMNS, family_rows(results)),
+            ("ways to compute a path", BITS_COLUMNS, bits_rows(results)),
+            ("measured", BENCH_COLUMNS, bench_rows(results)),
+            ("forwards, ms", FORWARD_COLUMNS, forward_rows(results)),
+            ("settings side by side, ms", choices.COLUMNS, choices.rows(chosen)),
+        ):
+            if rows:
+                console.print(_rich(title, columns, rows))
         for line in (*not_done(results), *choices.lines_to_take(chosen)):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
     found = [dataclasses.asdict(result) for result in results]

@@ -13,8 +13,7 @@ def test_the_check_of_a_machine_runs_and_prints_its_adapter(bundle_by_head, tmp_
     done = lab_run(
         "gpu", "--provider", "webgpu", "--work", tmp_path, "--bundle", bundle_by_head["full"],
         "--num-prompts", 1, "--max-new-tokens", 3,
-        *(word for name in ("machine", "[!f]*-bundle", "forwards-*", "table")
-          for word in ("--only", name)),
+        "--only", "machine", "--only", "parity-*", "--only", "table",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     found = {
@@ -23,5 +22,3 @@ def test_the_check_of_a_machine_runs_and_prints_its_adapter(bundle_by_head, tmp_
     assert "SwiftShader" in done.stdout and "onnxruntime-ep-webgpu 0.4.0" in done.stdout
     assert found["parity-bundle"]["num_identical"] == found["parity-bundle"]["num_compared"]
     assert found["parity-bundle"]["is_within_limits"]
-    assert found["bits-bundle"]["counts"]["the same calls again"]["num_other_ways"] == 0
-    assert set(found["forwards-bundle"]["milliseconds"]) == {"as it is"}
