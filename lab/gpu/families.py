@@ -66,11 +66,14 @@ class Case:
 def cases(provider: str) -> list[Case]:
     """Return one variant of every family in fp32 and fp16, and a Llama with every option.
 
-    For WebGPU every family in fp32, in its form.
+    For WebGPU in fp32 and its form alone.
     """
     names = [name for name in ONE_OF_EACH if name not in (*RECURRENT, *CONVOLUTIONAL)]
     if provider == WEBGPU:
-        return [Case(family=name, dtype="fp32", options={"form": WEBGPU}) for name in names]
+        found = [Case(family=name, dtype="fp32", options={"form": WEBGPU}) for name in names]
+        for other in ({"quantize": "int4"}, {"attention": "exact"}):
+            found.append(Case(family="llama", dtype="fp32", options={"form": WEBGPU, **other}))
+        return found
     found = [Case(family=name, dtype=dtype) for dtype in ("fp32", "fp16") for name in names]
     for options in _OPTIONS:
         others = {key: value for key, value in options.items() if key != "dtype"}
