@@ -1,5 +1,6 @@
 """Engines on WebGPU over their lives: growth, several at a time, closing, and what is missing."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from dsbd_ort import Pipeline
 from dsbd_ort.decoding import WithResult
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
+from scripts.software_adapter import OWN
 from tests.webgpu.forwards import forward
 
 pytestmark = pytest.mark.webgpu
@@ -133,6 +135,7 @@ def test_closing_while_another_thread_generates(bundle, wanted):
         assert [each.result() for each in found] == [wanted[0], wanted[1]]
 
 
+@pytest.mark.skipif(os.environ.get("DSBD_WEBGPU") == OWN, reason="of Vulkan's drivers alone")
 def test_no_adapter(bundle):
     error = opened_after("import os; os.environ['VK_DRIVER_FILES'] = os.devnull", bundle)
     assert error.startswith("ProviderError: provider 'webgpu'"), error
@@ -143,8 +146,9 @@ def test_no_adapter(bundle):
 def test_no_device_is_offered_unless_software_is_allowed(bundle):
     before = "import os; del os.environ['ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER']"
     error = opened_after(before, bundle)
-    assert error.startswith("ProviderError: provider 'webgpu'"), error
-    assert "driver" in error
+    if error:  # a machine with a GPU offers that
+        assert error.startswith("ProviderError: provider 'webgpu' finds no GPU"), error
+        assert "driver" in error
 
 
 def test_no_package(bundle):
