@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.gpu.runner import PieceError, Runner
-from lab.gpu.settings import EXTRA_BY_PROVIDER, ROOT, Settings
+from lab.gpu.settings import EXTRA_BY_PROVIDER, ROOT, WEBGPU, Settings
 
 OPTIONAL_EXTRAS = ("export", "tensorrt", "tensorrt-rtx")  # not required
 _SOURCES = (ROOT, ROOT / "export", ROOT / "runtime")
@@ -23,9 +23,13 @@ _SOURCES = (ROOT, ROOT / "export", ROOT / "runtime")
 _PART = re.compile(r"(?P<wheel>.+\.whl)\.part-(?P<number>\d+)")
 
 DRIVER = "libcuda.so.1"
-_PACKAGES = {  # wheel name: (module, distribution)
-    "onnxruntime_gpu": ("onnxruntime", "onnxruntime-gpu"),
-    "cuda_bindings": ("cuda", "cuda-bindings"),
+_PACKAGES = {  # by provider, wheel name: (module, distribution)
+    "cuda": {
+        "onnxruntime_gpu": ("onnxruntime", "onnxruntime-gpu"),
+        "cuda_bindings": ("cuda", "cuda-bindings"),
+    },
+    WEBGPU: {"onnxruntime_ep_webgpu": ("onnxruntime_ep_webgpu", "onnxruntime-ep-webgpu")},
+    "cpu": {},
 }
 
 
@@ -85,7 +89,8 @@ def variables(settings: Settings) -> dict[str, str]:
     ONNX Runtime looks for CUDA's libraries next to itself; those of other site-packages are found
     by LD_LIBRARY_PATH, which a process reads when it starts.
     """
-    found = {"PYTHONPATH": os.pathsep.join(map(str, _SOURCES)), "HF_HUB_OFFLINE": "1"}
+    paths = [*map(str, _SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])]
+    found = {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
     if settings.site_packages is not None:
         folders = sorted(settings.site_packages.glob("nvidia/*/lib"))
         before = os.environ.get("LD_LIBRARY_PATH")
@@ -142,17 +147,16 @@ def missing_requirements(
     settings: Settings, load_library: Callable[[str], object] = ctypes.CDLL
 ) -> list[str]:
     """Return the missing requirements of a piece on a GPU, one line each; none for the CPU."""
-    if settings.provider == "cpu":
-        return []
     lines = []
     try:
-        load_library(DRIVER)
+        if settings.provider == "cuda":
+            load_library(DRIVER)
     except OSError as error:
         lines.append(
             f"no NVIDIA driver: {error}; install one for CUDA 13 (580 or newer), in a container "
             "pass the GPU in (docker run --gpus all)"
         )
-    for wheel, (module, distribution) in _PACKAGES.items():
+    for wheel, (module, distribution) in _PACKAGES[settings.provider].items():
         if not _is_here(settings, wheel, module, distribution):
             where = f"in {settings.wheels}" if settings.wheels else "in this Python"
             lines.append(f"no package {distribution} {where}; bring its wheel, see docs/gpu.md")

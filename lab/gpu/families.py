@@ -19,10 +19,13 @@ import numpy as np
 
 from dsbd_errors import DsbdError
 from dsbd_export.config import ExportConfig
+from dsbd_export.model_source import SourceOf
+from dsbd_export.opening import source_of
 from dsbd_export.pipeline import export_bundle
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
 from lab.gpu.kinds_of_ways import KINDS, NUM_TOKENS, outputs_of
+from lab.gpu.settings import WEBGPU
 from scripts.family_checkpoints import (
     CONVOLUTIONAL,
     FAMILY_CHECKPOINTS,
@@ -60,9 +63,17 @@ class Case:
         return " ".join([self.family, self.dtype, *map(str, self.options.values())])
 
 
-def cases() -> list[Case]:
-    """Return one variant of every family in fp32 and fp16, and a Llama with every option."""
+def cases(provider: str) -> list[Case]:
+    """Return one variant of every family in fp32 and fp16, and a Llama with every option.
+
+    For WebGPU in fp32 and its form alone.
+    """
     names = [name for name in ONE_OF_EACH if name not in (*RECURRENT, *CONVOLUTIONAL)]
+    if provider == WEBGPU:
+        found = [Case(family=name, dtype="fp32", options={"form": WEBGPU}) for name in names]
+        for other in ({"quantize": "int4"}, {"attention": "exact"}):
+            found.append(Case(family="llama", dtype="fp32", options={"form": WEBGPU, **other}))
+        return found
     found = [Case(family=name, dtype=dtype) for dtype in ("fp32", "fp16") for name in names]
     for options in _OPTIONS:
         others = {key: value for key, value in options.items() if key != "dtype"}
@@ -70,19 +81,19 @@ def cases() -> list[Case]:
     return found
 
 
-def difference(case: Case, provider: str) -> dict[str, Any]:
+def difference(case: Case, provider: str, source: SourceOf = source_of) -> dict[str, Any]:
     """Return the largest difference of a logit from the CPU's, or the reason why there is none."""
     found: dict[str, Any] = {"case": case.name, "dtype": case.dtype}
     found |= {"difference": None, "reason": ""}
     with tempfile.TemporaryDirectory() as folder:
         try:
-            found["difference"] = _largest_difference(case, provider, Path(folder))
+            found["difference"] = _largest_difference(case, provider, Path(folder), source)
         except DsbdError as error:
             found["reason"] = str(error)
     return found
 
 
-def _largest_difference(case: Case, provider: str, folder: Path) -> float:
+def _largest_difference(case: Case, provider: str, folder: Path, source: SourceOf) -> float:
     is_exact = case.dtype == "fp32" and "quantize" not in case.options
     config = ExportConfig(
         target=str(write_family_checkpoint(case.family, folder / "checkpoint")),
@@ -92,7 +103,7 @@ def _largest_difference(case: Case, provider: str, folder: Path) -> float:
         max_context=FAMILY_CHECKPOINTS[case.family].max_context,
         **case.options,
     )
-    export_bundle(config, report=lambda _line: None)
+    export_bundle(config, report=lambda _line: None, source_of=source)
     bundle = open_bundle(config.output)
     outputs = []
     for name in ("cpu", provider):
@@ -113,7 +124,7 @@ def main() -> None:
     parser.add_argument("--provider", required=True)
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
-    wanted = cases()
+    wanted = cases(options.provider)
     workers = max(min(_MOST_WORKERS, (os.cpu_count() or 1) - 2), 1)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context) as pool:

@@ -11,9 +11,10 @@ from typing import Any
 
 from lab.gpu.environment import install
 from lab.gpu.runner import NotRunError, PieceError, Runner
-from lab.gpu.settings import TOP_K, Settings, Subject, run_texts, subjects
+from lab.gpu.settings import TOP_K, WEBGPU, Settings, Subject, run_texts, subjects
 
 Action = Callable[[Settings, Runner], dict[str, Any]]
+_Measure = Callable[[Path, str, Settings, Runner], dict[str, Any]]
 TABLE = "table"
 TABLES_NAME = "tables.txt"  # written by the piece to the work folder
 FORWARDS_PREFIX, PARITY_PREFIX = "forwards-", "parity-"
@@ -56,18 +57,20 @@ def pieces(settings: Settings) -> list[Piece]:
         if subject.export:
             found.append(Piece(f"export-{subject.name}", 180, _of(subject, _export)))
         found.append(Piece(f"{FORWARDS_PREFIX}{subject.name}", 120, _of(subject, _forwards)))
-    found.append(Piece(FAMILIES, 240, _families))
+    found.append(Piece(FAMILIES, 400, _families))
     tested = [subject for subject in every if not subject.is_variant]
+    has_all = settings.provider != WEBGPU  # benchmark, CUDA graphs and TensorRT are left out there
     for subject in tested:
         found += [
-            Piece(f"{PARITY_PREFIX}{subject.name}", 60, _of(subject, _parity)),
-            Piece(f"{BITS_PREFIX}{subject.name}", 60, _of(subject, _bits)),
-            Piece(f"{BENCH_PREFIX}{subject.name}", 90, _of(subject, _bench)),
+            Piece(f"{PARITY_PREFIX}{subject.name}", 60, _on(subject, _plain, _compare)),
+            Piece(f"{BITS_PREFIX}{subject.name}", 60, _on(subject, _plain, _count)),
         ]
-    for subject in tested:
+        if has_all:
+            found.append(Piece(f"{BENCH_PREFIX}{subject.name}", 90, _on(subject, _plain, _measure)))
+    for subject in tested if has_all else ():
         name = f"{BENCH_PREFIX}{subject.name}{GRAPHS_SUFFIX}"
         found.append(Piece(name, 90, _of(subject, _bench_without_graphs)))
-    for subject in tested:
+    for subject in tested if has_all else ():
         found += _pieces_of_tensorrt(subject)
     return [*found, Piece(TABLE, 20, _table, is_repeated=True, needs_gpu=False)]
 
@@ -76,9 +79,9 @@ def _pieces_of_tensorrt(subject: Subject) -> list[Piece]:
     name = f"{subject.name}{TENSORRT_SUFFIX}"
     return [
         Piece(f"build-{name}", 120, _of(subject, _build_tensorrt)),
-        Piece(f"{PARITY_PREFIX}{name}", 60, _of(subject, _parity_of_tensorrt)),
-        Piece(f"{BITS_PREFIX}{name}", 60, _of(subject, _bits_of_tensorrt)),
-        Piece(f"{BENCH_PREFIX}{name}", 90, _of(subject, _bench_of_tensorrt)),
+        Piece(f"{PARITY_PREFIX}{name}", 60, _on(subject, _built_tensorrt, _compare)),
+        Piece(f"{BITS_PREFIX}{name}", 60, _on(subject, _built_tensorrt, _count)),
+        Piece(f"{BENCH_PREFIX}{name}", 90, _on(subject, _built_tensorrt, _measure)),
     ]
 
 
@@ -86,8 +89,18 @@ def _of(subject: Subject, action: Callable[[Subject, Settings, Runner], dict[str
     return functools.partial(action, subject)
 
 
+def _on(subject: Subject, place: Callable[..., tuple[Path, str]], measure: _Measure) -> Action:
+    """Return the measurement of what ``place`` returns: a bundle and its provider."""
+    return lambda settings, runner: measure(*place(subject, settings, runner), settings, runner)
+
+
+def _plain(subject: Subject, settings: Settings, runner: Runner) -> tuple[Path, str]:
+    return subject.bundle, settings.provider
+
+
 def _machine(settings: Settings, runner: Runner) -> dict[str, Any]:
-    return _json_of(runner, settings.work / "machine.json", "lab.gpu.machine")
+    file = settings.work / "machine.json"
+    return _json_of(runner, file, "lab.gpu.machine", "--provider", settings.provider)
 
 
 def _export(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
@@ -117,18 +130,6 @@ def _families(settings: Settings, runner: Runner) -> dict[str, Any]:
     return _json_of(runner, file, "lab.gpu.families", "--provider", settings.provider)
 
 
-def _parity(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
-    return _compare(subject.bundle, settings.provider, settings, runner)
-
-
-def _bits(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
-    return _count(subject.bundle, settings.provider, settings, runner)
-
-
-def _bench(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
-    return _measure(subject.bundle, settings.provider, settings, runner)
-
-
 def _bench_without_graphs(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
     if settings.provider != "cuda":
         raise NotRunError(f"provider {settings.provider} has no CUDA graphs")
@@ -151,18 +152,6 @@ def _build_tensorrt(subject: Subject, settings: Settings, runner: Runner) -> dic
             raise NotRunError(str(error)) from error
         raise
     return {"engine": engine}
-
-
-def _parity_of_tensorrt(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
-    return _compare(*_built_tensorrt(subject, settings, runner), settings, runner)
-
-
-def _bits_of_tensorrt(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
-    return _count(*_built_tensorrt(subject, settings, runner), settings, runner)
-
-
-def _bench_of_tensorrt(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
-    return _measure(*_built_tensorrt(subject, settings, runner), settings, runner)
 
 
 def _built_tensorrt(subject: Subject, settings: Settings, runner: Runner) -> tuple[Path, str]:

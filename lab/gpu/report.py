@@ -20,7 +20,7 @@ from lab.gpu.pieces import (
     TABLES_NAME,
 )
 from lab.gpu.runner import DONE, Result, ResultFolder
-from lab.gpu.settings import FAMILY_LIMITS
+from lab.gpu.settings import FAMILY_LIMITS, WEBGPU
 from scripts.document_sections import table, write_section
 
 SECTION = "gpu"
@@ -39,13 +39,10 @@ BITS_COLUMNS = (
     "bundle", "the same calls again", "any rows, any places", "fixed rows, any places",
     "fixed rows, fixed places",
 )  # fmt: skip
+FORWARD_COLUMNS = ("bundle", "setting", *choices.COLUMNS[3:-1])
 FAMILY_COLUMNS = (
-    "dtype",
-    "models",
-    "largest difference of a logit",
-    "beyond the limit",
-    "no result",
-)
+    "dtype", "models", "largest difference of a logit", "beyond the limit", "no result"
+)  # fmt: skip
 Row = tuple[str, ...]
 
 
@@ -54,12 +51,19 @@ def main(work: Path, document: Path) -> None:
     results = ResultFolder(work / "results").all()
     with (work / TABLES_NAME).open("w", encoding="utf-8") as file:
         console = Console(file=file, width=_WIDTH)
-        console.print(_rich("compared with the CPU", PARITY_COLUMNS, parity_rows(results)))
-        console.print(_rich("families", FAMILY_COLUMNS, family_rows(results)))
-        console.print(_rich("ways to compute a path", BITS_COLUMNS, bits_rows(results)))
-        console.print(_rich("measured", BENCH_COLUMNS, bench_rows(results)))
+        if results:
+            console.print(_machine_line(results), highlight=False, markup=False, soft_wrap=True)
         chosen = compared_choices(results)
-        console.print(_rich("settings side by side, ms", choices.COLUMNS, choices.rows(chosen)))
+        for title, columns, rows in (
+            ("compared with the CPU", PARITY_COLUMNS, parity_rows(results)),
+            ("families", FAMILY_COLUMNS, family_rows(results)),
+            ("ways to compute a path", BITS_COLUMNS, bits_rows(results)),
+            ("measured", BENCH_COLUMNS, bench_rows(results)),
+            ("forwards, ms", FORWARD_COLUMNS, forward_rows(results)),
+            ("settings side by side, ms", choices.COLUMNS, choices.rows(chosen)),
+        ):
+            if rows:
+                console.print(_rich(title, columns, rows))
         for line in (*not_done(results), *choices.lines_to_take(chosen)):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
     found = [dataclasses.asdict(result) for result in results]
@@ -69,11 +73,11 @@ def main(work: Path, document: Path) -> None:
 
 
 def measured_on_gpu(results: Sequence[Result]) -> bool:
-    """Return whether a benchmark or forwards were measured on anything but the CPU."""
+    """Return whether a benchmark or forwards were measured on a GPU of NVIDIA."""
     return any(
         r.state == DONE
         and r.piece.startswith((BENCH_PREFIX, FORWARDS_PREFIX))
-        and r.values["provider"] != "cpu"
+        and r.values["provider"] not in ("cpu", WEBGPU)
         for r in results
     )
 
@@ -193,6 +197,19 @@ def bits_rows(results: Sequence[Result]) -> list[Row]:
             *(_bits_cell(result.values["counts"][kind]) for kind in BITS_COLUMNS[1:]),
         )
         for result in _done(results, BITS_PREFIX)
+    ]
+
+
+def forward_rows(results: Sequence[Result]) -> list[Row]:
+    """Return a row for every setting of every bundle whose forwards were timed."""
+    return [
+        (
+            result.piece.removeprefix(FORWARDS_PREFIX),
+            setting,
+            *(f"{times[name]:.3f}" if name in times else NOTHING for name in FORWARD_COLUMNS[2:]),
+        )
+        for result in _done(results, FORWARDS_PREFIX)
+        for setting, times in result.values["milliseconds"].items()
     ]
 
 

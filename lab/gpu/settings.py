@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRA_BY_PROVIDER = {"cuda": "gpu", "cpu": "cpu"}  # extras of pyproject.toml
+WEBGPU = "webgpu"  # the provider, its extra and its form of a graph
+EXTRA_BY_PROVIDER = {"cuda": "gpu", WEBGPU: WEBGPU, "cpu": "cpu"}  # extras of pyproject.toml
 
 # (num_beams, draft layers, candidates of a layer): on a GPU a wide draft costs little
 SHAPES = ((2, 4, 2), (2, 4, 4), (2, 4, 8), (2, 4, 16), (2, 6, 16), (2, 4, 32),
@@ -71,17 +72,23 @@ class Subject:
 
 
 def subjects(settings: Settings) -> list[Subject]:
-    """Return the bundles that are tested: those given, or the demo pair's and a twin's."""
+    """Return the bundles that are tested: those given, or the demo pair's and a twin's.
+
+    On WebGPU, the GPU of a laptop, the demo pair's alone.
+    """
     if settings.bundles:
         given = [Subject(bundle.name, bundle) for bundle in settings.bundles]
         variants = [Subject(each.name, each, is_variant=True) for each in settings.variants]
         return given + variants
     folder = settings.work / "bundles"
+    form = ("--form", WEBGPU) if settings.provider == WEBGPU else ()
     exports: dict[str, tuple[tuple[str, ...], ...]] = {}
     for dtype in dict.fromkeys(["fp32", settings.dtype]):
         name = f"demo-{dtype}"
         head = () if dtype == "fp32" else ("--logits", "topk:64")
-        exports[name] = (("dsbd-export", "--demo", *_output(folder / name, dtype), *head),)
+        exports[name] = (("dsbd-export", "--demo", *_output(folder / name, dtype), *head, *form),)
+    if settings.provider == WEBGPU:
+        return [Subject(name, folder / name, commands) for name, commands in exports.items()]
     twin = settings.work / f"twin-{settings.params}"
     name = f"twin-{settings.params}-{settings.dtype}"
     pair = ("--target", str(twin / "target"), "--draft", str(twin / "draft"))

@@ -17,9 +17,10 @@ from lab.gpu.environment import (
     variables,
     wheel_names,
 )
+from lab.gpu.families import cases
 from lab.gpu.report import BITS_COLUMNS
 from lab.gpu.runner import PieceError, Runner
-from lab.gpu.settings import ROOT, Settings
+from lab.gpu.settings import ROOT, Settings, subjects
 from tests.lab.lab_run import lab_run
 
 
@@ -92,7 +93,7 @@ def test_an_environment_takes_what_needs_no_wheel_from_other_site_packages(tmp_p
     found = make()
     words = "tensorrt>=10.15: exit code 1: ERROR: No matching distribution found"
     assert found["tensorrt"].startswith(words)
-    runner.module("lab.gpu.machine", "--json", tmp_path / "machine.json")
+    runner.module("lab.gpu.machine", "--provider", "cpu", "--json", tmp_path / "machine.json")
     assert "numpy" in json.loads((tmp_path / "machine.json").read_text())["versions"]
     assert str(settings.python) == found["python"]
 
@@ -127,6 +128,23 @@ def test_parts_are_put_together_in_order_and_missing_ones_named(tmp_path):
     (folder / "a-1.whl.part-01").rename(folder / "a-1.whl.part-02")
     with pytest.raises(PieceError, match=r"a-1\.whl lacks part 01"):
         join_parts(folder, tmp_path)
+
+
+def test_on_webgpu_the_demo_pair_is_exported_in_its_form_and_cuda_is_left_out(tmp_path):
+    listed = lab_run("gpu", "--work", tmp_path, "--provider", "webgpu", "--list")
+    assert listed.stdout.split() == [
+        "install", "machine",
+        "export-demo-fp32", "forwards-demo-fp32", "export-demo-fp16", "forwards-demo-fp16",
+        "families", "parity-demo-fp32", "bits-demo-fp32", "parity-demo-fp16", "bits-demo-fp16",
+        "table",
+    ]  # fmt: skip
+    settings = Settings(work=tmp_path, provider="webgpu")
+    (export,) = subjects(settings)[0].export
+    assert export[-2:] == ("--form", "webgpu")
+    assert {case.options["form"] for case in cases("webgpu")} == {"webgpu"}
+    wheels = filled(tmp_path / "wheels", PARTS)
+    (line,) = missing_requirements(dataclasses.replace(settings, wheels=wheels), no_driver)
+    assert line.startswith(f"no package onnxruntime-ep-webgpu in {wheels}")
 
 
 def no_driver(name):

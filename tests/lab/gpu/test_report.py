@@ -6,7 +6,15 @@ import json
 import pytest
 
 from lab.gpu.families import Case, difference
-from lab.gpu.report import BITS_COLUMNS, bench_rows, bits_rows, family_rows, main, parity_rows
+from lab.gpu.report import (
+    BITS_COLUMNS,
+    bench_rows,
+    bits_rows,
+    family_rows,
+    forward_rows,
+    main,
+    parity_rows,
+)
 from lab.gpu.runner import FAILED, Result, ResultFolder
 
 BEFORE = "# GPUs\n\n<!-- gpu -->\nNothing was run.\n<!-- end of gpu -->\n\nthe rest\n"
@@ -79,6 +87,13 @@ def test_ways_that_differ_are_shown_by_kind():
     ]  # fmt: skip
 
 
+def test_forwards_are_shown_by_setting():
+    assert forward_rows([FORWARDS, BITS]) == [
+        ("demo", "as it is", "0.500", "-", "-", "-"),
+        ("demo", "--no-cuda-graphs", "1.500", "-", "-", "-"),
+    ]
+
+
 def test_families_show_the_largest_difference_and_what_is_beyond_the_limit():
     found = [("a fp32", 1e-6, ""), ("b fp32", 2e-3, ""), ("c fp32", None, "refused")]
     cases = [{"case": c, "dtype": "fp32", "difference": d, "reason": r} for c, d, r in found]
@@ -93,7 +108,7 @@ def test_a_family_is_compared_with_the_cpu_or_has_a_reason():
     assert refused["difference"] is None and "cuda" in refused["reason"]
 
 
-@pytest.mark.parametrize("provider", ["cuda", "cpu"])
+@pytest.mark.parametrize("provider", ["cuda", "webgpu", "cpu"])
 def test_the_document_changes_only_when_a_gpu_was_measured(tmp_path, provider):
     document, results = tmp_path / "gpu.md", ResultFolder(tmp_path / "results")
     document.write_text(BEFORE)
@@ -108,7 +123,9 @@ def test_the_document_changes_only_when_a_gpu_was_measured(tmp_path, provider):
         "machine", "parity-demo", "forwards-demo", "bits-demo", "bench-demo",
         "bench-demo-no-graphs",
     ]  # fmt: skip
-    if provider == "cpu":
+    first_line = (tmp_path / "tables.txt").read_text().splitlines()[0]
+    assert "NVIDIA H200, 580.1; python 3.12.3" in first_line
+    if provider != "cuda":
         assert document.read_text() == BEFORE
         return
     text = document.read_text()
