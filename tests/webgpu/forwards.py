@@ -41,7 +41,7 @@ def forward(model: CausalLM, num_rows: int) -> NDArray[Any]:
 
 @dataclass
 class Counts:
-    """What ONNX Runtime was asked for, and what it started on the device."""
+    """Launches on the device, and copies to and from it."""
 
     dispatches: int = 0
     uploads: int = 0

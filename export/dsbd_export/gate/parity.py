@@ -39,7 +39,7 @@ _MOST_ROUNDING = 1e-3  # of the checkpoint's own that is believed: more is anoth
 # demo pair (the larger of target and draft), and the worst of the tiny random mixtures of experts,
 # whose routers amplify rounding more than any other model that was tried.
 _KL_LIMITS = {
-    ("fp32", "none"): 2e-3,  # 4.3e-6, 6.6e-5; of sums of integers
+    ("fp32", "none"): 1e-2,  # 4.3e-6, 4.3e-3; of sums of integers, for WebGPU
     ("fp16", "none"): 2e-3,  # 1.2e-6, 5.6e-4
     ("bf16", "none"): 1e-2,  # 5.7e-5, 3.6e-3; weights alone: see ``fp32_twin``
     ("fp32", "int8-dynamic"): 5e-2,  # 1.3e-3, 2.0e-2

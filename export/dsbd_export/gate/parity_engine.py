@@ -22,7 +22,6 @@ from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.gate.unwritten_bundle import runnable_on_cpu
 from dsbd_export.parity_cases import ForestCase
-from dsbd_export.passes.webgpu_graph import source_name
 from dsbd_forward.features import ParentFeatures
 from dsbd_forward.forward import Forward, ForwardResult, Source, joined_forward
 from dsbd_forward.rows import NO_INTS, Ints
@@ -34,7 +33,7 @@ from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.loading import open_causal_lm
 from dsbd_runtime.ort.ort_module import LOG_ERRORS, import_ort
 from dsbd_runtime.parts.attention_rows import SRC_ROWS, WRITE_INDICES
-from dsbd_runtime.parts.cache_entries import parts_of, past_name, present_name, recent
+from dsbd_runtime.parts.cache_entries import parts_of, past_name, present_name, recent, source_name
 from dsbd_runtime.parts.feature_memory import HostFeatures
 from dsbd_runtime.parts.kv_cache import NUMPY_DTYPES
 from dsbd_runtime.parts.recent_rows import RECENT_WRITE_INDICES, SRC_RECENT_ROWS

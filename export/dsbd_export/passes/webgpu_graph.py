@@ -25,6 +25,7 @@ from dsbd_export.passes.webgpu_operators import check_operators, constant, repla
 from dsbd_export.passes.weighted_layers import replace_node
 from dsbd_runtime.ort.ort_module import import_ort
 from dsbd_runtime.parts.attention_rows import POSITION_IDS, SRC_ROWS
+from dsbd_runtime.parts.cache_entries import source_name
 
 _COPYING = ("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 _ACCURACY_LEVEL = 1  # of MatMulNBits: at 4 the CPU provider rounds rows to int8, WebGPU does not
@@ -74,11 +75,6 @@ def read_rows_of_sources(file: Path) -> None:
     write_by_elements(model, SRC_ROWS)
     _lift_constants(model)
     ir.save(model, file)
-
-
-def source_name(past: str) -> str:
-    """Return the input of the prune graph with the rows to read, source.0.key for the key cache."""
-    return past.replace("past_key_values", "source")
 
 
 def write_by_elements(model: ir.Model, rows_input: str) -> None:

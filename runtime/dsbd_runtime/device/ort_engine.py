@@ -6,7 +6,7 @@ import contextlib
 import io
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -63,22 +63,26 @@ def open_cuda_session(request: EngineOptions) -> DeviceSession:
     try:
         libraries = preload_libraries(ort)
         options = cuda_options(device)
-        model, prune = (
+        graph, prune = (
             open_on_provider(ort, path, provider, options, libraries, device.free_bytes)
             for path in paths
         )
-        check_graph(paths[0], entry.contract, model)
+        check_graph(paths[0], entry.contract, graph)
     except BaseException:
         device.close()
         raise
     engine, prune_engine = (
         OrtEngine(ort, session, path, device_type="cuda", device_id=placement.device_id)
-        for session, path in zip((model, prune), paths, strict=True)
+        for session, path in zip((graph, prune), paths, strict=True)
     )
     most_recorded = MOST_RECORDED if request.records_calls else 0
-    return DeviceSession(
-        LoadedModel(device, engine, prune_engine, entry, MAX_FORWARD_ROWS, most_recorded)
-    )
+    model = LoadedModel(device, engine, prune_engine, entry, MAX_FORWARD_ROWS, most_recorded)
+    return DeviceSession(replace(model, grows_by_moves=reads_sources(prune)))
+
+
+def reads_sources(prune: Any) -> bool:
+    """Return whether a prune graph copies rows of other caches, as in WebGPU's form."""
+    return any(each.name.startswith("source.") for each in prune.get_inputs())
 
 
 def cuda_options(device: CudaDevice) -> dict[str, str]:

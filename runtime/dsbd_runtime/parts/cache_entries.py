@@ -28,9 +28,9 @@ def present_name(layer: int, part: str) -> str:
     return f"present.{layer}.{part}"
 
 
-def source_name(layer: int, part: str) -> str:
-    """Return the input name of a cache that a prune graph of WebGPU's form reads rows of."""
-    return f"source.{layer}.{part}"
+def source_name(past: str) -> str:
+    """Return the input of WebGPU's prune graph with the rows to read, by that of ``past_name``."""
+    return past.replace("past_key_values", "source")
 
 
 def state_name(layer: int) -> str:

@@ -195,7 +195,7 @@ class DeviceCaches:
     @property
     def sources(self) -> dict[str, DeviceArray]:
         """Inputs of a prune graph that copies rows of these caches to others."""
-        return {source_name(*key): array for key, array in self._arrays.items()}
+        return {source_name(past_name(*key)): array for key, array in self._arrays.items()}
 
     def copy_from(self, other: DeviceCaches, num_rows: int) -> None:
         """Queue the copy of the first rows of caches of another capacity."""

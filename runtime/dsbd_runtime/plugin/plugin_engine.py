@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from dsbd_runtime.device.bound_calls import MOST_RECORDED, LoadedModel
 from dsbd_runtime.device.device_session import DeviceSession
-from dsbd_runtime.device.ort_engine import OrtCall, OrtEngine, open_on_provider
+from dsbd_runtime.device.ort_engine import OrtCall, OrtEngine, open_on_provider, reads_sources
 from dsbd_runtime.devices import DeviceArray
 from dsbd_runtime.engine.providers import check_runnable
 from dsbd_runtime.engine.session import EngineOptions
@@ -46,16 +46,13 @@ def open_plugin_session(request: EngineOptions) -> DeviceSession:
             open_on_provider(ort, path, provider, options, plugin_device=found) for path in paths
         ]
     check_graph(paths[0], entry.contract, sessions[0])
-    model, prune = (
+    engine, prune_engine = (
         ValueEngine(ort, session, path, device)
         for session, path in zip(sessions, paths, strict=True)
     )
-    most_recorded = MOST_RECORDED if request.records_calls else 0
-    session = DeviceSession(
-        LoadedModel(
-            device, model, prune, entry, MAX_FORWARD_ROWS, most_recorded, grows_by_moves=True
-        )
-    )
+    most = MOST_RECORDED if request.records_calls else 0
+    model = LoadedModel(device, engine, prune_engine, entry, MAX_FORWARD_ROWS, most)
+    session = DeviceSession(replace(model, grows_by_moves=reads_sources(sessions[1])))
     try:
         check_numbers(session, request)
     except BaseException:
