@@ -29,7 +29,11 @@ from dsbd_runtime.parts.kv_cache import bucket_capacity
 
 _NO_FALLBACK = {"session.disable_cpu_ep_fallback": "1"}
 _INTEGER_PRODUCTS = {"ep.cuda.fpa_intb_gemm": "1"}  # of fp16 rows, without dequantizing weights
-_FALLBACK_REFUSED = "fallback to CPU EP has been explicitly disabled"
+_FALLBACK_REFUSED = (
+    "fallback to CPU EP has been explicitly disabled",
+    "all compute graph nodes have not been partitioned",  # with graphs of a plug-in
+)
+GRAPH_CAPTURE = "enableGraphCapture"  # of a plug-in: it then needs every node
 _NO_ADAPTER = "Failed to get a WebGPU adapter"
 _NO_WAIT = ("disable_synchronize_execution_providers", "1")  # DeviceSession waits, once a forward
 _RECORD_NODES = {"session.record_ep_graph_assignment_info": "1"}
@@ -137,8 +141,10 @@ def open_on_provider(
         return opened({**_NO_FALLBACK, **_INTEGER_PRODUCTS})
     except Exception as error:  # its exceptions share no base but this one
         reason = " ".join(str(error).split())
-        if _FALLBACK_REFUSED in reason:
-            raise _fallback_error(opened(_RECORD_NODES), path, provider, libraries) from error
+        if any(sign in reason for sign in _FALLBACK_REFUSED):
+            options = {key: each for key, each in options.items() if key != GRAPH_CAPTURE}
+            session = _open(ort, path, provider, options, plugin_device, _RECORD_NODES)
+            raise _fallback_error(session, path, provider, libraries) from error
         if _NO_ADAPTER in reason:
             raise ProviderError(
                 f"provider {provider.name!r} finds no adapter that it can use ({reason}); install "

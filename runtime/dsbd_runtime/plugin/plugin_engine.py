@@ -10,7 +10,13 @@ from typing import Any
 
 from dsbd_runtime.device.bound_calls import MOST_RECORDED, LoadedModel
 from dsbd_runtime.device.device_session import DeviceSession
-from dsbd_runtime.device.ort_engine import OrtCall, OrtEngine, open_on_provider, reads_sources
+from dsbd_runtime.device.ort_engine import (
+    GRAPH_CAPTURE,
+    OrtCall,
+    OrtEngine,
+    open_on_provider,
+    reads_sources,
+)
 from dsbd_runtime.devices import DeviceArray
 from dsbd_runtime.engine.providers import check_runnable
 from dsbd_runtime.engine.session import EngineOptions
@@ -39,7 +45,7 @@ def open_plugin_session(request: EngineOptions) -> DeviceSession:
     found = plugin_device(ort, provider, placement.device_id)
     options = dict(provider.options)
     if request.records_calls:
-        options["enableGraphCapture"] = "1"
+        options[GRAPH_CAPTURE] = "1"
     device = ValueDevice(ort, provider.name, placement.device_id)
     with TURNS:
         sessions = [
