@@ -1,10 +1,12 @@
 """Streams of a pipeline: the same text as the result's, in valid pieces, stop strings or none."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsbd_ort.decoding import WithResult
 from dsbd_ort.pipeline import Pipeline
+from dsbd_runtime.errors import EngineError
 from dsbd_runtime.text.stream_decoder import REPLACEMENT
 
 STRATEGIES = [
@@ -48,6 +50,16 @@ def test_pieces_together_are_the_text_of_the_best_sequence(
     whole = tiny_pipe.tokenizer.decode([*tiny_pipe.tokenizer.encode("né"), *best.token_ids])
     assert (best.finish_reason == "stop") == (whole != "né" + best.text)
     assert not any(stop in best.text for stop in request.get("stop_strings", []))
+
+
+@pytest.mark.parametrize("strategy", ["dsbd", "sample", "beam-search"])
+def test_closing_under_an_unfinished_stream_is_an_error_that_says_so(tiny_bundle, strategy):
+    pipe = Pipeline.from_bundle(tiny_bundle.path)
+    pieces = pipe.stream("one", seed=0, max_new_tokens=50, strategy=strategy, min_new_tokens=50)
+    next(pieces)
+    pipe.close()
+    with pytest.raises(EngineError, match="is closed; load it again"):
+        list(pieces)
 
 
 def test_without_prefix_cache_every_prompt_is_computed_anew(tiny_bundle):

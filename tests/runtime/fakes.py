@@ -105,6 +105,8 @@ class FakeSession:
 
     def run(self, call: Call) -> None:
         """Return logits that name the row: logits[r, v] = token id of row r + v / 1000."""
+        if self.is_closed:
+            raise DsbdError("closed")
         binder = RecordingBinder()
         for part in self.parts:
             part.bind(call, binder)

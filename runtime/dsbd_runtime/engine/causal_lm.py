@@ -155,7 +155,6 @@ class CausalLM:
 
     def close(self) -> None:
         """Release the engine and the caches; calling it again does nothing."""
-        self.num_rows = 0
         self._session.close()
 
     def __enter__(self) -> CausalLM:
