@@ -49,4 +49,4 @@ def family_pair(
         export_quietly(captures, folder / "bundle", *folders, **options)
         return folder
 
-    return "-".join((target, draft, *options.values())), make
+    return "-".join(map(str, (target, draft, *options.values()))), make

@@ -167,6 +167,12 @@ def test_the_check_at_opening(tiny_bundle, monkeypatch):
     check_numbers(session, request)
     assert model.num_rows == 0
 
+    hidden = lambda model: np.column_stack([numbers(model), np.full(40, -np.inf)])  # noqa: E731
+    numbers = number_check._numbers
+    with monkeypatch.context() as patch:  # tokens that a draft never proposes
+        patch.setattr(number_check, "_numbers", hidden)
+        check_numbers(session, request)
+
     right = number_check._numbers_on_cpu
     for name, wrong in (("2", lambda x: x + 2), ("nan", lambda x: x * np.nan)):
         monkeypatch.setattr(number_check, "_numbers_on_cpu", lambda r, f=wrong: f(right(r)))

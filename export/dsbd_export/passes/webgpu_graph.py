@@ -27,7 +27,7 @@ from dsbd_runtime.ort.ort_module import import_ort
 from dsbd_runtime.parts.attention_rows import POSITION_IDS, SRC_ROWS
 from dsbd_runtime.parts.cache_entries import source_name
 
-_COPYING = ("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+_COPYING = ("Identity", "Reshape", "ScatterElements", "Squeeze", "Unsqueeze")
 _ACCURACY_LEVEL = 1  # of MatMulNBits: at 4 the CPU provider rounds rows to int8, WebGPU does not
 
 
@@ -165,8 +165,8 @@ def compute_outputs(model: ir.Model) -> None:
     """Have outputs computed: others are copied, and a recorded call replays no copies."""
     for output in list(model.graph.outputs):
         node = output.producer()
-        if node is None or node.op_type not in _COPYING:
-            continue
+        if node is None or node.op_type not in _COPYING or node.inputs[0] in model.graph.inputs:
+            continue  # a cache is written in place
         assert output.dtype is not None
         tape = ir.tape.Tape()
         copied = tape.op(node.op_type, node.inputs, node.attributes)
