@@ -115,13 +115,15 @@ def test_what_a_gpu_lacks_takes_one_line_where_there_is_none(bundle):
     summary = summarize_bundle(open_bundle(bundle), verified=False)
     folded = list(providers_lines(summary, shows_all=False))
     assert folded[0] == ["provider cpu: runs this bundle here"]
-    assert folded[1][0].startswith("providers cuda, tensorrt, tensorrt-rtx: no NVIDIA driver")
-    assert len(folded) == 2 and len(folded[1]) == 1
+    assert folded[1][0].startswith("provider webgpu: ")
+    nvidia, plugins = folded[2:]
+    assert nvidia[0].startswith("providers cuda, tensorrt, tensorrt-rtx: no NVIDIA driver")
+    assert plugins == ["plug-ins of ONNX Runtime, not tried: nv-tensorrt-rtx, openvino, qnn, mlx"]
     whole = list(providers_lines(summary, shows_all=True))
-    assert [lines[0].split(":")[0] for lines in whole[1:]] == [
-        f"provider {name}" for name in ("cuda", "tensorrt", "tensorrt-rtx")
+    assert [lines[0].split(":")[0] for lines in whole[1:-1]] == [
+        f"provider {name}" for name in ("cuda", "webgpu", "tensorrt", "tensorrt-rtx")
     ]
-    assert all(len(lines) > 1 for lines in whole[1:])
+    assert all(len(lines) > 1 for lines in whole[1:-1])
 
 
 def test_a_bundle_of_schema_version_2(tmp_path):
