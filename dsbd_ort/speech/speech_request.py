@@ -17,7 +17,7 @@ from dsbd_ort.decoding.option_values import Domain, Number, OneOf, Whole, entrie
 from dsbd_ort.speech.audio import read_audio
 from dsbd_ort.speech.hot_words import Word, read_hot_words
 from dsbd_ort.speech.languages import DETECTED, ENGLISH, code_of
-from dsbd_ort.speech.log_mel import LogMel
+from dsbd_ort.speech.log_mel import LogMel, MelForm
 from dsbd_ort.speech.transcript import TASKS
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.parts.speech_entry import SpeechEntry
@@ -282,6 +282,6 @@ def heard_windows(audio: Audio, speech: SpeechEntry) -> Iterator[NDArray[np.floa
     The last window is padded; no window is only padding. Raises InputError for other files.
     """
     samples = read_samples(audio, speech)
-    windows = LogMel(speech).windows(samples)
+    windows = LogMel(MelForm.of_windows(speech)).windows(samples)
     for first in range(0, -(-len(samples) // speech.hop_length), speech.num_frames):
         yield windows.window(first, speech.num_frames)

@@ -17,7 +17,7 @@ from dsbd_ort.decoding import DecodeResult, DecodingConfig
 from dsbd_ort.decoding.stats import summed_stats
 from dsbd_ort.prompts import RequestInputs
 from dsbd_ort.speech.languages import ENGLISH
-from dsbd_ort.speech.log_mel import LogMel, Samples
+from dsbd_ort.speech.log_mel import LogMel, MelForm, Samples
 from dsbd_ort.speech.segmentation import WindowParts, parts_of_window, without_second_end
 from dsbd_ort.speech.speech_request import SpeechRequest
 from dsbd_ort.speech.transcript import TASKS, Alternative, Segment, Skipped, SpokenWord, Transcript
@@ -54,7 +54,7 @@ class Transcription:
         self._speech = speech
         self._start = start_token_id
         self._request = request
-        self._windows = LogMel(speech).windows(samples)
+        self._windows = LogMel(MelForm.of_windows(speech)).windows(samples)
         self._num_samples = len(samples)
         self._language = request.language
         self._language_probability: float | None = None
