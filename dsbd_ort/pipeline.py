@@ -44,7 +44,7 @@ from dsbd_ort.prompts import SRC_LANG, TGT_LANG, Prompt, Prompts, is_several
 from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_ort.speech.speech_request import Audio, SpeechOptions, SpeechRequest, read_samples
 from dsbd_ort.speech.transcript import Segment, Transcript
-from dsbd_ort.speech.transcription import Transcription, answered
+from dsbd_ort.speech.transcription import Transcription, WhisperTranscription, answered
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
 from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.errors import InputError
@@ -206,7 +206,7 @@ class Pipeline:
         request = SpeechRequest.read(
             options, encoder.speech, self.tokenizer, vocab_size, self.bundle.context_length
         )
-        return Transcription(self, encoder.speech, encoder.start_token_id, samples, request)
+        return WhisperTranscription(self, encoder.speech, encoder.start_token_id, samples, request)
 
     @overload
     def generate(

@@ -244,7 +244,8 @@ def _normalized(logs: Samples) -> Samples:
     """Return logarithms with mean 0 and variance 1 over the frames of each mel."""
     centred = logs - logs.mean(axis=1, keepdims=True, dtype=np.float64)
     variance = (centred**2).sum(axis=1, keepdims=True) / max(logs.shape[1] - 1, 1)
-    return (centred / (np.sqrt(variance) + _LEAST_DEVIATION)).astype(np.float32)
+    scaled: Floats = centred / (np.sqrt(variance) + _LEAST_DEVIATION)
+    return scaled.astype(np.float32)
 
 
 def torch_noise(number: int) -> Samples:
@@ -268,8 +269,7 @@ def torch_noise(number: int) -> Samples:
 def _box_muller(uniform: Samples) -> Samples:
     first, second = uniform.reshape(-1, 2, _NOISE_BLOCK // 2).transpose(1, 0, 2)
     radius, angle = np.sqrt(-2 * np.log(1 - first)), np.float32(2 * np.pi) * second
-    normal: Samples = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).ravel()
-    return normal
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).ravel()
 
 
 class FeatureWindows:
