@@ -31,6 +31,39 @@ VOCAB_SIZE = FIRST_SPECIAL + len(SPECIAL_TOKENS)
 TOKENS = {name: FIRST_SPECIAL + place for place, name in enumerate(SPECIAL_TOKENS)}
 PLACEHOLDER = TOKENS["<|audio_pad|>"]
 
+CHAT_TEMPLATE = """\
+{%- set context = namespace(text='') -%}
+{%- set sounds = namespace(number=0) -%}
+{%- for message in messages -%}
+  {%- if message.role == 'system' and message.content is string -%}
+    {%- set context.text = context.text + message.content -%}
+  {%- elif message.content is not string -%}
+    {%- for part in message.content -%}
+      {%- if part.type == 'audio' -%}
+        {%- set sounds.number = sounds.number + 1 -%}
+      {%- elif message.role == 'system' -%}
+        {%- set context.text = context.text + part.text -%}
+      {%- endif -%}
+    {%- endfor -%}
+  {%- endif -%}
+{%- endfor -%}
+{{- '<|im_start|>system\\n' + context.text + '<|im_end|>\\n<|im_start|>user\\n' -}}
+{{- '<|audio_start|><|audio_pad|><|audio_end|>' * sounds.number + '<|im_end|>\\n' -}}
+{%- for message in messages -%}
+  {%- if message.role == 'assistant' -%}
+    {{- '<|im_start|>assistant\\n' -}}
+    {%- if message.content is string -%}
+      {{- message.content -}}
+    {%- else -%}
+      {%- for part in message.content -%}{{- part.text -}}{%- endfor -%}
+    {%- endif -%}
+    {{- '<|im_end|>\\n' -}}
+  {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+"""Like that of Qwen3-ASR it shows the system's text, one place for each sound, and answers."""
+
 
 def qwen3_asr_config(audio: dict[str, Any] | None = None, **text: Any) -> Qwen3ASRConfig:
     """Return the config of the tiny model, with changes of its two parts."""
@@ -111,4 +144,5 @@ def write_qwen3_asr(
     }
     for name, content in contents.items():
         (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     return folder
