@@ -38,6 +38,10 @@ class MediumEntry:
         """The inputs of the encoder's graph for one piece."""
         raise NotImplementedError
 
+    def pieces(self, features: NDArray[np.float32]) -> list[GivenPiece]:
+        """Return the runs of the encoder for one medium; InputError: features of another shape."""
+        raise NotImplementedError
+
     def check(self, where: str) -> None:
         """Raise BundleError unless the values are consistent and a request can pay for them."""
         raise NotImplementedError
@@ -87,7 +91,7 @@ class ChunkedSound(MediumEntry):
         return whole * _halved(self.chunk_frames) + _halved(rest)
 
     def pieces(self, features: NDArray[np.float32]) -> list[GivenPiece]:
-        """Return the windows of a sound, of features (num_mels, num_frames) without padding."""
+        """See MediumEntry: the windows of a sound, of (num_mels, num_frames) without padding."""
         num_mels, num_frames = features.shape if features.ndim == 2 else (0, 0)
         if num_mels != self.num_mels or not num_frames:
             raise InputError(
